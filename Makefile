@@ -5,7 +5,6 @@ CASE ?=
 DEVICE ?=
 RUNNER ?=
 PRESET ?=
-SHAPE ?=
 SEED ?=
 EXAMPLES ?=
 RECORD ?= paritybit-out/latest/run.json
@@ -24,14 +23,14 @@ SETUP := $(if $(READY),,.venv/ready)
 # The settings that each target reads. A setting that no target of the call reads is an error, because
 # `make test CASE=…` would ignore it. There is no error in a recursive make, which passes on all of
 # its settings.
-READ_BY_regress := BUG RUNNER PRESET SHAPE DEVICE MPS SEED EXAMPLES ARGS
+READ_BY_regress := BUG RUNNER PRESET DEVICE MPS SEED EXAMPLES ARGS
 READ_BY_engine := VERSION
 READ_BY_planted-engine := VERSION RUNNER ARGS
 READ_BY_releases := ENGINE SEED ARGS
 READ_BY_shrink := CASE ENGINE DEVICE ARGS
 READ_BY_watch := ENGINE MODEL DEVICE SEED ARGS
 READ_BY_replay := CASE ENGINE DEVICE ARGS
-READ_BY_test := BUG RUNNER PRESET SHAPE DEVICE MPS ARGS
+READ_BY_test := BUG RUNNER PRESET DEVICE MPS ARGS
 READ_BY_test-releases := ARGS
 READ_BY_code-mutants := ARGS
 READ_BY_report := RECORD ARGS
@@ -59,14 +58,14 @@ quoted = '$(subst ','\'',$(1))'
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-19s %s\n", $$1, $$2}'
-	@echo "  Settings: BUG=swa_pad[,req_pool_pad@frozen_kv_mtp] DEVICE=auto|cpu|cuda RUNNER= PRESET= SHAPE=tiny|mid|real SEED= EXAMPLES= MPS=1 PYTHON="
+	@echo "  Settings: BUG=swa_pad[,req_pool_pad@frozen_kv_mtp] DEVICE=auto|cpu|cuda RUNNER= PRESET= SEED= EXAMPLES= MPS=1 PYTHON="
 	@echo "  A target rejects settings that it does not read, and lists those that it reads."
 
 setup: $(SETUP) ## Set up .venv if this interpreter lacks a dependency
 
 regress: $(SETUP) ## Test the unchanged engine, then each bug (or BUG=…)
 	@$(RUN) -m paritybit regress $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) \
-	  $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
+	  $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(ARGS)
 
 watch: $(SETUP) ## Check a whole engine with the KV sanitizer: ENGINE=sglang==0.5.12
 	@$(RUN) -m paritybit watch $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(MODEL),--model $(call quoted,$(MODEL))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(if $(SEED),--seed $(call quoted,$(SEED))) $(ARGS)
@@ -88,7 +87,7 @@ replay: $(SETUP) ## Replay a case file or a folder of them: CASE=…. An engine'
 
 test: $(SETUP) ## Run the test suite
 	@$(RUN) -m pytest -n auto $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(BUG),--bug $(call quoted,$(BUG))) \
-	  $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
+	  $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(ARGS)
 
 test-releases: $(SETUP) ## Download engine releases and run their tests (several minutes)
 	@for version in 0.5.11 0.5.12 0.5.13 0.5.23 vllm==0.33.0 transformers==5.24.0; do $(RUN) -m paritybit engine $$version || exit; done
@@ -109,7 +108,7 @@ summary: $(SETUP) ## Print a Markdown summary of a run, for example for a CI job
 documents: $(SETUP) ## Regenerate the picture and the generated blocks in README.md and docs/
 	@$(RUN) -m properties.documents
 
-list: $(SETUP) ## List bugs, runners, models (presets), shapes and properties
+list: $(SETUP) ## List bugs, runners, models (presets) and properties
 	@$(RUN) -m paritybit list $(ARGS)
 
 bench: $(SETUP) ## Measure speed, next to the bounds that it must keep

@@ -65,15 +65,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--runner", default=None, help="Run only this runner")
     group.addoption("--preset", default=None, help="Run only this model preset")
     group.addoption(
-        "--shape",
-        choices=("tiny", "mid"),
-        default="tiny",
-        help=(
-            "Size of models and pools in the clean trials: tiny, mid or real; real needs a "
-            "large GPU"
-        ),
-    )
-    group.addoption(
         "--bug", default=None, help="Run the clean tests on an engine with this bug switched on"
     )
 
@@ -276,10 +267,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from properties.support.trials import clean_trials, name
 
     config = metafunc.config
-    runner, preset, bug, shape = (
-        config.getoption(f"--{option}") for option in ("runner", "preset", "bug", "shape")
+    runner, preset, bug = (
+        config.getoption(f"--{option}") for option in ("runner", "preset", "bug")
     )
-    trials = clean_trials(config.stash[DEVICE], runner, preset, bug, shape=shape)
+    trials = clean_trials(config.stash[DEVICE], runner, preset, bug)
     metafunc.parametrize("clean_trial", trials, ids=[name(trial) for trial in trials])
 
 

@@ -165,10 +165,10 @@ class Numbers:
     @classmethod
     @cache
     def of(cls, sizes: PoolSizes) -> "Numbers":
-        """Return the numbers for pools of some sizes: all but 0 and the skipped pages."""
-        first, rows = 1 + sizes.skipped // sizes.page_size, tuple(range(1, sizes.rows + 1))
+        """Return the numbers for pools of some sizes: all but 0."""
+        rows = tuple(range(1, sizes.rows + 1))
         full, swa = (
-            tuple(range(first, first + slots // sizes.page_size))
+            tuple(range(1, 1 + slots // sizes.page_size))
             for slots in (sizes.full_slots, sizes.swa_slots)
         )
         return cls(full, swa, rows, rows, tuple(range(2 * sizes.rows)))

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from paritybit.reference.config import SPECULATION, Role
 from paritybit.reference.pool import Tables
-from paritybit.reference.state_pool import HiddenStates
 from paritybit.reference.transfer import transfer
 from torch import Tensor
 
@@ -213,7 +212,7 @@ class ForwardBatch:
 
 
 def prepare(
-    mode: Mode, spans: Sequence[Span], tokens: Tensor, hidden_states: HiddenStates, tables: Tables
+    mode: Mode, spans: Sequence[Span], tokens: Tensor, hidden_states: Tensor, tables: Tables
 ) -> ForwardBatch:
     """Write the slots of `spans` into the index tables, and return the batch.
 
@@ -261,7 +260,7 @@ def batch_of(
     host: Mapping[str, Tensor],
     device: Mapping[str, Tensor],
     tokens: Tensor,
-    hidden_states: HiddenStates,
+    hidden_states: Tensor,
 ) -> ForwardBatch:
     """Return the batch over `spans`, from its values on the host and on the device.
 
@@ -361,7 +360,7 @@ def _input_ids(mode: Mode, device: Mapping[str, Tensor], tokens: Tensor) -> Tens
 
 
 def _spec_info(
-    mode: Mode, spans: Sequence[Span], device: Mapping[str, Tensor], hidden_states: HiddenStates
+    mode: Mode, spans: Sequence[Span], device: Mapping[str, Tensor], hidden_states: Tensor
 ) -> dict[str, Tensor]:
     """Return what speculation adds to a batch: see `ForwardBatch`."""
     if mode is Mode.TARGET_VERIFY:

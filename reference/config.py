@@ -1,8 +1,7 @@
-"""Model shapes: three hybrid sliding-window decoders, each in a tiny and in its real size.
+"""Three small hybrid sliding-window decoders.
 
-A tiny model keeps what the historical bugs depend on: layer pattern, grouped queries, sinks, and a
-window that short generations cross. The real sizes are those in `config.json` of
-google/gemma-3-12b-it, openai/gpt-oss-20b and XiaomiMiMo/MiMo-V2-Flash on huggingface.co.
+They keep what the historical bugs depend on: layer pattern, grouped queries, sinks, and a window
+that short generations cross.
 """
 
 from dataclasses import dataclass, replace
@@ -15,18 +14,6 @@ class Role(StrEnum):
 
     TARGET = "target"
     DRAFT = "draft"
-
-
-class Shape(StrEnum):
-    """The size of a model and its pools.
-
-    MID runs on a laptop. REAL has all published dimensions except the number of layers, which is
-    that of TINY: all layers of a kind are alike, and the KV of all would leave no memory for slots.
-    """
-
-    TINY = "tiny"
-    MID = "mid"
-    REAL = "real"
 
 
 class Kind(StrEnum):
@@ -87,13 +74,14 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The configuration of one decoder.
+    """The configuration of one decoder. `source` names the published model with its structure.
 
     Widths are in elements, `window` and `max_context` in tokens. On SWA layers, a query at position
     i sees the keys j with i - window < j <= i.
     """
 
     name: str
+    source: str
     layers: tuple[Kind, ...]
     hidden: int
     intermediate: int
@@ -127,39 +115,6 @@ class ModelConfig:
         return tuple(index for index, layer in enumerate(self.layers) if layer is kind)
 
 
-MID_FACTORS = {"hidden": 8, "intermediate": 8, "heads": 2, "window": 4, "vocab": 8}
-"""How many times larger a MID model is than a TINY one, by dimension."""
-
-MID_HEAD_DIM, MID_CONTEXT = 2, 4
-"""The same factors for the head dimension and for `max_context`."""
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A tiny model to run, and the real model with the same structure."""
-
-    tiny: ModelConfig
-    real: ModelConfig
-    source: str
-
-    def of(self, shape: Shape) -> ModelConfig:
-        """Return the model in a given size."""
-        if shape is Shape.TINY:
-            return self.tiny
-        return self._between if shape is Shape.MID else replace(self.real, layers=self.tiny.layers)
-
-    @property
-    def _between(self) -> ModelConfig:
-        tiny = self.tiny
-        wider = {name: getattr(tiny, name) * factor for name, factor in MID_FACTORS.items()}
-        full, swa = (
-            replace(tiny.shape(kind), head_dim=tiny.shape(kind).head_dim * MID_HEAD_DIM)
-            for kind in (Kind.FULL, Kind.SWA)
-        )
-        context = tiny.max_context * MID_CONTEXT
-        return replace(tiny, **wider, full=full, swa=swa, max_context=context)
-
-
 def draft_config(target: ModelConfig) -> ModelConfig:
     """Return the draft model of a target: one SWA layer and one full layer of its shapes."""
     return replace(target, name=f"{target.name}-draft", layers=_pattern("SF"))
@@ -169,102 +124,53 @@ def _pattern(code: str) -> tuple[Kind, ...]:
     return tuple(Kind.FULL if letter == "F" else Kind.SWA for letter in code)
 
 
-PRESETS: dict[str, Preset] = {
-    "gemma3": Preset(
-        tiny=ModelConfig(
-            name="gemma3",
-            layers=_pattern("SSSSSF"),
-            hidden=32,
-            intermediate=64,
-            heads=4,
-            full=AttentionShape(kv_heads=2, head_dim=16),
-            swa=AttentionShape(kv_heads=2, head_dim=16),
-            window=12,
-            vocab=96,
-            max_context=48,
-            activation="gelu",
-        ),
-        real=ModelConfig(
-            name="gemma3",
-            layers=_pattern("SSSSSF" * 8),
-            hidden=3840,
-            intermediate=15360,
-            heads=16,
-            full=AttentionShape(kv_heads=8, head_dim=256),
-            swa=AttentionShape(kv_heads=8, head_dim=256),
-            window=1024,
-            vocab=262208,
-            max_context=131072,
-            activation="gelu",
-        ),
+PRESETS: dict[str, ModelConfig] = {
+    "gemma3": ModelConfig(
+        name="gemma3",
         source="Gemma 3 12B, published configuration",
+        layers=_pattern("SSSSSF"),
+        hidden=32,
+        intermediate=64,
+        heads=4,
+        full=AttentionShape(kv_heads=2, head_dim=16),
+        swa=AttentionShape(kv_heads=2, head_dim=16),
+        window=12,
+        vocab=96,
+        max_context=48,
+        activation="gelu",
     ),
-    "gpt_oss": Preset(
-        tiny=ModelConfig(
-            name="gpt_oss",
-            layers=_pattern("SFSF"),
-            hidden=32,
-            intermediate=64,
-            heads=4,
-            full=AttentionShape(kv_heads=1, head_dim=16),
-            swa=AttentionShape(kv_heads=1, head_dim=16),
-            window=8,
-            vocab=96,
-            max_context=48,
-            activation="silu",
-            sink_kinds=frozenset(Kind),
-            full_rope_theta=150_000.0,
-            swa_rope_theta=150_000.0,
-        ),
-        real=ModelConfig(
-            name="gpt_oss",
-            layers=_pattern("SF" * 12),
-            hidden=2880,
-            intermediate=2880,
-            heads=64,
-            full=AttentionShape(kv_heads=8, head_dim=64),
-            swa=AttentionShape(kv_heads=8, head_dim=64),
-            window=128,
-            vocab=201088,
-            max_context=131072,
-            activation="silu",
-            sink_kinds=frozenset(Kind),
-            full_rope_theta=150_000.0,
-            swa_rope_theta=150_000.0,
-        ),
+    "gpt_oss": ModelConfig(
+        name="gpt_oss",
         source="gpt-oss-20b, model card; one expert's width",
+        layers=_pattern("SFSF"),
+        hidden=32,
+        intermediate=64,
+        heads=4,
+        full=AttentionShape(kv_heads=1, head_dim=16),
+        swa=AttentionShape(kv_heads=1, head_dim=16),
+        window=8,
+        vocab=96,
+        max_context=48,
+        activation="silu",
+        sink_kinds=frozenset(Kind),
+        full_rope_theta=150_000.0,
+        swa_rope_theta=150_000.0,
     ),
-    "mimo": Preset(
-        tiny=ModelConfig(
-            name="mimo",
-            layers=_pattern("FSSSF"),
-            hidden=32,
-            intermediate=64,
-            heads=4,
-            full=AttentionShape(kv_heads=1, head_dim=32),
-            swa=AttentionShape(kv_heads=2, head_dim=16),
-            window=8,
-            vocab=96,
-            max_context=48,
-            activation="silu",
-            sink_kinds=frozenset({Kind.SWA}),
-            full_rope_theta=5_000_000.0,
-        ),
-        real=ModelConfig(
-            name="mimo",
-            layers=_pattern("F" + "SSSS" + "FSSSSS" * 7 + "F"),
-            hidden=4096,
-            intermediate=16384,
-            heads=64,
-            full=AttentionShape(kv_heads=4, head_dim=192),
-            swa=AttentionShape(kv_heads=8, head_dim=192),
-            window=128,
-            vocab=152576,
-            max_context=262144,
-            activation="silu",
-            sink_kinds=frozenset({Kind.SWA}),
-            full_rope_theta=5_000_000.0,
-        ),
+    "mimo": ModelConfig(
+        name="mimo",
         source="MiMo-V2-Flash, published configuration: 39 SWA and 9 full layers; one value width",
+        layers=_pattern("FSSSF"),
+        hidden=32,
+        intermediate=64,
+        heads=4,
+        full=AttentionShape(kv_heads=1, head_dim=32),
+        swa=AttentionShape(kv_heads=2, head_dim=16),
+        window=8,
+        vocab=96,
+        max_context=48,
+        activation="silu",
+        sink_kinds=frozenset({Kind.SWA}),
+        full_rope_theta=5_000_000.0,
     ),
 }
+"""The models of trials, by name."""

@@ -14,7 +14,6 @@ import torch
 from paritybit.reference.batch import ENCODER_ROWS, MROPE_SECTIONS
 from paritybit.reference.config import SPECULATION, Kind, ModelConfig
 from paritybit.reference.ops import Ops
-from paritybit.reference.pool import DRAWN_IN_PLACE
 from paritybit.reference.state_pool import StatePaths
 from torch import Tensor
 
@@ -78,27 +77,21 @@ class Heads:
 class Model:
     """A decoder of `config` with weights drawn from `seed`, in `dtype` on `device`.
 
-    The weights of a large model are drawn on the device. On a CPU the norms and matrices of a
-    smaller one are rounded to `dtype` and held as float32. The same seed gives the same weights on
-    the same kind of device.
+    The same seed gives the same weights on every device. On a CPU, norms and matrices are rounded
+    to `dtype` and held as float32.
     """
 
     def __init__(
         self, config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0
     ) -> None:
-        many = weight_elements(config) >= DRAWN_IN_PLACE
-        drawn_on = device if many else torch.device("cpu")
-        drawn_in = dtype if many else torch.float32
-        generator = torch.Generator(drawn_on).manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
 
         def draw(*shape: int, scale: float, mean: float = 0.0) -> Tensor:
-            drawn = torch.randn(shape, generator=generator, device=drawn_on, dtype=drawn_in)
-            drawn = drawn.mul_(scale).to(dtype)
-            # Added before the copy: a GPU would load a kernel for it.
+            drawn = torch.randn(shape, generator=generator).mul_(scale).to(dtype)
             return (drawn + mean if mean else drawn).to(device)
 
         # The ops of a CPU compute in float32, and would convert at each call.
-        held_in = dtype if many or device.type == "cuda" else torch.float32
+        held_in = dtype if device.type == "cuda" else torch.float32
 
         def norm() -> Tensor:
             return draw(config.hidden, scale=0.1, mean=1.0).to(held_in)
@@ -260,17 +253,6 @@ def drawn_layer(
         down=factor(config.hidden, width, scale=width**-0.5),
         sinks=draw(config.heads, scale=1.0).float() if kind in config.sink_kinds else None,
     )
-
-
-def weight_elements(config: ModelConfig) -> int:
-    """Return the number of elements in a model's weight matrices, up to some rows."""
-    hidden = config.hidden
-    of_layers = 0
-    for kind in config.layers:
-        shape = config.shape(kind)
-        projected = (2 * config.heads + 2 * shape.kv_heads) * shape.head_dim
-        of_layers += hidden * (projected + 3 * config.intermediate)
-    return 2 * config.vocab * hidden + hidden * hidden + of_layers
 
 
 def column_major(matrix: Tensor) -> Tensor:

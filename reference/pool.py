@@ -29,38 +29,17 @@ LOC_DTYPE = {Kind.FULL: torch.int64, Kind.SWA: torch.int32}
 class PoolSizes:
     """Usable slots of each sub-pool, slots per page, and request rows. Pages divide both sizes.
 
-    Slots 0 .. page_size-1 (page 0) and row 0 are extra and never allocated. The next `skipped` slot
-    numbers, a multiple of the page, belong to no slot. They give a small pool high slot numbers;
-    the place of a slot in an arena is its number minus `skipped`.
+    Slots 0 .. page_size-1 (page 0) and row 0 are extra and never allocated.
     """
 
     full_slots: int = 80
     swa_slots: int = 72
     page_size: int = 1
     rows: int = 16
-    skipped: int = 0
 
     def slots(self, kind: Kind) -> int:
-        """Return the first slot number beyond a sub-pool."""
-        return self.stored(kind) + self.skipped
-
-    def stored(self, kind: Kind) -> int:
-        """Return how many slots a sub-pool stores, including the reserved page."""
+        """Return how many slots a sub-pool has, including the reserved page."""
         return (self.full_slots if kind is Kind.FULL else self.swa_slots) + self.page_size
-
-    def places(self, slots: Tensor) -> Tensor:
-        """Return the places of slots in an arena. A number without a slot has place 0."""
-        if not self.skipped:
-            return slots
-        return torch.where(slots < self.page_size, slots, (slots - self.skipped).clamp(min=0))
-
-    def numbers(self, places: Tensor) -> Tensor:
-        """Return the slot numbers of places in an arena."""
-        return torch.where(places < self.page_size, places, places + self.skipped)
-
-    def number(self, place: int) -> int:
-        """Return the slot number of a place in an arena."""
-        return place if place < self.page_size else place + self.skipped
 
 
 class Tables:
@@ -121,8 +100,7 @@ class HybridKVPool:
 
     `storage` is flat, in the model's dtype. `arena[kind]` is its view [layers of that kind, 2 (K,
     V), slots, kv_heads, head_dim], indexed by slot number. `storage` and `tables` may be passed
-    in, to be shared with another pool. If slot numbers are skipped, as many slots precede the
-    storage; they include the reserved slot, and nothing compares them.
+    in, to be shared with another pool.
     """
 
     def __init__(
@@ -138,10 +116,11 @@ class HybridKVPool:
         self.config = config
         self.sizes = sizes
         if storage is None:
-            storage = zeros([config], sizes, storage_elements(config, sizes), dtype, device)
+            elements = storage_elements(config, sizes)
+            storage = torch.zeros(elements, dtype=dtype, device=device)
         self.storage = storage
         self.arena = {
-            kind: numbered(storage[first : first + shape.numel()].view(shape), sizes)
+            kind: storage[first : first + shape.numel()].view(shape)
             for kind, (first, shape) in laid_out(arena_shapes(config, sizes), 0).items()
         }
         self.tables = tables or Tables(sizes, config.max_context, device)
@@ -266,7 +245,7 @@ class KVPools:
         self.sizes = sizes
         self.tables = tables(sizes, target.max_context, device)
         self.layout = KVLayout({Role.TARGET: target, Role.DRAFT: draft}, sizes)
-        self.storage = zeros([target, draft], sizes, self.layout.elements, dtype, device)
+        self.storage = torch.zeros(self.layout.elements, dtype=dtype, device=device)
         parts = self.storage[: sum(self.layout.counts)].split(self.layout.counts)
         self.pools = {
             role: HybridKVPool(config, sizes, dtype, device, storage=part, tables=self.tables)
@@ -316,7 +295,7 @@ def arena_shapes(config: ModelConfig, sizes: PoolSizes) -> dict[Kind, torch.Size
             (
                 len(config.layers_of(kind)),
                 2,
-                sizes.stored(kind),
+                sizes.slots(kind),
                 config.shape(kind).kv_heads,
                 config.shape(kind).head_dim,
             )
@@ -325,41 +304,12 @@ def arena_shapes(config: ModelConfig, sizes: PoolSizes) -> dict[Kind, torch.Size
     }
 
 
-def zeros(
-    configs: Sequence[ModelConfig],
-    sizes: PoolSizes,
-    count: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor:
-    """Return `count` zeros, allocated behind the slots that the pools of some models skip."""
-    shapes = [config.shape(kind) for config in configs for kind in Kind]
-    skipped = sizes.skipped * max(shape.kv_heads * shape.head_dim for shape in shapes)
-    return torch.zeros(skipped + count, dtype=dtype, device=device)[skipped:]
-
-
-def numbered(arena: Tensor, sizes: PoolSizes) -> Tensor:
-    """Return a view of an arena that is indexed by slot number."""
-    if not sizes.skipped:
-        return arena
-    shape, first = list(arena.shape), arena.storage_offset() - sizes.skipped * arena.stride(2)
-    shape[2] += sizes.skipped
-    return arena.as_strided(shape, arena.stride(), first)
-
-
 def storage_elements(config: ModelConfig, sizes: PoolSizes) -> int:
     """Return the number of elements of a model's pool."""
     return sum(shape.numel() for shape in arena_shapes(config, sizes).values())
 
 
-DRAWN_IN_PLACE = 2**24
-"""From this many elements on, values are drawn on the device: a host takes minutes."""
-
-
 def fill_with_garbage(storage: Tensor, seed: int) -> None:
-    """Fill `storage` with finite values from `seed`, the same on one kind of device."""
-    if storage.numel() >= DRAWN_IN_PLACE:
-        storage.normal_(generator=torch.Generator(storage.device).manual_seed(seed))
-        return
+    """Fill `storage` with finite values from `seed`, the same on every device."""
     generator = torch.Generator().manual_seed(seed)
     storage.copy_(torch.randn(storage.shape, generator=generator))

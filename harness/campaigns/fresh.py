@@ -32,9 +32,6 @@ The driver initialises processes one after the other, and each connection takes 
 streams need more than one.
 """
 
-END_SECONDS = 60.0
-"""Seconds that a process may take to end. A driver frees tens of GiB in a few seconds."""
-
 DIED = "a fresh process died"
 
 Build = Callable[[TrialConfig, Collection[str]], Lockstep]
@@ -83,7 +80,7 @@ def play_fresh(playing: FreshPlaying, build: Build = built) -> Outcome:
     finally:
         if not process.usable:
             _captured.cache_clear()
-            process.end(wait=trial.large)
+            process.end()
 
 
 class _Captured:
@@ -120,11 +117,9 @@ class _Captured:
         self.usable = self.lasts
         return outcome
 
-    def end(self, *, wait: bool) -> None:
-        """End the process. With `wait`, wait until it has released its device memory."""
+    def end(self) -> None:
+        """End the process."""
         self.pipe.close()
-        if wait:
-            self.process.join(END_SECONDS)
 
 
 _captured = lru_cache(maxsize=1)(_Captured)

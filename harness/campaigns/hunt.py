@@ -32,9 +32,6 @@ They are many times the time on a slow machine. A task that takes longer hangs.
 SHRINKING_STEPS = 1500
 """The limit of steps played to shrink a schedule: about 30 seconds on a slow machine."""
 
-FEW_STEPS = 150
-"""The same limit for pools too large to be copied: a minute on a fast GPU."""
-
 
 def time_limit(count: int) -> float:
     """Return the time limit in seconds for a task with `count` schedules."""
@@ -111,19 +108,19 @@ class HuntResult:
     def shrink(self, lockstep: Lockstep, target: str | None) -> None:
         """Shrink the schedule that was found, and check only the properties in `hunted`.
 
-        Shrinking ends after SHRINKING_STEPS steps, or FEW_STEPS with large pools.
+        Shrinking ends after SHRINKING_STEPS steps.
         """
         if self.schedule is None:
             return
         watched = lockstep.properties
         lockstep.watch(hunted(target, watched))
 
-        played, most = 0, FEW_STEPS if lockstep.trial.large else SHRINKING_STEPS
+        played = 0
         holding = holding_steps(lockstep, self.schedule, self.seen, target)
 
         def fails(schedule: Schedule) -> bool:
             nonlocal played, holding
-            if played >= most:
+            if played >= SHRINKING_STEPS:
                 return False
             if holding and holding[: len(schedule.steps)] == schedule.steps:
                 return False

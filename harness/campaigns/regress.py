@@ -28,21 +28,19 @@ from paritybit.harness.campaigns.task import (
     run_in_turn,
 )
 from paritybit.harness.checks.expectations import unaffected_reason
-from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.lockstep.scale.shapes import smallest, wide
-from paritybit.harness.lockstep.scale.shapes import trial_of as trial_of_shape
+from paritybit.harness.lockstep.config import TURNS, TrialConfig
 from paritybit.harness.machine.workers import HERE, Workers
 from paritybit.harness.schedules.boundaries import Row, scenes
+from paritybit.harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
 from paritybit.harness.schedules.coverage import (
     OVERLAP_REQUIRED,
     required_at_edges,
     required_events,
     required_of_chains,
-    required_replays,
     required_together,
 )
 from paritybit.harness.schedules.schedule import Schedule
-from paritybit.reference.config import CHAIN, PRESETS, Shape
+from paritybit.reference.config import CHAIN, PRESETS
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.bugs.switching import lacking
 from paritybit.subjects.runners import RUNNERS, engine_runners
@@ -94,7 +92,6 @@ class RunConfig:
 
     - `hunts`: pairs (bug, runner). Their runners get clean trials too.
     - `examples`: schedules per hunt.
-    - `shape`: the size of models and pools.
     """
 
     device: str
@@ -104,7 +101,6 @@ class RunConfig:
     examples: int = 50
     command: str = "paritybit regress"
     workers: Workers = HERE
-    shape: Shape = Shape.TINY
 
     @property
     def runners(self) -> tuple[str, ...]:
@@ -122,10 +118,10 @@ class RunConfig:
     def overlapping(self) -> tuple[str, ...]:
         """The runners that get a clean trial with overlapping steps: one of each engine.
 
-        Empty unless a bug of the run needs overlapping steps and the pools can be copied. Runners
-        that capture nothing are left out.
+        Empty unless a bug of the run needs overlapping steps. Runners that capture nothing are left
+        out.
         """
-        if self.shape is Shape.REAL or not any(BUGS[bug].overlap for bug, _ in self.hunts):
+        if not any(BUGS[bug].overlap for bug, _ in self.hunts):
             return ()
         return tuple(name for name in self.one_of_each_engine if RUNNERS[name].captures)
 
@@ -160,9 +156,9 @@ class RunConfig:
     def at_edges(self) -> tuple[str, ...]:
         """The runners that get a clean trial with the smallest sizes: one of each engine.
 
-        Empty unless the run has all hunts and the shape is tiny.
+        Empty unless the run has all hunts.
         """
-        return self.one_of_each_engine if self.whole and self.shape is Shape.TINY else ()
+        return self.one_of_each_engine if self.whole else ()
 
     @property
     def one_of_each_engine(self) -> tuple[str, ...]:
@@ -172,19 +168,14 @@ class RunConfig:
 
     @property
     def required_events(self) -> tuple[str, ...]:
-        """The states that the clean trials together must reach.
-
-        Shapes other than tiny play few schedules, and must only reach replays.
-        """
-        if self.shape is not Shape.TINY:
-            return required_replays(self.runners, far=self.shape is Shape.REAL)
+        """The states that the clean trials together must reach."""
         overlapping = OVERLAP_REQUIRED if self.overlapping else ()
-        at_edges = required_at_edges(self.at_edges, self.device)
+        at_edges = required_at_edges(self.at_edges)
         return (*self.required_in_order, *overlapping, *at_edges)
 
     @property
     def required_in_order(self) -> tuple[str, ...]:
-        """What tiny trials of the usual sizes must reach where no steps overlap."""
+        """What trials of the usual sizes must reach where no steps overlap."""
         everywhere = required_events(self.runners)
         return (*everywhere, *required_together(self.runners), *required_of_chains(self.chained))
 
@@ -226,10 +217,8 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
     | each runner with each location scheme | scenes and generated |
     | `overlapping`: one runner of each engine | a scene and generated, with overlapping steps |
     | `of_one_branch`: drafts that are chains | scenes and generated |
-    | `at_edges`: one runner of each engine | a scene and generated, with the smallest sizes |
-    | the same, with long contexts and high slot numbers | scenes and generated |
-    Drafts are chains in one trial of each speculating runner. The first and third row have scenes
-    in tiny runs only.
+    | `at_edges`: one runner of each engine | scenes and generated, with the smallest sizes |
+    Drafts are chains in one trial of each speculating runner.
     """
     schemes = settings.schemes
     trials = [
@@ -240,7 +229,7 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
     tasks: list[Task] = []
     for seed, trial in enumerate(trials, settings.seed):
         few = max(FEWEST_CLEAN, CLEAN_SCHEDULES // len(trials))
-        first = (share_of_scenes(trial, schemes),) if settings.shape is Shape.TINY else ()
+        first = (share_of_scenes(trial, schemes),)
         tasks.append(Task(trial, seed, min(few, settings.examples), first))
     seed = settings.seed + len(trials)
     for place, runner in enumerate(settings.overlapping):
@@ -249,17 +238,15 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
         tasks.append(Task(trial, seed, few, (handed_over(trial),)))
         seed += 1
     for trial in settings.of_one_branch:
-        first = (with_prompts(trial),) if settings.shape is Shape.TINY else ()
-        tasks.append(Task(trial, seed, 1, first))
+        tasks.append(Task(trial, seed, 1, (with_prompts(trial),)))
         seed += 1
     for place, runner in enumerate(settings.at_edges):
-        trial = smallest(trial_of(settings, runner, schemes[place % len(schemes)]))
+        trial = trial_of(settings, runner, schemes[place % len(schemes)])
+        trial = replace(trial, buckets=SMALLEST, token_buckets=SMALLEST_TOKENS)
         event = "many" if place == 0 else "evicted"
         steps = scenes(ground_of(trial), [Row(max(trial.buckets), "one", event)])
         few = min(FEWEST_CLEAN, settings.examples)
-        tasks.append(Task(trial, seed, few, (Schedule(steps),)))
-        trial = wide(trial)
-        tasks.append(Task(trial, seed, 1, (longest(trial),)))
+        tasks.append(Task(trial, seed, few, (Schedule(steps), longest(trial))))
         seed += 1
     return tasks
 
@@ -282,7 +269,8 @@ def trial_of(settings: RunConfig, runner: str, scheme: LocationScheme) -> TrialC
     """
     turn = list(RUNNERS).index(runner) + list(LocationScheme).index(scheme)
     preset = settings.presets[turn % len(settings.presets)]
-    return trial_of_shape(settings.shape, preset, runner, settings.device, scheme, turn)
+    page_size, dtype = TURNS[turn % len(TURNS)]
+    return TrialConfig(runner, preset, dtype, settings.device, scheme, page_size)
 
 
 def chained(settings: RunConfig, trial: TrialConfig) -> TrialConfig:

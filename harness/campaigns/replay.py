@@ -8,7 +8,6 @@ from typing import Any
 
 from paritybit.harness.campaigns.executor import Campaign, Ended
 from paritybit.harness.campaigns.hunt import time_limit, without_error
-from paritybit.harness.campaigns.locksteps import LARGE
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
 from paritybit.harness.checks.table import DECLARED_STATE, PROPERTIES, STATEMENTS
 from paritybit.harness.errors import CannotRunError, MalformedError, UnknownNameError, headline
@@ -96,11 +95,7 @@ def lockstep_of(case: Case) -> Lockstep:
     error.
     """
     if not case.history:
-        if not case.trial.large:
-            return kept_lockstep(case.trial)
-        LARGE(case.trial).watch(PROPERTIES)
-        return LARGE(case.trial)
-    LARGE.clear()
+        return kept_lockstep(case.trial)
     lockstep = Lockstep(case.trial, frozenset(PROPERTIES))
     for schedule in case.history:
         without_error(lockstep.play(schedule))

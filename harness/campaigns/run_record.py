@@ -9,7 +9,7 @@ from paritybit.harness.campaigns.regress import Run, plan, verdict
 from paritybit.harness.campaigns.scope import scope
 from paritybit.harness.campaigns.task import Result, Task
 from paritybit.harness.checks.expectations import unaffected_reason
-from paritybit.harness.checks.table import PROPERTIES, STATEMENTS, asked_of
+from paritybit.harness.checks.table import PROPERTIES, STATEMENTS
 from paritybit.harness.records import schema
 from paritybit.harness.records.case import Case
 from paritybit.harness.records.record import environment
@@ -117,7 +117,7 @@ def _clean_row(result: Result, shown: str) -> schema.CleanRow:
     return schema.CleanRow(
         **_counts(result, shown),
         status=cast(schema.CleanStatus, str(result.status)),
-        properties=asked_of(large=result.task.trial.large),
+        properties=tuple(PROPERTIES),
     )
 
 
@@ -183,7 +183,6 @@ def case_name(task: Task) -> str:
     kinds = {
         "overlap": trial.overlap,
         "smallest": trial.buckets == SMALLEST,
-        "wide": bool(trial.max_context),
         "chains": trial.topk == CHAIN.topk,
     }
     parts = ["clean", trial.runner, trial.preset, str(trial.scheme)]

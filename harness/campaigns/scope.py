@@ -9,7 +9,7 @@ from paritybit.harness.campaigns.task import Result
 from paritybit.harness.lockstep.config import DEVICES
 from paritybit.harness.records.schema import Scope
 from paritybit.harness.schedules.coverage import CONTEXT, PROMPTS, ROWS, SLOT
-from paritybit.reference.config import PRESETS, SPECULATION, Shape
+from paritybit.reference.config import PRESETS, SPECULATION
 from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.toggles import LocationScheme
 
@@ -26,7 +26,7 @@ def scope(run: Run) -> Scope:
         most |= result.hunt_result.most
     everything = replace(
         run.settings,
-        hunts=all_hunts(overlap=run.settings.shape is not Shape.REAL),
+        hunts=all_hunts(),
         presets=tuple(PRESETS),
     )
     states = [event for event in everything.required_events if not events[event]]
@@ -45,7 +45,7 @@ def tried(results: list[Result], most: Counter[str]) -> Iterable[str]:
     trials = [result.task.trial for result in results]
     yield f"runners {listed(dict.fromkeys(trial.runner for trial in trials))}"
     yield f"device {listed(sorted({trial.device for trial in trials}))}"
-    yield f"models {listed(sorted({sized(trial.shape, trial.preset) for trial in trials}))}"
+    yield f"models {listed(sorted({trial.preset for trial in trials}))}"
     yield f"pages of {listed(sorted({trial.page_size for trial in trials}))} slots"
     yield f"slot numbers up to {most[SLOT]:,}"
     yield f"contexts up to {most[CONTEXT]} tokens"
@@ -80,7 +80,6 @@ def missing_of(results: list[Result]) -> dict[str, list[str]]:
         "device": (DEVICES, {trial.device for trial in trials}),
         "model": (PRESETS, {trial.preset for trial in trials}),
         "location scheme": (LocationScheme, {trial.scheme for trial in trials}),
-        "shape": (Shape, {trial.shape for trial in trials}),
     }
     missing = {
         axis: [str(value) for value in values if value not in had]
@@ -101,11 +100,6 @@ def untried(results: list[Result], unreached: tuple[str, ...]) -> Iterable[str]:
     if unreached:
         count = f"{len(unreached)} state{'s' * (len(unreached) > 1)}"
         yield f"{count} that a full run must reach: {first_of(unreached)}"
-
-
-def sized(shape: str, preset: str) -> str:
-    """Return a model's name, with its shape unless it is tiny."""
-    return preset if shape == Shape.TINY else f"{shape} {preset}"
 
 
 def listed(values: Iterable[object]) -> str:

@@ -26,27 +26,23 @@ from paritybit.harness.campaigns.hunt import (
     without_error,
 )
 from paritybit.harness.campaigns.locksteps import (
-    LARGE,
     Locksteps,
-    explained_small,
-    forget_kept,
+    explained,
     kept_lockstep,
     kept_reaching,
 )
 from paritybit.harness.checks.expectations import expectation, unaffected_reason
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
-from paritybit.harness.checks.schedule_properties.dense_agreement import DENSE_AGREEMENT
-from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES, asked_of
+from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.explain.facts import Reach, TimelineEntry
 from paritybit.harness.explain.reach import AT_CAPTURE
 from paritybit.harness.explain.report import explained_unbuilt, observe
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.lockstep.scale.shapes import with_small_pools
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
 from paritybit.harness.records.schema import STALLED
 from paritybit.harness.schedules.coverage import OVERLAPPED
 from paritybit.harness.schedules.schedule import Schedule
-from paritybit.reference.config import SPECULATION, Shape
+from paritybit.reference.config import SPECULATION
 from paritybit.subjects.bugs.bug import Bug
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.streams import STALLS
@@ -76,9 +72,6 @@ class Status(StrEnum):
     DEVICE_LOST = "device lost"
     FAILED = "failed"
 
-
-LARGE_SLOWER = 4
-"""The factor by which tasks with large pools may take longer."""
 
 GOOD = frozenset({Status.GREEN, Status.CAUGHT, Status.UNAFFECTED})
 OPEN = frozenset({Status.FAILED, Status.VACUOUS})
@@ -120,17 +113,15 @@ class Task:
     @property
     def seconds(self) -> float:
         """The time limit in seconds."""
-        slower = LARGE_SLOWER if self.trial.large else 1
-        return slower * time_limit(self.examples + len(self.first))
+        return time_limit(self.examples + len(self.first))
 
     @property
     def label(self) -> str:
         """The name of the task in a progress line."""
         what = f"{self.trial.bug or 'clean'}@{self.trial.runner}"
-        overlap = ", overlap" * self.trial.overlap + ", wide" * bool(self.trial.max_context)
+        overlap = ", overlap" * self.trial.overlap
         overlap += f", topk {self.trial.topk}" * (self.trial.topk != SPECULATION.topk)
-        shape = "" if self.trial.shape == Shape.TINY else f"{self.trial.shape} "
-        return f"{what} ({shape}{self.trial.preset}, {self.trial.scheme}{overlap})"
+        return f"{what} ({self.trial.preset}, {self.trial.scheme}{overlap})"
 
 
 @dataclass(frozen=True)
@@ -184,12 +175,10 @@ def run_in_turn(task: Task) -> Result:
 
     If a bug must be detected, the result also has its `reach`.
     """
-    result = run_task(task, LARGE if task.trial.large else kept_lockstep, begin=begin_fresh)
+    result = run_task(task, kept_lockstep, begin=begin_fresh)
     if result.spoiled:
         return result
     try:
-        if task.trial.large:
-            return replace(result, reach=_reach_small(task, result.finding))
         return replace(result, reach=_reach(task, kept_lockstep(task.trial), result.finding))
     except Exception as error:
         return replace(result, error=traceback_of(error))
@@ -213,7 +202,7 @@ def run_task(
     except SubjectFailedError as failure:
         return _unbuilt(task, failure, time.monotonic() - started)
     watched = frozenset(PROPERTIES) if task.bug is None else watched_for(task.target)
-    if begin is not None and task.target is not None and not task.trial.large:
+    if begin is not None and task.target is not None:
         begin(task.trial, hunted(task.target, watched))
     locksteps(task.trial).watch(watched)
     warnings = len(locksteps(task.trial).capture_warnings)
@@ -224,7 +213,6 @@ def run_task(
         warnings = len(locksteps(task.trial).capture_warnings)
         without_error(hunt_result)
         if hunt_result.schedule is not None:
-            locksteps.release()
             shown = confirmed(task.trial, hunt_result, task.target, watched, play)
             if shown.undeclared is not None:
                 finding = Finding.of_undeclared_state(shown)
@@ -283,16 +271,15 @@ def _observed(task: Task, locksteps: Locksteps, schedule: Schedule) -> _Observed
         held(task.trial).watch(PROPERTIES)
         outcome, timeline = observe(held(task.trial), schedule)
         without_error(outcome)
-        if failed(outcome, task.target) or task.trial.large:
+        if failed(outcome, task.target):
             break
     return _Observed(held, schedule, outcome, tuple(timeline))
 
 
 def _explained(task: Task, seen: _Observed) -> Finding:
     """Return the finding with its explanation, or with the traceback of the explainer's error."""
-    found = explained_small(
-        seen.locksteps, task.trial, seen.schedule, seen.outcome, seen.timeline, task.target
-    )
+    lockstep = seen.locksteps(task.trial)
+    found = explained(lockstep, seen.schedule, seen.outcome, seen.timeline, task.target)
     return Finding.of(seen.schedule, seen.outcome, seen.timeline, found)
 
 
@@ -311,28 +298,6 @@ def _reach(task: Task, lockstep: Lockstep, finding: Finding | None) -> Reach | N
     return kept_reaching(task.trial).count(schedules)
 
 
-def _reach_small(task: Task, finding: Finding | None) -> Reach | None:
-    """Do the same as `_reach`, with small pools for a trial whose pools are large.
-
-    Returns None if the finding does not occur with small pools.
-    """
-    if task.target is None:
-        return None
-    LARGE.clear()
-    small = replace(task, trial=with_small_pools(task.trial))
-    try:
-        lockstep = kept_lockstep(small.trial)
-        if finding is not None:
-            lockstep.watch(watched_for(task.target))
-            if task.target not in without_error(lockstep.play(finding.schedule)).violated:
-                return None
-        return _reach(small, lockstep, finding)
-    finally:
-        del lockstep
-        forget_kept()
-        LARGE.clear()
-
-
 def judge_task(
     task: Task,
     hunt_result: HuntResult,
@@ -343,15 +308,14 @@ def judge_task(
     """Return the status of a task. Raises PlayingFailedError if the clean subject cannot be played.
 
     A task is vacuous if it had no replay, no padded replay or, with overlapping steps, no overlap.
-    A clean trial is also vacuous if no sample was compared with the oracle, although it was asked.
+    A clean trial is also vacuous if no sample was compared with the oracle.
     """
     target = task.target
     if finding is not None:
         return _judge_found(task, finding, lockstep_of)
     if target is not None:
         return Status.WRONG_PROPERTY if hunt_result.violated else Status.MISSED
-    asked = DENSE_AGREEMENT.id in asked_of(large=task.trial.large)
-    judged = task.bug is not None or not asked or hunt_result.events["held against the oracle"]
+    judged = task.bug is not None or hunt_result.events["held against the oracle"]
     overlapped = not task.trial.overlap or hunt_result.events[OVERLAPPED]
     if not (hunt_result.replays and hunt_result.padded_replays and judged and overlapped):
         return Status.VACUOUS

@@ -36,12 +36,10 @@ def first_kv_difference(
         different = (bits(one) != bits(other)) & looked_at
         different[:, 0] = False
         if different.any():
-            index = plane, place, head, element = first_index(different)
-            numbers = layout.sizes.numbers(different.nonzero()[:, 1])
-            slot = layout.sizes.number(place)
+            index = plane, slot, head, element = first_index(different)
             return {
                 **kv_place(role, kind, layer, (plane, slot, head, element)),
-                "differing_slots": sorted(set(numbers.tolist())),
+                "differing_slots": sorted(set(different.nonzero()[:, 1].tolist())),
                 "eager_bits": hex_bits(one[index]),
                 "graph_bits": hex_bits(other[index]),
             }

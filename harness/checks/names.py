@@ -5,15 +5,9 @@ import inspect
 
 from paritybit.harness.checks.expectations import detected_by, unaffected_reason
 from paritybit.harness.checks.table import PROPERTIES, STATEMENTS
-from paritybit.reference.config import PRESETS, Shape
+from paritybit.reference.config import PRESETS
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import RUNNERS
-
-SHAPES = {
-    Shape.TINY: "small model and pools; a run takes seconds on a CPU (default)",
-    Shape.MID: "eight times as wide as tiny, with windows and requests four times as long",
-    Shape.REAL: "published dimensions, fewer layers, 31 GiB of KV on each side; needs an 80 GB GPU",
-}
 
 Names = dict[str, dict[str, str]]
 """Names and their descriptions, by kind."""
@@ -35,7 +29,6 @@ def listed() -> Names:
             for runner in RUNNERS
         },
         "presets": {name: preset.source for name, preset in PRESETS.items()},
-        "shapes": {str(shape): SHAPES[shape] for shape in Shape},
         "properties": {name: STATEMENTS[name] for name in PROPERTIES},
     }
 

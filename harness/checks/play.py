@@ -21,7 +21,6 @@ from paritybit.harness.checks.property import (
 )
 from paritybit.harness.checks.table import (
     DIVERGING_PROPERTIES,
-    NOT_OF_LARGE_POOLS,
     PROPERTIES,
     STEP_PROPERTIES,
 )
@@ -133,7 +132,6 @@ class Lockstep:
 
     - `refused`: why the built-in engine cannot be captured with the trial's bugs, or None. If it
       is set, the pair is that of the trial without bugs.
-    - `unasked`: the properties that are not checked in this trial, each with the reason.
     - `history`: the last schedules played.
 
     Raises SubjectFailedError as `Pair` does.
@@ -159,7 +157,6 @@ class Lockstep:
         except SharedBufferError as error:
             self.refused = str(error)
             self.pair = Pair(trial.clean)
-        self.unasked = NOT_OF_LARGE_POOLS if trial.large else {}
         self.watch(property_ids)
 
     @property
@@ -168,13 +165,9 @@ class Lockstep:
         return self.pair.captures.warnings
 
     def watch(self, property_ids: Collection[str]) -> None:
-        """Check these properties from now on, except those in `unasked`."""
+        """Check these properties from now on."""
         self.properties = frozenset(property_ids)
-        self._rules = [
-            rule
-            for name, rule in PROPERTIES.items()
-            if name in self.properties and name not in self.unasked
-        ]
+        self._rules = [rule for name, rule in PROPERTIES.items() if name in self.properties]
 
     def play(
         self,
@@ -336,7 +329,8 @@ class Lockstep:
         return self._playback(outputs)
 
     def _playback(self, outputs: list[Tensor]) -> Playback:
-        return Playback(tuple(outputs), *self.pair.kept.playback())
+        copies = self.pair.copies
+        return Playback(tuple(outputs), copies.eager.clone(), copies.graph.clone())
 
 
 def live_outputs(observation: Observation) -> list[Tensor]:

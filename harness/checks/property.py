@@ -39,10 +39,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Playback:
-    """The bits that one playing of a schedule left: each step's live outputs, and both storages.
-
-    For storages too large to be copied, `eager` and `graph` are digests.
-    """
+    """The bits that one playing of a schedule left: each step's live outputs, and both storages."""
 
     outputs: tuple[Tensor, ...]
     eager: Tensor

@@ -60,13 +60,3 @@ STEP_PROPERTIES = frozenset(rule.id for rule in _ORDER if rule.every_step)
 
 DIVERGING_PROPERTIES = frozenset(rule.id for rule in _ORDER if rule.worlds_diverge)
 """The properties whose violation leaves the worlds different. It ends a play."""
-
-NOT_OF_LARGE_POOLS: Mapping[str, str] = {
-    DENSE_AGREEMENT.id: "the float64 model takes too long with pools of this size"
-}
-"""The properties that are not checked for pools too large to be copied, each with the reason."""
-
-
-def asked_of(*, large: bool) -> tuple[str, ...]:
-    """Return the properties that are checked for the built-in engine. `large`: see TrialConfig."""
-    return tuple(name for name in PROPERTIES if not large or name not in NOT_OF_LARGE_POOLS)

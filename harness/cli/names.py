@@ -66,7 +66,7 @@ def asked_for(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
         yield "bug", name
         if on:
             yield "runner", runner
-    for kind in ("runner", "preset", "shape", "property", "device"):
+    for kind in ("runner", "preset", "property", "device"):
         value = values.get(kind)
         for name in [value] if isinstance(value, str) else value or ():
             yield kind, name

@@ -103,15 +103,6 @@ def add_device(command: Parser) -> None:
     command.add_argument("--device", help="Device: auto, cpu or cuda (default: auto)")
 
 
-def add_shape(command: Parser) -> None:
-    """Add the option for the size of models and pools."""
-    command.add_argument(
-        "--shape",
-        default="tiny",
-        help="Size of models and KV pools: tiny, mid or real (default: tiny)",
-    )
-
-
 def add_workers(command: Parser) -> None:
     """Add the options for the number of workers, and for MPS."""
     chosen = "(default: chosen from the cores, GPUs and MPS daemon found; see docs/gpu.md)"
@@ -134,7 +125,6 @@ def add_regress(commands: Commands) -> None:
     add_names(regress, "--bug", "bugs, each BUG or BUG@RUNNER")
     add_names(regress, "--runner", "runners")
     add_names(regress, "--preset", "models")
-    add_shape(regress)
     add_seed(regress)
     examples = "Schedules for each bug on each runner (default: 50)"
     regress.add_argument("--examples", type=count, help=examples)

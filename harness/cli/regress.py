@@ -3,7 +3,6 @@
 import argparse
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from paritybit.harness.campaigns.regress import (
@@ -30,16 +29,14 @@ from paritybit.harness.cli.failures import print_failures
 from paritybit.harness.cli.folders import run_folder, shown, swap_link
 from paritybit.harness.cli.pages import previous_of, print_previous
 from paritybit.harness.errors import CannotRunError, MalformedError, known, refused
-from paritybit.harness.lockstep.config import TrialConfig, resolve_device
-from paritybit.harness.lockstep.scale.memory import most_processes, needs_of
-from paritybit.harness.lockstep.scale.shapes import FEW_EXAMPLES
+from paritybit.harness.lockstep.config import resolve_device
 from paritybit.harness.machine.stopping import heard_at_the_end
-from paritybit.harness.machine.workers import Workers, workers_for
+from paritybit.harness.machine.workers import workers_for
 from paritybit.harness.records import record as run_record
 from paritybit.harness.records.case import write_case
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.schema import Record
-from paritybit.reference.config import PRESETS, Shape
+from paritybit.reference.config import PRESETS
 from paritybit.reports.hitches import hitches
 from paritybit.reports.page import render
 from paritybit.subjects.bugs.catalogue import BUGS
@@ -59,21 +56,18 @@ EXAMPLES = 50
 
 def run_regress(options: argparse.Namespace) -> int:
     """Test the built-in engine without a bug, then with each bug."""
-    shape = Shape(options.shape)
     for name in options.preset:
         known("preset", name, PRESETS)
     device = resolve_device(options.device or "auto")
     settings = RunConfig(
         device=device,
-        hunts=hunts_of(options.bug, options.runner, shape),
+        hunts=hunts_of(options.bug, options.runner),
         presets=options.preset or tuple(PRESETS),
         seed=options.seed,
-        examples=options.examples or FEW_EXAMPLES.get(shape, EXAMPLES),
+        examples=options.examples or EXAMPLES,
         command=shlex.join(["paritybit", *map(shown, options.typed)]),
         workers=workers_for(device, options.workers),
-        shape=shape,
     )
-    settings = replace(settings, workers=fitting(settings.workers, trials_of(settings)))
     with run_folder(options.out) as folder:
         return played(settings, folder, strict=options.strict)
 
@@ -97,44 +91,20 @@ def played(settings: RunConfig, folder: Path, *, strict: bool = False) -> int:
         return finish(console, run, folder, strict=strict)
 
 
-def trials_of(settings: RunConfig) -> list[TrialConfig]:
-    """Return the trials of a run."""
-    return [task.trial for task in plan(settings)]
-
-
-def fitting(workers: Workers, trials: Sequence[TrialConfig]) -> Workers:
-    """Return as many of the workers as fit into memory, each with the largest of the trials.
-
-    Tiny trials are not limited. Raises CannotRunError if not even one fits.
-    """
-    largest = max(trials, key=lambda trial: sum(needs_of(trial).values()))
-    if largest.shape == Shape.TINY:
-        return workers
-    return replace(workers, processes=min(workers.processes, most_processes(largest)))
-
-
-def hunts_of(
-    bugs: Sequence[str], runners: Sequence[str], shape: Shape = Shape.TINY
-) -> tuple[tuple[str, str], ...]:
+def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return the requested pairs (bug, runner). A bug without a runner gets all runners it affects.
 
-    Without bugs, return all pairs that are possible in a shape. Raises UnknownNameError for an
-    unknown bug or runner, and ValueError for a bug that cannot be switched on in the runner or that
-    needs another shape.
+    Without bugs, return all possible pairs. Raises UnknownNameError for an unknown bug or runner,
+    and ValueError for a bug that cannot be switched on in the runner.
     """
-    overlap = shape is not Shape.REAL
     for runner in runners:
         known("runner", runner, RUNNERS)
     if not bugs:
-        return all_hunts(runners or RUNNERS, overlap=overlap)
+        return all_hunts(runners or RUNNERS)
     found: list[tuple[str, str]] = []
     for asked in bugs:
         name, _, runner = asked.partition("@")
         known("bug", name, BUGS)
-        if BUGS[name].overlap and not overlap:
-            raise MalformedError(
-                f"{name} needs overlapping steps, which only the shapes tiny and mid have"
-            )
         if runner:
             known("runner", runner, RUNNERS)
         wanted = [runner] if runner else runners or affected_runners(BUGS[name]) or list(RUNNERS)

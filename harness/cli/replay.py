@@ -5,7 +5,7 @@ import argparse
 from paritybit.harness.campaigns.confirm import DEPENDS
 from paritybit.harness.campaigns.executor import Ended, execute
 from paritybit.harness.campaigns.hunt import without_error
-from paritybit.harness.campaigns.locksteps import LARGE, Locksteps, explained_small
+from paritybit.harness.campaigns.locksteps import explained
 from paritybit.harness.campaigns.replay import (
     REPLAYS,
     Named,
@@ -73,14 +73,7 @@ def replay_one(case: Case, name: str) -> int:
     if case.history:
         print(f"  {DEPENDS}; {len(case.history)} other schedules were played before it")
     else:
-        if case.trial.large:
-            del lockstep
-            locksteps = LARGE
-        else:
-            locksteps = Locksteps(lambda _: lockstep)
-        found = explained_small(
-            locksteps, case.trial, case.schedule, outcome, timeline, case.target
-        )
+        found = explained(lockstep, case.schedule, outcome, timeline, case.target)
     if found.error is not None:
         print("  no explanation: the explainer failed")
         print_errors([found.error])

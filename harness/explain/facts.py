@@ -18,7 +18,6 @@ SuspectName = Literal[
     "capture",
     "engine state",
     "overlapping steps",
-    "large slot numbers",
 ]
 """What may be to blame for a violation."""
 

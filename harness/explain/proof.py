@@ -26,7 +26,6 @@ RESETS: Mapping[SuspectName, str] = {
     "capture": "when the captured function runs eagerly over the same static inputs",
     "engine state": "when a freshly captured engine runs it over the same static inputs",
     "overlapping steps": "when each step ends before the next one begins",
-    "large slot numbers": "with small slot numbers",
 }
 """How each suspect is reset, in words."""
 

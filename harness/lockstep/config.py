@@ -11,17 +11,9 @@ from paritybit.harness.errors import CannotRunError, MalformedError, known, quot
 from paritybit.harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from paritybit.harness.schedules.schedule import is_count
 from paritybit.reference.batch import ForwardBatch, Mode
-from paritybit.reference.config import (
-    CHAIN,
-    PRESETS,
-    SPECULATION,
-    ModelConfig,
-    Role,
-    Shape,
-    draft_config,
-)
+from paritybit.reference.config import CHAIN, PRESETS, SPECULATION, ModelConfig
 from paritybit.reference.ops import Ops
-from paritybit.reference.pool import KVLayout, PoolSizes
+from paritybit.reference.pool import PoolSizes
 from paritybit.reference.torch_ops import TorchOps
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.bugs.switching import NO_FLIGHT, broken_subject, common_scheme, lacking
@@ -34,19 +26,13 @@ from paritybit.subjects.toggles import LocationScheme
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEVICES = ("cpu", "cuda")
 
-COPIED_BYTES = 2**31
-"""The size limit in bytes for a world's KV to be copied at each step."""
-
+TURNS = ((4, "float32"), (1, "bfloat16"), (1, "float32"), (4, "bfloat16"))
+"""The page sizes and dtypes that the trials of a run use in turn."""
 
 TOPK = CHAIN.topk, SPECULATION.topk
 """How many branches a draft may keep."""
 
-LATER: Mapping[str, Any] = {
-    "shape": "tiny",
-    "max_context": 0,
-    "skipped_slots": 0,
-    "topk": SPECULATION.topk,
-}
+LATER: Mapping[str, Any] = {"topk": SPECULATION.topk}
 """Settings that older cases lack, with the values that they imply."""
 
 
@@ -54,14 +40,11 @@ LATER: Mapping[str, Any] = {
 class TrialConfig:
     """One trial: its subject, model, pools and device.
 
-    - `full_slots`, `swa_slots`: slots of the two sub-pools, independent of `shape`.
+    - `full_slots`, `swa_slots`: slots of the two sub-pools.
     - `buckets`, `token_buckets`: captured sizes in requests and in tokens.
     - `bugs`: names of the catalogue in its order; empty for the clean subject. All of them must
       exist in `scheme` and `runner`.
     - `overlap`: the graph world plans a step while the previous forward is in flight.
-    - `shape`: the size of the model, see `Shape`.
-    - `max_context`: the longest request in tokens; 0 for the model's own limit.
-    - `skipped_slots`: slot numbers that are never used, see `PoolSizes`.
     - `topk`: how many branches a draft keeps, 1 or 2. With 1, drafts are chains.
 
     Raises UnknownNameError for an unknown name, MalformedError for settings that do not fit.
@@ -80,9 +63,6 @@ class TrialConfig:
     token_buckets: tuple[int, ...] = TOKEN_BUCKETS
     bugs: tuple[str, ...] = ()
     overlap: bool = False
-    shape: str = Shape.TINY
-    max_context: int = 0
-    skipped_slots: int = 0
     topk: int = SPECULATION.topk
 
     def __post_init__(self) -> None:
@@ -92,7 +72,6 @@ class TrialConfig:
         known("dtype", self.dtype, DTYPES)
         known("device", self.device, DEVICES)
         known("scheme", self.scheme, list(LocationScheme))
-        known("shape", self.shape, list(Shape))
         for name in self.bugs:
             known("bug", name, BUGS)
             if self.scheme not in BUGS[name].schemes or lacking(BUGS[name], self.runner):
@@ -110,16 +89,8 @@ class TrialConfig:
                 f"the engine of {self.runner} cannot overlap steps because {NO_FLIGHT}"
             )
         slots = self.full_slots, self.swa_slots
-        if self.overlap and self.large:
-            raise MalformedError(
-                "overlapping steps need pools that are small enough to copy at each step"
-            )
         if self.page_size < 1 or any(count % self.page_size for count in slots):
             raise MalformedError("both pool sizes must be multiples of the page size")
-        if self.skipped_slots % self.page_size or (self.skipped_slots and self.device != "cpu"):
-            raise MalformedError(
-                "skipped slots must be a multiple of the page size, and need the device cpu"
-            )
 
     def with_bug(self, *names: str) -> "TrialConfig":
         """Return this trial with bugs switched on.
@@ -153,27 +124,12 @@ class TrialConfig:
     @property
     def model(self) -> ModelConfig:
         """The target's configuration."""
-        model = PRESETS[self.preset].of(Shape(self.shape))
-        longest = self.max_context or model.max_context
-        return replace(model, max_context=longest, topk=self.topk)
-
-    @property
-    def large(self) -> bool:
-        """Whether its pools are too large to be copied at each step."""
-        return self.world_bytes > COPIED_BYTES
-
-    @property
-    def world_bytes(self) -> int:
-        """The bytes of all KV and other state of one world."""
-        roles = {Role.TARGET: self.model, Role.DRAFT: draft_config(self.model)}
-        return KVLayout(roles, self.sizes).elements * DTYPES[self.dtype].itemsize
+        return replace(PRESETS[self.preset], topk=self.topk)
 
     @property
     def sizes(self) -> PoolSizes:
         """The sizes of both worlds' pools."""
-        return PoolSizes(
-            self.full_slots, self.swa_slots, self.page_size, self.rows, self.skipped_slots
-        )
+        return PoolSizes(self.full_slots, self.swa_slots, self.page_size, self.rows)
 
     @property
     def room(self) -> int:

@@ -7,7 +7,6 @@ out of range would be a device assert and not a finding.
 from collections.abc import Mapping
 
 import torch
-from paritybit.harness.lockstep.scale.kept import Places, Rows
 from paritybit.harness.lockstep.scheduler import Scheduler
 from paritybit.reference.batch import ENCODER_ROWS, ForwardBatch
 from paritybit.reference.config import SPECULATION, Kind, ModelConfig
@@ -17,34 +16,25 @@ from torch import Tensor
 
 
 def index_bounds(config: ModelConfig, sizes: PoolSizes) -> Mapping[str, int]:
-    """Return the exclusive upper bound of valid values, per static buffer of indices.
-
-    For buffers of SLOTS, the bound is the number of slots that are stored.
-    """
+    """Return the exclusive upper bound of valid values, per static buffer of indices."""
     return {
         "input_ids": config.vocab,
         "topk_index": config.vocab,
         "custom_mask": 2,
-        "swa_page_table": sizes.stored(Kind.SWA),
+        "swa_page_table": sizes.slots(Kind.SWA),
         "positions": config.max_context,
         "mrope_positions": config.max_context,
         "req_pool_indices": sizes.rows + 1,
         "seq_lens": config.window,
         "seq_lens_cpu": config.window,
-        "out_cache_loc": sizes.stored(Kind.FULL),
-        "out_cache_loc_swa": sizes.stored(Kind.SWA),
+        "out_cache_loc": sizes.slots(Kind.FULL),
+        "out_cache_loc_swa": sizes.slots(Kind.SWA),
         "mamba_track_indices": sizes.rows + 1,
         "mamba_track_mask": 2,
         "encoder_lens": ENCODER_ROWS,
-        "kv_indices": sizes.stored(Kind.FULL),
-        "window_kv_indices": sizes.stored(Kind.SWA),
+        "kv_indices": sizes.slots(Kind.FULL),
+        "window_kv_indices": sizes.slots(Kind.SWA),
     }
-
-
-SLOTS = frozenset(
-    {"swa_page_table", "out_cache_loc", "out_cache_loc_swa", "kv_indices", "window_kv_indices"}
-)
-"""Static buffers of slots. Their noise is drawn as places in an arena."""
 
 
 COUNTS = frozenset(
@@ -65,33 +55,20 @@ class Noise:
         """Return a mask in the storage's layout: true if a request of `batch` owns the element."""
         storage = self.pools.storage
         mask = torch.zeros(storage.shape, dtype=torch.bool, device=storage.device)
-        places = self.owned_places(world, batch)
-        for _, kind, arena in self.pools.arenas_of(mask):
-            arena[:, :, self.pools.sizes.places(places.slots[kind])] = True
-        for section, held in self.pools.sections_of(mask).items():
-            held[places.beside[section]] = True
-        return mask
-
-    def owned_places(self, world: Scheduler, batch: ForwardBatch | None) -> Places:
-        """Return the slots, and the places of other state, that requests of `batch` own."""
         slots: dict[Kind, list[int]] = {Kind.FULL: [], Kind.SWA: []}
         spans = batch.spans if batch is not None else ()
         for span in spans:
             full, swa = world.owned(world.request_of(span.row))
             slots[Kind.FULL] += [*full, *span.full_slots]
             slots[Kind.SWA] += [*swa, *span.swa_slots]
-        beside = {
-            # An engine without recurrent states only has the reserved slot.
-            Section.RECURRENT: [span.track_index for span in spans if span.track_index],
-            Section.DRAFT_TABLE: [span.row for span in spans],
-        }
-        return Places(
-            {kind: self._numbers(found) for kind, found in slots.items()},
-            {section: self._numbers(found) for section, found in beside.items()},
-        )
-
-    def _numbers(self, found: list[int]) -> Tensor:
-        return torch.tensor(found, dtype=torch.int64, device=self.pools.storage.device)
+        for _, kind, arena in self.pools.arenas_of(mask):
+            arena[:, :, slots[kind]] = True
+        sections = self.pools.sections_of(mask)
+        # An engine without recurrent states only has the reserved slot.
+        states = [span.track_index for span in spans if span.track_index]
+        sections[Section.RECURRENT][states] = True
+        sections[Section.DRAFT_TABLE][[span.row for span in spans]] = True
+        return mask
 
     def fill_buffers(self, buffers: Mapping[str, Tensor], seed: int) -> None:
         """Fill all buffers: floats with random bits, indices with random valid values."""
@@ -102,26 +79,13 @@ class Noise:
             elif name in COUNTS:
                 buffer.copy_(1 + self._draw(SPECULATION.extend_tokens, buffer.shape))
             elif name in self.bounds:
-                drawn = self._draw(self.bounds[name], buffer.shape)
-                buffer.copy_(self.pools.sizes.numbers(drawn) if name in SLOTS else drawn)
+                buffer.copy_(self._draw(self.bounds[name], buffer.shape))
 
     def fill_pool(self, world: Scheduler, owned: Tensor, seed: int) -> None:
         """Fill unowned storage with random bits, NaN too, and unused index cells with slots."""
         self.generator.manual_seed(seed)
         storage = self.pools.storage
         storage.copy_(torch.where(owned, storage, self._any_bits(storage)))
-        self._fill_tables(world)
-
-    def fill_large_pool(self, world: Scheduler, owned: Rows, seed: int) -> None:
-        """Do the same as `fill_pool` without a mask of the storage, for large pools.
-
-        The noise overwrites the whole storage, and `owned` is restored afterwards.
-        """
-        self.generator.manual_seed(seed)
-        words = self.pools.storage.view(torch.int32)
-        drawn = torch.Generator(words.device).manual_seed(seed)
-        words.random_(-(2**31), 2**31 - 1, generator=drawn)
-        owned.put_back(self.pools)
         self._fill_tables(world)
 
     def _fill_tables(self, world: Scheduler) -> None:
@@ -143,8 +107,8 @@ class Noise:
         self._fill_unused(mapping, used, Kind.SWA)
 
     def _fill_unused(self, table: Tensor, used: Tensor, kind: Kind) -> None:
-        drawn = self._draw(self.pools.sizes.stored(kind), table.shape)
-        table.copy_(torch.where(used, table, self.pools.sizes.numbers(drawn).to(table)))
+        drawn = self._draw(self.pools.sizes.slots(kind), table.shape)
+        table.copy_(torch.where(used, table, drawn.to(table)))
 
     def _any_bits(self, like: Tensor) -> Tensor:
         """Return random bits, including NaN, as a flat tensor with the size of `like`."""

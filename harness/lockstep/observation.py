@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paritybit.harness.lockstep.requests import owner_of, owner_of_place, serial_at
-from paritybit.harness.lockstep.scale.kept import Compared
 from paritybit.harness.schedules.schedule import Step
 from paritybit.reference.allocator import Owner, Ownership
 from paritybit.reference.batch import ForwardBatch, Mode, Span
@@ -25,8 +24,7 @@ from torch import Tensor
 class Snapshot:
     """One world before and after its forward.
 
-    - `before`, `after`: KV and other state. Empty for pools too large to be copied: see
-      `Observation.twins`.
+    - `before`, `after`: KV and other state.
     - `mapping`: the full-to-SWA mapping right before the forward.
     - `owners`: the running requests.
     - `batch`, `output`: the batch and its live output. None for an idle step.
@@ -109,7 +107,6 @@ class Observation:
     - `extra`: results of extra runs, by the property that asked for them.
     - `warnings`: messages at WARNING or above that the step logged.
     - `samples`: empty unless asked for.
-    - `twins`: the comparison of the worlds' KV if no copies are kept.
 
     `keys`, `static` and `payload` are valid until the pair's next step.
     """
@@ -132,4 +129,3 @@ class Observation:
     extra: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     samples: tuple[Sample, ...] = ()
-    twins: Compared | None = None

@@ -18,13 +18,12 @@ import torch
 from paritybit.harness.lockstep.captures import Captures
 from paritybit.harness.lockstep.capturing import capture_runs
 from paritybit.harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
+from paritybit.harness.lockstep.copies import Copies
 from paritybit.harness.lockstep.logs import LogTrap, warnings_logged
 from paritybit.harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd
 from paritybit.harness.lockstep.overlapped import OverlappedScheduler, RanForward
 from paritybit.harness.lockstep.padding import padding_values, spoil, spoiled_memory
 from paritybit.harness.lockstep.requests import PlannedStep
-from paritybit.harness.lockstep.scale.kept import Ran, kept_of
-from paritybit.harness.lockstep.scale.memory import require_memory
 from paritybit.harness.lockstep.scheduler import Scheduler, samples_of
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, subject_runs
 from paritybit.harness.schedules.schedule import Schedule, Step, modes_of
@@ -94,7 +93,6 @@ class Pair:
         torch.set_num_threads(1)
         self.records_ops = records_ops or config.device == "cpu"
         self.trial = config
-        require_memory(config)
         self.config = config.model
         drafting = draft_config(self.config)
         dtype, device = DTYPES[config.dtype], torch.device(config.device)
@@ -125,8 +123,8 @@ class Pair:
             order = parts.of(Part.OVERLAP, Overlap)(config.streams(), device)
             self.overlapped = OverlappedScheduler(*of_graph, overlap=order)
         self.graph: Scheduler = self.overlapped or Scheduler(*of_graph)
-        self.kept = kept_of(self.eager_pools, self.graph_pools, large=config.large)
-        self.compared = self.kept.compared
+        self.copies = Copies(self.eager_pools, self.graph_pools)
+        self.compared = self.copies.compared
         self.forwards = 0
         self._consumed: Output = {}
 
@@ -198,7 +196,7 @@ class Pair:
             planned = self.plan(step, place)
             if planned is None:
                 return None
-            self.kept.begin()
+            self.copies.begin()
             extra = self._run_extra(planned, extra_runs or {}) if can_run_extra else {}
             recorder.planned(self, planned)
             batch = planned.eager.batch
@@ -231,7 +229,6 @@ class Pair:
                 extra=extra,
                 warnings=warnings,
                 samples=samples,
-                twins=self.kept.result,
             )
 
     def _run_extra(
@@ -271,8 +268,7 @@ class Pair:
         with recorder.eager():
             output = self.decoder.forward(batch) if batch is not None else None
         recorder.eager_gave(output)
-        mapping = self.eager_pools.tables.full_to_swa_index_mapping
-        self.kept.after_eager(Ran(planned.mode, batch, mapping))
+        self.copies.end_eager()
         return output
 
     def _run_graph(
@@ -288,7 +284,7 @@ class Pair:
         def run(batch: ForwardBatch | None, staged: ForwardBatch | None) -> RanForward:
             mapping = self.graph_pools.tables.full_to_swa_index_mapping.clone()
             forward = self.run_subject(planned.given(batch), recorder)
-            self.kept.after_graph(Ran(planned.mode, batch, mapping))
+            self.copies.end_graph()
             return RanForward(forward, mapping, staged)
 
         if self.overlapped is not None:
@@ -297,7 +293,7 @@ class Pair:
 
     def restore_graph(self) -> None:
         """Restore the graph world's KV to its bytes before this step's forwards."""
-        self.kept.restore_graph()
+        self.copies.restore_graph()
 
     def _snapshots_after(
         self,
@@ -307,18 +303,18 @@ class Pair:
         graph_owners: tuple[Owner, ...],
     ) -> tuple[Snapshot, Snapshot]:
         """Return snapshots of both worlds right after their forwards, the eager world's first."""
-        kept = self.kept
+        copies = self.copies
         eager = Snapshot(
-            before=kept.eager_before,
-            after=kept.eager_after,
+            before=copies.eager_before,
+            after=copies.eager_after,
             mapping=self.eager_pools.tables.full_to_swa_index_mapping.clone(),
             owners=self.eager.owners(),
             batch=planned.eager.batch,
             output=eager_output,
         )
         graph = Snapshot(
-            before=kept.graph_before,
-            after=kept.graph_after,
+            before=copies.graph_before,
+            after=copies.graph_after,
             mapping=ran.mapping,
             owners=graph_owners,
             batch=ran.batch,
@@ -367,13 +363,13 @@ def captured_engine(
 ) -> CapturedEngine:
     """Return the built-in engine over the graph world's KV, with the runners of `modes` captured.
 
-    It shares the storage of KV, tables and large weights with the pair, but no Python object.
+    It shares the storage of KV and tables with the pair, but no Python object.
     """
-    trial, own = pair.trial, Model.alike if pair.trial.large else deepcopy
+    trial = pair.trial
     ops = subject.parts.of(Part.OPS, type(trial.ops()))
     return CapturedEngine(
         ops(),
-        {role: own(model) for role, model in pair.run_models.items()},
+        {role: deepcopy(model) for role, model in pair.run_models.items()},
         pair.graph_pools.alike(),
         subject,
         trial.buckets,

@@ -5,13 +5,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 from paritybit.harness.lockstep.requests import PlannedForward, Request
-from paritybit.harness.schedules.coverage import FAR, FAR_KV, LONGEST, crossed
+from paritybit.harness.schedules.coverage import LONGEST
 from paritybit.reference.allocator import Allocator, Numbers, Owner, Ownership, PageAllocation
 from paritybit.reference.batch import ForwardBatch, Mode, Span, prepare
 from paritybit.reference.config import Kind, ModelConfig, Role
 from paritybit.reference.order import InOrder
 from paritybit.reference.pool import KVPools
-from paritybit.reference.state_pool import hidden_states_of
 from torch import Tensor
 
 
@@ -44,11 +43,10 @@ class RequestBook:
         self.order = order or InOrder(pools.storage.device)
         self.allocator = allocator(pools[Role.TARGET], on_change, self.order)
         device, dtype = pools.storage.device, pools.storage.dtype
-        self.first_far = FAR // (config.full.kv_heads * config.full.head_dim)
         self.token_rows = 2 * pools.sizes.rows
         shape = self.token_rows, config.max_context
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.hidden_states = hidden_states_of(*shape, config.hidden, dtype, device)
+        self.hidden_states = torch.zeros((*shape, config.hidden), dtype=dtype, device=device)
         self.reset(seed=0)
 
     def reset(self, seed: int) -> None:
@@ -72,7 +70,6 @@ class RequestBook:
 
     def batch_of(self, mode: Mode, spans: Sequence[Span]) -> ForwardBatch:
         """Write the slots of some spans to the tables, and return the batch."""
-        self.events.update(crossed(spans))
         return prepare(mode, spans, self.tokens, self.hidden_states, self.pools.tables)
 
     def filled(self, work: PlannedForward) -> PlannedForward:
@@ -216,8 +213,6 @@ class RequestBook:
             self.events["SWA sub-pool nearly full"] += 1
         if len(free.free_full) * sizes.page_size * 8 <= sizes.full_slots:
             self.events["full sub-pool nearly full"] += 1
-        if self.first_far < sizes.slots(Kind.FULL):
-            self.events[FAR_KV] += max(slots) >= self.first_far
         return True
 
     def advance(self, request: Request, length: int) -> None:

@@ -14,7 +14,6 @@ from paritybit.harness.lockstep.config import TrialConfig, trial_from_json
 from paritybit.harness.records import typed_json
 from paritybit.harness.records.files import read_bytes, write_whole
 from paritybit.harness.schedules.schedule import Schedule
-from paritybit.reference.config import Shape
 
 Kind = TypeVar("Kind")
 
@@ -30,9 +29,6 @@ OPTIONAL = frozenset({"history"})
 MOST_SLOTS = 2**16
 MOST_ROWS = 2**10
 """Size limits of a case, so that a wrong digit does not use all memory of the machine."""
-
-MOST_REAL_SLOTS = 2**23
-"""The size limit for the real shape, whose memory is checked before it is allocated."""
 
 MOST_STEPS = 2**16
 """The maximum number of steps in schedule and history together. They play for hours."""
@@ -264,13 +260,10 @@ def from_version_3(data: Any) -> Any:
 
 def check_sizes(trial: TrialConfig) -> None:
     """Raise MalformedError unless a trial's sizes are within the limits."""
-    most = MOST_REAL_SLOTS if trial.shape == Shape.REAL else MOST_SLOTS
-    if not all(trial.page_size <= slots <= most for slots in (trial.full_slots, trial.swa_slots)):
-        raise MalformedError(f"the pools of a case have at least one page and at most {most} slots")
-    if trial.max_context > MOST_SLOTS or trial.skipped_slots > MOST_REAL_SLOTS:
+    pools = trial.full_slots, trial.swa_slots
+    if not all(trial.page_size <= slots <= MOST_SLOTS for slots in pools):
         raise MalformedError(
-            f"a case has requests of at most {MOST_SLOTS} tokens, and skips at most "
-            f"{MOST_REAL_SLOTS} slots"
+            f"the pools of a case have at least one page and at most {MOST_SLOTS} slots"
         )
     if not all(
         1 <= rows <= MOST_ROWS

@@ -14,18 +14,6 @@ SMALLEST = (1, 4)
 SMALLEST_TOKENS = (1, 5)
 """Captured sizes of those trials, in tokens."""
 
-WIDE_CONTEXT = 544
-"""Longest request of the trials with wide numbers, in tokens.
-
-It exceeds every block of 512 keys.
-"""
-
-SKIPPED_SLOTS = 100_000
-"""Slot numbers that these trials skip. No other number fits 16 bits, or is exact in bfloat16.
-
-Multiplied by a slot's elements in all layers of a real model, each exceeds 2^31.
-"""
-
 FILLINGS = ("full", "one short", "padded after full")
 """The ways in which each bucket of each runner must be filled at least once."""
 

@@ -1,7 +1,7 @@
 """Counts the states that schedules reach at each step, to detect a generator that misses some."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from paritybit.harness.schedules.boundaries import MANY
 from paritybit.harness.schedules.buckets import (
@@ -68,22 +68,6 @@ LONGEST = "length of the longest context"
 MANY_REPLAYS = f"replay {MANY} of a runner"
 """What trials with the smallest sizes must reach, apart from a full bucket of one row."""
 
-BOUNDS: Mapping[str, tuple[str, int]] = {
-    "position beyond 256, the last of which bfloat16 has all": ("position", 256),
-    "request of more than 512 keys": ("keys", 512),
-    "batch of more than 128 tokens": ("tokens", 128),
-    "slot number beyond 16 bits": ("slot", 2**16 - 1),
-}
-"""What trials with wide numbers must reach: a quantity of a batch above a limit.
-
-A limit is that of a narrow dtype, or the largest number at which a kernel's loop runs again: `TILE`
-in `reference/kernels/tables.py`, `subjects/listing/device.py` and `drafts.py`, `LOC_TILE` and
-`KEY_TILE`. Tiles over a model's widths are smaller than the widths of the shapes mid and real.
-"""
-
-ONLY_ON_CPU = frozenset({"slot number beyond 16 bits"})
-"""Those of BOUNDS that need skipped slot numbers."""
-
 OVERLAPPED = "step planned while a forward was in flight"
 FREED_IN_FLIGHT = "freed while a forward was in flight"
 HANDED_OVER_IN_FLIGHT = "tokens written where a forward in flight keeps its own"
@@ -92,19 +76,9 @@ OVERLAP_REQUIRED = (OVERLAPPED, FREED_IN_FLIGHT, HANDED_OVER_IN_FLIGHT)
 """Events that schedules must also reach if steps overlap."""
 
 
-FAR_KV = "KV beyond 2^31 elements"
-
-FAR = 2**31
-"""The first offset, in elements, that int32 cannot hold."""
-
-
-def required_replays(runners: Iterable[str], *, far: bool = False) -> tuple[str, ...]:
-    """Return the events of each runner's replays, padded and not. Without these nothing is tested.
-
-    With `far`, requests must also use slots at least FAR elements beyond the start of their cache.
-    """
-    replays = [f"{name}: {what}" for name in runners for what in ("replay", "padded replay")]
-    return (*replays, *([FAR_KV] if far else []))
+def required_replays(runners: Iterable[str]) -> tuple[str, ...]:
+    """Return the events of each runner's replays, padded and not."""
+    return tuple(f"{name}: {what}" for name in runners for what in ("replay", "padded replay"))
 
 
 def of_one_branch(runner: str, what: str = "replay") -> str:
@@ -153,28 +127,13 @@ def most_together(runner: str) -> str:
     return f"{runner}: prefill of {max(BUCKETS)} requests"
 
 
-def crossed(spans: Sequence[Span]) -> list[str]:
-    """Return which of BOUNDS a batch with some spans exceeds."""
-    if not spans:
-        return []
-    ends = [span.end for span in spans]
-    reached = {
-        "position": max(ends) - 1,
-        "keys": max(ends),
-        "tokens": sum(ends) - sum(span.begin for span in spans),
-        "slot": max(max(span.full_slots, default=0) for span in spans),
-    }
-    return [event for event, (what, limit) in BOUNDS.items() if reached[what] > limit]
-
-
-def required_at_edges(runners: Iterable[str], device: str) -> tuple[str, ...]:
-    """Return what trials with the smallest sizes and with wide numbers must reach."""
+def required_at_edges(runners: Iterable[str]) -> tuple[str, ...]:
+    """Return what trials with the smallest sizes must reach."""
     full = [
         filling(name, min(SMALLEST_TOKENS if RUNNERS[name].token_buckets else SMALLEST), "full")
         for name in runners
     ]
-    wide = [event for event in BOUNDS if device == "cpu" or event not in ONLY_ON_CPU]
-    return (LONGEST, MANY_REPLAYS, *wide, *full) if full else ()
+    return (LONGEST, MANY_REPLAYS, *full) if full else ()
 
 
 CONTEXT = "tokens of context"

@@ -14,7 +14,7 @@ from paritybit.reference.allocator import Allocator, PageAllocation
 from paritybit.reference.config import PRESETS, Kind
 from paritybit.reference.pool import HybridKVPool, PoolSizes
 
-CONFIG = PRESETS["gpt_oss"].tiny
+CONFIG = PRESETS["gpt_oss"]
 FULL_SLOTS, SWA_SLOTS, ROWS = 24, 16, 5
 PAGE_SIZES = (1, 4)
 

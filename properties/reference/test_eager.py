@@ -52,7 +52,7 @@ of_every_preset = pytest.mark.parametrize(
 @cache
 def models(preset: str, dtype: str, device: str) -> tuple[Model, Model]:
     """Return a target and its draft model; who changes one does so in a context."""
-    config, place = PRESETS[preset].tiny, torch.device(device)
+    config, place = PRESETS[preset], torch.device(device)
     draft = Model(draft_config(config), DTYPES[dtype], place, DRAFT_SEED)
     return Model(config, DTYPES[dtype], place), draft
 
@@ -86,7 +86,7 @@ class Bench:
 
     def __init__(self, preset: str, dtype: str, page_size: int, device: str, seed: int = 0) -> None:
         self.trial = TrialConfig(preset=preset, dtype=dtype, page_size=page_size, device=device)
-        self.config = PRESETS[preset].tiny
+        self.config = PRESETS[preset]
         place = torch.device(device)
         self.model, self.draft_model = models(preset, dtype, device)
         sizes, draft = self.trial.sizes, self.draft_model.config

@@ -20,7 +20,6 @@ from properties.support.subjects.op_checks import (
     OpTrial,
     check_batch_invariance,
     check_conformance,
-    check_far_slots,
     check_form_of_lists_changes_no_bit,
     check_highest_row_of_a_table_wins,
     check_highest_row_wins,
@@ -175,18 +174,6 @@ class PlacesRepeat(TorchOps):
         return found, places.where(found.isfinite(), 0)
 
 
-class OffsetsWrap(TorchOps):
-    """A store that multiplies a slot by the elements of its row in 32 bits."""
-
-    def _store_kv(self, cache: Tensor, loc: Tensor, key: Tensor, value: Tensor) -> None:
-        width = key[0].numel()
-        offset = loc.to(torch.int32) * width  # It wraps here.
-        planes = torch.arange(2)[:, None] * cache.stride(0) + int(cache.storage_offset())
-        rows = torch.add(planes, offset).to(torch.int64)[..., None] + torch.arange(width)
-        memory = cache.as_strided((cache.storage_offset() + cache.numel(),), (1,), 0)
-        memory[rows] = torch.stack([key, value]).flatten(2)
-
-
 FAULTS: list[tuple[type[Ops], Check]] = [
     (OneRowIsFused, check_batch_invariance),
     (ProductsLoseBits, check_conformance),
@@ -203,7 +190,6 @@ FAULTS: list[tuple[type[Ops], Check]] = [
     (HighestPlaceWins, check_largest),
     (PlacesRepeat, check_largest),
     (LimitIsIgnored, check_row_limit),
-    (OffsetsWrap, check_far_slots),
 ]
 
 

@@ -127,7 +127,7 @@ def test_the_oracle_agrees_with_the_decoder_written_a_second_time(
     preset: str, tracked: bool
 ) -> None:
     """Whether the recurrent state enters the input or not."""
-    model = Model(PRESETS[preset].tiny, torch.float32, CPU)
+    model = Model(PRESETS[preset], torch.float32, CPU)
     tokens = request(model)
     rows = [
         array(model.embedding)[token] + array(model.encoder_table)[ENCODER_LEN] + tracked * state
@@ -139,7 +139,7 @@ def test_the_oracle_agrees_with_the_decoder_written_a_second_time(
 
 @every_preset
 def test_the_oracle_of_a_draft_agrees_with_the_decoder_written_a_second_time(preset: str) -> None:
-    model = Model(draft_config(PRESETS[preset].tiny), torch.float32, CPU, 1)
+    model = Model(draft_config(PRESETS[preset]), torch.float32, CPU, 1)
     tokens = request(model)
     states = torch.randn(
         len(tokens), model.config.hidden, generator=torch.Generator().manual_seed(3)

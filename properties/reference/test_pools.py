@@ -15,7 +15,7 @@ FULL_SLOTS, SWA_SLOTS, ROWS = 24, 16, 5
 
 def both_pools(preset: str, device: str, page_size: int = 1) -> KVPools:
     """Return the pools of a target and its draft model."""
-    config = PRESETS[preset].tiny
+    config = PRESETS[preset]
     sizes = PoolSizes(FULL_SLOTS, SWA_SLOTS, page_size, ROWS)
     place = torch.device(device)
     return KVPools(config, draft_config(config), sizes, torch.float32, place)
@@ -26,7 +26,7 @@ def test_each_model_has_kv_of_its_own_in_one_storage(preset: str, device: str) -
     """Every element of the storage is one model's, one kind's: it shows in no other view."""
     for page_size in (1, 4):
         pools = both_pools(preset, device, page_size)
-        configs = {Role.TARGET: PRESETS[preset].tiny, Role.DRAFT: pools[Role.DRAFT].config}
+        configs = {Role.TARGET: PRESETS[preset], Role.DRAFT: pools[Role.DRAFT].config}
         pools.storage.zero_()
         places = [(role, kind) for role in Role for kind in Kind]
         for mark, (role, kind) in enumerate(places, 1):

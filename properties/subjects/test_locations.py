@@ -19,7 +19,7 @@ from torch import Tensor
 
 from properties.support.harness.planting import captured, shared
 
-CONFIG = PRESETS["gpt_oss"].tiny
+CONFIG = PRESETS["gpt_oss"]
 PER_LAYER, PRESET, MEMO = LocationScheme
 
 

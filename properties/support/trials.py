@@ -6,14 +6,12 @@ broken one on every shape, and the hunts of bugs each on another.
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
 from paritybit.harness.checks.expectations import affected_runners
 from paritybit.harness.lockstep.config import DTYPES, TOPK, TrialConfig
-from paritybit.harness.lockstep.scale.shapes import pools_of
-from paritybit.reference.config import PRESETS, SPECULATION, Shape
+from paritybit.reference.config import PRESETS, SPECULATION
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.bugs.switching import lacking
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS
@@ -74,20 +72,11 @@ def clean_trials(
     runner: str | None,
     preset: str | None,
     bug: str | None,
-    shape: str = Shape.TINY,
 ) -> list[TrialConfig]:
     """Return the trials that a clean build must pass; with `bug`, the trials broken by it.
 
     A bug takes the runner asked for, or all that it affects, under its own location scheme.
-    Pools are those of a shape.
     """
-    if shape != Shape.TINY:
-        trials = clean_trials(device, runner, preset, bug)
-        sizes = [pools_of(Shape(shape), trial.preset) for trial in trials]
-        return [
-            replace(trial, shape=shape, full_slots=pools.full_slots, swa_slots=pools.swa_slots)
-            for trial, pools in zip(trials, sizes, strict=True)
-        ]
     if bug is None:
         axes = axes_of(runner, preset)
         rows = [dict(zip(axes, row, strict=True)) for row in all_pairs(list(axes.values()))]
@@ -128,7 +117,6 @@ def every_pair() -> list[tuple[str, str]]:
 
 def name(trial: TrialConfig) -> str:
     """Return a trial in a test id."""
-    shape = [] if trial.shape == Shape.TINY else [str(trial.shape)]
-    parts = [*shape, trial.preset, str(trial.scheme), trial.dtype, f"page{trial.page_size}"]
+    parts = [trial.preset, str(trial.scheme), trial.dtype, f"page{trial.page_size}"]
     parts += [] if trial.topk == SPECULATION.topk else [f"topk{trial.topk}"]
     return "-".join([trial.runner, *parts, *trial.bugs])

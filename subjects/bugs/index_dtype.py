@@ -1,14 +1,14 @@
 """Indices of the wrong width: in static inputs, in raw pointers, and in 32-bit offsets.
 
-In a real pool, the offset of a high slot, in elements or bytes, needs more than 31 bits. A tiny
-pool models the slots around the first such slot: half of its slots lie below it. A pool that really
-contains that slot in its lower half uses its own offsets. A wrapped offset is 2^32 too low and
-reaches other KV of the large pool. The model maps it to a slot of the tiny pool, modulo its size.
+In a real pool, the offset of a high slot, in elements or bytes, needs more than 31 bits. The small
+pool models the slots around the first such slot: half of its slots lie below it. A wrapped offset
+is 2^32 too low and reaches other KV of the real pool. Here it maps to a slot of the small pool,
+modulo its size.
 """
 
 import torch
 from paritybit.reference.batch import Mode
-from paritybit.reference.config import PRESETS, Kind, ModelConfig
+from paritybit.reference.config import Kind
 from paritybit.subjects.bugs.bug import THREAD, Bug
 from paritybit.subjects.key_lists import Lists, StaticLists
 from paritybit.subjects.parts import Part
@@ -25,16 +25,6 @@ SIGNED_LIMIT = 2**31
 
 PAGE_BYTES = 64 * 656
 """Bytes of a page of 64 tokens with their scales."""
-
-
-def real_row(config: ModelConfig) -> int:
-    """Return the elements of a token's K and V in all layers of the real model of `config`.
-
-    The layers of a hybrid model share one pool, so this is the stride of its slots.
-    """
-    real = PRESETS[config.name.removesuffix("-draft")].real
-    shapes = [real.shape(kind) for kind in real.layers]
-    return 2 * sum(shape.kv_heads * shape.head_dim for shape in shapes)
 
 
 def reached(index: Tensor, stride: int, count: int) -> Tensor:

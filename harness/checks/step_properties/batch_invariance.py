@@ -48,7 +48,7 @@ def prepare(pair: Pair, planned: PlannedStep) -> Show | None:
             spans = [eager_batch.spans[request] for request in order]
             output = pair.decoder.forward(pair.eager.batch_of(batch.mode, spans))
             found.append(Variant(description, order, output))
-            pair.kept.restore_eager()
+            pair.copies.restore_eager()
     pair.fresh_engine.reset()
     return lambda forward: (*found, Variant(LARGEST, everyone, cloned(forward.output)))
 

@@ -5,15 +5,12 @@ from paritybit.harness.checks.device.flags import Flag
 from paritybit.harness.checks.device.storages import storages_differ
 from paritybit.harness.checks.differences import describe_slot, first_kv_difference, owner_at
 from paritybit.harness.checks.property import Description, Property
-from paritybit.harness.checks.twins import first_twin_difference, twins_differ
 from paritybit.harness.lockstep.bits import any_set, unequal
 from paritybit.harness.lockstep.observation import Observation
 
 
 def flag(observation: Observation) -> Flag:
     """Whether any compared bit of KV or other state differs between the worlds."""
-    if observation.twins is not None:
-        return twins_differ(observation.twins)
     if launches.asks_kernels(observation.compared.device):
         return storages_differ(observation)
     different = unequal(observation.eager.after, observation.graph.after)
@@ -22,11 +19,8 @@ def flag(observation: Observation) -> Flag:
 
 def describe(observation: Observation) -> Description:
     """Name the first slot that differs, its owner and both bit patterns."""
-    if observation.twins is not None:
-        where = first_twin_difference(observation.layout, observation.twins)
-    else:
-        storages = observation.eager.after, observation.graph.after
-        where = first_kv_difference(observation.layout, *storages, observation.compared)
+    storages = observation.eager.after, observation.graph.after
+    where = first_kv_difference(observation.layout, *storages, observation.compared)
     where["owner"] = owner_at(where, observation.graph)
     bit_patterns = f" eager {where['eager_bits']}, graph {where['graph_bits']}"
     return describe_slot(where) + bit_patterns, where

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from paritybit.harness.checks.property import Description, Property
@@ -12,7 +11,6 @@ from paritybit.harness.lockstep.noise import Noise
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
-from paritybit.harness.lockstep.scale.kept import Rows, Twins
 from paritybit.reference.model import Output
 from paritybit.subjects.protocol import Forward
 from torch import Tensor
@@ -22,18 +20,10 @@ def prepare(pair: Pair, planned: PlannedStep) -> Show:
     """Set all KV to NaN except the reserved page and the batch's slots."""
     pools = pair.graph_pools
     noise = Noise(pair.config, pools)
-    if isinstance(pair.kept, Twins):
-        places = noise.owned_places(pair.graph, planned.graph.batch)
-        page = torch.arange(pools.sizes.page_size, device=pools.storage.device)
-        slots = {kind: torch.cat([page, found]) for kind, found in places.slots.items()}
-        rows = Rows.of(pools, replace(places, slots=slots))
-        pools.storage.fill_(math.nan)
-        rows.put_back(pools)
-    else:
-        kept = noise.owned(pair.graph, planned.graph.batch)
-        for _, _, arena in pools.arenas_of(kept):
-            arena[:, :, : pools.sizes.page_size] = True
-        pools.storage.masked_fill_(~kept, math.nan)
+    kept = noise.owned(pair.graph, planned.graph.batch)
+    for _, _, arena in pools.arenas_of(kept):
+        arena[:, :, : pools.sizes.page_size] = True
+    pools.storage.masked_fill_(~kept, math.nan)
     just_captured(pair, planned)
     return shown
 

@@ -1,10 +1,8 @@
 """padding_noninterference: detects live results that depend on memory no request owns."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from paritybit.harness.checks.differences import (
-    PLACE_NAMES,
     describe_slot,
     first_kv_difference,
     first_output_difference,
@@ -15,7 +13,6 @@ from paritybit.harness.lockstep.bits import (
     any_set,
     bits,
     cloned,
-    first_index,
     outputs_differ,
     unequal,
 )
@@ -24,7 +21,6 @@ from paritybit.harness.lockstep.noise import Noise
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
-from paritybit.harness.lockstep.scale.kept import Rows, Twins
 from paritybit.reference.model import Output
 from torch import Tensor
 
@@ -41,14 +37,6 @@ class NoisyRun:
     owned: Tensor
 
 
-@dataclass(frozen=True)
-class NoisyRows:
-    """The same for pools that are not copied. `rows` has the bytes that the batch owns."""
-
-    output: Output
-    rows: Rows
-
-
 def prepare(pair: Pair, planned: PlannedStep) -> Show:
     """Write noise to all memory that the batch does not own. The step's place is the seed."""
     pools, batch = pair.graph_pools, planned.graph.batch
@@ -56,10 +44,6 @@ def prepare(pair: Pair, planned: PlannedStep) -> Show:
     pair.fresh_engine.reset()
     for buffers in pair.fresh_engine.all_static_buffers():
         noise.fill_buffers(buffers, planned.forwards)
-    if isinstance(pair.kept, Twins):
-        places = pair.kept.watched = noise.owned_places(pair.graph, batch)
-        noise.fill_large_pool(pair.graph, Rows.of(pools, places), planned.forwards)
-        return lambda forward: NoisyRows(cloned(forward.output), Rows.of(pools, places))
     owned = noise.owned(pair.graph, batch)
     noise.fill_pool(pair.graph, owned, planned.forwards)
     return lambda forward: NoisyRun(cloned(forward.output), pools.storage.clone(), owned)
@@ -70,8 +54,6 @@ def flag(observation: Observation) -> Tensor | bool:
     noisy, output = observation.extra.get("padding_noninterference"), observation.graph.output
     if noisy is None or output is None:
         return False
-    if isinstance(noisy, NoisyRows):
-        return noisy.rows.differ(_watched(observation)) | outputs_differ(noisy.output, output)
     stored = any_set(unequal(noisy.storage, observation.graph.after).logical_and_(noisy.owned))
     return stored | outputs_differ(noisy.output, output)
 
@@ -81,10 +63,7 @@ def describe(observation: Observation) -> Description:
     noisy, output = observation.extra["padding_noninterference"], observation.graph.output
     storage = observation.graph.after
     assert output is not None
-    if isinstance(noisy, NoisyRows):
-        if noisy.rows.differ(_watched(observation)):
-            return _describe_rows(observation, noisy.rows)
-    elif ((bits(noisy.storage) != bits(storage)) & noisy.owned).any():
+    if ((bits(noisy.storage) != bits(storage)) & noisy.owned).any():
         where = first_kv_difference(observation.layout, storage, noisy.storage, noisy.owned)
         where["owner"] = owner_at(where, observation.graph)
         changed = describe_slot(where).removesuffix(":")
@@ -92,36 +71,6 @@ def describe(observation: Observation) -> Description:
     where = first_output_difference(output, noisy.output)
     changed = f"{where['tensor']} of live row {where['row']}"
     return f"noise in unowned memory changed {changed}", where
-
-
-def _watched(observation: Observation) -> Rows:
-    """Return the rows that the batch owned after the graph world's forward."""
-    assert observation.twins is not None and observation.twins.watched is not None
-    return observation.twins.watched
-
-
-def _describe_rows(observation: Observation, noisy: Rows) -> Description:
-    """Name the first slot, or place of other state, that the batch owns and noise changed."""
-    after = _watched(observation)
-    for (role, kind), rows in after.arenas.items():
-        different = (bits(rows) != bits(noisy.arenas[role, kind])).flatten(3).any(3)
-        if different.any():
-            place, _, row = first_index(different)
-            slot = int(after.places.slots[kind][row])
-            layer = observation.layout.configs[role].layers_of(kind)[place]
-            where: dict[str, Any] = {"model": str(role), "layer": layer, "kind": str(kind)}
-            where |= {"slot": slot, "owner": observation.graph.owner_of(kind, slot)}
-            words = f"{role} layer {layer} ({kind}), slot {slot} of {where['owner']}"
-            return f"noise in unowned memory changed {words}", where
-    for section, rows in after.sections.items():
-        different = (bits(rows) != bits(noisy.sections[section])).flatten(1).any(1)
-        if different.any():
-            place = int(after.places.beside[section][first_index(different)[0]])
-            where = {"section": str(section), "place": place}
-            where["owner"] = observation.graph.owner_of_place(section, place)
-            words = f"{PLACE_NAMES[section]} {place} of {where['owner']}"
-            return f"noise in unowned memory changed {words}", where
-    raise ValueError("no place differs")
 
 
 PADDING_NONINTERFERENCE = Property(

@@ -114,9 +114,8 @@ For larger sub-pools, only slots that some row must read are counted.
 
 def columns_counted(observation: Observation, kind: Kind, rows: int) -> Columns:
     """Return the slots to count for a number of rows."""
-    sizes = observation.layout.sizes
-    count = sizes.slots(kind)
-    if rows * count <= COUNTED_CELLS and not sizes.skipped:
+    count = observation.layout.sizes.slots(kind)
+    if rows * count <= COUNTED_CELLS:
         return Columns(count)
     reads = [read for of_forward in live_reads(observation, kind) for read in of_forward]
     listed = np.unique(np.concatenate([np.zeros(1, dtype=np.int64), *reads]))

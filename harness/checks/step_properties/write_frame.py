@@ -1,21 +1,12 @@
 """write_frame: detects stray writes, even to slots that are never read or by both worlds."""
 
-import torch
 from paritybit.harness.checks.device import launches
 from paritybit.harness.checks.device.flags import Flag
 from paritybit.harness.checks.device.storages import strayed
 from paritybit.harness.checks.differences import PLACE_NAMES, Sections
 from paritybit.harness.checks.property import Description, Property
-from paritybit.harness.checks.twins import (
-    WORLDS,
-    changed_beside,
-    changed_reserved,
-    first_slot_outside,
-    twins_wrote_outside,
-)
 from paritybit.harness.lockstep.bits import any_set, first_index, unequal
 from paritybit.harness.lockstep.observation import Observation, Snapshot
-from paritybit.harness.lockstep.scale.kept import Compared
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import Kind, Role
 from paritybit.reference.state_pool import Section
@@ -56,8 +47,7 @@ def _changed_outside(observation: Observation, world: Snapshot) -> Tensor:
         full = batch.out_cache_loc
         for kind in Kind:
             own = full if kind is Kind.FULL else world.mapping[full]
-            places = layout.sizes.places(own)
-            layout.arena_of(changed, role, kind).index_fill_(2, places, value=False)
+            layout.arena_of(changed, role, kind).index_fill_(2, own, value=False)
     keep_own_places(layout.sections_of(changed), observation.mode, batch)
     return changed
 
@@ -74,27 +64,8 @@ def keep_own_places(sections: Sections, mode: Mode, batch: ForwardBatch) -> None
             sections[Section.DRAFT_TABLE].index_fill_(0, batch.req_pool_indices, value=False)
 
 
-def beside_outside_frame(observation: Observation, twins: Compared, world: str) -> Sections:
-    """Return what a world without copies changed in other state outside the step's frame."""
-    changed, batch = changed_beside(twins, world), getattr(observation, world).batch
-    for places in changed.values():
-        places[0] = False  # The reserved place is never compared.
-    if batch is not None:
-        keep_own_places(changed, observation.mode, batch)
-    return changed
-
-
 def flag(observation: Observation) -> Flag:
     """Whether either world wrote outside the step's frame."""
-    twins = observation.twins
-    if twins is not None:
-        beside = [beside_outside_frame(observation, twins, world) for world in WORLDS]
-        changed = [places for sections in beside for places in sections.values()]
-        if observation.mode is Mode.FROZEN_DRAFT:
-            reserved = [changed_reserved(twins, world) for world in WORLDS]
-            changed += [slot for arenas in reserved for slot in arenas.values()]
-        flags = [any_set(places.contiguous()) for places in changed]
-        return torch.stack([twins_wrote_outside(twins), *flags]).any()
     if launches.asks_kernels(observation.compared.device):
         return strayed(observation, judged(observation))
     graph, eager = (
@@ -105,14 +76,11 @@ def flag(observation: Observation) -> Flag:
 
 def describe(observation: Observation) -> Description:
     """Name the first slot, or place of other state, that a world wrote outside the frame."""
-    if observation.twins is not None:
-        return _describe_twins(observation, observation.twins)
     for name, world in (("graph", observation.graph), ("eager", observation.eager)):
         written = writes_outside_frame(observation, world)
         for role, kind, arena in observation.layout.arenas_of(written):
             if arena.any():
-                place = first_index(arena.any(dim=(0, 1, 3, 4)))[0]
-                slot = observation.layout.sizes.number(place)
+                slot = first_index(arena.any(dim=(0, 1, 3, 4)))[0]
                 return _describe_slot(observation, name, (role, kind), slot)
         found = _describe_beside(observation, name, observation.layout.sections_of(written))
         if found is not None:
@@ -146,21 +114,6 @@ def _describe_beside(observation: Observation, name: str, sections: Sections) ->
             )
             return message, where
     return None
-
-
-def _describe_twins(observation: Observation, twins: Compared) -> Description:
-    for name in WORLDS:
-        slot = first_slot_outside(twins, name)
-        if slot is None and observation.mode is Mode.FROZEN_DRAFT:
-            reserved = changed_reserved(twins, name).items()
-            slot = next(((arena, 0) for arena, changed in reserved if changed.any()), None)
-        if slot is not None:
-            return _describe_slot(observation, name, *slot)
-        beside = beside_outside_frame(observation, twins, name)
-        found = _describe_beside(observation, name, beside)
-        if found is not None:
-            return found
-    raise ValueError("no slot was changed")
 
 
 WRITE_FRAME = Property(

@@ -222,35 +222,6 @@ def test_a_playing_that_was_begun_before_gives_what_it_gives_otherwise(device: s
         assert outcome.error is None
 
 
-class Slow:
-    """What a lockstep is to a fresh process; it takes a while until it is given back."""
-
-    def capture(self, schedule: Schedule) -> None:
-        """Have captured everything."""
-
-    def play(self, *_: Any, **__: Any) -> Outcome:
-        """Violate nothing, and say in which process."""
-        return replace(clean(), events=Counter(process=os.getpid()))
-
-    def __del__(self) -> None:
-        """Let nothing else of the process run for some tenths of a second."""
-        sum(range(20_000_000))
-
-
-def slow_to_end(*_: Any) -> Any:
-    """Stand for what builds a lockstep."""
-    return Slow()
-
-
-def test_a_fresh_process_of_large_pools_has_ended_when_its_outcome_is_there() -> None:
-    """Two of them do not fit into one GPU, and the next is built at once."""
-    trial = replace(LAZY, device="cuda", full_slots=2**24)  # A stand-in, so that none is used.
-    assert trial.large
-    outcome = play_fresh(playing(DRAWN, trial=trial), slow_to_end)
-    with pytest.raises(ProcessLookupError):
-        os.kill(outcome.events["process"], 0)
-
-
 def test_why_a_process_ended_before_it_was_asked_is_kept() -> None:
     begin_fresh(LAZY, STEP_PROPERTIES, unbuilt)
     process = fresh._captured(unbuilt, LAZY, STEP_PROPERTIES, captures_all=False).process

@@ -20,21 +20,19 @@ from paritybit.harness.campaigns.scenes import ground_of, share_of_scenes
 from paritybit.harness.campaigns.task import Task
 from paritybit.harness.checks.expectations import unaffected_reason
 from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.lockstep.config import TURNS
 from paritybit.harness.lockstep.pair import subject_alone
-from paritybit.harness.lockstep.scale.shapes import TINY, wide
 from paritybit.harness.schedules.boundaries import EVERYONE_LEAVES, Steps, rows
 from paritybit.harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
 from paritybit.harness.schedules.coverage import (
     BEGUN_BESIDE,
-    BOUNDS,
     LONGEST,
     OF_ONE_BRANCH,
-    ONLY_ON_CPU,
     most_together,
     of_one_branch,
 )
 from paritybit.harness.schedules.schedule import Admit, Prefill, Schedule
-from paritybit.reference.config import PRESETS, SPECULATION, Shape
+from paritybit.reference.config import PRESETS, SPECULATION
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 from paritybit.subjects.toggles import LocationScheme
@@ -68,7 +66,7 @@ def test_a_run_plans_every_runner_scheme_and_preset() -> None:
     )
     presets = sorted((trial.runner, trial.preset) for trial in generated)
     assert presets == sorted(product(RUNNERS, PRESETS))
-    assert {(trial.page_size, trial.dtype) for trial in generated} == set(TINY.turns)
+    assert {(trial.page_size, trial.dtype) for trial in generated} == set(TURNS)
     hunted = [(task.trial.bug, task.trial.runner) for task in tasks[len(clean) :]]
     assert list(dict.fromkeys(hunted)) == list(all_hunts())
 
@@ -77,16 +75,11 @@ def test_a_run_of_all_runners_tries_one_of_each_engine_at_the_edges() -> None:
     """Of one row, and up to the longest context, which the run must have reached."""
     settings = RunConfig("cpu")
     found = [task for task in plan(settings) if task.trial.buckets == SMALLEST]
-    for of_kind in (found[::2], found[1::2]):
-        tried = {engine_runners(task.trial.runner) for task in of_kind}
-        assert tried == {engine_runners(name) for name in ONE_PER_ENGINE}
-        assert len(tried) == len(of_kind)
-    assert all(
-        task.trial == wide(of.trial) for of, task in zip(found[::2], found[1::2], strict=True)
-    )
+    tried = {engine_runners(task.trial.runner) for task in found}
+    assert tried == {engine_runners(name) for name in ONE_PER_ENGINE}
+    assert len(tried) == len(found)
     assert all(task.bug is None and task.trial.token_buckets == SMALLEST_TOKENS for task in found)
-    assert {LONGEST, *BOUNDS, "decode: bucket 1 full"} <= set(settings.required_events)
-    assert set(BOUNDS) - set(RunConfig("cuda").required_events) == ONLY_ON_CPU
+    assert {LONGEST, "decode: bucket 1 full"} <= set(settings.required_events)
     one = RunConfig("cpu", tuple(pair for pair in all_hunts() if pair[1] == "decode"))
     assert not one.at_edges and LONGEST not in one.required_events
 
@@ -134,8 +127,6 @@ def test_the_clean_trials_of_a_runner_play_all_scenes_first() -> None:
         assert begun == len(every) + others
         if RUNNERS[runner].token_buckets:
             assert most_together(runner) in settings.required_events
-    large = replace(settings, shape=Shape.MID)
-    assert not any(task.first for task in clean_tasks(large) if not task.trial.overlap)
 
 
 def test_a_clean_trial_plays_no_more_schedules_than_a_hunt_was_asked_for() -> None:

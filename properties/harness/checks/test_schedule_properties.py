@@ -22,7 +22,7 @@ from torch import Tensor
 
 from properties.support.harness.tensors import flip
 
-CONFIG = PRESETS["gemma3"].tiny
+CONFIG = PRESETS["gemma3"]
 CPU = torch.device("cpu")
 OF_SCHEDULES = [name for name, rule in PROPERTIES.items() if rule.at_end is not None]
 

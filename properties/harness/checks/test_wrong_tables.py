@@ -75,7 +75,7 @@ OTHER_DTYPES: Mapping[torch.dtype, torch.dtype] = {
 def metadata(runner: type[GraphRunner]) -> tuple[str, ...]:
     """Return the names of a runner's static lists, which do not depend on the model."""
     bare: Any = object.__new__(runner)
-    bare.target = bare.draft = SimpleNamespace(config=next(iter(PRESETS.values())).tiny)
+    bare.target = bare.draft = SimpleNamespace(config=next(iter(PRESETS.values())))
     return tuple(runner.metadata_sizes(bare, 1))
 
 

@@ -20,7 +20,7 @@ from paritybit.harness.cli.words.help import EXAMPLES
 from paritybit.harness.cli.words.reading import Together
 from paritybit.harness.errors import LONGEST_VALUE, MalformedError
 from paritybit.harness.schedules.schedule import Schedule
-from paritybit.reference.config import PRESETS, Shape
+from paritybit.reference.config import PRESETS
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import RUNNERS
 
@@ -200,7 +200,6 @@ def test_every_name_of_this_build_is_listed(capsys: pytest.CaptureFixture[str]) 
         "runners": RUNNERS,
         "bugs on runners": [f"{bug}@{runner}" for bug in BUGS for runner in RUNNERS],
         "presets": PRESETS,
-        "shapes": list(Shape),
         "properties": PROPERTIES,
     }
     assert main(["list", "--json"]) == OK

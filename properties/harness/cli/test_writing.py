@@ -120,20 +120,6 @@ def test_runs_that_start_at_once_have_a_folder_each(tmp_path: Path) -> None:
     assert all((tmp_path / "out" / name / "cases").is_dir() for name in made)
 
 
-def test_a_run_that_cannot_begin_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No folder of its own, nor those above it; runs that are there stay, and so does the link."""
-    monkeypatch.setattr("paritybit.harness.lockstep.scale.memory.free_on_host", lambda: 0)
-    monkeypatch.chdir(tmp_path)
-    run = ["regress", "--device", "cpu", "--bug", "swa_pad@decode", "--shape", "real"]
-    assert main([*run, "--out", "a/out"]) == CANNOT_RUN
-    assert list(tmp_path.iterdir()) == []
-    swap_link(earlier := new_folder(tmp_path / "a/out"))
-    assert main([*run, "--out", "a/out"]) == CANNOT_RUN
-    assert {path.name for path in (tmp_path / "a/out").iterdir()} == {earlier.name, "latest"}
-
-
 def test_the_link_to_the_last_run_is_swapped_in_one_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ from paritybit.reference.pool import LOC_DTYPE, KVPools
 from paritybit.reference.torch_ops import TorchOps
 from torch import Tensor
 
-CONFIG = PRESETS["gpt_oss"].tiny
+CONFIG = PRESETS["gpt_oss"]
 FIRST, SECOND = ForwardId(0, 3, "decode", (7, 9), (7, 9)), ForwardId(1, 5, "decode", (9,), (9,))
 
 

@@ -60,7 +60,7 @@ WHOLE = 100
 @cache
 def models(preset: str, device: str) -> tuple[Model, Model]:
     """Return a target and its draft model, which no test changes."""
-    config, place = PRESETS[preset].tiny, torch.device(device)
+    config, place = PRESETS[preset], torch.device(device)
     draft = Model(draft_config(config), torch.float32, place, DRAFT_SEED)
     return Model(config, torch.float32, place), draft
 
@@ -76,7 +76,7 @@ class Play:
         preset: str = "gpt_oss",
         slots: int = 80,
     ) -> None:
-        self.config = PRESETS[preset].tiny
+        self.config = PRESETS[preset]
         self.size = page_size
         place = torch.device(device)
         self.model, self.draft = models(preset, device)
@@ -380,7 +380,7 @@ def test_nothing_is_speculated_beyond_the_longest_context(
     modes: frozenset[Mode], device: str
 ) -> None:
     """A verify needs room for its tree and the token after it, a draft for its slots."""
-    longest = PRESETS["gpt_oss"].tiny.max_context
+    longest = PRESETS["gpt_oss"].max_context
     least_room = {"verify": NODES + 1, "draft": SPECULATION.slots if modes is EAGLE else 1}
     for room in range(1, 8):
         play = Play(device, modes=modes)
@@ -508,7 +508,7 @@ def check_committed(world: Scheduler) -> None:
 @ENGINES
 def test_whatever_is_played_the_ledger_is_exact(modes: frozenset[Mode], page_size: int) -> None:
     """After each plan and each forward; and what was played reached all there is of speculation."""
-    config = PRESETS["gpt_oss"].tiny
+    config = PRESETS["gpt_oss"]
     pools = KVPools(
         config,
         draft_config(config),

@@ -1,6 +1,7 @@
 """Any two boundary conditions meet in some scene, and each scene reaches what it names."""
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
@@ -11,9 +12,8 @@ from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair, subject_alone
-from paritybit.harness.lockstep.scale.shapes import smallest
 from paritybit.harness.schedules.boundaries import FACTORS, MANY, Row, rows, scenes
-from paritybit.harness.schedules.buckets import FILLINGS, filling
+from paritybit.harness.schedules.buckets import FILLINGS, SMALLEST, SMALLEST_TOKENS, filling
 from paritybit.harness.schedules.coverage import (
     LONGEST,
     MANY_REPLAYS,
@@ -25,6 +25,12 @@ from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS
 
 from properties.support.harness.planned import Planned
 from properties.support.trials import PAGE_SIZES, all_pairs
+
+
+def smallest(trial: TrialConfig) -> TrialConfig:
+    """Return a trial with the smallest captured sizes."""
+    return replace(trial, buckets=SMALLEST, token_buckets=SMALLEST_TOKENS)
+
 
 SHORT_OF = {
     Mode.EXTEND: 0,

@@ -40,9 +40,7 @@ from paritybit.reference.config import PRESETS
 MOST_PLAYED = 200
 """Schedules that shrinking one of 40 steps may play; what was caught has about as many."""
 
-DRAWN = schedules(
-    PRESETS["gpt_oss"].tiny, BUCKETS, TOKEN_BUCKETS, frozenset(Mode), Mode.TARGET_VERIFY
-)
+DRAWN = schedules(PRESETS["gpt_oss"], BUCKETS, TOKEN_BUCKETS, frozenset(Mode), Mode.TARGET_VERIFY)
 
 
 def wide_decode_of_a_long_prompt(schedule: Schedule) -> bool:

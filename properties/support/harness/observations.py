@@ -31,7 +31,7 @@ from properties.support.harness.right_step import (
     right_static,
 )
 
-CONFIG = PRESETS["gemma3"].tiny
+CONFIG = PRESETS["gemma3"]
 SIZES = PoolSizes(full_slots=24, swa_slots=24, page_size=1, rows=4)
 LAYOUT = KVLayout({Role.TARGET: CONFIG, Role.DRAFT: draft_config(CONFIG)}, SIZES)
 CPU = torch.device("cpu")

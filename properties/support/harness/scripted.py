@@ -27,7 +27,7 @@ class Scripted:
         self.script = script
         self.capture_warnings: tuple[str, ...] = ()
         self.properties: frozenset[str] = frozenset()
-        self.pair = SimpleNamespace(config=PRESETS[trial.preset].tiny, modes=trial.modes)
+        self.pair = SimpleNamespace(config=PRESETS[trial.preset], modes=trial.modes)
         self.played = 0
         self.history: list[Schedule] = []
 

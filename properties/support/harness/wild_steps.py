@@ -22,7 +22,7 @@ from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import PRESETS, SPECULATION
 from paritybit.reference.model import Output
 
-CONFIG = PRESETS["gpt_oss"].tiny
+CONFIG = PRESETS["gpt_oss"]
 """The model that outputs are of."""
 
 LARGEST = 2**31 - 1

@@ -167,7 +167,7 @@ def _rope_by_kind(config: ModelConfig, **further: float) -> dict[str, Any]:
 HEADS = AttentionShape(kv_heads=2, head_dim=16)
 
 ALL_SLIDING = replace(
-    PRESETS["gpt_oss"].tiny,
+    PRESETS["gpt_oss"],
     name="mistral",
     layers=(Kind.SWA,) * 4,
     full=HEADS,
@@ -178,7 +178,7 @@ ALL_SLIDING = replace(
 """A decoder without a full layer."""
 
 EQUAL_HEADS = replace(
-    PRESETS["mimo"].tiny,
+    PRESETS["mimo"],
     full=AttentionShape(kv_heads=1, head_dim=16),
     swa=AttentionShape(kv_heads=2, head_dim=16),
 )
@@ -186,7 +186,7 @@ EQUAL_HEADS = replace(
 
 COUNTERPARTS: dict[str, Counterpart] = {
     "gemma3": Counterpart(
-        PRESETS["gemma3"].tiny,
+        PRESETS["gemma3"],
         ("Gemma3TextConfig", "Gemma3ForCausalLM"),
         lambda config: {
             "layer_types": _layer_types(config),
@@ -197,7 +197,7 @@ COUNTERPARTS: dict[str, Counterpart] = {
         _fit_gemma,
     ),
     "gpt_oss": Counterpart(
-        PRESETS["gpt_oss"].tiny,
+        PRESETS["gpt_oss"],
         ("GptOssConfig", "GptOssForCausalLM"),
         lambda config: {
             "layer_types": _layer_types(config),
