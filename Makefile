@@ -25,7 +25,6 @@ SETUP := $(if $(READY),,.venv/ready)
 # its settings.
 READ_BY_regress := BUG RUNNER PRESET DEVICE MPS SEED EXAMPLES ARGS
 READ_BY_engine := VERSION
-READ_BY_planted-engine := VERSION RUNNER ARGS
 READ_BY_releases := ENGINE SEED ARGS
 READ_BY_shrink := CASE ENGINE DEVICE ARGS
 READ_BY_watch := ENGINE MODEL DEVICE SEED ARGS
@@ -54,7 +53,7 @@ SHARED := $(if $(filter 1,$(MPS)),--mps)
 quoted = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup regress watch engine releases shrink planted-engine replay test test-releases report compare summary documents list bench bench-server code-mutants check
+.PHONY: help setup regress watch engine releases shrink replay test test-releases report compare summary documents list bench bench-server code-mutants check
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -79,9 +78,6 @@ shrink: $(SETUP) ## Find a smaller case of the sanitizer that shows the same fin
 engine: $(SETUP) ## Download an engine release: VERSION=0.5.12 (sglang), vllm==0.33.0 or transformers==5.24.0
 	@$(RUN) -m paritybit engine $(call quoted,$(VERSION))
 
-planted-engine: $(SETUP) ## Plant faults in a running engine and list those not detected: VERSION=0.5.23
-	@$(RUN) -m properties.sanitizer.planted.started $(call quoted,$(VERSION)) --record paritybit-out/planted-engine.json $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
-
 replay: $(SETUP) ## Replay a case file or a folder of them: CASE=…. An engine's case needs ENGINE=…
 	@$(RUN) -m paritybit replay $(call quoted,$(CASE)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(ARGS)
 
@@ -91,7 +87,7 @@ test: $(SETUP) ## Run the test suite
 
 test-releases: $(SETUP) ## Download engine releases and run their tests (several minutes)
 	@for version in 0.5.11 0.5.12 0.5.13 0.5.23 vllm==0.33.0 transformers==5.24.0; do $(RUN) -m paritybit engine $$version || exit; done
-	@PARITYBIT_RELEASES=1 $(RUN) -m pytest -n auto --device cpu properties/connectors properties/drive properties/export properties/sanitizer $(ARGS)
+	@PARITYBIT_RELEASES=1 $(RUN) -m pytest -n auto --device cpu properties/connectors properties/drive properties/export properties/planting $(ARGS)
 
 code-mutants: $(SETUP) ## Mutate the code in subjects/; the harness must detect each mutant: ARGS="--count 200"
 	@$(RUN) -m properties.code_mutants.run $(ARGS)

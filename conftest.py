@@ -355,7 +355,8 @@ def workers_of(config: pytest.Config) -> Workers:
 def same_random_numbers() -> None:
     """Seed the global generators before each test, that of torch once torch is imported."""
     random.seed(0)
-    if hasattr(torch := sys.modules.get("torch"), "default_generator"):
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "default_generator"):
         torch.default_generator.manual_seed(0)
 
 

@@ -1,6 +1,5 @@
 """What `docs/findings.md` shows: findings in releases, and a scoreboard of public threads."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -9,18 +8,11 @@ from functools import cache
 from typing import Any
 
 from paritybit.compat import tomllib
-from properties.sanitizer.planted import faults, public_record
+from properties.planting.faults import FOLDER, TABLES, read
 from properties.support.places import ROOT
 
 EVIDENCE = ROOT / "reports/evidence"
 FOUND_IN, FIELD = EVIDENCE / "found.toml", EVIDENCE / "field.toml"
-
-RECORDS = (
-    "planted-sanitizer.json",
-    "planted-sanitizer-actions.json",
-    "planted-sanitizer-vllm.json",
-)
-"""The records of planted faults."""
 
 REPOSITORIES: Mapping[str, str] = {
     "sgl": "sgl-project/sglang",
@@ -95,11 +87,10 @@ def untried(entry: Mapping[str, Any], thread: str) -> tuple[str, str]:
 
 def tried(entry: Mapping[str, Any], thread: str) -> tuple[str, str] | None:
     """Return what came of a thread's fix undone, or else of the fault that resembles it."""
-    outcomes, reasons = undone(), missed_because()
-    if thread in outcomes:
-        name, status = outcomes[thread]
+    if thread in undone():
+        name, status, reason = undone()[thread]
         why = f"its fix undone in a release: {name}"
-        return status, why if status == FOUND else f"{why}. {reasons.get(name, '')}".strip()
+        return status, why if status == FOUND else f"{why}. {reason}"
     like = entry.get("resembles", {}).get(thread)
     if like is None:
         return None
@@ -107,23 +98,16 @@ def tried(entry: Mapping[str, Any], thread: str) -> tuple[str, str] | None:
 
 
 @cache
-def undone() -> dict[str, tuple[str, str]]:
-    """Return, by thread, the fault that undoes its fix, and whether a seed finds it."""
-    runs = json.loads(public_record.RECORD.read_text(encoding="utf-8"))
-    names = {run["name"]: MISSED for run in runs}
-    names |= {run["name"]: FOUND for run in runs if run["status"] == FOUND}
+def undone() -> dict[str, tuple[str, str, str]]:
+    """Return, by thread, the fault that undoes its fix, its result, and why it is missed."""
     return {
-        fault.thread: (fault.name, names[fault.name])
-        for fault in faults.read(public_record.TABLE)
-        if fault.thread is not None and fault.name in names
+        str(fault.thread): (
+            fault.name,
+            MISSED if fault.found is None else FOUND,
+            first_sentence(fault.missed or ""),
+        )
+        for fault in read(FOLDER / "public.toml")
     }
-
-
-@cache
-def missed_because() -> dict[str, str]:
-    """Return, by its name, why a fault that undoes a fix is missed, in a sentence."""
-    data = tomllib.loads(public_record.REASONS.read_text(encoding="utf-8"))
-    return {name: first_sentence(str(why)) for name, why in data.items()}
 
 
 def first_sentence(text: str) -> str:
@@ -133,11 +117,11 @@ def first_sentence(text: str) -> str:
 
 @cache
 def planted() -> dict[str, str]:
-    """Return, by the name of each planted fault, whether it was found."""
+    """Return, by the name of each planted fault, whether it is found."""
     return {
-        one["name"]: FOUND if one["status"] == FOUND else MISSED
-        for record in RECORDS
-        for one in json.loads((EVIDENCE / record).read_text(encoding="utf-8"))
+        fault.name: MISSED if fault.found is None else FOUND
+        for table in TABLES
+        for fault in read(table)
     }
 
 
@@ -149,7 +133,7 @@ def link(thread: str) -> str:
 
 def undone_fixes() -> str:
     """Return how many public fixes of sglang were undone, and how many of those are found."""
-    results = Counter(status for _, status in undone().values())
+    results = Counter(status for _, status, _ in undone().values())
     return (
         f"{results.total()} public fixes of sglang were undone, one at a time, in a release that "
         f"has them: {results[FOUND]} are found at a seed at least, and {results[MISSED]} missed.\n"

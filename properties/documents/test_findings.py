@@ -16,7 +16,7 @@ from properties.documents.findings import (
     tried,
     undone,
 )
-from properties.sanitizer.planted import faults
+from properties.planting.faults import TABLES, read
 
 
 def test_each_thread_has_one_score_with_a_reason() -> None:
@@ -56,8 +56,8 @@ def test_a_fault_counts_for_a_thread_only_with_the_mechanism_that_they_share() -
     like = {thread: one for entry in field for thread, one in entry.get("resembles", {}).items()}
     assert like.keys() <= set(listed.values())
     assert all(one["how"] and one["fault"] in planted() for one in like.values())
-    for table in faults.TABLES:
-        for fault in faults.read(table):
+    for table in TABLES:
+        for fault in read(table):
             thread = listed.get((fault.thread or "").lower())
             if thread is not None and thread not in undone():
                 assert like[thread]["fault"] == fault.name

@@ -21,8 +21,7 @@ from paritybit.explore.sglang.key import scalars_of
 from paritybit.explore.sglang.machine import SglangMachine
 from paritybit.explore.sglang.scheduler import prefix_of, record
 from paritybit.explore.sglang.world import require_room, sliding_pages
-from properties.explore.run import planted
-from properties.sanitizer.planted.plant import plant
+from properties.planting.faults import FOLDER, plant, read
 from properties.support.harness.command_line import python
 
 RELEASE = "0.5.23"
@@ -160,7 +159,8 @@ def test_sglang_changes_what_its_actions_name_alone() -> None:
 
 @pytest.mark.skipif(not AT_HAND, reason=f"sglang {RELEASE} is not at hand")
 def test_a_fault_of_sglang_is_found_and_replays(tmp_path: Path) -> None:
-    fault = next(one for *_, one in planted() if one.name == "allocation-keeps-its-last-slot")
+    faults = read(FOLDER / "sglang.toml")
+    fault = next(one for one in faults if one.name == "allocation-keeps-its-last-slot")
     engine = tmp_path / "engine"
     plant(fault, fetch.find(f"sglang=={RELEASE}").package.parent, engine)
     found = explored(str(engine), tmp_path / "out")

@@ -15,8 +15,7 @@ from paritybit.__main__ import main
 from paritybit.drive.engines import BY_NAME
 from paritybit.drive.models import GEMMA4
 from properties.export.scripts import case_of
-from properties.sanitizer.planted.faults import TABLE, Fault, read
-from properties.sanitizer.planted.plant import plant
+from properties.planting.faults import FOLDER, Edit, Fault, plant, read
 from properties.support.examples import examples
 from properties.support.releases import package_of
 
@@ -24,20 +23,22 @@ CASES = Path(__file__).parent / "cases"
 
 SGLANG = Fault(
     name="swa_pad fixed",
-    family="fix",
-    release="0.5.11",
-    file="sglang/srt/model_executor/cuda_graph_runner.py",
-    old="            dsts.append(self.out_cache_loc_swa[:raw_num_token])\n",
-    new="            self.out_cache_loc_swa.zero_()\n"
-    "            dsts.append(self.out_cache_loc_swa[:raw_num_token])\n",
+    engine="sglang==0.5.11",
     why="The padded tail is reset: the release itself has the fault.",
+    edits=(
+        Edit(
+            "sglang/srt/model_executor/cuda_graph_runner.py",
+            "            dsts.append(self.out_cache_loc_swa[:raw_num_token])\n",
+            "            self.out_cache_loc_swa.zero_()\n"
+            "            dsts.append(self.out_cache_loc_swa[:raw_num_token])\n",
+        ),
+    ),
 )
 
 
 def planted(engine: str, name: str) -> Fault:
     """Return a fault of the tables."""
-    table = read(TABLE if engine == "sglang" else TABLE.with_name(f"faults-{engine}.toml"))
-    return next(fault for fault in table if fault.name == name)
+    return next(fault for fault in read(FOLDER / f"{engine}.toml") if fault.name == name)
 
 
 def engines(engine: str, folder: Path) -> tuple[Path, Path]:
@@ -47,7 +48,7 @@ def engines(engine: str, folder: Path) -> tuple[Path, Path]:
         "vllm": lambda: planted("vllm", "moved-row-loses-its-last-block"),
         "transformers": lambda: planted("transformers", "hash-of-half-a-block"),
     }[engine]()
-    source = package_of(fault.release, engine).parent
+    source = package_of(fault.engine.partition("==")[2], engine).parent
     plant(fault, source, folder / "changed")
     pair = (source, folder / "changed")
     return pair if engine == "sglang" else pair[::-1]
@@ -110,7 +111,7 @@ def test_the_example_of_an_engine_fails_with_a_fault(
 ) -> None:
     fault = planted(engine, name)
     changed = tmp_path / "changed"
-    plant(fault, package_of(fault.release, engine).parent, changed)
+    plant(fault, package_of(fault.engine.partition("==")[2], engine).parent, changed)
     code, text = run_example(engine, str(changed), tmp_path)
     assert code == 1, text
     assert f"ERROR: paritybit: {check}: " in text

@@ -1,0 +1,25 @@
+"""Faults planted in copies of engines, and mutants of our own code.
+
+A fault is an edit of an engine's source, listed in one of the tables `*.toml` of this folder:
+
+| field | meaning |
+|---|---|
+| `engine` | the release that is edited, such as `sglang==0.5.23` |
+| `file`, `old`, `new` | `old`, which `file` has exactly once, becomes `new` |
+| `edit` | a list of such edits, in place of one |
+| `settings` | what `paritybit watch --settings` serves; empty for its default plan |
+| `environment` | variables of the engine's processes |
+| `why` | what the fault breaks, or what a harmless change is |
+| `found` | the check of `paritybit watch` that finds it |
+| `missed` | why `paritybit watch` does not find it |
+| `harmless` | true if `paritybit watch` must end as it does without the change |
+| `explore` | the options with which `paritybit explore` finds it |
+| `thread` | the public thread whose fix it undoes, or that resembles it |
+
+A table may set `engine` and `settings` for all of its faults. The faults of `unseen.toml` were
+drawn before any of them was run. They also have the edited `function`, what they `need` to show,
+their `harm`, what the report `named`, and the `commit` of the run.
+
+`run` plants faults and records what finds them; `reports/evidence/planted.json` is that record.
+`mutants` changes our own code by rule.
+"""

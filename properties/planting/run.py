@@ -1,0 +1,238 @@
+"""Plant faults in copies of engines, one at a time, and record what finds each.
+
+`python -m properties.planting.run TABLE...` runs `paritybit watch` on each fault of the tables, and
+`paritybit explore` where the table names options for it. Engines are those that `paritybit engine`
+downloaded. The unmodified engine is run first in each setting, and its findings count for no fault.
+Runs that the record has are not repeated. Exits with 0 if each fault is found that the table calls
+found, and no harmless change alters how an engine ends.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock, current_thread
+from typing import Any
+
+from paritybit.engines import fetch
+from properties.planting.faults import FOLDER, TABLES, Fault, plant, read
+from properties.planting.record import Outcome, Status, write
+from properties.planting.record import read as read_record
+from properties.support.places import ROOT, say
+
+MOST_SECONDS = 1500.0
+"""Seconds after which a run is taken to hang."""
+
+STATES = re.compile(r"(\d+) states, \d+ actions tried")
+
+
+@dataclass
+class Trials:
+    """Runs engines with and without faults. `out` keeps the folder and the log of each run."""
+
+    sources: Path
+    out: Path
+    device: str
+    seed: int
+    seconds: float
+    known: dict[tuple[Any, ...], Outcome]
+    lock: Lock = field(default_factory=Lock)
+
+    def tried(self, fault: Fault) -> Iterator[tuple[Fault, Outcome]]:
+        """Yield the outcomes of a fault, after those of the unmodified engine that are new."""
+        for explore in (None, fault.explore) if fault.explore is not None else (None,):
+            if explore is None and not fault.watched:
+                continue
+            with self.lock:
+                control = self.outcome(fault, explore, planted=False, usual=None)
+            yield fault, control
+            yield fault, self.outcome(fault, explore, planted=True, usual=control)
+
+    def outcome(
+        self, fault: Fault, explore: str | None, *, planted: bool, usual: Outcome | None
+    ) -> Outcome:
+        """Return the outcome of a run, from the record if it has the run."""
+        facts: dict[str, Any] = {
+            "name": fault.name if planted else "",
+            "engine": fault.engine,
+            "settings": "" if explore is not None else fault.settings,
+            "explore": explore,
+            "environment": " ".join(f"{key}={one}" for key, one in fault.environment.items()),
+            "device": self.device,
+            "seed": self.seed,
+        }
+        run = Outcome(status=Status.UNDECIDED, **facts).run
+        if run in self.known:
+            return self.known[run]
+        engine = self.out / "engines" / current_thread().name / fault.engine.replace("==", "-")
+        shutil.rmtree(engine, ignore_errors=True)
+        try:
+            plant(fault if planted else None, self.sources / engine.name, engine)
+        except ValueError as error:
+            return Outcome(status=Status.UNFIT, note=str(error), **facts)
+        begun = time.monotonic()
+        judged = self.explored if explore is not None else self.watched
+        found = judged(fault, engine, facts["name"] or "unmodified", usual)
+        seconds = round(time.monotonic() - begun, 1)
+        outcome = Outcome(**facts, **found, seconds=seconds)
+        self.known[run] = outcome
+        return outcome
+
+    def watched(
+        self, fault: Fault, engine: Path, name: str, usual: Outcome | None
+    ) -> dict[str, Any]:
+        """Watch an engine, and return how that ended."""
+        out = self.folder(fault, name)
+        words = ["watch", "--engine", str(engine), "--out", str(out), "--device", self.device]
+        words += ["--seed", str(self.seed), "--seconds", f"{self.seconds:g}"]
+        words += ["--settings", fault.settings] if fault.settings else []
+        # A run that ends with its first finding would end with one of the release's own.
+        words += ["--keep-going"] if usual is None or usual.keys else []
+        self.run(fault, out, words)
+        records = sorted(out.glob("**/watch.json"))
+        if not records:
+            return {"status": Status.UNDECIDED, "note": f"no record; see {out.name}.log"}
+        record = json.loads(records[-1].read_text(encoding="utf-8"))
+        return judge(record, usual)
+
+    def explored(
+        self, fault: Fault, engine: Path, name: str, usual: Outcome | None
+    ) -> dict[str, Any]:
+        """Explore an engine's schedules, and return how that ended."""
+        out = self.folder(fault, f"{name}-explore")
+        words = ["explore", "--engine", str(engine), "--out", str(out), "--seconds", "1200"]
+        code, text = self.run(fault, out, [*words, *(fault.explore or "").split()])
+        cases = sorted(out.glob("*/cases/explore.json"))
+        case = json.loads(cases[-1].read_text(encoding="utf-8")) if cases else {}
+        sizes = STATES.search(text)
+        ended: Mapping[int | None, Status] = {0: Status.MISSED, 1: Status.FOUND}
+        return {
+            "status": ended.get(code, Status.UNDECIDED),
+            "check": case.get("text") or (text.splitlines() or [""])[-1],
+            "actions": " / ".join(case.get("actions", ())) or None,
+            "states": int(sizes[1]) if sizes else None,
+        }
+
+    def folder(self, fault: Fault, name: str) -> Path:
+        """Return where a run leaves its files."""
+        return self.out / re.sub(r"[^\w.+-]+", "-", f"{name}-{fault.engine}-{fault.settings}")
+
+    def run(self, fault: Fault, out: Path, words: Sequence[str]) -> tuple[int | None, str]:
+        """Run a command of paritybit; return its exit code, None if it hangs, and its output."""
+        log = out.with_name(f"{out.name}.log")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as file:
+            try:
+                code = subprocess.run(
+                    [sys.executable, "-m", "paritybit", *words],
+                    cwd=ROOT,
+                    env={**os.environ, **fault.environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    timeout=MOST_SECONDS,
+                    check=False,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                return None, ""
+        return code, log.read_text(encoding="utf-8", errors="replace")
+
+
+def judge(record: Mapping[str, Any], usual: Outcome | None) -> dict[str, Any]:
+    """Return what a record of `paritybit watch` shows that the unmodified engine does not.
+
+    Without `usual`, the record is that of the unmodified engine.
+    """
+    findings = record.get("findings", [])
+    known = () if usual is None else usual.keys
+    new = [finding for finding in findings if finding["key"] not in known]
+    endings = [leg["ending"] for leg in record.get("legs", [])]
+    broken = [ending for ending in endings if "failed" in ending]
+    undecided = list(record.get("undecided", []))
+    first = new[0] if new else {}
+    status = Status.FOUND if new else Status.STOPPED if broken else Status.MISSED
+    if status is Status.MISSED and undecided:
+        status = Status.UNDECIDED
+    return {
+        "status": status,
+        "check": first.get("check"),
+        "cause": (first.get("cause") or {}).get("what"),
+        "forward": first.get("forward"),
+        "forwards": record.get("counts", {}).get("forwards"),
+        "keys": tuple(finding["key"] for finding in findings) if usual is None else (),
+        "note": None if new else "; ".join([*broken, *undecided])[:300] or None,
+    }
+
+
+def differs(fault: Fault, outcome: Outcome, control: Outcome) -> bool:
+    """Whether a run ended in another way than its table says."""
+    if outcome.explore is not None or fault.found is not None:
+        return outcome.status is not Status.FOUND
+    if fault.harmless:
+        unharmed = Status.MISSED if control.status is Status.FOUND else control.status
+        return outcome.status is not unharmed
+    return False
+
+
+def chosen(tables: Sequence[Path], only: str | None) -> list[Fault]:
+    """Return the faults of tables, or those named. Raises SystemExit for an unknown name."""
+    faults = [fault for table in tables for fault in read(table)]
+    if only is None:
+        return faults
+    names = only.split(",")
+    if unknown := set(names) - {fault.name for fault in faults}:
+        raise SystemExit(f"unknown fault: {', '.join(sorted(unknown))}")
+    return [fault for fault in faults if fault.name in names]
+
+
+def options() -> argparse.Namespace:
+    """Return what the command line asks for."""
+    parser = argparse.ArgumentParser(description="Plant faults in engines; see what finds each.")
+    names = [table.stem for table in TABLES]
+    parser.add_argument("tables", nargs="+", choices=names, metavar="TABLE", help=", ".join(names))
+    parser.add_argument("--only", metavar="NAME,...", help="Plant these faults")
+    parser.add_argument("--record", type=Path, default=Path("paritybit-out/planted.json"))
+    parser.add_argument("--out", type=Path, help="Folder of the runs (a new one)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=60.0, help="Of each watch run (60)")
+    parser.add_argument("--jobs", type=int, default=1, help="Engines that run at a time (1)")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Plant the faults asked for, and return the exit code."""
+    asked = options()
+    faults = chosen([FOLDER / f"{name}.toml" for name in asked.tables], asked.only)
+    known = read_record(asked.record)
+    out = (asked.out or Path(tempfile.mkdtemp(prefix="planted-"))).resolve()
+    trials = Trials(fetch.folder(), out, asked.device, asked.seed, asked.seconds, known)
+    wrong: list[str] = []
+    with ThreadPoolExecutor(asked.jobs, "planted") as pool:
+        running = [pool.submit(lambda one: [*trials.tried(one)], fault) for fault in faults]
+        for ended in as_completed(running):
+            controls = {}
+            for fault, outcome in ended.result():
+                if not outcome.name:
+                    controls[outcome.explore] = outcome
+                    continue
+                bad = differs(fault, outcome, controls[outcome.explore])
+                wrong += [fault.name] if bad else []
+                what = f"{outcome.status} {outcome.check or outcome.note or ''}".strip()
+                say(f"{fault.name}: {what}{' (NOT AS LISTED)' if bad else ''}")
+            write(asked.record, list(known.values()))
+    say(f"{len(faults)} faults; {len(wrong)} not as listed; runs are in {out}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
