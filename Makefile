@@ -31,7 +31,6 @@ READ_BY_watch := ENGINE MODEL DEVICE SEED ARGS
 READ_BY_replay := CASE ENGINE DEVICE ARGS
 READ_BY_test := BUG RUNNER PRESET DEVICE MPS ARGS
 READ_BY_test-releases := ARGS
-READ_BY_code-mutants := ARGS
 READ_BY_report := RECORD ARGS
 READ_BY_compare := A B ARGS
 READ_BY_summary := RECORD ARGS
@@ -53,7 +52,7 @@ SHARED := $(if $(filter 1,$(MPS)),--mps)
 quoted = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup regress watch engine releases shrink replay test test-releases report compare summary documents list bench bench-server code-mutants check
+.PHONY: help setup regress watch engine releases shrink replay test test-releases report compare summary documents list bench bench-server check
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -88,9 +87,6 @@ test: $(SETUP) ## Run the test suite
 test-releases: $(SETUP) ## Download engine releases and run their tests (several minutes)
 	@for version in 0.5.11 0.5.12 0.5.13 0.5.23 vllm==0.33.0 transformers==5.24.0; do $(RUN) -m paritybit engine $$version || exit; done
 	@PARITYBIT_RELEASES=1 $(RUN) -m pytest -n auto --device cpu properties/connectors properties/drive properties/export properties/planting $(ARGS)
-
-code-mutants: $(SETUP) ## Mutate the code in subjects/; the harness must detect each mutant: ARGS="--count 200"
-	@$(RUN) -m properties.code_mutants.run $(ARGS)
 
 report: $(SETUP) ## Regenerate the HTML page of a run record: RECORD=…
 	@$(RUN) -m paritybit report $(call quoted,$(RECORD)) $(ARGS)
