@@ -140,6 +140,7 @@ class Watcher(Replaying):
             self.undecided("a forward began before the last one ended")
         self.settle()
         self.number += 1
+        self.lines.forward = forward.kind
         self.recorder.note(self.number, forward)
         chain = reading.hashes(forward, self.chains)
         writes = {name: reading.writes(forward, one, chain) for name, one in self.ledgers.items()}
