@@ -3,24 +3,19 @@
 Modules that take long to import, or may fail to, are imported late, where a failure is reported.
 """
 
-import argparse
-import gc
 import importlib
 import io
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import ModuleType
 
 from paritybit.harness.cli.exit_codes import (
     CANNOT_RUN,
     FINDING,
     INTERRUPTED,
     MALFORMED,
-    OK,
     STOPPED,
 )
 from paritybit.harness.errors import (
@@ -34,8 +29,6 @@ from paritybit.harness.errors import (
     no_verdict,
     refused,
 )
-from paritybit.harness.machine.forks import serve_from_here
-from paritybit.harness.machine.mps import private_daemon
 from paritybit.harness.machine.stopping import Stop, listening
 from paritybit.harness.machine.streams import taken_over
 from paritybit.places import cache_folder
@@ -90,28 +83,11 @@ def carried_out(words: Sequence[str], stop: Stop, *, own: bool) -> int:
 
 
 def answered(words: Sequence[str], stop: Stop, *, own: bool) -> int:
-    """Run the command of a command line and return its exit code, whatever error it raised.
-
-    `own` says that the command line is this process's own, which may then serve forks from here.
-    If an import swallowed what a signal raised, as torch does when it imports numpy, `stop` knows
-    of the signal, and nothing is run: a module may be imported by half.
-    """
+    """Run the command of a command line and return its exit code, whatever error it raised."""
     try:
-        parser = importlib.import_module("paritybit.harness.cli.parser").parser()
-        try:
-            options = parser.parse_args(words)
-        except SystemExit:  # --help and --version print, and exit.
-            return OK
-        options.typed = words
-        imported("paritybit.harness.cli.names").check_names(options)
         require_folder()
-        module, function = options.run
-        with sharing_gpus(options):
-            run = getattr(imported(module), function)
-            stop.raise_if_swallowed()
-            if own and hasattr(options, "workers"):
-                serve_from_here()
-            code: int = run(options)
+        app = importlib.import_module("paritybit.harness.cli.app")
+        code: int = app.run(app.Line(words, stop, own))
     except MalformedError as error:
         return refused(shortened(str(error), words), MALFORMED)
     except CannotRunError as error:
@@ -130,25 +106,6 @@ def require_folder() -> None:
         Path.cwd()
     except OSError as error:
         raise CannotRunError(f"the current folder cannot be used: {error.strerror}") from error
-
-
-def imported(module: str) -> ModuleType:
-    """Import a module, looking for no garbage meanwhile: what is imported stays."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return importlib.import_module(module)
-    finally:
-        if collects:
-            gc.enable()
-
-
-def sharing_gpus(options: argparse.Namespace) -> AbstractContextManager[None]:
-    """Return what starts the MPS daemon that a command line asks for, and stops it."""
-    if not getattr(options, "mps", False):
-        return nullcontext()
-    asked, options.device = options.device, "cuda"  # What is to share GPUs runs on none else.
-    return private_daemon(asked or "auto")
 
 
 def shortened(message: str, words: Sequence[str]) -> str:

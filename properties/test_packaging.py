@@ -177,7 +177,7 @@ case, words = sys.argv[1], "regress --bug swa_pad@decode --device cpu --workers 
 assert main(["list", "--json"]) == 0
 sys.argv[1:] = words.split()
 main()
-sys.exit(main(["replay", case, "--device", "cpu"]))
+sys.exit(main(["replay", case]))
 """
 """Lists, tests by the first hunt of the main job, and replays.
 

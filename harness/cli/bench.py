@@ -1,13 +1,13 @@
-"""The command `bench`: measures speed, and compares it with bounds and with a committed record."""
+"""Measures speed, and compares it with bounds and with a committed record: `make bench`."""
 
-import argparse
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
+import typer
 from paritybit.harness.campaigns.bench import BOUNDS, committed, steps_per_second
 from paritybit.harness.campaigns.watching import watching
-from paritybit.harness.cli.exit_codes import OK
 from paritybit.harness.lockstep.config import resolve_device
 from paritybit.harness.records import record as run_record
 from paritybit.reference.config import PRESETS
@@ -26,24 +26,31 @@ REPEATS = 3
 COLUMNS = "figure", "bound", "now", "record", "verdict"
 
 
-def run_bench(options: argparse.Namespace) -> int:
-    """Measure and print. Write the figures if requested."""
-    device = resolve_device(options.device or "auto")
-    if options.record is not None:
-        run_record.require_writable(options.record)
-    if options.engine is not None:
-        driven(options.engine)
+def bench(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    engine: Annotated[
+        str | None, typer.Option(help="Also measure what watching this engine costs on a CPU")
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Write the figures to this JSON file")
+    ] = None,
+) -> None:
+    """Measure speed, and compare it with bounds and with a committed record."""
+    device = resolve_device(device)
+    if record is not None:
+        run_record.require_writable(record)
+    if engine is not None:
+        driven(engine)
     figures: dict[str, Any] = {"steps_per_second": {}}
     for preset in PRESETS:
         figures["steps_per_second"][preset] = rate = steps_per_second(preset, device)
         print(f"{preset}: {rate:.0f} differential steps/s")
     figures["pool"] = measured(gib_for(device), device, REPEATS)
     print(pool_line(figures["pool"]))
-    figures["watching"] = watching(options.engine) if options.engine is not None else None
+    figures["watching"] = watching(engine) if engine is not None else None
     Console().print(bounds_table(figures, committed(run_record.device_name(device))))
-    if options.record is not None:
-        run_record.write_evidence("bench", device, figures, options.record)
-    return OK
+    if record is not None:
+        run_record.write_evidence("bench", device, figures, record)
 
 
 def gib_for(device: str) -> float:
@@ -72,3 +79,7 @@ def bounds_table(figures: Mapping[str, Any], before: Mapping[str, Any] | None) -
     for bound in BOUNDS:
         table.add_row(*bound.cells(figures, before))
     return table
+
+
+if __name__ == "__main__":
+    typer.run(bench)

@@ -1,7 +1,7 @@
 """The command `explore`, and the replay of its cases."""
 
-import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
@@ -18,24 +18,17 @@ NEEDED = "evictions", "shared prefixes", "tombstones"
 """Events that a search must have reached for a verdict."""
 
 
-def run_explore(options: argparse.Namespace) -> int:
+def run_explore(engine: str, bound: Bound, depth: int, seconds: int, out: Path) -> int:
     """Explore an engine up to a bound, print the result, and return the exit code."""
-    bound = Bound(
-        slots=options.slots,
-        requests=options.requests,
-        page_size=options.page_size,
-        window=options.window,
-        keys=int(options.keys),
-    )
-    name, search = search_of(options.engine, bound)
+    name, search = search_of(engine, bound)
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"paritybit: explore {name}: {sizes(bound)}, up to {options.depth} actions")
+    console.print(f"paritybit: explore {name}: {sizes(bound)}, up to {depth} actions")
 
     def report(found: Explored) -> None:
         console.print(f"{found.seconds:.0f} s: {found.states} states, depth {found.depth} complete")
 
     try:
-        found = search.run(options.depth, options.seconds, report)
+        found = search.run(depth, seconds, report)
     except SnapshotError as error:
         raise CannotRunError(str(error)) from error
     speed = found.states / max(found.seconds, 1e-9)
@@ -46,12 +39,12 @@ def run_explore(options: argparse.Namespace) -> int:
     console.print(f"reached: {', '.join(sorted(found.reached)) or 'nothing'}")
     if found.violation is None:
         return without(found, console)
-    with run_folder(options.out) as folder:
+    with run_folder(out) as folder:
         path = folder / "cases" / "explore.json"
         path.parent.mkdir(exist_ok=True)
-        write(ExploreCase(shown(options.engine), bound, found.path, found.violation), path)
+        write(ExploreCase(shown(engine), bound, found.path, found.violation), path)
         show(console, found.path, found.violation)
-        console.print(f"to replay: paritybit replay {path} --engine {shown(options.engine)}")
+        console.print(f"to replay: paritybit replay {path} --engine {shown(engine)}")
         swap_link(folder)
     return FINDING
 
@@ -92,15 +85,15 @@ def sizes(bound: Bound) -> str:
     )
 
 
-def replay_explored(data: Any, name: str, options: argparse.Namespace) -> int:
+def replay_explored(data: Any, name: str, engine: str | None) -> int:
     """Replay a case of `explore`. Returns 1 if a law is violated, else 0."""
     case = case_of(data, name)
-    if options.engine is None:
+    if engine is None:
         raise MalformedError(
             f"{name} cannot choose which code runs: name the engine with --engine ENGINE==VERSION "
             "or --engine FOLDER"
         )
-    _, search = search_of(options.engine, case.bound)
+    _, search = search_of(engine, case.bound)
     violation = violation_of(search.make(), case.actions)
     console = Console(soft_wrap=True, highlight=False)
     if violation is None:

@@ -1,6 +1,5 @@
 """The command `regress`."""
 
-import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from paritybit.harness.cli.display import (
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from paritybit.harness.cli.failures import print_failures
 from paritybit.harness.cli.folders import run_folder, shown, swap_link
-from paritybit.harness.cli.pages import previous_of, print_previous
+from paritybit.harness.cli.report import previous_of, print_previous
 from paritybit.harness.errors import CannotRunError, MalformedError, known, refused
 from paritybit.harness.lockstep.config import resolve_device
 from paritybit.harness.machine.stopping import heard_at_the_end
@@ -54,22 +53,35 @@ EXAMPLES = 50
 """The default number of schedules per hunt."""
 
 
-def run_regress(options: argparse.Namespace) -> int:
-    """Test the built-in engine without a bug, then with each bug."""
-    for name in options.preset:
+def run_regress(
+    *,
+    bugs: Sequence[str],
+    runners: Sequence[str],
+    presets: Sequence[str],
+    seed: int,
+    examples: int | None,
+    workers: int | None,
+    device: str,
+    strict: bool,
+    out: Path,
+    words: Sequence[str],
+) -> int:
+    """Test the built-in engine without a bug, then with each bug. `words` are the command line."""
+    for name in presets:
         known("preset", name, PRESETS)
-    device = resolve_device(options.device or "auto")
+    hunts = hunts_of(bugs, runners)
+    device = resolve_device(device)
     settings = RunConfig(
         device=device,
-        hunts=hunts_of(options.bug, options.runner),
-        presets=options.preset or tuple(PRESETS),
-        seed=options.seed,
-        examples=options.examples or EXAMPLES,
-        command=shlex.join(["paritybit", *map(shown, options.typed)]),
-        workers=workers_for(device, options.workers),
+        hunts=hunts,
+        presets=tuple(presets) or tuple(PRESETS),
+        seed=seed,
+        examples=examples or EXAMPLES,
+        command=shlex.join(["paritybit", *map(shown, words)]),
+        workers=workers_for(device, workers),
     )
-    with run_folder(options.out) as folder:
-        return played(settings, folder, strict=options.strict)
+    with run_folder(out) as folder:
+        return played(settings, folder, strict=strict)
 
 
 def played(settings: RunConfig, folder: Path, *, strict: bool = False) -> int:

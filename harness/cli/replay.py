@@ -1,6 +1,7 @@
 """The command `replay`."""
 
-import argparse
+from collections.abc import Sequence
+from pathlib import Path
 
 from paritybit.harness.campaigns.confirm import DEPENDS
 from paritybit.harness.campaigns.executor import Ended, execute
@@ -34,26 +35,23 @@ from paritybit.explore.case import is_case as is_explored
 from paritybit.launch.reading import is_case
 
 
-def run_replay(options: argparse.Namespace) -> int:
-    """Replay case files with all properties on."""
-    if len(options.case) > 1 or options.case[0].is_dir():
-        if options.engine is None:
-            return replay_many(options)
-        files = [(read_json(path), path.name) for path in files_of(options.case)]
+def run_replay(paths: Sequence[Path], engine: str | None) -> int:
+    """Replay case files, of the laboratory or of an engine."""
+    if len(paths) > 1 or paths[0].is_dir():
+        if engine is None:
+            return replay_many(paths)
+        files = [(read_json(path), path.name) for path in files_of(paths)]
         if not all(is_case(data) for data, _ in files):
             raise MalformedError("--engine accepts several cases only if all are from watch")
-        return replay_watched(files, options)
-    path = options.case[0]
-    data = read_json(path)
+        return replay_watched(files, engine)
+    data, name = read_json(paths[0]), paths[0].name
     if is_explored(data):
-        return replay_explored(data, path.name, options)
+        return replay_explored(data, name, engine)
     if is_case(data):
-        return replay_watched([(data, path.name)], options)
-    if options.engine is not None:
-        raise MalformedError(
-            f"{path.name} is not the case of an engine, so --engine cannot be used"
-        )
-    return replay_one(case_here(data, path.name, options.device), path.name)
+        return replay_watched([(data, name)], engine)
+    if engine is not None:
+        raise MalformedError(f"{name} is not the case of an engine, so --engine cannot be used")
+    return replay_one(case_here(data, name, None), name)
 
 
 def replay_one(case: Case, name: str) -> int:
@@ -87,12 +85,12 @@ def replay_one(case: Case, name: str) -> int:
     return FINDING if outcome.violations else OK
 
 
-def replay_many(options: argparse.Namespace) -> int:
+def replay_many(paths: Sequence[Path]) -> int:
     """Replay case files, and compare each with its recorded result. Prints one line per case."""
     console, work, skipped = Console(soft_wrap=True), list[Named](), 0
-    for path in files_of(options.case):
+    for path in files_of(paths):
         try:
-            case = load_here(path, options.device)
+            case = load_here(path, None)
         except CannotRunError as error:
             console.print(f"[yellow]cannot run[/] {escape(printable(str(error)))}")
             skipped += 1

@@ -1,6 +1,5 @@
 """The README and `docs/`: what they show was made; commands, names and links are right."""
 
-import argparse
 import re
 import shlex
 from collections.abc import Iterator
@@ -8,14 +7,12 @@ from functools import cache
 
 import pytest
 from paritybit.harness.cli import exit_codes
-from paritybit.harness.cli.names import check_names
-from paritybit.harness.cli.parser import parser
-from paritybit.harness.cli.words.help import EXAMPLES
-from paritybit.harness.errors import MalformedError
+from paritybit.harness.errors import MalformedError, known
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import RUNNERS, engine_runners
 
 from properties.documents import made
+from properties.support.harness.command_line import parsed
 from properties.support.places import ROOT
 
 DOCUMENTS = {str(path.relative_to(ROOT)): path for path in made.documents()}
@@ -53,33 +50,22 @@ def commands(text: str) -> Iterator[str]:
                 yield found[1].strip()
 
 
-def parsed(command: str) -> argparse.Namespace | None:
-    """Return the options of a command line of paritybit, None for a name alone.
-
-    Raises MalformedError for one that paritybit would refuse.
-    """
-    words = shlex.split(
-        command.replace("python -m paritybit", "paritybit", 1).replace('"$PWD"', ".")
-    )
-    if len(words) == 1 or (len(words) == 2 and words[1] in EXAMPLES):
-        return None
-    return parser().parse_args(words[1:])
-
-
 def check(command: str) -> None:
     """Raise AssertionError or MalformedError for a command line that would be refused."""
     if command.startswith("make"):
         check_make(command)
         return
-    if command.split()[1:] in (["COMMAND", "--help"], ["--help"]):
-        return
-    options = parsed(command)
-    if options is not None:
-        for name, value in vars(options).items():
-            names = value if isinstance(value, tuple) else (value,)
-            if names and all(isinstance(x, str) and PLACEHOLDER.fullmatch(x) for x in names):
-                setattr(options, name, None)
-        check_names(options)
+    words = shlex.split(
+        command.replace("python -m paritybit", "paritybit", 1).replace('"$PWD"', ".")
+    )[1:]
+    if len(words) > 1 and words[0] != "COMMAND":
+        options = parsed(*words)
+        for kind, names in (("bug", BUGS), ("runner", RUNNERS)):
+            for name in options.get(kind, ()):
+                if not PLACEHOLDER.fullmatch(name):
+                    known(kind, name.partition("@")[0], names)
+    elif words and words[0] != "COMMAND":
+        parsed(*words, "--help")
 
 
 def check_make(command: str) -> None:
@@ -87,7 +73,7 @@ def check_make(command: str) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     words = shlex.split(command)[1:]
     lists = dict(re.findall(r"^READ_BY_(\S+) := (.*)$", makefile, re.MULTILINE))
-    read = {name for word in words for name in lists.get(word, "").split()}
+    read = {"ARGS", *(name for word in words for name in lists.get(word, "").split())}
     for word in words:
         name, setting, value = word.partition("=")
         if setting:
@@ -207,22 +193,6 @@ def test_the_tables_of_runners_name_all_of_them() -> None:
     engines = [set(re.findall(r"`(\w+)`", row[1])) for row in rows("docs/runners.md", "| engine |")]
     ours = {frozenset(runner.name for runner in engine_runners(name)) for name in RUNNERS}
     assert {frozenset(engine) for engine in engines} == ours
-
-
-def test_the_table_of_commands_has_every_command_and_its_options() -> None:
-    listed = {row[0].strip("`").split()[1]: " ".join(row) for row in command_rows()}
-    assert set(listed) == set(EXAMPLES)
-    for row in command_rows():
-        words = shlex.split(row[0].strip("`"))
-        options = parser().parse_args(words[1:])
-        known = {name for action in options.parser._actions for name in action.option_strings}
-        named = set(re.findall(r"`(--[\w-]+)", " ".join(row[1:])))
-        assert named <= known, row[0]
-
-
-def command_rows() -> list[list[str]]:
-    """Return the rows of the table of commands."""
-    return rows("docs/commands.md", "| command |")
 
 
 def test_every_exit_code_is_explained() -> None:

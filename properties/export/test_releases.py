@@ -9,9 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from paritybit.harness.cli.exit_codes import CANNOT_RUN, OK
 
-from paritybit.__main__ import main
 from paritybit.drive.engines import BY_NAME
 from paritybit.drive.models import GEMMA4
 from properties.export.scripts import case_of
@@ -52,21 +50,6 @@ def engines(engine: str, folder: Path) -> tuple[Path, Path]:
     plant(fault, source, folder / "changed")
     pair = (source, folder / "changed")
     return pair if engine == "sglang" else pair[::-1]
-
-
-@pytest.mark.parametrize("form", [(), ("--with-paritybit",)], ids=["standalone", "sanitizer"])
-@pytest.mark.parametrize("engine", BY_NAME)
-def test_an_exported_test_is_red_on_the_fault_and_green_without_it(
-    engine: str, form: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    faulty, right = engines(engine, tmp_path)
-    out = tmp_path / "test_exported.py"
-    words = ("export-test", str(CASES / f"{engine}.json"), "--out", str(out), *form, "--engine")
-    assert main([*words, str(faulty)]) == OK
-    assert len(out.read_text(encoding="utf-8").splitlines()) <= 80
-    capsys.readouterr()
-    assert main([*words, str(right)]) == CANNOT_RUN
-    assert f"the test does not fail on {right} (OK)" in capsys.readouterr().err
 
 
 def run_example(engine: str, spec: str, folder: Path) -> tuple[int, str]:

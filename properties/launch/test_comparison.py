@@ -56,7 +56,7 @@ def test_the_command_line_says_so(
     paths = [tmp_path / "before.json", tmp_path / "after.json"]
     for path, record in zip(paths, (before, after), strict=True):
         write(record, path)
-    assert main(["compare", *map(str, paths)]) == code
+    assert main(["report", *map(str, paths)]) == code
     assert says in capsys.readouterr().out
 
 
@@ -118,7 +118,7 @@ def test_a_new_cause_counts_although_stdout_is_full(tmp_path: Path) -> None:
     paths = [tmp_path / "before.json", tmp_path / "after.json"]
     for path, made in zip(paths, (watched([]), watched([finding("a")])), strict=True):
         write(made, path)
-    words = [sys.executable, "-m", "paritybit", "compare", *map(str, paths)]
+    words = [sys.executable, "-m", "paritybit", "report", *map(str, paths)]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False

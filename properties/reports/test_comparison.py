@@ -353,7 +353,7 @@ def command_line(folder: Path, before: Record, after: Record) -> list[str]:
     records.write(before, folder / "before.json")
     records.write(after, folder / "after.json")
     page = str(folder / "pages" / "compare.html")
-    return ["compare", str(folder / "before.json"), str(folder / "after.json"), "--page", page]
+    return ["report", str(folder / "before.json"), str(folder / "after.json"), "--page", page]
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def test_the_command_says_which_records_it_compares(
     shutil.copy(ROOT / "reports/evidence/cpu-bench.json", path)
     assert main(words) == MALFORMED
     said = capsys.readouterr().err
-    assert f"{place}.json is a paritybit-bench file; compare needs two records of regress" in said
+    assert f"{place}.json is a paritybit-bench file; a comparison needs two records" in said
     words = command_line(tmp_path, green(), green())
     edit(path, "version", value=3)
     assert main(words) == MALFORMED

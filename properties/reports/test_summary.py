@@ -13,7 +13,7 @@ from properties.support.reports.records import SAMPLES, green, red
 
 def test_the_command_prints_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records.write(red(), tmp_path / "run.json")
-    assert main(["summary", str(tmp_path / "run.json")]) == 0
+    assert main(["report", str(tmp_path / "run.json"), "--markdown"]) == 0
     assert capsys.readouterr().out == summarise(red())
 
 

@@ -19,11 +19,11 @@ def package_of(version: str, engine: str = SGLANG.name) -> Path:
     The test is skipped if none was asked for, or it does not lie here.
     """
     if not os.environ.get(ASKED_FOR):
-        pytest.skip("tests of releases were not run: `make test-releases` runs them")
+        pytest.skip("tests of releases were not run: PARITYBIT_RELEASES=1 asks for them")
     home = engines.folder() / f"{engine}-{version}"
     marker = PACKAGES[engine].marker
     package = folder_of_package(home, engine, marker)
     if package is None:
         asked = version if engine == SGLANG.name else f"{engine}=={version}"
-        pytest.skip(f"engine trials were not run: `make engine VERSION={asked}` fetches one")
+        pytest.skip(f"engine trials were not run: `paritybit engine {asked}` fetches one")
     return package

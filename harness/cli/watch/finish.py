@@ -1,6 +1,5 @@
 """The end of a run of `watch`: its record, its cases, its page, the verdict and the exit code."""
 
-import argparse
 import os
 import shlex
 import signal
@@ -12,8 +11,7 @@ from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK, STOPPED
 from paritybit.harness.cli.failures import on_github
 from paritybit.harness.cli.folders import shown, swap_link
 from paritybit.harness.cli.watch.announce import PAGE, annotations, show
-from paritybit.harness.cli.watch.options import WARN
-from paritybit.harness.cli.watch.run import SIGNALS, Run, check_names
+from paritybit.harness.cli.watch.run import SIGNALS, Options, Run, check_names
 from paritybit.harness.errors import CannotRunError, refused
 from paritybit.harness.machine.stopping import heard_at_the_end
 from paritybit.harness.records.files import write_whole
@@ -35,7 +33,7 @@ CODES: Mapping[str, int] = {"finding": FINDING, "no finding": OK, "undecided": C
 """Exit codes by verdict."""
 
 
-def finish(run: Run, options: argparse.Namespace) -> int:
+def finish(run: Run, options: Options) -> int:
     """Write record, cases and page, show the verdict, and return the exit code."""
     with heard_at_the_end():
         number = interruption(run, options)
@@ -58,7 +56,7 @@ def written(
     run: Run,
     record: Watched,
     found: Mapping[str, cases.WatchCase],
-    options: argparse.Namespace,
+    options: Options,
 ) -> Iterator[CannotRunError]:
     """Write all files of a run, and yield the errors of those that cannot be written."""
     prefix, folder = prefix_of(options.engine), run.folder
@@ -79,9 +77,9 @@ def written(
             yield error
 
 
-def tolerated(record: Watched, options: argparse.Namespace) -> bool:
+def tolerated(record: Watched, options: Options) -> bool:
     """Whether a run without a verdict is allowed."""
-    return record.verdict == "undecided" and options.undecided == WARN
+    return record.verdict == "undecided" and options.warn
 
 
 def way_to(engine: str | None, folder: Path) -> str:
@@ -107,7 +105,7 @@ def prefix_of(engine: str | None) -> str:
     return "" if inside == "." else f"{inside}/"
 
 
-def interruption(run: Run, options: argparse.Namespace) -> int | None:
+def interruption(run: Run, options: Options) -> int | None:
     """Return the signal that interrupted a run, or None.
 
     SIGTERM is the usual way to stop a server, so a command that it ends is not interrupted.
@@ -116,11 +114,11 @@ def interruption(run: Run, options: argparse.Namespace) -> int | None:
     return None if number == signal.SIGTERM and options.engine is None else number
 
 
-def made(run: Run, options: argparse.Namespace, interrupted: str | None) -> Watched:
+def made(run: Run, options: Options, interrupted: str | None) -> Watched:
     """Return the record of a run."""
     engine = options.engine
     asked = records.Asked(
-        command=shlex.join(["paritybit", *map(shown, options.typed)]),
+        command=shlex.join(["paritybit", *map(shown, options.words)]),
         every=options.every,
         checks=run.checks,
         known_checks=check_names() if run.checks is not None else (),

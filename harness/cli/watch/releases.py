@@ -4,7 +4,6 @@ Each release has its own process and folder. Releases with results in their fold
 an interrupted run can continue.
 """
 
-import argparse
 import json
 import os
 import re
@@ -21,7 +20,6 @@ from typing import Any
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, INTERRUPTED, OK
 from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.run import last_line
-from paritybit.harness.cli.words.values import NEWEST
 from paritybit.harness.records.case import read_json
 from paritybit.harness.records.files import write_whole
 from rich.console import Console
@@ -40,18 +38,23 @@ from paritybit.launch.words import all_causes, plural
 
 PAUSE = 0.2
 
+NEWEST = "newest"
+"""Stands for the newest release."""
+
+SHRINK_SECONDS = 30
+"""The seconds in which the case of each cause is shrunk."""
+
 LOG = "release.log"
 
 
 @dataclass
 class Walk:
-    """A run over releases. `shrinks` is the number of seconds to shrink the case of each cause."""
+    """A run over releases."""
 
     package: str
     folder: Path
     seed: int
     seconds: int
-    shrinks: int
     display: Display
     stops: Stops
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -100,8 +103,8 @@ class Walk:
                 continue
             path = cases / case
             small = path.with_name(f"{path.stem}-small.json")
-            if not small.exists() and self.shrinks and self.stops.received is None:
-                seconds = ("--seconds", str(self.shrinks))
+            if not small.exists() and self.stops.received is None:
+                seconds = ("--seconds", str(SHRINK_SECONDS))
                 self.run(self.folder / version, version, "shrink", str(path), *seconds)
             if small.exists():
                 scripts[cause.name] = case_of(read_json(small), small.name).script
@@ -132,17 +135,15 @@ def why_not(run: Path) -> str:
     return last_line(logs[0]) if logs else "no engine was started"
 
 
-def run_releases(options: argparse.Namespace) -> int:
-    """Watch releases, write the matrix of findings, and return the exit code."""
-    versions = versions_of(options)
+def run_releases(
+    engine: str, names: Sequence[str], seconds: int, seed: int, workers: int, folder: Path
+) -> int:
+    """Watch releases of an engine, write the matrix of findings, and return the exit code."""
+    versions = versions_of(engine, names)
     display, stops = Display(Console(soft_wrap=True), redraws=True), Stops()
-    folder: Path = options.out
-    walk = Walk(
-        *(options.engine, folder.resolve(), options.seed, options.seconds, options.shrink),
-        *(display, stops),
-    )
-    display.put(f"watch {plural(len(versions), 'release')} of {options.engine}")
-    with stops.heard(), ThreadPoolExecutor(options.workers) as pool:
+    walk = Walk(engine, folder.resolve(), seed, seconds, display, stops)
+    display.put(f"watch {plural(len(versions), 'release')} of {engine}")
+    with stops.heard(), ThreadPoolExecutor(workers) as pool:
         releases = list(pool.map(walk.watched, versions))
     write(folder, releases)
     display.put(f"matrix: {folder / MATRIX}")
@@ -157,17 +158,20 @@ def run_releases(options: argparse.Namespace) -> int:
     return OK if tried else CANNOT_RUN
 
 
-def versions_of(options: argparse.Namespace) -> Sequence[str]:
-    """Return the releases to watch: the requested ones, or all with pinned hashes."""
-    engine = BY_NAME[options.engine]
-    package = engine.package
-    if not options.releases:
+def versions_of(engine: str, names: Sequence[str]) -> Sequence[str]:
+    """Return the releases with these names, or all with pinned hashes if there is none.
+
+    Raises MalformedError for a malformed name.
+    """
+    package = BY_NAME[engine].package
+    if not names:
         pinned = re.findall(rf"^{package.name}==(\S+)", fetch.RELEASES.read_text(), re.MULTILINE)
         known = [one for one in pinned if fetch.in_order(one) >= fetch.in_order(package.oldest)]
         return sorted(known, key=fetch.in_order)
-    versions = [fetch.newest(package) if one == NEWEST else one for one in options.releases]
-    for version in versions:
-        fetch.require_release(version, package)
+    for name in names:
+        if name != NEWEST:
+            fetch.require_release(name, package)
+    versions = [fetch.newest(package) if one == NEWEST else one for one in names]
     return list(dict.fromkeys(versions))
 
 

@@ -1,6 +1,5 @@
 """Replays cases of the sanitizer: serves an engine the same requests until the finding appears."""
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +7,9 @@ from typing import Any
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK, STOPPED
 from paritybit.harness.cli.watch.display import Display
-from paritybit.harness.cli.watch.run import Run, device_of
+from paritybit.harness.cli.watch.run import Run
 from paritybit.harness.errors import CannotRunError, MalformedError, cut, refused
+from paritybit.harness.machine.gpus import visible_gpus
 from rich.console import Console
 
 from paritybit import __version__
@@ -32,15 +32,16 @@ LONGEST = 3600.0
 """The time limit in seconds for a script."""
 
 
-def replay_watched(files: Sequence[tuple[Any, str]], options: argparse.Namespace) -> int:
-    """Replay cases, given as JSON data and file name, and return the exit code.
+def replay_watched(files: Sequence[tuple[Any, str]], spec: str | None) -> int:
+    """Replay cases, given as JSON data and file name, on an engine, and return the exit code.
 
     For one case it is 1 if the engine has a finding. For several it is 1 if any did not reproduce
     its finding.
     """
-    cases = [(case_here(data, name, options), name) for data, name in files]
-    asked = driven(options.engine)
-    engine = asked.starter.prepare(options.engine)
+    cases = [(case_here(data, name, spec), name) for data, name in files]
+    assert spec is not None
+    asked = driven(spec)
+    engine = asked.starter.prepare(spec)
     display = Display(Console(soft_wrap=True), redraws=True)
     codes: list[int] = []
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
@@ -64,25 +65,24 @@ def replay_watched(files: Sequence[tuple[Any, str]], options: argparse.Namespace
     return FINDING if wrong else CANNOT_RUN if open_ else OK
 
 
-def case_here(data: Any, name: str, options: argparse.Namespace) -> WatchCase:
-    """Return the case from a file's JSON data, to be served to the requested engine.
+def case_here(data: Any, name: str, spec: str | None) -> WatchCase:
+    """Return the case from a file's JSON data, to be served to an engine.
 
-    Raises MalformedError without --engine, because a file must not choose which code runs. Raises
+    Raises MalformedError without an engine, because a file must not choose which code runs. Raises
     CannotRunError for a case of another device.
     """
     case = case_of(data, name)
-    if options.engine is None:
+    if spec is None:
         raise MalformedError(
             f"{name} was recorded on {cut(case.engine)}, and a case cannot choose which "
             "code runs: name the engine with --engine NAME==VERSION or --engine FOLDER"
         )
     try:
-        driven(options.engine).served.of(case.script.settings)
+        driven(spec).served.of(case.script.settings)
     except ValueError as error:
         raise MalformedError(f"{name} is not a complete case of watch: {error}") from error
-    device = str(case.script.settings["device"])
-    if device_of(options.device or device) != device:
-        raise CannotRunError(f"{name} was recorded on {device} and can only be replayed there")
+    if case.script.settings["device"] == "cuda" and not visible_gpus():
+        raise CannotRunError(f"{name} was recorded on a GPU, but none is visible here")
     return case
 
 

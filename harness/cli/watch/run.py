@@ -4,7 +4,6 @@ A row has settings of an engine: see `plan`. Slow imports happen after the comma
 `finish`.
 """
 
-import argparse
 import importlib
 import os
 import re
@@ -18,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,6 @@ from typing import Any
 from paritybit.harness.cli.exit_codes import FINDING
 from paritybit.harness.cli.folders import run_folder
 from paritybit.harness.cli.watch.display import Display
-from paritybit.harness.cli.watch.options import ONLY_ENGINE, SECONDS
 from paritybit.harness.cli.watch.plan import OVER, Plan, Turn, legs_of, workers_of
 from paritybit.harness.errors import CannotRunError, MalformedError, known, no_verdict, refused
 from paritybit.harness.machine.gpus import visible_gpus
@@ -61,6 +58,12 @@ RAISED = re.compile(r"^[\w.]+(?:Error|Exception): .*$", re.MULTILINE)
 LONGEST_NAME = 100
 """The most characters of a row's name in the name of its folder."""
 
+ONLY_ENGINE = ("model", "device", "seed", "seconds", "settings", "rows", "keep_going")
+"""Options that need --engine."""
+
+SECONDS = 300
+"""The default budget of a run with --engine in seconds, with the starts of the engine."""
+
 AFTER_FINDING = 5.0
 """Seconds that rows continue after the first finding. Later findings may show its effects."""
 
@@ -68,6 +71,31 @@ AFTER_FINDING = 5.0
 def now() -> str:
     """Return the time in UTC as ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `watch`. `words` are the words of its command line.
+
+    With `warn`, a run without a verdict ends with exit code 0.
+    """
+
+    words: Sequence[str]
+    command: Sequence[str]
+    engine: str | None
+    model: str | None
+    device: str | None
+    seed: int | None
+    seconds: int | None
+    settings: Sequence[str]
+    rows: str | None
+    keep_going: bool
+    checks: Sequence[str]
+    every: int
+    known: Path | None
+    baseline: Path | None
+    warn: bool
+    out: Path
 
 
 @dataclass
@@ -163,7 +191,7 @@ def raised(log: Path) -> str:
     return lines[-1] if lines else ""
 
 
-def run_watch(options: argparse.Namespace) -> int:
+def run_watch(options: Options) -> int:
     """Watch a command, or an engine with generated requests, and return the exit code.
 
     Once a finding that is not known was shown, the exit code is FINDING, whatever happens.
@@ -180,13 +208,13 @@ def run_watch(options: argparse.Namespace) -> int:
         return refused(f"there are findings, but their report is not complete: {why}", FINDING)
 
 
-def watch(options: argparse.Namespace, note: Callable[[Run], object]) -> int:
+def watch(options: Options, note: Callable[[Run], object]) -> int:
     """Watch as `run_watch` does. `note` gets the run when it has begun."""
     require_sense(options)
     checks = checks_of(options.checks)
     known_findings = of_tree(options.known, options.engine, options.baseline)
     if options.engine is not None:
-        return watch_engine(options, checks, known_findings, note)
+        return watch_engine(options, options.engine, checks, known_findings, note)
     console = Console(stderr=True, soft_wrap=True)
     with begun(options, checks, known_findings, Display(console, redraws=False)) as run:
         note(run)
@@ -199,14 +227,15 @@ def watch(options: argparse.Namespace, note: Callable[[Run], object]) -> int:
 
 
 def watch_engine(
-    options: argparse.Namespace,
+    options: Options,
+    spec: str,
     checks: tuple[str, ...] | None,
     known_findings: Known,
     note: Callable[[Run], object],
 ) -> int:
     """Serve generated requests to an engine, row by row, until one has a finding."""
     device = device_of(options.device or "auto")
-    asked = driven(options.engine)
+    asked = driven(spec)
     if options.model is not None:
         known("model", options.model, MODELS)
     try:
@@ -214,9 +243,9 @@ def watch_engine(
     except ValueError as error:
         raise MalformedError(str(error)) from error
     legs = legs_of(table, options.seed or 0, options.settings, options.rows)
-    engine = asked.starter.prepare(options.engine)
+    engine = asked.starter.prepare(spec)
     console = Console(soft_wrap=True)
-    options = argparse.Namespace(**{**vars(options), "device": device})
+    options = replace(options, device=device)
     with begun(options, checks, known_findings, Display(console, redraws=True)) as run:
         note(run)
         run.pairs = table.array.pairs
@@ -224,11 +253,9 @@ def watch_engine(
         plan = Plan(legs, seconds, workers, named=bool(options.settings))
         rows = plural(len(legs), "row")
         run.display.put(f"watch {engine.name} on {device}: {rows} of settings, {seconds:.0f} s")
-        serve = partial(serve_rows, run, asked.starter, engine, plan, options)
-        after = None if options.keep_going else AFTER_FINDING
-        found = list[float]()
+        serving = Serving(run, asked.starter, engine, plan, options, device)
         with run.display.showing(), ThreadPoolExecutor(workers) as pool:
-            for done in [pool.submit(serve, after, found) for _ in range(workers)]:
+            for done in [pool.submit(serving.rows) for _ in range(workers)]:
                 done.result()
         run.not_run |= {leg.name: OVER for leg in plan.left if leg.name not in run.not_run}
         order = [leg.name for leg in legs]
@@ -236,77 +263,74 @@ def watch_engine(
         return finish(run, options)
 
 
-def serve_rows(
-    run: Run,
-    starter: Starter,
-    engine: Environment,
-    plan: Plan,
-    options: argparse.Namespace,
-    after: float | None,
-    found: list[float],
-) -> None:
-    """Serve rows of a plan, one after another, in forks of a process of this thread's own.
+@dataclass
+class Serving:
+    """Serves the rows of a plan to an engine. `found` has the times of findings in all rows."""
 
-    `found` has the times of findings in all rows. Rows end `after` seconds after the first one.
-    """
-    scratch = tempfile.mkdtemp(dir=run.imports.parent, prefix="paritybit-")
-    with warm(Path(scratch), options.device) as importers:
-        while (why := reason_to_skip(run, keep_going=options.keep_going)) is None:
-            turn = plan.next()
-            if turn is None:
-                return
-            limits = Limits(None, after, known=run.known, found=found)
-            plan.note_start(serve_row(run, starter, engine, turn, options, limits, importers))
-    run.not_run |= {leg.name: why for leg in plan.left}
+    run: Run
+    starter: Starter
+    engine: Environment
+    plan: Plan
+    options: Options
+    device: str
+    found: list[float] = field(default_factory=list)
 
+    def rows(self) -> None:
+        """Serve rows, one after another, in forks of a process of this thread's own.
 
-def serve_row(
-    run: Run,
-    starter: Starter,
-    engine: Environment,
-    turn: Turn,
-    options: argparse.Namespace,
-    limits: Limits,
-    importers: Warm | None,
-) -> float:
-    """Serve a row, and return the seconds that the engine took to start.
+        Unless the run keeps going, rows end AFTER_FINDING seconds after the first finding.
+        """
+        run = self.run
+        after = None if self.options.keep_going else AFTER_FINDING
+        scratch = tempfile.mkdtemp(dir=run.imports.parent, prefix="paritybit-")
+        with warm(Path(scratch), self.device) as importers:
+            while (why := self.reason_to_skip()) is None:
+                turn = self.plan.next()
+                if turn is None:
+                    return
+                limits = Limits(None, after, known=run.known, found=self.found)
+                self.plan.note_start(self.row(turn, limits, importers))
+        run.not_run |= {leg.name: why for leg in self.plan.left}
 
-    If the engine cannot start without a required package, install it and retry.
-    """
-    leg = turn.leg
-    while True:
-        words, variables = starter.command(engine, leg, options.seed or 0, options.device)
-        limits.seconds = max(0.0, turn.until - time.time()) + ALLOWANCE
-        outcome = run.watch(leg, [*words, *turn.words], variables, limits, importers)
-        began = any(process.started for process in outcome.tally.processes.values())
-        if began or outcome.code in (0, LACKING) or outcome.log is None:
-            return outcome.starting
-        said = (run.folder / outcome.log).read_text(encoding="utf-8", errors="replace")
-        with run.installing:
-            if not install_missed(engine.source, said):
+    def row(self, turn: Turn, limits: Limits, importers: Warm | None) -> float:
+        """Serve a row, and return the seconds that the engine took to start.
+
+        If the engine cannot start without a required package, install it and retry.
+        """
+        run, seed = self.run, self.options.seed or 0
+        while True:
+            words, variables = self.starter.command(self.engine, turn.leg, seed, self.device)
+            limits.seconds = max(0.0, turn.until - time.time()) + ALLOWANCE
+            outcome = run.watch(turn.leg, [*words, *turn.words], variables, limits, importers)
+            began = any(process.started for process in outcome.tally.processes.values())
+            if began or outcome.code in (0, LACKING) or outcome.log is None:
                 return outcome.starting
-        run.outcomes.remove(outcome)
-        shutil.rmtree((run.folder / outcome.log).parent)
+            said = (run.folder / outcome.log).read_text(encoding="utf-8", errors="replace")
+            with run.installing:
+                if not install_missed(self.engine.source, said):
+                    return outcome.starting
+            run.outcomes.remove(outcome)
+            shutil.rmtree((run.folder / outcome.log).parent)
 
-
-def reason_to_skip(run: Run, *, keep_going: bool) -> str | None:
-    """Return why no further row is served, or None."""
-    if run.stops.received is not None:
-        return "the run was interrupted before"
-    found = [
-        outcome.name
-        for outcome in run.outcomes
-        for finding in outcome.tally.findings.values()
-        if not run.known.covers(finding)
-    ]
-    if found and not keep_going:
-        return f"row {found[0]} had a finding; --keep-going tries the others, too"
-    return None
+    def reason_to_skip(self) -> str | None:
+        """Return why no further row is served, or None."""
+        run = self.run
+        if run.stops.received is not None:
+            return "the run was interrupted before"
+        found = [
+            outcome.name
+            for outcome in run.outcomes
+            for finding in outcome.tally.findings.values()
+            if not run.known.covers(finding)
+        ]
+        if found and not self.options.keep_going:
+            return f"row {found[0]} had a finding; --keep-going tries the others, too"
+        return None
 
 
 @contextmanager
 def begun(
-    options: argparse.Namespace,
+    options: Options,
     checks: tuple[str, ...] | None,
     known_findings: Known,
     display: Display,
@@ -322,28 +346,28 @@ def begun(
         yield Run(folder, Path(scratch), display, stops, options.every, checks, known_findings)
 
 
-def finish(run: Run, options: argparse.Namespace) -> int:
+def finish(run: Run, options: Options) -> int:
     """Write record, cases and page, show the verdict, and return the exit code."""
     ends = importlib.import_module("paritybit.harness.cli.watch.finish")
     code: int = ends.finish(run, options)
     return code
 
 
-def require_sense(options: argparse.Namespace) -> None:
+def require_sense(options: Options) -> None:
     """Raise MalformedError unless there is one thing to watch, with options that apply to it."""
     if options.engine is not None:
-        if options.command is not None:
-            raise MalformedError("--engine takes no command after --: it generates requests itself")
+        if options.command:
+            raise MalformedError("--engine takes no command: it generates requests itself")
         return
-    if options.command is None:
+    if not options.command:
         raise MalformedError(
             "watch needs a command after --, as in: paritybit watch -- python serve.py; or "
             "--engine with a release"
         )
-    if not options.command or not options.command[0]:
+    if not options.command[0]:
         raise MalformedError("the command after -- is empty")
     for name in ONLY_ENGINE:
-        if getattr(options, name) not in (None, False, ()):
+        if getattr(options, name) not in (None, False, []):
             raise MalformedError(f"--{name.replace('_', '-')} needs --engine")
 
 

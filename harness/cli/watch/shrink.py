@@ -1,6 +1,5 @@
 """The command `shrink`: tries simpler settings, then fewer and shorter requests."""
 
-import argparse
 import signal
 import tempfile
 import time
@@ -120,17 +119,16 @@ def searching(
             yield Shrinking(asked, engine, Path(scratch), stops, say, importers)
 
 
-def run_shrink(options: argparse.Namespace) -> int:
+def run_shrink(path: Path, spec: str, seconds: int) -> int:
     """Write the smallest case found in time next to a case, and return the exit code."""
-    path: Path = options.case
     data = read_json(path)
     if not is_case(data):
         raise MalformedError(f"{path.name} is not a case of watch; shrink takes no other")
-    case = case_here(data, path.name, options)
+    case = case_here(data, path.name, spec)
     if case.script.settings["device"] != "cpu":
         raise CannotRunError("a case of a GPU cannot be shrunk: the search forks the engine")
-    asked = driven(options.engine)
-    engine = asked.starter.prepare(options.engine)
+    asked = driven(spec)
+    engine = asked.starter.prepare(spec)
     display, stops = Display(Console(soft_wrap=True), redraws=True), Stops()
     begun, sizes = time.monotonic(), [""]
 
@@ -141,7 +139,7 @@ def run_shrink(options: argparse.Namespace) -> int:
 
     with searching(asked, engine, stops, say) as search:
         display.put(f"shrink {path.name}: {size_of(case.script)}")
-        found = search.smallest(case, float(options.seconds))
+        found = search.smallest(case, float(seconds))
     if found is None:
         if stops.received is not None:
             return STOPPED[stops.received]

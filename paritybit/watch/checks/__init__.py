@@ -22,7 +22,6 @@ from paritybit.watch.checks import (
     wrong_list,
     wrong_owner,
     wrong_read,
-    wrong_row,
 )
 from paritybit.watch.observations import Check
 
@@ -47,7 +46,6 @@ CHECKS: Mapping[str, Check] = {
         moved_address,
         changed_dtype,
         stale_input,
-        wrong_row,
         dirty_log,
     )
 }

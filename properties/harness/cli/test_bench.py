@@ -1,4 +1,4 @@
-"""The command `bench`: what it measures, and how it compares figures with bounds."""
+"""`make bench`: what it measures, and how it compares figures with bounds."""
 
 import json
 from itertools import pairwise
@@ -9,10 +9,9 @@ import pytest
 from paritybit.harness.campaigns import bench
 from paritybit.harness.campaigns.bench import BOUNDS, Bound
 from paritybit.harness.campaigns.watching import watching
+from paritybit.harness.cli import bench as command
 
-from paritybit.__main__ import main
 from paritybit.watch.replays.relations import NAMES
-from properties.support.harness.command_line import CANNOT_RUN, MALFORMED, OK, kept_traceback
 from properties.support.harness.scripted import Scripted, violating
 
 
@@ -59,7 +58,7 @@ def test_a_bench_prints_and_records_its_figures(
     monkeypatch.setattr("paritybit.harness.cli.bench.CPU_GIB", 0.01)
     monkeypatch.setattr("paritybit.harness.cli.bench.PRESETS", ("mimo",))
     path = tmp_path / "bench.json"
-    assert main(["bench", "--device", "cpu", "--record", str(path)]) == OK
+    command.bench("cpu", record=path)
     said = capsys.readouterr().out
     figures = json.loads(path.read_text())["figures"]
     assert f"mimo: {figures['steps_per_second']['mimo']:.0f} differential steps/s\n" in said
@@ -68,24 +67,14 @@ def test_a_bench_prints_and_records_its_figures(
 
 
 def test_a_bench_of_a_schedule_with_violations_has_no_figures(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def build(trial: Any, _: Any) -> Scripted:
         return Scripted(trial, lambda *_: violating("kv_parity"))
 
     monkeypatch.setattr(bench, "Lockstep", build)
-    assert main(["bench", "--device", "cpu"]) == CANNOT_RUN
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "the benchmark schedule has violations" in kept_traceback(captured.err)
-
-
-def test_an_unknown_engine_is_refused_before_anything_is_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("paritybit.harness.cli.bench.steps_per_second", lambda *_: 1 / 0)
-    assert main(["bench", "--device", "cpu", "--engine", "no_engine==1"]) == MALFORMED
-    assert "no_engine" in capsys.readouterr().err
+    with pytest.raises(Exception, match="the benchmark schedule has violations"):
+        command.bench("cpu")
 
 
 def test_an_engine_is_watched_with_cheap_checks_and_without(

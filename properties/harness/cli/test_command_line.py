@@ -1,134 +1,177 @@
-"""The command line: what is malformed is refused in one sentence, names are listed."""
+"""Command lines: a table of malformed ones, the help, and the names that `list` prints."""
 
-import importlib
 import json
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from paritybit.harness.campaigns.regress import all_hunts
-from paritybit.harness.checks.play import DeviceLostError, Outcome
-from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.cli.folders import shown
-from paritybit.harness.cli.names import check_names
-from paritybit.harness.cli.parser import parser
 from paritybit.harness.cli.regress import hunts_of
-from paritybit.harness.cli.words.help import EXAMPLES
-from paritybit.harness.cli.words.reading import Together
-from paritybit.harness.errors import LONGEST_VALUE, MalformedError
-from paritybit.harness.schedules.schedule import Schedule
+from paritybit.harness.errors import LONGEST_VALUE
 from paritybit.reference.config import PRESETS
+from paritybit.reports.glossary import GLOSSARY
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import RUNNERS
 
 from paritybit import __version__
 from paritybit.__main__ import main
+from paritybit.watch.checks import CHECKS
 from properties.support.harness.command_line import (
     CANNOT_RUN,
-    FINDING,
+    LONGEST,
     MALFORMED,
     OK,
+    parsed,
 )
+from properties.support.places import CORPUS, ROOT
 
-without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+COMMANDS = (
+    *("watch", "releases", "explore", "engine"),
+    *("replay", "shrink", "report"),
+    *("regress", "list"),
+)
+"""The commands in the order of the help."""
 
-NAMES: dict[str, Iterable[str]] = {
-    "runner": RUNNERS,
-    "preset": PRESETS,
-    "device": ("auto", "cpu", "cuda"),
+CASE = str(CORPUS / "swa_pad@decode.json")
+
+MALFORMED_LINES: dict[str, str] = {
+    "": "Missing command; valid: watch, releases, explore, engine, replay, shrink, report, regress",
+    "regres": "No such command 'regres'. Did you mean 'regress'?; valid: watch, releases",
+    "summary": "No such command 'summary'; valid: watch",
+    "regress --fast": "No such option: --fast",
+    "regress --see 1": "No such option: --see (Possible options: --device, --preset, --seed)",
+    "regress --mps=1": "Option '--mps' does not take a value",
+    "regress --bug": "Option '--bug' requires an argument",
+    "regress --bug ,": "'--bug': ',' contains no name",
+    "regress --bug nonsense": "unknown bug 'nonsense'; the nearest names are ",
+    "regress --bug swa_pad,swa_pud": "unknown bug 'swa_pud'",
+    "regress --bug swa_pad@nonsense": "unknown runner 'nonsense'; valid: decode, ",
+    "regress --bug swa_pad@frozen_kv_mtp": (
+        "swa_pad cannot be switched on in frozen_kv_mtp: it has no static input"
+    ),
+    "regress --runner decoder": "unknown runner 'decoder' (did you mean decode?); valid: decode, ",
+    "regress --preset gpt_oss,gpt9": "unknown preset 'gpt9'; valid: gemma3, gpt_oss, mimo",
+    "regress --device tpu": "'tpu' is not one of 'auto', 'cpu', 'cuda'",
+    "regress --device=": "'' is not one of 'auto', 'cpu', 'cuda'",
+    "regress --examples 0": "'--examples': '0' is not a whole number from 1 to 999999999",
+    "regress --examples ²": "'²' is not a whole number from 1 to 999999999",
+    f"regress --seed {'1' * 5000}": "1…",
+    "regress --seed -1": "'-1' is not a whole number from 0 to 999999999",
+    "regress --seed 1 --seed 2": "'--seed': it was given more than once",
+    "regress --out=": "'--out': the path is empty",
+    f"regress --out {'x' * 256}": "it has a name of 256 bytes; the limit is 255",
+    "regress swa_pad": "Got unexpected extra argument(s) (swa_pad)",
+    "replay": "Missing argument 'case'",
+    "replay none.json": "none.json cannot be read: No such file",
+    f"replay {CASE} --engine sglang==0.5.12": "so --engine cannot be used",
+    f"replay {CASE} {CASE} --engine sglang==0.5.12": "only if all are from watch",
+    "replay x --engine a --engine b": "'--engine': it was given more than once",
+    "shrink none.json --engine sglang==0.5.12": "none.json cannot be read: No such file",
+    f"shrink {CASE} --engine sglang==0.5.12": "is not a case of watch",
+    f"shrink {CASE}": "Missing option '--engine'",
+    "report none.json": "none.json cannot be read: No such file",
+    "report a.json b.json --issue": "not a later record and --issue",
+    "report --markdown --page page.html": "--markdown prints text and writes no page",
+    f"report {CASE} --issue": "--issue needs a record of watch (watch.json)",
+    "watch": "watch needs a command after --",
+    "watch --seed 3 -- true": "--seed needs --engine",
+    "watch --engine sglang==0.5.12 -- true": "--engine takes no command",
+    "watch --engine nothing==1": "'nothing==1' is not an engine; expected one of sglang==VERSION",
+    "watch --engine sglang==0.5.12 --settings nothing": "unknown setting 'nothing'",
+    "watch --engine sglang==0.5.12 --rows 9-3": "the last row is before the first",
+    "watch --engine sglang==0.5.12 --rows x": "'x' is not FIRST-LAST, FIRST- or FIRST",
+    "watch --engine sglang==0.5.12 --rows 900": "there is no row 900",
+    "watch --engine sglang==0.5.12 --model x": "unknown model 'x'",
+    "watch --checks nothing -- true": "unknown check 'nothing'",
+    "watch --undecided pass -- true": "'pass' is not one of 'fail', 'warn'",
+    "watch --known none.json -- true": "none.json",
+    "watch --": "watch needs a command after --",
+    "releases --engine trtllm": "'trtllm' is not one of 'sglang', 'transformers', 'vllm'",
+    "releases --releases new": "'new' is not a release number such as 0.5",
+    "explore": "Missing option '--engine'",
+    "explore --engine sglang==0.5.23 --keys 3": "'3' is not a whole number from 1 to 2",
+    "explore --engine nothing": "'nothing' is not an engine",
+    "engine": "Missing argument 'version'",
+    "engine trtllm==1": "'trtllm' is not an engine; valid: sglang, transformers, vllm",
+    "engine new": "'new' is not a release number such as 0.5",
+    "list nothing": "'nothing' is not one of 'bugs', 'runners', ",
+    f"list{' a' * 10_000}": "is not one of",
 }
+"""Malformed command lines, and a part of the sentence about each."""
 
 
-@pytest.mark.parametrize("option", NAMES)
-def test_a_name_that_no_build_has_is_refused_with_the_valid_ones(option: str, refused: Any) -> None:
-    message = refused(MALFORMED, "regress", f"--{option}", "nonsense")
-    assert f"unknown {option} 'nonsense'; valid: {', '.join(NAMES[option])}" in message
-
-
-def test_a_name_that_is_nearly_right_is_refused_with_the_right_one(refused: Any) -> None:
-    assert "(did you mean decode?)" in refused(MALFORMED, "regress", "--runner", "decoder")
-    assert "the nearest names are replay, " in refused(MALFORMED, "reply", "case.json")
-
-
-def test_an_empty_device_is_none_at_all(refused: Any) -> None:
-    assert "unknown device ''; valid: auto, cpu, cuda" in refused(
-        MALFORMED, "bench", "--device", ""
-    )
-
-
-def test_one_wrong_name_among_right_ones_is_refused(refused: Any) -> None:
-    assert "'swa_pud'" in refused(MALFORMED, "regress", "--bug", "swa_pad,swa_pud")
-    assert "'gpt9'" in refused(MALFORMED, "regress", "--preset", "gpt_oss,gpt9")
-
-
-MALFORMED_LINES = {
-    "no command": [],
-    "an unknown command": ["regres"],
-    "an unknown option": ["regress", "--fast"],
-    "an option without its value": ["regress", "--bug"],
-    "no case": ["replay"],
-    "no examples": ["regress", "--examples", "0"],
-    "examples that are a superscript": ["regress", "--examples", "²"],
-    "no workers": ["regress", "--workers", "0"],
-    "a seed that is text": ["regress", "--seed", "one"],
-    "bugs that are nothing": ["regress", "--bug", ""],
-    "a seed of too many digits": ["regress", "--seed", "1" * 5000],
-    "ten thousand words": ["list", *["a"] * 10_000],
-    "an option cut short": ["regress", "--see", "1"],
-    "an option that is nearly another": ["regress", "--seeds", "3"],
-    "a folder that is no text": ["regress", "--out", ""],
-    "a case that is no text": ["replay", ""],
-    "an engine that there is not": ["releases", "--engine", "trtllm"],
-}
-
-
-@pytest.mark.parametrize("message", MALFORMED_LINES)
-def test_a_malformed_command_line_is_refused_in_one_sentence(message: str, refused: Any) -> None:
-    said = refused(MALFORMED, *MALFORMED_LINES[message])
-    assert "--help" in said
-    assert len(said) < LONGEST_VALUE + 300
-
-
-def test_a_list_that_is_given_again_is_added_to() -> None:
-    """Where the last alone counted, a run would be green of what was never tried."""
-    options = parser().parse_args(
-        ["regress", "--bug", "swa_pad,swa_int64", "--bug", "swa_pad,b", "--seed", "1"]
-    )
-    assert options.bug == ("swa_pad", "swa_int64", "b")
-    assert options.runner == ()
-
-
-@pytest.mark.parametrize("command", EXAMPLES)
-def test_an_option_of_one_value_that_is_given_again_is_refused(command: str) -> None:
-    """Where the last alone counted, an engine that was named would never be tried."""
-    line = EXAMPLES[command].splitlines()[0].split()
-    for option in parser().parse_args(line).parser._actions:
-        if not option.option_strings or option.nargs == 0:
-            continue
-        name, value = option.option_strings[0], next(iter(option.choices or ["1"]))
-        if "Comma-separated" in option.help:
-            assert isinstance(option, Together)
-        else:
-            said = (
-                f"^{name} accepts one value but was given more than once .see paritybit {command}"
-            )
-            with pytest.raises(MalformedError, match=said):
-                parser().parse_args([*line, f"{name}={value}", name, value])
-
-
-def test_an_engine_is_asked_about_one_case_of_a_schedule_at_a_time(
-    tmp_path: Path, refused: Any
+@pytest.mark.parametrize("line", MALFORMED_LINES, ids=lambda line: line[:60])
+def test_a_malformed_command_line_ends_in_one_sentence(
+    line: str, refused: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And no option is passed over without a word."""
-    paths = [tmp_path / "a.json", tmp_path / "b.json"]
-    for path in paths:
-        path.write_text("{}")
-    for words in ([tmp_path], paths):
-        said = refused(MALFORMED, "replay", *words, "--engine", "sglang==0.5.12")
-        assert "--engine accepts several cases only if all are from watch" in said
+    monkeypatch.chdir(tmp_path)
+    said = refused(MALFORMED, *line.split())
+    assert MALFORMED_LINES[line] in said
+    assert len(said) < LONGEST_VALUE + 300
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+@pytest.mark.parametrize(
+    "line", ["regress --device cuda", "watch --engine sglang==0.5.12 --device cuda"]
+)
+def test_a_gpu_that_is_not_here_is_no_verdict(line: str, refused: Any) -> None:
+    assert "cuda" in refused(CANNOT_RUN, *line.split())
+
+
+def test_the_help_fits_a_screen_and_groups_the_commands(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["--help"]) == OK
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    groups = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert groups == ["Options:", "Test an engine:", "Handle a finding:", "The laboratory:"]
+    below = lines[lines.index("Test an engine:") :]
+    assert tuple(line.split()[0] for line in below if line[:3].strip()[:1].islower()) == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == OK
+    assert capsys.readouterr().out.startswith(f"Usage: paritybit {command} ")
+
+
+def test_the_help_imports_nothing_slow() -> None:
+    code = (
+        "import sys; from paritybit.__main__ import main; main(['regress', '--help']);"
+        "print({'torch', 'numpy', 'rich'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT, capture_output=True, text=True, timeout=LONGEST, check=True,
+    )  # fmt: skip
+    assert done.stderr == "set()\n"
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == OK
+    assert capsys.readouterr().out == f"paritybit {__version__}\n"
+
+
+def test_a_list_may_be_given_several_times() -> None:
+    options = parsed("regress", "--bug", "swa_pad,swa_int64", "--bug", "swa_pad, b", "--seed", "1")
+    assert options["bug"] == ["swa_pad", "swa_int64", "b"]
+    assert (options["runner"], options["seed"]) == ([], 1)
+
+
+@pytest.mark.parametrize("dashes", [["--"], []])
+def test_options_after_the_command_of_watch_are_its_own(dashes: list[str]) -> None:
+    options = parsed("watch", "--every", "3", *dashes, "python", "--every", "x", "--", "--help")
+    assert options["every"] == 3
+    assert options["program"] == ["python", "--every", "x", "--", "--help"]
 
 
 def test_a_bug_without_a_runner_is_hunted_on_all_it_can_harm() -> None:
@@ -136,82 +179,26 @@ def test_a_bug_without_a_runner_is_hunted_on_all_it_can_harm() -> None:
     assert hunts_of(("swa_pad",), ()) == tuple(("swa_pad", runner) for runner in affected)
     assert hunts_of(("swa_pad@decode",), ()) == (("swa_pad", "decode"),)
     assert hunts_of(("swa_pad",), ("piecewise",)) == (("swa_pad", "piecewise"),)
-    assert hunts_of((), ("cpu_graph",)) == all_hunts(("cpu_graph",))
-    assert hunts_of((), ()) == all_hunts()
     assert hunts_of(("swa_pad", "swa_pad@decode"), ()) == hunts_of(("swa_pad",), ())
 
 
-def test_a_bug_on_a_runner_that_lacks_what_it_is_about_is_refused(refused: Any) -> None:
-    message = refused(MALFORMED, "regress", "--bug", "swa_pad@frozen_kv_mtp")
-    assert "swa_pad cannot be switched on in frozen_kv_mtp: it has no static input" in message
-    assert "valid: decode, target_verify, piecewise, breakable" in message
-    assert "unknown runner" in refused(MALFORMED, "regress", "--bug", "swa_pad@nonsense")
-    assert "unknown bug" in refused(MALFORMED, "regress", "--bug", "nonsense@decode")
-
-
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == OK
-    assert capsys.readouterr().out == f"paritybit {__version__}\n"
-
-
-@pytest.mark.parametrize("command", EXAMPLES)
-def test_the_examples_of_a_command_are_well_formed(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And shown with its help; what runs it is there."""
-    assert main([command, "--help"]) == OK
-    said = capsys.readouterr().out
-    for line in EXAMPLES[command].splitlines():
-        assert f"\n  paritybit {line}\n" in said
-        options = parser().parse_args(line.split())
-        check_names(options)
-        module, function = options.run
-        assert callable(getattr(importlib.import_module(module), function))
-
-
-@without_gpu
-@pytest.mark.parametrize(
-    "words",
-    [["regress"], ["bench"]],
-    ids=lambda words: words[0],
-)
-def test_cuda_without_a_gpu_cannot_run(words: list[str], refused: Any) -> None:
-    assert "cuda" in refused(CANNOT_RUN, *words, "--device", "cuda")
-
-
-def test_a_report_folder_that_cannot_be_written_is_refused(tmp_path: Path, refused: Any) -> None:
-    (tmp_path / "file").write_text("")
-    message = refused(MALFORMED, "regress", "--device", "cpu", "--out", tmp_path / "file" / "out")
-    assert "cannot write to report folder" in message
-
-
-def test_a_record_that_cannot_be_written_is_refused_before_anything_is_measured(
-    tmp_path: Path, refused: Any
-) -> None:
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file" / "record.json", tmp_path):
-        message = refused(MALFORMED, "bench", "--device", "cpu", "--record", path)
-        assert "cannot be written" in message
-
-
-def test_every_name_of_this_build_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    names = {
+def test_every_name_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Iterable[str]] = {
         "bugs": BUGS,
         "runners": RUNNERS,
-        "bugs on runners": [f"{bug}@{runner}" for bug in BUGS for runner in RUNNERS],
         "presets": PRESETS,
         "properties": PROPERTIES,
+        "findings": CHECKS,
+        "words": GLOSSARY,
     }
     assert main(["list", "--json"]) == OK
     listed = json.loads(capsys.readouterr().out)
-    assert {kind: list(entries) for kind, entries in listed.items()} == {
-        kind: list(entries) for kind, entries in names.items()
-    }
-    assert all(message for entries in listed.values() for message in entries.values())
     for kind, entries in names.items():
-        assert main(["list", kind.replace(" ", "-")]) == OK
-        plain = capsys.readouterr().out
-        assert [line.split()[0] for line in plain.splitlines()] == list(entries)
+        assert list(listed[kind]) == list(entries)
+        assert all(listed[kind].values())
+        assert main(["list", kind]) == OK
+        lines = capsys.readouterr().out.splitlines()
+        assert all(map(str.startswith, lines, entries))
 
 
 def test_a_record_names_no_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,16 +214,3 @@ def test_a_record_names_no_absolute_path(tmp_path: Path, monkeypatch: pytest.Mon
     assert shown("--engine=a/../../home/someone/tree") == "--engine=tree"
     assert shown("file:///home/someone/tree") == "tree"
     assert shown("/somewhere/out/latest/cases", keep=3) == "out/latest/cases"
-
-
-def test_a_lost_device_is_a_finding(refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where one schedule alone is played, in this process."""
-    violation = Violation("captured_path", 0, "the step failed: an illegal access")
-
-    def lose(_: Any) -> None:
-        raise DeviceLostError(Schedule(()), Outcome((violation,)))
-
-    monkeypatch.setattr("paritybit.harness.cli.names.run_list", lose)
-    assert refused(FINDING, "list") == (
-        "paritybit: the device was lost: the step failed: an illegal access\n"
-    )

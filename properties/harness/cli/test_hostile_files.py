@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from paritybit.harness.cli.exit_codes import OK
-from paritybit.harness.cli.pages import previous_of
+from paritybit.harness.cli.report import previous_of
 from paritybit.harness.errors import CannotRunError, MalformedError
 from paritybit.harness.records import files, schema
 from paritybit.harness.records.case import read_json
@@ -79,7 +79,7 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
 READING: dict[str, Callable[[Path, Path], list[object]]] = {
     "replay": lambda file, whole: ["replay", file],
     "report": lambda file, whole: ["report", file, "--page", file.with_name("page.html")],
-    "compare, after": lambda file, whole: ["compare", whole, file, "--page", whole],
+    "report, later": lambda file, whole: ["report", whole, file, "--page", whole],
 }
 """Commands that read a file, beside a whole record where they need one."""
 
@@ -163,7 +163,7 @@ def test_the_texts_of_a_record_move_no_cursor(
     file_format, version, record = RECORDS[kind]
     path = tmp_path / "record.json"
     path.write_text(json.dumps({"format": file_format, "version": version, **to_json(record)}))
-    assert main(["summary", str(path)]) == OK
+    assert main(["report", str(path), "--markdown"]) == OK
     said = capsys.readouterr().out
     assert r"a\\x1b\[2J\\r\\x9b\\u202eb c" in said
     assert not set(said) & set(CLEARS) - set("a[2Jb\nc")

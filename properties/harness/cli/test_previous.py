@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from paritybit.harness.cli.folders import earlier_records, swap_link
-from paritybit.harness.cli.pages import previous_of
+from paritybit.harness.cli.report import previous_of
 from paritybit.harness.records import record as run_record
 from paritybit.harness.records.schema import Record
 from paritybit.reports.compared.previous import Previous
@@ -92,7 +92,7 @@ def test_the_page_says_what_is_new_and_links_to_the_run_before(tmp_path: Path) -
     assert "clean@decode" in section
     assert "abc1234, on CPU, 2 cores" in section
     folder = tmp_path.name
-    command = f"paritybit compare {folder}/{FIRST}/run.json {folder}/{SECOND}/run.json"
+    command = f"paritybit report {folder}/{FIRST}/run.json {folder}/{SECOND}/run.json"
     assert previous.command == command
     assert command in section
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paritybit.harness.cli.names import catalogue
 
 from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN, LONGEST, MALFORMED, OK, python
@@ -22,17 +21,12 @@ NASTY = "a b';touch x;$$HOME\"|`c"
 """A setting that no shell must read; make itself reads two dollars as one."""
 
 READ_BY = {
-    target: set(names.split())
+    target: sorted(names.split())
     for target, names in re.findall(
         r"^READ_BY_(\S+) := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M
     )
 }
-"""The settings that each target of the Makefile says that it reads."""
-
-TARGETS = {
-    target: sorted(named) for target, names in READ_BY.items() if (named := names - {"ARGS", "MPS"})
-}
-"""Those of them that are handed on as one word."""
+"""The settings that each target of the Makefile hands on as options."""
 
 
 PRINTS_WORDS = """#!/bin/sh
@@ -57,16 +51,20 @@ NEEDS_MAKE = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 
 @NEEDS_MAKE
-@pytest.mark.parametrize("target", TARGETS)
-def test_every_setting_of_make_is_one_word_of_the_command(target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", READ_BY)
+def test_every_setting_of_make_is_one_option_of_the_command(target: str, tmp_path: Path) -> None:
     """The interpreter is one that prints its words, and says that nothing is missing."""
     interpreter = tmp_path / "python"
     interpreter.write_text(PRINTS_WORDS)
     interpreter.chmod(0o755)
-    settings = [f"{name}={NASTY}" for name in TARGETS[target]]
-    done = made(f"PYTHON={interpreter}", target, *settings)
+    named = [name for name in READ_BY[target] if name != "MPS"]
+    done = made(f"PYTHON={interpreter}", target, *(f"{name}={NASTY}" for name in named))
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines().count(NASTY.replace("$$", "$")) == len(settings)
+    options = [word for name in named for word in (f"--{name.lower()}", NASTY.replace("$$", "$"))]
+    words = done.stdout.splitlines()
+    assert sorted(words[-len(options) :]) == sorted(options)
+    if target not in {"test", "bench"}:
+        assert words[:3] == ["-m", "paritybit", target]
 
 
 @NEEDS_MAKE
@@ -74,14 +72,13 @@ def test_every_setting_of_make_is_one_word_of_the_command(target: str, tmp_path:
     ("words", "said"),
     [
         (("test", "CASE=x"), "make test does not read CASE; it reads ARGS BUG DEVICE"),
-        (("replay", "CASE=x", "BUG=y"), "make replay does not read BUG; it reads"),
-        (("regress", "BUGS=swa_pad"), "make regress does not read BUGS; it reads"),
-        (("list", "NOTHING=1"), "make list does not read NOTHING; it reads ARGS PYTHON"),
+        (("BUGS=swa_pad",), "make regress does not read BUGS; it reads"),
+        (("check", "NOTHING=1"), "make check does not read NOTHING; it reads ARGS PYTHON"),
         (("regress", "MPS=no"), "MPS=no must be 1 or 0"),
     ],
 )
 def test_a_setting_that_would_change_nothing_is_refused(words: tuple[str, ...], said: str) -> None:
-    """Passed over, it is a false green: `make replay DEVICE=cuda` once replayed on a CPU."""
+    """Passed over, it is a false green: `make test ENGINE=…` would test no such engine."""
     done = made("-n", *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(rf"Makefile:\d+: \*\*\* {re.escape(said)}.*  Stop\.\n", done.stderr)
@@ -89,40 +86,17 @@ def test_a_setting_that_would_change_nothing_is_refused(words: tuple[str, ...], 
 
 @NEEDS_MAKE
 def test_a_setting_that_one_of_several_targets_reads_is_taken() -> None:
-    done = made("-n", "regress", "summary", "BUG=swa_pad", "RECORD=x", "MPS=0")
+    done = made("-n", "READY=1", "regress", "watch", "BUG=swa_pad", "ENGINE=x", "MPS=1")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "--mps" not in done.stdout
+    regress, watch = done.stdout.splitlines()
+    assert "--bug" in regress and "--mps" in regress and "--engine" not in regress
+    assert "--engine" in watch and "--mps" not in watch
 
 
 @NEEDS_MAKE
 def test_what_another_make_hands_down_is_not_refused() -> None:
     """Its own settings come with every call that it makes."""
-    assert made("-n", "list", "VERBOSE=1", level="1").returncode == 0
-
-
-def test_a_target_of_make_says_which_settings_its_commands_read() -> None:
-    """`RUN` is PYTHON's, which every target reads, and `SHARED` says what MPS is."""
-    text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    recipes = re.findall(r"^([a-z-]+): .*\n((?:\t.*\n)+)", text.replace("\\\n", ""), re.M)
-    read = {
-        target: {
-            name.replace("SHARED", "MPS")
-            for name in re.findall(r"\$\(([A-Z]+)\)", recipe)
-            if name != "RUN"
-        }
-        for target, recipe in recipes
-    }
-    assert {target: names for target, names in read.items() if names} == READ_BY
-
-
-def test_an_interpreter_without_asserts_and_docstrings_does_as_any_other() -> None:
-    """It lists what runners are, which their docstrings say."""
-    plain, bare = (
-        python("-m", "paritybit", "list", "runners", variables=named)
-        for named in ({}, {"PYTHONOPTIMIZE": "2"})
-    )
-    assert plain.returncode == OK and "decode " in plain.stdout
-    assert (bare.returncode, bare.stdout, bare.stderr) == (OK, plain.stdout, plain.stderr)
+    assert made("-n", "READY=1", "documents", "VERBOSE=1", level="1").returncode == 0
 
 
 def test_a_terminal_of_few_signs_is_no_error() -> None:
@@ -146,7 +120,6 @@ def test_a_user_without_a_home_folder_keeps_nothing(
     for name in ("HOME", "XDG_CACHE_HOME", "PARITYBIT_ENGINES", "HYPOTHESIS_STORAGE_DIRECTORY"):
         monkeypatch.setenv(name, "")  # So that it is again as it was, whatever main sets.
         monkeypatch.delenv(name)
-    catalogue.cache_clear()
     assert main(["list", "runners"]) == OK
     assert "decode " in capsys.readouterr().out
     assert main(["engine", "0.5.12"]) == CANNOT_RUN
@@ -175,7 +148,6 @@ def test_a_current_folder_that_was_deleted_is_no_verdict(
     "words",
     [
         ("report",),
-        ("bench", "--record=PRIVATE/record.json"),
         ("watch", "--known=PRIVATE/known.json", "--", "true"),
         ("regress", "--out=PRIVATE/out"),
     ],

@@ -89,7 +89,7 @@ def test_a_verdict_is_said_before_anything_is_written(
 ) -> None:
     for name in ("before", "after"):
         write(green(), tmp_path / f"{name}.json")
-    words = ["compare", str(tmp_path / "before.json"), str(tmp_path / "after.json")]
+    words = ["report", str(tmp_path / "before.json"), str(tmp_path / "after.json")]
     with full_disk(1000):
         assert main([*words, "--page", str(tmp_path / "page.html")]) == CANNOT_RUN
     captured = capsys.readouterr()

@@ -185,11 +185,12 @@ import sys
 import threading
 import torch
 from paritybit import __main__ as command
-kept = command.serve_from_here
+from paritybit.harness.machine import forks
+kept = forks.serve_from_here
 def serve_from_here():
     kept()
     print("threads", threading.active_count(), "began CUDA", torch.cuda.is_initialized())
-command.serve_from_here = serve_from_here
+forks.serve_from_here = serve_from_here
 sys.argv = ["paritybit", "regress", "--device", "cpu", "--out", "/dev/null/out"]
 sys.exit(command.main())
 """

@@ -106,16 +106,14 @@ def test_a_daemon_that_was_running_answers_and_is_never_touched(running: Path) -
 WAITING = """
 import sys, time, types
 from paritybit.__main__ import main
-from paritybit.harness.cli import parser
 
-def wait(options):
-    assert options.device == "cuda"
+def wait(device, **_):
+    assert device == "cuda"
     print("waiting", flush=True)
     time.sleep(3600)
 
-sys.modules["waiting"] = types.ModuleType("waiting")
-sys.modules["waiting"].wait = wait
-parser.run_regress = "waiting", "wait"
+sys.modules["paritybit.harness.cli.regress"] = types.ModuleType("regress")
+sys.modules["paritybit.harness.cli.regress"].run_regress = wait
 sys.exit(main(["regress", "--mps"]))
 """
 """A command that never ends of itself, under a daemon of its own."""

@@ -52,7 +52,7 @@ def test_a_reader_that_goes_away_is_no_finding_and_the_page_is_written(
 ) -> None:
     """Of tables as of plain lines: rich would end the process with a finding's exit code."""
     page = tmp_path / "page.html"
-    done = in_a_shell('$paritybit compare "$@" | true', *two_records, "--page", page)
+    done = in_a_shell('$paritybit report "$@" | true', *two_records, "--page", page)
     assert (done.returncode, done.stderr) == (CANNOT_RUN, BROKEN)
     assert page.exists()
 
@@ -83,7 +83,7 @@ def test_a_file_that_is_written_takes_the_place_of_no_closed_stream(
     two_records: list[Path], tmp_path: Path
 ) -> None:
     page, same = tmp_path / "page.html", tmp_path / "same.html"
-    lines = '$paritybit compare "$@"', '$started compare "$@" <&- >&- 2>&-'
+    lines = '$paritybit report "$@"', '$started report "$@" <&- >&- 2>&-'
     for path, line in zip((page, same), lines, strict=True):
         assert in_a_shell(line, *two_records, "--page", path).returncode == OK
     assert page.read_text() == same.read_text()
@@ -114,6 +114,6 @@ def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_all() -> None:
 
 
 def test_a_terminal_of_no_width_is_shown_the_tables(two_records: list[Path]) -> None:
-    wanted = in_a_shell('$paritybit compare "$@"', *two_records)
-    line = 'COLUMNS=0 $paritybit compare "$@"'
+    wanted = in_a_shell('$paritybit report "$@"', *two_records)
+    line = 'COLUMNS=0 $paritybit report "$@"'
     assert in_a_shell(line, *two_records).stdout == wanted.stdout != ""

@@ -13,10 +13,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import patch
 
+from paritybit.harness.cli import app
 from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.machine.stopping import Stop
 from paritybit.harness.records.case import Case, dump_json, write_case
 from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
+from typer.main import get_command
 
 from properties.support.places import ROOT
 from properties.support.quick import OF_THIS_RUN, quick
@@ -38,6 +42,16 @@ def full_disk(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def parsed(*words: str) -> Data:
+    """Return the options of a command line without running it. Raises MalformedError."""
+    top: Any = get_command(app.app)
+    for command in top.commands.values():
+        command.callback = lambda **options: options
+    with patch.object(app, "get_command", lambda _: top):
+        options: Any = app.run(app.Line(words, Stop(), own=False))
+    return dict(options) if isinstance(options, dict) else {}
 
 
 def write_swa_pad_case(path: Path) -> None:

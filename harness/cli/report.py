@@ -1,14 +1,12 @@
-"""The commands `report`, `compare` and `summary`."""
+"""The command `report`."""
 
-import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
-from paritybit.harness.cli.folders import earlier_records, shown
-from paritybit.harness.cli.parser import RECORD
+from paritybit.harness.cli.folders import OUT, earlier_records, shown
 from paritybit.harness.cli.watch.run import check_names
 from paritybit.harness.errors import MalformedError, cut
 from paritybit.harness.records import record as run_record
@@ -22,6 +20,7 @@ from paritybit.reports.compared.terminal import change_lines, tables
 from paritybit.reports.compared.watched import compare_watched
 from paritybit.reports.page import render, render_comparison
 from paritybit.reports.summary import summarise
+from paritybit.reports.watched.issue import by_cause, issue_of, seen_in
 from paritybit.reports.watched.page import render as render_watched
 from paritybit.reports.watched.summary import summarise_watched
 from rich.console import Console
@@ -35,24 +34,60 @@ from paritybit.launch.trend import NEW, NOT_CHECKED_AGAIN, NOT_CHECKED_BEFORE
 PAGE = "index.html"
 """The page of a run, next to its record."""
 
+RECORD = OUT / "latest" / "run.json"
+"""The record of the last run of `regress`."""
 
-def run_report(options: argparse.Namespace) -> int:
-    """Write the page of a run record, or of a folder with journals and without a record."""
-    if options.record.is_dir():
-        return report_folder(options.record, options.page)
-    page = options.page or options.record.parent / PAGE
-    found = json_asked_for(options.record)
+COMPARED = OUT / "compare.html"
+"""The page of a comparison."""
+
+
+def run_report(
+    record: Path, later: Path | None, page: Path | None, *, markdown: bool, issue: bool
+) -> int:
+    """Write the page of a run, or print it in another form, or compare it with a later run."""
+    forms = ("a later record",) * (later is not None)
+    forms += ("--markdown",) * markdown + ("--issue",) * issue
+    if len(forms) > 1:
+        raise MalformedError(f"report writes one thing at a time, not {' and '.join(forms)}")
+    if page is not None and (markdown or issue):
+        raise MalformedError(f"{forms[0]} prints text and writes no page")
+    if later is not None:
+        return compare(record, later, page or COMPARED)
+    if markdown:
+        return print_summary(record)
+    if issue:
+        return print_issues(record)
+    if record.is_dir():
+        return report_folder(record, page)
+    return write_page(record, page or record.parent / PAGE)
+
+
+def write_page(record: Path, page: Path) -> int:
+    """Write the page of a record."""
+    found = json_asked_for(record)
     if reading.is_record(found):
-        text = render_watched(reading.record_of(found, options.record.name))
-        run_record.require_writable(page)
-        write_whole(page, text)
-        print(page)
-        return OK
-    data = run_record.record_of(found, options.record.name)
+        text = render_watched(reading.record_of(found, record.name))
+    else:
+        data = run_record.record_of(found, record.name)
+        beside = page.resolve().parent == record.resolve().parent
+        text = render(data, previous_of(record, data) if beside else None)
     run_record.require_writable(page)
-    beside = page.resolve().parent == options.record.resolve().parent
-    write_whole(page, render(data, previous_of(options.record, data) if beside else None))
+    write_whole(page, text)
     print(page)
+    return OK
+
+
+def print_issues(path: Path) -> int:
+    """Print an issue in Markdown for each cause of findings that is not known."""
+    data = json_asked_for(path)
+    if not reading.is_record(data):
+        raise MalformedError(f"--issue needs a record of watch (watch.json), not {path.name}")
+    cases = {one.name: read_json(one) for one in sorted((path.parent / "cases").glob("*.json"))}
+    found = by_cause(seen_in(reading.record_of(data, path.name), cases))
+    for issue in (issue_of(key, seen) for key, seen in found.items()):
+        print(f"# {issue.title}\n\n{issue.body}")
+    if not found:
+        print("no findings")
     return OK
 
 
@@ -86,9 +121,9 @@ def json_asked_for(path: Path) -> Any:
     return read_json(path)
 
 
-def run_compare(options: argparse.Namespace) -> int:
+def compare(earlier: Path, later: Path, page: Path) -> int:
     """Compare two records of `regress`, also as a page, or two of `watch`."""
-    pair = [(read_json(path), str(path)) for path in (options.before, options.after)]
+    pair = [(read_json(path), str(path)) for path in (earlier, later)]
     of_engines = [reading.is_record(data) for data, _ in pair]
     if all(of_engines):
         return compare_engines(*(reading.record_of(data, name) for data, name in pair))
@@ -100,8 +135,8 @@ def run_compare(options: argparse.Namespace) -> int:
     before, after = (run_record.record_of(data, name) for data, name in pair)
     comparison = compare_runs(before, after)
     text = render_comparison(before, after, comparison)
-    run_record.require_writable(options.page)
-    return show_comparison(comparison, list(tables(comparison)), text, options.page)
+    run_record.require_writable(page)
+    return show_comparison(comparison, list(tables(comparison)), text, page)
 
 
 def require_comparable(data: Any, name: str) -> None:
@@ -110,7 +145,7 @@ def require_comparable(data: Any, name: str) -> None:
     ours = isinstance(kind, str) and kind.startswith("paritybit-")
     if ours and kind != RUN:
         raise MalformedError(
-            f"{name} is a {cut(str(kind))} file; compare needs two records of regress "
+            f"{name} is a {cut(str(kind))} file; a comparison needs two records of regress "
             "(run.json) or two of watch (watch.json)"
         )
 
@@ -148,9 +183,9 @@ def show_comparison(comparison: Comparison, tables: Sequence[Table], text: str, 
     return CANNOT_RUN if comparison.unsettled else OK
 
 
-def run_summary(options: argparse.Namespace) -> int:
-    """Print a run record as Markdown."""
-    data, name = json_asked_for(options.record), options.record.name
+def print_summary(path: Path) -> int:
+    """Print a record as Markdown."""
+    data, name = json_asked_for(path), path.name
     if reading.is_record(data):
         print(summarise_watched(reading.record_of(data, name)), end="")
     else:
@@ -167,7 +202,7 @@ def previous_of(path: Path, record: Record) -> Previous | None:
     earlier = next(iter(earlier_records(path)), None)
     if earlier is None:
         return None
-    words = ["paritybit", "compare", shown(str(earlier), keep=3), shown(str(path), keep=3)]
+    words = ["paritybit", "report", shown(str(earlier), keep=3), shown(str(path), keep=3)]
     page = f"../{earlier.parent.name}/{PAGE}" if (earlier.parent / PAGE).exists() else ""
     name, command = earlier.parent.name, shlex.join(words)
     try:

@@ -1,0 +1,64 @@
+"""The values of options, checked as they are read."""
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import typer
+from paritybit.harness.errors import quoted
+
+MOST = 999_999_999
+"""The maximum of a number."""
+
+MOST_NAME_BYTES = 255
+"""The size limit of a file name in most file systems."""
+
+ROOM = "x" * 200
+"""A path as long as any that paritybit writes below a folder."""
+
+
+def names(values: Iterable[str]) -> list[str]:
+    """Return the different names in comma-separated lists. Raises BadParameter without a name."""
+    found: list[str] = []
+    for value in values or ():
+        listed = [name.strip() for name in value.split(",") if name.strip()]
+        if not listed:
+            raise typer.BadParameter(f"{quoted(value)} contains no name")
+        found += listed
+    return list(dict.fromkeys(found))
+
+
+def count(least: int, most: int) -> Callable[[str | int], int]:
+    """Return what parses an integer from `least` to `most`, and else raises BadParameter."""
+
+    def parse(text: str | int) -> int:
+        if (
+            re.fullmatch("[0-9]{1,9}", str(text), re.ASCII) is None
+            or not least <= int(text) <= most
+        ):
+            raise typer.BadParameter(f"{quoted(text)} is not a whole number from {least} to {most}")
+        return int(text)
+
+    return parse
+
+
+def path(text: str | Path) -> Path:
+    """Return the path of a file or folder, which need not exist.
+
+    Raises BadParameter for an empty text, a name that is too long, a loop of links, and a folder
+    that this user may not enter.
+    """
+    if not str(text):
+        raise typer.BadParameter("the path is empty")
+    try:
+        longest = max(map(len, os.fsencode(text).split(b"/")))
+        if longest > MOST_NAME_BYTES:
+            raise ValueError(f"it has a name of {longest} bytes; the limit is {MOST_NAME_BYTES}")
+        with suppress(FileNotFoundError, NotADirectoryError):
+            (Path(text).absolute() / ROOM).stat()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise typer.BadParameter(f"{quoted(str(text))} is not a valid path: {why}") from error
+    return Path(text)

@@ -1,1 +1,0 @@
-"""Help texts, the parser class, and the types of options."""
