@@ -25,6 +25,7 @@ from paritybit.watch.attach import connectors
 from paritybit.watch.boundary import LONGEST
 from paritybit.watch.checks import engine_error
 from paritybit.watch.journal import Journal
+from paritybit.watch.lines import line_of, split
 from paritybit.watch.observations import EngineError
 from paritybit.watch.settings import Settings
 
@@ -147,8 +148,8 @@ def fault_of(
         what = meaning(error, mine, counts)
     if what is None:
         return None
-    raised, caller = shown(blamed(mine)), serving(mine)
-    via = None if caller in (None, raised) else f"called at {caller}"
+    line, caller = shown(blamed(mine)), serving(mine)
+    raised, via = split(line, None if caller in (None, line) else f"called at {caller}")
     return EngineError(forwards, what, text, raised, via)
 
 
@@ -310,8 +311,9 @@ def serving(frames: list[Frame]) -> str | None:
 
 
 def shown(frame: Frame) -> str:
-    """Return the line of a frame as `engine/file.py:12`."""
-    return f"{engine_path(frame[0].f_code.co_filename)}:{frame[1]}"
+    """Return the line of a frame as `engine/file.py:12 in function`."""
+    code = frame[0].f_code
+    return line_of(str(engine_path(code.co_filename)), frame[1], code)
 
 
 def passes_on(path: str) -> bool:

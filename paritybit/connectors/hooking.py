@@ -7,13 +7,12 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
-from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any
 
 from paritybit.watch.attach import of_signal, where
 from paritybit.watch.journal import of_process
-from paritybit.watch.lines import wraps
+from paritybit.watch.lines import line_of, wraps
 
 CALLERS = 5
 """The number of calling lines that are reported."""
@@ -48,15 +47,29 @@ def callers() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def calling(place: Callable[[str, int], str | None]) -> tuple[str, ...]:
-    """Return the innermost calling lines of the engine, at most CALLERS.
+def calling(shown: Callable[[str], str | None], inner: Callable[[str], bool]) -> tuple[str, ...]:
+    """Return the innermost calling lines of the engine, at most CALLERS, with their functions.
 
-    `place` names a line, given its file and number. It returns None if the line does not count. A
-    function that passes on whatever arguments it gets does not count, either.
+    `shown` returns the path of a file as the report shows it, or None for a file that does not
+    count. What is in an `inner` file, such as an allocator's, acts on behalf of its caller: the
+    first line is outside of them, and says what it calls there. A function that passes on whatever
+    arguments it gets does not count.
     """
-    given = (frame for frame in callers() if not wraps(frame.f_code))
-    lines = (place(frame.f_code.co_filename, frame.f_lineno) for frame in given)
-    return tuple(islice(filter(None, lines), CALLERS))
+    found, within = list[str](), list[str]()
+    for frame in callers():
+        path = None if wraps(frame.f_code) else shown(frame.f_code.co_filename)
+        if path is None:
+            continue
+        line = line_of(path, frame.f_lineno, frame.f_code)
+        if not inner(frame.f_code.co_filename):
+            found.append(line)
+        elif not found:
+            within.append(line)
+        if len(found) == CALLERS:
+            break
+    if found and within:
+        found[0] += f", which calls {', '.join(within[:-CALLERS:-1])}"
+    return tuple(found)
 
 
 def release_of(package: str) -> str:

@@ -188,7 +188,7 @@ def emulate_streams() -> None:
 
 def unpin_memory() -> None:
     """Replace pinned memory by ordinary memory, because pinning needs a GPU."""
-    for name in ("zeros", "empty", "tensor"):
+    for name in ("arange", "empty", "full", "ones", "tensor", "zeros"):
         setattr(torch, name, unpinned(getattr(torch, name)))
     torch.Tensor.pin_memory = torch.Tensor.clone  # type: ignore[method-assign,assignment]
 

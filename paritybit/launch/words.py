@@ -142,7 +142,7 @@ SEVERITY: tuple[tuple[str, ...], ...] = (
     (
         *("stray write", "wrong owner", "corrupted read", "freed in use", "double free"),
         *("unwritten slot", "uninitialised read", "wrong list", "wrong read", "stale input"),
-        *("graph and eager differ", "company", "engine error"),
+        *("wrong row", "graph and eager differ", "company", "engine error"),
     ),
     ("kernel race", "padding leak", "unrepeatable replay", "leak"),
     ("moved address", "changed dtype", "dirty log"),

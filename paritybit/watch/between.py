@@ -307,10 +307,20 @@ class Between(Boundary):
         self.note(group, FREED, slots, source)
 
     @guarded
-    def copied(self, group: str, source: Tensor, target: Tensor) -> None:
-        """Record that the engine copied each slot `source[i]` to `target[i]`."""
-        old, new = Kept(source), Kept(target)
-        self.later(group, lambda ledger: ledger.copy(old.on(ledger.device), new.on(ledger.device)))
+    def copied(self, group: str, source: Tensor, target: Tensor, lines: Sequence[str] = ()) -> None:
+        """Record that the engine copied each slot `source[i]` to `target[i]`.
+
+        `lines` are the innermost lines of the engine that called for it, innermost first.
+        """
+        by = f" by {', called at '.join(lines)}" if lines else ""
+        what = f"copied from another slot before forward {self.number + 1}{by}"
+        self.later(group, partial(self._copied, Kept(source), Kept(target), what))
+
+    def _copied(self, source: Kept, target: Kept, what: str, ledger: Ledger) -> None:
+        """Give slots the ledger entries of the slots that the engine copied."""
+        new = target.on(ledger.device)
+        ledger.copy(source.on(ledger.device), new)
+        ledger.note_origin(new, what)
 
     @guarded
     def store(self, name: str, group: str, slots: Tensor) -> None:

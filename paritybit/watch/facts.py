@@ -171,6 +171,30 @@ class StaticInput:
     copied: torch.Tensor | None = None
 
 
+@dataclass
+class RowValues:
+    """A value that the engine uses for each row of a batch, such as a temperature.
+
+    - `requests`: the request of each row. A request may have several rows.
+    - `held`, `right`: what the engine uses, and what the request of the row asked for or has
+      computed, on the host, [rows, ...].
+    - `within`: the largest difference that is rounding, relative to the largest value of the row.
+    - `source`, `via`: as those of a `StaticInput`.
+    - `filled`: the engine's tensor with these values, for the line that fills it.
+    - `explain`: returns, for a wrong row, what is wrong, a text about it, and the line.
+    """
+
+    name: str
+    requests: Sequence[str]
+    held: torch.Tensor
+    right: torch.Tensor
+    within: float = 0.0
+    source: str | None = None
+    via: str | None = None
+    filled: torch.Tensor | None = None
+    explain: Callable[[int], tuple[str, str, str | None]] | None = None
+
+
 PIECES = "the code between the graphs of a forward pass cannot be repeated"
 """Why the replay of several graphs in one forward runs only once."""
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from paritybit.watch.bits import Checksums
 from paritybit.watch.chains import UNKNOWN
 from paritybit.watch.facts import Group
+from paritybit.watch.lines import split
 from paritybit.watch.shadow import Shadow
 from paritybit.watch.weak import weakened
 
@@ -116,6 +117,8 @@ class Ledger:
         """Where the content of a slot came from, if no forward wrote it."""
         self.taken = torch.zeros(self.slots + 1, dtype=torch.int32, device=self.device)
         """The number of the last call that allocated a slot, or 0."""
+        self.earlier = torch.zeros_like(self.taken)
+        """The forward that last wrote a slot for another request than its present writer."""
         self.calls: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self.last_calls: dict[str, int] = {}
 
@@ -184,6 +187,8 @@ class Ledger:
         self, slots: Tensor, chain: Tensor, request: Tensor, position: Tensor, forward: int
     ) -> None:
         """Record that a forward wrote some slots. Uses the checksums of the last frame."""
+        another = self.request[slots] != request
+        self.earlier[slots] = torch.where(another, self.forward[slots], self.earlier[slots])
         self.chain[slots] = chain
         self.checksum[slots] = self.before[slots]
         self.request[slots] = request
@@ -297,9 +302,11 @@ class Ledger:
 
         `source` are the lines of the engine that made the call, innermost first.
         """
-        call = {"forward": forward, "source": next(iter(source), None)}
-        if len(source) > 1:
-            call["via"] = f"called at {', '.join(source[1:])}"
+        call: dict[str, Any] = {"forward": forward, "source": None}
+        if source:
+            outer = f"called at {', '.join(source[1:])}" if len(source) > 1 else None
+            call["source"], via = split(source[0], outer)
+            call |= {"via": via} if via else {}
         if self.calls.get(self.last_calls.get(what, 0)) != call:
             self.last_calls[what] = 1 + max(self.last_calls.values(), default=0)
             self.calls[self.last_calls[what]] = call
@@ -318,7 +325,12 @@ class Ledger:
     def freeing(self, slot: int, reused: bool = False) -> dict[str, Any] | None:
         """Return the call that freed a slot, or None if the slot is in use.
 
-        With `reused`, return the last call that freed the slot, even if it is in use again.
+        With `reused`, return the call that freed it for its present writer: after the one before
+        had written it. An older one says nothing of them.
         """
         freed = int(self.freed[slot])
-        return self.calls.get(abs(freed) if reused else freed)
+        call = self.calls.get(abs(freed))
+        if freed >= 0 or not reused:
+            return call if freed > 0 else None
+        earlier = int(self.earlier[slot])
+        return call if call is not None and 0 < earlier < call["forward"] else None

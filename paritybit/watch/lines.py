@@ -30,26 +30,29 @@ TRIES, MOST_TRIES = 3, 12
 LARGEST = 2**20
 """The most bytes of an input that is followed."""
 
+MOST_IDLE = 100
+"""The number of forward passes in which an input is sought and does not occur."""
+
 MOST_CALLERS = 12
 """The most callers of a line that are considered."""
 
 OWN = str(Path(__file__).parents[1])
 """The folder of paritybit, whose connectors have the names of engines."""
 
-CALLERS = 2
+CALLERS = 3
 """The callers of a line that are reported."""
 
 SLOTS = "slots"
 """The kind of a table from which rows get their slots. Its name ends with that of the group."""
 
 Line = tuple[str, str | None]
-"""A line such as `engine/runner.py:12`, and as text what it calls and which lines call it."""
+"""A line such as `engine/runner.py:12 in Runner.prepare`, and as text the lines around it."""
 
 PREPARED = "prepared here; no change of its bytes was seen"
 """Says that a line is only known to name an input."""
 
-Key = tuple[str, str]
-"""The kind of an input, such as its graph runner, and its name."""
+Key = tuple[str, str, str]
+"""The kind of an input, such as its graph runner, the kind of the forward pass, and its name."""
 
 
 @dataclass
@@ -106,6 +109,18 @@ def named_in(name: str) -> list[str]:
     return re.findall(r"[A-Za-z]\w{2,}", name)
 
 
+def line_of(path: str, line: int, code: CodeType) -> str:
+    """Return a line of the engine as text, with the function that it belongs to."""
+    name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no qualified names.
+    return f"{path}:{line} in {name.replace('<locals>.', '')}"
+
+
+def split(line: str, via: str | None = None) -> tuple[str, str | None]:
+    """Return a line without its function, and a text that begins with the function."""
+    place, _, name = line.partition(" in ")
+    return place, "; ".join(filter(None, (f"in {name}" if name else None, via))) or None
+
+
 def wraps(code: CodeType) -> bool:
     """Return whether a function passes on whatever arguments it gets."""
     return bool(code.co_flags & CO_VARARGS and code.co_flags & CO_VARKEYWORDS)
@@ -115,14 +130,15 @@ class Lines:
     """The lines of an engine that fill its inputs. `known` has them by kind and name.
 
     `package` is the top-level package of the engine. A connector calls `start` when the engine
-    begins to prepare a forward pass and `stop` before it runs; the watcher does the rest.
+    begins to prepare a forward pass and `stop` before it runs; the watcher does the rest. `forward`
+    is the kind of the current forward pass: an engine prepares each kind at other lines.
     """
 
     def __init__(self, package: str) -> None:
-        self.folder = f"/{package}/"
+        self.folder, self.forward = f"/{package}/", ""
         self.known: dict[Key, Line] = {}
         self.also: dict[Key, dict[str, None]] = {}
-        self.tries = Counter[Key]()
+        self.tries, self.idle = Counter[Key](), Counter[Key]()
         self.inputs: dict[Key, WeakTensor | None] = {}
         self.followed: dict[int, Followed] = {}
         self.noted: set[Key] = set()
@@ -139,38 +155,52 @@ class Lines:
         self.sought: set[str] = set()
 
     def of(self, kind: str, name: str) -> tuple[str | None, str | None]:
-        """Return the line that fills an input, and the lines around it, if they are known.
+        """Return the line that fills an input, and text about the lines around it, if known.
 
-        If no forward pass has changed the input, the line is the last one that names it as a
-        target or as an argument. Without such a line, the text says why none is known.
+        If no line changed it for this kind of forward pass, the result is a line that changed it
+        for another kind, or else the last one that names it as a target or as an argument. Without
+        such a line, the text names the line that fills the input with the most similar name.
         """
-        key = kind, name
-        if key in self.known:
-            line, via = self.known[key]
-            others = [one for one in self.also[key] if one != line][-CALLERS:]
-            also = f"also changed at {', '.join(others)}" if others else None
-            return line, "; ".join(filter(None, (via, also))) or None
-        if key in self.prepared:
-            line, via = self.prepared[key]
-            return line, f"{PREPARED}; {via}" if via else PREPARED
-        tries = self.tries[key]
-        did = "changed or named" if self.inputs.get(key) else "named"
-        return None, f"no line {did} it before {tries} forwards" if tries else None
+        mine = kind, self.forward, name
+        alike = [key for key in self.inputs if (key[0], key[2]) == (kind, name) and key != mine]
+        for key in (mine, *alike):
+            if key in self.known:
+                line, via = self.known[key]
+                others = [one for one in self.also[key] if one != line][-CALLERS:]
+                also = f"also changed at {', '.join(others)}" if others else None
+                when = None if key == mine else f"that is before {key[1]} forwards"
+                return split(line, "; ".join(filter(None, (when, via, also))))
+        if mine in self.prepared:
+            line, via = self.prepared[mine]
+            return split(line, f"{PREPARED}; {via}" if via else PREPARED)
+        if not (tries := self.tries[mine]):
+            return None, None
+        did = "changed or named" if self.inputs.get(mine) else "named"
+        near = self.neighbour(mine)
+        told = "" if near is None else f"; {near[2]} is filled at {self.known[near][0]}"
+        return None, f"no line {did} it before {tries} forwards{told}"
+
+    def neighbour(self, key: Key) -> Key | None:
+        """Return the input of the same kind with the most similar name whose line is known."""
+        words = set(key[2].split("_"))
+        known = [one for one in self.known if one[:2] == key[:2]]
+        return max(known, key=lambda one: len(words & set(one[2].split("_"))), default=None)
 
     def of_slots(self, group: str) -> tuple[str | None, str | None]:
         """Return the line that fills the table of a group's slots, and the lines around it."""
-        names = (name for kind, name in self.inputs if kind == SLOTS)
+        names = (name for kind, _, name in self.inputs if kind == SLOTS)
         name = next((one for one in names if one.split()[-1] == group), "")
         return self.of(SLOTS, name)
 
     def may_learn(self, key: Key) -> bool:
         """Return whether the line of an input is still sought."""
-        return self.tries[key] < (TRIES if key in self.known else MOST_TRIES)
+        most = TRIES if key in self.known else MOST_TRIES
+        return self.tries[key] < most and self.idle[key] < MOST_IDLE
 
     def note(self, kind: str, inputs: Mapping[str, Tensor]) -> None:
         """Note inputs that the engine has prepared."""
         for name, tensor in inputs.items():
-            key = kind, name
+            key = kind, self.forward, name
             word = next(iter(named_in(name)), "")
             if self.followed or self.named:
                 self.given.add((word, tensor.data_ptr()))
@@ -199,8 +229,8 @@ class Lines:
             tensor = self._tensor(key)
             if followable(tensor):
                 one = self.followed.setdefault(tensor.data_ptr(), Followed(tensor))
-                one.words |= set(named_in(key[1]))
-        self.sought = {word for _, name in sought for word in named_in(name)}
+                one.words |= set(named_in(key[2]))
+        self.sought = {word for *_, name in sought for word in named_in(name)}
         self.bound.clear()
         self.last = None
         sys.settrace(self._called)
@@ -232,6 +262,7 @@ class Lines:
         """Note that a forward pass has ended. The engine may prepare the next one now."""
         self.stop()
         self.tries.update(self.noted & self.tried)
+        self.idle.update(self.tried - self.noted)
         for name, address in self.given:  # The engine fills it again for the next one.
             self.named.pop(name, None)
             if address in self.followed:
@@ -329,7 +360,7 @@ class Lines:
         frames, via = [one for one, _ in found], list[str]()
         if first[0] in frames:
             at = frames.index(first[0])
-            inner, outer = found[max(0, at - 1) : at], found[at + 1 :][:CALLERS]
+            inner, outer = found[:at][:-CALLERS:-1], found[at + 1 :][:CALLERS]
             for how, lines in (("which calls", inner), ("called at", outer)):
                 if lines:
                     via.append(f"{how} {', '.join(self._shown(*one) for one in lines)}")
@@ -347,7 +378,7 @@ class Lines:
     def _shown(self, frame: FrameType, line: int) -> str:
         """Return a line of the engine as text."""
         path = frame.f_code.co_filename
-        return f"{path[path.rindex(self.folder) + 1 :]}:{line}"
+        return line_of(path[path.rindex(self.folder) + 1 :], line, frame.f_code)
 
     def _bind(self, frame: FrameType, line: int) -> None:
         """Follow the tensors that a line has bound to the names of inputs, and note these names."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.watch.facts import Forward, IndexList, Row, StaticInput
+from paritybit.watch.facts import Forward, IndexList, Row, RowValues, StaticInput
 from paritybit.watch.journal import Finding
 from paritybit.watch.ledger import Ledger
 from paritybit.watch.origins import Origins
@@ -359,6 +359,21 @@ class Inputs:
             reader=reader,
             cause=cause,
         )
+
+
+@dataclass(frozen=True)
+class RowsGiven:
+    """The values that the engine uses for the rows of a batch.
+
+    `moves` has, for each request that came into its row since the last forward, the line that put
+    it there, and a text about it.
+    """
+
+    number: int
+    forward_kind: str
+    kind: str
+    values: Sequence[RowValues]
+    moves: Mapping[str, tuple[str | None, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from torch import Tensor
 from paritybit.watch import reading
 from paritybit.watch.between import FILLED, MOST_NOTED
 from paritybit.watch.boundary import guarded
-from paritybit.watch.facts import Forward, Group, IndexList, StaticInput
+from paritybit.watch.facts import Forward, Group, IndexList, RowValues, StaticInput
 from paritybit.watch.journal import Finding, Journal
 from paritybit.watch.ledger import Ledger, Story
-from paritybit.watch.observations import Lists, Logged, Unwritten
+from paritybit.watch.observations import Lists, Logged, RowsGiven, Unwritten
 from paritybit.watch.origins import Origins
 from paritybit.watch.recorder import Recorder
 from paritybit.watch.replays.replaying import Replaying, UnderWay
@@ -140,6 +140,7 @@ class Watcher(Replaying):
             self.undecided("a forward began before the last one ended")
         self.settle()
         self.number += 1
+        self.lines.forward = forward.kind
         self.recorder.note(self.number, forward)
         chain = reading.hashes(forward, self.chains)
         writes = {name: reading.writes(forward, one, chain) for name, one in self.ledgers.items()}
@@ -219,6 +220,26 @@ class Watcher(Replaying):
         """Judge inputs that do not belong to a graph, if their `expected` values are known."""
         if self.now is not None and inputs:
             self.judge_inputs(self.now, kind, inputs, {})
+
+    @guarded
+    def rows(
+        self,
+        kind: str,
+        values: Sequence[RowValues],
+        moves: Mapping[str, tuple[str | None, str]] | None = None,
+    ) -> None:
+        """Judge values that the engine uses for the rows of the last forward, which may have ended.
+
+        `kind` says what uses them, such as the sampler. `moves` has, for each request that came
+        into its row since the last forward, the line that put it there, and a text about it.
+        """
+        filled = {one.name: one.filled for one in values if one.filled is not None}
+        self.lines.note(kind, filled)
+        for one in values:
+            if one.filled is not None:
+                line, via = self.lines.of(kind, one.name)
+                one.source, one.via = line or one.source, via
+        self.judge("rows", RowsGiven(self.number, self.lines.forward, kind, values, moves or {}))
 
     @guarded
     def tokens(

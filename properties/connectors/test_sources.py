@@ -20,7 +20,30 @@ def decide():
 """
 
 
+ALLOCATOR = """
+class Allocator:
+    def free(self):
+        return self._free()
+    def _free(self):
+        return release()
+"""
+
+
 def test_a_function_that_passes_on_any_arguments_is_no_caller() -> None:
     scope: dict[str, Any] = {"called_at": sources.called_at}
     exec(compile(CALLS, "/e/sglang/srt/cache.py", "exec"), scope)
-    assert scope["decide"]() == ("sglang/srt/cache.py:3", "sglang/srt/cache.py:7")
+    assert scope["decide"]() == (
+        "sglang/srt/cache.py:3 in release",
+        "sglang/srt/cache.py:7 in decide",
+    )
+
+
+def test_a_line_outside_of_the_allocator_names_what_it_calls_there() -> None:
+    scope: dict[str, Any] = {"called_at": sources.called_at}
+    evict = "def evict():\n    return Allocator().free()"
+    parts = {"plugins/hook.py": CALLS, "pool.py": ALLOCATOR, "cache.py": evict}
+    for name, source in parts.items():
+        exec(compile(source, f"/e/sglang/srt/{name}", "exec"), scope)
+    (line,) = scope["evict"]()
+    calls = "sglang/srt/pool.py:4 in Allocator.free, sglang/srt/pool.py:6 in Allocator._free"
+    assert line == f"sglang/srt/cache.py:2 in evict, which calls {calls}"

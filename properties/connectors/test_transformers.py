@@ -344,4 +344,6 @@ def test_an_error_in_the_account_of_blocks_is_told_from_others(tmp_path: Path) -
         with pytest.raises((LookupError, ZeroDivisionError)) as raised:
             scope["fail"]()
         assert (meaning(raised.value) is None) == (name == "utils.py")
-        assert scope["where"]()[0] == f"transformers/generation/continuous_batching/{name}:4"
+        assert scope["where"]()[0] == (
+            f"transformers/generation/continuous_batching/{name}:4 in where"
+        )

@@ -14,7 +14,13 @@ from paritybit.drive.script import Part, Planned, Script, Wave, script_of, wave_
 from paritybit.drive.sglang.settings import Served
 from paritybit.drive.shrink import simpler_forms
 from paritybit.drive.stand_ins import lora
-from paritybit.drive.stand_ins.lora import expanded, expanded_in_slices, shrunk
+from paritybit.drive.stand_ins.lora import (
+    chunks_expanded,
+    chunks_shrunk,
+    expanded,
+    expanded_in_slices,
+    shrunk,
+)
 from paritybit.engines.graphs import CpuGraph
 
 LIMITS = Limits(window=16, page=1, chunk=64, context=1536, pool=1536, rows=8)
@@ -105,6 +111,15 @@ def test_the_arithmetic_is_that_of_each_tokens_adapter(order: list[int] | None) 
         assert torch.allclose(found[token], right, atol=1e-5)
     one = expanded(shrunk(x, a[:, :3].contiguous(), batch(order)), b, batch(order))
     assert one.shape == (8, 10)
+    chunks = batch(order or list(range(8)))
+    chunks.num_segments, chunks.use_cuda_graph = len(LENGTHS), False
+    if order is not None:  # A graph runs all segments. The last one ends before it begins.
+        chunks.use_cuda_graph, chunks.seg_lens = True, None
+        chunks.seg_indptr = torch.cat((chunks.seg_indptr, torch.tensor([2])))
+        chunks.weight_indices = torch.cat((chunks.weight_indices, torch.tensor([2])))
+    again = chunks_shrunk(x, a, chunks, num_slices=3, split_k=None)
+    again = chunks_expanded(again, b, chunks, offsets, base.clone(), max_slice_size=4)
+    assert torch.equal(again, found)
     assert not one[[at if order is None else order[at] for at in (4, 5, 6, 7)]].any()
 
 
@@ -126,10 +141,9 @@ def test_a_graph_reads_the_segments_when_it_is_replayed(monkeypatch: pytest.Monk
 def test_a_release_that_names_a_gpu_keeps_its_lists_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    names = ("sgemm_lora_a_fwd", "sgemm_lora_b_fwd", "qkv_lora_b_fwd")
-    backend = SimpleNamespace(torch=torch, **dict.fromkeys(names))
+    backend = SimpleNamespace(torch=torch, **dict.fromkeys(lora.ARITHMETIC["triton"]))
     monkeypatch.setattr(lora, "found", lambda name: backend)
-    assert lora.stand_in_for_lora() is None
+    assert lora.stand_in_for_lora() == "triton"
     with backend.torch.device("cuda"):
         assert backend.torch.zeros(2).device == torch.device("cpu")
     assert backend.torch.device("meta") == torch.device("meta")

@@ -135,7 +135,7 @@ def test_the_callers_of_a_line_are_known_too(engine: ModuleType) -> None:
     line = 1 + SOURCE[: SOURCE.index("runner.prepare(n)")].count("\n")
     assert learned.of("batch", "viewed") == (
         "engine/runner.py:13",
-        f"called at engine/runner.py:{line}",
+        f"in Runner.prepare; called at engine/runner.py:{line} in filled",
     )
 
 
@@ -170,7 +170,7 @@ def test_an_input_with_a_line_is_followed_less_often(
 def test_an_input_of_the_engine_is_not_kept_alive(engine: ModuleType) -> None:
     learned, runner = Lines("engine"), engine.Runner()
     prepared(learned, runner, 2)
-    (memory,) = [one.storage for key, one in learned.inputs.items() if one and key[1] == "deep"]
+    (memory,) = [one.storage for key, one in learned.inputs.items() if one and key[2] == "deep"]
     assert not memory.expired()
     del runner
     assert memory.expired()
@@ -228,7 +228,7 @@ def test_each_forward_of_a_batch_has_its_own_lines(engine: ModuleType) -> None:
     # The draft has filled the same memory with the same values, which is no line of this forward.
     assert learned.of("verify", "copied") == (
         line_of("self.copied.fill_", 2),
-        f"{lines.PREPARED}; called at {line_of('self.verify(n)')}",
+        f"in Runner.verify; {lines.PREPARED}; called at {line_of('self.verify(n)')} in Runner.step",
     )
     assert not learned.followed
 
@@ -248,8 +248,8 @@ def test_an_input_that_keeps_its_bytes_has_the_line_that_names_it(
         learned.done()
     found, why = learned.of("batch", name)
     assert found == (line and line_of(line))
-    said = lines.PREPARED if line else "no line changed or named it before 2 forwards"
-    assert why == said  # A function that passes on any arguments is no caller.
+    said = f"in Runner.verify; {lines.PREPARED}"  # One that passes on any arguments is no caller.
+    assert why == (said if line else "no line changed or named it before 2 forwards")
 
 
 def test_a_forward_whose_inputs_are_known_keeps_its_lines_to_itself(engine: ModuleType) -> None:
@@ -260,7 +260,7 @@ def test_a_forward_whose_inputs_are_known_keeps_its_lines_to_itself(engine: Modu
         learned.note(kind, {"copied": runner.copied})
         learned.done()
 
-    learned.tries["draft", "copied"] = lines.MOST_TRIES
+    learned.tries["draft", "", "copied"] = lines.MOST_TRIES
     for number in range(1, 4):
         with learned.learning():
             runner.step(float(number), forward)
@@ -270,7 +270,40 @@ def test_a_forward_whose_inputs_are_known_keeps_its_lines_to_itself(engine: Modu
 def test_all_lines_that_change_an_input_are_named(engine: ModuleType) -> None:
     learned = Lines("engine")
     prepared(learned, engine.Runner(), 3)
-    assert learned.of("batch", "copied")[1] == "also changed at engine/runner.py:10"
+    also = "also changed at engine/runner.py:10 in Runner.prepare"
+    assert learned.of("batch", "copied")[1] == f"in Runner.prepare; {also}"
+
+
+def test_a_line_for_another_kind_of_forward_is_named_as_such(engine: ModuleType) -> None:
+    learned, runner = Lines("engine"), engine.Runner()
+    for number in range(1, 7):
+        learned.forward = "decode" if number % 2 else "extend"
+        with learned.learning():
+            getattr(runner, "verify" if number % 2 else "prepare")(float(number))
+        names = ("deep", "copied", "viewed")[: 2 + (learned.forward == "extend")]
+        learned.note("batch", {name: getattr(runner, name) for name in names})
+        learned.done()
+    assert learned.of("batch", "copied")[0] == line_of("self.copied[:4].copy_(")
+    learned.forward = "decode"
+    assert learned.of("batch", "copied")[0] == line_of("self.copied.fill_", 2)
+    line, via = learned.of("batch", "viewed")
+    assert line == line_of("self.by_hand[0] = n")
+    assert via == "in Runner.prepare; that is before extend forwards"
+
+
+def test_an_input_without_a_line_names_the_line_of_its_neighbour(engine: ModuleType) -> None:
+    learned, runner = Lines("engine"), engine.Runner()
+    rebound = torch.zeros(4)
+    for number in range(1, 5):
+        with learned.learning():
+            runner.verify(float(number))
+        given = {"kv_copied": runner.copied, "deep": runner.deep, "kv_offsets": rebound}
+        learned.note("batch", given)
+        learned.done()
+    line, via = learned.of("batch", "kv_offsets")
+    assert line is None
+    filled = f"kv_copied is filled at {line_of('self.copied.fill_', 2)} in Runner.verify"
+    assert via == f"no line changed or named it before 3 forwards; {filled}"
 
 
 def test_an_input_that_is_too_large_to_follow_has_the_line_that_names_it(

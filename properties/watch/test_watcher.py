@@ -245,11 +245,14 @@ def test_a_copy_holds_what_its_source_holds(scene: Scene) -> None:
     for group in scene.groups:
         for tensor in group.layers[0].tensors:
             tensor[40:43] = tensor[SLOTS[:3]]
-        scene.watcher.copied(group.name, torch.tensor(SLOTS[:3]), torch.arange(40, 43))
+        new = torch.arange(40, 43)
+        scene.watcher.copied(group.name, torch.tensor(SLOTS[:3]), new, ("one.py:1 in move",))
     scene.forward("b", [*TOKENS[:3], 50], 3, [40, 41, 42, 43])
     assert scene.checks() == []
     scene.forward("c", [*TOKENS[1:4], 50], 3, [40, 41, 42, 44])
     assert set(scene.checks()) == {"wrong owner"}
+    origin = scene.lines("finding")[0]["origin"]
+    assert "copied from another slot before forward 2 by one.py:1 in move" in origin
 
 
 def test_slots_that_were_loaded_are_taken_as_they_are_and_then_followed(scene: Scene) -> None:
@@ -325,6 +328,29 @@ def test_a_slot_is_freed_in_use_only_while_it_is_free(scene: Scene) -> None:
     assert scene.lines("finding")[0]["freed"] == {"forward": 3, "source": None}
     scene.watcher.freed("full", torch.tensor([20, 20]))
     assert scene.checks() == ["freed in use", "double free"]
+
+
+@pytest.mark.parametrize("since", [True, False])
+def test_a_wrong_owner_names_no_free_from_an_older_life_of_the_slot(
+    scene: Scene, since: bool
+) -> None:
+    """The free that led to it comes after the reader's KV was written there, and before another's.
+
+    Without it, two requests have the slot at once, and an older free says nothing of them.
+    """
+    for group in ("full", "swa"):
+        scene.watcher.freed(group, torch.tensor(SLOTS), ("old.py:1 in warm_up",))
+        scene.watcher.allocated(group, torch.tensor(SLOTS))
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    if since:
+        for group in ("full", "swa"):
+            scene.watcher.freed(group, torch.tensor(SLOTS[4:5]), ("new.py:2 in finish",))
+            scene.watcher.allocated(group, torch.tensor(SLOTS[4:5]))
+    scene.forward("b", [1], 0, SLOTS[4:5])
+    scene.forward("a", TOKENS[:6], 5, SLOTS)
+    freed = {found["freed"] and found["freed"]["source"] for found in scene.lines("finding")}
+    assert set(scene.checks()) == {"wrong owner"}
+    assert freed == {"new.py:2" if since else None}
 
 
 def test_the_line_of_a_copied_input_is_that_of_the_tensor(

@@ -228,7 +228,7 @@ class Allocations:
         result = original(pool, tgt_loc, src_loc, *args, **kw)
         name = self.names.get(pool)
         if self.watcher is not None and name is not None and tgt_loc.numel():
-            self.watcher.copied(name, src_loc, tgt_loc)
+            self.watcher.copied(name, src_loc, tgt_loc, called_at(self.files))
         return result
 
     def free_state(
@@ -249,7 +249,7 @@ class Allocations:
         if self.watcher.watching and self.states is not None:
             self.states.copied(source, target)
         else:
-            self.watcher.copied(name, source, target)
+            self.watcher.copied(name, source, target, called_at(self.files))
         return result
 
     def load(

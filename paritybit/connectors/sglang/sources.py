@@ -18,11 +18,11 @@ def shown(path: str) -> str:
 def called_at(files: Collection[str]) -> tuple[str, ...]:
     """Return the innermost calling lines of the engine outside of some files."""
 
-    def place(path: str, line: int) -> str | None:
-        mine = path not in files and "/sglang/srt/" in path
-        return f"{shown(path)}:{line}" if mine else None
+    def place(path: str) -> str | None:
+        mine = "/sglang/srt/" in path and "/plugins/" not in path
+        return shown(path) if mine else None
 
-    return calling(place)
+    return calling(place, files.__contains__)
 
 
 def called_by(function: str) -> bool:

@@ -231,7 +231,7 @@ class Engine:
         result = original(cache, copies, *args, **kw)
         for name, (source, target) in copies.items():
             part = self.parts[name]
-            self.watcher.copied(name, part.of_blocks(source), part.of_blocks(target))
+            self.watcher.copied(name, part.of_blocks(source), part.of_blocks(target), called_at())
         return result
 
     def store(

@@ -17,22 +17,22 @@ INDEX_ERRORS = ("out of bounds", "out of range")
 """What the message of an error contains, in lower case, if an index is out of bounds."""
 
 
-def place(path: str, line: int | None) -> str | None:
-    """Return a line of continuous batching as `transformers/...py:12`, or None for other files."""
+def place(path: str) -> str | None:
+    """Return a file of continuous batching as `transformers/...py`, or None for other files."""
     _, inside, rest = path.replace("\\", "/").rpartition(INSIDE)
-    return f"{inside}{rest}:{line}" if inside else None
+    return f"{inside}{rest}" if inside else None
 
 
 def called_at() -> tuple[str, ...]:
     """Return the innermost calling lines of continuous batching outside of the pool."""
-    return calling(lambda path, line: None if POOL in path else place(path, line))
+    return calling(place, lambda path: POOL in path)
 
 
 def raised_at(error: BaseException) -> str | None:
     """Return the innermost line of continuous batching in the traceback of an error, or None."""
     frames = traceback.walk_tb(error.__traceback__)
-    found = [place(frame.f_code.co_filename, line) for frame, line in frames]
-    return next((line for line in reversed(found) if line is not None), None)
+    found = [(place(frame.f_code.co_filename), line) for frame, line in frames]
+    return next((f"{path}:{line}" for path, line in reversed(found) if path is not None), None)
 
 
 def meaning(error: BaseException) -> str | None:

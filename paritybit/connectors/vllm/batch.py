@@ -68,6 +68,31 @@ class Batch:
             for name, (tensor, live) in given.items()
         ]
 
+    def tails(self) -> list[StaticInput]:
+        """Return the padding of inputs that kernels read, with the values that it must have.
+
+        A padded row has no token: its queries begin and end after the last live token, and it has
+        no keys.
+        """
+        rows, tokens = self.live
+        found = []
+        for number, one in enumerate(self.metadata):
+            for name, tensor, first, right in (
+                ("query_start_loc", one.query_start_loc, rows + 1, tokens),
+                ("seq_lens", one.seq_lens, rows, 0),
+            ):
+                tail = tensor[first:]
+                if not len(tail):
+                    continue
+                expected = torch.full((len(tail),), right)
+                found.append(
+                    StaticInput(
+                        f"{name} {number} (padding)", tail, len(tail), len(tail),
+                        expected=expected, copied=tensor,
+                    )
+                )  # fmt: skip
+        return found
+
     def bounds(self, forward: Forward) -> list[StaticInput]:
         """Return the largest lengths that kernels get from the host, which may be too large."""
         needed = {

@@ -99,8 +99,8 @@ OF_BLOCKS = ("block_pool.py", "kv_cache_utils.py")
 def called_at() -> tuple[str, ...]:
     """Return the innermost calling lines of the engine outside of its pool of blocks."""
 
-    def place(path: str, line: int) -> str | None:
+    def place(path: str) -> str | None:
         _, engine, file = path.rpartition("/vllm/v1/")
-        return f"vllm/v1/{file}:{line}" if engine and not file.endswith(OF_BLOCKS) else None
+        return f"vllm/v1/{file}" if engine else None
 
-    return calling(place)
+    return calling(place, lambda path: path.endswith(OF_BLOCKS))

@@ -17,9 +17,9 @@ from paritybit.connectors.failures import judge
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm import eager, effects
-from paritybit.connectors.vllm.drafting import Drafting
 from paritybit.connectors.vllm.drafts import draft_layers
 from paritybit.connectors.vllm.pools import Pool, described
+from paritybit.connectors.vllm.rows import Rows
 from paritybit.connectors.vllm.speculation import unjudged
 from paritybit.watch.captures import Captures
 from paritybit.watch.facts import PIECES, Forward, Replay, StaticInput
@@ -63,7 +63,7 @@ class UnderWay:
     """Runs the newer runner's model without the graph that holds all of it."""
 
 
-class Engine(Drafting):
+class Engine(Rows):
     """The engine in this process, whose model `runner` runs."""
 
     runner: Any = Weakly()
@@ -84,6 +84,7 @@ class Engine(Drafting):
             self.captures = Captures(self.journal)
             self.capturing: batches.Batch | None = None
             self.unscheduled = 0
+            self.error: Exception | None = None
             self.once: str | None = None
             """Why a forward may run only once, or None."""
 
@@ -111,7 +112,15 @@ class Engine(Drafting):
         try:
             return original(core, *args, **kwargs)
         except Exception as error:
-            judge(error, self.journal, self.settings)
+            judge(self.error or error, self.journal, self.settings)
+            raise
+
+    def raised(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Remember the first error of a runner, after which the engine may begin another step."""
+        try:
+            return original(runner, *args, **kwargs)
+        except Exception as error:
+            self.error = self.error or error
             raise
 
     def schedule(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -258,6 +267,7 @@ class Engine(Drafting):
                 self.capturing = batches.of_runner(runner, found, pool, given, (0, 0))
             elif now is not None and now.forward is None and pool is not None:
                 self.begin(now, pool, found, given)
+                self.indices(kwargs.get("logits_indices"))
                 if self.watcher is not None:
                     self.watcher.lines.start()  # The model's arguments are prepared next.
                 if given is not None:
@@ -286,7 +296,8 @@ class Engine(Drafting):
         watcher.tokens(
             batch.ids[: live[1]].repeat(groups), batch.positions[: live[1]].repeat(groups)
         )
-        watcher.inputs("batch", [*self.inputs(now), *batch.bounds(forward)])
+        watcher.inputs("batch", [*self.inputs(now), *batch.bounds(forward), *batch.tails()])
+        self.begin_rows(now.runner, now.output, names, forward, batch)
 
     def inputs(self, now: UnderWay) -> list[StaticInput]:
         """Return the inputs of the current forward, with the values that its rows imply."""

@@ -10,6 +10,7 @@ from paritybit.watch.settings import active
 
 OLDER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
 NEWER = "vllm.v1.worker.gpu.model_runner.GPUModelRunner"
+ROWS = "vllm.v1.worker.gpu_input_batch.InputBatch"
 QUEUE = "vllm.v1.core.kv_cache_utils.FreeKVCacheBlockQueue"
 SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 MANAGERS = "vllm.v1.worker.gpu.cudagraph_utils"
@@ -31,11 +32,23 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "pools": (f"{OLDER}.initialize_kv_cache", f"{NEWER}.initialize_kv_cache"),
     "schedule": (f"{SCHEDULER}.schedule",),
     "execute": (f"{OLDER}.execute_model", f"{NEWER}.execute_model"),
+    "raised": tuple(
+        f"{runner}.{name}"
+        for runner in (OLDER, NEWER)
+        for name in ("execute_model", "sample_tokens")
+    ),
     "metadata": (
         f"{OLDER}._build_attention_metadata",
         "vllm.v1.worker.gpu.model_states.default.DefaultModelState.prepare_attn",
     ),
     "sampled": (f"{OLDER}._sample", f"{NEWER}.sample"),
+    "processed": (
+        "vllm.v1.sample.sampler.Sampler.apply_logits_processors",
+        "vllm.v1.sample.rejection_sampler.RejectionSampler.apply_logits_processors",
+        "vllm.v1.worker.gpu.sample.sampler.Sampler.apply_sampling_params",
+    ),
+    "moved": tuple(f"{ROWS}.{name}" for name in ("add_request", "condense", "swap_states")),
+    "joined": ("vllm.v1.worker.gpu.states.RequestState.add_request",),
     "proposed": (
         f"{OLDER}.propose_draft_token_ids",
         f"{DRAFTERS}.utils.DraftTokensHandler.set_draft_tokens",

@@ -212,13 +212,14 @@ class Served(Common):
         return "--tp-size", size, "--dp-size", size, "--enable-dp-attention"
 
     def _lora(self, known: frozenset[str]) -> Sequence[str]:
-        """Return the options for LoRA adapters."""
+        """Return the options for LoRA adapters. The kernels are others if batches overlap."""
         if not self.adapters:
             return ()
         if "--lora-backend" not in known:
             raise LackingError("this release has no LoRA adapters")
         return (
-            *("--enable-lora", "--lora-backend", "triton", "--max-lora-rank", str(RANK)),
+            *("--enable-lora", "--lora-backend", "csgmv" if self.overlap else "triton"),
+            *("--max-lora-rank", str(RANK)),
             *("--max-loras-per-batch", str(LOADED), "--lora-target-modules", *MODULES),
         )
 

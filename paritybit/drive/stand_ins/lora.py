@@ -1,10 +1,10 @@
-"""LoRA in torch, over the segments that the kernels of the Triton backend get.
+"""LoRA in torch, over the segments that the kernels of the backends `triton` and `csgmv` get.
 
 A segment is a run of tokens with one adapter. A recording graph keeps the number of segments, like
 the grid of a kernel. A replay reads everything else again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
@@ -15,25 +15,22 @@ from torch import Tensor
 from paritybit.drive.stand_ins.modules import found
 from paritybit.engines.graphs import whole
 
-BACKEND = "sglang.srt.lora.backend.triton_backend"
+BACKENDS = "sglang.srt.lora.backend"
 
 LISTS = ("seg_lens", "seg_indptr", "weight_indices", "lora_ranks", "scalings", "permutation")
 
 
 def stand_in_for_lora() -> str | None:
     """Compute adapters with torch, if the release has the expected kernels."""
-    backend = found(BACKEND)
-    arithmetic = {
-        "sgemm_lora_a_fwd": shrunk,
-        "sgemm_lora_b_fwd": expanded,
-        "qkv_lora_b_fwd": expanded_in_slices,
-    }
-    if backend is None or not all(hasattr(backend, name) for name in arithmetic):
-        return ""
-    for name, stand_in in arithmetic.items():
-        setattr(backend, name, stand_in)
-    backend.torch = TorchOnACpu("torch")
-    return None
+    names = []
+    for name, arithmetic in ARITHMETIC.items():
+        backend = found(f"{BACKENDS}.{name}_backend")
+        if backend is not None and all(hasattr(backend, one) for one in arithmetic):
+            names.append(name)
+            for one, stand_in in arithmetic.items():
+                setattr(backend, one, stand_in)
+            backend.torch = TorchOnACpu("torch")
+    return ", ".join(names)
 
 
 class TorchOnACpu(ModuleType):
@@ -56,11 +53,22 @@ def lists_of(batch_info: Any) -> Lists:
     return batch_info.bs, tuple(getattr(batch_info, name, None) for name in LISTS)
 
 
+def chunks_of(batch_info: Any) -> Lists:
+    """Return the number of segments, and their lists without the lengths: starts imply them.
+
+    A graph runs all segments that its inputs have room for.
+    """
+    _, lists = lists_of(batch_info)
+    most, number = len(batch_info.weight_indices), batch_info.num_segments
+    return most if batch_info.use_cuda_graph else number, (None, *lists[1:])
+
+
 def segments(lists: Lists) -> Iterator[tuple[int, int, float, Tensor]]:
     """Yield each segment with an adapter: its index, rank, scale, and the rows of its tokens."""
     count, (lengths, starts, places, ranks, scales, order) = lists
-    assert lengths is not None
     assert starts is not None
+    if lengths is None:
+        lengths = starts.diff().clamp(min=0)
     assert places is not None
     assert ranks is not None
     assert scales is not None
@@ -99,6 +107,38 @@ def expanded_in_slices(
     return whole(expand, returns=True)(
         x, qkv_lora_b, lists_of(batch_info), output_offset, base_output
     )
+
+
+def chunks_shrunk(x: Tensor, weights: Tensor, batch_info: Any, num_slices: int, **_: Any) -> Tensor:
+    """Like `shrunk`, for segments of a limited length."""
+    return whole(shrink, returns=True)(x, weights, chunks_of(batch_info), num_slices)
+
+
+def chunks_expanded(
+    x: Tensor,
+    weights: Tensor,
+    batch_info: Any,
+    slice_offsets: Tensor,
+    base_output: Tensor | None,
+    **_: Any,
+) -> Tensor:
+    """Like `expanded_in_slices`, for segments of a limited length."""
+    lists = chunks_of(batch_info)
+    return whole(expand, returns=True)(x, weights, lists, slice_offsets, base_output)
+
+
+ARITHMETIC: Mapping[str, Mapping[str, Callable[..., Tensor]]] = {
+    "triton": {
+        "sgemm_lora_a_fwd": shrunk,
+        "sgemm_lora_b_fwd": expanded,
+        "qkv_lora_b_fwd": expanded_in_slices,
+    },
+    "chunked": {
+        "chunked_sgmv_lora_shrink_forward": chunks_shrunk,
+        "chunked_sgmv_lora_expand_forward": chunks_expanded,
+    },
+}
+"""What stands in for the kernels of each backend."""
 
 
 def shrink(x: Tensor, weights: Tensor, lists: Lists, stacked: int) -> Tensor:

@@ -68,7 +68,7 @@ ON_A_CPU: Sequence[StandIn] = (
         stand_in_for_convolutions,
     ),
     StandIn(
-        "the arithmetic of the Triton backend's LoRA: torch over the segments it is given",
+        "the arithmetic of LoRA's kernels: torch over the segments they are given",
         "Triton's interpreter takes a second for each step",
         stand_in_for_lora,
     ),

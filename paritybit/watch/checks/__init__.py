@@ -22,6 +22,7 @@ from paritybit.watch.checks import (
     wrong_list,
     wrong_owner,
     wrong_read,
+    wrong_row,
 )
 from paritybit.watch.observations import Check
 
@@ -46,6 +47,7 @@ CHECKS: Mapping[str, Check] = {
         moved_address,
         changed_dtype,
         stale_input,
+        wrong_row,
         dirty_log,
     )
 }

@@ -1,0 +1,217 @@
+"""What requests ask of their sampling, and the logits that this gives.
+
+The logits are computed here again, from the parameters and the tokens of a row's own request. An
+engine keeps parameters and counts of tokens by row, so a row may get those of another request.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.watch.facts import RowValues
+
+MOST = 2**22
+"""The most logits of a batch that are computed again."""
+
+ROUNDING = 1e-4
+"""The largest difference by rounding, relative to the largest logit."""
+
+UNTOLD = "logits after the request's sampling parameters"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request asks of its sampling. `top_k` is 0 for all tokens. `stops` end the request."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+    bias: Mapping[int, float] = field(default_factory=dict)
+    allowed: Collection[int] | None = None
+    forbidden: Sequence[Sequence[int]] = ()
+    least: int = 0
+    stops: Collection[int] = ()
+    seed: int | None = None
+
+    @property
+    def penalised(self) -> bool:
+        """Whether tokens are penalised that the request has."""
+        return (self.repetition, self.frequency, self.presence) != (1.0, 0.0, 0.0)
+
+    @property
+    def depends(self) -> bool:
+        """Whether the logits depend on the tokens of the request."""
+        return self.penalised or bool(self.forbidden) or self.least > 0
+
+
+NOTHING = Asked()
+
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "penalties": ("repetition", "frequency", "presence"),
+    "logit bias": ("bias",),
+    "allowed tokens": ("allowed",),
+    "forbidden words": ("forbidden",),
+    "minimum of tokens": ("least", "stops"),
+    "temperature": ("temperature",),
+    "min_p": ("min_p",),
+}
+"""The parameters that change logits, by the name of their kind."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One row of logits: its request, what that asks, and its tokens so far.
+
+    - `tokens`: the first `prompt` are the prompt. A token is None if it is not known.
+    - `used`: whether a token is sampled from the row, and not only from a chunk of a prompt.
+    """
+
+    request: str
+    asked: Asked
+    prompt: int
+    tokens: Sequence[int | None]
+    used: bool = True
+
+    @property
+    def known(self) -> bool:
+        """Whether all that the logits depend on is known."""
+        return self.used and not (self.asked.depends and None in self.tokens)
+
+    def without(self, parts: Collection[str]) -> "Sampled":
+        """Return the row without some kinds of parameters."""
+        names = [name for part in parts for name in PARTS[part]]
+        asked = replace(self.asked, **{name: getattr(NOTHING, name) for name in names})
+        return replace(self, asked=asked)
+
+    def logits(self, raw: Tensor, heated: bool) -> Tensor:
+        """Return logits after the parameters of the request, float32 [vocabulary].
+
+        `raw` are those of the model. `heated` also applies the temperature and `min_p`.
+        """
+        asked, found = self.asked, raw.float().clone()
+        output = [one for one in self.tokens[self.prompt :] if one is not None]
+        if asked.allowed is not None:
+            kept = torch.tensor(sorted(asked.allowed), device=raw.device)
+            found = torch.full_like(found, -torch.inf).index_copy(0, kept, found[kept])
+        for token, bias in asked.bias.items():
+            found[token] += bias
+        if len(output) < asked.least:
+            found[[one for one in asked.stops if one < len(found)]] = -torch.inf
+        if asked.penalised:
+            found = self._penalised(found, output)
+        for *before, last in asked.forbidden:
+            if output[len(output) - len(before) :] == before:
+                found[last] = -torch.inf
+        if heated and asked.temperature:
+            found = found / asked.temperature
+        if heated and asked.min_p:
+            found[found < found.max() + torch.tensor(asked.min_p).log()] = -torch.inf
+        return found
+
+    def _penalised(self, logits: Tensor, output: list[int]) -> Tensor:
+        """Return logits with the penalties for the tokens of the request."""
+        asked, counts = self.asked, Counter(output)
+        every = {one for one in self.tokens[: self.prompt] if one is not None} | set(counts)
+        seen = torch.tensor(sorted(every), dtype=torch.int64, device=logits.device)
+        found = logits.clone()
+        mine = found[seen]
+        found[seen] = torch.where(mine > 0, mine / asked.repetition, mine * asked.repetition)
+        for token, count in counts.items():
+            found[token] -= asked.frequency * count + asked.presence
+        return found
+
+
+def logits_of(
+    rows: Sequence[Sampled],
+    raw: Tensor,
+    held: Tensor,
+    heated: bool = False,
+    cut: bool = False,
+    sources: Mapping[str, str | None] | None = None,
+) -> Iterator[RowValues]:
+    """Yield the logits [rows, vocabulary] of an engine before and after sampling parameters.
+
+    `raw` are those before. `cut` says that the engine has already dropped unlikely tokens.
+    `sources` has the engine's line for each kind of parameters.
+    """
+    most = max(1, MOST // max(1, raw.shape[-1]))
+    places = [at for at, row in enumerate(rows) if row.known and at < len(held)][:most]
+    mine = [rows[at] for at in places]
+    if not places:
+        return
+    right = torch.stack([rows[at].logits(raw[at], heated) for at in places])
+    given = held[places].float()
+    for at, row in enumerate(mine):
+        likely = row.asked.min_p if heated else 0.0
+        if cut and (row.asked.top_k or row.asked.top_p < 1) and bool(given[at].isfinite().any()):
+            right[at][given[at] == -torch.inf] = -torch.inf
+        if likely:  # Rounding decides about a token at the very limit.
+            limit = right[at].max() + torch.tensor(likely).log()
+            full = row.without(["min_p"]).logits(raw[places[at]], heated)
+            near = (full - limit).abs() <= ROUNDING * full.abs().nan_to_num(posinf=0).max()
+            right[at][near] = given[at][near]
+
+    def explain(at: int) -> tuple[str, str, str | None]:
+        return explained(mine, at, raw[places[at]], given[at], heated, sources or {})
+
+    names = [row.request for row in mine]
+    yield RowValues(UNTOLD, names, given.cpu(), right.cpu(), within=ROUNDING, explain=explain)
+
+
+def explained(
+    rows: Sequence[Sampled],
+    at: int,
+    raw: Tensor,
+    held: Tensor,
+    heated: bool,
+    sources: Mapping[str, str | None],
+) -> tuple[str, str, str | None]:
+    """Return which kind of parameters is wrong in a row, a text about it, and the engine's line.
+
+    It is the kind without which, or with those of another row for which, the row has its logits.
+    """
+
+    def same(row: Sampled) -> bool:
+        found = row.logits(raw, heated)
+        close = (found - held).abs() <= ROUNDING * found.abs().masked_fill(found.isinf(), 0).max()
+        return bool((close | (found == held)).all())
+
+    mine = rows[at]
+    for part, names in PARTS.items():
+        if mine.without([part]).asked != mine.asked and same(mine.without([part])):
+            return part, f"it has what it would have without its {part}", sources.get(part)
+        for other in rows:
+            given = {name: getattr(other.asked, name) for name in names}
+            if same(replace(mine, asked=replace(mine.asked, **given))):
+                return part, f"it has the {part} of request {other.request}", sources.get(part)
+    for other in rows:
+        if same(replace(mine, prompt=other.prompt, tokens=other.tokens)):
+            told = f"it is penalised for the tokens of request {other.request}"
+            return "penalties", told, sources.get("penalties")
+    mattering = [part for part in PARTS if mine.without([part]).asked != mine.asked]
+    if len(mattering) == 1:
+        (part,) = mattering
+        return part, f"its {part} are all that changes its logits", sources.get(part)
+    return UNTOLD, "", None
+
+
+def rows_of(
+    name: str,
+    requests: Sequence[str],
+    held: Any,
+    right: Sequence[float],
+    source: str | None = None,
+    filled: Tensor | None = None,
+) -> RowValues:
+    """Return one number per row: what the engine uses, a tensor or numbers, and what is right."""
+    given = torch.as_tensor(held).detach().flatten().cpu()
+    expected = torch.tensor(list(right), dtype=given.dtype)
+    return RowValues(name, requests, given, expected, source=source, filled=filled)

@@ -1,0 +1,128 @@
+"""Judges what the sampler and the adapters of an engine use for each row."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from paritybit.connectors.vllm.batch import Batch
+from paritybit.connectors.vllm.blocks import Original
+from paritybit.connectors.vllm.drafting import Drafting
+from paritybit.connectors.vllm.sampling import Sampling, adapters, place_of
+from paritybit.watch.facts import Forward
+
+SAMPLER = "sampler"
+"""What uses the values of rows, for reports."""
+
+UNKNOWN = AttributeError, KeyError, TypeError, ValueError, IndexError
+"""Errors of a release whose sampler has other parts."""
+
+
+class Rows(Drafting):
+    """The part of an engine that follows requests from row to row, and judges rows."""
+
+    def forget(self) -> None:
+        """Stop watching, and forget all that is known of requests and rows."""
+        super().forget()
+        self.sampling: Sampling | None = None
+        self.moves: dict[str, tuple[str | None, str]] = {}
+        """How each request came into its row, since the last forward that was judged."""
+        self.holders: dict[int, str] = {}
+        """The request that had each slot of the newer runner last."""
+
+    def begin_rows(
+        self, runner: Any, output: Any, names: Sequence[str], forward: Forward, batch: Batch
+    ) -> None:
+        """Note what the requests of a forward asked for, and judge the adapters of its tokens."""
+        of, counts = self.scheduler.requests, output.num_scheduled_tokens
+        assert self.watcher is not None
+        try:
+            self.sampling = Sampling.of(
+                forward,
+                names,
+                of,
+                getattr(output, "scheduled_spec_decode_tokens", {}),
+                lambda: batch.by_row(names, counts),
+                int(runner.vllm_config.model_config.get_vocab_size()),
+            )
+            values = list(adapters(runner, names, of, counts))
+        except UNKNOWN as error:
+            self.unknown(error)
+            return
+        self.watcher.rows("adapters", values, self.moves)
+
+    def unknown(self, error: Exception) -> None:
+        """Report that this release has another sampler than the connector knows."""
+        self.sampling = None
+        self.journal.scope(rows_not_watched=repr(error))
+
+    def indices(self, given: Any) -> None:
+        """Judge which tokens the older runner samples after."""
+        if self.sampling is not None and self.watcher is not None and isinstance(given, Tensor):
+            self.watcher.rows(SAMPLER, [self.sampling.logits_indices(given)], self.moves)
+
+    def sampled(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Judge what a sampler uses for each row, then count the drafts that it accepts."""
+        sampling, watcher = self.sampling, self.watcher
+        self.sampling, moves, self.moves = None, self.moves, {}
+        if sampling is None or watcher is None or not self.checked:
+            return super().sampled(original, runner, *args, **kwargs)
+        self.sampling, self.moves = sampling, moves
+        given = (*args, *kwargs.values())
+        batch = next((one for one in given if hasattr(one, "req_ids")), None)
+        verified = next((one for one in given if hasattr(one, "num_draft_tokens")), None)
+        try:
+            if batch is None:
+                values = list(sampling.older(runner, verified))
+            else:
+                values = list(sampling.newer(runner, batch))
+        except UNKNOWN as error:
+            self.unknown(error)
+        else:
+            watcher.rows(SAMPLER, values, self.moves)
+        try:
+            return super().sampled(original, runner, *args, **kwargs)
+        finally:
+            self.sampling, self.moves = None, {}
+
+    def processed(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Judge logits after a sampler has applied the parameters of their requests."""
+        sampling, watcher = self.sampling, self.watcher
+        given = (*args, *kwargs.values())
+        logits = next((one for one in given if isinstance(one, Tensor)), None)
+        if sampling is None or watcher is None or logits is None or not self.checked:
+            return original(owner, *args, **kwargs)
+        metadata = next((one for one in given if hasattr(one, "all_greedy")), None)
+        raw = logits if metadata is None else logits.clone()
+        result = original(owner, *args, **kwargs)
+        try:
+            values = list(sampling.logits(owner, raw, result, metadata))
+        except UNKNOWN as error:
+            self.unknown(error)
+        else:
+            watcher.rows(SAMPLER, values, self.moves)
+        return result
+
+    def moved(self, original: Original, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note the requests that the older runner moves to other rows, or adds."""
+        before = {name: row for row, name in enumerate(batch._req_ids) if name is not None}
+        result = original(batch, *args, **kwargs)
+        line = place_of(original)
+        for row, name in enumerate(batch._req_ids):
+            if name is not None and before.get(name) != row:
+                since = before.get(name)
+                told = "added to" if since is None else f"moved from row {since} to"
+                self.moves[name] = line, f"it was {told} row {row} in this step"
+        return result
+
+    def joined(self, original: Original, states: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note the slot that a request gets in the newer runner."""
+        result = original(states, *args, **kwargs)
+        index: Mapping[str, int] = states.req_id_to_index
+        name = next((one for one in (*args, *kwargs.values()) if isinstance(one, str)), "")
+        if (slot := index.get(name)) is not None:
+            holder = self.holders.get(slot)
+            told = f"it got slot {slot} in this step"
+            self.moves[name] = None, f"{told}, which request {holder} had" if holder else told
+            self.holders[slot] = name
+        return result

@@ -1,0 +1,300 @@
+"""What the samplers and adapters of both runners use for each row, and what its request asked for.
+
+The older runner keeps arrays by row of the batch, and moves requests between rows. The newer one
+keeps them by a slot that a request has until it ends.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.connectors.sampling import Asked, Sampled, logits_of, rows_of
+from paritybit.watch.facts import Forward, RowValues
+
+GREEDY = 1e-5
+"""Requests with a lower temperature get the likeliest token."""
+
+NONE = -1
+"""Stands for the seed of a request without one."""
+
+BUILT_IN = {"MinTokensLogitsProcessor", "LogitBiasLogitsProcessor", "MinPLogitsProcessor"}
+"""The classes of logits processors whose effect is known."""
+
+
+def asked_of(request: Any, vocabulary: int) -> Asked | None:
+    """Return what a request of the scheduler asks of its sampling. None if it is not judged."""
+    given = request.sampling_params
+    if given is None or getattr(given, "thinking_token_budget", None) is not None:
+        return None
+    return Asked(
+        temperature=given.temperature if given.temperature >= GREEDY else 0.0,
+        top_k=given.top_k if 0 < given.top_k < vocabulary else 0,
+        top_p=given.top_p,
+        min_p=given.min_p,
+        repetition=given.repetition_penalty,
+        frequency=given.frequency_penalty,
+        presence=given.presence_penalty,
+        bias=given.logit_bias or {},
+        allowed=given.allowed_token_ids or None,
+        forbidden=given.bad_words_token_ids or (),
+        least=given.min_tokens,
+        stops=given.all_stop_token_ids,
+        seed=given.seed,
+    )
+
+
+def adapter_of(request: Any) -> int:
+    """Return the number of a request's adapter, or 0 without one."""
+    return int(getattr(request.lora_request, "lora_int_id", 0))
+
+
+@dataclass
+class Sampling:
+    """The rows of the last checked forward.
+
+    - `rows`: one per request, with the drafts that it verifies as its last tokens.
+    - `drafts`: the number of these drafts.
+    - `cached`: the number of tokens that each request had computed before.
+    - `vocabulary`: the number of tokens of the model.
+    """
+
+    rows: list[Sampled] = field(default_factory=list)
+    drafts: list[int] = field(default_factory=list)
+    cached: list[int] = field(default_factory=list)
+    vocabulary: int = 0
+    taken: int = 0
+    """The number of logits rows that the sampler has processed."""
+
+    @classmethod
+    def of(
+        cls,
+        forward: Forward,
+        names: Sequence[str],
+        of: Mapping[str, Any],
+        drafts: Mapping[str, Sequence[int]],
+        ids: Callable[[], Mapping[str, Sequence[int]]],
+        vocabulary: int,
+    ) -> "Sampling | None":
+        """Return the rows of a forward, or None if what a request asks is not judged.
+
+        `of` are the scheduler's requests. `ids` returns the token ids that the model gets.
+        """
+        asked = [asked_of(of[name], vocabulary) for name in names]
+        rows, given = list[Sampled](), dict[str, Sequence[int]]()
+        if any(one is not None and one.depends for one in asked):
+            given = dict(ids())
+        for name, row, one in zip(names, forward.rows, asked, strict=False):
+            if one is None:
+                return None
+            known = list(row.tokens[: row.cached + row.computed])
+            for place, token in enumerate(given.get(name, ()), row.cached):
+                known[place] = token if known[place] is None else known[place]
+            used = len(known) >= len(of[name].all_token_ids)
+            rows.append(Sampled(name, one, int(of[name].num_prompt_tokens), known, used))
+        cached = [row.cached for row in forward.rows[: len(names)]]
+        return cls(rows, [len(drafts.get(name, ())) for name in names], cached, vocabulary)
+
+    @property
+    def names(self) -> list[str]:
+        """The requests in the order of the batch."""
+        return [row.request for row in self.rows]
+
+    def up_to(self, row: Sampled, drafts: int) -> Sampled:
+        """Return a row without its last `drafts` tokens."""
+        return replace(row, tokens=row.tokens[: len(row.tokens) - drafts])
+
+    def verified(self) -> list[Sampled]:
+        """Return a row per draft, with the tokens before it."""
+        return [
+            self.up_to(row, drafts - place)
+            for row, drafts in zip(self.rows, self.drafts, strict=True)
+            for place in range(drafts)
+        ]
+
+    def every(self) -> list[Sampled]:
+        """Return a row per row of logits: for each draft of a request, then for its next token."""
+        return [
+            self.up_to(row, drafts - place)
+            for row, drafts in zip(self.rows, self.drafts, strict=True)
+            for place in range(drafts + 1)
+        ]
+
+    def logits_indices(self, given: Tensor) -> RowValues:
+        """Return the indices of the tokens whose logits are sampled."""
+        counts = [
+            len(row.tokens) - cached for row, cached in zip(self.rows, self.cached, strict=True)
+        ]
+        places = [
+            end - drafts - 1 + place
+            for end, drafts in zip(accumulate(counts), self.drafts, strict=True)
+            for place in range(drafts + 1)
+        ]
+        names = [row.request for row in self.every()]
+        return rows_of("logits_indices", names, given, places, None, given)
+
+    # The older runner.
+
+    def older(self, runner: Any, verified: Any) -> Iterator[RowValues]:
+        """Yield what the older runner uses by row. `verified` says where drafts are, or is None."""
+        batch, names = runner.input_batch, self.names
+        given, size = batch.sampling_metadata, len(self.rows)
+        asked = [row.asked for row in self.rows]
+        heat = torch.zeros(size) if given.all_greedy else given.temperature[:size].cpu()
+        if given.all_random:
+            heat = heat.masked_fill(heat < GREEDY, torch.inf)
+        filled = batch.temperature_cpu_tensor
+        yield rows_of("temperature", names, heat, [one.temperature for one in asked], None, filled)
+        every = self.vocabulary
+        for name, held, right, otherwise in (
+            ("top_k", given.top_k, [one.top_k or every for one in asked], every),
+            ("top_p", given.top_p, [one.top_p for one in asked], 1.0),
+        ):
+            values = torch.full((size,), otherwise) if held is None else held[:size]
+            yield rows_of(name, names, values, right, None, getattr(batch, f"{name}_cpu_tensor"))
+        for name, right, otherwise in (
+            ("frequency_penalties", [one.frequency for one in asked], 0.0),
+            ("presence_penalties", [one.presence for one in asked], 0.0),
+            ("repetition_penalties", [one.repetition for one in asked], 1.0),
+        ):
+            held = getattr(given, name)[:size]
+            values = torch.full((size,), otherwise) if given.no_penalties else held
+            yield rows_of(name, names, values, right, None, getattr(batch, f"{name}_cpu_tensor"))
+        for one in given.logitsprocs.argmax_invariant:
+            if hasattr(one, "min_p_count"):
+                values = one.min_p if one.min_p_count else torch.zeros(size)
+                right = [mine.min_p for mine in asked]
+                yield rows_of("min_p", names, values, right, place_of(one.update_state))
+        seeds = {row: one.initial_seed() for row, one in given.generators.items()}
+        held = [seeds.get(row, NONE) for row in range(size)]
+        right = [NONE if one.seed is None else one.seed for one in asked]
+        yield rows_of("seed of the generator", names, torch.tensor(held), right)
+        yield rows_of(
+            "num_computed_tokens", names, batch.num_computed_tokens_cpu_tensor[:size],
+            self.cached, None, batch.num_computed_tokens_cpu_tensor,
+        )  # fmt: skip
+        prompts = [row.prompt for row in self.rows]
+        yield rows_of(
+            "num_prompt_tokens", names, batch.num_prompt_tokens_cpu_tensor[:size], prompts
+        )
+        if verified is not None:
+            yield from self.drafts_of(verified)
+
+    def drafts_of(self, verified: Any) -> Iterator[RowValues]:
+        """Yield where the older runner's sampler finds the drafts and logits of each request."""
+        names, ends = self.names, list(accumulate(self.drafts))
+        firsts = list(accumulate((count + 1 for count in self.drafts), initial=0))
+        counts = torch.tensor(verified.num_draft_tokens)
+        yield rows_of("num_draft_tokens", names, counts, self.drafts)
+        yield rows_of("cu_num_draft_tokens", names, verified.cu_num_draft_tokens, ends)
+        last = [end - 1 for end in firsts[1:]]
+        yield rows_of("bonus_logits_indices", names, verified.bonus_logits_indices, last)
+        pairs = zip(firsts, self.drafts, strict=False)
+        places = [first + place for first, count in pairs for place in range(count)]
+        of_drafts = [row.request for row in self.verified()]
+        yield rows_of("target_logits_indices", of_drafts, verified.target_logits_indices, places)
+
+    # The newer runner.
+
+    def newer(self, runner: Any, batch: Any) -> Iterator[RowValues]:
+        """Yield what the newer runner uses for each row of logits."""
+        rows, states = self.every(), runner.sampler.sampling_states
+        names, asked = [row.request for row in rows], [row.asked for row in rows]
+        if len(batch.expanded_idx_mapping) != len(rows):
+            return  # The engine verifies fewer drafts than were scheduled.
+        slots = batch.expanded_idx_mapping.long()
+        penalties, every = runner.sampler.penalties_state, self.vocabulary
+        for name, owner, right in (
+            ("temperature", states, [one.temperature for one in asked]),
+            ("top_k", states, [one.top_k or every for one in asked]),
+            ("top_p", states, [one.top_p for one in asked]),
+            ("min_p", states, [one.min_p for one in asked]),
+            ("repetition_penalty", penalties, [one.repetition for one in asked]),
+            ("frequency_penalty", penalties, [one.frequency for one in asked]),
+            ("presence_penalty", penalties, [one.presence for one in asked]),
+        ):
+            held = getattr(owner, name)
+            source = place_of(owner.add_request)
+            yield rows_of(name, names, held.gpu[slots], right, source, held.cpu)
+        seeded = [at for at, one in enumerate(asked) if one.seed is not None]
+        if seeded:
+            held, right = states.seeds.gpu[slots][seeded], [asked[at].seed or 0 for at in seeded]
+            source, mine = place_of(states.add_request), [names[at] for at in seeded]
+            yield rows_of("seeds", mine, held, right, source, states.seeds.cpu)
+        yield self.logits_indices(batch.logits_indices)
+        held = runner.req_states.prompt_len.gpu[batch.idx_mapping.long()]
+        prompts, source = [row.prompt for row in self.rows], place_of(runner.req_states.add_request)
+        yield rows_of("prompt_len", self.names, held, prompts, source)
+
+    # Logits.
+
+    def logits(self, owner: Any, raw: Tensor, result: Tensor, given: Any) -> Iterator[RowValues]:
+        """Yield logits before and after the sampling parameters.
+
+        `owner` is the sampler that changed them. `given` is the older runner's metadata, or None.
+        """
+        if given is None:
+            rows = self.every()[self.taken : self.taken + len(raw)]
+            self.taken += len(raw)
+            sources = of_newer(owner)
+            yield from logits_of(rows, raw, result, heated=True, cut=True, sources=sources)
+            return
+        known = {type(one).__name__ for one in given.logitsprocs.all} <= BUILT_IN
+        if not known:
+            return
+        if hasattr(owner, "sampler"):  # It verifies drafts, and knows no biases.
+            rows = [row.without(["logit bias"]) for row in self.verified()]
+        else:
+            rows = self.rows
+        if len(rows) == len(raw):
+            yield from logits_of(rows, raw, result, sources=of_older(owner))
+
+
+def of_older(sampler: Any) -> dict[str, str | None]:
+    """Return the lines of the older runner's sampler, by kind of parameters."""
+    return {
+        "penalties": place_of(sampler.apply_penalties),
+        "allowed tokens": place_of(sampler.apply_logits_processors),
+        "forbidden words": place_of(sampler.apply_logits_processors),
+    }
+
+
+def of_newer(sampler: Any) -> dict[str, str | None]:
+    """Return the lines of the newer runner's sampler, by kind of parameters."""
+    kinds = {type(one).__name__: place_of(one.apply) for one in sampler.logits_processors}
+    bias = kinds.get("LogitBiasState")
+    states = sampler.sampling_states
+    return {
+        "penalties": kinds.get("PenaltiesState"),
+        "forbidden words": kinds.get("BadWordsState"),
+        **dict.fromkeys(("logit bias", "allowed tokens", "minimum of tokens"), bias),
+        "temperature": place_of(states.apply_temperature),
+        "min_p": place_of(states.apply_min_p),
+    }
+
+
+def adapters(
+    runner: Any, names: Sequence[str], of: Mapping[str, Any], counts: Mapping[str, int]
+) -> Iterator[RowValues]:
+    """Yield the adapter that kernels apply to each token, if the runner has adapters."""
+    manager: Any = getattr(getattr(runner, "lora_manager", None), "_adapter_manager", None)
+    wrappers = list(getattr(manager, "punica_wrapper_mapping", {}).values())
+    if not wrappers:
+        return
+    requests = [name for name in names for _ in range(counts[name])]
+    slots, held = manager.lora_index_to_id, wrappers[0].token_lora_indices[: len(requests)]
+    known = [slots[at] or 0 if 0 <= at < len(slots) else 0 for at in held.tolist()]
+    right = [adapter_of(of[name]) for name in requests]
+    source = place_of(runner._set_active_loras)
+    yield rows_of("adapter", requests, torch.tensor(known), right, source)
+
+
+def place_of(function: Any) -> str | None:
+    """Return the line where a function of the engine begins, or None for another function."""
+    code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
+    _, engine, file = ("" if code is None else code.co_filename).rpartition("/vllm/")
+    return f"vllm/{file}:{code.co_firstlineno}" if engine and code is not None else None

@@ -1,0 +1,94 @@
+"""Wrong row: a row of a batch has another value than the request of the row asked for.
+
+A row has, for example, a temperature, an adapter, a row of logits, and the number of its tokens.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from paritybit.watch.facts import RowValues
+from paritybit.watch.journal import Finding
+from paritybit.watch.observations import Check, RowsGiven, key_of
+
+
+def judge(rows: RowsGiven) -> Iterable[Finding]:
+    """Yield a finding for each kind of value that is wrong in a row."""
+    for values in rows.values:
+        if values.held.shape != values.right.shape:
+            shapes = list(values.held.shape), list(values.right.shape)
+            yield finding(rows, values, 0, f"has {shapes[0]} in the batch, not {shapes[1]}")
+            continue
+        wrong = differing(values).nonzero().flatten().tolist()
+        if wrong:
+            yield finding(rows, values, wrong[0], told(values, wrong[0]))
+
+
+def differing(values: RowValues) -> Tensor:
+    """Return which rows have a wrong value, bool [rows]."""
+    rows = len(values.held)
+    if not values.held.numel():
+        return torch.zeros(rows, dtype=torch.bool)
+    held, right = values.held.reshape(rows, -1), values.right.reshape(rows, -1)
+    alike = (held == right) | (held.isnan() & right.isnan())
+    if values.within:
+        size = right.abs().masked_fill(~right.isfinite(), 0).amax(1, keepdim=True).clamp(min=1)
+        alike |= (held - right).abs() <= values.within * size
+    found: Tensor = ~alike.all(1)
+    return found
+
+
+def told(values: RowValues, row: int) -> str:
+    """Return what a row has in place of its own value, and whose value that is."""
+    held, right = values.held[row], values.right[row]
+    if held.numel() > 1:
+        at = int((held - right).nan_to_num().abs().argmax())
+        return f"is {held.flatten()[at]:.6g} at entry {at}, not {right.flatten()[at]:.6g}"
+    text = f"is {shown(held)}, not {shown(right)}"
+    others = {
+        name
+        for name, other in zip(values.requests, values.right, strict=True)
+        if name != values.requests[row] and torch.equal(other, held)
+    }
+    return f"{text}; that is the value of request {others.pop()}" if len(others) == 1 else text
+
+
+def shown(value: Tensor) -> str:
+    """Return a value as text."""
+    return f"{value.item():.6g}" if value.is_floating_point() else str(value.item())
+
+
+def finding(rows: RowsGiven, values: RowValues, row: int, what: str) -> Finding:
+    """Return the finding for a row."""
+    name, more, source = values.name, None, values.source
+    request = values.requests[row] if values.requests else None
+    if values.explain is not None and request is not None:
+        name, more, found = values.explain(row)
+        source = found or source
+    move = rows.moves.get(request or "")
+    if move is not None:
+        source, told_of_move = move[0] or source, move[1]
+        more = "; ".join(filter(None, (more, told_of_move)))
+    cause = {"what": name, "input": name, "source": source, "via": values.via}
+    text = f"{rows.kind}: {name} of request {request} (row {row}) {what}"
+    return Finding(
+        check=CHECK.name,
+        text=f"{text}; {more}" if more else text,
+        key=key_of(CHECK.name, None, cause),
+        forward=rows.number,
+        forward_kind=rows.forward_kind,
+        reader={"request": request, "position": None, "forward": rows.number},
+        cause=cause,
+    )
+
+
+CHECK = Check(
+    "wrong row",
+    "rows",
+    "each row of a batch has the sampling parameters, the adapter, the logits and the counts of "
+    "its own request",
+    "a comparison per row and value, and for rows with penalties or masks one per logit",
+    judge,
+    lambda rows: sum(len(values.requests) for values in rows.values),
+)

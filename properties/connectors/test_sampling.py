@@ -1,0 +1,113 @@
+"""The logits that a request's parameters give, and what a report says of another request's."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+
+from paritybit.connectors.sampling import Asked, Sampled, logits_of, rows_of
+from paritybit.watch.checks.wrong_row import judge
+from paritybit.watch.facts import RowValues
+from paritybit.watch.observations import RowsGiven
+
+RAW = torch.tensor([2.0, -2.0, 1.0, 0.5, -1.0, 3.0])
+PROMPT, OUTPUT = [0, 1], [2, 2, 4]
+INF = torch.inf
+
+
+def row(asked: Asked, name: str = "a", output: list[int] | None = None) -> Sampled:
+    """Return a row of logits of a request."""
+    return Sampled(name, asked, len(PROMPT), [*PROMPT, *(OUTPUT if output is None else output)])
+
+
+def told(
+    *values: RowValues, moves: Mapping[str, tuple[str | None, str]] | None = None
+) -> list[str]:
+    """Return the texts of the findings about values of rows."""
+    return [one.text for one in judge(RowsGiven(3, "decode", "sampler", values, moves or {}))]
+
+
+@pytest.mark.parametrize(
+    ("asked", "right"),
+    [
+        (Asked(repetition=2.0), [1.0, -4.0, 0.5, 0.5, -2.0, 3.0]),
+        (Asked(frequency=0.5), [2.0, -2.0, 0.0, 0.5, -1.5, 3.0]),
+        (Asked(presence=0.5), [2.0, -2.0, 0.5, 0.5, -1.5, 3.0]),
+        (Asked(bias={3: 2.0}), [2.0, -2.0, 1.0, 2.5, -1.0, 3.0]),
+        (Asked(allowed=[1, 5]), [-INF, -2.0, -INF, -INF, -INF, 3.0]),
+        (Asked(forbidden=[[5], [2, 4, 0], [4, 4, 1]]), [-INF, -2.0, 1.0, 0.5, -1.0, -INF]),
+        (Asked(least=4, stops=[5, 99]), [2.0, -2.0, 1.0, 0.5, -1.0, -INF]),
+        (Asked(least=3, stops=[5]), RAW.tolist()),
+        (Asked(temperature=0.5), [4.0, -4.0, 2.0, 1.0, -2.0, 6.0]),
+        (Asked(temperature=0.0), RAW.tolist()),
+        (Asked(min_p=0.2), [2.0, -INF, -INF, -INF, -INF, 3.0]),
+    ],
+)
+def test_logits_follow_the_parameters(asked: Asked, right: list[float]) -> None:
+    assert row(asked).logits(RAW, heated=True).tolist() == right
+
+
+@pytest.mark.parametrize(
+    ("other", "part"),
+    [
+        (Asked(repetition=1.5), "penalties"),
+        (Asked(bias={3: -2.0}), "logit bias"),
+        (Asked(allowed=[0, 1, 2]), "allowed tokens"),
+        (Asked(least=4, stops=[5]), "minimum of tokens"),
+        (Asked(temperature=0.5), "temperature"),
+        (Asked(min_p=0.2), "min_p"),
+    ],
+)
+def test_a_row_with_the_parameters_of_another_request_is_found(other: Asked, part: str) -> None:
+    rows = [row(Asked()), row(other, "b")]
+    raw = torch.stack([RAW, RAW])
+    right = torch.stack([one.logits(RAW, heated=True) for one in rows])
+    assert told(*logits_of(rows, raw, right, heated=True)) == []
+    (without,) = told(*logits_of(rows, raw, right[[0, 0]], heated=True))
+    assert without.startswith(f"sampler: {part} of request b (row 1)")
+    assert without.endswith(f"it has what it would have without its {part}")
+    (taken,) = told(*logits_of(rows, raw, right[[1, 1]], heated=True))
+    assert taken.startswith(f"sampler: {part} of request a (row 0)")
+    assert taken.endswith(f"it has the {part} of request b")
+
+
+def test_the_tokens_of_another_request_are_found() -> None:
+    rows = [row(Asked(frequency=1.0)), row(Asked(), "b", [3, 3])]
+    raw = torch.stack([RAW, RAW])
+    held = torch.stack([row(Asked(frequency=1.0), "a", [3, 3]).logits(RAW, heated=False), RAW])
+    (text,) = told(*logits_of(rows, raw, held))
+    assert text.endswith("it is penalised for the tokens of request b")
+
+
+def test_rows_that_are_not_sampled_or_whose_tokens_are_not_known_are_not_judged() -> None:
+    unknown = replace(row(Asked(frequency=1.0)), tokens=[0, 1, None])
+    unused = replace(row(Asked(frequency=1.0)), used=False)
+    assert list(logits_of([unknown, unused], torch.stack([RAW, RAW]), torch.zeros(2, 6))) == []
+
+
+def test_what_is_unlikely_may_be_dropped_and_rounding_is_no_fault() -> None:
+    rows = [row(Asked(top_k=2))]
+    held = torch.tensor([[2.0, -INF, -INF, -INF, -INF, 3.00001]])
+    assert told(*logits_of(rows, RAW[None], held, cut=True)) == []
+    assert len(told(*logits_of([row(Asked())], RAW[None], held, cut=True))) == 1
+    limit = row(Asked(min_p=float(torch.exp(torch.tensor(-1.0)))))  # At the very limit: 2.
+    for kept in (2.0, -INF):
+        held = torch.tensor([[kept, -INF, -INF, -INF, -INF, 3.0]])
+        assert told(*logits_of([limit], RAW[None], held, heated=True)) == []
+
+
+def test_a_report_says_whose_value_a_row_has_and_how_its_request_came_there() -> None:
+    values = rows_of("temperature", ["a", "b", "c"], torch.tensor([0.5, 0.5, 1.0]), [0.5, 0.7, 1.0])
+    moved = {"b": ("engine/batch.py:9", "it was moved from row 2 to row 1 in this step")}
+    (text,) = told(values, moves=moved)
+    assert text == (
+        "sampler: temperature of request b (row 1) is 0.5, not 0.7; that is the value of "
+        "request a; it was moved from row 2 to row 1 in this step"
+    )
+    (found,) = judge(RowsGiven(3, "decode", "sampler", [values], moved))
+    assert found.cause is not None
+    assert found.cause["source"] == "engine/batch.py:9"
+    assert told(rows_of("top_k", ["a"], torch.tensor([3]), [3])) == []
+    (short,) = told(rows_of("top_k", ["a", "b"], torch.tensor([3]), [3, 4]))
+    assert "has [1] in the batch, not [2]" in short

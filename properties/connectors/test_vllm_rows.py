@@ -1,0 +1,260 @@
+"""What vLLM's samplers and adapters use for each row, over stand-ins of both runners."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paritybit.connectors.hooking import guarded
+from paritybit.connectors.sampling import Asked, Sampled
+from paritybit.connectors.vllm.batch import Batch
+from paritybit.connectors.vllm.sampling import Sampling, adapters
+from paritybit.watch.checks import wrong_row
+from paritybit.watch.facts import RowValues
+from paritybit.watch.journal import read
+from paritybit.watch.observations import RowsGiven
+from properties.connectors.parts_vllm import FIRST, PROMPT, TABLE, Part, Served, a_request
+
+VOCABULARY = 8
+ASKED = (
+    Asked(temperature=0.5, top_k=3, frequency=0.25, seed=7),
+    Asked(temperature=0.0, repetition=1.5),
+    Asked(temperature=0.9, top_p=0.5, min_p=0.25, presence=0.5),
+)
+
+
+def sampling(drafts: tuple[int, ...] = (0, 0, 0)) -> Sampling:
+    """Return rows of three requests with two tokens of a prompt and five in all."""
+    rows = [Sampled(name, one, 2, [1, 2, 3, 4, 5]) for name, one in zip("abc", ASKED, strict=True)]
+    return Sampling(rows, list(drafts), [4 - count for count in drafts], VOCABULARY)
+
+
+def buffer(*values: float) -> torch.Tensor:
+    """Return values by row."""
+    return torch.tensor(values)
+
+
+def older() -> Part:
+    """Return an older runner with a right batch of the three requests."""
+    generator = torch.Generator()
+    generator.manual_seed(7)
+    given = Part(
+        temperature=buffer(0.5, 0.0, 0.9),
+        all_greedy=False,
+        all_random=False,
+        no_penalties=False,
+        top_k=torch.tensor([3, 8, 8]),
+        top_p=buffer(1.0, 1.0, 0.5),
+        frequency_penalties=buffer(0.25, 0.0, 0.0),
+        presence_penalties=buffer(0.0, 0.0, 0.5),
+        repetition_penalties=buffer(1.0, 1.5, 1.0),
+        generators={0: generator},
+        logitsprocs=Part(
+            argmax_invariant=[
+                Part(min_p_count=1, min_p=buffer(0.0, 0.0, 0.25)[:, None], update_state=print)
+            ]
+        ),
+    )
+    names: tuple[str, ...] = ("temperature", "top_k", "top_p")
+    names += tuple(f"{name}_penalties" for name in ("frequency", "presence", "repetition"))
+    batch = Part(
+        sampling_metadata=given,
+        num_computed_tokens_cpu_tensor=torch.tensor([4, 4, 4, 9]),
+        num_prompt_tokens_cpu_tensor=torch.tensor([2, 2, 2, 9]),
+        **{f"{name}_cpu_tensor": torch.zeros(4) for name in names},
+    )
+    return Part(input_batch=batch)
+
+
+def wrong(values: list[RowValues]) -> dict[str, str]:
+    """Return the request of each wrong value, by name."""
+    found = wrong_row.judge(RowsGiven(1, "decode", "sampler", values))
+    return {
+        str(one.cause and one.cause["what"]): str((one.reader or {})["request"]) for one in found
+    }
+
+
+Break = Callable[[Any], object]
+
+
+@pytest.mark.parametrize(
+    ("broken", "name", "request_"),
+    [
+        (lambda given: given.temperature[2].fill_(0.5), "temperature", "c"),
+        (lambda given: setattr(given, "all_greedy", True), "temperature", "a"),
+        (lambda given: setattr(given, "all_random", True), "temperature", "b"),
+        (lambda given: given.top_k[0].fill_(8), "top_k", "a"),
+        (lambda given: setattr(given, "top_k", None), "top_k", "a"),
+        (lambda given: given.top_p[1].fill_(0.5), "top_p", "b"),
+        (lambda given: given.repetition_penalties[0].fill_(1.5), "repetition_penalties", "a"),
+        (lambda given: given.presence_penalties[2].fill_(0.0), "presence_penalties", "c"),
+        (lambda given: given.generators.clear(), "seed of the generator", "a"),
+        (lambda given: given.generators.update({1: given.generators.pop(0)}),
+         "seed of the generator", "a"),
+        (lambda given: given.logitsprocs.argmax_invariant[0].min_p[1].fill_(0.25), "min_p", "b"),
+    ],
+)  # fmt: skip
+def test_a_row_of_the_older_runner_with_another_value_is_found(
+    broken: Break, name: str, request_: str
+) -> None:
+    runner = older()
+    assert wrong(list(sampling().older(runner, None))) == {}
+    broken(runner.input_batch.sampling_metadata)
+    assert wrong(list(sampling().older(runner, None))) == {name: request_}
+
+
+def test_counts_of_the_older_runner_are_those_of_the_row_s_request() -> None:
+    runner = older()
+    runner.input_batch.num_computed_tokens_cpu_tensor[1] = 6
+    runner.input_batch.num_prompt_tokens_cpu_tensor[0] = 3
+    found = wrong(list(sampling().older(runner, None)))
+    assert found == {"num_computed_tokens": "b", "num_prompt_tokens": "a"}
+
+
+def test_drafts_of_the_older_runner_are_found_where_they_are() -> None:
+    mine = sampling((1, 0, 2))
+    right = {
+        "num_draft_tokens": [1, 0, 2],
+        "cu_num_draft_tokens": torch.tensor([1, 1, 3]),
+        "bonus_logits_indices": torch.tensor([1, 2, 5]),
+        "target_logits_indices": torch.tensor([0, 3, 4]),
+    }
+    assert wrong(list(mine.drafts_of(Part(**right)))) == {}
+    shifted = {**right, "target_logits_indices": torch.tensor([0, 2, 3])}
+    assert wrong(list(mine.drafts_of(Part(**shifted)))) == {"target_logits_indices": "c"}
+    # Three requests compute 2, 1 and 3 tokens.
+    assert wrong([mine.logits_indices(torch.tensor([0, 1, 2, 3, 4, 5]))]) == {}
+    assert wrong([mine.logits_indices(torch.tensor([0, 1, 1, 3, 4, 5]))]) == {"logits_indices": "b"}
+    tokens = [row.tokens for row in mine.every()]
+    assert [len(one) for one in tokens] == [4, 5, 5, 3, 4, 5]
+
+
+def newer(slots: list[int]) -> tuple[Part, Part]:
+    """Return a newer runner, and a batch whose requests have these slots; b has slot 3."""
+
+    def by_slot(a: float, b: float, c: float, otherwise: float) -> Part:
+        held = buffer(otherwise, a, c, b)
+        return Part(gpu=held, cpu=held)
+
+    states = Part(
+        temperature=by_slot(0.5, 0.0, 0.9, 1.0),
+        top_k=by_slot(3, 8, 8, 8),
+        top_p=by_slot(1.0, 1.0, 0.5, 1.0),
+        min_p=by_slot(0.0, 0.0, 0.25, 0.0),
+        seeds=by_slot(7, 1, 2, 0),
+        add_request=print,
+    )
+    penalties = Part(
+        repetition_penalty=by_slot(1.0, 1.5, 1.0, 1.0),
+        frequency_penalty=by_slot(0.25, 0.0, 0.0, 0.0),
+        presence_penalty=by_slot(0.0, 0.0, 0.5, 0.0),
+        add_request=print,
+    )
+    runner = Part(
+        sampler=Part(sampling_states=states, penalties_state=penalties),
+        req_states=Part(prompt_len=Part(gpu=torch.tensor([9, 2, 2, 2])), add_request=print),
+    )
+    mapping = torch.tensor(slots)
+    indices = torch.tensor([0, 1, 2])
+    return runner, Part(expanded_idx_mapping=mapping, idx_mapping=mapping, logits_indices=indices)
+
+
+def test_a_row_of_the_newer_runner_with_another_slot_is_found() -> None:
+    assert wrong(list(sampling().newer(*newer([1, 3, 2])))) == {}
+    found = wrong(list(sampling().newer(*newer([1, 2, 2]))))
+    assert set(found) == {
+        "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"
+    }  # fmt: skip
+    assert set(found.values()) == {"b"}
+    runner, batch = newer([1, 3, 2])
+    runner.sampler.sampling_states.seeds.gpu[1] = 8
+    runner.req_states.prompt_len.gpu[2] = 5
+    assert wrong(list(sampling().newer(runner, batch))) == {"seeds": "a", "prompt_len": "c"}
+
+
+def test_the_adapter_of_each_token_is_that_of_its_request() -> None:
+    of = {
+        "a": Part(lora_request=Part(lora_int_id=4)),
+        "b": Part(lora_request=None),
+        "c": Part(lora_request=Part(lora_int_id=2)),
+    }
+    wrapper = Part(token_lora_indices=torch.tensor([1, 1, -1, 0, 0, 0]))
+    manager = Part(lora_index_to_id=[2, 4, None], punica_wrapper_mapping={"model": wrapper})
+    runner = Part(lora_manager=Part(_adapter_manager=manager), _set_active_loras=print)
+    counts = {"a": 2, "b": 1, "c": 2}
+    assert wrong(list(adapters(runner, ["a", "b", "c"], of, counts))) == {}
+    wrapper.token_lora_indices[2] = 1  # As a row that was moved without its adapter.
+    assert wrong(list(adapters(runner, ["a", "b", "c"], of, counts))) == {"adapter": "b"}
+    assert list(adapters(Part(), ["a"], of, counts)) == []
+
+
+def test_padding_of_lengths_and_of_starts_of_queries_is_judged(tmp_path: Path) -> None:
+    def checked(starts: list[int], lengths: list[int]) -> Mapping[str, bool]:
+        one = Part(query_start_loc=torch.tensor(starts), seq_lens=torch.tensor(lengths))
+        batch = Batch(torch.zeros(3), torch.zeros(3), (one,), (2, 3), (len(lengths), 3))
+        return {
+            tail.name: torch.equal(tail.tensor, tail.expected.to(tail.tensor.dtype))
+            for tail in batch.tails()
+            if tail.expected is not None
+        }
+
+    first, second = "query_start_loc 0 (padding)", "seq_lens 0 (padding)"
+    assert checked([0, 2, 3, 3, 3], [5, 6, 0, 0]) == {first: True, second: True}
+    assert checked([0, 2, 3, 9, 3], [5, 6, 0, 4]) == {first: False, second: False}
+    assert checked([0, 2, 3], [5, 6]) == {}
+
+
+def test_a_wrong_row_is_reported_with_how_its_request_came_there(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    params = Part(
+        temperature=0.5, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0,
+        frequency_penalty=0.0, presence_penalty=0.0, logit_bias=None, allowed_token_ids=None,
+        bad_words_token_ids=None, min_tokens=0, all_stop_token_ids=set(), seed=None,
+    )  # fmt: skip
+    served.scheduler.requests["a"] = Part(
+        **vars(a_request(*PROMPT)), sampling_params=params, num_prompt_tokens=6
+    )
+    given = older().input_batch.sampling_metadata
+    given.no_penalties = True
+    given.logitsprocs.argmax_invariant = []
+    given.generators, given.top_k, given.top_p = {}, None, None
+    batch = served.runner.input_batch
+    vars(batch).update(vars(older().input_batch), sampling_metadata=given, _req_ids=[])
+    batch.num_prompt_tokens_cpu_tensor[0] = 6
+    batch.num_computed_tokens_cpu_tensor[0] = 0
+
+    def condense(batch: Any) -> None:
+        batch._req_ids = ["a"]
+
+    served.engine.moved(condense, batch)
+    given.temperature[0] = 0.9
+    served.run(FIRST, TABLE, 0, PROMPT)
+    served.sample(7)
+    assert served.found() == {"wrong row"}
+    (finding,) = (line for line in read(served.journal.path) if line["kind"] == "finding")
+    assert "it was added to row 0 in this step" in finding["text"]
+    served.journal.end()
+
+
+def test_the_first_error_is_judged_and_not_what_follows_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, judged = Served(tmp_path).engine, list[str]()
+    monkeypatch.setattr(
+        "paritybit.connectors.vllm.engine.judge", lambda error, *_: judged.append(str(error))
+    )
+
+    def fails(_: Any) -> None:
+        raise ValueError("the sampler")
+
+    def loop(_: Any) -> None:
+        with contextlib.suppress(ValueError):  # A future keeps it, and the next step begins.
+            guarded(engine.raised)(fails, None)
+        raise IndexError("a token that was never sampled")
+
+    with pytest.raises(IndexError):
+        guarded(engine.loop)(loop, None)
+    assert judged == ["the sampler"]
