@@ -120,6 +120,13 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     return hook
 
 
+def place_of(function: Any, package: str) -> str | None:
+    """Return the line where a function of an engine begins. None for a function of others."""
+    code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
+    _, engine, file = ("" if code is None else code.co_filename).rpartition(f"/{package}/")
+    return f"{package}/{file}:{code.co_firstlineno}" if engine and code is not None else None
+
+
 Call = functools.partial[Any]
 """A call of a function of the engine, with its arguments."""
 

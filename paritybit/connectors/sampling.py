@@ -116,6 +116,23 @@ class Sampled:
             found[found < found.max() + torch.tensor(asked.min_p).log()] = -torch.inf
         return found
 
+    def likely(self, logits: Tensor, held: Tensor) -> Tensor:
+        """Return logits without unlikely tokens.
+
+        The tokens that `top_p` drops are those that an engine has dropped from `held`, but for the
+        likeliest one. Tokens at the limit of `top_k` are those of `held`, too.
+        """
+        asked, found, dropped = self.asked, logits.clone(), held == -torch.inf
+        if 0 < asked.top_k < len(found):
+            limit = found.topk(asked.top_k).values[-1]
+            near = ROUNDING * max(1.0, abs(float(limit)))
+            enough = int((~dropped).sum()) >= asked.top_k
+            tied = (found <= limit + near) & dropped & enough
+            found[(found < limit - near) | tied] = -torch.inf
+        if asked.top_p < 1:
+            found[dropped & (found < found.max())] = -torch.inf
+        return found
+
     def _penalised(self, logits: Tensor, output: list[int]) -> Tensor:
         """Return logits with the penalties for the tokens of the request."""
         asked, counts = self.asked, Counter(output)
@@ -151,8 +168,8 @@ def logits_of(
     given = held[places].float()
     for at, row in enumerate(mine):
         likely = row.asked.min_p if heated else 0.0
-        if cut and (row.asked.top_k or row.asked.top_p < 1) and bool(given[at].isfinite().any()):
-            right[at][given[at] == -torch.inf] = -torch.inf
+        if cut:
+            right[at] = row.likely(right[at], given[at])
         if likely:  # Rounding decides about a token at the very limit.
             limit = right[at].max() + torch.tensor(likely).log()
             full = row.without(["min_p"]).logits(raw[places[at]], heated)

@@ -90,7 +90,9 @@ def test_what_is_unlikely_may_be_dropped_and_rounding_is_no_fault() -> None:
     rows = [row(Asked(top_k=2))]
     held = torch.tensor([[2.0, -INF, -INF, -INF, -INF, 3.00001]])
     assert told(*logits_of(rows, RAW[None], held, cut=True)) == []
-    assert len(told(*logits_of([row(Asked())], RAW[None], held, cut=True))) == 1
+    assert told(*logits_of([row(Asked(top_p=0.5))], RAW[None], held, cut=True)) == []
+    for other in (Asked(), Asked(top_k=1), Asked(top_k=3)):
+        assert len(told(*logits_of([row(other)], RAW[None], held, cut=True))) == 1
     limit = row(Asked(min_p=float(torch.exp(torch.tensor(-1.0)))))  # At the very limit: 2.
     for kept in (2.0, -INF):
         held = torch.tensor([[kept, -INF, -INF, -INF, -INF, 3.0]])

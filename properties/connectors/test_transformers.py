@@ -15,12 +15,14 @@ from paritybit.connectors.transformers.batch import Batch, Planned
 from paritybit.connectors.transformers.cache import free_and_cached, groups_of, owned, parts_of
 from paritybit.connectors.transformers.engine import Engine
 from paritybit.connectors.transformers.inputs import laws_of, lists_of
+from paritybit.connectors.transformers.sampling import rows
 from paritybit.connectors.transformers.sources import called_at, meaning
 from paritybit.testing.replays import InMemory
+from paritybit.watch.checks import wrong_row
 from paritybit.watch.checks.stale_input import judge as stale
 from paritybit.watch.facts import Forward, StaticInput
 from paritybit.watch.journal import Finding, Journal
-from paritybit.watch.observations import Inputs
+from paritybit.watch.observations import Inputs, RowsGiven
 from paritybit.watch.settings import Settings
 from properties.connectors import parts
 
@@ -114,6 +116,7 @@ def a_batch(**changes: Any) -> Batch:
     masks = torch.where(allowed, 0.0, torch.finfo(torch.float32).min)[:, None, None]
     given = {
         "input_ids": torch.zeros(1, 8, dtype=torch.int32),
+        "position_ids": torch.zeros(1, 8, dtype=torch.int32),
         "cu_seq_lens_q": torch.tensor([0, 1, 3, 3]),
         "cu_seq_lens_k": {FULL: torch.tensor([0, 6, 8]), SLIDING: torch.tensor([0, 4, 6])},
         "logits_indices": torch.tensor([0, 0]),
@@ -188,6 +191,76 @@ def test_arguments_of_the_model_follow_from_the_batch() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "stale"),
+    [
+        ("input_ids", lambda given: given["input_ids"][0, 7:]),
+        ("position_ids", lambda given: given["position_ids"][0, 3:4]),
+        ("cu_seq_lens_q", lambda given: given["cu_seq_lens_q"][3:]),
+        ("logits_indices", lambda given: given["logits_indices"][1:]),
+        (f"cu_seq_lens_k[{FULL}]", lambda given: given["cu_seq_lens_k"][FULL][3:]),
+        (f"write_index[{SLIDING}]", lambda given: given["write_index"][1][5:6]),
+        (f"attention_mask[{FULL}]", lambda given: given["attention_mask"][FULL][0, 0, 3:4, 2:3]),
+    ],
+)
+def test_what_an_earlier_batch_left_in_padding_is_found(
+    name: str, stale: Callable[[Any], Tensor]
+) -> None:
+    batch = a_batch()
+    ends = {kind: torch.cat((one, one[-1:])) for kind, one in batch.given["cu_seq_lens_k"].items()}
+    batch = a_batch(cu_seq_lens_k=ends)
+    assert wrong(batch) == set()
+    left = stale(batch.given)
+    left.copy_(torch.zeros_like(left) if "mask" in name else left + 1)
+    assert wrong(batch) == {f"padding of {name}"}
+
+
+def test_a_padded_row_of_a_table_of_pages_names_no_page() -> None:
+    table = torch.tensor([[[12, 14], [16, -1], [-1, -1]]] * 2)
+    assert wrong(a_batch(block_table=table, attention_mask=None)) == set()
+    table[1, 2, 0] = 3
+    found = wrong(a_batch(block_table=table, attention_mask=None))
+    assert found == {f"padding of block_table[{SLIDING}]"}
+
+
+class Processor(SimpleNamespace):
+    """A logits processor with an argument per request."""
+
+    min_tokens_to_keep = 2
+
+    def prepare_tensor_args(self, requests: Any) -> Tensor:
+        """Return the argument."""
+        raise NotImplementedError
+
+
+def test_the_arguments_of_logits_processors_are_those_of_the_rows_that_are_sampled() -> None:
+    heat = Processor(temperature=1.0, supported_kwargs={"temperature": float})
+    best = Processor(top_k=5, supported_kwargs={"top_k": int})
+    processors = SimpleNamespace(
+        logits_processor=[heat, object(), best], prepare_tensor_args=heat.prepare_tensor_args
+    )
+    mine = (
+        ("a", {"temperature": 0.5, "top_k": 1}, True),
+        ("b", {"temperature": 0.9}, False),  # A chunk of its prompt: it samples nothing.
+        ("c", {"top_k": 7}, True),
+    )
+    planned = [
+        Planned(SimpleNamespace(request_id=name, logit_processor_kwargs=asked), 1, 1, predicted)
+        for name, asked, predicted in mine
+    ]
+
+    def found(*heats: float) -> set[str]:
+        bits = torch.tensor([*heats, 9.0]).view(torch.int32)
+        given = {"logits_processor_args": torch.stack((bits, torch.tensor([2, 7, 9]).int()))}
+        batch: Any = SimpleNamespace(requests=planned, given=given)
+        values = RowsGiven(1, "decode", "logits processors", list(rows(batch, processors)))
+        return {one.text for one in wrong_row.judge(values)}
+
+    assert found(0.5, 1.0) == set()
+    (text,) = found(0.5, 0.9)
+    assert "temperature of request c (row 1) is 0.9, not 1" in text
+
+
+@pytest.mark.parametrize(
     ("cut", "what"),
     [
         (lambda mask: mask[..., :7], "[3, 7] live, not [3, 8]"),
@@ -211,7 +284,7 @@ def test_an_argument_that_is_too_short_is_found() -> None:
 
 def test_what_is_read_before_it_is_written_is_stale() -> None:
     batch = a_batch()
-    given = {**batch.given, "position_ids": torch.zeros(1, 8)}
+    given = batch.given
     inputs = streams.inputs_of(given, dict(enumerate(batch.parts)))
     early = streams.copied(inputs)
     assert not list(judged(streams.unordered(early, inputs)))
@@ -286,7 +359,7 @@ def replayed(
 
     Returns the texts of findings about moved addresses, and how often the graph ran.
     """
-    batch = a_batch(position_ids=torch.zeros(1, 8, dtype=torch.int32))
+    batch = a_batch()
     io, journal, graph = an_io(batch), InMemory(Path()), Counting()
     runner = SimpleNamespace(
         inputs_and_outputs=SimpleNamespace(get_cb_kwargs=tuple),

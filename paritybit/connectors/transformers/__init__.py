@@ -9,6 +9,7 @@
 | streams | inputs that are read before another stream has written them |
 | batch | the live rows of a batch |
 | inputs | the lists, masks and static inputs of a batch |
+| sampling | the arguments of logits processors by row |
 | sources | lines of the engine's source, and the meaning of its errors |
 
 sglang and vLLM also import transformers. Methods are therefore wrapped only when the module of

@@ -24,6 +24,7 @@ from paritybit.connectors.transformers.inputs import (
     masks_of,
     statics_of,
 )
+from paritybit.connectors.transformers.sampling import rows
 from paritybit.connectors.transformers.sources import called_at
 from paritybit.watch.checks.moved_address import fault
 from paritybit.watch.facts import Forward, Replay
@@ -131,6 +132,8 @@ class Engine:
             self.note_lines(inputs)
             watcher.lists(list(lists_of(batch)))
             watcher.inputs("batch", [*laws_of(batch), *streams.unordered(early, inputs)])
+            if hasattr(runner.logit_processor, "prepare_tensor_args"):
+                watcher.rows("logits processors", list(rows(batch, runner.logit_processor)))
             if any(mask.numel() > LARGEST_MASK for mask in masks_of(batch).values()):
                 watcher.scope(masks_not_watched=f"those of more than {LARGEST_MASK} entries")
         self.now = runner, model, batch

@@ -43,17 +43,45 @@ def laws_of(batch: Batch) -> Iterator[StaticInput]:
     yield known("cu_seq_lens_q", batch.given["cu_seq_lens_q"], [0, *ends])
     last = [end - 1 for end, one in zip(ends, batch.requests, strict=True) if one.predicted]
     yield known("logits_indices", batch.given["logits_indices"], last)
+    yield from padding_of(batch)
     for name, lists in batch.lists.items():
         part = batch.parts[name]
-        if batch.given.get("block_table") is None:
-            index = batch.given["write_index"][part.allocator.index]
-            padding = index[batch.size :]
-            yield known(f"padding of write_index[{name}]", padding, [part.trash[2]] * len(padding))
         if part.window is not None and lists.read.numel():
             yield from new_tokens(batch, part, lists)
         mask = masks_of(batch).get(name)
         if mask is not None and mask.numel() <= LARGEST_MASK:
             yield mask_of(batch, part, mask[0, 0])
+
+
+def padding_of(batch: Batch) -> Iterator[StaticInput]:
+    """Yield what follows the live part of each argument, with the value that padding must have.
+
+    The engine resets its static tensors for each batch, also where an earlier batch was larger.
+    """
+    given, rows = batch.given, len(batch.requests)
+    predicted = sum(one.predicted for one in batch.requests)
+    tails: list[tuple[str, Tensor, int]] = [
+        ("input_ids", given["input_ids"][0, batch.size :], 0),
+        ("position_ids", given["position_ids"][0, batch.size :], 0),
+        ("cu_seq_lens_q", given["cu_seq_lens_q"][rows + 1 :], batch.size),
+        ("logits_indices", given["logits_indices"][predicted:], 0),
+    ]
+    for name, ends in given["cu_seq_lens_k"].items():
+        tails.append((f"cu_seq_lens_k[{name}]", ends[rows + 1 :], int(ends[rows])))
+    table = given.get("block_table")
+    for name, part in batch.parts.items():
+        if table is not None:
+            tails.append((f"block_table[{name}]", table[part.allocator.index, rows:].flatten(), -1))
+            continue
+        index = given["write_index"][part.allocator.index]
+        tails.append((f"write_index[{name}]", index[batch.size :], part.trash[2]))
+    for name, mask in masks_of(batch).items():
+        if mask.numel() <= LARGEST_MASK:
+            unused = mask[0, 0, batch.size :] == 0  # Whether a padded query attends to a key.
+            tails.append((f"attention_mask[{name}]", unused.flatten(), 0))
+    for name, tail, right in tails:
+        if len(tail):
+            yield known(f"padding of {name}", tail, [right] * len(tail))
 
 
 def masks_of(batch: Batch) -> dict[str, Tensor]:

@@ -9,6 +9,8 @@
 | drafting | the drafts that are proposed, and those that are accepted |
 | drafts | the forwards of a draft model |
 | speculation | the progress of each request, from the output of the sampler |
+| rows | what the sampler and the adapters use for each row |
+| sampling | what requests ask of both runners' samplers |
 | pools | the KV tensors of the pool of blocks, by slot |
 | batch | the inputs of the model and of its attention kernels |
 

@@ -96,7 +96,8 @@ class Rows(Drafting):
         raw = logits if metadata is None else logits.clone()
         result = original(owner, *args, **kwargs)
         try:
-            values = list(sampling.logits(owner, raw, result, metadata))
+            cut = not kwargs.get("skip_top_k_top_p", False)
+            values = list(sampling.logits(owner, raw, result, metadata, cut))
         except UNKNOWN as error:
             self.unknown(error)
         else:

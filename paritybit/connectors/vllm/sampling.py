@@ -4,7 +4,6 @@ The older runner keeps arrays by row of the batch, and moves requests between ro
 keeps them by a slot that a request has until it ends.
 """
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors import hooking
 from paritybit.connectors.sampling import Asked, Sampled, logits_of, rows_of
 from paritybit.watch.facts import Forward, RowValues
 
@@ -232,16 +232,19 @@ class Sampling:
 
     # Logits.
 
-    def logits(self, owner: Any, raw: Tensor, result: Tensor, given: Any) -> Iterator[RowValues]:
+    def logits(
+        self, owner: Any, raw: Tensor, result: Tensor, given: Any, cut: bool
+    ) -> Iterator[RowValues]:
         """Yield logits before and after the sampling parameters.
 
         `owner` is the sampler that changed them. `given` is the older runner's metadata, or None.
+        `cut` says whether the newer runner also drops unlikely tokens.
         """
         if given is None:
             rows = self.every()[self.taken : self.taken + len(raw)]
             self.taken += len(raw)
             sources = of_newer(owner)
-            yield from logits_of(rows, raw, result, heated=True, cut=True, sources=sources)
+            yield from logits_of(rows, raw, result, heated=True, cut=cut, sources=sources)
             return
         known = {type(one).__name__ for one in given.logitsprocs.all} <= BUILT_IN
         if not known:
@@ -295,6 +298,4 @@ def adapters(
 
 def place_of(function: Any) -> str | None:
     """Return the line where a function of the engine begins, or None for another function."""
-    code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
-    _, engine, file = ("" if code is None else code.co_filename).rpartition("/vllm/")
-    return f"vllm/{file}:{code.co_firstlineno}" if engine and code is not None else None
+    return hooking.place_of(function, "vllm")
