@@ -1,4 +1,4 @@
-"""The README and the pages of `docs/`: what in them is made by a command, and what they name.
+"""Generates parts of the README and of `docs/`, and tests their commands, links and examples.
 
 `python -m properties.documents` makes the picture and the blocks again.
 """

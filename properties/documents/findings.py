@@ -1,6 +1,5 @@
-"""What `docs/findings.md` shows: findings in releases, and a scoreboard of public threads."""
+"""The tables of `docs/findings.md`: findings in releases, and results for public threads."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,58 +26,61 @@ FOUND, MISSED, INEXPRESSIBLE, UNTRIED = "found", "missed", "not expressible", "n
 
 @dataclass(frozen=True)
 class Score:
-    """What is known of a public thread: its class, what came of it, and how that is known."""
+    """The result for a public thread, and its reason."""
 
     thread: str
-    family: str
     result: str
     why: str
 
 
 def found() -> str:
-    """Return the findings in unmodified releases."""
-    entries = tomllib.loads(FOUND_IN.read_text(encoding="utf-8"))["found"]
-    lines = [
-        "| engine | releases | finding | cause | public thread | watched again by |",
-        "|---|---|---|---|---|---|",
-    ]
-    for entry in entries:
-        link = entry.get("thread")
-        thread = f"[#{link.rpartition('/')[2]}]({link})" if link else "none known"
-        note = f", {entry['note']}" if link and "note" in entry else ""
-        record = entry.get("evidence")
-        measured = f" ([record](../reports/evidence/{record}))" if record else ""
+    """Return the table of findings in unmodified releases."""
+    lines = ["| engine | releases | finding | cause | thread |", "|---|---|---|---|---|"]
+    for entry in tomllib.loads(FOUND_IN.read_text(encoding="utf-8"))["found"]:
+        address = entry.get("thread")
+        thread = f"[#{address.rpartition('/')[2]}]({address})" if address else "none known"
+        thread += f", {entry['note']}" if address and "note" in entry else ""
         lines.append(
-            f"| {entry['engine']} | {entry['releases']} | {entry['finding']} | {entry['cause']}"
-            f"{measured} | {thread}{note} | `{entry['again']}` |"
+            f"| {entry['engine']} | {entry['releases']} | {entry['finding']} | {entry['cause']} "
+            f"| {thread} |"
         )
     return "\n".join(lines) + "\n"
 
 
+def planted() -> str:
+    """Return how many faults of each table are found."""
+    lines = ["| table | faults | found | missed |", "|---|---|---|---|"]
+    for table in TABLES:
+        faults = read(table)
+        hits = sum(fault.found is not None for fault in faults)
+        missed = sum(fault.missed is not None for fault in faults)
+        if hits:
+            name = f"[{table.name}](../properties/planting/{table.name})"
+            lines.append(f"| {name} | {len(faults)} | {hits} | {missed} |")
+    return "\n".join(lines) + "\n"
+
+
 def scoreboard() -> str:
-    """Return what came of each public thread of the field, and how many there are of each kind."""
+    """Return how many threads have each result, and those that were tried."""
     scored = list(scores())
     count = Counter(score.result for score in scored)
     kinds = ", ".join(f"{count[kind]} {kind}" for kind in (FOUND, MISSED, INEXPRESSIBLE, UNTRIED))
-    lines = [f"{len(scored)} threads: {kinds}.", ""]
-    lines += ["| thread | class | result | how this is known |", "|---|---|---|---|"]
-    lines += [
-        f"| {link(score.thread)} | {score.family} | {score.result} | {score.why} |"
-        for score in scored
-    ]
+    tried_ones = [score for score in scored if score.result in {FOUND, MISSED}]
+    lines = [f"{len(scored)} threads: {kinds}.", "", "| thread | result | fault |", "|---|---|---|"]
+    lines += [f"| {link(one.thread)} | {one.result} | {one.why} |" for one in tried_ones]
     return "\n".join(lines) + "\n"
 
 
 def scores() -> Iterator[Score]:
-    """Yield the threads of the field, class by class."""
+    """Yield the results for the threads, class by class."""
     for entry in tomllib.loads(FIELD.read_text(encoding="utf-8"))["class"]:
         for thread in entry["threads"]:
             result, why = tried(entry, thread) or untried(entry, thread)
-            yield Score(thread, entry["name"], result, why)
+            yield Score(thread, result, why)
 
 
 def untried(entry: Mapping[str, Any], thread: str) -> tuple[str, str]:
-    """Return the result of a thread of which nothing was tried."""
+    """Return the result for a thread for which nothing was tried."""
     lack = entry.get("lacks", {}).get(thread, entry.get("without"))
     if lack is not None:
         return INEXPRESSIBLE, f"no setting has {lack}"
@@ -86,43 +88,28 @@ def untried(entry: Mapping[str, Any], thread: str) -> tuple[str, str]:
 
 
 def tried(entry: Mapping[str, Any], thread: str) -> tuple[str, str] | None:
-    """Return what came of a thread's fix undone, or else of the fault that resembles it."""
+    """Return the result for a thread's fix undone, or else for the fault that resembles it."""
     if thread in undone():
-        name, status, reason = undone()[thread]
-        why = f"its fix undone in a release: {name}"
-        return status, why if status == FOUND else f"{why}. {reason}"
+        name, status = undone()[thread]
+        return status, f"its fix undone: `{name}`"
     like = entry.get("resembles", {}).get(thread)
     if like is None:
         return None
-    return planted()[like["fault"]], f"{like['fault']}, planted, resembles it: {like['how']}"
+    return results()[like["fault"]], f"resembled by `{like['fault']}`: {like['how']}"
 
 
 @cache
-def undone() -> dict[str, tuple[str, str, str]]:
-    """Return, by thread, the fault that undoes its fix, its result, and why it is missed."""
-    return {
-        str(fault.thread): (
-            fault.name,
-            MISSED if fault.found is None else FOUND,
-            first_sentence(fault.missed or ""),
-        )
-        for fault in read(FOLDER / "public.toml")
-    }
-
-
-def first_sentence(text: str) -> str:
-    """Return the first sentence of a text on one line."""
-    return re.split(r"(?<=\.)\s", " ".join(text.split()))[0]
+def undone() -> dict[str, tuple[str, str]]:
+    """Return, by thread, the fault that undoes its fix, and its result."""
+    faults = read(FOLDER / "public.toml")
+    return {str(fault.thread): (fault.name, results()[fault.name]) for fault in faults}
 
 
 @cache
-def planted() -> dict[str, str]:
+def results() -> dict[str, str]:
     """Return, by the name of each planted fault, whether it is found."""
-    return {
-        fault.name: MISSED if fault.found is None else FOUND
-        for table in TABLES
-        for fault in read(table)
-    }
+    faults = (fault for table in TABLES for fault in read(table))
+    return {fault.name: MISSED if fault.found is None else FOUND for fault in faults}
 
 
 def link(thread: str) -> str:
@@ -131,14 +118,5 @@ def link(thread: str) -> str:
     return f"[{thread}](https://github.com/{REPOSITORIES[project.lower()]}/issues/{number})"
 
 
-def undone_fixes() -> str:
-    """Return how many public fixes of sglang were undone, and how many of those are found."""
-    results = Counter(status for _, status, _ in undone().values())
-    return (
-        f"{results.total()} public fixes of sglang were undone, one at a time, in a release that "
-        f"has them: {results[FOUND]} are found at a seed at least, and {results[MISSED]} missed.\n"
-    )
-
-
-BLOCKS = {"found": found, "scoreboard": scoreboard, "undone-fixes": undone_fixes}
-"""What can be made, by the name that a document gives it."""
+BLOCKS = {"found": found, "planted": planted, "scoreboard": scoreboard}
+"""The blocks by name."""

@@ -1,228 +1,188 @@
-"""The README and `docs/`: what they show was made; commands, names and links are right."""
+"""The README, `docs/` and CONTRIBUTING: generated blocks, commands, links, examples and length."""
 
+import ast
+import contextlib
+import io
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
+from pathlib import Path
 
 import pytest
-from paritybit.harness.cli import exit_codes
-from paritybit.harness.errors import MalformedError, known
 from paritybit.subjects.bugs.catalogue import BUGS
-from paritybit.subjects.runners import RUNNERS, engine_runners
 
-from properties.documents import made
-from properties.support.harness.command_line import parsed
+from paritybit.__main__ import main
+from properties.documents import findings, made
+from properties.support.examples import TESTING, examples
 from properties.support.places import ROOT
 
-DOCUMENTS = {str(path.relative_to(ROOT)): path for path in made.documents()}
-CHECKED = {**DOCUMENTS, "CONTRIBUTING.md": ROOT / "CONTRIBUTING.md"}
+OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
+PAGES = {str(path.relative_to(ROOT)): path for path in [*made.documents(), *OTHERS]}
 
-PLACEHOLDER = re.compile(r"[A-Z…][A-Z…./]*|[.]")
-"""A word that stands for what a reader puts there: CASE, BUGS, …, or the folder a reader is in."""
+MOST_WORDS = 16_000
+"""Of all pages but the one for authors of a connector."""
 
 
 @cache
 def text_of(name: str) -> str:
-    """Return a document."""
-    return CHECKED[name].read_text(encoding="utf-8")
-
-
-def fences(text: str) -> Iterator[str]:
-    """Yield the blocks of a document that are shown as they stand."""
-    yield from re.findall(r"^ *```[a-z]*\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+    """Return the text of a page."""
+    return PAGES[name].read_text(encoding="utf-8")
 
 
 def prose(text: str) -> str:
-    """Return a document without these blocks."""
+    """Return a text without its blocks of code."""
     return re.sub(r"^ *```.*?^ *```$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
-def commands(text: str) -> Iterator[str]:
-    """Yield every command line of make and paritybit in a document, in blocks and between words."""
-    lines = [line for block in fences(text) for line in block.replace("\\\n", " ").splitlines()]
-    lines += re.findall(r"`([^`\n]+)`", prose(text))
-    for line in lines:
-        plain = line.partition("  #")[0].partition(" >> ")[0].partition(" <<")[0]
-        for part in plain.split(" && "):
-            found = re.search(r"(?:^|[\s/])((?:paritybit|make|python -m harness)(?:\s.*)?)$", part)
-            if found and not re.match(r" *(from|import) ", part) and "…" not in found[1]:
-                yield found[1].strip()
-
-
-def check(command: str) -> None:
-    """Raise AssertionError or MalformedError for a command line that would be refused."""
-    if command.startswith("make"):
-        check_make(command)
-        return
-    words = shlex.split(
-        command.replace("python -m paritybit", "paritybit", 1).replace('"$PWD"', ".")
-    )[1:]
-    if len(words) > 1 and words[0] != "COMMAND":
-        options = parsed(*words)
-        for kind, names in (("bug", BUGS), ("runner", RUNNERS)):
-            for name in options.get(kind, ()):
-                if not PLACEHOLDER.fullmatch(name):
-                    known(kind, name.partition("@")[0], names)
-    elif words and words[0] != "COMMAND":
-        parsed(*words, "--help")
-
-
-def check_make(command: str) -> None:
-    """Fail for a target or a setting that the Makefile has not, or a name that no build has."""
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    words = shlex.split(command)[1:]
-    lists = dict(re.findall(r"^READ_BY_(\S+) := (.*)$", makefile, re.MULTILINE))
-    read = {"ARGS", *(name for word in words for name in lists.get(word, "").split())}
-    for word in words:
-        name, setting, value = word.partition("=")
-        if setting:
-            assert name in {"PYTHON", *read}, command
-            names = [part for part in value.split(",") if not PLACEHOLDER.fullmatch(part)]
-            known = {"BUG": BUGS, "BUGS": BUGS, "RUNNER": RUNNERS}.get(name)
-            bugs = {part.partition("@")[0] for part in names}
-            assert known is None or bugs <= set(known), command
-            assert name != "CASE" or not names or (ROOT / value).exists(), command
-        elif not word.startswith(("-C", "/")):
-            assert re.search(rf"^{re.escape(word)}:", makefile, re.MULTILINE), command
-
-
-@pytest.mark.parametrize("name", CHECKED)
-def test_every_command_in_a_document_would_be_taken(name: str) -> None:
-    for command in commands(text_of(name)):
-        check(command)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "```\nparitybit replay --nothing\n```",
-        "see `paritybit nothing`",
-        "`make nothing`",
-        "`make regress NOTHING=1`",
-        "```\nmake regress BUG=swa_pat\n```",
-        "`paritybit regress --bug swa_pat@decode`",
-        "`paritybit regress --runner decoder`",
-        "  ```yaml\n  - run: cd x && /tmp/paritybit regress --out\n  ```",
-    ],
-)
-def test_a_command_that_would_be_refused_is_found(line: str) -> None:
-    (command,) = commands(line)
-    with pytest.raises((MalformedError, AssertionError)):
-        check(command)
-
-
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_what_a_document_shows_of_runs_is_what_the_command_makes(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", PAGES)
+def test_the_generated_blocks_are_up_to_date(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else: `make documents`."""
     monkeypatch.chdir(ROOT)
     assert made.remade(text_of(name)) == text_of(name)
 
 
-def test_the_picture_is_what_the_command_makes() -> None:
+def test_the_picture_is_up_to_date() -> None:
     """Else: `make documents`."""
     assert made.PICTURE.read_text(encoding="utf-8") == made.picture()
 
 
-def test_every_block_that_can_be_made_is_shown_and_a_changed_one_is_found() -> None:
-    shown = [name for document in DOCUMENTS for name in re.findall(made.BLOCK, text_of(document))]
-    assert sorted(name for _, name, _ in shown) == sorted(made.BLOCKS)
-    page = text_of("docs/glossary.md")
-    assert made.remade(page.replace("**hunt**", "**chase**")) == page
+def test_the_pages_are_short() -> None:
+    words = {name: len(text_of(name).split()) for name in PAGES if name != "docs/own-engine.md"}
+    assert sum(words.values()) <= MOST_WORDS, words
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Yield the words of each command of `make` and `paritybit` in a text."""
+    blocks = re.findall(r"^ *```[a-z]*\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.splitlines()]
+    lines += re.findall(r"`([^`\n]+)`", prose(text))
+    for line in lines:
+        found = re.search(r"(?:^[$ ]*|\s)((?:paritybit|make) [a-z][^#|>…]*)", line)
+        if found and not re.match(r" *(from|import|with|def) ", line):
+            with contextlib.suppress(ValueError):  # An apostrophe: no command.
+                yield shlex.split(found[1])
+
+
+@cache
+def help_of(*command: str) -> str:
+    """Return the help of `paritybit`, or of one of its commands."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+        main([*command, "--help"])
+    return output.getvalue()
+
+
+def unknown(words: Sequence[str]) -> list[str]:
+    """Return the names of a command that do not exist: commands, options, targets and bugs."""
+    if words[0] == "make":
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        targets = [word for word in words[1:] if re.fullmatch(r"[a-z-]+", word)]
+        return [name for name in targets if not re.search(rf"^{name}:", makefile, re.MULTILINE)]
+    command, options = words[1], words[2:]
+    if not re.search(rf"^ +{command}\b", help_of(), re.MULTILINE):
+        return [command]
+    if "--" in options:
+        options = options[: options.index("--")]
+    names = [word.partition("=")[0] for word in options if word.startswith("--")]
+    bugs = [options[at + 1] for at, word in enumerate(options[:-1]) if word == "--bug"]
+    return [
+        *(name for name in names if not re.search(rf"{name}\b", help_of(command))),
+        *(bug for bug in bugs if bug.partition("@")[0] not in {*BUGS, "NAME"}),
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name != "CHANGELOG.md"])
+def test_the_commands_exist(name: str) -> None:
+    assert {
+        " ".join(words): bad for words in commands(text_of(name)) if (bad := unknown(words))
+    } == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "```\nparitybit replay CASE --nothing\n```",
+        "see `paritybit nothing`",
+        "`make nothing`",
+        "`paritybit regress --bug swa_pat@decode`",
+    ],
+)
+def test_a_command_that_does_not_exist_is_found(line: str) -> None:
+    (words,) = commands(line)
+    assert len(unknown(words)) == 1
 
 
 def anchors(name: str) -> set[str]:
-    """Return what a link may name in a document: its headings as a reader's page has them."""
+    """Return the anchors of a page's headings."""
     heads = re.findall(r"^#+ (.*)$", prose(text_of(name)), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-def links(name: str) -> Iterator[tuple[str, str]]:
-    """Yield the links of a document to files of this repository: a path from its top, an anchor."""
-    text = re.sub(r"`[^`\n]*`\]", "]", prose(text_of(name)))
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+def links(name: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the links of a page to files of this repository: text, path and anchor."""
+    for text, target in re.findall(r"\[([^\]]*)\]\(([^)\s]+)\)", prose(text_of(name))):
         if not target.startswith(("https://", "http://")):
             path, _, anchor = target.partition("#")
-            place = (CHECKED[name].parent / path).resolve() if path else CHECKED[name]
-            yield str(place.relative_to(ROOT)), anchor
+            place = (PAGES[name].parent / path).resolve() if path else PAGES[name]
+            yield text, str(place.relative_to(ROOT)), anchor
 
 
-@pytest.mark.parametrize("name", CHECKED)
-def test_every_link_leads_somewhere(name: str) -> None:
-    for path, anchor in links(name):
+@pytest.mark.parametrize("name", PAGES)
+def test_the_links_resolve(name: str) -> None:
+    """A link to code names what the file defines."""
+    for text, path, anchor in links(name):
         assert (ROOT / path).exists(), path
-        if not path.endswith(".py"):  # A line of code is made: see `made.remade`.
-            assert not anchor or anchor in anchors(path), f"{path}#{anchor}"
+        assert not anchor or anchor in anchors(path), f"{path}#{anchor}"
+        if path.endswith(".py") and text.startswith("`"):
+            assert defines(ROOT / path, text.strip("`")), f"{path} defines no {text}"
 
 
-def test_every_page_can_be_reached_from_the_readme() -> None:
-    assert {path for path, _ in links("README.md")} >= set(DOCUMENTS) - {"README.md"}
+def defines(file: Path, name: str) -> bool:
+    """Whether a file of code defines a name, such as CLASS.METHOD."""
+    body: Sequence[ast.stmt] = ast.parse(file.read_text(encoding="utf-8")).body
+    for part in name.split("."):
+        found = next((one for one in body if part in defined_by(one)), None)
+        if found is None:
+            return False
+        body = getattr(found, "body", ())
+    return True
 
 
-@pytest.mark.parametrize("name", CHECKED)
-def test_every_file_that_is_named_exists(name: str) -> None:
-    """Of what is named with its folder; TIME and … stand for what differs."""
-    written = re.findall(r"`([\w.@+/-]+/[\w.@+/-]*)`", prose(text_of(name)))
-    ours = [path for path in written if path.split("/")[0] in TOPS and "paritybit-out" not in path]
-    assert [path for path in ours if not (ROOT / path).exists()] == []
+def defined_by(statement: ast.stmt) -> set[str]:
+    """Return the names that a statement defines."""
+    if isinstance(statement, ast.ClassDef | ast.FunctionDef):
+        return {statement.name}
+    targets = statement.targets if isinstance(statement, ast.Assign) else ()
+    return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
-TOPS = {"harness", "reference", "subjects", "properties", "reports", ".ci", "docs"}
+def test_the_readme_links_to_every_page() -> None:
+    assert {path for _, path, _ in links("README.md")} >= set(PAGES) - {"README.md"}
 
 
-def rows(name: str, head: str) -> list[list[str]]:
-    """Return the cells of a table of a document, its head's first cells given."""
-    text = text_of(name)
-    lines = text[text.index(head) :].splitlines()[2:]
-    found = []
-    for line in lines:
-        if not line.startswith("|"):
-            break
-        found.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|"))])
-    return found
+def test_each_public_thread_has_a_result_with_a_reason() -> None:
+    scored = list(findings.scores())
+    assert len({score.thread for score in scored}) == len(scored)
+    assert all(score.why for score in scored)
 
 
-def test_the_tables_of_runners_name_all_of_them() -> None:
-    def first(name: str, head: str) -> list[str]:
-        return [word for row in rows(name, head) for word in re.findall(r"`(\w+)`", row[0])]
-
-    for head in ("| runner | what it runs |", "| runner | what a batch must have |"):
-        assert sorted(first("docs/runners.md", head)) == sorted(RUNNERS)
-    engines = [set(re.findall(r"`(\w+)`", row[1])) for row in rows("docs/runners.md", "| engine |")]
-    ours = {frozenset(runner.name for runner in engine_runners(name)) for name in RUNNERS}
-    assert {frozenset(engine) for engine in engines} == ours
+def run(code: str, folder: Path) -> None:
+    """Run the test of an example."""
+    held: dict[str, object] = {}
+    exec(compile(code, str(folder / "example.py"), "exec"), held)
+    (test,) = (value for name, value in held.items() if name.startswith("test_"))
+    assert callable(test)
+    test()
 
 
-def test_every_exit_code_is_explained() -> None:
-    codes = [
-        code for row in rows("docs/commands.md", "| exit code |") for code in row[0].split(",")
-    ]
-    values = {value for value in vars(exit_codes).values() if isinstance(value, int)}
-    assert sorted(map(int, codes)) == sorted(values)
-
-
-def test_a_bound_of_the_oracle_that_a_document_names_is_the_one_that_a_test_holds() -> None:
-    folder = ROOT / "properties/reference"
-    bounds = [
-        number
-        for name in ("test_oracle.py", "test_transformers.py")
-        for line in re.findall(r"^\w*BOUND.* = (.*)$", (folder / name).read_text(), re.M)
-        for number in line.split(", ")
-    ]
-    page = text_of("docs/properties.md").partition("## What the dense oracle rests on")[2]
-    oracle, same_oracle, eager = re.findall(r"\| ([\d.e-]+) \|$", page, re.M)
-    numpy = re.findall(r"agrees to ([\d.e-]+)\.", page)
-    assert [*numpy, oracle, eager] == bounds
-    assert same_oracle == oracle
-
-
-def test_a_link_to_code_leads_to_its_line_and_a_name_that_is_gone_is_found() -> None:
-    page = "[`Pair.step`](../harness/lockstep/pair.py#L1)"
-    line = int(made.remade(page).rpartition("#L")[2].rstrip(")"))
-    code = (ROOT / "harness/lockstep/pair.py").read_text(encoding="utf-8").splitlines()
-    assert code[line - 1].strip() == "def step("
-    assert len(made.CODE.findall(text_of("docs/how-it-works.md"))) >= 30
-    with pytest.raises(LookupError, match=r"defines no Pair\.leap"):
-        made.remade(page.replace(".step", ".leap"))
+def test_the_example_of_a_replay_runs_and_fails_as_the_page_says(tmp_path: Path) -> None:
+    """The examples for engines run in properties/export/test_releases.py."""
+    code = examples()[0][1]
+    run(code, tmp_path)
+    right = "out_cache_loc = torch.zeros(4, dtype=torch.int64)"
+    stale = code.replace(right, "out_cache_loc = torch.tensor([0, 0, 0, 7])")
+    assert stale != code
+    with pytest.raises(AssertionError) as raised:
+        run(stale, tmp_path)
+    assert str(raised.value) in TESTING.read_text(encoding="utf-8")
