@@ -126,7 +126,7 @@ class Comparison:
         even: bool = False,
     ) -> Other | None:
         """Return the first step at which a request differs by more than the noise, or None."""
-        if any(request.aborted is not None or request.temperature for request in chain):
+        if any(one.aborted is not None or one.temperature or one.sampling for one in chain):
             return None
         alone = self.served(Wave(tuple(chain)), even=even)
         self.tried += 1

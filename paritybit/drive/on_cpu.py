@@ -53,15 +53,18 @@ def stand_in_for_vllm() -> None:
     from paritybit.drive.vllm.settings import Served  # noqa: PLC0415
     from paritybit.drive.vllm.stand_ins import (  # noqa: PLC0415
         ATTENTION,
+        LORA,
         SAMPLER,
         install_before_engine,
         stand_in_for_attention,
+        stand_in_for_lora,
         stand_in_for_sampling,
     )
 
     install_before_engine(Served())
     when_imported(ATTENTION, stand_in_for_attention)
     when_imported(SAMPLER, stand_in_for_sampling)
+    when_imported(LORA, stand_in_for_lora)
     when_imported(REGISTRY, inspect_models_here)
 
 

@@ -19,15 +19,14 @@ class PlayedError(BaseException):
 class Orders:
     """Functions that turn the actions of a player into the engine's own requests.
 
-    - `arrive`: gets the name of a request, its prompt, the number of tokens to generate, its
-      temperature, and its `adapter` and `priority` if it has one.
+    - `arrive`: gets a planned request, and its prompt with the conversation that it follows.
     - `abort`: gets the name of a request.
     - `flush`: empties the cache of an idle engine.
     - `acts`: the actions of an operator, by name.
     - `settled`: whether the engine copies no KV now, without which it refuses some actions.
     """
 
-    arrive: Callable[..., Any]
+    arrive: Callable[[Planned, list[int]], Any]
     abort: Callable[[str], Any]
     flush: Callable[[], Any]
     acts: Acts = field(default_factory=dict)
@@ -131,11 +130,7 @@ class Player:
             prompt = [*self._prompts[planned.follows], *before, *prompt]
         self._open[planned.name] = planned
         self._prompts[planned.name] = prompt
-        asked = {name: getattr(planned, name) for name in ("adapter", "priority")}
-        asked = {name: value for name, value in asked.items() if value is not None}
-        given.append(
-            self.orders.arrive(planned.name, prompt, planned.tokens, planned.temperature, **asked)
-        )
+        given.append(self.orders.arrive(planned, prompt))
 
     def _leave(self, given: list[Any]) -> None:
         self._leaving = True

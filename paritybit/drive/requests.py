@@ -7,9 +7,11 @@ between two waves.
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from paritybit.drive.limits import BLOCKS, PROMPT, SHARED, Limits, edges
-from paritybit.drive.script import PRIORITIES, Part, Planned, Wave
+from paritybit.drive.models import VOCABULARY
+from paritybit.drive.script import FIRST_TOKEN, PRIORITIES, Part, Planned, Sampling, Wave
 
 LONG = tuple(tuple(block + step for step in (80, 0, -1, 1, 8)) for block in BLOCKS)
 """Lengths of long prompts, around and beyond each of BLOCKS, in the order of their use."""
@@ -94,12 +96,39 @@ def with_priorities(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
         )
 
 
+def with_sampling(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
+    """Give half of the requests parameters of sampling, so that most batches mix them."""
+    chance = random.Random(f"sampling {seed}")
+    for wave in given:
+        yield replace(wave, requests=tuple(sampled(chance, one) for one in wave.requests))
+
+
+def sampled(chance: random.Random, one: Planned) -> Planned:
+    """Return a request, with random parameters of sampling in one of two cases."""
+    if chance.random() < 0.5:
+        return one
+    drawn: dict[str, Any] = {
+        "top_k": chance.choice((2, 5, 40)),
+        "top_p": chance.choice((0.3, 0.8, 0.95)),
+        "min_p": chance.choice((0.02, 0.2)),
+        "repetition_penalty": chance.choice((0.8, 1.2, 1.7)),
+        "frequency_penalty": chance.choice((-0.5, 0.5, 1.5)),
+        "presence_penalty": chance.choice((-0.5, 0.5, 1.5)),
+        "min_tokens": chance.randint(1, one.tokens),
+        "logit_bias": {str(chance.randrange(FIRST_TOKEN, VOCABULARY)): chance.choice((-3.0, 3.0))},
+        "seed": chance.randrange(1000),
+    }
+    kept = {name: value for name, value in drawn.items() if chance.random() < 0.5}
+    return replace(one, sampling=Sampling(**kept), temperature=chance.choice((0.0, 0.5, 0.9, 1.4)))
+
+
 def sample(limits: Limits) -> Wave:
     """Return a small wave, so that each run compares some requests.
 
-    Two requests share a prefix. Requests that are sampled at random come and go beside those that
+    Two requests share a prefix. Requests with parameters of sampling come and go beside those that
     are compared, which therefore change their rows.
     """
+    chance = random.Random("company")
     common, own = Part("company", limits.chunk + limits.window), limits.window // 2
     compared = [
         Planned(f"compared {number}", (common, Part(f"company {number}", own)), own, number)
@@ -109,7 +138,10 @@ def sample(limits: Limits) -> Wave:
         Planned(f"beside {number}", (Part(f"beside {number}", 3 * number + 1),), number + 2)
         for number in range(CROWD)
     ]
-    crowd = [replace(one, temperature=1.0, arrives=place) for place, one in enumerate(crowd)]
+    crowd = [
+        replace(sampled(chance, one), temperature=1.0, arrives=place)
+        for place, one in enumerate(crowd)
+    ]
     return Wave((*crowd[:2], *compared, *crowd[2:]))
 
 
@@ -145,6 +177,32 @@ def _churn(draw: Draw, prefix: str, _: int) -> Wave:
                 temperature=chance.choice((0.0, 0.0, 1.0)),
             )
         )
+    return Wave(tuple(planned))
+
+
+def _sizes(draw: Draw, prefix: str, _: int) -> Wave:
+    """Let batches be large, then small, then of a size in between, for prefills and for decoding.
+
+    What was reset for the small batch alone shows in the middle one. A request of the large batch
+    survives: the last one, which then moves to another row, or the first one.
+    """
+    chance, limits = draw.chance, draw.limits
+    planned, near = [], limits.window // 2
+    for turn in range(3):
+        begins = turn * 4 * limits.window
+        survivors = [limits.rows - 1, 0, chance.randrange(limits.rows)][turn]
+        large = chance.choice((limits.rows, limits.rows - 1))
+        for index in range(large):
+            name = f"{prefix}{turn}.large.{index:03}"
+            prompt = (Part(name, max(1, limits.stretch // limits.rows) + index % 2),)
+            tokens = 3 * limits.window if index == min(survivors, large - 1) else 3
+            planned.append(Planned(name, prompt, tokens, begins))
+        small = f"{prefix}{turn}.small"
+        planned.append(Planned(small, (Part(small, 1),), 2, begins + limits.window))
+        for index in range(chance.choice((2, limits.rows // 2))):
+            name = f"{prefix}{turn}.middle.{index:03}"
+            prompt = (Part(name, chance.randint(2, near)),)
+            planned.append(Planned(name, prompt, near, begins + 2 * limits.window))
     return Wave(tuple(planned))
 
 
@@ -387,6 +445,7 @@ Kind = Callable[[Draw, str, int], Wave]
 KINDS: Sequence[Kind] = (
     _churn,
     _sharing,
+    _sizes,
     _ladder,
     _crowd,
     _long,
@@ -398,7 +457,7 @@ KINDS: Sequence[Kind] = (
 """The kinds of waves. They take turns in this order."""
 
 TIGHT: Sequence[Kind] = (
-    *(_squeeze, _sharing, _crowd, _squeeze, _ladder),
+    *(_squeeze, _sharing, _sizes, _crowd, _squeeze, _ladder),
     *(_turnover, _long, _pressure, _relay, _brim),
 )
 """The kinds of waves if a single request can need more than the pool holds."""

@@ -45,6 +45,40 @@ def _tokens(text: str, length: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """How the tokens of a request are sampled, by the names of most engines.
+
+    None means the engine's default. `logit_bias` has what is added to the logits of tokens.
+    """
+
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    min_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the parameters that differ from the engine's default, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+RANGES: Mapping[str, tuple[float, float]] = {
+    "top_k": (1, VOCABULARY),
+    "top_p": (0.01, 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.1, 2),
+    "frequency_penalty": (-2, 2),
+    "presence_penalty": (-2, 2),
+    "seed": (0, 2**31),
+}
+"""The smallest and the largest values of parameters of sampling that engines accept."""
+
+
+@dataclass(frozen=True)
 class Planned:
     """A planned request.
 
@@ -56,6 +90,7 @@ class Planned:
       that request, followed by `prompt`. It arrives `arrives` polls after that request has ended.
     - `adapter`: the number of a LoRA adapter.
     - `priority`: one of PRIORITIES.
+    - `sampling`: parameters of sampling, besides the temperature.
 
     The name of an aborted request must not be a prefix of another name, because engines abort all
     requests whose names have the prefix.
@@ -70,6 +105,7 @@ class Planned:
     temperature: float = 0.0
     adapter: int | None = field(default=None, metadata={"later": True})
     priority: int | None = field(default=None, metadata={"later": True})
+    sampling: Sampling | None = field(default=None, metadata={"later": True})
 
     @property
     def length(self) -> int:
@@ -179,8 +215,22 @@ def require_sense(script: Script) -> None:
                 raise ValueError(f"{where}: the priority is one of {PRIORITIES}")
             if not 0 <= one.temperature <= 2:
                 raise ValueError(f"{where}: the temperature is between 0 and 2")
+            require_sampling(one, where)
             before.add(one.name)
             require_unicode(one, where)
+
+
+def require_sampling(one: Planned, where: str) -> None:
+    """Raise ValueError unless all engines accept the parameters of sampling of a request."""
+    given = {} if one.sampling is None else one.sampling.given()
+    for name, (least, most) in RANGES.items():
+        if name in given and not least <= given[name] <= most:
+            raise ValueError(f"{where}: {name} is between {least} and {most}")
+    if not 0 <= given.get("min_tokens", 0) <= one.tokens:
+        raise ValueError(f"{where}: min_tokens is between 0 and its number of tokens")
+    for token, bias in given.get("logit_bias", {}).items():
+        if token not in map(str, range(VOCABULARY)) or not abs(bias) <= 100:
+            raise ValueError(f"{where}: logit_bias adds at most 100 to the logits of tokens")
 
 
 def require_unicode(one: Planned, where: str) -> None:

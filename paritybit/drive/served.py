@@ -7,7 +7,7 @@ from typing import ClassVar, TypeVar
 from paritybit.drive.limits import Limits
 from paritybit.drive.models import MODELS, Model
 from paritybit.drive.operating.actions import with_actions
-from paritybit.drive.requests import other_prefixes, waves, with_priorities
+from paritybit.drive.requests import other_prefixes, waves, with_priorities, with_sampling
 from paritybit.drive.script import LARGEST, Setting, Wave
 from paritybit.harness.records.typed_json import from_json
 
@@ -72,7 +72,7 @@ class Common:
 
     def traffic(self) -> Iterator[Wave]:
         """Return the generated requests for the seed, with priorities and actions if set."""
-        given = self.requests()
+        given = with_sampling(self.seed, self.requests())
         if self.priorities:
             given = with_priorities(self.seed, given)
         return with_actions(self.seed, given, self.ACTIONS) if self.actions else given

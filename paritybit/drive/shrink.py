@@ -154,6 +154,10 @@ def simpler_forms(one: Planned) -> Iterator[Planned]:
         yield replace(one, aborted=None)
     if one.adapter is not None:
         yield replace(one, adapter=None)
+    if one.sampling is not None:
+        yield replace(one, sampling=None)
+        for name in one.sampling.given():
+            yield replace(one, sampling=replace(one.sampling, **{name: None}))
     if one.temperature:
         yield replace(one, temperature=0.0)
     if one.arrives:

@@ -62,7 +62,7 @@ def played(
 ) -> list[tuple[int, str]]:
     """Return what is done at which poll of a wave with a request that ends at a poll."""
     orders = Orders(
-        arrive=lambda name, *_: name,
+        arrive=lambda one, _: one.name,
         abort=lambda name: f"abort {name}",
         flush=lambda: "flush at the end",
         acts={name: lambda name=name: [name] for name in names},  # type: ignore[misc]
@@ -133,7 +133,7 @@ def test_a_wave_goes_on_until_its_actions_are_done() -> None:
 
 
 def test_a_player_that_is_to_stop_ends_a_pause() -> None:
-    orders = Orders(lambda name, *_: name, str, list, {n: lambda n=n: [n] for n in NAMES})  # type: ignore[misc]
+    orders = Orders(lambda one, _: one.name, str, list, {n: lambda n=n: [n] for n in NAMES})  # type: ignore[misc]
     stops: list[bool] = []
     wave = Wave((Planned("a", (Part("a", 1),), 9),), actions=(Action("pause", 2, 99),))
     player = Player(iter([wave]), orders, lambda: bool(stops), idle_polls=0)

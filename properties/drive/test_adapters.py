@@ -1,7 +1,9 @@
 """LoRA adapters: their weights, who asks for them, and the arithmetic in place of kernels."""
 
-from itertools import islice
+from collections.abc import Callable
+from itertools import accumulate, islice, pairwise
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -21,9 +23,13 @@ from paritybit.drive.stand_ins.lora import (
     expanded_in_slices,
     shrunk,
 )
+from paritybit.drive.vllm import lora as of_vllm
+from paritybit.drive.vllm import settings as vllm
 from paritybit.engines.graphs import CpuGraph
 
 LIMITS = Limits(window=16, page=1, chunk=64, context=1536, pool=1536, rows=8)
+
+vllm_lora: Any = of_vllm
 
 LENGTHS, PLACES = [3, 1, 0, 4], [2, 1, 2, 0]
 """Segments of tokens, and the place of the adapter of each. Place 0 has none."""
@@ -33,7 +39,7 @@ RANKS, SCALES = [0, 2, 3], [0.0, 0.5, 2.0]
 
 def test_requests_ask_for_every_adapter_and_for_none() -> None:
     served = Served("gpt_oss", adapters=3)
-    first, again = (list(islice(served.traffic(), 4)) for _ in range(2))
+    first, again = (list(islice(served.requests(), 4)) for _ in range(2))
     assert first == again
     asked = {one.adapter for wave in first for one in wave.requests}
     assert asked == {None, 1, 2, 3}
@@ -50,9 +56,68 @@ def test_a_search_leaves_out_an_adapter_and_an_unknown_one_is_refused() -> None:
     script = Script(Served().scope(), (Wave((Planned("a", (Part("a", 1),), 1, adapter=9),)),))
     with pytest.raises(ValueError, match="an adapter of wave 0"):
         script_of(script.settings, [wave_data(wave) for wave in script.waves])
-    for count in (-1, 9):
+    for kind, count in ((Served, -1), (Served, 9), (vllm.Served, 9)):
         with pytest.raises(ValueError, match="adapters is between 0 and 8"):
-            Served.of({**Served().scope(), "adapters": count})
+            kind.of({**kind().scope(), "adapters": count})
+
+
+def test_vllm_serves_batches_with_several_adapters_whose_first_requests_end_first() -> None:
+    """Another request then moves to a lower row, and takes its adapter with it."""
+    moved = 0
+    for wave in islice(vllm.Served(adapters=3).traffic(), 6):
+        first = [one for one in wave.requests if not one.arrives]
+        moved += any(
+            one.tokens < other.tokens and one.adapter != other.adapter
+            for one, other in pairwise(first)
+        )
+    assert moved > 2
+
+
+def sorted_by(slots: list[int], count: int) -> list[Any]:
+    """Return what vLLM tells its kernels of tokens with these slots, of `count` and none."""
+    order = sorted(range(len(slots)), key=lambda token: slots[token])
+    ids = sorted(set(slots))
+    counts = [slots.count(one) for one in ids]
+    spare = [0] * (count + 1 - len(ids))
+    starts = [0, *accumulate([*counts, *spare])]
+    ids += [-1 for _ in spare]
+    return list(map(torch.tensor, (slots, order, [*counts, *spare], starts, ids)))
+
+
+@pytest.mark.parametrize("add", [True, False])
+def test_vllms_arithmetic_is_that_of_each_tokens_adapter_also_in_a_replay(
+    add: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(2, 1, *shape, generator=generator) for shape in ((3, 6), (5, 3)))
+    x, base = torch.randn(4, 6, generator=generator), torch.randn(4, 12, generator=generator)
+    lists: list[Any] = sorted_by([1, -1, 0, 1], 2)
+    counts: list[Any] = [torch.tensor([False]), torch.tensor([3])]
+    parts: list[Callable[[], object]] = []
+    recording = SimpleNamespace(open=True, end=lambda: None, begin=lambda: None, parts=parts)
+    monkeypatch.setattr(CpuGraph, "recording", recording)
+    within, output = torch.full((2, 4, 3), torch.nan), base.clone()
+
+    def right(slots: list[int]) -> torch.Tensor:
+        made = base.clone()
+        for token, slot in enumerate(slots):
+            if slot >= 0:
+                one = b[slot, 0] @ (0.5 * (a[slot, 0] @ x[token]))
+                old = base[token, 2:12] if add else 0
+                made[token, 2:12] = old + torch.cat((one, one))
+        return made
+
+    vllm_lora.shrink(x, [a, a], within, *lists, *counts, 0.5)
+    vllm_lora.expand(within, [b, b], output, *lists, *counts, 2, add)
+    assert torch.allclose(output, right([1, -1, 0, 1]), atol=1e-5)
+    for old, new in zip(lists, sorted_by([-1, 0, 0, 0], 2), strict=True):
+        old.copy_(new)
+    output.copy_(base)
+    for part in parts:
+        part()
+    assert torch.allclose(output, right([-1, 0, 0, 0]), atol=1e-5)
+    vllm_lora.expand(within, [b, b], output, *lists, ~counts[0], counts[1], 2, add)  # No adapter.
+    assert torch.allclose(output, right([-1, 0, 0, 0]), atol=1e-5)
 
 
 def test_adapters_differ_and_fit_the_attention_of_the_model() -> None:

@@ -44,8 +44,8 @@ class Toy:
         try:
             while True:
                 arrived = [order for order in player.poll() if isinstance(order, tuple)]
-                for name, *_ in arrived:
-                    text = player._open[name].prompt[0].text
+                for one, _ in arrived:
+                    name, text = one.name, one.prompt[0].text
                     off = self.wrong if text in texts else 0.0
                     if self.known and attention.fewer_keys:
                         off = 0.0

@@ -1,15 +1,38 @@
 """Generated requests, and the player that hands them to a scheduler."""
 
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import fields, replace
 from itertools import combinations, islice
 
 import pytest
 
+from paritybit.drive.engines import DRIVEN, Driven
 from paritybit.drive.limits import Limits, boundaries, reached
 from paritybit.drive.models import VOCABULARY
 from paritybit.drive.player import Orders, PlayedError, Player
-from paritybit.drive.requests import COMPARED, KINDS, sample, waves, with_priorities
-from paritybit.drive.script import PRIORITIES, Part, Planned, Wave
+from paritybit.drive.requests import (
+    COMPARED,
+    KINDS,
+    kinds_of,
+    sample,
+    waves,
+    with_priorities,
+)
+from paritybit.drive.script import (
+    PRIORITIES,
+    RANGES,
+    Part,
+    Planned,
+    Sampling,
+    Wave,
+    script_of,
+    wave_data,
+)
+from paritybit.drive.sglang import serving as sglang
+from paritybit.drive.sglang.settings import Served
+from paritybit.drive.shrink import simpler_forms
+from paritybit.drive.transformers import serving as transformers
+from paritybit.drive.vllm import serving as vllm
 
 LIMITS = Limits(window=16, page=16, chunk=64, context=1536, pool=1536, rows=8)
 
@@ -23,7 +46,7 @@ Order = tuple[str, ...]
 
 def orders() -> Orders:
     return Orders(
-        arrive=lambda name, prompt, tokens, heat: ("arrive", name, str(len(prompt))),
+        arrive=lambda one, prompt: ("arrive", one.name, str(len(prompt))),
         abort=lambda name: ("abort", name),
         flush=lambda: ("flush",),
     )
@@ -260,3 +283,96 @@ def test_a_sample_has_requests_to_compare_among_others(limits: Limits) -> None:
     assert len(wave.requests) <= limits.rows
     others = [one for one in wave.requests if one.temperature]
     assert any(one.arrives + one.tokens < compared[0].tokens for one in others)
+
+
+def steps(wave: Wave) -> list[set[str]]:
+    """Return the running requests at each poll of an engine that gives each a token per poll."""
+    player = Player(iter([wave]), orders(), lambda: False, idle_polls=0)
+    left, found = dict[str, int](), list[set[str]]()
+    tokens = {one.name: one.tokens for one in wave.requests}
+    with suppress(PlayedError):
+        while True:
+            for order in player.poll():
+                left |= {order[1]: tokens[order[1]]} if order[0] == "arrive" else {}
+            found.append(set(left))
+            left = {name: more - 1 for name, more in left.items() if more > 1}
+            for name in found[-1] - left.keys():
+                player.ended(name, [7] * tokens[name])
+    return found
+
+
+@pytest.mark.parametrize("one", DRIVEN, ids=lambda one: one.package.name)
+def test_each_engine_gets_batches_that_are_large_then_small_then_in_between(one: Driven) -> None:
+    served = one.served()
+    rows = served.limits().rows
+    kinds = len(kinds_of(served.limits()))
+    found = set()
+    for wave in islice(served.traffic(), kinds):
+        sizes = [0, *(len(running) for running in steps(wave))]
+        small = next(
+            (at for at, size in enumerate(sizes) if size == 1 and max(sizes[:at]) >= rows - 1),
+            len(sizes),
+        )
+        found |= set(sizes[small:])
+    assert found & set(range(3, rows - 1)), "no batch between a small and a large one"
+
+
+@pytest.mark.parametrize("one", DRIVEN, ids=lambda one: one.package.name)
+def test_each_engine_gets_batches_with_different_parameters_of_sampling(one: Driven) -> None:
+    """Each parameter is given to one of two requests that run together, and rows are used again."""
+    served, mixed, reused = one.served(), set[str](), 0
+    for wave in islice(served.traffic(), 4):
+        sampling = {each.name: each.sampling or Sampling() for each in wave.requests}
+        running = steps(wave)
+        for names in running:
+            for name in RANGES.keys() | {"min_tokens", "logit_bias"}:
+                values = [getattr(sampling[each], name) for each in names]
+                mixed |= {name} if any(value != values[0] for value in values) else set()
+        reused += len(set().union(*running)) > served.limits().rows
+    assert mixed == {field.name for field in fields(Sampling)}
+    assert reused
+    heats = {each.temperature for wave in islice(served.traffic(), 4) for each in wave.requests}
+    assert len(heats) > 3
+
+
+def test_parameters_of_sampling_are_part_of_a_script_and_shrink() -> None:
+    given = tuple(islice(Served().traffic(), 3))
+    script = script_of(Served().scope(), [wave_data(wave) for wave in given])
+    assert script.waves == given
+    one = Planned("a", ONE, 2, sampling=Sampling(top_k=2, seed=3))
+    simpler = list(simpler_forms(one))
+    assert simpler[0] == Planned("a", ONE, 2)
+    assert replace(one, sampling=Sampling(seed=3)) in simpler
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(top_k=0),
+        Sampling(top_p=0.0),
+        Sampling(min_p=1.5),
+        Sampling(frequency_penalty=3.0),
+        Sampling(min_tokens=3),
+        Sampling(logit_bias={"300": 1.0}),
+        Sampling(logit_bias={"30": 1000.0}),
+    ],
+)
+def test_parameters_of_sampling_that_an_engine_would_refuse_are_refused(sampling: Sampling) -> None:
+    wave = Wave((Planned("a", ONE, 2, sampling=sampling),))
+    with pytest.raises(ValueError, match="request 'a' of wave 0"):
+        script_of(Served().scope(), [wave_data(wave)])
+
+
+def test_each_engine_gets_the_parameters_by_its_own_names() -> None:
+    each = Sampling(5, 0.9, 0.1, 1.2, 0.5, 0.5, 2, {"30": 1.0}, 7)
+    one = Planned("a", ONE, 2, temperature=0.5, sampling=each)
+    assert sglang.sampling_of(one) == {
+        **{name: getattr(each, name) for name in RANGES if name != "seed"},
+        "min_new_tokens": 2, "logit_bias": {"30": 1.0}, "sampling_seed": 7,
+    }  # fmt: skip
+    alike = {name: getattr(each, name) for name in RANGES} | {"min_tokens": 2}
+    found = vllm.sampling_of(one, drafts=False)
+    assert found == alike | {"stop_token_ids": [vllm.END], "logit_bias": {30: 1.0}}
+    assert found.keys() - vllm.sampling_of(one, drafts=True) == {"min_p", "logit_bias"}
+    assert transformers.sampling_of(one) == {"temperature": 0.5, "top_k": 5, "top_p": 0.9}
+    assert transformers.sampling_of(Planned("a", ONE, 2)) == {}

@@ -141,11 +141,11 @@ class Toy:
         assert lines is not None
         try:
             while True:
-                for name, prompt, *_ in player.poll():
+                for one, prompt in player.poll():
                     if before >= 3:
                         lines.finding(Finding("toy", "found", "toy | -", 1))
                     before = len(prompt)
-                    player.ended(name, [7])
+                    player.ended(one.name, [7])
         except PlayedError:
             return player
 
@@ -180,7 +180,7 @@ def test_a_proposal_without_the_finding_ends_after_twice_the_forwards(tmp_path: 
                     lines.count(forwards=1)
             except PlayedError:
                 (tmp_path / "most").write_text(str(lines.counts["forwards"]))
-            return Player(iter(()), Orders(str, str, list), stop)
+            return Player(iter(()), Orders(lambda *arrived: arrived, str, list), stop)
 
     waves_given = (replace(plain([1])[0], flush=True), *plain([1]))
     script = Script(Served().scope(), waves_given)

@@ -1,7 +1,9 @@
 """An engine that leaves its requests waiting is told from one that serves them."""
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -9,6 +11,7 @@ from paritybit.drive.directing import count_retractions
 from paritybit.drive.failures import EngineFailedError, StalledError
 from paritybit.drive.legs import LackingError
 from paritybit.drive.limits import BOUNDARY
+from paritybit.drive.player import PlayedError
 from paritybit.drive.playing import MOST_POLLS
 from paritybit.drive.sglang.serving import Engine
 from paritybit.drive.sglang.settings import Served
@@ -81,3 +84,23 @@ def test_retracted_requests_are_counted_by_pages(page: int, more: str, lines: Jo
     assert lines.counts == {boundary: 0}
     assert Batch().retract(2) == ([0, 1], 0.5)
     assert lines.counts == {boundary: 2}
+
+
+@pytest.mark.parametrize("mixes", [True, False])
+def test_a_release_that_mixes_no_batches_lacks_the_setting(
+    mixes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some releases ignore the option with drafts."""
+    assert "--enable-mixed-chunk" in Served("gemma4", mixed=True).words(frozenset(), tmp_path)
+    scheduler: Any = type("Scheduler", (), {"run_event_loop": None, "is_mixed_chunk": mixes})
+    structures = SimpleNamespace(LoadLoRAAdapterFromTensorsReqInput=lambda: None)
+    batches = SimpleNamespace(ScheduleBatch=SimpleNamespace(retract_decode=lambda: None))
+    monkeypatch.setitem(sys.modules, "sglang.srt.managers.schedule_batch", batches)
+    monkeypatch.setitem(sys.modules, "sglang.srt.managers.io_struct", structures)
+    scheduler.send_to_tokenizer = type("Sender", (), {})()
+    started: list[object] = []
+    engine = Engine(Served("gemma4", mixed=True))
+    engine._intercept(SimpleNamespace(Scheduler=scheduler), started.append)
+    with pytest.raises(PlayedError if mixes else LackingError):
+        scheduler().run_event_loop()
+    assert bool(started) == mixes

@@ -119,9 +119,9 @@ def played(waves: Sequence[Wave]) -> list[list[str]]:
         for place, one in enumerate(wave.requests)
     }
 
-    def arrive(name: str, prompt: list[int], tokens: int, temperature: float) -> Act:
-        how = {"temperature": temperature, "max_tokens": tokens}
-        return lambda: engine.add_request(names[name], {"prompt_token_ids": prompt}, how)
+    def arrive(one: Planned, prompt: list[int]) -> Act:
+        how = {"temperature": one.temperature, "max_tokens": one.tokens}
+        return lambda: engine.add_request(names[one.name], {"prompt_token_ids": prompt}, how)
 
     def abort(name: str) -> Act:
         def act() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from paritybit.drive.models import Model
 from paritybit.drive.operating.sglang import packed
-from paritybit.drive.script import Planned, Wave
+from paritybit.drive.script import MOST_ADAPTERS, Planned, Wave
 
 RANK = 4
 
@@ -19,6 +19,12 @@ MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 LOADED = 2
 """The most adapters of a batch, including the base model. There are more adapters than that."""
+
+
+def require_adapters(count: int) -> None:
+    """Raise ValueError for too many adapters."""
+    if not 0 <= count <= MOST_ADAPTERS:
+        raise ValueError(f"adapters is between 0 and {MOST_ADAPTERS}")
 
 
 def name_of(number: int) -> str:
@@ -62,7 +68,10 @@ def weights(model: Model, number: int) -> dict[str, torch.Tensor]:
 
 
 def with_adapters(seed: int, given: Iterator[Wave], count: int) -> Iterator[Wave]:
-    """Give requests adapters. Each adapter, and none, has the same probability."""
+    """Give requests one of `count` adapters. Each adapter, and none, has the same probability."""
+    if not count:
+        yield from given
+        return
     chance = Random(f"adapters {seed}")
 
     def asks(one: Planned) -> Planned:

@@ -32,6 +32,7 @@ TABLE = Table(
             "page size 64": {"page_size": 64},
         },
         "scheduling": {"no overlap": {}, "overlap": {"overlap": True}},
+        "batches": {"separate batches": {}, "mixed batches": {"mixed": True}},
         "cache": {
             "prefix cache": {},
             "no prefix cache": {"prefix_cache": False},
@@ -62,6 +63,7 @@ TABLE = Table(
         (("LoRA adapters", "idle data-parallel rank"), ("Gemma 4", *OTHER_MODELS)),
         (("few window slots",), ("page size 16", "page size 64", *OTHER_MODELS[1:])),
         (("few window pages",), ("page size 64", *OTHER_MODELS[1:])),
+        (("mixed batches",), DRAFTS[2:]),
         (("CPU graphs",), (*DRAFTS, "LoRA adapters", "idle data-parallel rank")),
         (("KV on the host",), OTHER_MODELS[:2]),
         (("states of convolutions",), ("page size 4", "page size 16", "page size 64")),

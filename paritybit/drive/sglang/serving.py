@@ -21,10 +21,11 @@ from paritybit.drive.operating.adapters import loads, name_of
 from paritybit.drive.operating.sglang import acts_of
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.playing import Progress
-from paritybit.drive.script import Wave
+from paritybit.drive.script import Planned, Wave
 from paritybit.drive.sglang.settings import Served
 from paritybit.drive.stand_ins.installing import StandIn, put
 from paritybit.drive.stand_ins.ranks import Other, run_alone, steps_of
+from paritybit.engines.loading import named
 from paritybit.watch import journal
 
 OTHER_RANK = StandIn(
@@ -45,6 +46,9 @@ NO_HOST_CACHE: Mapping[str, str] = {
 
 COPIES = ("ongoing_write_through", "ongoing_load_back")
 """Attributes of a prefix cache: its copies to and from the host that are under way."""
+
+END_OF_TEXT = SimpleNamespace(eos_token_id=1, additional_stop_token_ids=None)
+"""A tokenizer that only knows the token at which texts end, as `min_new_tokens` needs."""
 
 LIKELIEST = 8
 """The number of likeliest tokens per step that are requested to compare likelihoods."""
@@ -113,6 +117,8 @@ class Engine:
             except PlayedError:
                 return
             except EngineFailedError as error:
+                if isinstance(error.__cause__, LackingError):
+                    raise error.__cause__ from None
                 why = (why for part, why in NO_HOST_CACHE.items() if part in str(error))
                 if self.served.host_cache and (lacking := next(why, None)) is not None:
                     raise LackingError(lacking) from error
@@ -137,12 +143,17 @@ class Engine:
 
         def playing(scheduler: Any) -> Any:
             self._scheduler, self._run = scheduler, lambda: run(scheduler)
+            scheduler.tokenizer = END_OF_TEXT
+            if self.served.mixed and not scheduler.is_mixed_chunk:
+                raise LackingError("this release mixes no batches with these settings")
             channels = getattr(scheduler, "ipc_channels", scheduler)
             type(channels.send_to_tokenizer).send_output = lambda sender, *given: self._hear(*given)
             receiver = type(getattr(scheduler, "request_receiver", scheduler))
             receiver.recv_requests = lambda *arguments, **named: self._poll()
             structures = importlib.import_module("sglang.srt.managers.io_struct")
             self._first = loads(structures, self.served.shape, self.served.adapters)
+            if self._first:
+                reach("a LoRA adapter", 0)
             direct(self)
             raise PlayedError
 
@@ -168,27 +179,19 @@ class Engine:
         greedy = self.served.speculative is not None and self.served.device == "cpu"
         nothing = {name: None for name in NOTHING if name in request}
 
-        def arrive(
-            name: str,
-            prompt: list[int],
-            tokens: int,
-            temperature: float,
-            adapter: int = 0,
-            priority: int | None = None,
-        ) -> Any:
-            heat = 0.0 if greedy else temperature
-            given: dict[str, Any] = {
-                **nothing,
-                **({"lora_id": name_of(adapter)} if adapter else {}),
-            }
-            if priority is not None:
-                given["priority"] = priority
-            if self.served.adapters:
-                reach("a LoRA adapter", int(adapter > 0))
-            how = sampling.SamplingParams(max_new_tokens=tokens, temperature=heat)
-            how.normalize(None)
+        def arrive(one: Planned, prompt: list[int]) -> Any:
+            given: dict[str, Any] = dict(nothing)
+            if one.adapter:
+                given["lora_id"] = name_of(one.adapter)
+            if one.priority is not None:
+                given["priority"] = one.priority
+                reach("a LoRA adapter", 1)
+            how = named(sampling.SamplingParams, **sampling_of(one))(
+                max_new_tokens=one.tokens, temperature=0.0 if greedy else one.temperature
+            )
+            how.normalize(self._scheduler.tokenizer)
             return structures.TokenizedGenerateReqInput(
-                rid=name,
+                rid=one.name,
                 input_text="",
                 input_ids=_like_ids(structures, prompt),
                 sampling_params=how,
@@ -245,6 +248,16 @@ class Engine:
         for step in zip(tokens, values, strict=True):
             found = [(int(token), float(value)) for token, value in zip(*step, strict=True)]
             steps.append(sorted(found, key=lambda one: -one[1]))
+
+
+NAMES: Mapping[str, str] = {"min_tokens": "min_new_tokens", "seed": "sampling_seed"}
+"""Names of parameters of sampling in sglang, if they differ."""
+
+
+def sampling_of(one: Planned) -> dict[str, Any]:
+    """Return the parameters of sampling of a request, by sglang's names."""
+    given = {} if one.sampling is None else one.sampling.given()
+    return {NAMES.get(name, name): value for name, value in given.items()}
 
 
 def _like_ids(structures: Any, prompt: list[int]) -> Any:

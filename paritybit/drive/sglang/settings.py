@@ -9,9 +9,15 @@ from typing import ClassVar
 from paritybit.drive.legs import LackingError
 from paritybit.drive.limits import Limits
 from paritybit.drive.models import WINDOW, written
-from paritybit.drive.operating.adapters import LOADED, MODULES, RANK, with_adapters
+from paritybit.drive.operating.adapters import (
+    LOADED,
+    MODULES,
+    RANK,
+    require_adapters,
+    with_adapters,
+)
 from paritybit.drive.requests import sample, waves
-from paritybit.drive.script import ACTIONS, MOST_ADAPTERS, Setting, Wave
+from paritybit.drive.script import ACTIONS, Setting, Wave
 from paritybit.drive.served import Common
 
 WINDOWS = {1: 0.3, 4: 0.3, 16: 0.4}
@@ -38,6 +44,7 @@ SIMPLE: Mapping[str, Setting] = {
     "speculative": None,
     "page_size": 1,
     "whole_prompts": False,
+    "mixed": False,
     "graphs": "decode",
     "ranks": 1,
     "host_cache": False,
@@ -65,7 +72,8 @@ OF_RELEASE = ("sliding_draft", "frozen_draft")
 class Served(Common):
     """The settings of a whole sglang.
 
-    `windows` is the number of slots of the window pool. With None, it is a fraction of `pool`.
+    `windows` is the number of slots of the window pool. With None, it is a fraction of `pool`. With
+    `mixed`, a batch has prefills and decoding requests.
     """
 
     ACTIONS: ClassVar = ACTIONS
@@ -92,6 +100,7 @@ class Served(Common):
     ranks: int = field(default=1, metadata={"later": True})
     host_cache: bool = field(default=False, metadata={"later": True})
     windows: int | None = field(default=None, metadata={"later": True})
+    mixed: bool = field(default=False, metadata={"later": True})
 
     @classmethod
     def of(cls, settings: Mapping[str, Setting]) -> "Served":
@@ -99,16 +108,14 @@ class Served(Common):
         served = super().of(settings)
         if not served.backend.isidentifier():
             raise ValueError("backend is the name of an attention backend")
-        if not 0 <= served.adapters <= MOST_ADAPTERS:
-            raise ValueError(f"adapters is between 0 and {MOST_ADAPTERS}")
+        require_adapters(served.adapters)
         if served.windows is not None and not 0 < served.windows <= served.pool:
             raise ValueError("windows is between 1 and pool")
         return served
 
     def requests(self) -> Iterator[Wave]:
         """Return the generated requests for the seed."""
-        given = waves(self.seed, self.limits())
-        return with_adapters(self.seed, given, self.adapters) if self.adapters else given
+        return with_adapters(self.seed, waves(self.seed, self.limits()), self.adapters)
 
     def company(self) -> Wave | None:
         """Return a wave whose requests are compared with themselves alone, or None for none.
@@ -172,6 +179,8 @@ class Served(Common):
             words.append("--disable-radix-cache")
         if not self.overlap or (self.frozen and self.frozen_draft == "in turn"):
             words.append("--disable-overlap-schedule")
+        if self.mixed:
+            words.append("--enable-mixed-chunk")
         if self.priorities:
             if "--enable-priority-scheduling" not in known:
                 raise LackingError("this release has no priorities")

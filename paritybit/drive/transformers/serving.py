@@ -1,7 +1,7 @@
 """A whole transformers in this process: its generation loop, with a player in place of clients."""
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,12 +11,23 @@ from paritybit.drive.failures import EngineFailedError
 from paritybit.drive.legs import LackingError
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.playing import Progress
-from paritybit.drive.script import Wave
+from paritybit.drive.script import Planned, Wave
 from paritybit.drive.transformers.settings import Served
 from paritybit.engines.loading import named
 
 SAMPLE = "__child#"
 """The engine's separator between the name of a request and the number of another sample."""
+
+
+DEFAULTS: Mapping[str, float] = {"temperature": 0.9, "top_k": 50, "top_p": 0.95}
+"""Parameters of sampling that requests can replace. The engine knows no others."""
+
+
+def sampling_of(one: Planned) -> dict[str, float]:
+    """Return the temperature of a request, and its parameters of sampling that the engine knows."""
+    given = {} if one.sampling is None else one.sampling.given()
+    known = {name: value for name, value in given.items() if name in DEFAULTS}
+    return known | ({"temperature": one.temperature} if one.temperature else {})
 
 
 class Engine:
@@ -85,9 +96,10 @@ class Engine:
         model = model.to(self.served.device, getattr(torch, self.served.dtype)).eval()
         generation = transformers.GenerationConfig(
             max_new_tokens=self.served.limits().pool,
-            do_sample=self.served.samples > 1,
+            do_sample=self.served.samples > 1 or self.served.sampling,
             eos_token_id=-1,
             num_return_sequences=self.served.samples,
+            **(DEFAULTS if self.served.sampling else {}),
         )
         return model.init_continuous_batching(
             generation_config=generation, continuous_batching_config=batching
@@ -111,9 +123,11 @@ class Engine:
         self.manager._wake_up_loop.set()  # An idle loop would wait for a client.
 
     def _orders(self) -> Orders:
-        def arrive(name: str, prompt: list[int], tokens: int, temperature: float) -> Any:
-            del temperature  # The engine has one temperature for all requests.
-            return lambda: self.manager.add_request(prompt, name, max_new_tokens=tokens)
+        def arrive(one: Planned, prompt: list[int]) -> Any:
+            how = sampling_of(one) if self.served.sampling else {}
+            return lambda: self.manager.add_request(
+                prompt, one.name, max_new_tokens=one.tokens, **how
+            )
 
         def abort(name: str) -> Any:
             return lambda: self._abort(name)

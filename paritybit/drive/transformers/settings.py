@@ -1,7 +1,7 @@
 """The settings of continuous batching in transformers, and its own configuration for them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from paritybit.drive.limits import Limits
@@ -22,6 +22,7 @@ SIMPLE: Mapping[str, Setting] = {
     "overlap": False,
     "offload": False,
     "samples": 1,
+    "sampling": False,
     "scheduler": "fifo",
     "page_size": 16,
 }
@@ -33,7 +34,8 @@ class Served(Common):
     """The settings of continuous batching.
 
     `full` gives all layers full attention, because only such models share prefixes. `samples` is
-    the number of sequences per request. Several samples are forked after the prompt.
+    the number of sequences per request. Several samples are forked after the prompt. With
+    `sampling`, each request has its own parameters of sampling.
     """
 
     CHOICES: ClassVar = {"scheduler": SCHEDULERS}
@@ -44,6 +46,7 @@ class Served(Common):
     offload: bool = False
     samples: int = 1
     scheduler: str = "fifo"
+    sampling: bool = field(default=False, metadata={"later": True})
 
     def limits(self) -> Limits:
         """Return the limits for requests."""
@@ -88,5 +91,6 @@ class Served(Common):
             "q_padding_interval_size": Q_PADDING,
             "kv_padding_interval_size": KV_PADDING,
             "scheduler_type": self.scheduler,
+            "per_request_processors": self.sampling,
             "cpu_offload_space": 0.01 if self.offload else 0.0,
         }

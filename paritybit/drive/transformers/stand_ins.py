@@ -47,6 +47,9 @@ def stand_in_for_graphs() -> None:
     runner: Any = importlib.import_module(f"{continuous}.model_runner").ModelRunner
     runner._capture_graph = keeping(runner._capture_graph)
     runner._sample = sampled(runner._sample)
+    processors: Any = importlib.import_module(f"{continuous}.cb_logits_processors")
+    processing = processors.ContinuousBatchingLogitsProcessorList
+    processing.__call__ = whole(processing.__call__, returns=True)
     pairs: Any = importlib.import_module(f"{continuous}.input_outputs").ContinuousBatchingAsyncIOs
     pairs._supported_device_types = ("cuda", "cpu")
 

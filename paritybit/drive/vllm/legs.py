@@ -22,11 +22,15 @@ TABLE = Table(
         "window": {"window of one block": {}, "window of three blocks": {"window": 40}},
         "cache": {"prefix cache": {}, "no prefix cache": {"prefix_cache": False}},
         "model": {"Gemma 4": {}, "attention sinks": {"model": "gpt_oss"}},
+        "adapters": {"no adapters": {}, "LoRA adapters": {"adapters": 3}},
         "queue": {"first come, first served": {}, "priorities": {"priorities": True}},
         "operator": {"no actions": {}, "actions": {"actions": True}},
         "attention": {"Triton": {}, "FlashAttention": {"backend": "flash"}},
     },
-    apart=[(["older runner"], ["async scheduling"], ["n-gram speculation"])],
+    apart=[
+        (["older runner"], ["async scheduling"], ["n-gram speculation"]),
+        (["LoRA adapters"], ["attention sinks"]),  # Experts with adapters need compiled code.
+    ],
     devices={
         "attention sinks": "cpu",
         "piecewise graphs": "cuda",

@@ -33,6 +33,11 @@ class Platform(platforms.CpuPlatform):  # type: ignore[misc]
         scheduler.async_scheduling, compilation.cudagraph_capture_sizes = asked
 
     @classmethod
+    def get_punica_wrapper(cls) -> str:
+        """Return the class that calls the LoRA kernels."""
+        return "vllm.lora.punica_wrapper.punica_gpu.PunicaWrapperGPU"
+
+    @classmethod
     def opaque_attention_op(cls) -> bool:
         """Return whether attention is an opaque operator. A graph cannot be split inside of one."""
         return False

@@ -7,21 +7,25 @@ import inspect
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from paritybit.drive.company import Likely, Plays
-from paritybit.drive.directing import count_retractions
+from paritybit.drive.directing import count_retractions, reach
 from paritybit.drive.failures import EngineFailedError
 from paritybit.drive.legs import LackingError
 from paritybit.drive.operating.actions import Acts
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.playing import Progress
-from paritybit.drive.script import Wave
+from paritybit.drive.script import Planned, Wave
+from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.settings import DRAFT, Served, require_drafter, said
 from paritybit.drive.vllm.stand_ins import install_in_engine
 from paritybit.watch import journal
+
+END = 1
+"""The token at which texts end."""
 
 FEW = 8
 """The number of tokens that may be sampled with n-gram drafts, so that some are accepted."""
@@ -39,6 +43,7 @@ class Engine:
         self._made: dict[str, list[int]] = {}
         self._progress = Progress()
         self._core: Any = None
+        self._adapters: Mapping[int, dict[str, Any]] = {}
 
     def start(self, direct: Callable[[Plays], object]) -> None:
         """Start the engine, and call `direct` when it is ready.
@@ -49,7 +54,7 @@ class Engine:
         try:
             with tempfile.TemporaryDirectory(prefix="paritybit-") as folder:
                 self._core = self._started(Path(folder))
-            direct(self)
+                direct(self)
         except LackingError:
             raise
         except Exception as error:
@@ -91,6 +96,9 @@ class Engine:
         if self.served.speculative == "eagle":
             register(DRAFT.config["architectures"][0])
         require_drafter(self.served)
+        self._adapters = lora.write(self.served.shape, self.served.adapters, folder)
+        if self._adapters:
+            reach("a LoRA adapter", 0)
         try:
             config = arguments.EngineArgs(**self.served.arguments(folder)).create_engine_config()
         except ValueError as error:
@@ -107,21 +115,21 @@ class Engine:
         nothing = {name: None for name, one in known.items() if one.default is one.empty}
         few = list(range(FEW)) if self.served.speculative == "ngram" else None
 
-        def arrive(
-            name: str, prompt: list[int], tokens: int, temperature: float, priority: int = 0
-        ) -> Any:
+        def arrive(one: Planned, prompt: list[int]) -> Any:
             how = sampling.SamplingParams(
-                max_tokens=tokens,
-                temperature=temperature,
+                max_tokens=one.tokens,
+                temperature=one.temperature,
                 ignore_eos=True,
                 allowed_token_ids=few,
+                **sampling_of(one, drafts=self.served.speculative is not None),
             )
             given = {
-                "request_id": name,
+                "request_id": one.name,
                 "prompt_token_ids": prompt,
                 "sampling_params": how,
                 "arrival_time": time.time(),
-                "priority": priority,
+                "priority": one.priority or 0,
+                "lora_request": self._adapter(one),
             }
             request = structures.EngineCoreRequest(**{**nothing, **given})
             return functools.partial(self._arrive, core, request)
@@ -131,6 +139,14 @@ class Engine:
 
         return Orders(arrive, abort, lambda: core.reset_prefix_cache, acts_of(core))
 
+    def _adapter(self, one: Planned) -> Any:
+        """Return the engine's request for the adapter of a request, or None."""
+        if one.adapter is None:
+            return None
+        reach("a LoRA adapter", 1)
+        requests: Any = importlib.import_module("vllm.lora.request")
+        return requests.LoRARequest(**self._adapters[one.adapter])
+
     def _arrive(self, core: Any, request: Any) -> None:
         self._made[request.request_id] = []
         core.add_request(*core.preprocess_add_request(request))
@@ -139,6 +155,22 @@ class Engine:
         assert self.player is not None
         core.abort_requests([name])
         self.player.ended(name, self._made.pop(name, []))
+
+
+NO_DRAFTS = ("min_p", "logit_bias")
+"""Parameters of sampling that vLLM refuses with speculation."""
+
+
+def sampling_of(one: Planned, *, drafts: bool) -> dict[str, Any]:
+    """Return the parameters of sampling of a request. One with `min_tokens` can end early."""
+    given = {} if one.sampling is None else one.sampling.given()
+    for name in NO_DRAFTS if drafts else ():
+        given.pop(name, None)
+    if "min_tokens" in given:
+        given["stop_token_ids"] = [END]
+    if "logit_bias" in given:
+        given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
+    return given
 
 
 def acts_of(core: Any) -> Acts:

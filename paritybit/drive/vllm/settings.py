@@ -1,7 +1,7 @@
 """The settings of a whole vLLM, and its engine arguments for them."""
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -9,7 +9,8 @@ from typing import ClassVar
 from paritybit.drive.legs import LackingError
 from paritybit.drive.limits import Limits
 from paritybit.drive.models import GPT_OSS, WINDOW, Model
-from paritybit.drive.script import Setting
+from paritybit.drive.operating.adapters import LOADED, require_adapters, with_adapters
+from paritybit.drive.script import Setting, Wave
 from paritybit.drive.served import Common
 
 BUCKETS = (2, 4, 8)
@@ -79,6 +80,9 @@ DRAFTS = 3
 MEMORY_SHARE = 0.02
 """The fraction of a GPU's memory that the engine may use. It uses far less."""
 
+MOST_RANK = 8
+"""The largest rank of adapters that the engine provides for. It knows no smaller one but 1."""
+
 SIMPLE: Mapping[str, Setting] = {
     "alone": False,
     "overlap": False,
@@ -112,6 +116,18 @@ class Served(Common):
     backend: str = "triton"
     speculative: str | None = field(default=None, metadata={"later": True})
     window: int = field(default=WINDOW, metadata={"later": True})
+    adapters: int = field(default=0, metadata={"later": True})
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Setting]) -> "Served":
+        """Return the settings of a script. Raises ValueError for unknown names or values."""
+        served = super().of(settings)
+        require_adapters(served.adapters)
+        return served
+
+    def requests(self) -> Iterator[Wave]:
+        """Return the generated requests for the seed."""
+        return with_adapters(self.seed, super().requests(), self.adapters)
 
     @property
     def shape(self) -> Model:
@@ -165,6 +181,13 @@ class Served(Common):
             of_device = {"dtype": "float32"}
             compilation["custom_ops"] = ["none"]  # The engine's own torch implementations run.
             compilation["cudagraph_num_of_warmups"] = 0
+        if self.adapters:
+            of_device |= {
+                "enable_lora": True,
+                "max_loras": LOADED,
+                "max_cpu_loras": self.adapters,
+                "max_lora_rank": MOST_RANK,
+            }
         if self.speculative is not None:
             how = {**SPECULATION[self.speculative], "num_speculative_tokens": DRAFTS}
             if self.speculative == "eagle":

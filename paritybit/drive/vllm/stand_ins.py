@@ -14,6 +14,7 @@ import torch
 
 from paritybit.drive.stand_ins.installing import StandIn, install, put
 from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
+from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.experts import mix, pack
 from paritybit.drive.vllm.settings import Served
@@ -53,6 +54,8 @@ SERIES = 2.0**-8
 """Below it, log(1 + x) has fewer correct bits than a series of three terms."""
 
 ATTENTION = "vllm.v1.attention.backends.triton_attn"
+
+LORA = "vllm.lora.punica_wrapper.punica_gpu"
 
 SAMPLER = "vllm.v1.sample.ops.topk_topp_sampler"
 
@@ -142,6 +145,30 @@ def stand_in_for_attention() -> None:
     backend.triton_reshape_and_cache_flash = whole(store)
 
 
+def stand_in_for_lora() -> None:
+    """Compute adapters with torch."""
+    wrapper: Any = importlib.import_module(LORA)
+    wrapper.lora_shrink, wrapper.lora_expand = lora.shrink, lora.expand
+
+
+class Generator(torch.Generator):
+    """A generator of random numbers whose offset cannot be set back."""
+
+    def get_offset(self) -> int:
+        """Return 0."""
+        return 0
+
+    def set_offset(self, offset: int) -> "Generator":
+        """Do nothing."""
+        return self
+
+
+def stand_in_for_generators() -> None:
+    """Let the engine set a generator back when it discards a token."""
+    held: Any = torch
+    held.Generator = Generator
+
+
 def stand_in_for_sampling() -> None:
     """Use the engine's own sampling in torch."""
     sampler: Any = importlib.import_module(SAMPLER).TopKTopPSampler
@@ -181,6 +208,16 @@ AFTER = (
         "the arithmetic of the Triton backend's attention: torch over the tables it is given",
         "Triton's interpreter takes a second for each step",
         stand_in_for_attention,
+    ),
+    StandIn(
+        "the arithmetic of the LoRA kernels: torch over the lists they are given",
+        "Triton's interpreter takes a second for each step",
+        stand_in_for_lora,
+    ),
+    StandIn(
+        "generators of random numbers: those of a CPU, which are not set back",
+        "they have no offset",
+        stand_in_for_generators,
     ),
     StandIn("sampling: the engine's own in torch", "it is compiled", stand_in_for_sampling),
 )
