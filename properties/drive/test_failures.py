@@ -124,7 +124,7 @@ def test_a_fault_of_a_kernel_is_the_engine_s_and_its_line_is_no_cause(
     fault = fault_of(raised(code, "/e/vllm/v1/worker/runner.py"), counts)
     assert fault is not None
     assert fault.source is None
-    assert fault.text.endswith("(noticed at vllm/v1/worker/runner.py:2)")
+    assert fault.text.endswith("(noticed at vllm/v1/worker/runner.py:2 in step)")
     assert fault_of(raised(code, "/someone/script.py"), counts) is None
 
 
@@ -202,7 +202,7 @@ def test_an_error_also_names_the_line_that_prepared_its_batch(
     assert found.cause == {
         "what": "the line that raised",
         "source": "transformers/modeling_utils.py:2",
-        "via": line and f"called at {line}",
+        "via": f"in rows; called at {line} in step" if line else "in rows",
     }
 
 
