@@ -8,11 +8,21 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from paritybit.watch.bits import as_integers, taken
 from paritybit.watch.chains import UNKNOWN, Chains
 from paritybit.watch.facts import Forward, Group, Row
 from paritybit.watch.ledger import EMPTY, NEVER, Ledger
 from paritybit.watch.observations import Reads
 from paritybit.watch.origins import Origins
+
+DISTINCT = 0.75
+"""The share of elements in which slots of different tokens must differ on average.
+
+With fewer, as when small numbers are quantised to zero, equal bytes do not tell tokens apart.
+"""
+
+COMPARED = 64
+"""The number of slots with which one is compared."""
 
 
 @dataclass(frozen=True)
@@ -262,22 +272,25 @@ class Unchanged:
     position: int
     chain: int
 
-    def left(self, ledger: Ledger, chains: Chains, model: str, warm: bool) -> bool | None:
+    def left(
+        self, ledger: Ledger, chains: Chains, model: str, warm: bool, fresh: Tensor
+    ) -> bool | None:
         """Return whether the forward left the slot alone, or None if nobody knows.
 
         Keys depend on the position and the token, so equal bytes for another position or another
-        token mean that the slot was not written. With the same token after other ones, the bytes
-        of the first layer are equal, and those of later layers may be. With `warm`, a slot that
-        was never written while it was watched may have got its content from a warm-up.
+        token mean that the slot was not written, if slots are distinct at all. With the same token
+        after other ones, the bytes of the first layer are equal, and those of later layers may be.
+        With `warm`, a slot that was never written while it was watched may have got its content
+        from a warm-up. `fresh` are the slots that the forward wrote.
         """
         forward, held = int(ledger.forward[self.slot]), int(ledger.chain[self.slot])
         if forward == NEVER:
             filled = int(ledger.before[self.slot]) != EMPTY
-            return None if warm and filled else True
+            return None if warm and filled else distinct(ledger, self.slot, fresh) or None
         if held == UNKNOWN:
             return None
         if int(ledger.position[self.slot]) != self.position:
-            return True
+            return distinct(ledger, self.slot, fresh) or None
         held, now = chains.final(held), chains.final(self.chain)
         if held == now:
             return False
@@ -285,7 +298,30 @@ class Unchanged:
         if model or writer is None:  # A draft model may get another token than its row names.
             return None
         before, token = chains.token(writer, self.position, held), self.row.tokens[self.position]
-        return True if before is not None and token is not None and before != token else None
+        other = before is not None and token is not None and before != token
+        return (other and distinct(ledger, self.slot, fresh)) or None
+
+
+def distinct(ledger: Ledger, slot: int, fresh: Tensor) -> bool:
+    """Return whether a slot differs from slots of other tokens in most elements.
+
+    `fresh` are slots that the forward wrote, which the ledger does not know yet.
+    """
+    other = (ledger.forward > NEVER) & (ledger.chain != ledger.chain[slot])
+    other[fresh] = True
+    other[slot] = False
+    slots = other.nonzero().flatten()
+    slots = slots[:: 1 + len(slots) // COMPARED]
+    mine = torch.full_like(slots, slot)
+    differing = elements = 0
+    for tensor in ledger.checksums.tensors:
+        one, others = (
+            as_integers(taken(tensor, which.to(tensor.device), ledger.group.block))
+            for which in (mine, slots)
+        )
+        differing += int((one != others).sum())
+        elements += others.numel()
+    return differing > DISTINCT * elements
 
 
 def note(
@@ -307,7 +343,7 @@ def note(
     """
     wrote = written(writes, ledger, changed)
     missing = torch.zeros_like(wrote)
-    unknown = list[int]()
+    unknown, fresh = list[int](), writes.slots[wrote]
     for at in (~wrote).nonzero().flatten().tolist():
         one = Unchanged(
             forward.rows[int(writes.row[at])],
@@ -315,7 +351,7 @@ def note(
             int(writes.position[at]),
             int(writes.chain[at]),
         )
-        left = one.left(ledger, chains, forward.model, warm)
+        left = one.left(ledger, chains, forward.model, warm, fresh)
         wrote[at], missing[at] = left is False, left is True
         if left is None:
             unknown.append(one.slot)

@@ -159,6 +159,24 @@ def test_a_slot_whose_bytes_stay_is_unwritten_if_another_token_is_computed(
     assert unchanged(scene, "b", tokens, space=space) == found
 
 
+@pytest.mark.parametrize(("first", "tokens"), [(0, [5, 6, 99, 8]), (1, [4, 5, 6, 99])])
+def test_equal_bytes_say_nothing_if_tokens_hardly_differ_in_theirs(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, first: int, tokens: list[int | None]
+) -> None:
+    """As if nearly all numbers were quantised to zero."""
+    write = scene.write
+
+    def written(slots: Any, group: str | None = None) -> None:
+        write(slots, group)
+        for one in scene.groups:
+            for tensor in one.layers[0].tensors:
+                tensor[:, 1:], tensor[:, :, 1:] = 0, 0
+
+    monkeypatch.setattr(scene, "write", written)
+    scene.forward("a", TOKENS[first : first + 3], 0, SLOTS)
+    assert unchanged(scene, "b", tokens) == []
+
+
 @pytest.mark.parametrize("tokens", [[50, 60, 7, 8], [50, 60, None, 8]])
 def test_nothing_is_known_of_a_slot_that_may_or_may_not_be_written(
     scene: Scene, tokens: list[int | None]

@@ -21,7 +21,7 @@ from paritybit.watch.ledger import Ledger
 from paritybit.watch.reading import slots_computed, slots_read
 from paritybit.watch.replays.differences import Difference, difference
 from paritybit.watch.replays.trial import LARGEST, SavedSlots, Trial, Values
-from paritybit.watch.replays.values import STEPS, Draw, other_values, sampled
+from paritybit.watch.replays.values import STEPS, Draw, other_values, sampled, shaken
 
 NOTHING_READ = "no live row reads a cached slot"
 NO_ROWS = "it is not known which slots the rows read"
@@ -102,6 +102,14 @@ class Reads:
             fresh = sampled(fresh, fitting(ledger, wrote, most), seed)
             found.append(Change(name, fresh, wrote, draw))
         return found
+
+    def shaken(self, trial: Trial, seed: int) -> list[SavedSlots]:
+        """Return what live rows certainly read, with other last bits."""
+        changes = self.certain(trial, Draw(seed))
+        return [
+            shaken(SavedSlots.of(trial.ledgers[one.group], one.slots, one.tensors), seed)
+            for one in changes
+        ]
 
     def certain(self, trial: Trial, draw: Draw) -> list[Change]:
         """Return slots that live rows certainly read, in all tensors of as many layers as fit."""
