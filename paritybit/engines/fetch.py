@@ -3,12 +3,12 @@
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,21 +120,39 @@ def fetch(version: str, package: Package = SGLANG) -> Found:
     require_release(version, package)
     name, marker = package.name, package.marker
     home = folder() / f"{name}-{version}"
-    found = folder_of_package(home, name, marker)
-    if found is None:
-        _require_place(home.name)
-        with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
-            unpacked = Path(scratch) / "unpacked"
+    if folder_of_package(home, name, marker) is None:
+        with filling(home) as unpacked, tempfile.TemporaryDirectory() as scratch:
             with zipfile.ZipFile(_download(version, Path(scratch), package)) as archive:
                 needed = [one for one in archive.namelist() if not one.endswith(package.unneeded)]
                 archive.extractall(unpacked, needed)
             if folder_of_package(unpacked, name, marker) is None:
                 raise CannotRunError(f"the wheel of {name} {version} contains no {name}/{marker}")
-            _move(unpacked, home)
-        found = folder_of_package(home, name, marker)
-        assert found is not None
     _require_dependencies(package)
+    found = folder_of_package(home, name, marker)
+    assert found is not None
     return Found(f"{name} {version}", found)
+
+
+@contextmanager
+def filling(home: Path) -> Iterator[Path]:
+    """Yield a folder that becomes `home` at the end, unless another process has made that.
+
+    An empty folder is not kept. Raises CannotRunError if the folder cannot be written. The message
+    has no path, for the record.
+    """
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", dir=home.parent) as scratch:
+            (fresh := Path(scratch) / home.name).mkdir()
+            yield fresh
+            if any(fresh.iterdir()):
+                fresh.rename(home)
+    except OSError as error:
+        if not home.is_dir():
+            reason = error.strerror or "some files could not be written"
+            raise CannotRunError(
+                f"cannot store {home.name} in the engine folder ({FOLDER_VARIABLE}): {reason}"
+            ) from error
 
 
 def newest(package: Package = SGLANG) -> str:
@@ -142,13 +160,6 @@ def newest(package: Package = SGLANG) -> str:
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         wheel = _download(None, Path(scratch), package)
         return wheel.name.split("-")[1]
-
-
-def fetched(package: Package = SGLANG) -> list[str]:
-    """Return the downloaded releases in order."""
-    prefix = f"{package.name}-"
-    names = [home.name.removeprefix(prefix) for home in folder().glob(f"{prefix}*")]
-    return sorted(names, key=in_order)
 
 
 def in_order(version: str) -> list[int]:
@@ -163,7 +174,7 @@ def _download(version: str | None, into: Path, package: Package) -> Path:
     if pins is not None:
         (into / "pinned.txt").write_text(pins)
         words = ["--require-hashes", "-r", str(into / "pinned.txt")]
-    said = _pip("download", "--no-deps", "--only-binary", ":all:", "--dest", str(into), *words)
+    said = pip("download", "--no-deps", "--only-binary", ":all:", "--dest", str(into), *words)
     wheels = list(into.glob("*.whl"))
     if wheels:
         return wheels[0]
@@ -198,75 +209,22 @@ def install(name: str, requirements: Path) -> None:
 
     Raises CannotRunError if that fails, and MalformedError if the hash of a file is wrong.
     """
-    if (dependencies_folder() / name).exists():
+    home = dependencies_folder() / name
+    if home.exists():
         return
-    _require_place(name)
-    with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
-        target = Path(scratch) / name
-        said = _pip(
-            "install",
-            "--no-deps",
-            "--require-hashes",
-            "--target",
-            str(target),
-            "-r",
-            str(requirements),
-        )
-        if not target.exists():
-            if OTHER_HASH in said:
-                raise MalformedError(
-                    "the hash of a dependency of the engine differs from the pinned hash"
-                )
-            last = (said.strip().splitlines() or ["no output"])[-1]
-            raise CannotRunError(f"cannot install the dependencies of the engine: {last}")
-        _move(target, dependencies_folder() / name)
+    with filling(home) as target:
+        words = ("--no-deps", "--require-hashes", "--target", str(target), "-r", str(requirements))
+        said = pip("install", *words)
+    if not home.exists():
+        if OTHER_HASH in said:
+            raise MalformedError(
+                "the hash of a dependency of the engine differs from the pinned hash"
+            )
+        last = (said.strip().splitlines() or ["no output"])[-1]
+        raise CannotRunError(f"cannot install the dependencies of the engine: {last}")
 
 
-def install_one(home: Path, requirement: str, scratch: Path) -> bool:
-    """Install one package without its requirements in a folder. Returns whether it succeeded.
-
-    Raises CannotRunError if the folder cannot be written.
-    """
-    words = ("install", "--no-deps", "--only-binary", ":all:", "--target", str(scratch))
-    _pip(*words, requirement)
-    if scratch.exists():
-        _move(scratch, home)
-    return scratch.exists()
-
-
-def _move(source: Path, home: Path) -> None:
-    """Move a folder to its place atomically, unless another process has just done so.
-
-    Raises CannotRunError if the folder cannot be written.
-    """
-    beside = home.with_name(f".{home.name}-{os.getpid()}")
-    try:
-        home.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(source, beside, symlinks=True)
-        beside.rename(home)
-    except OSError as error:
-        shutil.rmtree(beside, ignore_errors=True)
-        if not home.is_dir():
-            raise _not_kept(home.name, error) from error
-
-
-def _require_place(name: str) -> None:
-    """Raise CannotRunError before a download if the folder of engines cannot be written."""
-    try:
-        folder().mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder()):
-            pass
-    except OSError as error:
-        raise _not_kept(name, error) from error
-
-
-def _not_kept(name: str, error: OSError) -> CannotRunError:
-    """Return the error for a folder that cannot be written. It has no path, for the record."""
-    reason = error.strerror or "some files could not be copied"
-    return CannotRunError(f"cannot store {name} in the engine folder ({FOLDER_VARIABLE}): {reason}")
-
-
-def _pip(*arguments: str) -> str:
+def pip(*arguments: str) -> str:
     """Run pip and return its output. Raises CannotRunError if pip is missing."""
     if importlib.util.find_spec("pip") is None:
         raise CannotRunError(

@@ -1,11 +1,11 @@
-"""Makes Triton's interpreter faster by avoiding repeated and unused work at each launch.
+"""Corrects Triton's interpreter, and avoids work that it repeats at each launch.
 
-Kernels give the same bits in less than half of the time. Arithmetic that the interpreter does not
-support raises an error, instead of a wrong result. Independent of the engine.
+Kernels give the same bits in half of the time. Arithmetic that the interpreter does not support
+raises an error, instead of a wrong result. Independent of the engine.
 """
 
 import importlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 def quicken() -> None:
     """Make all launches of this process faster from now on."""
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
-    core: Any = importlib.import_module("triton.language.core")
     builder = interpreter.interpreter_builder
     accept_masks()
     count_in_tensors()
@@ -23,9 +22,6 @@ def quicken() -> None:
         # Assertions, which only serve for debugging, would check every sum for overflow.
         builder.options = replace(builder.options, sanitize_overflow=False)
     interpreter._patch_lang = once(interpreter._patch_lang, interpreter._LangPatchScope)
-    interpreter._get_np_dtype = by_elements(interpreter._get_np_dtype)
-    core.tensor.__init__ = remembered(core.tensor.__init__, key_of_type, ("handle", "type"))
-    core.block_type.__init__ = remembered(core.block_type.__init__, key_of_block, ("element_ty",))
 
 
 MASKED = {"create_masked_load": 1, "create_masked_store": 2, "create_atomic_rmw": 3}
@@ -115,48 +111,3 @@ def once(patch: Callable[[Any], Any], scope: Callable[[], Any]) -> Callable[[Any
         return scope()
 
     return patched
-
-
-def by_elements(numpy_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that caches the numpy type of a Triton type by its element type."""
-    known = dict[str, Any]()
-
-    def found(dtype: Any) -> Any:
-        scalar = dtype.scalar
-        if scalar.name not in known:
-            known[scalar.name] = numpy_of(scalar)
-        return known[scalar.name]
-
-    return found
-
-
-def key_of_type(handle: Any, dtype: Any) -> Hashable:
-    """Return the cache key for the type of a tensor, or None for pointers."""
-    return None if dtype.scalar.is_ptr() else dtype.name
-
-
-def key_of_block(elements: Any, shape: Any) -> Hashable:
-    """Return the cache key for the type of a block, or None for blocks of pointers."""
-    return None if elements.is_ptr() else (elements.name, *map(int, shape))
-
-
-def remembered(
-    described: Callable[..., None], key_of: Callable[..., Hashable], own: tuple[str, ...]
-) -> Callable[..., None]:
-    """Return an `__init__` that computes the attributes of objects with equal keys once.
-
-    The attributes `own` are the first arguments, and differ for each object.
-    """
-    known = dict[Hashable, dict[str, Any]]()
-
-    def initialise(self: Any, *given: Any) -> None:
-        key = key_of(*given)
-        if key is None or key not in known:
-            described(self, *given)
-            if key is not None:
-                known[key] = {name: held for name, held in vars(self).items() if name not in own}
-            return
-        vars(self).update(known[key])
-        vars(self).update(zip(own, given, strict=False))
-
-    return initialise

@@ -5,7 +5,6 @@ when a process of the engine could not start without it.
 """
 
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,5 +66,7 @@ def install_missed(source: Path, said: str) -> bool:
     requirement, home = required(source).get(name), fetch.dependencies_folder() / f"{FOLDER}{name}"
     if requirement is None or home.is_dir():
         return False
-    with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
-        return fetch.install_one(home, requirement, Path(scratch) / name)
+    words = ("--no-deps", "--only-binary", ":all:", "--target")
+    with fetch.filling(home) as target:
+        fetch.pip("install", *words, str(target), requirement)
+    return home.is_dir()

@@ -1,11 +1,10 @@
 """A matrix of findings and releases, from records of `paritybit watch`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from paritybit.drive.script import Script
 from paritybit.launch.schema import Finding, Watched
-from paritybit.launch.words import all_causes, lines_of
+from paritybit.launch.words import all_causes
 
 PULLS = "https://github.com/sgl-project/sglang/pull"
 
@@ -20,15 +19,11 @@ FREE, UNTRIED = "–", "?"
 
 @dataclass(frozen=True)
 class Release:
-    """A release and its record. If there is no record, `why` has the reason.
-
-    `smallest` has the smallest known script for each cause.
-    """
+    """A release and its record. If there is no record, `why` has the reason."""
 
     version: str
     record: Watched | None
     why: str = ""
-    smallest: Mapping[str, Script] = field(default_factory=dict)
 
     @property
     def tried(self) -> bool:
@@ -96,55 +91,4 @@ def scope(releases: Sequence[Release]) -> list[str]:
             f"| {release.version} | {verdict} | {' | '.join(f'{one:,}' for one in numbers)} "
             f"| {record.seconds:.0f} |"
         )
-    return lines
-
-
-def script_lines(script: Script) -> list[str]:
-    """Return a script as lines of Markdown: its settings, and a row per request."""
-    settings = ", ".join(f"{name} {value}" for name, value in script.settings.items())
-    lines = [
-        f"Settings: {settings}.",
-        "",
-        "| wave | request | prompt | tokens | arrives at poll | aborted at | follows |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for number, wave in enumerate(script.waves):
-        for one in wave.requests:
-            prompt = " + ".join(f"{part.length} of {part.text}" for part in one.prompt)
-            lines.append(
-                f"| {number} | {one.name} | {prompt} | {one.tokens} | {one.arrives} "
-                f"| {FREE if one.aborted is None else one.aborted} | {one.follows or FREE} |"
-            )
-    lines += [
-        f"- wave {number}: {action.what} at poll {action.at}, for {action.lasts} polls"
-        for number, wave in enumerate(script.waves)
-        for action in wave.actions
-    ]
-    return lines
-
-
-def report(cause: str, releases: Sequence[Release], laws: Mapping[str, str]) -> list[str]:
-    """Return a report about a cause for a maintainer, as lines of Markdown.
-
-    It contains the smallest script of all releases. `laws` has the law of each check.
-    """
-    having = [release for release in releases if release.findings(cause)]
-    found = having[-1].findings(cause)
-    lines = [f"# {cause}", "", f"Releases: {', '.join(one.version for one in having)}.", ""]
-    for check in dict.fromkeys(one.check for one in found):
-        lines.append(f"- {check}: {laws.get(check, 'not described')}.")
-    lines += ["", f"In {having[-1].version}:", ""]
-    for one in found:
-        lines.append(f"- {one.check}: {one.text}")
-        lines += [f"  - {name}: {words}" for name, words in lines_of(one)]
-    scripts = [
-        (script.requests, release.version, script)
-        for release in having
-        for name, script in release.smallest.items()
-        if name == cause
-    ]
-    if scripts:
-        _, version, script = min(scripts, key=lambda one: one[:2])
-        lines += ["", f"The smallest script that was found, on {version}:", ""]
-        lines += script_lines(script)
     return lines

@@ -78,7 +78,7 @@ def test_an_engine_that_cannot_be_had_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(fetch.FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(fetch, "_pip", lambda *words: "no index")
+    monkeypatch.setattr(fetch, "pip", lambda *words: "no index")
     with pytest.raises(CannotRunError, match="no package index answers"):
         of_sglang.prepare("sglang==0.5.12")
     with pytest.raises(MalformedError, match="is not an engine"):

@@ -11,7 +11,6 @@ from paritybit.engines.graphs import (
     recording,
     whole,
 )
-from paritybit.engines.interpreter import remembered
 from paritybit.engines.loading import named
 from paritybit.engines.stubs import StubFinder
 from paritybit.explore.sglang.loading import STUBS
@@ -84,26 +83,6 @@ def test_kernels_give_the_same_bits_by_a_quickened_interpreter_which_patches_onc
     assert found["small"] == {
         "moves": True, "adds": refused, "multiplies": refused, "reduces": refused,
     }  # fmt: skip
-
-
-def test_what_describes_an_object_is_computed_once_a_key_and_never_its_own() -> None:
-    computed: list[tuple[str, int]] = []
-
-    class Made:
-        """Stands for a type of tensor."""
-
-        def __init__(self, handle: str, size: int) -> None:
-            computed.append((handle, size))
-            self.handle, self.doubled = handle, 2 * size
-
-    described = remembered(Made.__init__, lambda handle, size: size or None, ("handle",))
-    vars_of = []
-    for handle, size in (("a", 3), ("b", 3), ("c", 4), ("d", 0), ("e", 0)):
-        made = Made.__new__(Made)
-        described(made, handle, size)
-        vars_of.append((made.handle, made.doubled))
-    assert vars_of == [("a", 6), ("b", 6), ("c", 8), ("d", 0), ("e", 0)]
-    assert computed == [("a", 3), ("c", 4), ("d", 0), ("e", 0)]
 
 
 def test_what_an_engine_compiles_runs_as_it_is_written() -> None:

@@ -1,8 +1,8 @@
 """Where engines are kept, who fetches one, and what CI makes of one that it cannot have."""
 
+import errno
 import importlib.util
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from paritybit.harness.errors import CannotRunError
 
 from paritybit.__main__ import main
 from paritybit.engines import fetch
-from paritybit.engines.packages import SGLANG, Package
 from properties.support.harness.command_line import CANNOT_RUN, LONGEST
 from properties.support.places import ROOT
 
@@ -30,7 +29,7 @@ def test_a_folder_of_engines_that_cannot_be_written_is_said_before_anything_is_f
         raise AssertionError("nothing is fetched")
 
     monkeypatch.setattr("paritybit.engines.fetch._download", download)
-    monkeypatch.setattr("paritybit.engines.fetch._pip", download)
+    monkeypatch.setattr("paritybit.engines.fetch.pip", download)
     monkeypatch.setenv("PARITYBIT_ENGINES", str(tmp_path / place))
     assert main(["engine", "0.5.12"]) == CANNOT_RUN
     said = capsys.readouterr().err
@@ -52,29 +51,29 @@ def test_an_environment_without_pip_is_told_what_to_install(
     )
 
 
-def engine_in(folder: Path, package: Package = SGLANG) -> Path:
-    """Make a folder that holds what is taken for an engine's package."""
-    (folder / package.name / package.marker).mkdir(parents=True)
-    return folder
-
-
-def test_what_another_process_has_put_in_place_meanwhile_is_taken(tmp_path: Path) -> None:
-    source, home = engine_in(tmp_path / "unpacked"), tmp_path / "engines" / "sglang-1"
-    for _ in range(2):
-        fetch._move(source, home)
+def test_a_folder_is_kept_whole_or_not_at_all(tmp_path: Path) -> None:
+    home = tmp_path / "engines" / "sglang-1"
+    with pytest.raises(ZeroDivisionError), fetch.filling(home) as target:
+        (target / "sglang").touch()
+        raise ZeroDivisionError
+    with fetch.filling(home):
+        pass
+    assert list(home.parent.iterdir()) == []
+    for name in ("first", "second"):
+        with fetch.filling(home) as target:
+            (target / name).touch()
     assert [path.name for path in home.parent.iterdir()] == [home.name]
+    assert [path.name for path in home.iterdir()] == ["first"]
 
 
-def test_an_engine_that_cannot_be_kept_whole_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def copy_a_part(_: Path, target: Path, **__: Any) -> None:
-        engine_in(target)
-        raise shutil.Error([("from", "to", "No space left on device")])
-
-    monkeypatch.setattr("shutil.copytree", copy_a_part)
-    with pytest.raises(CannotRunError, match="cannot store sglang-1 in the engine folder"):
-        fetch._move(tmp_path / "unpacked", tmp_path / "sglang-1")
+def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    said = "cannot store sglang-1 in the engine folder .PARITYBIT_ENGINES.: No space left"
+    with (
+        pytest.raises(CannotRunError, match=said),
+        fetch.filling(tmp_path / "sglang-1") as target,
+    ):
+        (target / "sglang").touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -19,10 +19,10 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     def pip(*arguments: str) -> str:
         words.append(arguments[-1])
         if not arguments[-1].startswith("absent"):
-            Path(arguments[arguments.index("--target") + 1]).mkdir()
+            (Path(arguments[-2]) / "package").mkdir()
         return ""
 
-    monkeypatch.setattr(fetch, "_pip", pip)
+    monkeypatch.setattr(fetch, "pip", pip)
     return words
 
 

@@ -25,7 +25,7 @@ from properties.planting.faults import FOLDER, plant, read
 from properties.support.harness.command_line import python
 
 RELEASE = "0.5.23"
-AT_HAND = RELEASE in fetch.fetched(SGLANG)
+AT_HAND = (fetch.folder() / f"{SGLANG.name}-{RELEASE}").is_dir()
 
 
 class Key(tuple[int, ...]):

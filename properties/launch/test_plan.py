@@ -24,7 +24,6 @@ from paritybit.drive.environment import Environment
 from paritybit.drive.legs import Leg
 from paritybit.drive.script import Part, Planned, Script, Wave
 from paritybit.drive.sglang.settings import Served
-from paritybit.launch import matrix
 from paritybit.launch.follow import Stops
 from paritybit.launch.record import write
 from properties.support.harness.command_line import (
@@ -304,10 +303,7 @@ def test_releases_are_watched_once_and_shown_side_by_side(
 
     def run(_: Walk, home: Path, version: str, *words: str) -> None:
         ran.append((version, words[0]))
-        if words[0] == "shrink":
-            case = Path(words[1])
-            shutil.copy(case, case.with_name(f"{case.stem}-small.json"))
-        elif version in records:
+        if version in records:
             shutil.copytree(records[version], home / "latest")
         else:
             (home / "release.log").write_text("paritybit: it does not start\n")
@@ -317,20 +313,15 @@ def test_releases_are_watched_once_and_shown_side_by_side(
     assert paritybit(*releases) == OK
     first, second, third = (f"0.5.1{number}" for number in (1, 2, 3))
     watched = [(version, "watch") for version in (first, second, third)]
-    assert ran == [watched[0], (first, "shrink"), *watched[1:]]
+    assert ran == watched
     lines = Path("all/releases.md").read_text().splitlines()
     row = next(line for line in lines if line.startswith("| out_cache_loc_swa |"))
     assert [cell.strip() for cell in row.split("|")[3:6]] == ["1", "–", "?"]
     assert "pull/24743" in row
     assert any("0.5.13 | not tried: it does not start" in line for line in lines)
     assert paritybit(*releases) == OK
-    assert ran[4:] == [watched[2]]
+    assert ran[3:] == [watched[2]]
     assert paritybit("releases", "--releases", "new", "--out", "all") == MALFORMED
-    monkeypatch.setattr(matrix, "THREADS", {})
-    assert paritybit(*releases) == OK
-    report = Path("all/cause-1.md").read_text()
-    assert "a forward pass changes only the slots of its live tokens" in report
-    assert "| 0 | a | 3 of a | 4 | 0 | – | – |" in report
 
 
 def test_what_an_interrupted_walk_found_is_kept(

@@ -10,10 +10,9 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +25,19 @@ from rich.console import Console
 
 from paritybit import __version__
 from paritybit.drive.engines import BY_NAME
-from paritybit.drive.script import Script
 from paritybit.engines import fetch
 from paritybit.launch import matrix
 from paritybit.launch.command import Running
 from paritybit.launch.follow import Stops
 from paritybit.launch.matrix import Release
-from paritybit.launch.reading import case_of, record_of
+from paritybit.launch.reading import record_of
 from paritybit.launch.schema import Watched
-from paritybit.launch.words import all_causes, plural
+from paritybit.launch.words import plural
 
 PAUSE = 0.2
 
 NEWEST = "newest"
 """Stands for the newest release."""
-
-SHRINK_SECONDS = 30
-"""The seconds in which the case of each cause is shrunk."""
 
 LOG = "release.log"
 
@@ -88,45 +83,23 @@ class Walk:
         found: Watched = record_of(read_json(record), record.name)
         if found.verdict == "undecided" and not found.counts.get("forwards"):
             return Release(version, None, why_not(record.parent))
-        smallest = dict(self.shrunk(version, found, record.parent / "cases"))
-        release = Release(version, found, "", smallest)
         with self.lock:
             self.display.put(f"{version}: {found.verdict}: {found.message}")
-        return release
-
-    def shrunk(self, version: str, record: Watched, cases: Path) -> dict[str, Script]:
-        """Return the smallest script found for each cause of a record."""
-        scripts: dict[str, Script] = {}
-        for cause in all_causes(record.findings):
-            case = next((one.case for one in cause.findings if one.case is not None), None)
-            if case is None:
-                continue
-            path = cases / case
-            small = path.with_name(f"{path.stem}-small.json")
-            if not small.exists() and self.stops.received is None:
-                seconds = ("--seconds", str(SHRINK_SECONDS))
-                self.run(self.folder / version, version, "shrink", str(path), *seconds)
-            if small.exists():
-                scripts[cause.name] = case_of(read_json(small), small.name).script
-        return scripts
+        return Release(version, found)
 
     def run(self, home: Path, version: str, *words: str) -> None:
         """Run a paritybit command on a release in its own process."""
         run_aside((*words, "--engine", f"{self.package}=={version}"), home / LOG, self.stops)
 
 
-def run_aside(words: Sequence[str], log: Path, stops: Stops) -> int | None:
-    """Run a paritybit command in its own process, with its output in a file.
-
-    Returns its exit code.
-    """
+def run_aside(words: Sequence[str], log: Path, stops: Stops) -> None:
+    """Run a paritybit command in its own process, with its output in a file."""
     with log.open("ab") as output:
         running = Running([sys.executable, "-m", "paritybit", *words], os.environ, output)
         while not running.wait(PAUSE):
             if stops.received is not None and not running.asked_to_stop:
                 running.ask_to_stop(signal.SIGINT)
         running.clear()
-    return running.code
 
 
 def why_not(run: Path) -> str:
@@ -179,7 +152,7 @@ MATRIX = "releases.md"
 
 
 def write(folder: Path, releases: Sequence[Release]) -> None:
-    """Write the matrix, and a report on each cause without a public thread."""
+    """Write the matrix, and what was tried."""
     lines = ["# Findings in whole releases", "", *matrix.table(releases), ""]
     lines += [
         "Each cell has the number of findings, "
@@ -189,16 +162,4 @@ def write(folder: Path, releases: Sequence[Release]) -> None:
         "",
         *matrix.scope(releases),
     ]
-    laws = laws_of_checks()
-    unexplained = [cause for cause in matrix.causes(releases) if cause not in matrix.THREADS]
-    for number, cause in enumerate(unexplained, 1):
-        name = f"cause-{number}.md"
-        write_whole(folder / name, "\n".join(matrix.report(cause, releases, laws)) + "\n")
-        lines += ["", f"- [{cause}]({name})"] if number == 1 else [f"- [{cause}]({name})"]
     write_whole(folder / MATRIX, "\n".join(lines) + "\n")
-
-
-def laws_of_checks() -> Mapping[str, str]:
-    """Return the law of each check, by name."""
-    checks = import_module("paritybit.watch.checks").CHECKS
-    return {name: check.law for name, check in checks.items()}
