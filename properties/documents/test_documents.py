@@ -177,7 +177,6 @@ def run(code: str, folder: Path) -> None:
 
 
 def test_the_example_of_a_replay_runs_and_fails_as_the_page_says(tmp_path: Path) -> None:
-    """The examples for engines run in properties/export/test_releases.py."""
     code = examples()[0][1]
     run(code, tmp_path)
     right = "out_cache_loc = torch.zeros(4, dtype=torch.int64)"

@@ -182,10 +182,3 @@ def test_a_release_says_whether_batches_with_such_drafts_overlap(
     file.parent.mkdir(parents=True)
     file.write_text(says, encoding="utf-8")
     assert of_sglang.frozen_drafts(tmp_path) == option
-
-
-@pytest.mark.parametrize("known", [OLD, NEW])
-def test_the_graph_runner_of_a_cpu_is_asked_for(tmp_path: Path, known: frozenset[str]) -> None:
-    for graphs in ("cpu", "decode"):
-        words = Served("gemma4", graphs=graphs).words(known, tmp_path)
-        assert ("--enable-torch-compile" in words) is (graphs == "cpu")

@@ -70,14 +70,10 @@ def test_arguments_that_a_signature_does_not_name_are_left_out() -> None:
     assert named(make, size=3, transpose=False)() == 3
 
 
-def test_kernels_give_the_same_bits_by_a_quickened_interpreter_which_patches_once() -> None:
-    done = run_interpreted("properties.engines.quickened")
+def test_the_corrected_interpreter_refuses_small_floats_and_counts_in_tensors() -> None:
+    done = run_interpreted("properties.engines.corrected")
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
-    assert any(abs(bits) > 1 << 30 for bits in found["before"]["wrapped"])
-    assert found["after"] == [found["before"]] * 2
-    assert {"moved", "scaled", "spread", "wrapped"} <= set(found["patched"])
-    assert len(found["patched"]) == len(set(found["patched"]))
     assert found["loop"] == [0, 0, 0, 9, 0, 0, 36, 0]
     refused = 'NotImplementedError("Triton\'s interpreter cannot compute with bf16")'
     assert found["small"] == {

@@ -32,7 +32,6 @@ ORDER = (
     "paritybit.inject",
     "paritybit.launch",
     "paritybit.explore",
-    "paritybit.export",
     "paritybit.testing",
     "paritybit.harness.cli",
 )

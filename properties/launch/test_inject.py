@@ -70,7 +70,6 @@ def test_nothing_else_of_a_checkout_can_be_imported(injected: Path, tmp_path: Pa
 
 
 def test_several_that_start_with_a_process_run_all(injected: Path, tmp_path: Path) -> None:
-    """As under `watch -- python -m paritybit.drive.on_cpu ENGINE FILE`, whichever comes first."""
     names = ["one", "two"]
     for name in names:
         (tmp_path / name).mkdir()

@@ -4,7 +4,7 @@ import dataclasses
 import weakref
 from typing import Any
 
-from torch import Tensor, distributed
+from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.allocations import Allocations
@@ -64,18 +64,9 @@ EFFECTS = {
 """The values of settings with which a forward changes nothing but KV and its inputs."""
 
 
-ALONE = "alone"
-"""The name of a process-group backend whose other members do not exist."""
-
-
-def alone() -> bool:
-    """Return whether this process runs alone, although it has several ranks."""
-    return distributed.is_initialized() and distributed.get_backend() == ALONE
-
-
 def once(arguments: Any) -> str | None:
     """Return why a replay may run only once, or None. `arguments` are those of the server."""
-    if not alone() and any(getattr(arguments, name, 1) not in (None, 0, 1) for name in RANKS):
+    if any(getattr(arguments, name, 1) not in (None, 0, 1) for name in RANKS):
         return "it waits for other ranks"
     given = {name: getattr(arguments, name, None) for name in EFFECTS}
     effects = [f"{name}={value!r}" for name, value in given.items() if value not in EFFECTS[name]]

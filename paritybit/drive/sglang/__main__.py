@@ -31,14 +31,9 @@ def prepare(device: str) -> None:
 
 
 def engine(served: Served) -> Engine:
-    """Return the engine, with the graph runner that the settings select."""
+    """Return the engine."""
     from paritybit.drive.sglang import serving  # noqa: PLC0415
-    from paritybit.drive.sglang.compiled import CPU_GRAPHS  # noqa: PLC0415
-    from paritybit.drive.stand_ins.installing import put  # noqa: PLC0415
-    from paritybit.drive.stand_ins.table import RUNNER_OF_CUDA  # noqa: PLC0415
 
-    if served.device == "cpu":
-        put(CPU_GRAPHS if served.graphs == "cpu" else (RUNNER_OF_CUDA,))
     return serving.Engine(served)
 
 

@@ -16,7 +16,6 @@ TABLE = Table(
         "graphs": {
             "decode graphs": {},
             "breakable prefill graphs": {"graphs": "breakable"},
-            "CPU graphs": {"graphs": "cpu"},
         },
         "model": {
             "Gemma 4": {},
@@ -55,22 +54,18 @@ TABLE = Table(
         "adapters": {"no adapters": {}, "LoRA adapters": {"adapters": 3}},
         "queue": {"first come, first served": {}, "priorities": {"priorities": True}},
         "operator": {"no actions": {}, "actions": {"actions": True}},
-        "ranks": {"one rank": {}, "idle data-parallel rank": {"ranks": 2}},
     },
     apart=[
         (DRAFTS[:3], ("Gemma 4", *OTHER_MODELS)),
         (DRAFTS[3:], ("attention sinks", *OTHER_MODELS)),
-        (("LoRA adapters", "idle data-parallel rank"), ("Gemma 4", *OTHER_MODELS)),
+        (("LoRA adapters",), ("Gemma 4", *OTHER_MODELS)),
         (("few window slots",), ("page size 16", "page size 64", *OTHER_MODELS[1:])),
         (("few window pages",), ("page size 64", *OTHER_MODELS[1:])),
         (("mixed batches",), DRAFTS[2:]),
-        (("CPU graphs",), (*DRAFTS, "LoRA adapters", "idle data-parallel rank")),
         (("KV on the host",), OTHER_MODELS[:2]),
         (("states of convolutions",), ("page size 4", "page size 16", "page size 64")),
         # Releases either forbid overlap with these drafts, see `frozen_draft`, or need it.
         (DRAFTS[3:], ("no overlap",)),
-        # The second rank has no process, and takes no part in these.
-        (("idle data-parallel rank",), (*DRAFTS, "LoRA adapters")),
     ],
     failing=[
         # 0.5.23 ends with an IndexError in `filter_batch` when it retracts a request.
@@ -78,7 +73,6 @@ TABLE = Table(
         # 0.5.23 ends with an AssertionError when a second prompt is cut: see `docs/findings.md`.
         (("priorities",), CHUNKS),
     ],
-    devices={"CPU graphs": "cpu"},
     # Planted faults that were found: 76 in plain rows, 20 in chains of EAGLE, 13 with pages of 16
     # tokens, 7 in states, 6 without a prefix cache, 5 with actions. Trees in small pages found one
     # that no other setting shows. Rows with adapters or KV on the host compare no request alone.

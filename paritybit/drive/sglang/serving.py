@@ -23,16 +23,8 @@ from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.playing import Progress
 from paritybit.drive.script import Planned, Wave
 from paritybit.drive.sglang.settings import Served
-from paritybit.drive.stand_ins.installing import StandIn, put
-from paritybit.drive.stand_ins.ranks import Other, run_alone, steps_of
 from paritybit.engines.loading import named
 from paritybit.watch import journal
-
-OTHER_RANK = StandIn(
-    "the second data-parallel rank: its scheduler says what a seed draws, and it computes nothing",
-    "one process has one rank",
-    run_alone,
-)
 
 NOTHING = ("input_embeds", "mm_inputs", "token_ids_logprob", "token_type_ids")
 """Optional fields of a request that some releases require. They are None."""
@@ -83,8 +75,6 @@ class Engine:
         """
         assert self._run is not None, "the engine has not started"
         self._progress, self._made = Progress(self.forwards), {}
-        if self.served.ranks > 1:
-            Other.steps = steps_of(self.served.seed, self.served.rows, self.served.chunk)
         self.player = Player(waves, self._orders(), stop)
         with contextlib.suppress(PlayedError):
             self._run()
@@ -95,8 +85,6 @@ class Engine:
 
         Raises EngineFailedError if the engine raises, and LackingError for unsupported settings.
         """
-        if self.served.ranks > 1:
-            put((OTHER_RANK,))
         module: Any = importlib.import_module("sglang.srt.managers.scheduler")
         configuration: Any = importlib.import_module("sglang.srt.server_args")
         with tempfile.TemporaryDirectory(prefix="paritybit-") as folder:

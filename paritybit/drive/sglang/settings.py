@@ -46,16 +46,12 @@ SIMPLE: Mapping[str, Setting] = {
     "whole_prompts": False,
     "mixed": False,
     "graphs": "decode",
-    "ranks": 1,
     "host_cache": False,
 }
 """The simplest values of settings, in the order in which `shrink` tries them."""
 
-GRAPHS = ("decode", "cpu", "breakable")
-"""The captured graphs: decoding, decoding by the graph runner for CPUs, or prefills as well."""
-
-RANKS = (1, 2)
-"""Numbers of data-parallel ranks. Only the first rank has a process."""
+GRAPHS = ("decode", "breakable")
+"""The captured graphs: decoding, or prefills as well."""
 
 SPECULATION = ("eagle", "standalone", "frozen_kv_mtp")
 """Kinds of draft models: a layer over the hidden states of the target, a second model like the
@@ -81,7 +77,6 @@ class Served(Common):
         "graphs": GRAPHS,
         "speculative": (None, *SPECULATION),
         "frozen_draft": (None, *FROZEN),
-        "ranks": RANKS,
     }
     SIZES: ClassVar = ("page_size", "topk", "rows", "chunk", "pool")
 
@@ -97,7 +92,6 @@ class Served(Common):
     chunk: int = CHUNK
     pool: int = POOL
     adapters: int = field(default=0, metadata={"later": True})
-    ranks: int = field(default=1, metadata={"later": True})
     host_cache: bool = field(default=False, metadata={"later": True})
     windows: int | None = field(default=None, metadata={"later": True})
     mixed: bool = field(default=False, metadata={"later": True})
@@ -121,10 +115,10 @@ class Served(Common):
         """Return a wave whose requests are compared with themselves alone, or None for none.
 
         Requests are served alone by forks. A fork has no GPU, and no threads, as copies to the host
-        and messages between ranks need. Adapters are loaded by such messages.
+        need. Adapters are loaded by messages to the scheduler.
         """
         possible = self.device == "cpu" and not (self.host_cache or self.adapters)
-        return sample(self.limits()) if possible and self.ranks == 1 else None
+        return sample(self.limits()) if possible else None
 
     @property
     def frozen(self) -> bool:
@@ -154,10 +148,10 @@ class Served(Common):
             *("--device", self.device),
             *("--dtype", "float32" if self.device == "cpu" else "bfloat16"),
             *("--page-size", str(self.page_size)),
-            *("--chunked-prefill-size", str(chunk * self.ranks)),
+            *("--chunked-prefill-size", str(chunk)),
             *("--max-prefill-tokens", str(chunk)),
             *("--max-total-tokens", str(self.pool)),
-            *("--max-running-requests", str(self.rows * self.ranks)),
+            *("--max-running-requests", str(self.rows)),
             *("--context-length", str(CONTEXT)),
             *self._backend(),
             *("--sampling-backend", "pytorch"),
@@ -186,7 +180,7 @@ class Served(Common):
                 raise LackingError("this release has no priorities")
             words.append("--enable-priority-scheduling")
         more = *self._graphs(known), *self._speculation(known, folder), *self._lora(known)
-        return [*words, *more, *self._ranks(known), *self._host_cache()]
+        return [*words, *more, *self._host_cache()]
 
     def _backend(self) -> Sequence[str]:
         """Return the options for the attention backend, and for the states of recurrent layers.
@@ -209,17 +203,6 @@ class Served(Common):
             *("--hicache-write-policy", "write_through"),
         )
 
-    def _ranks(self, known: frozenset[str]) -> Sequence[str]:
-        """Return the options for data-parallel attention."""
-        if self.ranks == 1:
-            return ()
-        if self.device != "cpu":
-            raise LackingError("one process of an engine on a GPU has one rank")
-        size = str(self.ranks)
-        if "--attn-dp-size" in known:
-            return "--tp-size", size, "--attn-dp-size", size
-        return "--tp-size", size, "--dp-size", size, "--enable-dp-attention"
-
     def _lora(self, known: frozenset[str]) -> Sequence[str]:
         """Return the options for LoRA adapters. The kernels are others if batches overlap."""
         if not self.adapters:
@@ -234,11 +217,9 @@ class Served(Common):
 
     def _graphs(self, known: frozenset[str]) -> Sequence[str]:
         """Return the options for captured graphs. Their names depend on the release."""
-        compiled = ("--enable-torch-compile",) if self.graphs == "cpu" else ()
         if "--cuda-graph-config" in known:
-            return "--cuda-graph-config", json.dumps(self._phases()), *compiled
+            return "--cuda-graph-config", json.dumps(self._phases())
         words = ["--cuda-graph-max-bs", str(BUCKETS[-1]), "--cuda-graph-bs", *map(str, BUCKETS)]
-        words += compiled
         if self.graphs != "breakable":
             return [*words, *({"--disable-piecewise-cuda-graph"} & known)]
         if "--enable-breakable-cuda-graph" not in known:

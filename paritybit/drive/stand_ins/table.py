@@ -28,12 +28,6 @@ ANYWHERE = (
 )
 """Stand-ins for every device, before the engine is imported."""
 
-RUNNER_OF_CUDA = StandIn(
-    "the choice of graph runner for decoding: the one of CUDA",
-    "the engine has another for a CPU",
-    use_runner_of_cuda,
-)
-
 ON_A_CPU: Sequence[StandIn] = (
     StandIn(
         "Triton's interpreter: numpy for the engine's index kernels, compared with it at first",
@@ -76,6 +70,11 @@ ON_A_CPU: Sequence[StandIn] = (
         "the kernel that bounds logits: torch",
         "Triton's interpreter has no tanh of libdevice",
         stand_in_for_softcap,
+    ),
+    StandIn(
+        "the choice of graph runner for decoding: the one of CUDA",
+        "the engine has another for a CPU",
+        use_runner_of_cuda,
     ),
     StandIn(
         "the choice of graph runners for drafting: those of CUDA",

@@ -1,1 +1,0 @@
-"""Cases that become tests of an engine's own suite."""
