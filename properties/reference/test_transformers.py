@@ -1,7 +1,8 @@
-"""What both worlds rest on, against `transformers`: another library's models, weights alike.
+"""The float64 oracle against `transformers`: another library's models with equal weights.
 
-Of the optional extra `oracle`. It knows neither our recurrent states, nor encoder lengths, nor
-positions of several sections, so requests here bring tokens alone.
+The property `dense_agreement` compares the eager path with the oracle. The library is the optional
+extra `oracle`. It knows neither our recurrent states, nor encoder lengths, nor positions of several
+sections, so requests here bring tokens alone.
 """
 
 from collections.abc import Callable
@@ -11,13 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from paritybit.reference.batch import Mode
-from paritybit.reference.config import Kind, ModelConfig, draft_config
+from paritybit.reference.config import Kind, ModelConfig
 from paritybit.reference.model import Model
 from paritybit.reference.oracle import dense_logits
 from torch import Tensor
 
-from properties.support.reference.paged import PagedRequests
 from properties.support.reference.transformers_models import (
     COUNTERPARTS,
     InFloat64,
@@ -28,9 +27,9 @@ from properties.support.reference.transformers_models import (
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no independent oracle: {missing()}")
 
 ORACLE_BOUND, EAGER_BOUND = 1e-12, 5e-5
-"""Largest |ours - theirs| / (1 + |theirs|) of a logit: in float64, and of our float32 path."""
+"""Largest |ours - theirs| / (1 + |theirs|) of a logit: of the oracle, and of a float32 path."""
 
-REQUESTS, PAGE = 2, 4
+REQUESTS = 2
 CPU = torch.device("cpu")
 
 of_every_model = pytest.mark.parametrize("name", COUNTERPARTS)
@@ -103,36 +102,6 @@ def test_the_oracle_agrees_with_cached_decoding(name: str) -> None:
         kept = config.max_context if kind is Kind.FULL else config.window - 1
         assert layer.keys.shape[-2] == kept
     assert off_by(of_oracle(model, tokens), torch.cat(found, 1)) <= ORACLE_BOUND
-
-
-def paged(name: str, page_size: int, device: str) -> PagedRequests:
-    """Return requests over pools of a page size."""
-    model = ours(name, device)
-    draft = Model(draft_config(model.config), model.dtype, model.device)
-    return PagedRequests(model, draft, drawn(model.config), page_size)
-
-
-@of_every_model
-def test_the_paged_eager_path_agrees_whole(name: str, device: str) -> None:
-    window = ours(name).config.window
-    for count in (1, window - 1, window, window + 1, 4 * window):
-        found = paged(name, 1, device).run(Mode.EXTEND, count)
-        assert off_by(found, of_library(name)[:, count - 1]) <= EAGER_BOUND
-
-
-@of_every_model
-def test_the_paged_eager_path_agrees_as_it_decodes(name: str, device: str) -> None:
-    """In chunks over the window, then a token at a time until the context is full."""
-    requests = paged(name, PAGE, device)
-    config = requests.model.config
-    forwards = [(Mode.EXTEND, 3), (Mode.EXTEND, config.window + 2)]
-    forwards += [(Mode.DECODE, 1)] * (config.max_context - config.window - 5)
-    for mode, count in forwards:
-        found = requests.run(mode, count)
-        wanted = of_library(name)[:, requests.lengths[0] - 1]
-        assert off_by(found, wanted) <= EAGER_BOUND
-    assert requests.lengths == [config.max_context] * REQUESTS
-    assert requests.evicted > REQUESTS * (config.max_context - 2 * config.window) // PAGE
 
 
 OTHER: dict[str, Callable[[ModelConfig], ModelConfig]] = {
