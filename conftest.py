@@ -21,12 +21,12 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from paritybit.harness.cli.exit_codes import CANNOT_RUN
-from paritybit.harness.cli.failures import github_error, on_github
 from paritybit.harness.errors import CannotRunError
 from paritybit.harness.machine import mps
 from paritybit.harness.machine.forks import GARBAGE
 from paritybit.harness.machine.gpus import VISIBLE, gpu_names, visible_gpus
 from paritybit.harness.machine.workers import Workers, processes_on
+from paritybit.reports.annotations import github_error, on_github
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 

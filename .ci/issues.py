@@ -15,10 +15,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from paritybit.harness.records.case import read_json
+from paritybit.harness.records.codec import load
 from paritybit.reports.watched.issue import Issue, Seen, by_cause, issue_of, seen_in
 
-from paritybit.launch.reading import record_of
+from paritybit.launch.case import WatchCase
+from paritybit.launch.schema import Watched
 
 LABEL = "paritybit-finding"
 MOST_PAGES = 50
@@ -41,8 +42,9 @@ def main(words: list[str]) -> int:
 
 def read(path: Path) -> list[Seen]:
     """Return what a record has; its cases lie next to it."""
-    cases = {file.name: read_json(file) for file in sorted((path.parent / "cases").glob("*.json"))}
-    return list(seen_in(record_of(read_json(path), path.name), cases))
+    files = sorted((path.parent / "cases").glob("*.json"))
+    cases = {file.name: load(file, WatchCase) for file in files}
+    return list(seen_in(load(path, Watched), cases))
 
 
 def settle(issue: Issue, mine: dict | None, *, post: bool) -> None:

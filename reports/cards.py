@@ -3,39 +3,31 @@
 This module has no markup and judges nothing. Statuses come from the record.
 """
 
-import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
-from paritybit.harness.records.schema import (
-    LATER,
-    BugRow,
-    CleanRow,
-    Contract,
-    Record,
-    TrialRow,
-    TrialSettings,
-    Violation,
-)
+from paritybit.harness.checks.property import Violation
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.records.case import file_name
+from paritybit.harness.records.codec import encoded
+from paritybit.harness.records.schema import BugRow, Record, Row
 from paritybit.harness.records.schema import Finding as RecordedFinding
 from paritybit.reports.blame import lines_of, linked_line, runner_of, runner_words
 from paritybit.reports.drawings.bit_patterns import Comparison, compare
 from paritybit.reports.drawings.timeline import Timeline, lay_out
 from paritybit.reports.explanation import ExplanationView, describe
 from paritybit.reports.texts import (
-    TINY,
     Fact,
     Piece,
     anchors,
     duration,
     linked,
     or_dash,
-    sized,
     value_text,
     words,
 )
-from paritybit.reports.verdicts import STATUSES
+from paritybit.reports.verdicts import MEANINGS
 
 ROOM = 6400
 """The maximum number of boxes in all time lines of a page. It keeps the page below 1 MB."""
@@ -85,7 +77,6 @@ class Card:
     runner: str
     fails_in: str
     where: str
-    source: str
     status: str
     meaning: str
     error: str
@@ -118,21 +109,19 @@ class Filter:
 
 def bug_cards(record: Record) -> Iterator[Card]:
     """Yield a card for each hunt of a bug, in the record's order."""
-    names = anchors(f"bug-{bug.bug}-{bug.runner}-{bug.source}" for bug in record.bugs)
+    names = anchors(f"bug-{bug.bug}-{bug.trial.runner}" for bug in record.bugs)
     for bug, anchor in zip(record.bugs, names, strict=True):
-        sound, meaning = STATUSES[bug.status]
         yield Card(
             anchor=anchor,
-            title=f"{bug.bug}@{bug.runner}",
+            title=f"{bug.bug}@{bug.trial.runner}",
             bug=bug.bug,
-            runner=bug.runner,
-            fails_in=runner_of(bug.finding, bug.runner),
-            where=_elsewhere(bug.finding, bug.runner),
-            source=bug.source,
+            runner=bug.trial.runner,
+            fails_in=runner_of(bug.finding, bug.trial.runner),
+            where=_elsewhere(bug.finding, bug.trial.runner),
             status=bug.status,
-            meaning=meaning,
+            meaning=MEANINGS[bug.status],
             error=bug.error or "",
-            sound=sound,
+            sound=bug.status.expected,
             mechanism=bug.mechanism,
             facts=tuple(_settings(bug.trial)),
             sources=tuple(_sources(bug.finding, record)),
@@ -145,7 +134,7 @@ def bug_cards(record: Record) -> Iterator[Card]:
 
 
 def _bug_counts(bug: BugRow) -> Iterator[Fact]:
-    yield Fact("schedules to detection", or_dash(bug.schedules_to_detection))
+    yield Fact("schedules to detection", or_dash(bug.drawn))
     yield from _reach(bug)
     yield from _counts(bug)
     if bug.capture_warnings:
@@ -165,7 +154,7 @@ def _reach(bug: BugRow) -> Iterator[Fact]:
         yield Fact(name, f"in {count} of {reach.schedules} observed schedules{first}")
 
 
-def _counts(hunt: TrialRow) -> Iterator[Fact]:
+def _counts(hunt: Row) -> Iterator[Fact]:
     yield Fact("schedules", f"{hunt.schedules:,}")
     yield Fact("steps", f"{hunt.steps:,}")
     yield Fact("replays", f"{hunt.replays:,}")
@@ -176,7 +165,7 @@ def _counts(hunt: TrialRow) -> Iterator[Fact]:
 def clean_cards(record: Record) -> Iterator[Card]:
     """Yield a card for each clean trial that has a finding, in the record's order."""
     found = [trial for trial in record.clean if trial.finding is not None]
-    names = anchors(f"{setting(trial)}-{trial.source}" for trial in found)
+    names = anchors(setting(trial) for trial in found)
     for trial, anchor in zip(found, names, strict=True):
         yield Card(
             anchor=anchor,
@@ -185,7 +174,6 @@ def clean_cards(record: Record) -> Iterator[Card]:
             runner=trial.trial.runner,
             fails_in=runner_of(trial.finding, trial.trial.runner),
             where=_elsewhere(trial.finding, trial.trial.runner),
-            source=trial.source,
             status=trial.status,
             meaning="The unchanged engine must have no findings.",
             error=trial.error or "",
@@ -209,7 +197,6 @@ def filters(cards: Sequence[Card]) -> Iterator[Filter]:
         "fails-in": (card.fails_in for card in cards),
         "property": (name for card in cards for name in card.violated),
         "outcome": (card.status for card in cards),
-        "source": (card.source for card in cards),
     }
     for name, of_cards in values.items():
         different = tuple(dict.fromkeys(of_cards))
@@ -229,30 +216,24 @@ def _sources(finding: RecordedFinding | None, record: Record) -> Iterator[Piece]
         yield Piece(f"{piece.text}, {line.what}", piece.href)
 
 
-def setting(row: CleanRow) -> str:
+def setting(row: Row) -> str:
     """Return a name for a clean trial that is different from the others."""
     trial = row.trial
     return (
-        f"clean {trial.runner}, {sized(trial)}, {trial.scheme},"
+        f"clean {trial.runner}, {trial.preset}, {trial.scheme},"
         f" page size {trial.page_size}, {trial.dtype}"
         f"{', overlapping steps' if trial.overlap else ''}"
     )
 
 
-def _settings(trial: TrialSettings) -> Iterator[Fact]:
+def _settings(trial: TrialConfig) -> Iterator[Fact]:
     yield Fact("runner", trial.runner)
     yield Fact("preset", trial.preset)
-    if trial.shape != TINY:
-        yield Fact("shape", trial.shape)
     yield Fact("location scheme", trial.scheme)
     yield Fact("dtype", trial.dtype)
     yield Fact("device", trial.device)
     yield Fact("page size", str(trial.page_size))
     yield Fact("slots", f"{trial.full_slots} full, {trial.swa_slots} SWA")
-    if trial.max_context:
-        yield Fact("longest request", f"{trial.max_context} tokens")
-    if trial.skipped_slots:
-        yield Fact("skipped slot numbers", f"{trial.skipped_slots:,}")
     if trial.topk == 1:
         yield Fact("topk", str(trial.topk))
     yield Fact("request rows", str(trial.rows))
@@ -261,33 +242,33 @@ def _settings(trial: TrialSettings) -> Iterator[Fact]:
     yield Fact("steps overlap", "yes" if trial.overlap else "no")
 
 
-def _finding(record: Record, row: TrialRow, anchor: str, expected: str | None) -> Finding | None:
+def _finding(record: Record, row: Row, anchor: str, expected: str | None) -> Finding | None:
     if row.finding is None:
         return None
-    case = case_text(row.trial, row.finding)
-    contract = _contract(record, row)
-    return finding_view(row.finding, case, anchor, expected, _room(record), contract)
-
-
-def _contract(record: Record, row: TrialRow) -> Contract | None:
-    """Return the correct contract of the runner whose forward fails, or None."""
     runner = runner_of(row.finding, row.trial.runner)
-    wanted = runner, row.trial.scheme
-    return next((one for one in record.contracts if (one.runner, one.scheme) == wanted), None)
+    paddings = record.paddings.get(f"{runner}, {row.trial.scheme}", {})
+    return finding_view(
+        row.finding, anchor, expected, _room(record), replay_of(row.finding, record), paddings
+    )
+
+
+def replay_of(finding: RecordedFinding, record: Record) -> str:
+    """Return the command that replays a finding."""
+    return shlex.join(["paritybit", "replay", f"{record.cases}/{file_name(finding.case)}"])
 
 
 def finding_view(
     finding: RecordedFinding,
-    case: str,
     anchor: str,
     expected: str | None,
     room: int,
-    contract: Contract | None = None,
+    reproduce: str,
+    paddings: Mapping[str, str],
 ) -> Finding:
     """Return a counterexample.
 
-    `case` is the text of its file, and `expected` the property to show first. The time line has at
-    most `room` boxes. `contract` is the correct contract of the runner that fails.
+    `expected` is the property to show first. The time line has at most `room` boxes. `reproduce` is
+    the command that replays it. `paddings` are those of the right contract.
     """
     seen = [_seen(violation) for violation in finding.violations]
     nothing = Seen(
@@ -299,12 +280,12 @@ def finding_view(
         lead=lead,
         others=tuple(other for other in seen if other is not lead),
         violated=bool(seen),
-        explanation=describe(finding.explanation, finding.timeline, contract),
+        explanation=describe(finding.explanation, finding.timeline, paddings),
         error=finding.error or "",
         timeline=lay_out(finding.timeline, room),
-        case=case,
-        case_file=finding.case_file,
-        reproduce=finding.reproduce,
+        case=encoded(finding.case),
+        case_file=file_name(finding.case),
+        reproduce=reproduce,
     )
 
 
@@ -322,32 +303,6 @@ def _seen(violation: Violation) -> Seen:
             if name not in compared
         ),
     )
-
-
-def case_text(trial: TrialSettings, finding: RecordedFinding) -> str:
-    """Return the text of a finding's case file, with one line per step and violation."""
-    settings = asdict(trial)
-    for one in fields(trial):  # A case file leaves them out too.
-        if one.metadata == LATER and settings[one.name] == one.default:
-            del settings[one.name]
-    case = asdict(finding.case) | {
-        "trial": settings,
-        "schedule": asdict(finding.schedule),
-        "violations": [asdict(violation) for violation in finding.violations],
-    }
-    if finding.history:
-        case["history"] = [asdict(schedule) for schedule in finding.history]
-    parts = [f" {json.dumps(name)}: {_lines(value)}" for name, value in case.items()]
-    return "{\n" + ",\n".join(parts) + "\n}"
-
-
-def _lines(value: Any) -> str:
-    """Return JSON text with one line per object of a list."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k)}: {_lines(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple) and any(isinstance(item, dict) for item in value):
-        return "[\n" + ",\n".join(f"  {json.dumps(item)}" for item in value) + "\n ]"
-    return json.dumps(value)
 
 
 def _room(record: Record) -> int:

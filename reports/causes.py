@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from paritybit.harness.errors import headline
 from paritybit.harness.explain.facts import SourceLine
-from paritybit.harness.records.schema import BugRow, CleanRow, Environment, Record, TrialRow
+from paritybit.harness.records.schema import BugRow, Environment, Record, Row
 from paritybit.reports.blame import (
     culprit,
     lines_of,
@@ -13,9 +14,9 @@ from paritybit.reports.blame import (
     runner_words,
     to_blame,
 )
-from paritybit.reports.cards import Card
-from paritybit.reports.texts import Piece, sized
-from paritybit.reports.verdicts import STATUSES, all_rows, sound, tried
+from paritybit.reports.cards import Card, replay_of
+from paritybit.reports.texts import Piece
+from paritybit.reports.verdicts import MEANINGS, all_rows, tried
 
 MOST_NAMED = 6
 """The number of further failures that a cause lists by name."""
@@ -35,7 +36,7 @@ class Failure:
     """A trial or hunt with an unexpected result. `row` is from the record."""
 
     title: str
-    row: CleanRow | BugRow
+    row: Row
 
     @property
     def status(self) -> str:
@@ -46,7 +47,7 @@ class Failure:
     def steps(self) -> int:
         """The number of steps in its schedule."""
         finding = self.row.finding
-        return len(finding.schedule.steps) if finding is not None else LONGEST
+        return len(finding.case.schedule.steps) if finding is not None else LONGEST
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def failed(
     All hunts have a card, and clean trials with a finding.
     """
     found = [row for row in record.clean if row.finding is not None]
-    rows: tuple[TrialRow, ...] = (*found, *record.bugs)
+    rows: tuple[Row, ...] = (*found, *record.bugs)
     cards = zip(rows, (*clean_cards, *bug_cards), strict=True)
     anchors = {id(row): card.anchor for row, card in cards}
     for group in groups(record):
@@ -133,7 +134,7 @@ def groups(record: Record) -> tuple[Group, ...]:
 def failures(record: Record) -> Iterator[Failure]:
     """Yield the failures of a run in the order of the record."""
     for row in all_rows(record):
-        if not sound(row.status):
+        if not row.status.expected:
             yield Failure(title_of(row), row)
 
 
@@ -147,19 +148,19 @@ def _group(record: Record, status: str, cause: str, members: Iterable[Failure]) 
         told=tuple(told(row)),
         answers=tuple(_answers(shortest_first[0], record.environment)),
         lines=lines_of(row.finding),
-        replay=row.finding.reproduce if row.finding is not None else "",
+        replay=replay_of(row.finding, record) if row.finding is not None else "",
     )
 
 
-def title_of(row: CleanRow | BugRow) -> str:
+def title_of(row: Row) -> str:
     """Return a title for a clean trial or a hunt, with runner and model."""
     trial = row.trial
     name = row.bug if isinstance(row, BugRow) else "clean"
     overlap = ", steps overlap" if trial.overlap else ""
-    return f"{name}@{trial.runner} ({sized(trial)}, {trial.scheme}, {row.source}{overlap})"
+    return f"{name}@{trial.runner} ({trial.preset}, {trial.scheme}{overlap})"
 
 
-def cause_of(row: TrialRow) -> str:
+def cause_of(row: Row) -> str:
     """Return the name of the cause with its runner. Findings with the same name share a cause."""
     if row.finding is None:
         return row.raised or "nothing was found"
@@ -170,11 +171,11 @@ def cause_of(row: TrialRow) -> str:
     return f"{runner}: {culprit(explanation)}"
 
 
-def told(row: CleanRow | BugRow) -> Iterator[str]:
+def told(row: Row) -> Iterator[str]:
     """Yield sentences about a failure: the expected property, the violations, and the cause."""
     finding = row.finding
     if isinstance(row, BugRow):
-        yield STATUSES[row.status][1]
+        yield MEANINGS[row.status]
     if isinstance(row, BugRow) and row.detected_by is not None:
         yield f"must be detected by {row.detected_by}"
     if finding is None:
@@ -192,7 +193,7 @@ def told(row: CleanRow | BugRow) -> Iterator[str]:
         yield from finding.explanation.proof
         yield f"cause: {to_blame(finding.explanation, runner_of(finding, row.trial.runner))}"
     if finding.error is not None:
-        yield f"the explainer failed: {finding.raised}"
+        yield f"the explainer failed: {headline(finding.error)}"
     if lines_of(finding):
         places = (f"{line.file}:{line.line} ({line.what})" for line in lines_of(finding))
         yield f"source: {', '.join(places)}"
@@ -222,13 +223,13 @@ def _what(failure: Failure) -> str:
     return f"{failure.title}: step {lead.step} violates {lead.property}: {message}"
 
 
-def _why(row: CleanRow | BugRow) -> str:
+def _why(row: Row) -> str:
     """Describe the cause as far as it is known."""
     finding = row.finding
     if finding is not None and finding.explanation is not None:
         return to_blame(finding.explanation, runner_of(finding, row.trial.runner))
     if finding is not None and finding.error is not None:
-        return f"not known: the explainer failed: {finding.raised}"
+        return f"not known: the explainer failed: {headline(finding.error)}"
     if row.error is not None:
         return row.raised
     if finding is not None:

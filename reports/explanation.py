@@ -14,7 +14,6 @@ from paritybit.harness.explain.facts import (
     TimelineEntry,
     WrongElement,
 )
-from paritybit.harness.records.schema import Contract
 from paritybit.reports.blame import HOW, failing_runner, to_blame, writer_words
 from paritybit.reports.drawings import slot_map, static_inputs
 from paritybit.reports.drawings.bit_patterns import Comparison, compare
@@ -55,11 +54,11 @@ class ExplanationView:
 def describe(
     explanation: Explanation | None,
     timeline: Sequence[TimelineEntry],
-    contract: Contract | None = None,
+    paddings: Mapping[str, str],
 ) -> ExplanationView | None:
     """Return a finding's explanation for the page, or None without one.
 
-    `contract` is the correct contract of the runner that replayed, or None if it is not known.
+    `paddings` are those of the right contract of the runner that replayed, as far as known.
     """
     if explanation is None:
         return None
@@ -73,7 +72,7 @@ def describe(
         chain=tuple(_chain(explanation)),
         comparison=compare(explanation.property_id, difference),
         situation=_situation(explanation.at),
-        table=static_inputs.tabulate(explanation, timeline, contract),
+        table=static_inputs.tabulate(explanation, timeline, paddings),
         slots=tuple(
             slot_map.lay_out(pool, _taken(explanation, pool)) for pool in _that_matter(explanation)
         ),

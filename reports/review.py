@@ -9,19 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 
+from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.schema import (
     BugOnRunner,
     BugRow,
-    CleanRow,
     Environment,
     Record,
-    TrialRow,
-    TrialSettings,
+    Row,
 )
 from paritybit.reports.cards import Card, Filter, bug_cards, clean_cards, filters, setting
 from paritybit.reports.causes import Failed, failed
-from paritybit.reports.hitches import hitches
-from paritybit.reports.skipped import skipped
 from paritybit.reports.texts import Fact, Piece, duration, words
 from paritybit.reports.verdicts import (
     clean_green,
@@ -114,9 +111,8 @@ class CleanTrial:
     `fails_in` is the runner whose forward fails, or '' if it is the runner under test.
     """
 
-    facts: TrialSettings
-    counts: CleanRow
-    checked: str
+    facts: TrialConfig
+    counts: Row
     anchor: str
     violated: str
     step: int | None
@@ -151,10 +147,8 @@ class Review:
     runners: tuple[str, ...]
     runner_rows: tuple[RunnerRow, ...]
     trials: tuple[CleanTrial, ...]
-    property_sets: tuple[Fact, ...]
     events: tuple[Event, ...]
     cards: tuple[Card, ...]
-    skipped: tuple[Fact, ...]
     filters: tuple[Filter, ...]
     unsound: int
     extent: str
@@ -181,17 +175,15 @@ def review(record: Record) -> Review:
         figures=tuple(_figures(record)),
         failed=tuple(failed(record, clean, bugs)),
         attention=tuple(_attention(record, (*clean, *bugs), events)),
-        environment=(*_environment(record.environment), *hitches(record)),
+        environment=tuple(_environment(record.environment)),
         matrix=tuple(_matrix(record, _by_bug(record, bugs))),
         matrix_by_runner=tuple(_matrix(record, _by_bug_and_runner(record, bugs))),
         legend=tuple(Mark(kind, *shown) for kind, shown in MARKS.items()),
         runners=tuple(dict.fromkeys(pair.runner for pair in record.pairs)),
         runner_rows=tuple(_runner_rows(record, bugs)),
         trials=tuple(_trials(record, clean)),
-        property_sets=tuple(_property_sets(record)),
         events=events,
         cards=(*clean, *bugs),
-        skipped=tuple(skipped(record)),
         filters=tuple(filters([*clean, *bugs])),
         unsound=sum(not card.sound for card in (*clean, *bugs)),
         extent=extent(record),
@@ -199,7 +191,7 @@ def review(record: Record) -> Review:
 
 
 def _figures(record: Record) -> Iterator[Fact]:
-    everything: tuple[TrialRow, ...] = (*record.clean, *record.bugs)
+    everything: tuple[Row, ...] = (*record.clean, *record.bugs)
     if record.clean:
         yield Fact("clean trials passed", clean_green(record))
     if record.bugs:
@@ -214,17 +206,17 @@ def _attention(record: Record, cards: Iterable[Card], events: Iterable[Event]) -
     """Yield problems of a run other than failures."""
     for card in cards:
         if card.finding is not None and card.finding.error:
-            yield Piece(f"{card.title} ({card.source}): the explainer failed", card.anchor)
+            yield Piece(f"{card.title}: the explainer failed", card.anchor)
         if card.error and card.sound:
             what = "an error after its verdict"
-            yield Piece(f"{card.title} ({card.source}): {what}", card.anchor)
+            yield Piece(f"{card.title}: {what}", card.anchor)
     for trial in record.clean:
         wrong: list[str] = [] if trial.status in {"green", "red"} else [trial.status]
         wrong += [trial.error] if trial.error is not None else []
         if not trial.padded_replays:
             wrong.append("no padded replay, so this proves nothing")
         if wrong:
-            yield Piece(f"{setting(trial)} ({trial.source}): {'; '.join(wrong)}", "clean")
+            yield Piece(f"{setting(trial)}: {'; '.join(wrong)}", "clean")
     unreached = [event.name for event in events if event.required and not event.count]
     if unreached and judges_coverage(record):
         yield Piece(f"Never reached: {words(unreached)}", "coverage")
@@ -234,28 +226,11 @@ def _environment(environment: Environment) -> Iterator[Fact]:
     yield Fact("device", environment.device_name)
     yield Fact("backend", environment.device)
     if environment.processes is not None:
-        yield Fact("spread over", _spread(environment))
+        yield Fact("processes", str(environment.processes))
     yield Fact("paritybit", environment.paritybit)
     yield Fact("commit", _commit(environment.commit, dirty=environment.dirty))
-    yield Fact("Python", environment.python)
-    versions = {
-        "PyTorch": environment.torch,
-        "Triton": environment.triton,
-        "NumPy": environment.numpy,
-        "Hypothesis": environment.hypothesis,
-    }
-    for name, version in versions.items():
+    for name, version in environment.versions.items():
         yield Fact(name, "not installed" if version is None else version)
-
-
-def _spread(environment: Environment) -> str:
-    """Describe the processes and GPUs that shared the work."""
-    count, gpus = environment.processes or 1, environment.gpus
-    processes = f"{count} process{'es' * (count > 1)}"
-    if not gpus:
-        return processes
-    under = "under MPS" if environment.mps else "without MPS"
-    return f"{processes} on {gpus} GPU{'s' * (gpus > 1)}, {under}"
 
 
 def _commit(commit: str | None, *, dirty: bool | None) -> str:
@@ -286,8 +261,7 @@ def _matrix(record: Record, groups: Mapping[str, Hunts]) -> Iterator[MatrixRow]:
 
 def _hunt(hunt: BugRow, card: Card) -> Piece:
     """Return the link to a hunt, with its source and its schedules to detection."""
-    drawn = hunt.schedules_to_detection
-    return Piece(card.source if drawn is None else f"{card.source} {drawn}", card.anchor)
+    return Piece(card.runner if hunt.drawn is None else f"{card.runner} {hunt.drawn}", card.anchor)
 
 
 def _by_bug(record: Record, cards: Sequence[Card]) -> dict[str, Hunts]:
@@ -302,7 +276,7 @@ def _by_bug_and_runner(record: Record, cards: Sequence[Card]) -> dict[str, Hunts
     """Return the hunts of each bug@runner with their cards."""
     hunts: dict[str, Hunts] = {}
     for hunt, card in zip(record.bugs, cards, strict=True):
-        hunts.setdefault(f"{hunt.bug}@{hunt.runner}", []).append((hunt, card))
+        hunts.setdefault(f"{hunt.bug}@{hunt.trial.runner}", []).append((hunt, card))
     return hunts
 
 
@@ -337,8 +311,7 @@ def _pair(pair: BugOnRunner, hunts: Hunts) -> Pair:
     if kind == "unasked":
         return Pair("none", "·", "not selected", "")
     drawn = to_detection(rows)
-    sources = "/".join(card.source for _, card in hunts)
-    return Pair("caught", drawn, f"detected after {drawn} schedules ({sources})", anchor)
+    return Pair("caught", drawn, f"detected after {drawn} schedules", anchor)
 
 
 def _trials(record: Record, cards: Sequence[Card]) -> Iterator[CleanTrial]:
@@ -349,19 +322,11 @@ def _trials(record: Record, cards: Sequence[Card]) -> Iterator[CleanTrial]:
         yield CleanTrial(
             facts=trial.trial,
             counts=trial,
-            checked=f"{len(trial.properties)} of {len(record.properties)}",
             anchor=card.anchor if card is not None else "",
             violated=lead.property if lead is not None else "",
             step=lead.step if lead is not None else None,
             fails_in=card.fails_in if card is not None and card.where else "",
         )
-
-
-def _property_sets(record: Record) -> Iterator[Fact]:
-    """Yield the distinct sets of properties that were checked in clean trials."""
-    sets = dict.fromkeys(trial.properties for trial in record.clean)
-    for names in sets:
-        yield Fact(f"{len(names)} of {len(record.properties)}", words(names))
 
 
 def _events(record: Record) -> Iterator[Event]:

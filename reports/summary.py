@@ -1,10 +1,10 @@
 """A Markdown summary of a run, for example for a CI job. Texts from the record are escaped."""
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 from paritybit.harness.records.schema import Record
 from paritybit.reports.causes import Group
+from paritybit.reports.markdown import table, text
 from paritybit.reports.review import Review, review
 
 MOST_LINES = 50
@@ -21,10 +21,9 @@ def _lines(record: Record, shown: Review) -> Iterator[str]:
     yield ""
     yield text(record.message)
     yield ""
-    if record.scope is not None:
-        yield f"Tried: {text(record.scope.tried)}."
-        yield f"Not tried: {text(record.scope.untried)}."
-        yield ""
+    yield f"Tried: {text(record.scope.tried)}."
+    yield f"Not tried: {text(record.scope.untried)}."
+    yield ""
     if shown.failed:
         yield "### What failed"
         yield ""
@@ -49,7 +48,7 @@ def _lines(record: Record, shown: Review) -> Iterator[str]:
         )
         yield ""
         yield (
-            "Cells show the schedules needed to detect the bug, by source; ○ tested, "
+            "Cells show the schedules needed to detect the bug; ○ tested, "
             "cannot affect the runner; – cannot be switched on in this runner; ✕ "
             "unexpected result; · not selected."
         )
@@ -71,19 +70,3 @@ def _told(group: Group) -> Iterator[str]:
         yield f"  - {text(group.replay)}"
     if group.others:
         yield f"  - also: {text(group.others)}"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table. The cells of its rows are escaped."""
-    yield _row(head)
-    yield _row(["---"] * len(head))
-    yield from (_row([text(cell) for cell in row]) for row in rows)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def text(value: str) -> str:
-    """Return a text on one line with all special characters of Markdown and HTML escaped."""
-    return re.sub(r"([\\`*_{}\[\]()<>#|!&~@])", r"\\\1", " ".join(value.split()))

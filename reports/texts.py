@@ -5,10 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-TINY = "tiny"
-"""The shape that is not mentioned."""
+from typing import Any
 
 LINK = re.compile(r"https?://[^\s<>\"',;]+")
 MOST_VALUES = 16
@@ -28,25 +25,6 @@ class Fact:
 
     name: str
     value: str
-
-
-class Sized(Protocol):
-    """A value with a model and a shape."""
-
-    @property
-    def preset(self) -> str:
-        """The model."""
-        ...
-
-    @property
-    def shape(self) -> str:
-        """The shape."""
-        ...
-
-
-def sized(one: Sized) -> str:
-    """Return the name of a model, and its shape if it is not tiny."""
-    return one.preset if one.shape == TINY else f"{one.preset} {one.shape}"
 
 
 def words(values: Iterable[Any]) -> str:

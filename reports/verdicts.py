@@ -3,61 +3,53 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from paritybit.harness.records.schema import BugOnRunner, BugRow, CleanRow, Record, TrialRow
+from paritybit.harness.records.schema import BugOnRunner, BugRow, Record, Row, Status
 
-STATUSES: Mapping[str, tuple[bool, str]] = {
-    "caught": (True, "The required property detected the bug."),
-    "fails without the bug too": (False, "The same property is violated on the clean engine."),
-    "not reproduced": (
-        False,
-        "The hunt detected the bug, but replaying the shrunk schedule did not.",
+MEANINGS: Mapping[Status, str] = {
+    Status.GREEN: "No property was violated.",
+    Status.RED: "The unchanged engine must have no findings.",
+    Status.CAUGHT: "The required property detected the bug.",
+    Status.CLEAN_IS_RED: "The same property is violated on the clean engine.",
+    Status.NOT_REPRODUCED: (
+        "The hunt detected the bug, but replaying the shrunk schedule did not."
     ),
-    "undeclared state": (
-        False,
-        "It depends on undeclared state, because a fresh process does not reproduce it.",
+    Status.UNDECLARED_STATE: (
+        "It depends on undeclared state, because a fresh process does not reproduce it."
     ),
-    "failed": (False, "An error ended the hunt, so it proves nothing."),
-    "device lost": (False, "A step lost the device. Later work ran in a new process."),
-    "unaffected": (
-        True,
-        "No schedule showed the bug, as expected, because it cannot affect this runner.",
+    Status.FAILED: "An error ended the hunt, so it proves nothing.",
+    Status.DEVICE_LOST: "A step lost the device. Later work ran in a new process.",
+    Status.UNAFFECTED: (
+        "No schedule showed the bug, as expected, because it cannot affect this runner."
     ),
-    "missed": (False, "No schedule showed the bug."),
-    "wrong property": (False, "A property detected the bug, but not the required one."),
-    "affected after all": (False, "A property detected the bug, although none was expected to."),
-    "vacuous": (False, "No replay could have shown the bug, so the hunt proves nothing."),
+    Status.MISSED: "No schedule showed the bug.",
+    Status.WRONG_PROPERTY: "A property detected the bug, but not the required one.",
+    Status.AFFECTED_AFTER_ALL: "A property detected the bug, although none was expected to.",
+    Status.VACUOUS: "No replay could have shown the bug, so the hunt proves nothing.",
+    Status.CAPTURE_WARNED: "A warning was logged while the graphs were captured.",
 }
-"""For each status of a hunt: whether it is expected, and its meaning."""
-
-GREEN = "green"
-"""The expected status of a clean trial."""
+"""The meaning of each status."""
 
 MarkKind = Literal["caught", "also", "missed", "none"]
 
 
-def sound(status: str) -> bool:
-    """Whether a status of a clean trial or a hunt is expected."""
-    return status == GREEN or STATUSES.get(status, (False, ""))[0]
-
-
-def together(rows: Iterable[TrialRow]) -> str:
+def together(rows: Iterable[Row]) -> Status:
     """Return the common status of trials or hunts: the first unexpected one, if there is one.
 
     If all are expected, `caught` takes precedence over `unaffected`.
     """
     statuses = [row.status for row in rows]
-    wrong = [status for status in statuses if not sound(status)]
-    return (wrong or [status for status in statuses if status == "caught"] or statuses)[0]
+    wrong = [status for status in statuses if not status.expected]
+    return (wrong or [status for status in statuses if status is Status.CAUGHT] or statuses)[0]
 
 
 def clean_green(record: Record) -> str:
     """Return the number of green clean trials out of all, as text."""
-    return f"{sum(row.status == GREEN for row in record.clean)} of {len(record.clean)}"
+    return f"{sum(row.status.expected for row in record.clean)} of {len(record.clean)}"
 
 
 def hunts_sound(record: Record) -> str:
     """Return the number of hunts that ended as expected out of all, as text."""
-    return f"{sum(sound(row.status) for row in record.bugs)} of {len(record.bugs)}"
+    return f"{sum(row.status.expected for row in record.bugs)} of {len(record.bugs)}"
 
 
 def tried(record: Record) -> str:
@@ -74,7 +66,7 @@ def extent(record: Record) -> str:
     return f"{schedules:,} schedules, {replays:,} replays"
 
 
-def all_rows(record: Record) -> tuple[CleanRow | BugRow, ...]:
+def all_rows(record: Record) -> tuple[Row, ...]:
     """Return all clean trials and hunts in the order of the record."""
     return (*record.clean, *record.bugs)
 
@@ -106,7 +98,7 @@ def pair_mark(pair: BugOnRunner, rows: Sequence[BugRow]) -> str:
     `also` was tested and cannot affect the runner, `lacking` cannot be switched on in it, and
     `unasked` was not selected.
     """
-    if any(not sound(row.status) for row in rows):
+    if any(not row.status.expected for row in rows):
         return "missed"
     if rows:
         return "also" if pair.unaffected is not None else "caught"
@@ -115,5 +107,5 @@ def pair_mark(pair: BugOnRunner, rows: Sequence[BugRow]) -> str:
 
 def to_detection(rows: Iterable[BugRow]) -> str:
     """Return the schedules to detection of each hunt as text."""
-    drawn = (row.schedules_to_detection for row in rows)
+    drawn = (row.drawn for row in rows)
     return "/".join("–" if count is None else str(count) for count in drawn)

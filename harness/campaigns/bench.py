@@ -7,14 +7,16 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from paritybit.harness.campaigns.hunt import without_error
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.records.case import read_json
+from paritybit.harness.records.files import read_bytes
 from paritybit.harness.schedules.schedule import Admit, Decode, Evict, Finish, Schedule, Step
 from paritybit.subjects.toggles import LocationScheme
 
@@ -97,7 +99,7 @@ class Bound:
         value = self.of({"figures": now}) if self.record is None else None
         if self.record is not None:
             path = EVIDENCE / self.record
-            before = read_json(path) if path.exists() else None
+            before = plain(path) if path.exists() else None
         recorded = self.of(before) if before is not None else None
         judged = recorded if value is None else value
         verdict = "not measured here"
@@ -147,7 +149,13 @@ BOUNDS = (
 """All bounds on speed that a record can show."""
 
 
+def plain(path: Path) -> Data:
+    """Return the data of a committed record."""
+    data: Data = msgspec.json.decode(read_bytes(path))
+    return data
+
+
 def committed(device_name: str) -> Data | None:
     """Return the committed record of `bench` from a device, or None."""
-    records = map(read_json, sorted(EVIDENCE.rglob("*bench.json")))
+    records = map(plain, sorted(EVIDENCE.rglob("*bench.json")))
     return next((one for one in records if one["environment"]["device_name"] == device_name), None)

@@ -20,7 +20,6 @@ from paritybit.harness.campaigns.scenes import (
     with_prompts,
 )
 from paritybit.harness.campaigns.task import (
-    GOOD,
     OPEN,
     Result,
     Task,
@@ -198,7 +197,7 @@ class Run:
     @property
     def undecided(self) -> bool:
         """Whether no result is wrong, but a task has no verdict or a state was never reached."""
-        wrong = [result for result in self.results if result.status not in GOOD]
+        wrong = [result for result in self.results if not result.status.expected]
         if any(result.status not in OPEN or result.finding is not None for result in wrong):
             return False
         return bool(wrong or self.lost or unreached(self))
@@ -304,8 +303,8 @@ def verdict(run: Run) -> tuple[str, str]:
     """
     clean = [result for result in run.results if result.task.bug is None]
     bugs = [result for result in run.results if result.task.bug is not None]
-    good = [result for result in bugs if result.status in GOOD]
-    clean_good = [result for result in clean if result.status in GOOD]
+    good = [result for result in bugs if result.status.expected]
+    clean_good = [result for result in clean if result.status.expected]
     message = (
         f"{len(clean_good)} of {len(clean)} clean trials passed;"
         f" {len(good)} of {len(bugs)} hunts ended as expected"

@@ -4,15 +4,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from paritybit.harness.campaigns.executor import Campaign, Ended
 from paritybit.harness.campaigns.hunt import time_limit, without_error
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
 from paritybit.harness.checks.table import DECLARED_STATE, PROPERTIES, STATEMENTS
 from paritybit.harness.errors import CannotRunError, MalformedError, UnknownNameError, headline
-from paritybit.harness.lockstep.config import TrialConfig, require_cuda, resolve_device
-from paritybit.harness.records.case import Case, case_of, read_json
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.records.case import Case
+from paritybit.harness.records.codec import Kind, load
 
 
 @dataclass(frozen=True)
@@ -54,27 +54,12 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def load_here(path: Path, device: str | None) -> Case:
-    """Load a case that can run here. Raises as `read_json` and `case_here` do."""
-    return case_here(read_json(path), path.name, device)
-
-
-def case_here(data: Any, name: str, device: str | None) -> Case:
-    """Return the case from a file's JSON data.
-
-    Raises MalformedError for malformed data, CannotRunError for a case that this build or machine
-    cannot run, or whose device is not `device`, if one is given.
-    """
+def load_known(path: Path, *kinds: type[Kind]) -> Kind:
+    """Load a case. Raises as `load` does, and CannotRunError for a name that is unknown here."""
     try:
-        case = case_of(data, name)
+        return load(path, *kinds)
     except UnknownNameError as error:
-        raise CannotRunError(f"{name} uses names that this build does not have: {error}") from error
-    if device is not None and resolve_device(device) != case.trial.device:
-        found = case.trial.device
-        raise CannotRunError(f"{name} was recorded on {found} and can only be replayed there")
-    if case.trial.device == "cuda":
-        require_cuda()
-    return case
+        raise CannotRunError(str(error)) from error
 
 
 def vacuous(outcome: Outcome) -> bool:

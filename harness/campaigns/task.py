@@ -9,9 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from paritybit.harness.campaigns.confirm import confirmed
+from paritybit.harness.campaigns.confirm import Confirmed, confirmed
 from paritybit.harness.campaigns.executor import Ended
-from paritybit.harness.campaigns.finding import Finding
 from paritybit.harness.campaigns.fresh import BeginFresh, PlayFresh, begin_fresh, play_fresh
 from paritybit.harness.campaigns.hunt import (
     HuntResult,
@@ -36,10 +35,11 @@ from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.explain.facts import Reach, TimelineEntry
 from paritybit.harness.explain.reach import AT_CAPTURE
-from paritybit.harness.explain.report import explained_unbuilt, observe
+from paritybit.harness.explain.report import NOT_EXPLAINED, Explained, explained_unbuilt, observe
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
-from paritybit.harness.records.schema import STALLED
+from paritybit.harness.records.case import Case
+from paritybit.harness.records.schema import STALLED, Finding, Status
 from paritybit.harness.schedules.coverage import OVERLAPPED
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.reference.config import SPECULATION
@@ -47,33 +47,6 @@ from paritybit.subjects.bugs.bug import Bug
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.streams import STALLS
 
-from paritybit.compat import StrEnum
-
-
-class Status(StrEnum):
-    """How a task ended. GREEN, UNAFFECTED and CAUGHT are expected.
-
-    UNDECLARED_STATE is a finding that no fresh process reproduces. After DEVICE_LOST the process
-    can no longer use its device. FAILED is an internal error, without a verdict on the trial.
-    """
-
-    GREEN = "green"
-    RED = "red"
-    CAUGHT = "caught"
-    MISSED = "missed"
-    WRONG_PROPERTY = "wrong property"
-    UNAFFECTED = "unaffected"
-    AFFECTED_AFTER_ALL = "affected after all"
-    CLEAN_IS_RED = "fails without the bug too"
-    VACUOUS = "vacuous"
-    NOT_REPRODUCED = "not reproduced"
-    UNDECLARED_STATE = "undeclared state"
-    CAPTURE_WARNED = "warned at capture"
-    DEVICE_LOST = "device lost"
-    FAILED = "failed"
-
-
-GOOD = frozenset({Status.GREEN, Status.CAUGHT, Status.UNAFFECTED})
 OPEN = frozenset({Status.FAILED, Status.VACUOUS})
 """Statuses without a verdict: an internal error, or too little was tried."""
 
@@ -215,16 +188,16 @@ def run_task(
         if hunt_result.schedule is not None:
             shown = confirmed(task.trial, hunt_result, task.target, watched, play)
             if shown.undeclared is not None:
-                finding = Finding.of_undeclared_state(shown)
+                finding = undeclared(task, shown)
             else:
                 seen = _observed(task, locksteps, shown.schedule)
-                finding = Finding.of(seen.schedule, seen.outcome, seen.timeline)
+                finding = found_by(task, seen.schedule, seen.outcome, seen.timeline)
         status = judge_task(task, hunt_result, finding, warnings, locksteps)
         if seen is not None:  # After the verdict, because an error may spoil the process.
             finding = _explained(task, seen)
     except DeviceLostError as lost:
         hunt_result.add(lost.outcome)
-        finding = Finding.of(lost.schedule, lost.outcome)
+        finding = found_by(task, lost.schedule, lost.outcome)
         status = Status.DEVICE_LOST
     except PlayingFailedError as failure:
         status, error = Status.FAILED, str(failure)
@@ -241,10 +214,31 @@ def run_task(
     )
 
 
+def found_by(
+    task: Task,
+    schedule: Schedule,
+    outcome: Outcome,
+    timeline: tuple[TimelineEntry, ...] = (),
+    found: Explained = NOT_EXPLAINED,
+) -> Finding:
+    """Return the finding of a task from one playing of a schedule."""
+    violations = tuple(outcome.violations)
+    case = Case(task.trial, schedule, task.target, task.seed, violations)
+    return Finding(case, timeline, found.explanation, found.error)
+
+
+def undeclared(task: Task, shown: Confirmed) -> Finding:
+    """Return the finding that no fresh process reproduces. It has no explanation."""
+    case = Case(
+        *(task.trial, shown.schedule, task.target, task.seed, shown.violations, shown.history)
+    )
+    return Finding(case)
+
+
 def _unbuilt(task: Task, failure: SubjectFailedError, seconds: float) -> Result:
     """Return the result of a task whose engine could not be captured. No step was played."""
     outcome, found = explained_unbuilt(task.trial.runner, failure)
-    finding = Finding.of(Schedule(()), outcome, found=found)
+    finding = found_by(task, Schedule(()), outcome, found=found)
     wanted = Status.CAUGHT if task.target in outcome.violated else Status.WRONG_PROPERTY
     status = Status.RED if task.bug is None else wanted
     return Result(task, status, HuntResult(), finding, 0, seconds)
@@ -280,7 +274,7 @@ def _explained(task: Task, seen: _Observed) -> Finding:
     """Return the finding with its explanation, or with the traceback of the explainer's error."""
     lockstep = seen.locksteps(task.trial)
     found = explained(lockstep, seen.schedule, seen.outcome, seen.timeline, task.target)
-    return Finding.of(seen.schedule, seen.outcome, seen.timeline, found)
+    return found_by(task, seen.schedule, seen.outcome, seen.timeline, found)
 
 
 def _reach(task: Task, lockstep: Lockstep, finding: Finding | None) -> Reach | None:
@@ -292,7 +286,7 @@ def _reach(task: Task, lockstep: Lockstep, finding: Finding | None) -> Reach | N
         return None
     if lockstep.refused is not None:
         return AT_CAPTURE
-    schedules = [] if finding is None else [finding.schedule]
+    schedules = [] if finding is None else [finding.case.schedule]
     if finding is None:
         draw(task.trial, schedules.append, task.seed, task.examples)
     return kept_reaching(task.trial).count(schedules)
@@ -333,9 +327,9 @@ def _judge_found(
         return Status.UNDECLARED_STATE
     if target is None:
         return Status.RED if task.bug is None else Status.AFFECTED_AFTER_ALL
-    if target not in {violation["property"] for violation in finding.violations}:
+    if target not in {violation.property for violation in finding.violations}:
         return Status.NOT_REPRODUCED
     clean = lockstep_of(task.clean_trial)
     clean.watch(watched_for(target))
-    violations = without_error(clean.play(finding.schedule)).violations
+    violations = without_error(clean.play(finding.case.schedule)).violations
     return Status.CLEAN_IS_RED if violations else Status.CAUGHT

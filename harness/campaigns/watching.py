@@ -1,13 +1,12 @@
 """Measures the cost of watching an engine on a CPU: its start, and forward passes per second."""
 
+import json
 import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
-
-from paritybit.harness.records.case import read_json
 
 from paritybit.places import IMPORT_FOLDER
 from paritybit.watch.checks import CHECKS
@@ -60,7 +59,7 @@ def served(engine: str, every: int) -> dict[str, Any]:
         record = min(Path(out).glob("*/watch.json"))  # "latest" links to the run.
         (log,) = record.parent.glob("legs/*/engine.log")
         (seconds,) = SERVED.findall(log.read_text(encoding="utf-8", errors="replace"))
-        return {**read_json(record), "served": float(seconds)}
+        return {**json.loads(record.read_text()), "served": float(seconds)}
 
 
 def start(record: dict[str, Any]) -> float:

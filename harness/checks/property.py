@@ -6,7 +6,7 @@ the flag is set. A property of whole schedules has `at_end` instead.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from paritybit.harness.checks.device.flags import Flag, read_flags
@@ -31,10 +31,6 @@ class Violation:
     step: int
     message: str
     where: dict[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the violation as JSON data."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

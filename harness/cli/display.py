@@ -7,13 +7,12 @@ from operator import attrgetter
 from string import ascii_uppercase
 from typing import Protocol
 
-from paritybit.harness.campaigns.task import GOOD, Result, Status
+from paritybit.harness.campaigns.task import Result
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, OK
 from paritybit.harness.errors import CannotRunError, headline, kept, refused
-from paritybit.harness.records.schema import BugOnRunner, BugRow, Record, TrialRow
+from paritybit.harness.records.schema import BugOnRunner, BugRow, Record, Row, Status
 from paritybit.reports.blame import failing_runner
-from paritybit.reports.texts import sized
-from paritybit.reports.verdicts import mark, pair_mark, sound, that_can, to_detection, together
+from paritybit.reports.verdicts import mark, pair_mark, that_can, to_detection, together
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -44,7 +43,7 @@ def progress(console: Console, total: int) -> Iterator[Advance]:
             bar.update(line, advance=1, description=f"{result.task.label}: {result.status}")
             if result.status is Status.CAUGHT:
                 console.print(detection_line(result), soft_wrap=True, highlight=False, markup=False)
-            elif result.status not in GOOD:
+            elif not result.status.expected:
                 said = escape(said_of(result))
                 console.print(f"{result.task.label}: [bold red]{result.status}[/] {said}")
 
@@ -67,9 +66,9 @@ def said_of(result: Result) -> str:
         return ""
     assert result.finding is not None
     first, tried = violations[0], result.task.trial.runner
-    runner = failing_runner(result.finding.explanation, result.finding.timeline, first["step"])
+    runner = failing_runner(result.finding.explanation, result.finding.timeline, first.step)
     where = "" if runner == tried else f" in {runner}"
-    return f"{first['property']} at step {first['step']}{where}: {first['message']}"
+    return f"{first.property} at step {first.step}{where}: {first.message}"
 
 
 LACKING = f"{CannotRunError.__module__}.{CannotRunError.__qualname__}: "
@@ -124,7 +123,7 @@ def runner_matrix(record: Record) -> Table:
     for bug in dict.fromkeys(pair.bug for pair in record.pairs):
         if bug in hunted:
             cells = [
-                _runner_cell(pair, [row for row in hunted[bug] if row.runner == pair.runner])
+                _runner_cell(pair, [row for row in hunted[bug] if row.trial.runner == pair.runner])
                 for pair in record.pairs
                 if pair.bug == bug
             ]
@@ -196,10 +195,10 @@ RUNNER_LEGEND = (
 )
 
 
-def _verdict(rows: Sequence[TrialRow]) -> str:
+def _verdict(rows: Sequence[Row]) -> str:
     """Return the common verdict of trials or hunts."""
     status = together(rows)
-    return f"[green]{status}[/]" if sound(status) else f"[bold red]{status}[/]"
+    return f"[green]{status}[/]" if status.expected else f"[bold red]{status}[/]"
 
 
 def clean_table(record: Record) -> Table:
@@ -217,7 +216,7 @@ def clean_table(record: Record) -> Table:
     for trial, group in groupby(record.clean, key=attrgetter("trial")):
         rows = list(group)
         table.add_row(
-            *(trial.runner + OVERLAPS * trial.overlap, sized(trial), trial.scheme),
+            *(trial.runner + OVERLAPS * trial.overlap, trial.preset, trial.scheme),
             *(str(trial.page_size), DTYPES.get(trial.dtype, trial.dtype)),
             *(str(sum(getattr(row, name) for row in rows)) for name in counts),
             _verdict(rows),

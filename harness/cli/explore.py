@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from paritybit.harness.cli.folders import run_folder, shown, swap_link
@@ -10,9 +9,10 @@ from paritybit.harness.errors import CannotRunError, MalformedError
 from rich.console import Console
 
 from paritybit.explore.bound import Bound
-from paritybit.explore.case import ExploreCase, case_of, violation_of, write
+from paritybit.explore.case import ExploreCase, violation_of
 from paritybit.explore.engines import search_of
 from paritybit.explore.search import Explored, SnapshotError
+from paritybit.launch.record import write
 
 NEEDED = "evictions", "shared prefixes", "tombstones"
 """Events that a search must have reached for a verdict."""
@@ -85,9 +85,8 @@ def sizes(bound: Bound) -> str:
     )
 
 
-def replay_explored(data: Any, name: str, engine: str | None) -> int:
+def replay_explored(case: ExploreCase, name: str, engine: str | None) -> int:
     """Replay a case of `explore`. Returns 1 if a law is violated, else 0."""
-    case = case_of(data, name)
     if engine is None:
         raise MalformedError(
             f"{name} cannot choose which code runs: name the engine with --engine ENGINE==VERSION "

@@ -4,11 +4,11 @@ The most important cause is repeated at the end, so the end of a log is enough. 
 each cause is also an annotation at its line of code.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from textwrap import wrap
 
 from paritybit.harness.records.schema import Record
+from paritybit.reports.annotations import github_error, on_github
 from paritybit.reports.causes import Group, groups, run_answers
 from rich.console import Console
 from rich.markup import escape
@@ -21,13 +21,6 @@ NAMES = 8
 
 MOST_LINES: Mapping[str, int] = {"what": 2, "why": 3, "source": 2, "tried": 2}
 """The maximum number of lines for a long answer."""
-
-ON_GITHUB = "GITHUB_ACTIONS"
-"""The environment variable that is `true` in GitHub Actions."""
-
-ESCAPED: Mapping[str, str] = {"%": "%25", "\r": "%0D", "\n": "%0A"}
-ESCAPED_IN_PROPERTY: Mapping[str, str] = {**ESCAPED, ":": "%3A", ",": "%2C"}
-"""Escapes in the text of an annotation, and in its properties."""
 
 
 def print_failures(console: Console, record: Record) -> None:
@@ -95,20 +88,3 @@ def annotation(group: Group) -> str:
     answers = [f"{answer.name}: {answer.text}" for answer in group.answers]
     answers += [f"{REPLAY}{group.replay}"] if group.replay else []
     return github_error("\n".join(answers), **where, title=f"{group.status}: {group.cause}")
-
-
-def on_github() -> bool:
-    """Whether this runs in a job of GitHub Actions."""
-    return os.environ.get(ON_GITHUB) == "true"
-
-
-def github_error(message: str, **properties: object) -> str:
-    """Return the workflow command for an error with properties such as file, line and title."""
-    named = (
-        f"{name}={_escaped(str(value), ESCAPED_IN_PROPERTY)}" for name, value in properties.items()
-    )
-    return f"::error {','.join(named)}::{_escaped(message, ESCAPED)}"
-
-
-def _escaped(text: str, escapes: Mapping[str, str]) -> str:
-    return "".join(escapes.get(letter, letter) for letter in text)

@@ -13,7 +13,7 @@ from paritybit.harness.campaigns.regress import (
     run_tasks,
 )
 from paritybit.harness.campaigns.run_record import CASES, cases_of, record
-from paritybit.harness.campaigns.task import Result, Status
+from paritybit.harness.campaigns.task import Result
 from paritybit.harness.checks.expectations import affected_runners, unaffected_reason
 from paritybit.harness.cli.display import (
     clean_table,
@@ -26,17 +26,16 @@ from paritybit.harness.cli.display import (
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from paritybit.harness.cli.failures import print_failures
 from paritybit.harness.cli.folders import run_folder, shown, swap_link
-from paritybit.harness.cli.report import previous_of, print_previous
 from paritybit.harness.errors import CannotRunError, MalformedError, known, refused
 from paritybit.harness.lockstep.config import resolve_device
 from paritybit.harness.machine.stopping import heard_at_the_end
 from paritybit.harness.machine.workers import workers_for
 from paritybit.harness.records import record as run_record
 from paritybit.harness.records.case import write_case
+from paritybit.harness.records.codec import load
 from paritybit.harness.records.files import write_whole
-from paritybit.harness.records.schema import Record
+from paritybit.harness.records.schema import Record, Status
 from paritybit.reference.config import PRESETS
-from paritybit.reports.hitches import hitches
 from paritybit.reports.page import render
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.bugs.switching import lacking
@@ -139,25 +138,19 @@ def finish(console: Console, run: Run, folder: Path, *, strict: bool = False) ->
     here = str(folder / CASES)
     data = record(run, shown(here, keep=3))
     console.print(clean_table(data), matrix(data), runner_matrix(data))
-    previous = previous_of(folder / "run.json", data)
-    print_previous(console, previous)
     print_failures(console, data if here == shown(here, keep=3) else record(run, here))
     console.print(f"\n[bold]{data.verdict}[/]: {data.message}")
-    if data.scope is not None:
-        console.print(f"tried: {data.scope.tried}", soft_wrap=True, markup=False)
-        console.print(f"not tried: {data.scope.untried}", soft_wrap=True, markup=False)
-    for fact in hitches(data):
-        console.print(f"{fact.name}: {fact.value}", soft_wrap=True, markup=False)
+    console.print(f"tried: {data.scope.tried}", soft_wrap=True, markup=False)
+    console.print(f"not tried: {data.scope.untried}", soft_wrap=True, markup=False)
     errors = [result.error for result in run.results if result.status is Status.FAILED]
     print_errors(error for error in errors if error is not None)
     print_unexplained(run.results)
     code = code_of_run(run, data, strict=strict)
     try:
-        for name, case in cases_of(run).items():
+        for name, case in cases_of(data).items():
             write_case(case, folder / CASES / name)
         run_record.write(data, folder / "run.json")
-        written = run_record.load(folder / "run.json")
-        write_whole(folder / "index.html", render(written, previous))
+        write_whole(folder / "index.html", render(load(folder / "run.json", Record)))
         swap_link(folder)
     except CannotRunError as error:
         return refused(error, FINDING if code == FINDING else CANNOT_RUN)
@@ -167,9 +160,9 @@ def finish(console: Console, run: Run, folder: Path, *, strict: bool = False) ->
 
 def code_of_run(run: Run, data: Record, *, strict: bool) -> int:
     """Return the exit code for the record of a run."""
-    unreached = data.scope.unreached if data.scope is not None else ()
-    if data.verdict == "green" and strict and unreached:
-        return refused(f"--strict: this run never reached {first_of(unreached)}", CANNOT_RUN)
+    if data.verdict == "green" and strict and data.scope.unreached:
+        unreached = first_of(data.scope.unreached)
+        return refused(f"--strict: this run never reached {unreached}", CANNOT_RUN)
     if data.verdict == "red" and run.undecided:
         return CANNOT_RUN
     return {"green": OK, "red": FINDING, "interrupted": INTERRUPTED}[data.verdict]

@@ -11,9 +11,8 @@ from paritybit.harness.campaigns.replay import (
     REPLAYS,
     Named,
     Replayed,
-    case_here,
     files_of,
-    load_here,
+    load_known,
     lockstep_of,
     replayed,
     vacuous,
@@ -25,14 +24,16 @@ from paritybit.harness.cli.explore import replay_explored
 from paritybit.harness.cli.watch.replay import replay_watched
 from paritybit.harness.errors import CannotRunError, MalformedError, printable
 from paritybit.harness.explain.report import NOT_EXPLAINED, observe
+from paritybit.harness.lockstep.config import require_cuda
 from paritybit.harness.machine.workers import sparing, workers_for
-from paritybit.harness.records.case import Case, read_json
+from paritybit.harness.records.case import Case
+from paritybit.harness.records.codec import load
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from paritybit.explore.case import is_case as is_explored
-from paritybit.launch.reading import is_case
+from paritybit.explore.case import ExploreCase
+from paritybit.launch.case import WatchCase
 
 
 def run_replay(paths: Sequence[Path], engine: str | None) -> int:
@@ -40,18 +41,25 @@ def run_replay(paths: Sequence[Path], engine: str | None) -> int:
     if len(paths) > 1 or paths[0].is_dir():
         if engine is None:
             return replay_many(paths)
-        files = [(read_json(path), path.name) for path in files_of(paths)]
-        if not all(is_case(data) for data, _ in files):
-            raise MalformedError("--engine accepts several cases only if all are from watch")
-        return replay_watched(files, engine)
-    data, name = read_json(paths[0]), paths[0].name
-    if is_explored(data):
-        return replay_explored(data, name, engine)
-    if is_case(data):
-        return replay_watched([(data, name)], engine)
+        return replay_watched(
+            [(load(path, WatchCase), path.name) for path in files_of(paths)], engine
+        )
+    case, name = load_known(paths[0], Case, WatchCase, ExploreCase), paths[0].name
+    if isinstance(case, ExploreCase):
+        return replay_explored(case, name, engine)
+    if isinstance(case, WatchCase):
+        return replay_watched([(case, name)], engine)
+    assert isinstance(case, Case)
     if engine is not None:
         raise MalformedError(f"{name} is not the case of an engine, so --engine cannot be used")
-    return replay_one(case_here(data, name, None), name)
+    require_device(case)
+    return replay_one(case, name)
+
+
+def require_device(case: Case) -> None:
+    """Raise CannotRunError for a case of a GPU without a usable one."""
+    if case.trial.device == "cuda":
+        require_cuda()
 
 
 def replay_one(case: Case, name: str) -> int:
@@ -60,9 +68,7 @@ def replay_one(case: Case, name: str) -> int:
     outcome, timeline = observe(lockstep, case.schedule)
     if vacuous(without_error(outcome)):
         raise CannotRunError(f"{name} runs no forward, so it proves nothing")
-    undeclared = [
-        one.get("message", DEPENDS) for one in case.violations if one["property"] == DECLARED_STATE
-    ]
+    undeclared = [one.message for one in case.violations if one.property == DECLARED_STATE]
     if undeclared and not outcome.violations:
         raise CannotRunError(f"{name} shows nothing here: {undeclared[0]}")
     for violation in outcome.violations:
@@ -90,7 +96,8 @@ def replay_many(paths: Sequence[Path]) -> int:
     console, work, skipped = Console(soft_wrap=True), list[Named](), 0
     for path in files_of(paths):
         try:
-            case = load_here(path, None)
+            case = load_known(path, Case)
+            require_device(case)
         except CannotRunError as error:
             console.print(f"[yellow]cannot run[/] {escape(printable(str(error)))}")
             skipped += 1

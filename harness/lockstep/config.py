@@ -2,14 +2,15 @@
 
 import importlib
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
-from paritybit.harness.errors import CannotRunError, MalformedError, known, quoted
+from msgspec import Meta
+from paritybit.harness.errors import CannotRunError, MalformedError, known
 from paritybit.harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
-from paritybit.harness.schedules.schedule import is_count
+from paritybit.harness.schedules.schedule import Count
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import CHAIN, PRESETS, SPECULATION, ModelConfig
 from paritybit.reference.ops import Ops
@@ -32,8 +33,8 @@ TURNS = ((4, "float32"), (1, "bfloat16"), (1, "float32"), (4, "bfloat16"))
 TOPK = CHAIN.topk, SPECULATION.topk
 """How many branches a draft may keep."""
 
-LATER: Mapping[str, Any] = {"topk": SPECULATION.topk}
-"""Settings that older cases lack, with the values that they imply."""
+Sizes = Annotated[tuple[Count, ...], Meta(min_length=1)]
+"""The captured sizes of a runner."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,15 @@ class TrialConfig:
     dtype: str = "float32"
     device: str = "cpu"
     scheme: LocationScheme = LocationScheme.MEMO
-    page_size: int = 1
-    full_slots: int = 80
-    swa_slots: int = 72
-    rows: int = 16
-    buckets: tuple[int, ...] = BUCKETS
-    token_buckets: tuple[int, ...] = TOKEN_BUCKETS
+    page_size: Count = 1
+    full_slots: Count = 80
+    swa_slots: Count = 72
+    rows: Count = 16
+    buckets: Sizes = BUCKETS
+    token_buckets: Sizes = TOKEN_BUCKETS
     bugs: tuple[str, ...] = ()
     overlap: bool = False
-    topk: int = SPECULATION.topk
+    topk: Count = SPECULATION.topk
 
     def __post_init__(self) -> None:
         """Raise MalformedError for settings that cannot be combined."""
@@ -189,45 +190,6 @@ class TrialConfig:
         require_cuda()
         streams: Streams = importlib.import_module("paritybit.subjects.cuda_streams").CudaStreams()
         return streams
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the settings as JSON data, without settings of LATER that have their old value."""
-        data = asdict(self)
-        return {key: data[key] for key in data if key not in LATER or data[key] != LATER[key]}
-
-
-def trial_from_json(data: Any) -> TrialConfig:
-    """Return the settings from JSON data. Raises ValueError for malformed data.
-
-    Settings of LATER and `overlap` may be missing.
-    """
-    expected = asdict(TrialConfig())
-    if isinstance(data, dict):
-        data = {"overlap": False, **LATER, **data}
-    if not isinstance(data, dict) or data.keys() != expected.keys():
-        raise MalformedError(f"a trial must have exactly these keys: {', '.join(expected)}")
-    for key, value in data.items():
-        right = (
-            isinstance(value, bool)
-            if key == "overlap"
-            else is_count(value)
-            if isinstance(expected[key], int)
-            else isinstance(value, list) and value and all(map(is_count, value))
-            if key.endswith("buckets")
-            else isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
-            if key == "bugs"
-            else isinstance(value, str)
-        )
-        if not right:
-            raise MalformedError(f"{quoted(value)} is not a valid value for {key} of a trial")
-    known("scheme", data["scheme"], list(LocationScheme))
-    return TrialConfig(
-        **{
-            **data,
-            "scheme": LocationScheme(data["scheme"]),
-            **{key: tuple(data[key]) for key in ("buckets", "token_buckets", "bugs")},
-        }
-    )
 
 
 def shared_scheme(names: Iterable[str]) -> LocationScheme:

@@ -10,11 +10,10 @@ import torch
 from paritybit.harness.errors import MalformedError
 from paritybit.harness.machine.gpus import first_name
 from paritybit.harness.machine.workers import Workers
-from paritybit.harness.records.case import complete, dump_json, read_json, visible
+from paritybit.harness.records.codec import encoded
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.revision import repository, revision
-from paritybit.harness.records.schema import FORMAT, VERSION, Environment, Record, RunAgain
-from paritybit.harness.records.typed_json import to_json
+from paritybit.harness.records.schema import Environment, Record
 
 from paritybit import __version__
 
@@ -27,22 +26,19 @@ def environment(
     `name` is the device's name. Give it in a process that must not initialise CUDA.
     """
     commit, dirty = revision()
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    versions |= {
+        package: package_version(package) for package in ("torch", "triton", "numpy", "hypothesis")
+    }
     return Environment(
         device=device,
         device_name=name or device_name(device),
-        python=platform.python_version(),
-        torch=package_version("torch"),
-        triton=package_version("triton"),
-        numpy=package_version("numpy"),
-        hypothesis=package_version("hypothesis"),
         paritybit=__version__,
+        versions=versions,
         commit=commit,
         dirty=dirty,
-        processes=workers.processes if workers is not None else None,
-        gpus=len(workers.gpus) if workers is not None else None,
-        mps=workers.mps if workers is not None else None,
         repository=repository(),
-        again=tuple(RunAgain(*told) for told in workers.again) if workers is not None else (),
+        processes=workers.processes if workers is not None else None,
     )
 
 
@@ -66,7 +62,7 @@ def package_version(name: str) -> str | None:
 
 def write(record: Record, path: Path) -> None:
     """Write a run record. Raises CannotRunError if it cannot be written."""
-    write_whole(path, dump_json({"format": FORMAT, "version": VERSION, **to_json(record)}))
+    write_whole(path, encoded(record))
 
 
 def write_evidence(
@@ -83,11 +79,10 @@ def write_evidence(
     """
     data = {
         "format": f"paritybit-{kind}",
-        "version": VERSION,
-        "environment": to_json(environment(device, workers, name)),
+        "environment": environment(device, workers, name),
         "figures": figures,
     }
-    write_whole(path, dump_json(data))
+    write_whole(path, encoded(data))
 
 
 def require_writable(path: Path) -> None:
@@ -102,13 +97,3 @@ def require_writable(path: Path) -> None:
             path.unlink()
     except OSError as error:
         raise MalformedError(f"{path.name or path} cannot be written: {error.strerror}") from error
-
-
-def load(path: Path) -> Record:
-    """Load a run record. Raises as `read_json` and `record_of` do."""
-    return record_of(read_json(path), path.name)
-
-
-def record_of(data: Any, name: str) -> Record:
-    """Return the run record from a file's JSON data. Raises MalformedError for any other data."""
-    return complete(Record, visible(data), name, FORMAT, VERSION, called="run record")

@@ -203,8 +203,11 @@ def admissions(row: Row, prompts: tuple[int, ...], tokens: int) -> Steps:
     if row.prompts == "together":
         chunk, evicted = max(1, max(prompts) // 2), tuple(map(Evict, range(len(prompts))))
         # The last one begins while the others continue.
-        begun = (Prefill((*others,), max(1, min(others) // 2)), *evicted) if others else ()
-        return (*begun, Prefill((last,), chunk), *evicted, *(Prefill((), chunk), *evicted) * 2)
+        begun: Steps = ()
+        if others:
+            begun = (Prefill((*others,), max(1, min(others) // 2)), *evicted)
+        rest: Steps = (Prefill((), chunk), *evicted)
+        return (*begun, Prefill((last,), chunk), *evicted, *rest * 2)
     if row.prompts == "whole":
         return tuple(Admit(prompt, prompt) for prompt in prompts)
     return (Prefill((*others,), max(prompts)), Admit(last, max(1, last - tokens)), Extend(0, last))
@@ -222,7 +225,7 @@ def happening(ground: Ground, row: Row, everyone: tuple[int, ...], replays: Step
     if mode is not Mode.EXTEND:  # A prefill's requests have finished already.
         again = (Finish(last), *again, Admit(length, length))
     rounds = Decode(everyone), DraftExtend(everyone), Draft(everyone), Verify(everyone, 1)
-    on = Decode((*everyone, last + 1)), *evicted
+    on: Steps = Decode((*everyone, last + 1)), *evicted
     everything: Mapping[str, Steps] = {
         "evicted": (*evicted, own) if mode is Mode.EXTEND else (*evicted, own, *on),
         "again": again,

@@ -145,7 +145,8 @@ def _step(ground: Ground, modes: Collection[Mode]) -> st.SearchStrategy[tuple[St
 
 def _decode_and_evict(count: int) -> tuple[Step, ...]:
     """Return two decodes of the first `count` requests, each followed by evictions."""
-    return (Decode(tuple(range(count))), *map(Evict, range(count))) * 2
+    steps: tuple[Step, ...] = (Decode(tuple(range(count))), *map(Evict, range(count)))
+    return steps * 2
 
 
 def _round(max_bs: int) -> st.SearchStrategy[tuple[Step, ...]]:

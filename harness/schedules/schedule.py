@@ -6,129 +6,137 @@ request to act on, or without room, does nothing.
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Annotated
 
-from paritybit.harness.errors import MalformedError, cut, quoted
+import msgspec
 from paritybit.reference.batch import Mode
 
-
-@dataclass(frozen=True)
-class Step:
-    """One step. `name` is its name in a case file."""
-
-    name: ClassVar[str]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+"""A number in a file."""
 
 
-@dataclass(frozen=True)
-class Admit(Step):
+class Named(msgspec.Struct, frozen=True, tag_field="step"):
+    """One step. The tag of its class is its name in a case file."""
+
+    @property
+    def name(self) -> str:
+        """The name of the step in a case file."""
+        return str(self.__struct_config__.tag)
+
+
+class Admit(Named, frozen=True, tag="admit"):
     """Admit a request of `prompt` tokens and prefill its first `chunk` tokens."""
 
-    name = "admit"
-    prompt: int
-    chunk: int
+    prompt: Count
+    chunk: Count
 
 
-@dataclass(frozen=True)
-class Extend(Step):
+class Extend(Named, frozen=True, tag="extend"):
     """Prefill the next `tokens` tokens of a request whose prompt is not complete."""
 
-    name = "extend"
-    pick: int
-    tokens: int
+    pick: Count
+    tokens: Count
 
 
-@dataclass(frozen=True)
-class Prefill(Step):
+class Prefill(Named, frozen=True, tag="prefill"):
     """Admit a request per prompt, and prefill all requests whose prompt is not complete.
 
     One forward prefills the next `tokens` tokens of each.
     """
 
-    name = "prefill"
-    prompts: tuple[int, ...]
-    tokens: int
+    prompts: tuple[Count, ...]
+    tokens: Count
 
 
-@dataclass(frozen=True)
-class Decode(Step):
+class Decode(Named, frozen=True, tag="decode"):
     """Decode one token of each picked request. The others keep their KV."""
 
-    name = "decode"
-    picks: tuple[int, ...]
+    picks: tuple[Count, ...]
 
 
-@dataclass(frozen=True)
-class Draft(Step):
+class Draft(Named, frozen=True, tag="draft"):
     """Propose a tree of tokens for each picked request, if the draft model has caught up on it.
 
     The slots of the draft are free again after the step.
     """
 
-    name = "draft"
-    picks: tuple[int, ...]
+    picks: tuple[Count, ...]
 
 
-@dataclass(frozen=True)
-class Verify(Step):
+class Verify(Named, frozen=True, tag="verify"):
     """Verify each picked request's tree and accept one path. The other slots of the tree are freed.
 
     A request without a proposal gets a tree from the harness. At least `accept` drafts are accepted
     whatever the target's tokens are, if the tree is that deep.
     """
 
-    name = "verify"
-    picks: tuple[int, ...]
-    accept: int
+    picks: tuple[Count, ...]
+    accept: Count
 
 
-@dataclass(frozen=True)
-class DraftExtend(Step):
+class DraftExtend(Named, frozen=True, tag="draft_extend"):
     """Run the draft model on the tokens of each picked request that it has not seen."""
 
-    name = "draft_extend"
-    picks: tuple[int, ...]
+    picks: tuple[Count, ...]
 
 
-@dataclass(frozen=True)
-class Finish(Step):
+class Finish(Named, frozen=True, tag="finish"):
     """Finish a request: free its row and slots."""
 
-    name = "finish"
-    pick: int
+    pick: Count
 
 
-@dataclass(frozen=True)
-class Evict(Step):
+class Evict(Named, frozen=True, tag="evict"):
     """Free the SWA slots of a request that its next query cannot see."""
 
-    name = "evict"
-    pick: int
+    pick: Count
 
 
-@dataclass(frozen=True)
-class Retract(Step):
+class Retract(Named, frozen=True, tag="retract"):
     """Free a request's slots. It keeps its tokens and may be resumed."""
 
-    name = "retract"
-    pick: int
+    pick: Count
 
 
-@dataclass(frozen=True)
-class Resume(Step):
+class Resume(Named, frozen=True, tag="resume"):
     """Prefill a retracted request again, including its generated tokens."""
 
-    name = "resume"
-    pick: int
+    pick: Count
 
 
-@dataclass(frozen=True)
-class Idle(Step):
+class Idle(Named, frozen=True, tag="idle"):
     """Replay one of the engine's runners without requests: every row is padding."""
 
-    name = "idle"
-    pick: int
+    pick: Count
+
+
+REPEAT_LIMIT = 256
+"""Largest number of times that a Repeat plays a step. No context or pool lasts longer."""
+
+
+class Repeat(Named, frozen=True, tag="repeat"):
+    """Play the last step that is not a Repeat `count` more times, at most REPEAT_LIMIT."""
+
+    count: Count
+
+
+Step = (
+    Admit
+    | Extend
+    | Prefill
+    | Decode
+    | Draft
+    | Verify
+    | DraftExtend
+    | Finish
+    | Evict
+    | Retract
+    | Resume
+    | Idle
+    | Repeat
+)
+"""A step of any kind."""
 
 
 def idle_modes(modes: Collection[Mode]) -> list[Mode]:
@@ -164,48 +172,12 @@ FORWARD_MODES: dict[type[Step], tuple[Mode, ...]] = {
 }
 """The mode of the forward that a step of each kind runs, if it is always the same."""
 
-REPEAT_LIMIT = 256
-"""Largest number of times that a Repeat plays a step. No context or pool lasts longer."""
 
-
-@dataclass(frozen=True)
-class Repeat(Step):
-    """Play the last step that is not a Repeat `count` more times, at most REPEAT_LIMIT."""
-
-    name = "repeat"
-    count: int
-
-
-STEPS: dict[str, type[Step]] = {
-    kind.name: kind
-    for kind in (
-        Admit,
-        Extend,
-        Prefill,
-        Decode,
-        Draft,
-        Verify,
-        DraftExtend,
-        Finish,
-        Evict,
-        Retract,
-        Resume,
-        Idle,
-        Repeat,
-    )
-}
-
-
-LISTED = frozenset({"picks", "prompts"})
-"""The fields of steps that hold several numbers."""
-
-
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(msgspec.Struct, frozen=True):
     """Steps, and the seed of prompts, payloads, slot order and initial pool bytes."""
 
     steps: tuple[Step, ...]
-    seed: int = 0
+    seed: Count = 0
 
     def flat(self) -> Iterator[tuple[int, Step]]:
         """Yield (place in `steps`, step) with each Repeat unrolled."""
@@ -232,44 +204,3 @@ class Schedule:
             if last is not None and place > last:
                 return
             yield place, step, (step for _, step in islice(steps, number + 1, None))
-
-    def to_data(self) -> dict[str, Any]:
-        """Return the schedule as JSON data."""
-        steps = [{"step": step.name, **asdict(step)} for step in self.steps]
-        return {"seed": self.seed, "steps": steps}
-
-    @staticmethod
-    def from_data(data: Any) -> "Schedule":
-        """Return the schedule in JSON data. Raises MalformedError if the data is not valid."""
-        if not isinstance(data, dict) or data.keys() != {"seed", "steps"}:
-            raise MalformedError("a schedule must have exactly the keys seed and steps")
-        if not is_count(data["seed"]) or not isinstance(data["steps"], list):
-            raise MalformedError(
-                "the seed of a schedule must be a whole number and its steps must be a list"
-            )
-        return Schedule(tuple(_step(step) for step in data["steps"]), data["seed"])
-
-
-def is_count(value: Any) -> bool:
-    """Whether `value` is an integer from 0 to 2**31 - 1, and not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
-
-
-def _step(data: Any) -> Step:
-    name = data.get("step") if isinstance(data, dict) else None
-    kind = STEPS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise MalformedError(f"{quoted(data)} is not a step; valid steps: {', '.join(STEPS)}")
-    values = {key: value for key, value in data.items() if key != "step"}
-    if values.keys() != {entry.name for entry in fields(kind)}:
-        names = ", ".join(entry.name for entry in fields(kind)) or "no other key"
-        raise MalformedError(
-            f"step {kind.name} needs {names}; got {cut(', '.join(values)) or 'nothing'}"
-        )
-    for key, value in values.items():
-        numbers = value if key in LISTED and isinstance(value, list) else [value]
-        if not all(map(is_count, numbers)) or (key in LISTED) != isinstance(value, list):
-            raise MalformedError(
-                f"{quoted(value)} is not a valid value for {key} of step {kind.name}"
-            )
-    return kind(**{key: tuple(value) if key in LISTED else value for key, value in values.items()})

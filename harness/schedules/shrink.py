@@ -5,9 +5,9 @@ times as many schedules for the same result.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
 from functools import cache
 
+from msgspec.structs import fields, replace
 from paritybit.harness.schedules.schedule import Admit, Idle, Prefill, Schedule, Step
 
 Fails = Callable[[Schedule], bool]

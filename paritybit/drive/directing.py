@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from paritybit.drive.forks import ForkFailedError, in_fork
 from paritybit.drive.limits import BOUNDARY, Limits, boundaries, reached
 from paritybit.drive.operating.actions import COUNT, WHOLE
 from paritybit.drive.player import PlayedError
-from paritybit.drive.script import Script, Setting, Wave, wave_data, write
+from paritybit.drive.script import Script, Setting, Wave, write
 from paritybit.drive.served import Common
 from paritybit.drive.shrink import Waves, shrunk
 from paritybit.watch import journal
@@ -32,7 +32,7 @@ def noted(waves: Iterator[Wave], settings: Mapping[str, Setting]) -> Iterator[Wa
         lines.write("script", settings=settings)
     for wave in waves:
         if lines is not None:
-            lines.write("wave", wave=wave_data(wave))
+            lines.write("wave", wave=asdict(wave))
         yield wave
 
 

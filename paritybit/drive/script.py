@@ -7,14 +7,13 @@ generated: the same name gives the same tokens.
 
 import json
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from paritybit.drive.models import VOCABULARY
-from paritybit.harness.records import typed_json
 
 FIRST_TOKEN = 3
 """Tokens below this number are special."""
@@ -103,9 +102,9 @@ class Planned:
     aborted: int | None = None
     follows: str | None = None
     temperature: float = 0.0
-    adapter: int | None = field(default=None, metadata={"later": True})
-    priority: int | None = field(default=None, metadata={"later": True})
-    sampling: Sampling | None = field(default=None, metadata={"later": True})
+    adapter: int | None = None
+    priority: int | None = None
+    sampling: Sampling | None = None
 
     @property
     def length(self) -> int:
@@ -148,7 +147,7 @@ class Wave:
 
     requests: tuple[Planned, ...] = ()
     flush: bool = False
-    actions: tuple[Action, ...] = field(default=(), metadata={"later": True})
+    actions: tuple[Action, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -176,17 +175,17 @@ MOST_REQUESTS, MOST_TOKENS, MOST_POLLS = 100_000, 100_000, 1_000_000
 """The most requests of a script, the most tokens of a request, and the latest poll."""
 
 
-def wave_data(wave: Wave) -> Any:
-    """Return a wave as JSON data."""
-    return typed_json.to_json(wave)
+def planned_of(data: Mapping[str, Any]) -> Planned:
+    """Return a planned request from the JSON data that `write` wrote."""
+    prompt, sampling = tuple(Part(**part) for part in data["prompt"]), data["sampling"]
+    own = {"prompt": prompt, "sampling": None if sampling is None else Sampling(**sampling)}
+    return Planned(**{**data, **own})
 
 
-def script_of(settings: Mapping[str, Setting], waves: Sequence[Any]) -> Script:
-    """Return the script of settings and waves in JSON data. Raises ValueError if malformed."""
-    data = {"settings": dict(settings), "waves": waves}
-    script: Script = typed_json.from_json(Script, data, "the script")
-    require_sense(script)
-    return script
+def wave_of(data: Mapping[str, Any]) -> Wave:
+    """Return a wave from the JSON data that `write` wrote."""
+    requests = tuple(map(planned_of, data["requests"]))
+    return Wave(requests, data["flush"], tuple(Action(**one) for one in data["actions"]))
 
 
 def require_sense(script: Script) -> None:
@@ -256,11 +255,11 @@ def require_actions(wave: Wave, number: int) -> None:
 def write(script: Script, path: Path) -> None:
     """Write a script atomically, for the process of an engine to read."""
     part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(typed_json.to_json(script)), encoding="utf-8")
+    part.write_text(json.dumps(asdict(script)), encoding="utf-8")
     part.replace(path)
 
 
 def read(path: Path) -> Script:
     """Return the script of a file that `write` wrote."""
     data = json.loads(path.read_text(encoding="utf-8"))
-    return script_of(data["settings"], data["waves"])
+    return Script(data["settings"], tuple(map(wave_of, data["waves"])))

@@ -1,15 +1,14 @@
 """The settings that all engines have. The settings of each engine extend `Common`."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from dataclasses import dataclass, fields
+from typing import ClassVar, TypeVar, get_type_hints
 
 from paritybit.drive.limits import Limits
 from paritybit.drive.models import MODELS, Model
 from paritybit.drive.operating.actions import with_actions
 from paritybit.drive.requests import other_prefixes, waves, with_priorities, with_sampling
 from paritybit.drive.script import LARGEST, Setting, Wave
-from paritybit.harness.records.typed_json import from_json
 
 DEVICES = ("cpu", "cuda")
 
@@ -39,8 +38,8 @@ class Common:
     prefix_cache: bool = True
     overlap: bool = False
     alone: bool = False
-    actions: bool = field(default=False, metadata={"later": True})
-    priorities: bool = field(default=False, metadata={"later": True})
+    actions: bool = False
+    priorities: bool = False
 
     @classmethod
     def choices(cls) -> Mapping[str, Sequence[Setting]]:
@@ -50,7 +49,15 @@ class Common:
     @classmethod
     def of(cls: type[Kind], settings: Mapping[str, Setting]) -> Kind:
         """Return the settings of a script. Raises ValueError for unknown names or values."""
-        served: Kind = from_json(cls, dict(settings), "the settings")
+        kinds = {one.name: get_type_hints(cls)[one.name] for one in fields(cls)}
+        if settings.keys() != kinds.keys():
+            other = sorted(settings.keys() ^ kinds.keys())
+            raise ValueError(f"the settings have unknown or missing names: {', '.join(other)}")
+        for name, value in settings.items():
+            kind = kinds[name]
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                raise ValueError(f"{name} cannot be {value!r}")
+        served = cls(**settings)  # type: ignore[arg-type]
         for name, values in cls.choices().items():
             if getattr(served, name) not in values:
                 raise ValueError(f"{name} is one of {', '.join(map(str, values))}")

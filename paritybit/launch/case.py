@@ -5,22 +5,20 @@ which engine runs.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from typing import Annotated, Literal
 
-from paritybit.drive.script import Script
-from paritybit.launch.record import write_data
+import msgspec
+from msgspec.structs import replace
+
+from paritybit.drive.script import Script, require_sense
+from paritybit.harness.records.codec import File
 from paritybit.launch.schema import Finding, Watched
 from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import Outcome
 from paritybit.launch.words import all_causes
 
-FORMAT = "paritybit-watch-case"
-VERSION = 2
 
-
-@dataclass(frozen=True)
-class WatchCase:
+class WatchCase(File, frozen=True, tag="paritybit-watch-case"):
     """A finding, and the script that reproduces it.
 
     - `leg`: the name of the leg in which it was found.
@@ -31,11 +29,16 @@ class WatchCase:
     engine: str
     leg: str
     script: Script
-    every: int
+    every: Annotated[int, msgspec.Meta(ge=1)]
     checks: tuple[str, ...] | None
     key: str
     text: str
     forward: int | None
+    version: Literal[2] = 2
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a script with a request that cannot be served."""
+        require_sense(self.script)
 
 
 def cases_of(record: Watched, outcomes: Iterable[Outcome]) -> dict[str, WatchCase]:
@@ -68,7 +71,7 @@ def cases_of(record: Watched, outcomes: Iterable[Outcome]) -> dict[str, WatchCas
 
 def shared(finding: Finding) -> tuple[str, str]:
     """Return what findings with the same case have in common: their check and their cause."""
-    return finding.check, finding.group_of
+    return finding.check, finding.cause_name
 
 
 def release_of(tally: Tally) -> str:
@@ -83,8 +86,3 @@ def named(record: Watched, cases: Mapping[str, WatchCase]) -> Watched:
     of = {shared(one): names[one.key] for one in record.findings if one.key in names}
     findings = tuple(replace(one, case=of.get(shared(one))) for one in record.findings)
     return replace(record, findings=findings)
-
-
-def write(case: WatchCase, path: Path) -> None:
-    """Write a case. Raises CannotRunError if the file cannot be written."""
-    write_data({"format": FORMAT, "version": VERSION, **asdict(case)}, path)

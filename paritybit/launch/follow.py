@@ -2,16 +2,16 @@
 
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
 
 from paritybit.harness.machine.stopping import heard_by
 from paritybit.launch.command import GRACE, LEFT_OVER, Running
 from paritybit.launch.journals import Journals
 from paritybit.launch.known import Known
+from paritybit.launch.schema import Finding
 from paritybit.launch.tally import Tally
 
 PAUSE = 0.1
@@ -23,7 +23,7 @@ AGAIN = 1.0
 A process may get a signal twice at once, for example from a supervisor and from the terminal.
 """
 
-Show = Callable[[Tally, Mapping[str, Any] | None], object]
+Show = Callable[[Tally, Finding | None], object]
 """Shows a tally, and its new finding, if there is one."""
 
 
@@ -66,11 +66,11 @@ class Limits:
     sought: str | None = None
     known: Known = field(default_factory=Known)
 
-    def counts(self, finding: Mapping[str, Any]) -> bool:
-        """Return whether a finding in a journal counts."""
+    def counts(self, finding: Finding) -> bool:
+        """Return whether a finding counts."""
         if self.sought is not None:
-            return bool(finding.get("key") == self.sought)
-        return not self.known.covers(finding)
+            return finding.key == self.sought
+        return self.known.where(finding) is None
 
 
 class Following:

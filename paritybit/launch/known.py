@@ -16,28 +16,36 @@ without a file.
 """
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from paritybit.harness.errors import MalformedError
-from paritybit.launch.schema import IN_BASELINE, Watched
-from paritybit.launch.tally import cause_of
+import msgspec
+
+from paritybit.harness.records.codec import File, load
+from paritybit.launch.schema import IN_BASELINE, Finding, Watched
 from paritybit.places import KNOWN_FINDINGS
 
-FORMAT, VERSION = "paritybit-known", 1
-"""The format and version in a file of known findings."""
 
-
-@dataclass(frozen=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """A known finding: its check and cause, its public thread, and its last valid day."""
 
     check: str
     cause: str
     thread: str
     expires: str
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless `expires` is a day."""
+        datetime.date.fromisoformat(self.expires)
+
+
+class Listed(File, frozen=True, tag="paritybit-known"):
+    """A file of known findings."""
+
+    known: tuple[Entry, ...]
+    version: Literal[1] = 1
 
 
 EVERYWHERE = (
@@ -59,8 +67,9 @@ class Known:
     today: datetime.date = field(default_factory=datetime.date.today)
     baseline: Watched | None = None
 
-    def where(self, check: str, cause: str) -> str | None:
+    def where(self, finding: Finding) -> str | None:
         """Return where a finding is known from, or None if it is unknown or has expired."""
+        check, cause = finding.check, finding.cause_name
         listed = [
             one for one in (*EVERYWHERE, *self.entries) if (one.check, one.cause) == (check, cause)
         ]
@@ -69,31 +78,8 @@ class Known:
                 return one.thread
         if listed or self.baseline is None:
             return None
-        earlier = {(one.check, one.group_of) for one in self.baseline.findings}
+        earlier = {(one.check, one.cause_name) for one in self.baseline.findings}
         return IN_BASELINE if (check, cause) in earlier else None
-
-    def covers(self, finding: Mapping[str, Any]) -> bool:
-        """Return whether a finding in a journal is known."""
-        return self.where(str(finding.get("check")), cause_of(finding)) is not None
-
-
-def read(path: Path) -> Known:
-    """Return the known findings in a file. Raises MalformedError for malformed data."""
-    # These modules take long to import, and most runs have no such file.
-    from paritybit.harness.records.case import of_format, read_json  # noqa: PLC0415
-    from paritybit.harness.records.typed_json import from_json  # noqa: PLC0415
-
-    data = of_format(read_json(path), path.name, FORMAT, VERSION)
-    unknown = set(data) - {"format", "version", "known"}
-    if unknown:
-        raise MalformedError(f"{path.name} has unknown keys: {', '.join(sorted(unknown))}")
-    try:
-        entries = from_json(tuple[Entry, ...], data.get("known"), "known")
-        for entry in entries:
-            datetime.date.fromisoformat(entry.expires)
-    except ValueError as error:
-        raise MalformedError(f"{path.name} does not list known findings: {error}") from error
-    return Known(entries)
 
 
 def of_tree(asked: Path | None, engine: str | None, baseline: Path | None = None) -> Known:
@@ -104,16 +90,8 @@ def of_tree(asked: Path | None, engine: str | None, baseline: Path | None = None
     """
     held = asked if asked is not None or engine is None else Path(engine) / KNOWN_FINDINGS
     there = held is not None and (asked is not None or held.is_file())
-    known = read(held) if held is not None and there else Known()
-    return known if baseline is None else replace(known, baseline=earlier(baseline))
-
-
-def earlier(path: Path) -> Watched:
-    """Return the record of an earlier run. Raises MalformedError for any other file."""
-    from paritybit.harness.records.case import read_json  # noqa: PLC0415
-    from paritybit.launch.reading import record_of  # noqa: PLC0415
-
-    return record_of(read_json(path), path.name)
+    known = Known(load(held, Listed).known) if held is not None and there else Known()
+    return known if baseline is None else replace(known, baseline=load(baseline, Watched))
 
 
 def missing(known: Known, found: Sequence[tuple[str, str]]) -> tuple[Entry, ...]:

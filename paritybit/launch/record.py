@@ -3,27 +3,27 @@
 The module does not import torch, so that the command stops quickly.
 """
 
-import json
 import math
 import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
 from paritybit import __version__
 from paritybit.drive.legs import Pair
 from paritybit.harness.lockstep.tracebacks import without_paths
+from paritybit.harness.records.codec import encoded
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.revision import repository, revision
-from paritybit.launch.found import finding_of
 from paritybit.launch.journals import Journals
 from paritybit.launch.known import Known, missing
 from paritybit.launch.schema import (
-    FORMAT,
-    VERSION,
     Environment,
     Finding,
     Leg,
@@ -176,7 +176,7 @@ def without_finding(
     A check that does not count comparisons is taken to have run with each forward.
     """
     absent, unchecked = list[str](), list[NotTried]()
-    for one in missing(asked.known, [(each.check, each.group_of) for each in findings]):
+    for one in missing(asked.known, [(each.check, each.cause_name) for each in findings]):
         selected = asked.checks is None or one.check in asked.checks
         if selected and counts.get(f"{TRIED}{one.check}", counts.get("forwards", 0)):
             absent.append(f"{one.check}: {one.cause} ({one.thread})")
@@ -188,7 +188,7 @@ def without_finding(
 
 def marked(finding: Finding, known: Known) -> Finding:
     """Return a finding with `known` set, if it is known."""
-    return replace(finding, known=known.where(finding.check, finding.group_of))
+    return replace(finding, known=known.where(finding))
 
 
 def settings_of(outcome: Outcome) -> dict[str, list[str]]:
@@ -228,14 +228,14 @@ def findings_of(outcome: Outcome) -> Iterator[Finding]:
     """Yield the first finding of each key in a leg."""
     for key, found in outcome.tally.findings.items():
         tally = outcome.tally
-        yield finding_of(found, key, tally.number(key), outcome.name, tally.after(key))
+        yield replace(
+            found, number=max(tally.number(key), 1), leg=outcome.name, after=tally.after(key)
+        )
 
 
-def write(record: Watched, path: Path) -> None:
-    """Write a record. Raises CannotRunError if the file cannot be written."""
-    write_data({"format": FORMAT, "version": VERSION, **asdict(record)}, path)
+def write(data: Any, path: Path) -> None:
+    """Write a record, a case or plain data as JSON, without the paths of this machine.
 
-
-def write_data(data: dict[str, Any], path: Path) -> None:
-    """Write JSON data, without the paths of this machine."""
-    write_whole(path, json.dumps(without_paths(data), indent=1) + "\n")
+    Raises CannotRunError if the file cannot be written.
+    """
+    write_whole(path, encoded(without_paths(msgspec.to_builtins(data))))

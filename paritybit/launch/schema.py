@@ -4,34 +4,37 @@ The page is made from this record only. The record is plain data, without torch.
 name, no user name and no absolute path.
 """
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-FORMAT = "paritybit-watch"
-VERSION = 1
+import msgspec
+
+from paritybit.harness.records.codec import File
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 IN_BASELINE = "in the baseline"
 """The value of `Finding.known` for a finding in the baseline."""
 
+NOT_KNOWN = "not known"
+
 Verdict = Literal["finding", "no finding", "undecided"]
 
 
-@dataclass(frozen=True)
-class Who:
+class Who(msgspec.Struct, frozen=True):
     """A request at a position in a forward, or a line of the engine. Unknown fields are None.
 
     `via` tells which lines called this line.
     """
 
-    request: str | None = None
+    request: str | int | None = None
     position: int | None = None
     forward: int | None = None
     source: str | None = None
     via: str | None = None
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(msgspec.Struct, frozen=True):
     """The cause of a finding: a description, and the static input with its line, if any.
 
     - `shown`: an experiment showed it: without this cause, the finding disappears.
@@ -45,41 +48,32 @@ class Cause:
     via: str | None = None
 
 
-@dataclass(frozen=True)
-class SourceLine:
+class SourceLine(msgspec.Struct, frozen=True, array_like=True):
     """A line of the engine's source."""
 
     number: int
     text: str
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """The first finding of its key, and how many there were.
 
-    - `number`: the number of findings with this key.
-    - `leg`: the leg in which it was found.
-    - `group_of`: equal for findings with the same cause.
-    - `after`: the `group_of` of an earlier finding about the same request, slot or forward.
-    - `slots`: the first few of the `count` slots.
-    - `writer`, `reader`: the last writer of the slot, and its reader.
-    - `freed`: when the slot was freed last, and by which line.
-    - `origin`: how the reader got the slot.
-    - `cause`: None if it is unknown.
-    - `case`: the file name of its case.
-    - `known`: the public thread about a known finding.
+    The fields up to `excerpt` are those of a line in a journal; see `paritybit.watch.journal`.
+
     - `excerpt`: the engine's source around the line of the cause, or else the line that freed the
       slot.
+    - `number`: the number of findings with this key.
+    - `leg`: the leg in which it was found.
+    - `after`: the cause of an earlier finding about the same request, slot or forward.
+    - `case`: the file name of its case.
+    - `known`: the public thread about a known finding.
     """
 
     check: str
     text: str
     key: str
-    number: int
-    leg: str
-    group_of: str
     forward: int | None = None
-    kind: str | None = None
+    forward_kind: str = ""
     group: str | None = None
     replay: str | None = None
     layer: str | None = None
@@ -89,15 +83,43 @@ class Finding:
     reader: Who | None = None
     freed: Who | None = None
     cause: Cause | None = None
+    origin: str | None = None
+    excerpt: tuple[SourceLine, ...] = ()
+    number: Count = 1
+    leg: str = ""
+    after: str | None = None
     case: str | None = None
     known: str | None = None
-    excerpt: tuple[SourceLine, ...] = ()
-    origin: str | None = None
-    after: str | None = None
+
+    @property
+    def cause_name(self) -> str:
+        """A name that is equal for findings with the same cause.
+
+        For an unknown cause, it is equal for findings with the same check and group.
+        """
+        if self.cause is not None:
+            return self.cause.input or self.cause.what or NOT_KNOWN
+        return f"{NOT_KNOWN} ({self.check}, {self.group or 'no group'})"
+
+    @property
+    def source(self) -> str | None:
+        """The line of the cause, or None."""
+        return self.cause.source if self.cause is not None else None
 
 
-@dataclass(frozen=True)
-class Process:
+def finding_of(entry: Mapping[str, Any]) -> Finding:
+    """Return the finding in a line of a journal.
+
+    If a value has a wrong type, because the journal is corrupted, only the texts are kept.
+    """
+    try:
+        return msgspec.convert(entry, Finding, strict=False)
+    except msgspec.ValidationError:
+        check, text, key = (str(entry.get(name)) for name in ("check", "text", "key"))
+        return Finding(check, text, key)
+
+
+class Process(msgspec.Struct, frozen=True):
     """A watched process. `ended` is True if it closed its journal."""
 
     engine: str | None
@@ -108,8 +130,7 @@ class Process:
     ended: bool
 
 
-@dataclass(frozen=True)
-class Leg:
+class Leg(msgspec.Struct, frozen=True):
     """A watched command, or one leg of a plan: an engine with some settings.
 
     - `ending`, `code`: how it ended, and its exit code, which is negative for a signal.
@@ -122,7 +143,7 @@ class Leg:
     ending: str
     code: int | None
     seconds: float
-    counts: dict[str, int]
+    counts: dict[str, Count]
     settings: dict[str, tuple[str, ...]]
     stand_ins: dict[str, str]
     processes: tuple[Process, ...]
@@ -132,16 +153,14 @@ ROW, ROWS = "row ", " rows of settings"
 """What an entry of `NotTried` about a row begins with, and what one about many rows ends with."""
 
 
-@dataclass(frozen=True)
-class NotTried:
+class NotTried(msgspec.Struct, frozen=True):
     """Something that the verdict does not cover, and why."""
 
     what: str
     why: str
 
 
-@dataclass(frozen=True)
-class Environment:
+class Environment(msgspec.Struct, frozen=True):
     """The version of paritybit, its commit, and whether its tree was modified, if known."""
 
     paritybit: str
@@ -151,8 +170,7 @@ class Environment:
     repository: str | None
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(msgspec.Struct, frozen=True):
     """An earlier run in a trend: its number of findings per cause, and its legs.
 
     `started` is the time of the run, and `revision` the commit of the engine's source tree. They
@@ -163,12 +181,11 @@ class Point:
     revision: str | None
     engine: str | None
     verdict: Verdict
-    causes: dict[str, int]
+    causes: dict[str, Count]
     legs: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Watched:
+class Watched(File, frozen=True, tag="paritybit-watch"):
     """The record of a run.
 
     - `engine`: None for a user's command.
@@ -191,7 +208,7 @@ class Watched:
     every: int
     checks: tuple[str, ...] | None
     seconds: float
-    counts: dict[str, int]
+    counts: dict[str, Count]
     findings: tuple[Finding, ...]
     undecided: tuple[str, ...]
     legs: tuple[Leg, ...]
@@ -200,4 +217,5 @@ class Watched:
     started: str | None = None
     revision: str | None = None
     trend: tuple[Point, ...] = ()
-    changes: dict[str, str] = field(default_factory=dict)
+    changes: dict[str, str] = msgspec.field(default_factory=dict)
+    version: Literal[2] = 2

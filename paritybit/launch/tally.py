@@ -6,9 +6,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paritybit.drive.script import Script, script_of
+import msgspec
+
+from paritybit.drive.script import Script, require_sense
 from paritybit.harness.lockstep.tracebacks import without_paths
 from paritybit.launch.journals import Entry
+from paritybit.launch.schema import Finding, finding_of
 from paritybit.launch.traffic import script_of_traffic
 
 STARTED = ("engine", "release", "device", "torch", "python")
@@ -17,39 +20,16 @@ STARTED = ("engine", "release", "device", "torch", "python")
 MOST_WAVES = 10_000
 """The most waves of a script."""
 
-NOT_KNOWN = "not known"
-
 Order = tuple[int, bool, int]
 """When a finding occurred: its forward, whether its cause is not known, and its number."""
 
 
-def cause_of(finding: Mapping[str, Any]) -> str:
-    """Return a name that is equal for findings with the same cause.
-
-    For an unknown cause, it is equal for findings with the same check and group.
-    """
-    cause = finding.get("cause")
-    if isinstance(cause, Mapping):
-        return str(cause.get("input") or cause.get("what") or NOT_KNOWN)
-    return f"{NOT_KNOWN} ({finding.get('check')}, {finding.get('group') or 'no group'})"
-
-
-def source_in(finding: Mapping[str, Any]) -> object:
-    """Return the line of the cause of a finding, or None if it is not known."""
-    cause = finding.get("cause")
-    return cause.get("source") if isinstance(cause, Mapping) else None
-
-
-def subjects_of(finding: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
+def subjects_of(finding: Finding) -> Iterator[tuple[object, ...]]:
     """Yield the requests and slots that a finding is about."""
-    for name in ("reader", "writer"):
-        who = finding.get(name)
-        if isinstance(who, Mapping) and isinstance(request := who.get("request"), str):
-            yield "request", request
-    slots, group = finding.get("slots"), str(finding.get("group"))
-    for slot in slots if isinstance(slots, list | tuple) else ():
-        if type(slot) is int:
-            yield "slot", group, slot
+    for who in (finding.reader, finding.writer):
+        if who is not None and who.request is not None:
+            yield "request", who.request
+    yield from (("slot", finding.group, slot) for slot in finding.slots)
 
 
 @dataclass
@@ -81,7 +61,7 @@ class Tally:
     """
 
     processes: dict[str, Process] = field(default_factory=dict)
-    findings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    findings: dict[str, Finding] = field(default_factory=dict)
     undecided: dict[str, None] = field(default_factory=dict)
     settings: dict[str, list[str]] = field(default_factory=dict)
     stand_ins: dict[str, str] = field(default_factory=dict)
@@ -90,7 +70,7 @@ class Tally:
     traffic: dict[str, Any] = field(default_factory=dict)
     kernels: dict[str, bool] = field(default_factory=dict)
 
-    def take(self, process: str, entry: Entry) -> dict[str, Any] | None:
+    def take(self, process: str, entry: Entry) -> Finding | None:
         """Add an entry. Returns a finding if it is the first of its key.
 
         Paths of this machine are shortened to their last part.
@@ -104,7 +84,7 @@ class Tally:
                 mine.counts = numbers(entry.get("counts"))
                 mine.findings = numbers(entry.get("findings"))
             case "finding":
-                return self._found(mine, entry)
+                return self._found(mine, finding_of(entry))
             case "traffic":
                 self.traffic.setdefault(str(entry.get("key")), entry.get("requests"))
             case "undecided":
@@ -124,19 +104,19 @@ class Tally:
                 mine.ended = True
         return None
 
-    def _found(self, process: Process, entry: Entry) -> dict[str, Any] | None:
-        finding = {name: value for name, value in entry.items() if name not in ("kind", "time")}
-        key = str(entry.get("key"))
+    def _found(self, process: Process, finding: Finding) -> Finding | None:
+        key = finding.key
         process.written[key] += 1
-        number = finding.get("forward")
-        unknown = finding.get("cause") is None
-        order = number if isinstance(number, int) else 0, unknown, sum(process.written.values())
-        for one in (*subjects_of(finding), ("forward", number)):
-            process.touched.setdefault(one, {}).setdefault(cause_of(finding), order)
+        number = finding.forward or 0
+        order = number, finding.cause is None, sum(process.written.values())
+        for one in (*subjects_of(finding), ("forward", finding.forward)):
+            process.touched.setdefault(one, {}).setdefault(finding.cause_name, order)
         if (before := self.findings.get(key)) is not None:
-            # The line may have been learned since.
-            if source_in(before) is None and source_in(finding) is not None:
-                before |= {name: finding.get(name) for name in ("cause", "excerpt")}
+            if before.source is None and finding.source is not None:
+                # The line has been learned since.
+                self.findings[key] = msgspec.structs.replace(
+                    before, cause=finding.cause, excerpt=finding.excerpt
+                )
             return None
         self.orders[key] = order
         self.findings[key] = finding
@@ -151,13 +131,13 @@ class Tally:
         """
         finding, process = self.findings[key], self.played[key]
         subjects = [*subjects_of(finding)]
-        if not subjects or finding.get("cause") is None:
-            subjects.append(("forward", finding.get("forward")))
+        if not subjects or finding.cause is None:
+            subjects.append(("forward", finding.forward))
         earlier = [
             (order, cause)
             for subject in subjects
             for cause, order in process.touched.get(subject, {}).items()
-            if cause != cause_of(finding) and order < self.orders[key]
+            if cause != finding.cause_name and order < self.orders[key]
         ]
         return min(earlier)[1] if earlier else None
 
@@ -172,7 +152,10 @@ class Tally:
             if isinstance(settings, Mapping):
                 if len(process.waves) > MOST_WAVES:
                     return None
-                return script_of(settings, process.waves)
+                data = {"settings": settings, "waves": process.waves}
+                script = msgspec.convert(data, Script)
+                require_sense(script)
+                return script
             engine = str(process.started.get("engine"))
             return script_of_traffic(self.traffic.get(key) or (), self.settings, engine)
         return None

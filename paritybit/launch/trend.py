@@ -42,7 +42,7 @@ def point_of(record: Watched) -> Point:
     """Return the point of a run in a trend."""
     causes = Counter[str]()
     for finding in record.findings:
-        causes[finding.group_of] += finding.number
+        causes[finding.cause_name] += finding.number
     legs = tuple(leg.name for leg in record.legs)
     return Point(record.started, record.revision, record.engine, record.verdict, dict(causes), legs)
 
@@ -68,14 +68,14 @@ def rows(record: Watched) -> Iterator[Row]:
 
 def changes(before: Watched, now: Watched) -> dict[str, str]:
     """Return the change of each cause between two runs. Causes of the later run come first."""
-    names = dict.fromkeys(one.group_of for run in (now, before) for one in run.findings)
+    names = dict.fromkeys(one.cause_name for run in (now, before) for one in run.findings)
     return {name: became(name, before, now) for name in names}
 
 
 def became(cause: str, before: Watched, now: Watched) -> str:
     """Return the change of a cause that a run has."""
     earlier, later = (
-        [one for one in run.findings if one.group_of == cause] for run in (before, now)
+        [one for one in run.findings if one.cause_name == cause] for run in (before, now)
     )
     if earlier and later:
         return STAYS

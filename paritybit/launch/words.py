@@ -32,7 +32,7 @@ def where(finding: Finding) -> Iterator[str]:
         rest = finding.count - 1
         more = f" and {rest} more" if rest > 0 else ""
         yield f"slot {finding.slots[0]}{more}"
-    kind = f" ({finding.kind})" if finding.kind else ""
+    kind = f" ({finding.forward_kind})" if finding.forward_kind else ""
     yield f"forward {finding.forward}{kind}" if finding.forward is not None else "between forwards"
     if finding.replay is not None:
         yield f"replay of {finding.replay}"
@@ -165,7 +165,7 @@ def all_causes(findings: Sequence[Finding]) -> list[CauseGroup]:
     """
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
-        groups.setdefault(finding.group_of, []).append(finding)
+        groups.setdefault(finding.cause_name, []).append(finding)
     legs = list(dict.fromkeys(finding.leg for finding in findings))
 
     def order(group: CauseGroup) -> tuple[object, ...]:

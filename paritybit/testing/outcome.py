@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from paritybit.launch.found import finding_of
+from paritybit.launch.schema import finding_of
 from paritybit.launch.words import lines_of
 from paritybit.watch.checks import CHECKS
 
@@ -25,7 +25,7 @@ def reports(findings: Iterable[Mapping[str, Any]]) -> str:
 
 def report(found: Mapping[str, Any], times: int) -> str:
     """Return the report of one finding: a line per known fact, and the violated law."""
-    finding = finding_of(found, str(found.get("key")), times, "")
+    finding = finding_of(found)
     lines = [f"  {name}: {text}" for name, text in lines_of(finding) if text != UNKNOWN]
     if times > 1:
         lines.append(f"  seen: {times} times")

@@ -1,4 +1,4 @@
 """Generates parts of the README and of `docs/`, and tests their commands, links and examples.
 
-`python -m properties.documents` makes the picture and the blocks again.
+`python -m properties.documents` makes the blocks again.
 """

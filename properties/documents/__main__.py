@@ -1,13 +1,12 @@
-"""`python -m properties.documents`: make the picture and the blocks of the documents again."""
+"""`python -m properties.documents`: make the blocks of the documents again."""
 
 import os
 
 from paritybit.harness.records.files import write_whole
 
-from properties.documents.made import PICTURE, documents, picture, remade
+from properties.documents.made import documents, remade
 from properties.support.places import ROOT
 
 os.chdir(ROOT)  # Commands name the cases of the repository.
-write_whole(PICTURE, picture())
 for path in documents():
     write_whole(path, remade(path.read_text(encoding="utf-8")))

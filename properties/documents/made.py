@@ -10,12 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from paritybit.harness.campaigns.replay import lockstep_of
 from paritybit.harness.checks.table import PROPERTIES
-from paritybit.harness.explain.report import explanation, observe
-from paritybit.harness.records.case import load_case
 from paritybit.reports.glossary import GLOSSARY
-from paritybit.reports.page import draw
 
 from paritybit.__main__ import main
 from paritybit.watch.checks import CHECKS
@@ -23,7 +19,6 @@ from properties.documents import findings
 from properties.support.places import ROOT
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
-PICTURE = DOCS / "swa_pad.svg"
 CASE = "properties/corpus/swa_pad@decode.json"
 BLOCK = re.compile(r"(<!-- made: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -66,16 +61,6 @@ def properties() -> str:
 def checks() -> str:
     """Return the table of the sanitizer's checks."""
     return rows("finding|what must hold", ((check.name, check.law) for check in CHECKS.values()))
-
-
-def picture() -> str:
-    """Return the drawing of swa_pad, from its case."""
-    case = load_case(ROOT / CASE)
-    lockstep = lockstep_of(case)
-    outcome, timeline = observe(lockstep, case.schedule)
-    found = explanation(lockstep, case.schedule, outcome, timeline, case.target)
-    assert found is not None
-    return draw(found)
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {

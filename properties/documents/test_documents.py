@@ -42,11 +42,6 @@ def test_the_generated_blocks_are_up_to_date(name: str, monkeypatch: pytest.Monk
     assert made.remade(text_of(name)) == text_of(name)
 
 
-def test_the_picture_is_up_to_date() -> None:
-    """Else: `make documents`."""
-    assert made.PICTURE.read_text(encoding="utf-8") == made.picture()
-
-
 def test_the_pages_are_short() -> None:
     words = {name: len(text_of(name).split()) for name in PAGES if name != "docs/own-engine.md"}
     assert sum(words.values()) <= MOST_WORDS, words

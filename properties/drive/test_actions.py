@@ -26,8 +26,6 @@ from paritybit.drive.script import (
     Wave,
     read,
     require_sense,
-    script_of,
-    wave_data,
     write,
 )
 from paritybit.drive.sglang.settings import Served
@@ -184,14 +182,6 @@ def test_a_script_with_actions_is_read_as_it_was_written_and_without_them_too(
     write(script, tmp_path / "script.json")
     assert read(tmp_path / "script.json") == script
     assert Served.of(script.settings) == served
-    data = [wave_data(wave) for wave in script.waves]
-    assert script_of(script.settings, data) == script
-    for wave in data:
-        del wave["actions"]
-    settings = {name: value for name, value in script.settings.items() if name != "actions"}
-    older = script_of(settings, data)
-    assert not any(wave.actions for wave in older.waves)
-    assert not Served.of(settings).actions
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """LoRA adapters: their weights, who asks for them, and the arithmetic in place of kernels."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import accumulate, islice, pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from paritybit.drive.limits import Limits
 from paritybit.drive.models import GPT_OSS
 from paritybit.drive.operating.adapters import MODULES, RANK, loads, name_of, weights, with_adapters
 from paritybit.drive.requests import waves
-from paritybit.drive.script import Part, Planned, Script, Wave, script_of, wave_data
+from paritybit.drive.script import Part, Planned, Script, Wave, require_sense, wave_of
 from paritybit.drive.sglang.settings import Served
 from paritybit.drive.shrink import simpler_forms
 from paritybit.drive.stand_ins import lora
@@ -43,8 +44,7 @@ def test_requests_ask_for_every_adapter_and_for_none() -> None:
     assert first == again
     asked = {one.adapter for wave in first for one in wave.requests}
     assert asked == {None, 1, 2, 3}
-    data = [wave_data(wave) for wave in first]
-    assert script_of(served.scope(), data).waves == tuple(first)
+    assert [wave_of(asdict(wave)) for wave in first] == first
     plain = islice(waves(0, LIMITS), 4)
     bare = list(with_adapters(0, plain, 3))
     assert bare == first
@@ -55,7 +55,7 @@ def test_a_search_leaves_out_an_adapter_and_an_unknown_one_is_refused() -> None:
     assert Planned("a", (Part("a", 1),), 1) in simpler_forms(one)
     script = Script(Served().scope(), (Wave((Planned("a", (Part("a", 1),), 1, adapter=9),)),))
     with pytest.raises(ValueError, match="an adapter of wave 0"):
-        script_of(script.settings, [wave_data(wave) for wave in script.waves])
+        require_sense(script)
     for kind, count in ((Served, -1), (Served, 9), (vllm.Served, 9)):
         with pytest.raises(ValueError, match="adapters is between 0 and 8"):
             kind.of({**kind().scope(), "adapters": count})

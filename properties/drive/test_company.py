@@ -16,6 +16,7 @@ from paritybit.drive.script import Part, Planned, Wave
 from paritybit.drive.sglang.settings import Served
 from paritybit.drive.stand_ins import attention
 from paritybit.launch.known import Known
+from paritybit.launch.schema import finding_of
 from paritybit.watch.journal import Journal, count, read
 from paritybit.watch.settings import VARIABLE, Settings
 
@@ -96,8 +97,8 @@ def test_what_is_right_or_noise_is_no_finding(engine: Toy, lines: Journal) -> No
 def test_what_one_key_more_explains_is_known_everywhere(known: bool, lines: Journal) -> None:
     findings(Toy(wrong=1.0, known=known), SHARED, lines)
     entries = [json.loads(line) for line in lines.path.read_text().splitlines()]
-    found = [entry for entry in entries if entry["kind"] == "finding"]
-    assert [Known().covers(one) for one in found] == [known]
+    found = [finding_of(entry) for entry in entries if entry["kind"] == "finding"]
+    assert [Known().where(one) is not None for one in found] == [known]
 
 
 class Broken(Toy):

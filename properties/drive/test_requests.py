@@ -1,7 +1,7 @@
 """Generated requests, and the player that hands them to a scheduler."""
 
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from itertools import combinations, islice
 
 import pytest
@@ -24,9 +24,10 @@ from paritybit.drive.script import (
     Part,
     Planned,
     Sampling,
+    Script,
     Wave,
-    script_of,
-    wave_data,
+    require_sense,
+    wave_of,
 )
 from paritybit.drive.sglang import serving as sglang
 from paritybit.drive.sglang.settings import Served
@@ -337,8 +338,7 @@ def test_each_engine_gets_batches_with_different_parameters_of_sampling(one: Dri
 
 def test_parameters_of_sampling_are_part_of_a_script_and_shrink() -> None:
     given = tuple(islice(Served().traffic(), 3))
-    script = script_of(Served().scope(), [wave_data(wave) for wave in given])
-    assert script.waves == given
+    assert tuple(wave_of(asdict(wave)) for wave in given) == given
     one = Planned("a", ONE, 2, sampling=Sampling(top_k=2, seed=3))
     simpler = list(simpler_forms(one))
     assert simpler[0] == Planned("a", ONE, 2)
@@ -360,7 +360,7 @@ def test_parameters_of_sampling_are_part_of_a_script_and_shrink() -> None:
 def test_parameters_of_sampling_that_an_engine_would_refuse_are_refused(sampling: Sampling) -> None:
     wave = Wave((Planned("a", ONE, 2, sampling=sampling),))
     with pytest.raises(ValueError, match="request 'a' of wave 0"):
-        script_of(Served().scope(), [wave_data(wave)])
+        require_sense(Script(Served().scope(), (wave,)))
 
 
 def test_each_engine_gets_the_parameters_by_its_own_names() -> None:

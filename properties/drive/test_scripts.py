@@ -30,8 +30,6 @@ from paritybit.drive.script import (
     Wave,
     read,
     require_sense,
-    script_of,
-    wave_data,
 )
 from paritybit.drive.sglang.settings import Served
 from paritybit.drive.shrink import PASSES, Waves, fewer_requests, shrunk
@@ -125,7 +123,7 @@ def test_a_search_ends_when_its_time_is_over() -> None:
 def test_no_proposal_has_a_request_that_follows_one_that_is_not_there() -> None:
     script = Script(Served().scope(), drawn(1, 1))
     for proposal in fewer_requests(script.waves):
-        script_of(script.settings, [wave_data(wave) for wave in proposal])
+        require_sense(replace(script, waves=tuple(proposal)))
 
 
 class Toy:

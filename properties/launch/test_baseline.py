@@ -1,8 +1,9 @@
 """A baseline: its findings do not fail a run, new ones do, and a record keeps the trend."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from paritybit.launch.schema import Watched
 from paritybit.launch.trend import FIXED, MOST, NEW, STAYS, changes, points, rows

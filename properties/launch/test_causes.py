@@ -1,10 +1,10 @@
 """The order of causes, what may follow from each, and the end of a run with many causes."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from paritybit.drive.company import CHECK
 from paritybit.launch.schema import Cause, Finding
@@ -18,11 +18,11 @@ def found(
     check: str, cause: str, forward: int, after: str | None = None, leg: str = "leg"
 ) -> Finding:
     key = f"{check} | {cause} | {leg}"
-    return Finding(check, "text", key, 1, leg, cause, forward=forward, after=after)
+    return Finding(check, "text", key, forward, cause=Cause(cause), leg=leg, after=after)
 
 
 def shown(finding: Finding) -> Finding:
-    return replace(finding, cause=Cause("an input", finding.group_of, None, shown=True))
+    return replace(finding, cause=Cause("an input", finding.cause_name, shown=True))
 
 
 def test_each_check_has_a_severity() -> None:

@@ -3,11 +3,11 @@
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from paritybit.__main__ import main
 from paritybit.launch.record import write

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from paritybit.launch.follow import Limits
 from paritybit.launch.known import Entry, Known, of_tree
+from paritybit.launch.schema import Cause, Finding
 from properties.launch.conftest import Script, Watch
 from properties.support.harness.command_line import FINDING, MALFORMED, OK
 from properties.support.known import STRAY, THREAD, listed
@@ -46,11 +48,11 @@ def test_any_other_finding_fails_the_run(watch: Watch, script: Script, tmp_path:
     ("text", "says"),
     [
         ("[]", "is not a paritybit-known file"),
-        ('{"format": "paritybit-known", "version": 9}', "has version 9"),
-        ('{"format": "paritybit-known", "version": 1, "known": [{}]}', "does not list known"),
-        ('{"format": "paritybit-known", "version": 1, "known": [], "x": 1}', "unknown keys: x"),
+        ('{"format": "paritybit-known", "version": 9}', "of version 9"),
+        ('{"format": "paritybit-known", "version": 1, "known": [{}]}', "not a valid paritybit"),
+        ('{"format": "paritybit-known", "version": 1, "known": [], "x": 1}', "unknown key 'x'"),
         (json.dumps({"format": "paritybit-known", "version": 1,
-                     "known": [{**STRAY, "expires": "soon"}]}), "does not list known findings"),
+                     "known": [{**STRAY, "expires": "soon"}]}), "not a valid paritybit"),
     ],
 )  # fmt: skip
 def test_another_file_is_malformed(
@@ -67,18 +69,19 @@ def test_a_finding_is_known_until_the_day_that_is_named() -> None:
     entry = Entry("leak", "swa", THREAD, "2026-12-31")
     for day, known in (("2026-12-31", True), ("2027-01-01", False)):
         held = Known((entry,), datetime.date.fromisoformat(day))
-        assert held.covers({"check": "leak", "cause": {"input": "swa"}}) == known
-        assert not held.covers({"check": "leak", "cause": {"input": "full"}})
+        finding = Finding("leak", "text", "key", cause=Cause("swa"))
+        assert held.where(finding) == (THREAD if known else None)
+        assert held.where(structs.replace(finding, cause=Cause("full"))) is None
 
 
 def test_only_a_finding_that_is_not_known_ends_a_leg() -> None:
     limits = Limits(known=Known((Entry(**STRAY),)))
-    finding = {"check": "stray write", "key": "k", "cause": {"input": "out_cache_loc_swa"}}
+    finding = Finding("stray write", "text", "k", cause=Cause("out_cache_loc_swa"))
     assert not limits.counts(finding)
-    assert limits.counts({**finding, "check": "leak"})
+    assert limits.counts(structs.replace(finding, check="leak"))
     sought = replace(limits, sought="k")
     assert sought.counts(finding)
-    assert not sought.counts({**finding, "key": "other"})
+    assert not sought.counts(structs.replace(finding, key="other"))
 
 
 def test_a_source_tree_brings_its_own_file(tmp_path: Path) -> None:

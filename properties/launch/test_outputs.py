@@ -1,12 +1,12 @@
 """What a run leaves for a CI job: JUnit, a Markdown summary, annotations, and its last lines."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+from msgspec.structs import replace
 from paritybit.reports.watched.junit import junit_of
 
 from paritybit.launch.schema import Cause, Finding, Who
@@ -20,7 +20,7 @@ SOURCE = "subjects/captured.py:12"
 
 
 def found(cause: str, **fields: Any) -> Finding:
-    stray = Finding("stray write", "slot 7 changed", f"s | {cause}", 2, LEG.name, cause)
+    stray = Finding("stray write", "slot 7 changed", f"s | {cause}", number=2, leg=LEG.name)
     return replace(stray, cause=Cause("the tail", cause, SOURCE), **fields)
 
 
@@ -79,7 +79,7 @@ def test_a_finding_carries_the_lines_of_the_engine_around_it(
     watch("--", *script(text))
     latest = tmp_path / "out" / "latest"
     (one,) = json.loads((latest / "watch.json").read_text())["findings"]
-    assert one["excerpt"][1] == {"number": 2, "text": "line = 2"}
+    assert one["excerpt"][1] == [2, "line = 2"]
     assert len(one["excerpt"]) == 5
     assert "line = 5" in (latest / "index.html").read_text()
     (result,) = json.loads((latest / "findings.sarif").read_text())["runs"][0]["results"]

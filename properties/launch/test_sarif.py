@@ -2,11 +2,11 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from paritybit.harness.cli.watch.finish import way_to
 from paritybit.reports.watched.sarif import sarif_of
 

@@ -1,11 +1,10 @@
 """What a run says that it did not try, and which of its verdicts come first."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import combinations
 
 import pytest
-from paritybit.harness.records.typed_json import to_json
 
 from paritybit.drive.operating.actions import WHOLE
 from paritybit.drive.script import Part, Planned, Wave
@@ -196,7 +195,7 @@ def test_a_leg_that_was_stopped_is_not_asked_for_more() -> None:
 
 def test_the_script_of_a_finding_is_the_one_that_was_served_then() -> None:
     tally, settings = Tally(), Served().scope()
-    wave = to_json(Wave((Planned("a", (Part("a", 2),), 3),)))
+    wave = asdict(Wave((Planned("a", (Part("a", 2),), 3),)))
     for alone in (True, False):
         tally.take("1", {"kind": "script", "settings": {**settings, "alone": alone}})
         tally.take("1", {"kind": "wave", "wave": wave})

@@ -1,10 +1,11 @@
 """Issues about findings: one per engine and cause, opened or updated from records."""
 
-import json
-from dataclasses import replace
-
+import msgspec
+from msgspec.structs import replace
 from paritybit.reports.watched.issue import by_cause, issue_of, rows_of, seen_in
 
+from paritybit.drive.script import Script
+from paritybit.launch.case import WatchCase
 from properties.support.records import finding, shown, watched
 
 
@@ -37,10 +38,10 @@ def test_an_issue_keeps_the_rows_of_earlier_runs_and_replaces_its_own() -> None:
 
 
 def test_an_issue_holds_the_lines_of_the_engine_and_a_case_that_is_not_long() -> None:
-    case = {"format": "paritybit-watch-case", "text": "short"}
-    for held in (case, {**case, "text": "x" * 30_000}):
+    case = WatchCase("sglang==1", "leg", Script({}, ()), 1, None, "key", "short", None)
+    for held in (case, replace(case, text="x" * 30_000)):
         ((key, found),) = by_cause(seen_in(shown(), {"finding-1.json": held})).items()
         body = issue_of(key, found).body
         assert f"<!-- {key} -->" in body
         assert "   11      line = 11" in body
-        assert (json.dumps(held, separators=(",", ":")) in body) == (held is case)
+        assert (msgspec.json.encode(held).decode() in body) == (held is case)

@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from paritybit.launch.schema import (
     IN_BASELINE,
@@ -24,7 +25,12 @@ LEG = Leg("decode graphs", (), "ended", 0, 1.0, {}, {}, {}, ())
 
 
 def finding(cause: str, number: int = 1) -> Finding:
-    return Finding("leak", "a slot leaks", f"leak | {cause}", number, LEG.name, cause)
+    return Finding(
+        *("leak", "a slot leaks", f"leak | {cause}"),
+        cause=Cause(cause),
+        number=number,
+        leg=LEG.name,
+    )
 
 
 def watched(findings: Sequence[Finding], legs: Sequence[str] = (LEG.name,)) -> Watched:
@@ -60,10 +66,11 @@ def shown() -> Watched:
     lines = tuple(SourceLine(number, f"    line = {number}") for number in range(9, 14))
     lines += (SourceLine(14, f"    longest = {'x' * 140!r}"),)
     stray = Finding(
-        *("stray write", "the replay of decode changed slot 17 (swa)", "s | swa", 25, LEG.name),
-        group_of="out_cache_loc_swa",
+        *("stray write", "the replay of decode changed slot 17 (swa)", "s | swa"),
+        number=25,
+        leg=LEG.name,
         forward=4,
-        kind="decode",
+        forward_kind="decode",
         group="swa",
         replay="decode",
         layer="layer 0",
@@ -77,7 +84,12 @@ def shown() -> Watched:
         excerpt=lines,
     )
     leak = replace(
-        finding("not known (leak, swa)"), leg="overlap", known=IN_BASELINE, case="finding-2.json"
+        finding(""),
+        cause=None,
+        group="swa",
+        leg="overlap",
+        known=IN_BASELINE,
+        case="finding-2.json",
     )
     before = replace(watched([leak], ["overlap", LEG.name]), revision="0123456789abcdef")
     return replace(
@@ -88,6 +100,6 @@ def shown() -> Watched:
         undecided=("the engine was killed",),
         not_tried=(NotTried("row few window slots", "the run was interrupted before"),),
         trend=(point_of(before),),
-        changes={stray.group_of: NEW, leak.group_of: STAYS},
+        changes={stray.cause_name: NEW, leak.cause_name: STAYS},
         absent=("leak: a cause (https://github.com/example/engine/issues/1)",),
     )

@@ -121,8 +121,8 @@ def failure(survey: Survey, property_id: str, seed: int, artifacts: Path) -> str
         proof = "".join(f"{sentence}\n" for sentence in cause.proof) if cause is not None else ""
         violations = outcome.violations
     path = artifacts / f"{property_id}-{name(trial)}.json"
-    told = tuple(violation.to_json() for violation in violations)
-    write_case(Case(trial, shown.schedule, property_id, seed, told, shown.history), path)
+    case = Case(trial, shown.schedule, property_id, seed, tuple(violations), shown.history)
+    write_case(case, path)
     found = next(one for one in violations if one.property == property_id)
     return (
         f"{property_id}: step {found.step} of {len(shown.schedule.steps)}: "

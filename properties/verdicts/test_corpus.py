@@ -10,13 +10,14 @@ from paritybit.harness.checks.expectations import detected_by
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.records.case import Case, load_case
+from paritybit.harness.records.case import Case
+from paritybit.harness.records.codec import load
 from paritybit.subjects.bugs.catalogue import BUGS, FIRST
 
 from properties.support.harness.shrunk_sizes import most_steps
 from properties.support.places import CORPUS
 
-CASES = {path.stem: load_case(path) for path in sorted(CORPUS.glob("*.json"))}
+CASES = {path.stem: load(path, Case) for path in sorted(CORPUS.glob("*.json"))}
 CLEAN = sorted({case.trial.clean for case in CASES.values()}, key=str)
 """The clean trials of all cases: those of a trial share the clean build that they are held to."""
 
@@ -57,4 +58,4 @@ def test_a_case_shows_its_bug_and_nothing_without_it(clean: TrialConfig, device:
 
 def recorded(case: Case) -> list[tuple[str, int]]:
     """Return what a case violated when it was found, and when."""
-    return [(violation["property"], violation["step"]) for violation in case.violations]
+    return [(violation.property, violation.step) for violation in case.violations]

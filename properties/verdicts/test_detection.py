@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from paritybit.harness.campaigns.hunt import hunt
-from paritybit.harness.campaigns.task import Status, Task, run_task
+from paritybit.harness.campaigns.task import Task, run_task
 from paritybit.harness.checks.expectations import (
     TABLE,
     affected_runners,
@@ -23,6 +23,7 @@ from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.tracebacks import SUBJECTS
+from paritybit.harness.records.schema import Status
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.bugs.switching import lacking
 from paritybit.subjects.runners import RUNNERS
@@ -99,7 +100,7 @@ def test_a_bug_whose_code_raises_is_not_detected(
     result = run_task(Task(trial, 0, FEW))
     assert result.status is Status.WRONG_PROPERTY
     seen = result.finding.violations if result.finding is not None else ()
-    assert {*result.hunt_result.violated, *(one["property"] for one in seen)} == {"no_crash"}
+    assert {*result.hunt_result.violated, *(one.property for one in seen)} == {"no_crash"}
 
 
 def test_every_bug_and_runner_is_decided_once() -> None:

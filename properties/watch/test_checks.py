@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
-from paritybit.launch.found import finding_of
 from paritybit.launch.tally import Tally
 from paritybit.launch.words import causes_of
 from paritybit.watch import attach, journal
@@ -452,7 +452,7 @@ def test_a_report_begins_with_the_root_cause(
     for line in lines(tmp_path):
         tally.take("1", line)
     findings = [
-        finding_of(one, key, 1, "leg", tally.after(key)) for key, one in tally.findings.items()
+        replace(one, leg="leg", after=tally.after(key)) for key, one in tally.findings.items()
     ]
     shown = [
         (cause.name, ", ".join(dict.fromkeys(one.check for one in cause.findings)))

@@ -13,7 +13,6 @@ from paritybit.harness.explain.facts import (
     Suspect,
     TimelineEntry,
 )
-from paritybit.harness.records.schema import Contract, ContractRow
 from paritybit.reports.texts import Fact, value_text, words
 
 FILL_ONCE = "fill once"
@@ -92,22 +91,19 @@ class Table:
 def tabulate(
     explanation: Explanation,
     timeline: Sequence[TimelineEntry],
-    contract: Contract | None = None,
+    paddings: Mapping[str, str],
 ) -> Table | None:
     """Return the static inputs of an explanation, or None without a replay.
 
-    `timeline` is that of the finding. `contract` is the correct contract of the runner, or None if
-    it is not known.
+    `timeline` is that of the finding. `paddings` are those of the right contract, as far as known.
     """
     inputs = explanation.static_inputs
     if not inputs:
         return None
     now = explanation.at.step
-    right = {row.name: row for row in contract.rows} if contract is not None else {}
     return Table(
         inputs=tuple(
-            _input(row, now, _culprits(row, explanation.cause), right.get(row.name))
-            for row in inputs
+            _input(row, now, _culprits(row, explanation.cause), paddings) for row in inputs
         ),
         stale=sum(len(row.stale) for row in inputs),
         sources=tuple(_sources(inputs, now, timeline)),
@@ -126,7 +122,7 @@ def _culprits(row: StaticInputRow, cause: Suspect | None) -> frozenset[int]:
 
 
 def _input(
-    row: StaticInputRow, now: int, culprits: Collection[int], right: ContractRow | None
+    row: StaticInputRow, now: int, culprits: Collection[int], paddings: Mapping[str, str]
 ) -> StaticInput:
     elements = tuple(
         Element(
@@ -139,7 +135,7 @@ def _input(
     return StaticInput(
         name=row.name,
         message=f"{row.dtype}, {_per(row.axis)}, {row.padding}",
-        fault=_fault(row, now, row.padding if right is None else right.padding),
+        fault=_fault(row, now, paddings.get(row.name, row.padding)),
         elements=elements[:MOST_ELEMENTS],
         omitted=_omitted(len(elements), row.stale),
     )

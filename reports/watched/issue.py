@@ -5,14 +5,14 @@ of the same release or branch replaces its row.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from paritybit.reports.summary import text
+import msgspec
+from paritybit.reports.markdown import text
 
+from paritybit.launch.case import WatchCase
 from paritybit.launch.schema import Watched
 from paritybit.launch.words import CauseGroup, causes_of, lines_of
 
@@ -30,7 +30,7 @@ class Seen:
 
     record: Watched
     cause: CauseGroup
-    case: Mapping[str, Any] | None = None
+    case: WatchCase | None = None
 
     @property
     def engine(self) -> str:
@@ -61,7 +61,7 @@ class Issue:
     body: str
 
 
-def seen_in(record: Watched, cases: Mapping[str, Mapping[str, Any]]) -> Iterator[Seen]:
+def seen_in(record: Watched, cases: Mapping[str, WatchCase]) -> Iterator[Seen]:
     """Yield the unknown causes of a record. `cases` are its cases by file name."""
     for cause in causes_of(record.findings):
         if cause.known is None:
@@ -118,7 +118,7 @@ def details(seen: Seen) -> Iterator[str]:
         yield from (f"{line.number:5}  {line.text.replace('```', '')}" for line in first.excerpt)
         yield "```"
     if seen.case is not None:
-        data = json.dumps(seen.case, separators=(",", ":"))
+        data = msgspec.json.encode(seen.case).decode()
         yield ""
         yield f"`paritybit replay CASE --engine {seen.record.engine or 'ENGINE'}` shows it again."
         if len(data) <= LONGEST_CASE and "```" not in data:

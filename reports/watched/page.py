@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paritybit.reports.page import environment
+from paritybit.reports.templating import environment
 
 from paritybit.launch.schema import Finding, Watched
 from paritybit.launch.trend import Row, label, rows
@@ -149,7 +149,11 @@ def steps_of(finding: Finding) -> Iterator[Step]:
         name = finding.cause.input or "cause"
         note = finding.cause.source or ("" if finding.cause.input else finding.cause.what)
         yield Step(name, note or "static input")
-    what = f"replay of {finding.replay}" if finding.replay else f"{finding.kind or 'a'} forward"
+    what = (
+        f"replay of {finding.replay}"
+        if finding.replay
+        else f"{finding.forward_kind or 'a'} forward"
+    )
     if finding.forward is not None:
         yield Step(what, f"forward {finding.forward}")
     if finding.slots:

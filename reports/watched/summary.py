@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from paritybit.reports.summary import table, text
+from paritybit.reports.markdown import table, text
 
 from paritybit.launch.schema import Watched
 from paritybit.launch.trend import label, rows

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from paritybit.harness.cli.failures import github_error
 from paritybit.harness.cli.watch.display import Display
+from paritybit.reports.annotations import github_error
 
 from paritybit.launch.schema import Watched
 from paritybit.launch.words import CauseGroup, causes_of, lines_of, plural, source_of

@@ -3,15 +3,13 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from paritybit.harness.errors import printable
 from rich.console import Console
 from rich.text import Text
 
-from paritybit.launch.found import finding_of
 from paritybit.launch.schema import Finding
 from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import scope_of
@@ -57,13 +55,12 @@ class Display:
         with self.status:
             yield
 
-    def show(self, leg: str, tally: Tally, finding: Mapping[str, Any] | None) -> None:
+    def show(self, leg: str, tally: Tally, finding: Finding | None) -> None:
         """Show the tally of a row and its new finding, if any. Several threads may call it."""
         with self.lock:
             self.tallies[leg] = tally
             if finding is not None:
-                key = str(finding.get("key"))
-                self.put_new(finding_of(finding, key, tally.number(key), leg))
+                self.put_new(finding)
             now = time.monotonic()
             if self.status is not None:
                 self.status.update(Text(self.progress(leg, now)))
@@ -94,8 +91,8 @@ class Display:
                 self.put("there are further findings; the page at the end has all")
             return
         self.put(f"{finding.check}: {finding.text}", style="bold red")
-        if finding.group_of not in self.causes:
-            self.causes.add(finding.group_of)
+        if finding.cause_name not in self.causes:
+            self.causes.add(finding.cause_name)
             for name, text in lines_of(finding):
                 self.put(f"  {name:{NAMES}}{text}")
 

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK, STOPPED
-from paritybit.harness.cli.failures import on_github
 from paritybit.harness.cli.folders import shown, swap_link
 from paritybit.harness.cli.watch.announce import PAGE, annotations, show
 from paritybit.harness.cli.watch.run import SIGNALS, Options, Run, check_names
@@ -16,6 +15,7 @@ from paritybit.harness.errors import CannotRunError, refused
 from paritybit.harness.machine.stopping import heard_at_the_end
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.revision import commit_of
+from paritybit.reports.annotations import on_github
 from paritybit.reports.watched.junit import junit_of
 from paritybit.reports.watched.page import render
 from paritybit.reports.watched.sarif import sarif_of
@@ -65,8 +65,8 @@ def written(
     writes: list[Callable[[], None]] = [
         lambda: records.write(record, folder / RECORD),
         lambda: write_whole(folder / PAGE, page),
-        *(partial(cases.write, case, folder / "cases" / name) for name, case in found.items()),
-        lambda: records.write_data(sarif, folder / RESULTS),
+        *(partial(records.write, case, folder / "cases" / name) for name, case in found.items()),
+        lambda: records.write(sarif, folder / RESULTS),
         lambda: write_whole(folder / SUITE, suite),
         lambda: swap_link(folder),
     ]

@@ -19,7 +19,7 @@ from typing import Any
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, INTERRUPTED, OK
 from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.run import last_line
-from paritybit.harness.records.case import read_json
+from paritybit.harness.records.codec import load
 from paritybit.harness.records.files import write_whole
 from rich.console import Console
 
@@ -30,7 +30,6 @@ from paritybit.launch import matrix
 from paritybit.launch.command import Running
 from paritybit.launch.follow import Stops
 from paritybit.launch.matrix import Release
-from paritybit.launch.reading import record_of
 from paritybit.launch.schema import Watched
 from paritybit.launch.words import plural
 
@@ -68,7 +67,7 @@ class Walk:
         home.mkdir(parents=True, exist_ok=True)
         done = home / "asked.json"
         record = home / "latest" / "watch.json"
-        if not (record.exists() and done.exists() and read_json(done) == self.asked):
+        if not (record.exists() and done.exists() and json.loads(done.read_text()) == self.asked):
             words = ("watch", "--keep-going", "--seconds", str(self.seconds))
             before = record.resolve() if record.exists() else None
             if self.stops.received is None:
@@ -80,7 +79,7 @@ class Walk:
                 if self.stops.received is not None:
                     return Release(version, None, "the run was interrupted before")
                 return Release(version, None, last_line(home / LOG).removeprefix("paritybit: "))
-        found: Watched = record_of(read_json(record), record.name)
+        found = load(record, Watched)
         if found.verdict == "undecided" and not found.counts.get("forwards"):
             return Release(version, None, why_not(record.parent))
         with self.lock:

@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK, STOPPED
 from paritybit.harness.cli.watch.display import Display
@@ -20,8 +19,6 @@ from paritybit.drive.script import write
 from paritybit.inject import prepare
 from paritybit.launch.case import WatchCase
 from paritybit.launch.follow import Limits, Stops
-from paritybit.launch.found import finding_of
-from paritybit.launch.reading import case_of
 from paritybit.launch.verdict import Outcome, open_questions
 from paritybit.launch.words import plural
 
@@ -32,13 +29,14 @@ LONGEST = 3600.0
 """The time limit in seconds for a script."""
 
 
-def replay_watched(files: Sequence[tuple[Any, str]], spec: str | None) -> int:
-    """Replay cases, given as JSON data and file name, on an engine, and return the exit code.
+def replay_watched(cases: Sequence[tuple[WatchCase, str]], spec: str | None) -> int:
+    """Replay cases, each with its file name, on an engine, and return the exit code.
 
     For one case it is 1 if the engine has a finding. For several it is 1 if any did not reproduce
     its finding.
     """
-    cases = [(case_here(data, name, spec), name) for data, name in files]
+    for case, name in cases:
+        require_here(case, name, spec)
     assert spec is not None
     asked = driven(spec)
     engine = asked.starter.prepare(spec)
@@ -65,13 +63,12 @@ def replay_watched(files: Sequence[tuple[Any, str]], spec: str | None) -> int:
     return FINDING if wrong else CANNOT_RUN if open_ else OK
 
 
-def case_here(data: Any, name: str, spec: str | None) -> WatchCase:
-    """Return the case from a file's JSON data, to be served to an engine.
+def require_here(case: WatchCase, name: str, spec: str | None) -> None:
+    """Require that a case can be served to an engine.
 
     Raises MalformedError without an engine, because a file must not choose which code runs. Raises
     CannotRunError for a case of another device.
     """
-    case = case_of(data, name)
     if spec is None:
         raise MalformedError(
             f"{name} was recorded on {cut(case.engine)}, and a case cannot choose which "
@@ -83,7 +80,6 @@ def case_here(data: Any, name: str, spec: str | None) -> WatchCase:
         raise MalformedError(f"{name} is not a complete case of watch: {error}") from error
     if case.script.settings["device"] == "cuda" and not visible_gpus():
         raise CannotRunError(f"{name} was recorded on a GPU, but none is visible here")
-    return case
 
 
 def served(run: Run, asked: Driven, engine: Environment, case: WatchCase) -> Outcome:
@@ -104,9 +100,8 @@ def judged(display: Display, case: WatchCase, name: str, outcome: Outcome) -> in
     """
     found = outcome.tally.findings
     if case.key in found:
-        finding = finding_of(found[case.key], case.key, 1, case.leg)
         before = "" if case.forward is None else f", recorded in forward {case.forward}"
-        at = f"forward {finding.forward}{before}"
+        at = f"forward {found[case.key].forward}{before}"
         display.put(f"{name}: reproduced: the finding appeared in {at}", style="bold")
         return FINDING
     if outcome.code == LACKING:

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from paritybit.harness.cli.exit_codes import FINDING
 from paritybit.harness.cli.folders import run_folder
@@ -41,6 +40,7 @@ from paritybit.launch.command import Running
 from paritybit.launch.follow import Following, Limits, Stops
 from paritybit.launch.journals import Journals
 from paritybit.launch.known import Known, of_tree
+from paritybit.launch.schema import Finding
 from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import Outcome
 from paritybit.launch.words import plural
@@ -159,7 +159,7 @@ class Run:
     def followed(self, running: Running, leg: Leg, out: Path, limits: Limits) -> Outcome:
         """Follow a running command, and return its outcome."""
 
-        def show(tally: Tally, finding: Mapping[str, Any] | None) -> None:
+        def show(tally: Tally, finding: Finding | None) -> None:
             self.found |= finding is not None and limits.counts(finding)
             self.display.show(leg.name if leg.name != COMMAND else "", tally, finding)
 
@@ -321,7 +321,7 @@ class Serving:
             outcome.name
             for outcome in run.outcomes
             for finding in outcome.tally.findings.values()
-            if not run.known.covers(finding)
+            if run.known.where(finding) is None
         ]
         if found and not self.options.keep_going:
             return f"row {found[0]} had a finding; --keep-going tries the others, too"

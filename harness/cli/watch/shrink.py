@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import structs
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, STOPPED
 from paritybit.harness.cli.watch.display import Display
-from paritybit.harness.cli.watch.replay import case_here
-from paritybit.harness.errors import CannotRunError, MalformedError
-from paritybit.harness.records.case import read_json
+from paritybit.harness.cli.watch.replay import require_here
+from paritybit.harness.errors import CannotRunError
+from paritybit.harness.records.codec import load
 from rich.console import Console
 
 from paritybit import __version__
@@ -21,11 +22,10 @@ from paritybit.drive.environment import Environment
 from paritybit.drive.script import Script, read, write
 from paritybit.drive.warm import Warm, warm
 from paritybit.inject import environment_with, prepare
-from paritybit.launch import case as cases
 from paritybit.launch.case import WatchCase
 from paritybit.launch.command import Running
 from paritybit.launch.follow import Stops
-from paritybit.launch.reading import is_case
+from paritybit.launch.record import write as write_case
 from paritybit.launch.words import plural
 from paritybit.watch.checks import CHECKS
 from paritybit.watch.settings import Settings
@@ -57,12 +57,12 @@ class Shrinking:
         # Other checks make a forward several times slower. `replay` runs all of the case again.
         alone = [(name,) for name in CHECKS if case.key.split(" | ")[0] == name]
         for checks in (*alone, case.checks):
-            found = self.simplest(replace(case, checks=checks), deadline)
+            found = self.simplest(structs.replace(case, checks=checks), deadline)
             ended = self.stops.received is not None
             if found is None:
                 continue
             if ended or checks == case.checks or self.shows(case, found, 0.0) is not None:
-                return replace(case, script=found, forward=None)
+                return structs.replace(case, script=found, forward=None)
         return None
 
     def simplest(self, case: WatchCase, deadline: float) -> Script | None:
@@ -121,10 +121,8 @@ def searching(
 
 def run_shrink(path: Path, spec: str, seconds: int) -> int:
     """Write the smallest case found in time next to a case, and return the exit code."""
-    data = read_json(path)
-    if not is_case(data):
-        raise MalformedError(f"{path.name} is not a case of watch; shrink takes no other")
-    case = case_here(data, path.name, spec)
+    case = load(path, WatchCase)
+    require_here(case, path.name, spec)
     if case.script.settings["device"] != "cpu":
         raise CannotRunError("a case of a GPU cannot be shrunk: the search forks the engine")
     asked = driven(spec)
@@ -146,7 +144,7 @@ def run_shrink(path: Path, spec: str, seconds: int) -> int:
         display.put(f"{path.name}: the finding did not appear on {engine.name}", style="bold")
         return CANNOT_RUN
     target = path.with_name(f"{path.stem}-small.json")
-    cases.write(found, target)
+    write_case(found, target)
     display.put(f"{size_of(found.script)}: {target}", style="bold")
     return FINDING
 

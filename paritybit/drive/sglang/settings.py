@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -85,16 +85,16 @@ class Served(Common):
     speculative: str | None = None
     topk: int = 1
     sliding_draft: bool = False
-    frozen_draft: str | None = field(default=None, metadata={"later": True})
+    frozen_draft: str | None = None
     backend: str = "triton"
     graphs: str = "decode"
     rows: int = ROWS
     chunk: int = CHUNK
     pool: int = POOL
-    adapters: int = field(default=0, metadata={"later": True})
-    host_cache: bool = field(default=False, metadata={"later": True})
-    windows: int | None = field(default=None, metadata={"later": True})
-    mixed: bool = field(default=False, metadata={"later": True})
+    adapters: int = 0
+    host_cache: bool = False
+    windows: int | None = None
+    mixed: bool = False
 
     @classmethod
     def of(cls, settings: Mapping[str, Setting]) -> "Served":

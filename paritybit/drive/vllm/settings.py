@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -114,9 +114,9 @@ class Served(Common):
     graphs: str = "decode"
     runner: int = 1
     backend: str = "triton"
-    speculative: str | None = field(default=None, metadata={"later": True})
-    window: int = field(default=WINDOW, metadata={"later": True})
-    adapters: int = field(default=0, metadata={"later": True})
+    speculative: str | None = None
+    window: int = WINDOW
+    adapters: int = 0
 
     @classmethod
     def of(cls, settings: Mapping[str, Setting]) -> "Served":

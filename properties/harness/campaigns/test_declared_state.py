@@ -26,13 +26,13 @@ from paritybit.harness.campaigns.fresh import (
 )
 from paritybit.harness.campaigns.hunt import HuntResult, PlayingFailedError
 from paritybit.harness.campaigns.replay import Named, judged, lockstep_of
-from paritybit.harness.campaigns.run_record import case_of
-from paritybit.harness.campaigns.task import Status, Task, run_task
+from paritybit.harness.campaigns.task import Task, run_task
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.records.case import Case, load_case, write_case
-from paritybit.harness.records.schema import STALLED
+from paritybit.harness.records.case import Case, write_case
+from paritybit.harness.records.codec import load
+from paritybit.harness.records.schema import STALLED, Status
 from paritybit.harness.schedules.schedule import Admit, Decode, Idle, Schedule
 from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.runners import ONE_PER_ENGINE
@@ -213,7 +213,7 @@ def test_a_fresh_process_has_one_connection_unless_streams_run_beside_each_other
 def test_a_playing_that_was_begun_before_gives_what_it_gives_otherwise(device: str) -> None:
     """Of a bug, and of the clean build."""
     broken = TrialConfig(device=device).with_bug("req_pool_pad")
-    schedule = load_case(CORPUS / "req_pool_pad@decode.json").schedule
+    schedule = load(CORPUS / "req_pool_pad@decode.json", Case).schedule
     for trial in (broken, broken.clean):
         asked = playing(schedule, trial=trial)
         begin_fresh(trial, asked.properties)
@@ -254,12 +254,12 @@ def test_what_only_other_schedules_bring_about_is_undeclared_state(tmp_path: Pat
     result, play = planted(of_a_module, after_many, HARMLESS)
     assert result.status is Status.UNDECLARED_STATE
     finding = result.finding
-    assert finding is not None and finding.history
-    assert finding.schedule == result.hunt_result.drawn
-    assert finding.violations[-1]["property"] == "declared_state"
+    assert finding is not None and finding.case.history
+    assert finding.case.schedule == result.hunt_result.drawn
+    assert finding.violations[-1].property == "declared_state"
     path = tmp_path / "case.json"
-    write_case(case_of(result.task, finding), path)
-    case = load_case(path)
+    write_case(finding.case, path)
+    case = load(path, Case)
     again = play(playing(*case.history, case.schedule))
     assert "logits_parity" in again.violated
     assert play(playing(case.schedule)).violated == set()
@@ -269,8 +269,8 @@ def test_what_a_schedule_brings_about_by_itself_is_shrunk_to_what_does() -> None
     """The shrinker does not shrink onto what other schedules left behind."""
     result, play = planted(of_a_runner, after_a_larger, HARMLESS)
     assert result.status is Status.AFFECTED_AFTER_ALL
-    assert result.finding is not None and not result.finding.history
-    alone = play(playing(result.finding.schedule))
+    assert result.finding is not None and not result.finding.case.history
+    alone = play(playing(result.finding.case.schedule))
     assert "logits_parity" in alone.violated
 
 
@@ -302,16 +302,16 @@ def test_a_fresh_process_that_gives_no_outcome_is_a_failure(build: Any, message:
 def test_a_case_with_a_history_plays_it_first_and_reads_back(tmp_path: Path) -> None:
     case = Case(TRIAL, DRAWN, None, 0, (), OTHERS)
     write_case(case, tmp_path / "case.json")
-    assert load_case(tmp_path / "case.json") == case
+    assert load(tmp_path / "case.json", Case) == case
     assert tuple(lockstep_of(case).history) == OTHERS
     data = json.loads((tmp_path / "case.json").read_text())
     (tmp_path / "case.json").write_text(json.dumps({**data, "history": 3}))
-    with pytest.raises(ValueError, match="a list of schedules"):
-        load_case(tmp_path / "case.json")
+    with pytest.raises(ValueError, match="Expected `array`, got `int`"):
+        load(tmp_path / "case.json", Case)
 
 
 def test_a_case_of_undeclared_state_that_shows_after_its_history_is_as_it_says() -> None:
-    violations = tuple(one.to_json() for one in violating("kv_parity", "declared_state").violations)
+    violations = tuple(violating("kv_parity", "declared_state").violations)
     named = Named(0, "case", Case(TRIAL, DRAWN, None, 0, violations, OTHERS))
     assert judged(named, violating("kv_parity")).as_said
     assert not judged(named, clean()).as_said
@@ -320,16 +320,12 @@ def test_a_case_of_undeclared_state_that_shows_after_its_history_is_as_it_says()
 def test_a_case_of_undeclared_state_that_shows_nothing_is_no_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says why with the message of the case, or where that has none, in general."""
-    (violation,) = (one.to_json() for one in violating("declared_state").violations)
-    for told, said in (
-        (violation, "declared_state does not hold"),
-        ({}, "the finding depends on undeclared state"),
-    ):
-        named = {**told, "property": "declared_state"}
-        write_case(Case(TRIAL, DRAWN, "kv_parity", 0, (named,)), tmp_path / "case.json")
-        assert main(["replay", str(tmp_path / "case.json")]) == 125
-        assert f"shows nothing here: {said}" in capsys.readouterr().err
+    """It says why with the message of the case."""
+    violations = tuple(violating("declared_state").violations)
+    said = "declared_state does not hold"
+    write_case(Case(TRIAL, DRAWN, "kv_parity", 0, violations), tmp_path / "case.json")
+    assert main(["replay", str(tmp_path / "case.json")]) == 125
+    assert f"shows nothing here: {said}" in capsys.readouterr().err
 
 
 IMMUTABLE = (

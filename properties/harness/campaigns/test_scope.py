@@ -4,20 +4,21 @@ import html
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from paritybit.harness.campaigns.hunt import HuntResult
 from paritybit.harness.campaigns.regress import Run, RunConfig, all_hunts, plan
 from paritybit.harness.campaigns.scope import scope
-from paritybit.harness.campaigns.task import Result, Status, Task
+from paritybit.harness.campaigns.task import Result, Task
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.records.record import load
+from paritybit.harness.records.codec import load
+from paritybit.harness.records.schema import Record, Status
 from paritybit.harness.schedules.coverage import CONTEXT, PROMPTS, ROWS, SLOT, of_one_branch
 from paritybit.harness.schedules.schedule import Admit, Decode, Prefill, Schedule
-from paritybit.reports.summary import summarise, text
+from paritybit.reports.markdown import text
+from paritybit.reports.summary import summarise
 
 from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN, OK
@@ -52,7 +53,7 @@ def test_a_run_of_everything_leaves_no_state_unreached() -> None:
         "overlapping",
     ):
         assert said in found.tried
-    assert found.untried.startswith("device cuda; shape mid and real; topk other than 1 and 2")
+    assert found.untried.startswith("device cuda; topk other than 1 and 2")
 
 
 @pytest.mark.parametrize(
@@ -136,8 +137,8 @@ def test_terminal_record_page_and_summary_show_the_same_scope_and_strict_judges_
     monkeypatch.setattr("paritybit.harness.cli.regress.run_tasks", run_tasks)
     monkeypatch.setattr("paritybit.harness.campaigns.regress.CLEAN_SCHEDULES", 1)
     assert main([*RUN, "--out", str(tmp_path)]) == OK
-    record = load(tmp_path / "latest" / "run.json")
-    assert record.scope is not None and "target_verify: replay" in record.scope.unreached
+    record = load(tmp_path / "latest" / "run.json", Record)
+    assert "target_verify: replay" in record.scope.unreached
     page = html.unescape((tmp_path / "latest" / "index.html").read_text())
     shown = capsys.readouterr().out
     for line in (record.scope.tried, record.scope.untried):
@@ -150,6 +151,4 @@ def test_terminal_record_page_and_summary_show_the_same_scope_and_strict_judges_
     everything = tuple(RunConfig("cpu").hunts)
     monkeypatch.setattr("paritybit.harness.cli.regress.hunts_of", lambda *_: everything)
     assert main([*RUN, "--strict", "--out", str(tmp_path)]) == OK
-    old = replace(record, scope=None)
-    assert "Tried" not in summarise(old)
     assert json.loads((tmp_path / "latest" / "run.json").read_text())["scope"]["unreached"] == []

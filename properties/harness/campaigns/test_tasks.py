@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from paritybit.harness.campaigns import task as tasks
 from paritybit.harness.campaigns.executor import Ended
-from paritybit.harness.campaigns.finding import Finding
 from paritybit.harness.campaigns.fresh import FreshPlaying, PlayFresh
 from paritybit.harness.campaigns.hunt import (
     SHRINKING_STEPS,
@@ -20,10 +19,9 @@ from paritybit.harness.campaigns.hunt import (
 from paritybit.harness.campaigns.regress import Run, RunConfig, plan, verdict
 from paritybit.harness.campaigns.replay import Named, Replayed, judged, replayed
 from paritybit.harness.campaigns.task import (
-    GOOD,
     Result,
-    Status,
     Task,
+    found_by,
     result_of,
     run_in_turn,
     run_task,
@@ -34,7 +32,7 @@ from paritybit.harness.errors import headline
 from paritybit.harness.explain.report import Explained
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import Case
-from paritybit.harness.records.schema import STALLED
+from paritybit.harness.records.schema import STALLED, Finding, Status
 from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
 from paritybit.subjects.streams import STALLS
 
@@ -86,7 +84,7 @@ def test_a_bug_that_is_seen_alone_is_caught() -> None:
     assert (result.status, result.error, result.spoiled) == (Status.CAUGHT, None, False)
     assert result.hunt_result.schedules == 1
     assert result.finding is not None
-    assert result.finding.schedule.steps == ()
+    assert result.finding.case.schedule.steps == ()
 
 
 def test_gates_that_opened_by_themselves_are_counted_with_their_task(
@@ -164,7 +162,7 @@ def test_an_error_of_the_explainer_leaves_the_verdict(monkeypatch: pytest.Monkey
     assert (result.status, result.error, result.spoiled) == (Status.CAUGHT, None, True)
     assert result.finding is not None
     assert result.finding.explanation is None
-    assert [found["property"] for found in result.finding.violations] == [TARGET]
+    assert [found.property for found in result.finding.violations] == [TARGET]
     error = result.unexplained
     assert error is not None and error == result.finding.error
     assert "in explain\n" in error
@@ -243,13 +241,13 @@ def test_a_finding_that_no_fresh_process_shows_is_undeclared_state(trial: TrialC
     task = Task(trial, 0, 9)
     result = run_task(task, locksteps(script, of_clean=None), lambda _: clean())
     assert (result.status, result.error) == (Status.UNDECLARED_STATE, None)
-    assert result.status not in GOOD
+    assert not result.status.expected
     finding = result.finding
     assert finding is not None and finding.undeclared
-    assert finding.schedule == result.hunt_result.drawn
-    assert finding.history == result.hunt_result.before
-    assert len(finding.history) == 2
-    seen = [violation["property"] for violation in finding.violations]
+    assert finding.case.schedule == result.hunt_result.drawn
+    assert finding.case.history == result.hunt_result.before
+    assert len(finding.case.history) == 2
+    seen = [violation.property for violation in finding.violations]
     assert seen == [TARGET, "declared_state"]
 
 
@@ -279,7 +277,7 @@ def test_a_lost_device_is_a_finding_of_its_own() -> None:
     result = ended(script)
     assert (result.status, result.spoiled, result.error) == (Status.DEVICE_LOST, True, None)
     assert result.finding is not None
-    assert result.finding.violations[0]["property"] == "captured_path"
+    assert result.finding.violations[0].property == "captured_path"
 
 
 def test_a_task_without_a_result_has_failed_with_its_error() -> None:
@@ -322,7 +320,8 @@ def test_a_run_is_not_green_without_a_result_of_each_task_that_was_planned() -> 
 
 def test_what_is_left_open_is_no_verdict_unless_something_is_wrong_beside_it() -> None:
     """An error of ours, what tried too little, and tasks that were planned and gave no result."""
-    found = Finding.of(SCHEDULE, violating(TARGET), found=Explained(error=ERROR))
+    task = Task(TrialConfig(), 0, 1)
+    found = found_by(task, SCHEDULE, violating(TARGET), found=Explained(error=ERROR))
     assert run_of(Status.FAILED, Status.GREEN, Status.CAUGHT).undecided
     assert run_of(Status.VACUOUS, Status.FAILED).undecided
     assert run_of(Status.GREEN).undecided

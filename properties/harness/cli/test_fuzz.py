@@ -10,18 +10,18 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import fields
 from paritybit.harness.cli.app import app
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import Case
-from paritybit.harness.records.record import write
-from paritybit.harness.schedules.schedule import LISTED, STEPS, Admit, Decode, Schedule
+from paritybit.harness.records.codec import encoded
+from paritybit.harness.schedules.schedule import Admit, Decode, Schedule, Step
 from typer.main import get_command
 
 from paritybit.__main__ import main
@@ -32,6 +32,7 @@ from properties.support.harness.command_line import (
     MALFORMED,
     OK,
 )
+from properties.support.records import shown
 from properties.support.reports.records import red
 
 MOST = int(os.environ.get("PARITYBIT_FUZZ", "20"))
@@ -174,9 +175,10 @@ def changed(data: st.DataObject, value: dict[str, Any]) -> dict[str, Any]:
 
 TRIAL = TrialConfig(buckets=(2,), token_buckets=(4,)).with_bug("swa_pad")
 CASE = Case(TRIAL, Schedule((Admit(1, 16), Decode((0,)))), "kv_parity", 0, ())
+DATA = json.loads(encoded(CASE))
 FILES = {
-    "a case": CASE.to_json(),
-    "a case with a history": {**CASE.to_json(), "history": [CASE.to_json()["schedule"]]},
+    "a case": DATA,
+    "a case with a history": {**DATA, "history": [DATA["schedule"]]},
 }
 
 
@@ -190,36 +192,38 @@ def test_no_case_ends_badly(
     monkeypatch.setattr("paritybit.harness.cli.replay.replay_one", lambda *_: OK)
     monkeypatch.setattr("paritybit.harness.cli.replay.replay_all", lambda *_: [])
     path = tmp_path / "case.json"
-    path.write_text(json.dumps(changed(data, json.loads(json.dumps(FILES[kind])))))
+    path.write_text(json.dumps(changed(data, FILES[kind])))
     paths = [str(path)] * data.draw(st.integers(1, 2))
     ends_well("replay", *paths)
 
 
-@pytest.mark.parametrize("form", ["page", "comparison", "markdown"])
+RECORDS = {"regress": red(), "watch": shown()}
+
+
+@pytest.mark.parametrize("form", [[], ["--markdown"], ["--issue"]], ids=str)
+@pytest.mark.parametrize("kind", RECORDS)
 @settings(fuzzed, max_examples=max(4, MOST // 4))
 @given(data=st.data())
-def test_no_record_ends_badly(form: str, data: st.DataObject, tmp_path: Path) -> None:
-    whole, path, page = tmp_path / "run.json", tmp_path / "changed.json", tmp_path / "page.html"
-    write(red(), whole)
-    path.write_text(json.dumps(changed(data, json.loads(whole.read_text()))))
-    paths = [str(path)]
-    if form == "comparison":
-        paths.insert(data.draw(st.integers(0, 1)), str(whole))
-    options = ["--markdown"] if form == "markdown" else ["--page", str(page)]
-    ends_well("report", *paths, *options)
+def test_no_record_ends_badly(
+    kind: str, form: list[str], data: st.DataObject, tmp_path: Path
+) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(changed(data, json.loads(encoded(RECORDS[kind])))))
+    ends_well("report", str(path), *form)
 
 
+LISTED = {"picks", "prompts"}
 numbers = st.sampled_from([0, 1, 2, 3, 7, 12, 50, 10**6, 2**31 - 1])
 
 
 def steps() -> st.SearchStrategy[dict[str, Any]]:
     """Return steps of any kind with numbers of any size."""
-    return st.sampled_from(sorted(STEPS)).flatmap(
-        lambda name: st.fixed_dictionaries(
-            {"step": st.just(name)}
+    return st.sampled_from(Step.__args__).flatmap(
+        lambda kind: st.fixed_dictionaries(
+            {"step": st.just(kind.__struct_config__.tag)}
             | {
                 field.name: st.lists(numbers, max_size=4) if field.name in LISTED else numbers
-                for field in fields(STEPS[name])
+                for field in fields(kind)
             }
         )
     )
@@ -231,5 +235,5 @@ def test_no_schedule_ends_badly(tmp_path: Path, drawn: Sequence[dict[str, Any]],
     """Any list of steps is valid: each is played, on one trial."""
     path = tmp_path / "case.json"
     schedule = {"seed": seed, "steps": list(drawn)}
-    path.write_text(json.dumps({**CASE.to_json(), "schedule": schedule}))
+    path.write_text(json.dumps({**DATA, "schedule": schedule}))
     assert ends_well("replay", str(path)) in {OK, FINDING, CANNOT_RUN}

@@ -1,21 +1,19 @@
 """The main job from the command line: what it leaves behind, whole, interrupted or failed."""
 
-import html
 import json
 import re
 import socket
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from paritybit.harness.campaigns.hunt import HuntResult
 from paritybit.harness.campaigns.regress import RunConfig, plan
-from paritybit.harness.campaigns.task import Result, Status, Task
+from paritybit.harness.campaigns.task import Result, Task
 from paritybit.harness.cli.regress import hunts_of
-from paritybit.harness.machine.workers import Workers
-from paritybit.harness.records.case import load_case
-from paritybit.harness.records.schema import STALLED
+from paritybit.harness.records.case import Case
+from paritybit.harness.records.codec import load
+from paritybit.harness.records.schema import Status
 
 from paritybit.__main__ import main
 from properties.support.harness.command_line import (
@@ -28,6 +26,8 @@ from properties.support.harness.command_line import (
 )
 from properties.support.harness.scripted import ERROR
 from properties.support.places import ROOT
+
+OnResult = Callable[[Result], None]
 
 RUN = ["regress", "--preset", "gpt_oss", "--device", "cpu", "--workers", "1"]
 PAIR = "loc_memo_warning@cpu_graph"
@@ -76,19 +76,13 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(
     latest = tmp_path / "out" / "latest"
     assert f"page: {latest.resolve() / 'index.html'}\n" in captured.out
     assert record["verdict"] == "green"
-    spread = {"processes": 1, "gpus": 0, "mps": False}
-    assert record["environment"].items() >= spread.items()
+    assert record["environment"]["processes"] == 1
     assert f"paritybit {' '.join(RUN)} --bug {PAIR} --out out" == record["command"]
     cases = sorted(path.name for path in (latest / "cases").iterdir())
     assert cases == ["loc_memo_warning-cpu_graph-gpt_oss.json"]
-    assert sorted(row["finding"]["case_file"] for row in record["bugs"]) == [
-        f"cases/{name}" for name in cases
-    ]
-    for row in record["bugs"]:
-        case = load_case(latest / row["finding"]["case_file"])
-        assert (case.target, case.trial.runner) == ("log_hygiene", row["runner"])
-        own = f"paritybit replay out/{latest.resolve().name}/cases/"
-        assert row["finding"]["reproduce"].startswith(own)
+    case = load(latest / "cases" / cases[0], Case)
+    assert (case.target, case.trial.runner) == ("log_hygiene", "cpu_graph")
+    assert record["cases"] == f"out/{latest.resolve().name}/cases"
     written = [latest / "run.json", latest / "index.html", *(latest / "cases").iterdir()]
     for path in written:
         assert_names_nobody(path.read_text(), tmp_path)
@@ -119,13 +113,7 @@ def assert_a_second_run_writes_the_same_case(
     )
     name = "cases/loc_memo_warning-cpu_graph-gpt_oss.json"
     assert (first / name).read_bytes() == (second / name).read_bytes()
-    assert 'id="previous"' not in (first / "index.html").read_text()
-    page = (second / "index.html").read_text()
-    assert f'href="../{first.name}/index.html"' in page
-    assert_names_nobody(page, out.parent)
-
-
-OnResult = Callable[[Result], None]
+    assert_names_nobody((second / "index.html").read_text(), out.parent)
 
 
 def ending(task: Task, status: Status = Status.GREEN, error: str | None = None) -> Result:
@@ -184,30 +172,3 @@ def test_a_run_without_a_verdict_is_neither_green_nor_a_finding(
     assert main(words) == CANNOT_RUN
     ends["second"] = Status.MISSED
     assert main(words) == FINDING
-
-
-def test_a_run_says_what_was_run_again_and_which_gates_opened_by_themselves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In its record, at the end of what it prints, and on its page."""
-
-    def run_tasks(tasks: Sequence[Task], workers: Workers, on_result: OnResult) -> None:
-        workers.again.append((tasks[0].label, "its process lost the device"))
-        for task in tasks:
-            status = Status.GREEN if task.bug is None else Status.UNAFFECTED
-            hunt_result = HuntResult(events=Counter({STALLED: 2}))
-            on_result(Result(task, status, hunt_result, None, 0, 1.0))
-
-    monkeypatch.setattr("paritybit.harness.cli.regress.run_tasks", run_tasks)
-    main([*RUN, "--bug", PAIR, "--out", str(tmp_path)])
-    record = record_of(tmp_path)
-    (again,) = record["environment"]["again"]
-    assert again["error"] == "its process lost the device"
-    rows = [*record["clean"], *record["bugs"]]
-    assert all(row["events"] == {STALLED: 2} for row in rows)
-    shown = " ".join(capsys.readouterr().out.split())
-    page = (tmp_path / "latest" / "index.html").read_text()
-    for text in (shown, html.unescape(page)):
-        assert "1 task was run again because another process or its machine" in text
-        assert f"{again['task']} ({again['error']})" in text
-        assert f"{2 * len(rows)}: with overlapping steps" in text

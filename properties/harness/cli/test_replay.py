@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from paritybit.harness.machine.workers import Workers
-from paritybit.harness.records.case import load_case
+from paritybit.harness.records.case import Case
+from paritybit.harness.records.codec import load
 
 from paritybit.__main__ import main
 from properties.support.harness.command_line import (
@@ -130,7 +131,11 @@ def test_a_case_of_nothing_sought_wants_all_that_it_violated(
     first, second = copies(case_file, "a", "b")
     for path, seen in ((first, ["kv_parity"]), (second, ["kv_parity", "log_hygiene"])):
         edit(path, "target", value=None)
-        edit(path, "violations", value=[{"property": name} for name in seen])
+        edit(
+            path,
+            "violations",
+            value=[{"property": name, "step": 0, "message": ""} for name in seen],
+        )
     assert main(["replay", str(first), str(second)]) == FINDING
     message = capsys.readouterr().out
     assert re.search(r"^reproduced +a: kv_parity", message, re.M)
@@ -199,7 +204,7 @@ def test_a_case_that_fails_among_others_leaves_them_their_verdicts(
 
     def replay(*after: str) -> int:
         outcomes = iter([violating(error=ERROR), violating(*after)])
-        scripted = Scripted(load_case(first).trial, lambda *_: next(outcomes))
+        scripted = Scripted(load(first, Case).trial, lambda *_: next(outcomes))
         monkeypatch.setattr("paritybit.harness.campaigns.replay.kept_lockstep", lambda _: scripted)
         return main(["replay", str(first), str(second)])
 

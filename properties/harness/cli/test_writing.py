@@ -10,9 +10,7 @@ from paritybit.harness.cli.folders import new_folder, swap_link
 from paritybit.harness.errors import CannotRunError
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.record import write
-from paritybit.reports.compared.runs import compare_runs
 
-from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN, LONGEST, full_disk
 from properties.support.places import ROOT
 from properties.support.quick import quick
@@ -82,19 +80,6 @@ def test_a_page_that_cannot_be_written_whole_leaves_the_old_one_and_is_no_verdic
         said = refused(CANNOT_RUN, "report", tmp_path / "run.json")
     assert "index.html cannot be written: File too large" in said
     assert (tmp_path / "index.html").read_text() == "old"
-
-
-def test_a_verdict_is_said_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("before", "after"):
-        write(green(), tmp_path / f"{name}.json")
-    words = ["report", str(tmp_path / "before.json"), str(tmp_path / "after.json")]
-    with full_disk(1000):
-        assert main([*words, "--page", str(tmp_path / "page.html")]) == CANNOT_RUN
-    captured = capsys.readouterr()
-    assert compare_runs(green(), green()).message in captured.out
-    assert "page.html cannot be written" in captured.err
 
 
 AT_ONCE = """

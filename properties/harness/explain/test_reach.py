@@ -1,11 +1,12 @@
 """How far a bug got: its code ran, its step went wrong; whether anything saw it is not asked."""
 
 import pytest
-from paritybit.harness.campaigns.task import Status, Task, run_in_turn
+from paritybit.harness.campaigns.task import Task, run_in_turn
 from paritybit.harness.explain.facts import Reach
 from paritybit.harness.explain.reach import Reaching
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.records.schema import Status
 from paritybit.harness.schedules.schedule import Admit, Decode, Finish, Schedule, Step
 from paritybit.reference.allocator import Allocator, PageAllocation
 from paritybit.subjects.bugs.bug import Bug

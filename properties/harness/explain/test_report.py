@@ -14,7 +14,8 @@ from paritybit.harness.explain.report import explained_unbuilt, explanation, for
 from paritybit.harness.explain.suspects import fewest
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError
-from paritybit.harness.records.case import load_case
+from paritybit.harness.records.case import Case
+from paritybit.harness.records.codec import load
 from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
@@ -118,7 +119,7 @@ CASES: dict[str, Report] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_report_says_what_differs_and_which_suspect_explains_it(name: str, device: str) -> None:
-    case = load_case(CORPUS / f"{name}.json")
+    case = load(CORPUS / f"{name}.json", Case)
     lockstep = Lockstep(replace(case.trial, device=device), PROPERTIES, records_ops=True)
     outcome, timeline = observe(lockstep, case.schedule)
     found = explanation(lockstep, case.schedule, outcome, timeline, case.target)

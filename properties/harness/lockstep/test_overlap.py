@@ -1,6 +1,5 @@
 """Steps that overlap: the same bits as in order, and each wait is needed."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,14 +15,15 @@ from paritybit.harness.campaigns.regress import (
     clean_tasks,
 )
 from paritybit.harness.campaigns.scenes import handed_over
-from paritybit.harness.campaigns.task import Status, Task, judge_task
+from paritybit.harness.campaigns.task import Task, judge_task
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.explain.reach import Reaching
 from paritybit.harness.explain.report import explanation, observe
-from paritybit.harness.lockstep.config import TrialConfig, trial_from_json
+from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.overlapped import FORWARDS_LAG, TURN
 from paritybit.harness.lockstep.pair import Pair, subject_alone
+from paritybit.harness.records.schema import Status
 from paritybit.harness.schedules.coverage import FREED_IN_FLIGHT, HANDED_OVER_IN_FLIGHT, OVERLAPPED
 from paritybit.harness.schedules.schedule import (
     Admit,
@@ -257,7 +257,7 @@ def test_nothing_is_used_for_the_first_time_behind_work_that_is_held_back() -> N
     overlapped, streams = lockstep.pair.overlapped, Loading()
     assert overlapped is not None
     overlapped.order_by(type(overlapped.overlap)(streams, torch.device("cpu")))
-    steps = (Admit(2, 2), Finish(0), Admit(9, 9), *[Decode((0,))] * TURN)
+    steps: tuple[Step, ...] = (Admit(2, 2), Finish(0), Admit(9, 9), *[Decode((0,))] * TURN)
     with Loads(streams) as loads:
         outcome = lockstep.play(Schedule(steps))
     assert outcome.error is None
@@ -273,22 +273,13 @@ def test_no_gate_opens_by_itself(bug: str, device: str) -> None:
         pytest.skip("there are no gates on a CPU")
     stalled = STALLS.gates
     lockstep, schedule = Lockstep(replace(SMALL, device=device).with_bug(bug)), SHOWN_BY[bug]
-    longer = Schedule((*schedule.steps, *[Admit(2, 2), Decode((0,)), Finish(0)] * TURN))
+    turn: list[Step] = [Admit(2, 2), Decode((0,)), Finish(0)]
+    longer = Schedule((*schedule.steps, *turn * TURN))
     for one in (longer, schedule):
         outcome, timeline = observe(lockstep, one)
         assert explanation(lockstep, one, outcome, timeline, None) is not None
     Reaching(lockstep.pair, BUGS[bug]).count([longer])
     assert STALLS.gates == stalled
-
-
-def test_a_case_says_whether_steps_overlap_and_an_older_one_that_they_do_not(device: str) -> None:
-    for trial in (TrialConfig(device=device), TrialConfig(device=device, overlap=True)):
-        data = json.loads(json.dumps(trial.to_json()))
-        assert trial_from_json(data) == trial
-    older = {key: value for key, value in data.items() if key != "overlap"}
-    assert trial_from_json(older) == TrialConfig(device=device)
-    with pytest.raises(ValueError, match="1 is not a valid value for overlap of a trial"):
-        trial_from_json({**older, "overlap": 1})
 
 
 def test_nothing_overlaps_where_nothing_is_launched() -> None:

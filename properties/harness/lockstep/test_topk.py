@@ -1,6 +1,5 @@
 """Drafts of one branch and of two."""
 
-import json
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,7 @@ from paritybit.harness.checks.expectations import expectation
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.errors import MalformedError
-from paritybit.harness.lockstep.config import TOPK, TrialConfig, trial_from_json
+from paritybit.harness.lockstep.config import TOPK, TrialConfig
 from paritybit.harness.schedules.schedule import (
     Admit,
     Draft,
@@ -28,12 +27,6 @@ FEW_CAPTURES = pytest.mark.usefixtures("captures_when_needed")
 SIZES: dict[str, Any] = {"buckets": (2, 4), "token_buckets": (4, 12)}
 
 
-def test_topk_survives_json_and_is_left_out_by_default() -> None:
-    trial = TrialConfig("eagle_draft", topk=1)
-    assert trial_from_json(json.loads(json.dumps(trial.to_json()))) == trial
-    assert "topk" not in TrialConfig("eagle_draft").to_json()
-
-
 @pytest.mark.parametrize("topk", [0, 3])
 def test_a_topk_other_than_1_and_2_is_refused(topk: int) -> None:
     with pytest.raises(MalformedError, match="topk"):
@@ -47,7 +40,8 @@ def test_a_bug_of_chains_brings_its_topk() -> None:
 
 SPECULATE: tuple[Step, ...] = (
     *(Admit(5, 5), Admit(9, 9), DraftExtend((0, 1)), Draft((0, 1)), Verify((0, 1), 1)),
-    *(DraftExtend((0, 1)), Draft((1,)), Verify((1,), 0), *[Verify((0, 1), 1)] * 3),
+    *(DraftExtend((0, 1)), Draft((1,)), Verify((1,), 0)),
+    *[Verify((0, 1), 1)] * 3,
 )
 """Two requests that are drafted for and verified, padded and in each other's company."""
 

@@ -16,8 +16,9 @@ from paritybit.harness.campaigns.regress import (
     unreached,
     verdict,
 )
-from paritybit.harness.campaigns.task import Result, Status, Task, run_task
+from paritybit.harness.campaigns.task import Result, Task, run_task
 from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.records.schema import Status
 from paritybit.harness.schedules.buckets import BUCKETS, FILLINGS
 from paritybit.harness.schedules.coverage import (
     Coverage,

@@ -1,15 +1,14 @@
 """Shrinking: what is left fails still, and neither a step nor a number of it can be spared."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields
 from paritybit.harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from paritybit.harness.schedules.generate import schedules
 from paritybit.harness.schedules.schedule import (
-    STEPS,
     Admit,
     Decode,
     Draft,
@@ -173,7 +172,7 @@ def any_step() -> st.SearchStrategy[Step]:
                     entry.name: picks if entry.name == "picks" else number for entry in fields(kind)
                 },
             )
-            for kind in STEPS.values()
+            for kind in Step.__args__
         )
     )
 

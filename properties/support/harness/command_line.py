@@ -18,7 +18,7 @@ from unittest.mock import patch
 from paritybit.harness.cli import app
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.machine.stopping import Stop
-from paritybit.harness.records.case import Case, dump_json, write_case
+from paritybit.harness.records.case import Case, write_case
 from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
 from typer.main import get_command
 
@@ -67,7 +67,7 @@ def edit(path: Path, *keys: str, value: Any) -> None:
     for key in keys[:-1]:
         data = data[key]
     data[keys[-1]] = value
-    path.write_text(dump_json(whole))
+    path.write_text(json.dumps(whole))
 
 
 def kept_traceback(said: str) -> str:

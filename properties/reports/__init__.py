@@ -1,1 +1,0 @@
-"""The page, the comparison and the summary of a run, and the schema of its record."""

@@ -1,0 +1,28 @@
+"""Annotations of GitHub Actions: workflow commands that show a message at a line of code."""
+
+import os
+from collections.abc import Mapping
+
+ON_GITHUB = "GITHUB_ACTIONS"
+"""The environment variable that is `true` in GitHub Actions."""
+
+ESCAPED: Mapping[str, str] = {"%": "%25", "\r": "%0D", "\n": "%0A"}
+ESCAPED_IN_PROPERTY: Mapping[str, str] = {**ESCAPED, ":": "%3A", ",": "%2C"}
+"""Escapes in the text of an annotation, and in its properties."""
+
+
+def on_github() -> bool:
+    """Whether this runs in a job of GitHub Actions."""
+    return os.environ.get(ON_GITHUB) == "true"
+
+
+def github_error(message: str, **properties: object) -> str:
+    """Return the workflow command for an error with properties such as file, line and title."""
+    named = (
+        f"{name}={_escaped(str(value), ESCAPED_IN_PROPERTY)}" for name, value in properties.items()
+    )
+    return f"::error {','.join(named)}::{_escaped(message, ESCAPED)}"
+
+
+def _escaped(text: str, escapes: Mapping[str, str]) -> str:
+    return "".join(escapes.get(letter, letter) for letter in text)
