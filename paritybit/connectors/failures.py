@@ -25,9 +25,9 @@ from paritybit.watch.attach import connectors
 from paritybit.watch.boundary import LONGEST
 from paritybit.watch.checks import engine_error
 from paritybit.watch.journal import Journal
-from paritybit.watch.lines import line_of, split
 from paritybit.watch.observations import EngineError
 from paritybit.watch.settings import Settings
+from paritybit.watch.sources import line_of, split, wraps
 
 SURROUNDINGS = (
     *(ImportError, MemoryError, NotImplementedError, OSError, EOFError),
@@ -96,6 +96,9 @@ FAILED = "failed "
 
 OUT_OF_BOUNDS = "a forward pass accesses memory out of bounds"
 
+CAPTURED = "captured at "
+"""The prefix of a note with the line at which a graph captured what raised an error."""
+
 Frame = tuple[FrameType, int]
 """A frame of a traceback and its line."""
 
@@ -149,6 +152,9 @@ def fault_of(
     if what is None:
         return None
     line, caller = shown(blamed(mine)), serving(mine)
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(CAPTURED)]
+    if notes:  # The line that replays a graph says nothing of what it captured.
+        line, caller = notes[0].removeprefix(CAPTURED), line
     raised, via = split(line, None if caller in (None, line) else f"called at {caller}")
     return EngineError(forwards, what, text, raised, via)
 
@@ -241,8 +247,9 @@ def own_frames(error: BaseException) -> list[Frame]:
 
 
 def of_engine(frame: Frame) -> bool:
-    """Return whether a frame belongs to an engine."""
-    return engine_path(frame[0].f_code.co_filename) is not None
+    """Return whether a frame belongs to an engine, and does not only pass on its arguments."""
+    code = frame[0].f_code
+    return engine_path(code.co_filename) is not None and not wraps(code)
 
 
 def deciding(frames: list[Frame], error: BaseException) -> list[Frame]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from paritybit.watch.attach import of_signal, where
 from paritybit.watch.journal import of_process
-from paritybit.watch.lines import line_of, wraps
+from paritybit.watch.sources import line_of, wraps
 
 CALLERS = 5
 """The number of calling lines that are reported."""

@@ -8,13 +8,15 @@ Python code of the engine.
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
 from paritybit.reference.ops import Ops
 from paritybit.subjects.graphs.tape import TapeSegment
+
+from paritybit.connectors.failures import CAPTURED, engine_path
+from paritybit.connectors.hooking import calling
 
 Result = TypeVar("Result")
 
@@ -87,7 +89,8 @@ def whole(function: Callable[..., Result], *, returns: bool = False) -> Callable
     """Make a recording graph keep each call of `function` as one step, like a kernel launch.
 
     Calls within such a call are part of it. With `returns`, a replay writes the result of the call
-    to the tensor that the call returned while recording.
+    to the tensor that the call returned while recording. An error of a replay has a note with the
+    line of the engine that made the call.
     """
 
     def called(*arguments: Any, **named: Any) -> Any:
@@ -95,7 +98,15 @@ def whole(function: Callable[..., Result], *, returns: bool = False) -> Callable
         if graph is None or not graph.open:
             return function(*arguments, **named)
         graph.end()
-        call = partial(function, *arguments, **named)
+        lines = calling(engine_path, lambda path: False)
+
+        def call() -> Any:
+            try:
+                return function(*arguments, **named)
+            except Exception as error:
+                error.add_note(CAPTURED + (lines or ("a line that is not known",))[0])
+                raise
+
         value: Any = call()
         graph.parts.append((lambda: value.copy_(call())) if returns else call)
         graph.begin()

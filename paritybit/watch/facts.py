@@ -155,6 +155,7 @@ class StaticInput:
     - `writes`: the group whose slots to write the tensor holds, if it holds slots to write.
     - `dtype`: the dtype that the engine's own code uses for such values. None accepts any dtype.
     - `copied`: the engine's tensor, if `tensor` is a copy of a part of it.
+    - `earlier`: what the padding held before an earlier replay of the same graph. It is valid, too.
     """
 
     name: str
@@ -169,6 +170,7 @@ class StaticInput:
     dtype: torch.dtype | None = None
     via: str | None = None
     copied: torch.Tensor | None = None
+    earlier: torch.Tensor | None = None
 
 
 @dataclass

@@ -25,8 +25,8 @@ from torch import Tensor
 from paritybit.watch.bits import Checksums
 from paritybit.watch.chains import UNKNOWN
 from paritybit.watch.facts import Group
-from paritybit.watch.lines import split
 from paritybit.watch.shadow import Shadow
+from paritybit.watch.sources import split
 from paritybit.watch.weak import weakened
 
 NEVER, UNSEEN, MAYBE = 0, -1, -2

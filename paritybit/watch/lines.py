@@ -6,22 +6,30 @@ tensor that the engine makes anew for each forward pass is followed from the lin
 the name of the input, and counts only if the forward pass then gets this very memory.
 """
 
-import linecache
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import c_char
 from dataclasses import dataclass, field
-from inspect import CO_VARARGS, CO_VARKEYWORDS
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
+from paritybit.watch.fills import OWN, Fills
+from paritybit.watch.sources import (
+    GIVEN,
+    NAMED,
+    TARGET,
+    line_of,
+    named_in,
+    split,
+    text_of,
+    value_of,
+    wraps,
+)
 from paritybit.watch.weak import ReleasedError, WeakTensor
 
 TRIES, MOST_TRIES = 3, 12
@@ -35,9 +43,6 @@ MOST_IDLE = 100
 
 MOST_CALLERS = 12
 """The most callers of a line that are considered."""
-
-OWN = str(Path(__file__).parents[1])
-"""The folder of paritybit, whose connectors have the names of engines."""
 
 CALLERS = 3
 """The callers of a line that are reported."""
@@ -104,28 +109,6 @@ def alone(tensor: Tensor) -> bool:
     return not groups.is_initialized() or groups.get_world_size() == 1
 
 
-def named_in(name: str) -> list[str]:
-    """Return the words in the name of an input that may be names in the engine's source."""
-    return re.findall(r"[A-Za-z]\w{2,}", name)
-
-
-def line_of(path: str, line: int, code: CodeType) -> str:
-    """Return a line of the engine as text, with the function that it belongs to."""
-    name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no qualified names.
-    return f"{path}:{line} in {name.replace('<locals>.', '')}"
-
-
-def split(line: str, via: str | None = None) -> tuple[str, str | None]:
-    """Return a line without its function, and a text that begins with the function."""
-    place, _, name = line.partition(" in ")
-    return place, "; ".join(filter(None, (f"in {name}" if name else None, via))) or None
-
-
-def wraps(code: CodeType) -> bool:
-    """Return whether a function passes on whatever arguments it gets."""
-    return bool(code.co_flags & CO_VARARGS and code.co_flags & CO_VARKEYWORDS)
-
-
 class Lines:
     """The lines of an engine that fill its inputs. `known` has them by kind and name.
 
@@ -136,6 +119,7 @@ class Lines:
 
     def __init__(self, package: str) -> None:
         self.folder, self.forward = f"/{package}/", ""
+        self.fills: Fills | None = None
         self.known: dict[Key, Line] = {}
         self.also: dict[Key, dict[str, None]] = {}
         self.tries, self.idle = Counter[Key](), Counter[Key]()
@@ -219,6 +203,8 @@ class Lines:
 
     def start(self) -> None:
         """Follow the inputs whose line may still be learned, in this thread."""
+        if self.fills is not None:
+            self.fills.start()
         sought = [key for key in self.inputs if self.may_learn(key)]
         if not sought or sys.gettrace() is not None:
             return
@@ -237,6 +223,8 @@ class Lines:
 
     def stop(self) -> None:
         """Stop following until a forward pass has ended, and keep what was seen."""
+        if self.fills is not None:
+            self.fills.stop()
         if sys.gettrace() == self._called:
             sys.settrace(None)
             self.last = None
@@ -261,6 +249,8 @@ class Lines:
     def done(self) -> None:
         """Note that a forward pass has ended. The engine may prepare the next one now."""
         self.stop()
+        if self.fills is not None:
+            self.fills.done()
         self.tries.update(self.noted & self.tried)
         self.idle.update(self.tried - self.noted)
         for name, address in self.given:  # The engine fills it again for the next one.
@@ -398,26 +388,3 @@ class Lines:
         for name in given:
             if not self.named.get(name, (False,))[0]:
                 self.named[name] = False, self._place(frame, line, {name})
-
-
-NAMED = re.compile(r"(?:\b(\w+)\.)?\b([A-Za-z]\w{2,})")
-"""Matches a name, and the name of its owner if it is an attribute."""
-
-TARGET = re.compile(
-    r"(?:\b(\w+)\.)?\b(\w+)(?:\[[^\]=]*\])?(?:(?:\s*:[^=]+)?\s[-+*/|&]?=\s|\.\w+_\()"
-)
-"""Matches a name to which a line assigns, or which it changes in place."""
-
-GIVEN = re.compile(r"(?:[(,=]\s*|^\s+)(?:\w+\.)*(\w+)(?:\[[^\]]*\])?\s*(?=[,)])")
-"""Matches a name that a line passes to a function."""
-
-
-def value_of(frame: FrameType, owner: str, name: str) -> Any:
-    """Return the value of a local name, or of an attribute of `owner`. None if there is none."""
-    held = frame.f_locals.get(owner or name)
-    return getattr(held, name, None) if owner else held
-
-
-def text_of(frame: FrameType, line: int) -> str:
-    """Return a line of the source of a frame."""
-    return linecache.getline(frame.f_code.co_filename, line)

@@ -262,7 +262,7 @@ class Relation:
     where: str
     size: float
     cause: Mapping[str, Any] | None = None
-    padding: str | None = None
+    padding: StaticInput | None = None
 
     def finding(self, check: str, what: str) -> Finding:
         """Return the finding of a check for this relation."""

@@ -1,5 +1,6 @@
-"""The weights that a row of a batch uses are those of its request's adapter."""
+"""The weights that each token of a batch uses are those of its request's adapter."""
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,97 +8,122 @@ import pytest
 import torch
 
 from paritybit.connectors.sglang.adapters import buffers_used
+from paritybit.connectors.sglang.graphs import adapters_anew
 from paritybit.connectors.sglang.models import Model
 from paritybit.connectors.sglang.rows import Rows
 from paritybit.watch.facts import Row
 from properties.connectors import parts
 
-RIGHT = ([1, 2, 3], [0, 4, 0, 8])
-"""The buffers of the three rows, and the ranks of the four buffers."""
+OWNERS = [object(), "first", None, "second"]
+RANKS = [0, 4, 0, 8]
+NAMES, LENGTHS = ("first", None, "second"), (2, 1, 3)
+"""The adapters of three rows, and their numbers of tokens."""
 
 
-def judged(indices: list[int], ranks: list[int], drafts: bool = False, **more: Any) -> set[str]:
+def by_row(**changes: Any) -> SimpleNamespace:
+    """Return a batch with a segment per row, as the backend `triton` has it."""
+    info = {"bs": 3, "num_segments": 3, "seg_lens": [2, 1, 3, 0], "seg_indptr": [0, 2, 3, 6, 6]}
+    return prepared(info | {"weight_indices": [1, 2, 3, 0], "permutation": None} | changes)
+
+
+def in_chunks(**changes: Any) -> SimpleNamespace:
+    """Return a batch with segments of any tokens, as the backend `csgmv` has it in a graph."""
+    info = {"bs": 3, "num_segments": 3, "seg_lens": [0] * 4, "seg_indptr": [0, 3, 5, 6, 6]}
+    order = {"weight_indices": [3, 1, 2, 0], "permutation": [3, 4, 5, 0, 1, 2, 0]}
+    return prepared(info | order | {"use_cuda_graph": True} | changes)
+
+
+def prepared(info: dict[str, Any]) -> SimpleNamespace:
+    given = {"use_cuda_graph": False, "lora_ranks": RANKS} | info
+    held = {k: torch.tensor(v) if isinstance(v, list) else v for k, v in given.items()}
+    return SimpleNamespace(**held)
+
+
+def judged(infos: dict[str, Any], drafts: bool = False, **manager: Any) -> set[str]:
     """Return the wrong inputs of a batch with the first adapter, none, and the second one."""
-    given = torch.tensor([*indices, 0], dtype=torch.int32)
-    info = {"num_segments": 3, "permutation": None, "weight_indices": given}
-    info |= {"lora_ranks": torch.tensor(ranks)} | more
-    manager = SimpleNamespace(
-        memory_pool=SimpleNamespace(buffer_id_to_uid=[object(), "first", None, "second"]),
-        lora_backend=SimpleNamespace(batch_info=SimpleNamespace(**info)),
+    made = SimpleNamespace(
+        memory_pool=SimpleNamespace(buffer_id_to_uid=OWNERS),
+        lora_backend=SimpleNamespace(**infos),
     )
-    found = buffers_used(model(manager, drafts), *batch("first", None, "second"))
-    assert not found or [static.name for static in found] == ["weight_indices", "lora_ranks"]
-    return {one.name for one in found if one.tensor.tolist() != wanted(one.expected)}
-
-
-def wanted(expected: torch.Tensor | None) -> list[int]:
-    """Return expected values as a list."""
-    assert expected is not None
-    return list(expected)
-
-
-def model(manager: Any, drafts: bool = False) -> Model:
-    """Return a model with a manager of adapters."""
+    vars(made).update(manager)
+    found = Rows(
+        [Row(f"{n}", [], 0, length, {}) for n, length in enumerate(LENGTHS)], [*range(len(NAMES))]
+    )
+    requests = [parts.Part(rid=f"{n}", lora_id=name) for n, name in enumerate(NAMES)][::-1]
     pool: Any = None
-    return Model(pool, drafts, runner=parts.kept(parts.Part(lora_manager=manager)))
+    model = Model(pool, drafts, runner=parts.kept(parts.Part(lora_manager=made)))
+    batch = SimpleNamespace(forward_mode=SimpleNamespace(name="EXTEND"))
+    wrong = set[str]()
+    for one in buffers_used(model, batch, found, requests):
+        assert one.expected is not None
+        if not torch.equal(one.tensor, one.expected):
+            wrong.add(one.name)
+    return wrong
 
 
-def batch(*names: str | None) -> tuple[Rows, list[Any]]:
-    """Return the rows of requests with these adapters, and the requests in another order."""
-    rows = [Row(f"{number}", [], 0, 0, {}) for number in range(len(names))]
-    made = [parts.Part(rid=f"{number}", lora_id=name) for number, name in enumerate(names)]
-    return Rows(rows, [*range(len(names))]), made[::-1]
+WRONG = {"weight_indices"}
 
 
 @pytest.mark.parametrize(
-    ("indices", "ranks", "found"),
+    ("info", "found"),
     [
-        (*RIGHT, set()),
-        ([1, 0, 3], RIGHT[1], set()),
-        ([3, 2, 1], RIGHT[1], {"weight_indices"}),
-        ([1, 2, 0], [1, 1, 0, 1], {"weight_indices"}),
-        ([1, 3, 3], RIGHT[1], {"lora_ranks"}),
-        (RIGHT[0], [0, 0, 0, 8], {"lora_ranks"}),
+        (by_row(), set()),
+        (by_row(weight_indices=[1, 0, 3, 1]), set()),
+        (by_row(weight_indices=[3, 2, 1, 0]), WRONG),
+        (by_row(lora_ranks=[0, 4, 4, 8]), WRONG),
+        (by_row(lora_ranks=[0, 4, 0, 0]), WRONG),
+        (by_row(seg_lens=[1, 1, 3, 0]), WRONG),
+        (in_chunks(), set()),
+        (in_chunks(seg_lens=None), set()),
+        (in_chunks(seg_indptr=[0, 3, 5, 5, 5]), set()),
+        (in_chunks(seg_indptr=[0, 3, 5, 6, 4], weight_indices=[3, 1, 2, 3]), set()),
+        (in_chunks(seg_indptr=[0, 3, 5, 4, 6], weight_indices=[3, 1, 2, 3]), WRONG),
+        (in_chunks(permutation=[3, 4, 2, 0, 1, 5, 0]), WRONG),
+        (in_chunks(weight_indices=[3, 1, 2, 1], seg_indptr=[0, 3, 5, 6, 7]), WRONG),
     ],
 )
-def test_a_row_uses_the_weights_of_its_request(
-    indices: list[int], ranks: list[int], found: set[str]
+def test_each_token_uses_the_weights_of_its_request_once(
+    info: SimpleNamespace, found: set[str]
 ) -> None:
-    """The base model is a buffer with the rank 0, or one with another adapter's old weights."""
-    assert judged(indices, ranks) == found
+    """The base model is a buffer with the rank 0, or none. What a graph has room for runs, too."""
+    assert judged({"batch_info": info}) == found
 
 
-ONE = {"num_segments": 1, "weight_indices": torch.tensor([0]), "lora_ranks": torch.tensor([4])}
+def test_merged_segments_are_judged_too() -> None:
+    infos = {"batch_info": by_row(), "sgemm_batch_info": by_row(weight_indices=[1, 1, 1, 0])}
+    assert judged(infos) == {"weight_indices of merged segments"}
 
 
 def test_an_adapter_that_no_buffer_has_is_none_of_them() -> None:
-    manager = SimpleNamespace(
-        memory_pool=SimpleNamespace(buffer_id_to_uid=["first"]),
-        lora_backend=SimpleNamespace(batch_info=SimpleNamespace(**ONE)),
-    )
-    index, _ = buffers_used(model(manager), *batch("gone"))
-    assert wanted(index.expected) == [-1]
-
-
-def test_batches_in_other_segments_are_judged_by_the_buffers_of_their_requests() -> None:
-    wrong, order = [3, 2, 1], torch.arange(3)
-    assert judged(wrong, RIGHT[1], permutation=order) == set()
-    assert judged(wrong, RIGHT[1], num_segments=2) == set()
-    for of_requests, found in (([1, 2, 3, 0], set()), (wrong, {"weight_indices"})):
-        mine = torch.tensor(of_requests)
-        other = {"permutation": order, "num_segments": 2, "req_weight_indices": mine}
-        assert judged(wrong, RIGHT[1], False, **other) == found
+    pool = SimpleNamespace(buffer_id_to_uid=[object(), "first", None, "another"])
+    assert judged({"batch_info": by_row()}, memory_pool=pool) == WRONG
 
 
 def test_nothing_is_judged_without_a_prepared_batch_of_the_target() -> None:
-    backend = SimpleNamespace(batch_info=None)
-    pool = SimpleNamespace(buffer_id_to_uid=["first"])
-    prepared = SimpleNamespace(batch_info=SimpleNamespace(**ONE))
-    for manager in (
-        None,
-        SimpleNamespace(memory_pool=SimpleNamespace(), lora_backend=prepared),
-        SimpleNamespace(memory_pool=pool, lora_backend=backend),
-        SimpleNamespace(memory_pool=pool, lora_backend=prepared, attn_dp_enabled=True),
+    wrong = {"batch_info": by_row(weight_indices=[3, 2, 1, 0])}
+    assert judged({"batch_info": None}) == set()
+    assert judged(wrong, memory_pool=SimpleNamespace()) == set()
+    assert judged(wrong, attn_dp_enabled=True) == set()
+    assert judged(wrong, drafts=True) == set()
+
+
+def test_an_eager_run_prepares_its_adapters_anew() -> None:
+    """A graph's segments, which may be wrong, stay as they are."""
+    backend = SimpleNamespace(batch_info="of the graph", lm_head_batch_info=None)
+    manager = SimpleNamespace(lora_backend=backend, max_bs_in_decode_cuda_graph=8)
+
+    def prepare(batch: Any) -> None:
+        graph = manager.max_bs_in_decode_cuda_graph >= batch.batch_size
+        backend.batch_info = "of the graph, again" if graph else "of a batch"
+
+    manager.prepare_lora_batch = prepare
+    batch = SimpleNamespace(lora_ids=["first"], batch_size=1)
+    with (
+        contextlib.suppress(ValueError),
+        adapters_anew(SimpleNamespace(lora_manager=manager), batch),
     ):
-        assert not buffers_used(model(manager), *batch("first"))
-    assert judged([3, 2, 1], RIGHT[1], drafts=True) == set()
+        assert backend.batch_info == "of a batch"
+        raise ValueError
+    assert (backend.batch_info, manager.max_bs_in_decode_cuda_graph) == ("of the graph", 8)
+    with adapters_anew(SimpleNamespace(lora_manager=None), batch):
+        assert backend.batch_info == "of the graph"

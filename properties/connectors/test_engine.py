@@ -445,7 +445,8 @@ def test_copies_to_the_host_and_back_are_followed(toy: Toy, right: bool) -> None
 
 @pytest.mark.parametrize("buffer", [0, 1])
 def test_the_weights_of_another_adapter_are_a_stale_input(toy: Toy, buffer: int) -> None:
-    info = {"num_segments": 1, "weight_indices": torch.tensor([buffer]), "req_weight_indices": None}
+    info = {"num_segments": 1, "weight_indices": torch.tensor([buffer]), "use_cuda_graph": False}
+    info |= {"seg_indptr": torch.tensor([0, 1024])}
     toy.runner.lora_manager = SimpleNamespace(
         memory_pool=SimpleNamespace(buffer_id_to_uid=["mine", "another"]),
         lora_backend=SimpleNamespace(

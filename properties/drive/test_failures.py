@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.reference.torch_ops import TorchOps
 
 from paritybit.connectors.failures import fault_of
 from paritybit.drive import directing, failures
 from paritybit.drive.failures import EngineFailedError, StalledError, judge_failure
 from paritybit.drive.sglang.settings import Served
+from paritybit.engines.graphs import CpuGraph, whole
 from paritybit.explore.laws import Shadow
 from paritybit.places import PACKAGE
 from paritybit.watch import journal
@@ -204,6 +206,27 @@ def test_an_error_also_names_the_line_that_prepared_its_batch(
         "source": "transformers/modeling_utils.py:2",
         "via": f"in rows; called at {line} in step" if line else "in rows",
     }
+
+
+def test_an_error_of_a_replay_names_the_line_that_the_graph_captured() -> None:
+    names: dict[str, Any] = {"whole": whole, "torch": torch}
+    for path, code in {
+        "/e/sglang/srt/lora.py": "def apply(rows):\n    return whole(torch.take)(rows, rows)\n",
+        "/e/sglang/srt/runner.py": "def replay(graph):\n    graph.replay()\n",
+    }.items():
+        exec(compile(code, path, "exec"), names)
+    graph, rows = CpuGraph(), torch.zeros(2, dtype=torch.int64)
+    graph.ops = TorchOps()
+    graph.capture_begin()
+    names["apply"](rows)
+    graph.capture_end()
+    rows[0] = 7
+    with pytest.raises(IndexError) as error:
+        names["replay"](graph)
+    fault = fault_of(error.value, SERVED, "a replay fails")
+    assert fault is not None
+    assert fault.source == "sglang/srt/lora.py:2"
+    assert fault.via == "in apply; called at sglang/srt/runner.py:2 in replay"
 
 
 REPORTED = """

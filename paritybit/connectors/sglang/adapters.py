@@ -1,67 +1,97 @@
-"""LoRA adapters: whose weights each row of a batch uses.
+"""LoRA adapters: whose weights each token of a batch uses.
 
-The engine keeps the weights of a few adapters in numbered buffers. A batch has the number of a
-buffer for each row, and for each buffer the rank of its adapter in this batch. A row whose buffer
-has the rank 0 uses the weights of the base model only.
+The engine keeps the weights of a few adapters in numbered buffers. A batch has segments of tokens
+with one buffer each, and for each buffer the rank of its adapter in this batch. A token whose
+buffer has the rank 0 uses the weights of the base model only. Kernels read all segments, so each
+token must be in one with its adapter, and in no other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from paritybit.connectors.sglang.metadata import spans_of
 from paritybit.connectors.sglang.models import Model
-from paritybit.connectors.sglang.rows import Rows
+from paritybit.connectors.sglang.rows import Rows, mode_of
 from paritybit.watch.facts import StaticInput
 
-INDICES, RANKS = "weight_indices", "lora_ranks"
+INDICES = "weight_indices"
+
+SEGMENTS = {"batch_info": INDICES, "sgemm_batch_info": f"{INDICES} of merged segments"}
+"""The attributes of a backend that have segments, and the names of the inputs."""
+
+BASE, TWICE = -1, -2
+"""Stand for a token that no adapter is applied to, and for one that several segments have."""
 
 
-def buffers_used(model: Model, found: Rows, requests: Sequence[Any]) -> list[StaticInput]:
-    """Return the buffers that the rows of a prepared batch use, and whether these add an adapter.
+def buffers_used(
+    model: Model, batch: Any, found: Rows, requests: Sequence[Any]
+) -> list[StaticInput]:
+    """Return the buffers that the tokens of a prepared batch use.
 
     The result is empty without adapters, and if the release does not say whose each buffer is.
     """
     manager = getattr(model.runner, "lora_manager", None)
     pool, backend = (getattr(manager, name, None) for name in ("memory_pool", "lora_backend"))
-    owners, info = getattr(pool, "buffer_id_to_uid", None), getattr(backend, "batch_info", None)
+    owners = getattr(pool, "buffer_id_to_uid", None)
     # With data-parallel attention, the forward itself prepares the batch.
     late = model.drafts or getattr(manager, "attn_dp_enabled", False)
     if late or owners is None or not found.rows:
         return []
     names = {request.rid: getattr(request, "lora_id", None) for request in requests}
-    rows = dict(zip(found.batch_rows, found.rows, strict=True))
-    wanted = [names[row.request] for row in rows.values()]
-    indices, ranks = buffers_of(info, len(wanted)), getattr(info, RANKS, None)
-    if indices is None or ranks is None:
-        return []
-    pairs = zip(wanted, indices.tolist(), strict=True)
-    expected = {
-        INDICES: (indices, indices, [holder(owners, name, number) for name, number in pairs]),
-        RANKS: (
-            ranks,
-            ranks[indices.long()].clamp(max=1),
-            [int(name is not None) for name in wanted],
-        ),
-    }
-    count = len(wanted)
+    of_rows = dict(zip(found.batch_rows, found.rows, strict=True))
+    spans = spans_of(batch, mode_of(batch), found)
+    wanted = [
+        holder(owners, names[row.request])
+        for at, row in of_rows.items()
+        for _ in range(spans[at][1])
+    ]
+    infos = ((getattr(backend, one, None), name) for one, name in SEGMENTS.items())
+    given = [
+        (name, info.weight_indices, used_by(info, len(wanted)))
+        for info, name in infos
+        if info is not None
+    ]
+    expected, count = torch.tensor(wanted), len(wanted)
     return [
-        StaticInput(name, used, count, count, expected=torch.tensor(right), copied=held)
-        for name, (held, used, right) in expected.items()
+        StaticInput(name, torch.tensor(used), count, count, expected=expected, copied=held)
+        for name, held, used in given
     ]
 
 
-def buffers_of(info: Any, rows: int) -> Tensor | None:
-    """Return the buffer of each row, int [rows], or None if the batch has other segments."""
-    indices: Tensor | None = getattr(info, f"req_{INDICES}", None)
-    if indices is None and getattr(info, "permutation", None) is None:
-        indices = getattr(info, INDICES, None) if getattr(info, "num_segments", 0) == rows else None
-    return None if indices is None else indices[:rows]
+def used_by(info: Any, count: int) -> list[int]:
+    """Return the buffer of the adapter that is applied to each of the first `count` tokens."""
+    ranks, order = info.lora_ranks.tolist(), getattr(info, "permutation", None)
+    places = range(count) if order is None else order.tolist()
+    found = [BASE] * count
+    for buffer, first, last in segments(info):
+        if not ranks[buffer]:
+            continue
+        for token in places[first:last]:
+            if token < count:
+                found[token] = buffer if found[token] == BASE else TWICE
+    return found
 
 
-def holder(owners: Sequence[Any], name: str | None, number: int) -> int:
-    """Return the buffer with an adapter: `number` if it has it or none is needed, -1 for none."""
-    if name is None or owners[number] == name:
-        return number
-    return next((place for place, owner in enumerate(owners) if owner == name), -1)
+def segments(info: Any) -> Iterator[tuple[int, int, int]]:
+    """Yield the buffer of each segment that the kernels read, its start and its end.
+
+    Backends whose segments have no lengths run all those that a graph has room for.
+    """
+    starts, lengths = info.seg_indptr.tolist(), getattr(info, "seg_lens", None)
+    buffers = info.weight_indices.tolist()
+    if lengths is not None and bool(lengths.any()):
+        lengths = lengths.tolist()
+        for place in range(info.bs):
+            yield buffers[place], starts[place], starts[place] + lengths[place]
+    else:
+        for place in range(len(buffers) if info.use_cuda_graph else info.num_segments):
+            yield buffers[place], starts[place], starts[place + 1]
+
+
+def holder(owners: Sequence[Any], name: str | None) -> int:
+    """Return the buffer with an adapter. Without an adapter or a buffer of it, it is BASE."""
+    if name is None:
+        return BASE
+    return next((place for place, owner in enumerate(owners) if owner == name), TWICE - 1)

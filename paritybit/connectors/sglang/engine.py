@@ -210,7 +210,7 @@ class Engine:
         watcher.lines.note(SLOTS, {f"req_to_token {name}": table for name in model.pool.groups})
         self.judge_batch(watcher, batch, implied, model)
         watcher.inputs("draft", self.hidden.given(model, found, batch))
-        watcher.inputs("LoRA", adapters.buffers_used(model, found, requests))
+        watcher.inputs("LoRA", adapters.buffers_used(model, batch, found, requests))
         self.now = now = UnderWay(model, batch, forward, found, implied)
         try:
             running = None if graph_runner is None else self.running(now, graph_runner, run)
@@ -393,6 +393,8 @@ class Engine:
             backend = lists.attending(now.model.runner.attn_backend)
         if backend is not None:
             self.judge_lists(now, backend, graphs.rows_of(runner, bucket), graph=True)
+        requests = self.requests or ()
+        watcher.inputs("LoRA", adapters.buffers_used(now.model, batch, now.rows, requests))
         return watcher.replay(
             Replay(
                 graph,

@@ -217,8 +217,27 @@ def eagerly(
         ):
             if hasattr(owner, name):
                 kept.enter_context(attribute(owner, name, getattr(owner, name)))
+        kept.enter_context(adapters_anew(model_runner, batch))
         output = run(batch, **{name: arguments[name] for name in arguments if name in known})
     return dict(tensors(output.logits_output))
+
+
+@contextlib.contextmanager
+def adapters_anew(model_runner: Any, batch: Any) -> Iterator[None]:
+    """Prepare the adapters of a batch for a forward without a graph, and restore what it had."""
+    manager = getattr(model_runner, "lora_manager", None)
+    if manager is None or getattr(batch, "lora_ids", None) is None:
+        yield
+        return
+    backend = manager.lora_backend
+    with contextlib.ExitStack() as kept:
+        for name, value in list(vars(backend).items()):
+            kept.enter_context(attribute(backend, name, value))
+        for name in ("max_bs_in_cuda_graph", "max_bs_in_decode_cuda_graph"):
+            if hasattr(manager, name):
+                kept.enter_context(attribute(manager, name, 0))
+        manager.prepare_lora_batch(batch)
+        yield
 
 
 def bucket_of(key: Any) -> int | None:

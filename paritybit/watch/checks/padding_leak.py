@@ -9,10 +9,11 @@ from paritybit.watch.observations import Check, Relation, uncounted
 
 def judge(relation: Relation) -> Iterable[Finding]:
     """Yield the finding."""
-    where = ""
-    if relation.padding is not None:
-        where = f" in {relation.padding}"
-        relation = replace(relation, cause={"what": f"the padding{where} matters"})
+    where, static = "", relation.padding
+    if static is not None:
+        where = f" in {static.name}"
+        cause = {"what": f"the padding{where} matters", "source": static.source, "via": static.via}
+        relation = replace(relation, cause=cause)
     what = f"the replay of {relation.kind} depends on the values of its padding{where}"
     yield relation.finding(CHECK.name, what)
 
@@ -20,7 +21,8 @@ def judge(relation: Relation) -> Iterable[Finding]:
 CHECK = Check(
     "padding leak",
     "padding leak",
-    "other valid values in the padded part change no live output and no owned slot",
+    "other valid values in the padded part, or in entries that the engine does not fill for a "
+    "replay, change no live output and no owned slot",
     "two more replays per padded replay that is tried",
     judge,
     uncounted,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.watch.facts import StaticInput
 from paritybit.watch.replays.aimed import aimable, aimed
 from paritybit.watch.replays.causes import Suspect
 from paritybit.watch.replays.differences import Difference, difference
@@ -46,6 +47,8 @@ NOISE = 8
 SHAKEN = 16
 """The number of eager runs from KV with other last bits."""
 
+FAILS = "the replay fails with other values in padding"
+
 UNUSED = "other values in padding change nothing that padding computes"
 
 
@@ -63,7 +66,7 @@ class Tried:
     rounding: bool = False
     cause: Mapping[str, Any] | None = None
     wrong: Wrong | None = None
-    padding: str | None = None
+    padding: StaticInput | None = None
     reason: str | None = None
 
 
@@ -125,7 +128,11 @@ class Relations:
                 trial.again(tails)
                 return difference(trial.first, trial.values())
 
-            found = leak(trial)
+            try:
+                found = leak(trial)
+            except Exception:
+                yield from (Tried(name, reason=FAILS) for name in names if name in NAMES[1::2])
+                return
             unused = found is None and all(map(torch.equal, before, trial.padding()))
             if NAMES[1] in names and unused:
                 yield Tried(NAMES[1], reason=UNUSED)
@@ -239,13 +246,13 @@ class Relations:
         return Tried(name, rounding=found is not None)
 
 
-def leaking(trial: Trial, tails: Mapping[str, Tensor]) -> str | None:
+def leaking(trial: Trial, tails: Mapping[str, Tensor]) -> StaticInput | None:
     """Return the input whose changed tail alone makes a difference, or None if there is none."""
     for name, value in tails.items():
         trial.again({name: value})
         found = difference(trial.first, trial.values())
         if found is not None and found.beyond_rounding:
-            return name
+            return next(one for one in trial.replay.inputs if one.name == name)
     return None
 
 

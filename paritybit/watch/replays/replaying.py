@@ -1,5 +1,6 @@
 """Judges the replays of a watched forward, and repeats some of them."""
 
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from paritybit.watch.between import Between
 from paritybit.watch.boundary import guarded
 from paritybit.watch.captures import SMALL, Captures
 from paritybit.watch.facts import Forward, Group, Replay, StaticInput
+from paritybit.watch.fills import Fills
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Story
 from paritybit.watch.lines import Lines
@@ -59,6 +61,8 @@ class Replaying(Between):
         self.relations = Relations(settings.every, tried)
         self.captures = Captures(journal)
         self.lines = Lines(package)
+        if settings.every == 1 and NAMES[1] in self.relations.names:
+            self.lines.fills = Fills(self.lines.folder)
         self.before: dict[tuple[str, str], dict[str, tuple[int, Tensor]]] = {}
         """The inputs of each kind and model, in the last forward that had them."""
         self.overlaps = list(overlaps(groups))
@@ -70,6 +74,8 @@ class Replaying(Between):
         """Forget everything that is known, and stop watching the current forward."""
         with self.lock:
             self.now = self.trial = None
+            if self.lines.fills is not None:
+                self.lines.fills.known.clear()
             super().lose()
 
     def barred(self) -> str | None:
@@ -136,6 +142,12 @@ class Replaying(Between):
             return
         captured = self.captures.get(replay.graph) or {}
         self.judge_inputs(self.now, replay.kind, replay.inputs, captured)
+        if (fills := self.lines.fills) is not None:
+            replay = dataclasses.replace(
+                replay, inputs=[*replay.inputs, *fills.inputs(replay.graph)]
+            )
+            for reason in fills.reasons():
+                self.not_tried(NAMES[1], reason)
         self.trial = Trial(replay, self.now.owned, self.ledgers, self.barred)
 
     @guarded

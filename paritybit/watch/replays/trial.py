@@ -288,10 +288,11 @@ def rewritten(trial: Trial, ledger: Ledger, slots: Tensor) -> Tensor:
 def other_tails(inputs: Sequence[StaticInput], number: int) -> dict[str, Tensor]:
     """Return other valid values for padded tails, by the name of the input.
 
-    Inputs without a tail or without other valid values are omitted. Each entry is drawn at random,
-    and differs from the present one. `number` is the seed.
+    Inputs without a tail or without other valid values are omitted. Values are those of an earlier
+    replay. Otherwise, each is drawn at random and differs from the present one. `number` is the
+    seed.
     """
-    found = {}
+    found = {static.name: static.earlier for static in inputs if static.earlier is not None}
     drawing = torch.Generator().manual_seed(number)
     for static in inputs:
         if static.valid is None or static.live >= static.size:

@@ -1,0 +1,137 @@
+"""What an earlier batch left in an input, and the engine did not fill again, must not matter."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paritybit.watch.facts import Forward, Replay
+from properties.support.watching import Scene, row
+
+ROWS = 4
+
+SOURCE = """
+def fill(segments, ends):
+    segments[: len(ends)].copy_(ends)
+
+def fill_all(segments, ends):
+    segments[: len(ends)].copy_(ends)
+    segments[len(ends) :].fill_(int(ends[-1]))
+
+def fill_by_hand(segments, ends):
+    segments[: len(ends)].copy_(ends)
+    segments.numpy()[len(ends) :] = int(ends[-1])
+
+def fill_rows(segments, ends):
+    for place in range(len(ends) - 1, -1, -1):
+        segments[place] = ends[place]
+"""
+
+Fill = Callable[[Tensor, Tensor], None]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> dict[str, Any]:
+    """The functions of the pretended engine, whose package is `pretended`."""
+    scope: dict[str, Any] = {}
+    path = tmp_path / "pretended" / "lora.py"
+    path.parent.mkdir()
+    path.write_text(SOURCE)
+    exec(compile(SOURCE, path, "exec"), scope)
+    return scope
+
+
+class Runner:
+    """A graph that adds 1 to each row once per segment with it: `segments` are where these end."""
+
+    def __init__(self, scene: Scene, reads_tail: bool = True) -> None:
+        self.scene, self.reads_tail = scene, reads_tail
+        self.segments = torch.zeros(ROWS + 1, dtype=torch.int64)
+        self.output = torch.zeros(ROWS)
+        self.live = self.rows = 0
+
+    def graph(self) -> None:
+        """Compute all rows."""
+        self.output.zero_()
+        ends = self.segments if self.reads_tail else self.segments[: self.live]
+        first = 0
+        for last in ends.tolist():
+            self.output[first:last] += 1
+            first = last
+        for group in self.scene.groups:
+            for tensor in group.layers[0].tensors:
+                rows = self.output[:, None, None] + self.scene.watcher.number
+                tensor[2 : 2 + self.rows] = rows[: self.rows].to(tensor.dtype)
+
+    def serve(self, fill: Fill, ends: list[int]) -> None:
+        """Watch a forward of as many rows as the last segment says."""
+        number = self.scene.watcher.number
+        rows = [row(f"{number} {n}", [5], 0, [2 + n]) for n in range(ends[-1])]
+        self.live, self.rows = len(ends), len(rows)
+        with self.scene.watcher.lines.learning():
+            fill(self.segments, torch.tensor(ends))
+            self.scene.watcher.lines.stop()
+            self.scene.watcher.begin(Forward("decode", tuple(rows)))
+            self.scene.watcher.replay(
+                Replay(
+                    *(self, "Runner", len(rows), ROWS, ()),
+                    run=self.graph,
+                    outputs=lambda: {"logits": self.output[: len(rows)]},
+                )
+            )
+            self.scene.watcher.end()
+
+
+BATCHES = ([1, 2, 3, 4], [2, 4], [4], [1, 2, 4], [4])
+
+
+def test_entries_that_were_not_filled_and_matter_are_found(
+    scene: Scene, engine: dict[str, Any]
+) -> None:
+    runner = Runner(scene)
+    for ends in BATCHES:
+        runner.serve(engine["fill"], ends)
+    finding = next(line for line in scene.lines("finding") if line["check"] == "padding leak")
+    assert "segments" in finding["cause"]["what"]
+    assert finding["cause"]["source"] == "pretended/lora.py:3"
+    assert finding["cause"]["via"] == "in fill"
+
+
+@pytest.mark.parametrize("fill", ["fill_all", "fill_by_hand", "fill_rows"])
+def test_entries_that_are_filled_in_any_way_are_no_finding(
+    scene: Scene, engine: dict[str, Any], fill: str
+) -> None:
+    """By numpy, no operation of torch fills them. In `fill_rows`, no call fills all of them."""
+    reads_tail = fill != "fill_rows"
+    runner = Runner(scene, reads_tail)
+    for ends in BATCHES * 2:
+        runner.serve(engine[fill], ends)
+    assert scene.checks() == []
+
+
+def test_entries_that_are_not_filled_and_do_not_matter_are_no_finding(
+    scene: Scene, engine: dict[str, Any]
+) -> None:
+    runner = Runner(scene, reads_tail=False)
+    for ends in BATCHES * 2:
+        runner.serve(engine["fill"], ends)
+    assert scene.checks() == []
+
+
+def test_what_cannot_be_followed_is_not_tried(scene: Scene, engine: dict[str, Any]) -> None:
+    runner = Runner(scene)
+    for ends in BATCHES:
+        runner.serve(engine["fill_by_hand"], ends)
+    assert scene.checks() == []
+    reasons = [name for name in scene.counts() if name.startswith("not tried: padding leak")]
+    assert any("not every change of segments" in reason for reason in reasons)
