@@ -411,29 +411,6 @@ def key_lists(trial: OpTrial, rows: int) -> dict[str, KeyLists]:
     return {"own": own, "shared": shared, "masked": masked}
 
 
-def _same_lists(trial: OpTrial, lists: KeyLists) -> dict[str, KeyLists]:
-    """Return `lists` in other dtypes, at other places, and with every key in a mask."""
-    other = {torch.int32: torch.int64, torch.int64: torch.int32}
-    retyped = replace(
-        lists,
-        begin=lists.begin.to(other[lists.begin.dtype]),
-        end=lists.end.to(other[lists.end.dtype]),
-        slots=lists.slots.to(other[lists.slots.dtype]),
-    )
-    moved = replace(
-        lists,
-        begin=lists.begin + 1,
-        end=lists.end + 1,
-        slots=torch.cat([lists.slots[-1:], lists.slots]),
-    )
-    found = {"in other dtypes": retyped, "one place further on": moved}
-    if lists.mask is not None:
-        return found
-    mask = torch.ones(trial.config.max_context, dtype=torch.bool, device=trial.device)
-    start = torch.zeros(lists.begin.shape[0], dtype=torch.int64, device=trial.device)
-    return found | {"all in a mask": replace(lists, mask=mask, mask_start=start)}
-
-
 def _poisoned(cache: Tensor, kept: list[list[int]]) -> Tensor:
     """Return `cache` with NaN in every slot that is in none of the lists `kept`."""
     slots = [slot for slots_of_row in kept for slot in slots_of_row]
@@ -561,18 +538,6 @@ def check_rows_without_keys_are_zero(trial: OpTrial) -> None:
             _require(bool((result[zero] == 0).all()), f"{form}: a row without keys is not zero")
 
 
-def check_form_of_lists_changes_no_bit(trial: OpTrial) -> None:
-    """Check that a list's dtype, its place and a mask that is all set are of no effect."""
-    query, cache, sinks = _attention_inputs(trial, Kind.SWA, FEW_ROWS)
-    everything = slice(0, FEW_ROWS)
-    for form, lists in key_lists(trial, FEW_ROWS).items():
-        for sink in trial.sunk(form, sinks):
-            result = lists.attend(trial, query, cache, sink, everything)
-            for name, others in _same_lists(trial, lists).items():
-                same = _same_bits(result, others.attend(trial, query, cache, sink, everything))
-                _require(same, f"{form}: the same keys, {name}, have other bits")
-
-
 def check_what_is_reused_is_of_the_same_lists(trial: OpTrial) -> None:
     """Check that what another layer's attention left changes no bit, whatever lists that had."""
     query, cache, sinks = _attention_inputs(trial, Kind.SWA, FEW_ROWS)
@@ -684,7 +649,6 @@ CHECKS: tuple[Check, ...] = (
     check_loc_is_reinterpreted,
     check_only_keys_are_loaded,
     check_rows_without_keys_are_zero,
-    check_form_of_lists_changes_no_bit,
     check_what_is_reused_is_of_the_same_lists,
     check_largest,
     check_row_limit,
