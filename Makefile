@@ -45,7 +45,7 @@ releases: $(SETUP) ## Check whole releases with the sanitizer: ENGINE=vllm
 	@$(RUN) -m paritybit releases $(call options,releases)
 
 bench: $(SETUP) ## Measure speed, next to the bounds that it must keep
-	@$(RUN) -m paritybit.harness.cli.bench $(call options,bench)
+	@$(RUN) -m properties.bench $(call options,bench)
 
 documents: $(SETUP) ## Make the picture and the generated blocks of README.md and docs/ again
 	@$(RUN) -m properties.documents

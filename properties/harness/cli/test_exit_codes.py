@@ -1,5 +1,6 @@
-"""Exit code 1 is a finding and nothing else; what is no verdict is one sentence and a file."""
+"""Exit code 1 is a finding and nothing else; without a verdict, there is one sentence."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -11,22 +12,52 @@ from typing import Any
 
 import pytest
 from paritybit.harness.checks.play import DeviceLostError, Outcome
+from paritybit.harness.checks.property import Violation
+from paritybit.harness.errors import CannotRunError, MalformedError
 from paritybit.harness.schedules.schedule import Schedule
 
 from paritybit.__main__ import main
 from properties.support.harness.command_line import (
     CANNOT_RUN,
+    FINDING,
     INTERRUPTED,
     LONGEST,
+    MALFORMED,
     TERMINATED,
     in_its_own_group,
     kept_traceback,
+    python,
 )
 from properties.support.places import CORPUS, ROOT, copy_packages
-from properties.support.quick import quick
 
 LIST = "paritybit.harness.cli.names.run_list"
 """What stands for any command."""
+
+CASE = CORPUS / "swa_pad@decode.json"
+
+VIOLATION = Violation("captured_path", 0, "an illegal access")
+ERRORS: dict[str, tuple[BaseException, int, str]] = {
+    "malformed": (MalformedError("a\nb"), MALFORMED, r"a\nb"),
+    "missing": (CannotRunError("no GPU"), CANNOT_RUN, "no GPU"),
+    "interrupted": (KeyboardInterrupt(), INTERRUPTED, "interrupted"),
+    "lost by the engine": (
+        DeviceLostError(Schedule(()), Outcome((VIOLATION,))),
+        FINDING,
+        "the device was lost: an illegal access",
+    ),
+    "lost by the project": (
+        DeviceLostError(Schedule(()), Outcome((), error="ZeroDivisionError: ours")),
+        CANNOT_RUN,
+        "the device was lost: ZeroDivisionError: ours",
+    ),
+    "internal": (
+        LookupError("ours"),
+        CANNOT_RUN,
+        "no verdict: internal error: LookupError: ours; full traceback: ",
+    ),
+    "memory": (MemoryError(), CANNOT_RUN, "no verdict: internal error: MemoryError; full "),
+}
+"""What a command raises, its exit code, and the sentence on stderr."""
 
 
 def raising(error: BaseException) -> Any:
@@ -38,117 +69,70 @@ def raising(error: BaseException) -> Any:
     return run
 
 
-@pytest.mark.parametrize(
-    "error", [OSError("of\nours"), MemoryError()], ids=lambda error: type(error).__name__
-)
-def test_an_error_that_nobody_expected_is_no_verdict_and_its_traceback_is_kept(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("what", ERRORS)
+def test_an_error_is_one_sentence_and_an_exit_code(
+    what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    error, code, said = ERRORS[what]
     monkeypatch.setattr(LIST, raising(error))
-    assert main(["list"]) == CANNOT_RUN
+    assert main(["list"]) == code
     captured = capsys.readouterr()
-    assert captured.out == ""
-    text = kept_traceback(captured.err)
-    assert text.startswith("Traceback (most recent call last):\n")
-    assert f"in run\n    raise error\n{type(error).__name__}" in text
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert captured.err.startswith(f"paritybit: {said}")
+    if "full traceback" in captured.err:
+        assert "in run\n    raise error\n" in kept_traceback(captured.err)
 
 
-def test_a_traceback_that_cannot_be_written_stands_in_the_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_a_traceback_that_cannot_be_written_is_part_of_the_sentence(
+    monkeypatch: pytest.MonkeyPatch, refused: Any, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
-    monkeypatch.setattr(LIST, raising(LookupError("of ours")))
-    assert main(["list"]) == CANNOT_RUN
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "No such file" in said
-    assert "raise error" in said
+    monkeypatch.setattr(LIST, raising(LookupError("ours")))
+    said = refused(CANNOT_RUN, "list")
+    assert "No such file" in said and "raise error" in said
 
 
-def test_a_device_that_is_lost_by_an_error_of_ours_is_no_finding(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lost = DeviceLostError(Schedule(()), Outcome((), error="ZeroDivisionError: of ours"))
-    monkeypatch.setattr(LIST, raising(lost))
-    assert main(["list"]) == CANNOT_RUN
-    said = capsys.readouterr().err
-    assert said == "paritybit: the device was lost: ZeroDivisionError: of ours\n"
-
-
-BROKEN = {
-    "subjects/pool.py": "def broken(:\n",
-    "harness/cli/values.py": "raise ImportError('of ours')\n",
-}
-"""Files of the tree, and what makes them impossible to import."""
-
-
-@pytest.mark.parametrize("file", BROKEN)
-def test_a_tree_that_cannot_be_imported_gives_no_verdict(file: str, tmp_path: Path) -> None:
-    """So that `git bisect run` skips such a commit, and does not take it for a bad one."""
+def test_a_tree_that_cannot_be_imported_gives_no_verdict(tmp_path: Path) -> None:
+    """So that `git bisect run` skips such a commit."""
     copy_packages(tmp_path)
-    (tmp_path / file).write_text(BROKEN[file])
-    done = command_in(tmp_path, "replay", str(CORPUS / "swa_pad@decode.json"))
+    (tmp_path / "subjects/pool.py").write_text("def broken(:\n")
+    path = {"PYTHONPATH": str(tmp_path)}
+    done = python("-m", "paritybit", "replay", str(CASE), folder=tmp_path, variables=path)
     assert (done.returncode, done.stdout) == (CANNOT_RUN, "")
-    assert Path(file).name in kept_traceback(done.stderr)
-
-
-def command_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the tree in a folder."""
-    return subprocess.run(
-        quick("-m", "paritybit", *words),
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=LONGEST,
-        check=False,
-    )
+    assert "pool.py" in kept_traceback(done.stderr)
 
 
 STOPPED = """
-import os, sys
+import os
 import paritybit.__main__
 
 def run(words, stop, own):
     try:
-        {kill}
+        exec("os.kill(os.getpid(), {number})")
     except KeyboardInterrupt:
-        {then}
+        raise {then}
 
 paritybit.__main__.answered = run
-sys.exit(paritybit.__main__.main(["list"]))
+raise SystemExit(paritybit.__main__.main(["list"]))
 """
-"""A command that is sent a signal while it runs, and what becomes of it there."""
-
-HEARD = {
-    "in a file": "os.kill(os.getpid(), {number})",
-    "in text, as dataclasses run it": 'exec("os.kill(os.getpid(), {number})")',
-}
-
-BECOMES = {"it goes on": "raise", "an import turns it into an error": "raise ImportError"}
+"""A command that gets a signal while it runs."""
 
 
 @pytest.mark.parametrize(
-    ("where", "number", "code", "then"),
+    ("number", "then", "code"),
     [
-        ("in a file", signal.SIGTERM, TERMINATED, "it goes on"),
-        ("in a file", signal.SIGINT, INTERRUPTED, "it goes on"),
-        (
-            "in text, as dataclasses run it",
-            signal.SIGINT,
-            INTERRUPTED,
-            "an import turns it into an error",
-        ),
+        (signal.SIGTERM, "", TERMINATED),
+        (signal.SIGINT, "", INTERRUPTED),
+        (signal.SIGINT, "ImportError", INTERRUPTED),
     ],
 )
-def test_what_stops_a_process_is_said_in_one_sentence(
-    where: str, number: int, code: int, then: str, tmp_path: Path
+def test_a_signal_ends_a_command_with_one_sentence(
+    number: int, then: str, code: int, tmp_path: Path
 ) -> None:
-    """It is run as a module, as `python -m harness` is, which Python may end by SIGINT."""
-    kill = HEARD[where].format(number=int(number))
-    (tmp_path / "stopped.py").write_text(STOPPED.format(kill=kill, then=BECOMES[then]))
+    """It runs as a module, because Python may end `python -m` by SIGINT."""
+    (tmp_path / "stopped.py").write_text(STOPPED.format(number=int(number), then=then))
     done = subprocess.run(
-        quick("-m", "stopped"),
+        [sys.executable, "-m", "stopped"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -159,9 +143,8 @@ def test_what_stops_a_process_is_said_in_one_sentence(
     assert (done.returncode, done.stderr) == (code, "paritybit: interrupted\n")
 
 
-def test_ctrl_c_while_torch_is_imported_is_one_sentence(tmp_path: Path) -> None:
-    """A command line that must be checked by what takes long to import."""
-    words = ["-X", "importtime", "-m", "paritybit", "replay", str(tmp_path / "none")]
+def test_ctrl_c_while_torch_is_imported_is_one_sentence() -> None:
+    words = ["-X", "importtime", "-m", "paritybit", "replay", str(CASE)]
     with in_its_own_group(*words) as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -174,7 +157,7 @@ def test_ctrl_c_while_torch_is_imported_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_that_an_import_swallows_runs_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, refused: Any
 ) -> None:
     """As torch's import of numpy does, which then is half there: a run would be red by that."""
     ran: list[Any] = []
@@ -188,5 +171,43 @@ def test_ctrl_c_that_an_import_swallows_runs_nothing(
             return lambda **options: ran.append(options)
 
     monkeypatch.setitem(sys.modules, "paritybit.harness.cli.regress", Module("regress"))
-    assert main(["regress"]) == INTERRUPTED
-    assert (ran, capsys.readouterr().err) == ([], "paritybit: interrupted\n")
+    assert refused(INTERRUPTED, "regress") == "paritybit: interrupted\n"
+    assert ran == []
+
+
+def test_a_terminal_of_few_signs_is_no_error() -> None:
+    words = ("-m", "paritybit", "regress", "--bug", "é…")
+    done = python(*words, variables={"PYTHONIOENCODING": "ascii"})
+    assert done.stderr.startswith("paritybit: unknown bug '\\xe9\\u2026'; ")
+
+
+def test_a_deleted_current_folder_gives_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Any
+) -> None:
+    """Torch would end the process with a code of its own."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert "the current folder cannot be used: No such file" in refused(CANNOT_RUN, "replay", CASE)
+
+
+@pytest.mark.parametrize(
+    "words", ["report", "watch --known=FOLDER -- true", "regress --out=FOLDER"]
+)
+def test_a_folder_that_may_not_be_entered_is_refused(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Any
+) -> None:
+    """However its path was given: as a default, or as a value."""
+    before = Path.stat
+
+    def private(path: Path, **how: Any) -> os.stat_result:
+        if path.is_relative_to(tmp_path / "paritybit-out" / "latest"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return before(path, **how)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Path, "stat", private)
+    here = str(tmp_path / "paritybit-out" / "latest")
+    said = refused(MALFORMED, *words.replace("FOLDER", here).split())
+    assert "is not a valid path: Permission denied" in said

@@ -1,19 +1,16 @@
 """What is written is whole or not there at all; folders of runs, and the link to the last."""
 
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from paritybit.harness.cli.folders import new_folder, swap_link
+from paritybit.harness.cli.folders import new_folder, run_folder, swap_link
 from paritybit.harness.errors import CannotRunError
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.record import write
 
-from properties.support.harness.command_line import CANNOT_RUN, LONGEST, full_disk
-from properties.support.places import ROOT
-from properties.support.quick import quick
+from properties.support.harness.command_line import CANNOT_RUN, full_disk
 from properties.support.reports.records import green
 
 
@@ -52,26 +49,14 @@ def test_an_interruption_while_a_file_is_written_leaves_the_old_one(
     assert [one.name for one in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_a_link_is_followed_and_a_pipe_is_written_to(tmp_path: Path) -> None:
+def test_a_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "file")
     write_whole(tmp_path / "link", "text\n")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "file").read_text() == "text\n"
-    done = subprocess.run(
-        [sys.executable, "-c", "from harness.records.files import *; " + TO_STDOUT],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LONGEST,
-        check=True,
-    )
-    assert done.stdout == "text\n"
 
 
-TO_STDOUT = 'write_whole(Path("/dev/stdout"), "text\\n")'
-
-
-def test_a_page_that_cannot_be_written_whole_leaves_the_old_one_and_is_no_verdict(
+def test_a_page_that_cannot_be_written_leaves_the_old_one_and_gives_no_verdict(
     tmp_path: Path, refused: Any
 ) -> None:
     write(green(), tmp_path / "run.json")
@@ -82,27 +67,22 @@ def test_a_page_that_cannot_be_written_whole_leaves_the_old_one_and_is_no_verdic
     assert (tmp_path / "index.html").read_text() == "old"
 
 
-AT_ONCE = """
-import sys
-from pathlib import Path
-from paritybit.harness.cli.folders import new_folder
-for _ in range(200):
-    print(new_folder(Path(sys.argv[1])).name)
-"""
-
-
 def test_runs_that_start_at_once_have_a_folder_each(tmp_path: Path) -> None:
-    """Four processes make folders as fast as they can; none is refused, none shares one."""
-    words = quick("-c", AT_ONCE, tmp_path / "out")
-    started = [
-        subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(4)
-    ]
-    names = [process.communicate(timeout=LONGEST)[0].split() for process in started]
-    assert [process.returncode for process in started] == [0] * 4
-    made = [name for some in names for name in some]
-    assert len(made) == len(set(made)) == 800
-    assert {folder.name for folder in (tmp_path / "out").iterdir()} == set(made)
-    assert all((tmp_path / "out" / name / "cases").is_dir() for name in made)
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: new_folder(tmp_path / "out"), range(200)))
+    assert len(set(made)) == 200 == len(list((tmp_path / "out").iterdir()))
+    assert all((folder / "cases").is_dir() for folder in made)
+
+
+def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
+    """No folder of its own, nor those above it; runs that are there stay."""
+    with pytest.raises(ZeroDivisionError), run_folder(tmp_path / "a/out"):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+    earlier = new_folder(tmp_path / "a/out")
+    with pytest.raises(ZeroDivisionError), run_folder(tmp_path / "a/out"):
+        raise ZeroDivisionError
+    assert list((tmp_path / "a/out").iterdir()) == [earlier]
 
 
 def test_the_link_to_the_last_run_is_swapped_in_one_move(
