@@ -149,6 +149,8 @@ def fault_of(
         return None
     if what is None and of_engine(frames[-1]):
         what = meaning(error, mine, counts)
+    elif what is None and in_kernel(frames[-1]) and out_of_bounds(error):
+        what = OUT_OF_BOUNDS if meaning(error, mine, counts) else None
     if what is None:
         return None
     line, caller = shown(blamed(mine)), serving(mine)
@@ -163,8 +165,7 @@ def meaning(error: Exception, frames: list[Frame], counts: Mapping[str, int]) ->
     """Return the meaning of an error that the engine raised, or None if it cannot be judged yet."""
     if not counts.get("forwards"):
         captures = any(frame.f_code.co_name.startswith("capture") for frame, _ in frames)
-        bounds = any(words in str(error).lower() for words in engine_error.INDEX_ERRORS)
-        judged = captures and isinstance(error, IndexError) and bounds
+        judged = captures and isinstance(error, IndexError) and out_of_bounds(error)
         return "a capture accesses memory out of bounds" if judged else None
     fails_always = any(
         fails >= counts.get(name.removeprefix(FAILED), 0)
@@ -174,6 +175,16 @@ def meaning(error: Exception, frames: list[Frame], counts: Mapping[str, int]) ->
     if fails_always:
         return None
     return f"{type(error).__name__} in {blamed(frames)[0].f_code.co_name} ends the engine"
+
+
+def out_of_bounds(error: Exception) -> bool:
+    """Return whether torch says that an index is out of bounds."""
+    return any(words in str(error).lower() for words in engine_error.INDEX_ERRORS)
+
+
+def in_kernel(frame: Frame) -> bool:
+    """Return whether a frame belongs to what stands in for a kernel, which gets indices."""
+    return Path(frame[0].f_code.co_filename).resolve().is_relative_to(PACKAGE / "drive")
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

@@ -287,7 +287,8 @@ class Unchanged:
         if forward == NEVER:
             filled = int(ledger.before[self.slot]) != EMPTY
             return None if warm and filled else distinct(ledger, self.slot, fresh) or None
-        if held == UNKNOWN:
+        # If something else changed the slot since, its entry says nothing of its bytes.
+        if held == UNKNOWN or int(ledger.checksum[self.slot]) != int(ledger.before[self.slot]):
             return None
         if int(ledger.position[self.slot]) != self.position:
             return distinct(ledger, self.slot, fresh) or None

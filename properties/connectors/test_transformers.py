@@ -184,7 +184,7 @@ def test_arguments_of_the_model_follow_from_the_batch() -> None:
     batch.given["read_index"][1][3] = 72
     batch.given["attention_mask"][SLIDING][0, 0, 2, 3] = 0.0
     assert wrong(batch) == {
-        f"padding of write_index[{FULL}]",
+        f"write_index[{FULL}] (padding)",
         f"new tokens in read_index[{SLIDING}]",
         f"attention_mask[{SLIDING}]",
     }
@@ -211,7 +211,7 @@ def test_what_an_earlier_batch_left_in_padding_is_found(
     assert wrong(batch) == set()
     left = stale(batch.given)
     left.copy_(torch.zeros_like(left) if "mask" in name else left + 1)
-    assert wrong(batch) == {f"padding of {name}"}
+    assert wrong(batch) == {f"{name} (padding)"}
 
 
 def test_a_padded_row_of_a_table_of_pages_names_no_page() -> None:
@@ -219,7 +219,7 @@ def test_a_padded_row_of_a_table_of_pages_names_no_page() -> None:
     assert wrong(a_batch(block_table=table, attention_mask=None)) == set()
     table[1, 2, 0] = 3
     found = wrong(a_batch(block_table=table, attention_mask=None))
-    assert found == {f"padding of block_table[{SLIDING}]"}
+    assert found == {f"block_table[{SLIDING}] (padding)"}
 
 
 class Processor(SimpleNamespace):

@@ -68,6 +68,33 @@ def test_a_block_that_holds_k_before_v_is_cut_in_two(heads_first: bool) -> None:
     assert halves[0].shape[0] == 16
 
 
+@pytest.mark.parametrize(
+    ("name", "stored", "seen"),
+    [
+        ("fp8", torch.uint8, torch.float8_e4m3fn),
+        ("fp8_e4m3", torch.uint8, torch.float8_e4m3fn),
+        ("fp8_e5m2", torch.uint8, torch.float8_e5m2),
+        ("fp8_per_token_head", torch.uint8, torch.float8_e4m3fn),
+        ("int8_per_token_head", torch.int8, torch.int8),
+        ("int4_per_token_head", torch.uint8, torch.uint8),
+        ("auto", torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_kv_that_is_stored_as_bytes_is_seen_as_the_numbers_that_it_holds(
+    name: str, stored: torch.dtype, seen: torch.dtype
+) -> None:
+    config, layers, _ = a_pool()
+    cache = torch.zeros(BLOCKS, PAGE, 2, dtype=stored)
+    for layer in layers.values():
+        vars(layer).update(kv_cache=cache, kv_cache_dtype=name)
+    (group,) = described(config, layers).groups
+    (tensor,) = group.layers[0].tensors
+    assert (tensor.dtype, tuple(tensor.shape)) == (seen, (BLOCKS * PAGE, 2))
+    tensor[2 * PAGE + 1, 1] = 1
+    assert cache[2, 1, 1].view(seen).item() == 1
+    assert cache.count_nonzero() == 1
+
+
 def test_caches_that_are_cut_differently_are_refused() -> None:
     config, layers, _ = a_pool()
     layers["slid"] = Part(kv_cache=torch.zeros(BLOCKS, 2, PAGE, 3, 2))

@@ -21,7 +21,7 @@ from properties.connectors.parts_vllm import FIRST, PROMPT, TABLE, Part, Served,
 VOCABULARY = 8
 ASKED = (
     Asked(temperature=0.5, top_k=3, frequency=0.25, seed=7),
-    Asked(temperature=0.0, repetition=1.5),
+    Asked(temperature=0.0, repetition=1.5, seed=9),
     Asked(temperature=0.9, top_p=0.5, min_p=0.25, presence=0.5),
 )
 
@@ -132,6 +132,19 @@ def test_drafts_of_the_older_runner_are_found_where_they_are() -> None:
     assert [len(one) for one in tokens] == [4, 5, 5, 3, 4, 5]
 
 
+def test_a_request_may_not_end_after_drafts_that_may_be_rejected() -> None:
+    """The older runner counts no drafts there. It counts them before each draft."""
+    given = Part(all_greedy=False, logitsprocs=Part(all=[]))
+    sampler = Part(apply_penalties=print, apply_logits_processors=print)
+    asked = Asked(least=3, stops=[0])
+    mine = Sampling([Sampled("a", asked, 2, [1, 2, 3, 4, 5])], [1], [3], VOCABULARY)
+    raw, masked = torch.ones(1, VOCABULARY), torch.ones(1, VOCABULARY)
+    masked[0, 0] = -torch.inf
+    assert wrong(list(mine.logits(sampler, raw, masked, given, cut=False))) == {}
+    mine.rows[0] = Sampled("a", Asked(), 2, [1, 2, 3, 4, 5])
+    assert wrong(list(mine.logits(sampler, raw, raw, given, cut=False))) == {}
+
+
 def newer(slots: list[int]) -> tuple[Part, Part]:
     """Return a newer runner, and a batch whose requests have these slots; b has slot 3."""
 
@@ -144,7 +157,7 @@ def newer(slots: list[int]) -> tuple[Part, Part]:
         top_k=by_slot(3, 8, 8, 8),
         top_p=by_slot(1.0, 1.0, 0.5, 1.0),
         min_p=by_slot(0.0, 0.0, 0.25, 0.0),
-        seeds=by_slot(7, 1, 2, 0),
+        seeds=by_slot(7, 9, 2, 0),
         add_request=print,
     )
     penalties = Part(
@@ -166,7 +179,7 @@ def test_a_row_of_the_newer_runner_with_another_slot_is_found() -> None:
     assert wrong(list(sampling().newer(*newer([1, 3, 2])))) == {}
     found = wrong(list(sampling().newer(*newer([1, 2, 2]))))
     assert set(found) == {
-        "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"
+        "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "seeds"
     }  # fmt: skip
     assert set(found.values()) == {"b"}
     runner, batch = newer([1, 3, 2])

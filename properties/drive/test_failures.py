@@ -9,7 +9,7 @@ import pytest
 import torch
 from paritybit.reference.torch_ops import TorchOps
 
-from paritybit.connectors.failures import fault_of
+from paritybit.connectors.failures import OUT_OF_BOUNDS, fault_of
 from paritybit.drive import directing, failures
 from paritybit.drive.failures import EngineFailedError, StalledError, judge_failure
 from paritybit.drive.sglang.settings import Served
@@ -264,6 +264,23 @@ def test_an_error_names_the_line_that_decided_on_it(call: str, line: int) -> Non
     fault = fault_of(error.value, SERVED)
     assert fault is not None
     assert fault.source == f"sglang/srt/pool.py:{line}"
+
+
+@pytest.mark.parametrize(
+    ("code", "found"), [("torch.zeros(3)[torch.tensor([7])]", True), ("raise ValueError", False)]
+)
+def test_an_index_beyond_what_a_replaced_kernel_reads_is_the_engine_s_fault(
+    code: str, found: bool
+) -> None:
+    kernel = {"torch": torch}
+    exec(compile(f"def store():\n    {code}\n", f"{PACKAGE}/drive/vllm/a.py", "exec"), kernel)
+    try:
+        exec(compile("kernel()", "/e/vllm/v1/worker/a.py", "exec"), {"kernel": kernel["store"]})
+    except Exception as error:
+        fault = fault_of(error, SERVED)
+    assert (fault is not None) == found
+    if fault is not None:
+        assert (fault.what, fault.source) == (OUT_OF_BOUNDS, "vllm/v1/worker/a.py:1 in <module>")
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,23 @@ def test_a_batch_of_padding_alone_is_left_alone() -> None:
     assert bool((out == 1).all())
 
 
+@pytest.mark.parametrize("starts", [[0, 2, 3, 9, 3], [0, 2, 3, 4, 9], [0, 2, 3, 1, 3]])
+@pytest.mark.parametrize("window", [-1, 3])
+def test_stale_starts_of_padded_rows_raise_nothing(starts: list[int], window: int) -> None:
+    """A kernel reads whatever is there. The check of inputs reports it."""
+    cache = torch.randn(8, PAGE, HEADS, WIDTH, generator=torch.Generator().manual_seed(0))
+    table = torch.tensor([[1, 2], [3, 4], [5, 5], [6, 6]], dtype=torch.int32)
+    q, found = torch.ones(4, HEADS, WIDTH), []
+    for given, lengths in ((starts, [5, 3, 2, 2]), ([0, 2, 3, 3, 3], [5, 3, 0, 0])):
+        found.append(torch.zeros_like(q))
+        attend(
+            q, cache, cache, found[-1], torch.tensor(given), torch.tensor(lengths), 1.0,
+            (window, 0), table,
+        )  # fmt: skip
+    first = min(starts[3], 3)  # The first query that a padded row overwrites.
+    assert torch.equal(found[0][:first], found[1][:first])
+
+
 def test_tokens_without_a_slot_are_not_written() -> None:
     cache, ones = torch.zeros(2, PAGE, HEADS, WIDTH), torch.ones(2, HEADS, WIDTH)
     store(ones, ones, cache, cache.clone(), torch.tensor([5, -1]))

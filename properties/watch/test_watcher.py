@@ -177,6 +177,13 @@ def test_equal_bytes_say_nothing_if_tokens_hardly_differ_in_theirs(
     assert unchanged(scene, "b", tokens) == []
 
 
+def test_a_slot_that_something_else_changed_may_hold_what_a_forward_writes(scene: Scene) -> None:
+    """A block that is restored or copied may bring the same bytes in a part that is not in use."""
+    scene.forward("a", TOKENS[:3], 0, SLOTS)
+    scene.write(SLOTS[:3])
+    assert unchanged(scene, "b", [5, 6, 99, 8]) == []
+
+
 @pytest.mark.parametrize("tokens", [[50, 60, 7, 8], [50, 60, None, 8]])
 def test_nothing_is_known_of_a_slot_that_may_or_may_not_be_written(
     scene: Scene, tokens: list[int | None]

@@ -18,7 +18,16 @@ from torch import Tensor
 from paritybit.connectors.failures import judge
 from paritybit.connectors.hooking import Call, NotRecognisedError, passed
 from paritybit.connectors.repeated import attribute
-from paritybit.connectors.sglang import adapters, drafts, eager, graphs, lists, metadata, rows
+from paritybit.connectors.sglang import (
+    adapters,
+    drafts,
+    eager,
+    graphs,
+    lists,
+    metadata,
+    rows,
+    sampling,
+)
 from paritybit.connectors.sglang.allocations import Allocations, Original
 from paritybit.connectors.sglang.hidden import HiddenStates
 from paritybit.connectors.sglang.host import GivenBack, at_rest
@@ -69,7 +78,7 @@ class Engine:
         self.hooked: set[str] = set()
         self.forwards = 0
         self.idle_at: tuple[int, bool, dict[str, int], bool] = 0, False, {}, False
-        self.hidden = HiddenStates()
+        self.hidden, self.placed = HiddenStates(), sampling.Placed()
         self.all_rows = 0
         self.dropped = False
         self.names_next = False
@@ -211,6 +220,8 @@ class Engine:
         self.judge_batch(watcher, batch, implied, model)
         watcher.inputs("draft", self.hidden.given(model, found, batch))
         watcher.inputs("LoRA", adapters.buffers_used(model, batch, found, requests))
+        if not model.drafts:
+            self.judge_rows(watcher, batch, requests, rows.mode_of(batch))
         self.now = now = UnderWay(model, batch, forward, found, implied)
         try:
             running = None if graph_runner is None else self.running(now, graph_runner, run)
@@ -295,6 +306,18 @@ class Engine:
             watcher.tokens(ids, positions if same else None, kept)
         names = ("seq_lens", "out_cache_loc", *(["positions"] if model.drafts else []))
         watcher.inputs("batch", rows.fields_of(batch, implied, names))
+
+    def judge_rows(self, watcher: Watcher, batch: Any, requests: Sequence[Any], mode: str) -> None:
+        """Judge what the sampler uses for each row of a batch."""
+        if (info := getattr(batch, "sampling_info", None)) is None or mode == "idle":
+            return
+        try:
+            mine = rows.requests_of(batch, requests, mode)
+            values = list(sampling.rows(info, mine, mode))
+        except (NotRecognisedError, AttributeError, KeyError, TypeError, ValueError) as error:
+            self.journal.scope(rows_not_watched=repr(error))
+        else:
+            watcher.rows("sampler", values, self.placed.moves(info, mine, mode))
 
     def hook_lists(self, runner: Any) -> None:
         """Wrap the method that builds index lists, once per class of attention backend."""

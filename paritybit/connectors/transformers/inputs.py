@@ -81,7 +81,7 @@ def padding_of(batch: Batch) -> Iterator[StaticInput]:
             tails.append((f"attention_mask[{name}]", unused.flatten(), 0))
     for name, tail, right in tails:
         if len(tail):
-            yield known(f"padding of {name}", tail, [right] * len(tail))
+            yield known(f"{name} (padding)", tail, [right] * len(tail))
 
 
 def masks_of(batch: Batch) -> dict[str, Tensor]:

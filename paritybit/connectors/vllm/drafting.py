@@ -136,7 +136,8 @@ class Drafting(Blocks):
             return original(owner, *args, **kwargs)
         self.turn = turn
         try:
-            result = original(owner, *args, **kwargs)
+            with self.watcher.lines.learning():
+                result = original(owner, *args, **kwargs)
         except BaseException:
             self.watcher.abandon()
             raise
@@ -169,6 +170,7 @@ class Drafting(Blocks):
         self.undrafted = []
         self.watcher.begin(turn.extended())
         self.watcher.inputs("draft", turn.inputs(ids, positions, mapping))
+        self.watcher.lines.stop()  # The draft model runs next.
         self.journal.count(ends_of_chunks=turn.unnamed)
 
     def judge_states(self, owner: Any) -> None:

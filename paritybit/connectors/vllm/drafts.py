@@ -123,10 +123,12 @@ class Turn:
         known = torch.tensor(kept)
         right = torch.tensor(tokens)[known].tolist()
         found = [
-            expected("input_ids", ids[at[known.to(at.device)]], right),
-            expected("positions", positions[at], where),
+            expected("input_ids", ids[at[known.to(at.device)]], right, ids),
+            expected("positions", positions[at], where, positions),
         ]
-        return found if mapping is None else [*found, expected("slot_mapping", mapping[at], slots)]
+        if mapping is not None:
+            found.append(expected("slot_mapping", mapping[at], slots, mapping))
+        return found
 
     def places(self, given: Tensor) -> Tensor:
         """Return the indices of the tokens in an input, except those of rejected drafts."""
@@ -145,7 +147,7 @@ class Turn:
         if held.ndim != 2 or held.shape[1:] != target.shape[1:]:
             return []
         at = self.places(held)
-        size, name = len(at), "draft hidden_states"
+        size, name = len(at), "hidden_states (draft)"
         return [StaticInput(name, held[at], size, size, expected=target[at], copied=held)]
 
     @property
@@ -165,19 +167,19 @@ class Turn:
         rows, step = len(self.names), max(1, self.step)
         ends = [self.done(name) + step for name in self.names]
         found = [
-            expected("seq_lens", lengths[:rows], ends),
-            expected("positions", positions[:rows], [end - 1 for end in ends]),
+            expected("seq_lens", lengths[:rows], ends, lengths),
+            expected("positions", positions[:rows], [end - 1 for end in ends], positions),
         ]
         if mapping is not None:
             pairs = zip(self.names, ends, strict=True)
             slots = [int(self.slots(name, end)[-1]) for name, end in pairs]
-            found.append(expected("slot_mapping", mapping[:rows], slots))
+            found.append(expected("slot_mapping", mapping[:rows], slots, mapping))
         return found
 
     def lists(self, table: Tensor, lengths: Tensor) -> IndexList:
         """Return the block table of the draft model, with padded rows last."""
         return IndexList(
-            "draft block_table",
+            "block_table (draft)",
             DRAFTED,
             table.flatten(),
             torch.arange(len(table)) * table.shape[1],
@@ -194,12 +196,10 @@ class Turn:
         return self.lists(table[:rows], ends)
 
 
-def expected(name: str, held: Tensor, right: Sequence[int]) -> StaticInput:
-    """Return an input of a draft model with its expected values."""
-    size = len(held)
-    return StaticInput(
-        f"draft {name}", held, size, size, expected=torch.tensor(right, dtype=torch.int64)
-    )
+def expected(name: str, held: Tensor, right: Sequence[int], whole: Tensor) -> StaticInput:
+    """Return a part of an input of a draft model, with its expected values."""
+    size, values = len(held), torch.tensor(right, dtype=torch.int64)
+    return StaticInput(f"{name} (draft)", held, size, size, expected=values, copied=whole)
 
 
 def draft_layers(runner: Any) -> set[str]:

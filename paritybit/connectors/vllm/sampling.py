@@ -171,7 +171,7 @@ class Sampling:
                 yield rows_of("min_p", names, values, right, place_of(one.update_state))
         seeds = {row: one.initial_seed() for row, one in given.generators.items()}
         held = [seeds.get(row, NONE) for row in range(size)]
-        right = [NONE if one.seed is None else one.seed for one in asked]
+        right = [NONE if one.seed is None or not one.temperature else one.seed for one in asked]
         yield rows_of("seed of the generator", names, torch.tensor(held), right)
         yield rows_of(
             "num_computed_tokens", names, batch.num_computed_tokens_cpu_tensor[:size],
@@ -252,9 +252,15 @@ class Sampling:
         if hasattr(owner, "sampler"):  # It verifies drafts, and knows no biases.
             rows = [row.without(["logit bias"]) for row in self.verified()]
         else:
-            rows = self.rows
+            rows = [later_end(*one) for one in zip(self.rows, self.drafts, strict=True)]
         if len(rows) == len(raw):
             yield from logits_of(rows, raw, result, sources=of_older(owner))
+
+
+def later_end(row: Sampled, drafts: int) -> Sampled:
+    """Return the row after all drafts, whose request may not end as if they were rejected."""
+    least = row.asked.least + drafts if row.asked.least else 0
+    return replace(row, asked=replace(row.asked, least=least))
 
 
 def of_older(sampler: Any) -> dict[str, str | None]:

@@ -84,7 +84,7 @@ def extend_attention(
     kv_indices = unbounded(kv_indices)
     keys, masks = kv_indptr.tolist(), _starts(mask_indptr, custom_mask)
     offsets = _starts(window_kv_offsets if sliding_window_size > 0 else None, custom_mask)
-    for row, new, places in _rows(qo_indptr):
+    for row, new, places in _rows(qo_indptr, len(q_extend)):
         slots = kv_indices[keys[row] : keys[row + 1]].long()
         prefix, width = len(slots), len(slots) + len(places)
         seen = torch.ones(len(places), width, dtype=torch.bool, device=places.device)
@@ -128,13 +128,17 @@ def unified_attention(
     sinks: Tensor | None = None,
     window_start_pos: Tensor | None = None,
     xai_temperature_len: int = -1,
+    qo_ends: Tensor | None = None,
 ) -> None:
-    """Attend to the slots that each row lists, which include the new ones. Writes to `o`."""
+    """Attend to the slots that each row lists, which include the new ones. Writes to `o`.
+
+    Row r has the queries from `qo_indptr[r]` to `qo_ends[r]`, or else to `qo_indptr[r + 1]`.
+    """
     scale = q.shape[-1] ** -0.5 if sm_scale is None else sm_scale
     kv_indices = unbounded(kv_indices)
     keys, prefixes = kv_indptr.tolist(), prefix_lens.tolist()
     masks = _starts(mask_indptr, custom_mask)
-    for row, new, places in _rows(qo_indptr):
+    for row, new, places in _rows(qo_indptr, len(q), qo_ends):
         slots, positions = kv_indices[keys[row] : keys[row + 1]].long(), prefixes[row] + places
         seen = torch.ones(len(places), len(slots), dtype=torch.bool, device=places.device)
         if masks is not None and custom_mask is not None:
@@ -154,10 +158,17 @@ def unified_attention(
         ).to(o.dtype)
 
 
-def _rows(qo_indptr: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
-    """Yield each row with queries: its index, the slice of its queries, and their indices."""
-    ends = qo_indptr.tolist()
-    for row, (first, end) in enumerate(pairwise(ends)):
+def _rows(
+    qo_indptr: Tensor, size: int, qo_ends: Tensor | None = None
+) -> Iterator[tuple[int, slice, Tensor]]:
+    """Yield each row with queries: its index, the slice of its queries, and their indices.
+
+    A kernel can read beyond the last of `size` queries, and torch would raise. These are left out.
+    """
+    starts = qo_indptr.tolist()
+    spans = pairwise(starts) if qo_ends is None else zip(starts, qo_ends.tolist(), strict=True)
+    for row, (begin, last) in enumerate(spans):
+        first, end = max(begin, 0), min(last, size)
         if end > first:
             yield row, slice(first, end), torch.arange(end - first, device=qo_indptr.device)
 

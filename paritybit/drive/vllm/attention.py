@@ -26,7 +26,7 @@ def attend(
     **rest: Any,
 ) -> None:
     """Attend with the queries of each row to the keys in its row of the block table."""
-    starts, ends = cu_seqlens_q[:-1].long(), cu_seqlens_q[1:].long()
+    starts, ends = cu_seqlens_q.long().clamp(0, len(q)).unfold(0, 2, 1).unbind(1)
     rows = (ends > starts).nonzero().flatten()
     if not len(rows):
         return
@@ -47,7 +47,7 @@ def attend(
         out,
         k,
         v,
-        torch.cat([starts, ends[-1:]]),
+        starts,
         bounds,
         slots,
         cached - first,
@@ -55,6 +55,7 @@ def attend(
         logit_cap=softcap,
         sliding_window_size=window,
         sinks=sinks,
+        qo_ends=ends,
     )
 
 

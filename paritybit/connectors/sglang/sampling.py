@@ -1,0 +1,146 @@
+"""What the sampler uses for each row of a batch, and what the row's request asked for."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.connectors.hooking import place_of
+from paritybit.connectors.sampling import MOST, rows_of
+from paritybit.watch.facts import RowValues
+
+UNSEEDED = 42
+"""The seed of a request without one, if the engine samples deterministically."""
+
+EVERY = 1 << 30
+"""Stands for all tokens, in place of a number of likeliest ones."""
+
+SETTLED = 4
+"""The number of generated tokens of which at least one is penalised."""
+
+ROUNDING = 1e-4
+
+
+class Placed:
+    """The row that each request had in the last batch that decoded."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, int] = {}
+
+    def moves(
+        self, info: Any, requests: Sequence[Any], mode: str
+    ) -> dict[str, tuple[str | None, str]]:
+        """Return how each request came into its row, and remember the rows of a new batch."""
+        found = dict[str, tuple[str | None, str]]()
+        prompts = mode in ("extend", "mixed")
+        for row, request in enumerate(requests):
+            before = self.rows.get(request.rid)
+            if prompts and before is None:
+                how = place_of(info.from_schedule_batch, "sglang"), f"it began in row {row}"
+            elif before is None:
+                how = place_of(info.merge_batch, "sglang"), f"it was added as row {row}"
+            else:
+                how = place_of(info.filter_batch, "sglang"), f"it had row {before} before"
+            if before != row:
+                found[request.rid] = how
+        if not prompts:
+            self.rows = {request.rid: row for row, request in enumerate(requests)}
+        return found
+
+
+def rows(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValues]:
+    """Yield the engine's SamplingBatchInfo by row. `requests` are those of the rows, in order."""
+    names, asked = [one.rid for one in requests], [one.sampling_params for one in requests]
+    if len(info.temperatures) != len(names):
+        return  # The batch is padded for other ranks.
+    size = len(names)
+    heat = torch.ones(size) if info.is_all_greedy else info.temperatures
+    yield rows_of("temperatures", names, heat, [one.temperature for one in asked])
+    best = torch.ones(size) if info.is_all_greedy else used(info, "top_ks", "top_k", EVERY)
+    yield rows_of("top_ks", names, best, [one.top_k for one in asked])
+    for name, flag, plain, right in (
+        ("top_ps", "top_p", 1.0, [one.top_p for one in asked]),
+        ("min_ps", "min_p", 0.0, [one.min_p for one in asked]),
+    ):
+        # Greedy rows take the likeliest token, whatever the rest says.
+        held = used(info, name, flag, plain)
+        given = torch.tensor(right) if info.is_all_greedy else held
+        yield rows_of(name, names, given, right)
+    if info.sampling_seed is not None:
+        seeds = [UNSEEDED if one.sampling_seed is None else one.sampling_seed for one in asked]
+        yield rows_of("sampling_seed", names, info.sampling_seed, seeds)
+    if size * info.vocab_size <= MOST:
+        yield biases(info, requests)
+        yield from penalties(info, requests, mode)
+
+
+def used(info: Any, name: str, flag: str, plain: float) -> Tensor:
+    """Return a parameter of all rows, or its default where the sampler does not look at it."""
+    held: Tensor = getattr(info, name)
+    needed = getattr(info, f"need_{flag}_sampling", True)
+    return held if needed else torch.full((len(held),), plain)
+
+
+def biases(info: Any, requests: Sequence[Any]) -> RowValues:
+    """Return what is added to the logits of each row because its request asks for it."""
+    size = len(requests), info.vocab_size
+    held = torch.zeros(size) if info.logit_bias is None else info.logit_bias.float().cpu()
+    right = torch.zeros(size)
+    for row, request in enumerate(requests):
+        for token, bias in (request.sampling_params.logit_bias or {}).items():
+            right[row, int(token)] = bias
+    names = [request.rid for request in requests]
+    source = place_of(info.from_schedule_batch, "sglang")
+    return RowValues("logit_bias", names, held, right, source=source)
+
+
+def penalties(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValues]:
+    """Yield the penalties of each row, with the nearest ones that its own tokens allow.
+
+    With overlap, the engine counts the last token that the scheduler knows, at first that of the
+    prompt. It may count a token late, or once more for each step between which it got no other.
+    """
+    names, source = [one.rid for one in requests], place_of(info.update_penalties, "sglang")
+    added, scaled = info.acc_additive_penalties, info.acc_scaling_penalties
+    pairs = [(one, sorted({one.origin_input_ids[-1], *one.output_ids})) for one in requests]
+    if added is not None:
+        held = added.float().cpu()
+        rights = [
+            allowed(row, request, tokens, mode)
+            for row, (request, tokens) in zip(held, pairs, strict=True)
+        ]
+        yield RowValues(
+            "acc_additive_penalties", names, held, torch.stack(rights), ROUNDING, source
+        )
+    if scaled is not None:
+        held = scaled.float().cpu()
+        right = torch.ones_like(held)
+        for row, (request, tokens) in enumerate(pairs):
+            factor = torch.tensor(request.sampling_params.repetition_penalty)
+            mine = held[row, tokens]
+            right[row, tokens] = torch.where(mine == 1, mine, factor)
+        yield RowValues("acc_scaling_penalties", names, held, right, ROUNDING, source)
+
+
+def allowed(held: Tensor, request: Any, tokens: Sequence[int], mode: str) -> Tensor:
+    """Return the penalties that are nearest to those of a row, and that its tokens allow."""
+    asked, right = request.sampling_params, torch.zeros_like(held)
+    frequency, presence = asked.frequency_penalty, asked.presence_penalty
+    most = len(request.output_ids) + 1
+    for token in tokens:
+        choices = [0.0, *(-(frequency * count + presence) for count in range(1, most + 1))]
+        right[token] = min(choices, key=lambda one: abs(float(held[token]) - one))
+    stops = held == -torch.inf
+    if len(request.output_ids) <= asked.min_new_tokens + 1:  # It may be counted late.
+        right[stops] = -torch.inf
+    settled = mode == "decode" and len(request.output_ids) >= SETTLED
+    penalised = asked.frequency_penalty or asked.presence_penalty
+    if settled and penalised and not retracted(request) and not bool(right.any()):
+        right[request.output_ids[0]] = -(asked.frequency_penalty + asked.presence_penalty)
+    return right
+
+
+def retracted(request: Any) -> bool:
+    """Return whether a request began again, and its earlier tokens are no longer counted."""
+    return bool(getattr(request, "retraction_count", 1) or getattr(request, "is_retracted", False))
