@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from paritybit.drive.engines import BY_NAME
+from paritybit.drive.legs import AND
 from properties.planting.faults import TABLES, Edit, Fault, plant, read
 from properties.planting.record import RECORD, Outcome, Status, write
 from properties.planting.record import read as read_record
@@ -41,6 +43,15 @@ def test_each_fault_has_one_expected_result() -> None:
         assert sum(listed) == 1 or (fault.explore is not None and not any(listed)), fault.name
         assert fault.why, fault.name
         assert all(edit.old != edit.new for edit in fault.edits), fault.name
+
+
+def test_the_settings_of_each_fault_can_be_served() -> None:
+    for _, fault in ROWS:
+        table = BY_NAME[fault.engine.partition("==")[0]].table.on("cpu")
+        for row in filter(None, fault.settings.split(",")):
+            values = row.split(AND)
+            assert set(values) <= set(table.settings), f"{fault.name}: {row}"
+            table.leg(values)
 
 
 def test_the_record_shows_what_the_tables_list() -> None:
