@@ -8,6 +8,7 @@ import pytest
 
 from paritybit.drive.engines import BY_NAME
 from paritybit.drive.legs import AND
+from paritybit.watch.checks import CHECKS
 from properties.planting.faults import TABLES, Edit, Fault, plant, read
 from properties.planting.record import RECORD, Outcome, Status, write
 from properties.planting.record import read as read_record
@@ -41,6 +42,7 @@ def test_each_fault_has_one_expected_result() -> None:
     for _, fault in ROWS:
         listed = [fault.found is not None, fault.missed is not None, fault.harmless]
         assert sum(listed) == 1 or (fault.explore is not None and not any(listed)), fault.name
+        assert fault.found is None or fault.found in {*CHECKS, "company"}, fault.name
         assert fault.why, fault.name
         assert all(edit.old != edit.new for edit in fault.edits), fault.name
 
