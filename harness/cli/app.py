@@ -28,8 +28,8 @@ UsageError: Any = typer.BadParameter.__base__
 ENGINES, FINDINGS, LABORATORY = "Test an engine", "Handle a finding", "The laboratory"
 """The groups of commands."""
 
-RECORD = OUT / "latest" / "run.json"
-"""The default record."""
+LATEST = OUT / "latest"
+"""The link to the folder of the last run."""
 
 
 ABOUT = (
@@ -354,11 +354,11 @@ def shrink(
 def report(
     record: Annotated[
         Path,
-        typer.Argument(parser=path, help="Record, or the folder of a killed run of watch"),
-    ] = RECORD,
+        typer.Argument(parser=path, help="Record or folder of a run; watch may have been killed"),
+    ] = LATEST,
     later: Annotated[
         Path | None,
-        typer.Argument(parser=path, help="Record of a later run, to compare with RECORD"),
+        typer.Argument(parser=path, help="Record or folder of a later run of watch, to compare"),
     ] = None,
     page: Annotated[Path | None, file("File of the page", "index.html next to the record")] = None,
     markdown: Annotated[
@@ -368,10 +368,10 @@ def report(
         bool, typer.Option("--issue", help="Print an issue for each cause of findings of watch")
     ] = False,
 ) -> int:
-    """Write the page of a run, compare two runs, or write an issue.
+    """Write the page of a run, compare two runs, or write issues.
 
-    Of two runs: 0 if the later one is no worse, 1 if a finding is new or worse, and 125 if it has
-    no verdict where the earlier one had one.
+    Of two runs of watch: 0 if the later one is no worse, 1 if a finding is new or worse, and 125 if
+    it has no verdict where the earlier one had one.
     """
     from paritybit.harness.cli.report import run_report
 

@@ -1,6 +1,5 @@
 """Folders of runs, and command lines without absolute paths for records."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
@@ -91,31 +90,3 @@ def swap_link(folder: Path) -> None:
         fresh.replace(link)
     except OSError as error:
         raise CannotRunError(f"cannot write {link}: {error.strerror}") from error
-
-
-RUN_FOLDER = re.compile(r"(\d{8}T\d{6})(?:-(\d+))?Z")
-"""The names that `new_folder` gives: the time in seconds, and a number if it is taken."""
-
-
-def earlier_records(path: Path) -> list[Path]:
-    """Return the records in earlier folders with the same file name, the latest first.
-
-    Records that this user may not see, such as those of another user, are left out.
-    """
-    mine = order_of(path.parent)
-    if mine is None:
-        return []
-    earlier: list[tuple[tuple[str, int], Path]] = []
-    with suppress(PermissionError):
-        for folder in path.parent.parent.iterdir():
-            order, record = order_of(folder), folder / path.name
-            with suppress(PermissionError):
-                if order is not None and order < mine and record.is_file():
-                    earlier.append((order, record))
-    return [record for _, record in sorted(earlier, reverse=True)]
-
-
-def order_of(folder: Path) -> tuple[str, int] | None:
-    """Return start time and number from the name of a run's folder, or None for other folders."""
-    found = RUN_FOLDER.fullmatch(folder.name)
-    return None if found is None else (found[1], int(found[2] or 0))

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
-from paritybit.harness.cli.folders import OUT
 from paritybit.harness.cli.watch.run import check_names
 from paritybit.harness.errors import MalformedError
 from paritybit.harness.records import record as run_record
@@ -25,12 +24,12 @@ from paritybit.launch.trend import NEW, NOT_CHECKED_AGAIN, NOT_CHECKED_BEFORE
 PAGE = "index.html"
 """The page of a run, next to its record."""
 
-RECORD = OUT / "latest" / "run.json"
-"""The record of the last run of `regress`."""
+RECORDS = "watch.json", "run.json"
+"""The records that the folder of a run may have."""
 
 
 def run_report(
-    record: Path, later: Path | None, page: Path | None, *, markdown: bool, issue: bool
+    path: Path, later: Path | None, page: Path | None, *, markdown: bool, issue: bool
 ) -> int:
     """Write the page of a run, or print it in another form, or compare it with a later run."""
     forms = ("a later record",) * (later is not None)
@@ -39,33 +38,60 @@ def run_report(
         raise MalformedError(f"report writes one thing at a time, not {' and '.join(forms)}")
     if page is not None and forms:
         raise MalformedError(f"{forms[0]} prints text and writes no page")
-    if later is not None:
-        return compare(record, later)
-    if markdown:
-        return print_summary(record)
-    if issue:
-        return print_issues(record)
-    if record.is_dir():
-        return report_folder(record, page)
-    return write_page(record, page or record.parent / PAGE)
-
-
-def write_page(path: Path, page: Path) -> int:
-    """Write the page of a record."""
     record = loaded(path)
+    if later is not None:
+        return compare(watched(record, path), watched(loaded(later), later))
+    if markdown:
+        whole = summarise_watched(record) if isinstance(record, Watched) else summarise(record)
+        print(whole, end="")
+        return OK
+    folder = path if path.is_dir() else path.parent
+    if issue:
+        return print_issues(watched(record, path), folder / "cases")
+    return write_page(record, page or folder / PAGE)
+
+
+def loaded(path: Path) -> Record | Watched:
+    """Load a record, or the record or the journals in the folder of a run.
+
+    Raises MalformedError as `load` does, and for a folder that has neither.
+    """
+    if not path.exists():
+        raise MalformedError(f"{path} does not exist: name a run's folder, run.json or watch.json")
+    if not path.is_dir():
+        record: Record | Watched = load(path, Record, Watched)
+        return record
+    for name in RECORDS:
+        if (path / name).exists():
+            return loaded(path / name)
+    found = of_journals(path, check_names())
+    if found is None:
+        raise MalformedError(f"{path} has no record and no journal of a run")
+    return found
+
+
+def watched(record: Record | Watched, path: Path) -> Watched:
+    """Return a record of `watch`. Raises MalformedError for one of `regress`."""
+    if not isinstance(record, Watched):
+        raise MalformedError(f"{path} is a record of regress; this needs one of watch (watch.json)")
+    return record
+
+
+def write_page(record: Record | Watched, page: Path) -> int:
+    """Write the page of a record, and print its verdict and the path of the page."""
     text = render_watched(record) if isinstance(record, Watched) else render(record)
     run_record.require_writable(page)
     write_whole(page, text)
+    verdict = "" if record.message.startswith(record.verdict) else f"{record.verdict}: "
+    print(f"{verdict}{record.message}")
     print(page)
     return OK
 
 
-def print_issues(path: Path) -> int:
+def print_issues(record: Watched, cases: Path) -> int:
     """Print an issue in Markdown for each cause of findings that is not known."""
-    record = load(path, Watched)
-    files = sorted((path.parent / "cases").glob("*.json"))
-    cases = {file.name: load(file, WatchCase) for file in files}
-    found = by_cause(seen_in(record, cases))
+    files = {file.name: load(file, WatchCase) for file in sorted(cases.glob("*.json"))}
+    found = by_cause(seen_in(record, files))
     for issue in (issue_of(key, seen) for key, seen in found.items()):
         print(f"# {issue.title}\n\n{issue.body}")
     if not found:
@@ -73,41 +99,8 @@ def print_issues(path: Path) -> int:
     return OK
 
 
-def report_folder(folder: Path, page: Path | None) -> int:
-    """Write the page of a run of `watch` from its journals, and print the verdict.
-
-    Raises MalformedError for a folder that has a record or no journals.
-    """
-    for name in (RECORD.name, "watch.json"):
-        if (folder / name).exists():
-            raise MalformedError(f"{folder} has a record: name the file {folder / name}")
-    record = of_journals(folder, check_names())
-    if record is None:
-        raise MalformedError(f"{folder} has no record and no journal of a run")
-    page = page or folder / PAGE
-    run_record.require_writable(page)
-    write_whole(page, render_watched(record))
-    verdict = "" if record.message.startswith(record.verdict) else f"{record.verdict}: "
-    print(f"{verdict}{record.message}")
-    print(page)
-    return OK
-
-
-def loaded(path: Path) -> Record | Watched:
-    """Load a record of either half. Raises as `load` does."""
-    if path == RECORD and not path.exists():
-        raise MalformedError(
-            f"{path} does not exist: name the record of a run (run.json), or run "
-            "paritybit regress first"
-        )
-    record = load(path, Record, Watched)
-    assert isinstance(record, Record | Watched)
-    return record
-
-
-def compare(earlier: Path, later: Path) -> int:
+def compare(before: Watched, after: Watched) -> int:
     """Print the changes between two records of `watch`, and return the exit code."""
-    before, after = load(earlier, Watched), load(later, Watched)
     changes = list(compare_watched(before, after))
     for change in changes:
         counts = " → ".join(filter(None, (change.before, change.after)))
@@ -120,11 +113,3 @@ def compare(earlier: Path, later: Path) -> int:
     if kinds & {NEW, NOT_CHECKED_BEFORE}:
         return FINDING
     return CANNOT_RUN if NOT_CHECKED_AGAIN in kinds or after.undecided else OK
-
-
-def print_summary(path: Path) -> int:
-    """Print a record as Markdown."""
-    record = loaded(path)
-    text = summarise_watched(record) if isinstance(record, Watched) else summarise(record)
-    print(text, end="")
-    return OK

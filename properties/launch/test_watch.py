@@ -198,8 +198,6 @@ def test_a_killed_run_gets_a_page_from_its_journals(
     page = (run / "index.html").read_text()
     assert ("out_cache_loc_swa" in page) == bool(findings)
     assert "has no recorded end" in page
-    (run / "watch.json").write_text("{}")
-    assert main(["report", str(run)]) == MALFORMED
     assert main(["report", str(tmp_path)]) == MALFORMED
     assert "has no record and no journal" in capsys.readouterr().err
 

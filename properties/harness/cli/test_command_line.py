@@ -37,6 +37,7 @@ COMMANDS = (
 )
 """The commands in the order of the help."""
 
+RUN = str(ROOT / "properties" / "reports" / "golden" / "run.json")
 CASE = str(CORPUS / "swa_pad@decode.json")
 
 MALFORMED_LINES: dict[str, str] = {
@@ -74,10 +75,13 @@ MALFORMED_LINES: dict[str, str] = {
     "shrink none.json --engine sglang==0.5.12": "none.json cannot be read: No such file",
     f"shrink {CASE} --engine sglang==0.5.12": "is not a paritybit-watch-case file",
     f"shrink {CASE}": "Missing option '--engine'",
-    "report none.json": "none.json cannot be read: No such file",
+    "report": "paritybit-out/latest does not exist: name a run's folder, run.json or watch.json",
+    "report none.json": "none.json does not exist: name a run's folder",
+    f"report {RUN} {RUN}": "is a record of regress; this needs one of watch (watch.json)",
+    f"report {RUN} --issue": "is a record of regress; this needs one of watch (watch.json)",
     "report a.json b.json --issue": "not a later record and --issue",
     "report --markdown --page page.html": "--markdown prints text and writes no page",
-    f"report {CASE} --issue": "is not a paritybit-watch file",
+    f"report {CASE} --issue": "it is a paritybit-case file",
     "watch": "watch needs a command after --",
     "watch --seed 3 -- true": "--seed needs --engine",
     "watch --engine sglang==0.5.12 -- true": "--engine takes no command",
