@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from paritybit.harness.cli.folders import OUT
@@ -131,38 +130,10 @@ def paritybit(version: Version = False) -> None:
     """Handle the options that come before a command."""
 
 
-class Device(str, Enum):
-    """A device."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class Undecided(str, Enum):
-    """The effects of a run without a verdict."""
-
-    FAIL = "fail"
-    WARN = "warn"
-
-
-class Kind(str, Enum):
-    """The kinds of names that `list` prints."""
-
-    BUGS = "bugs"
-    RUNNERS = "runners"
-    PRESETS = "presets"
-    PROPERTIES = "properties"
-    FINDINGS = "findings"
-    WORDS = "words"
-
-
-class EngineName(str, Enum):
-    """The engines that paritybit serves."""
-
-    SGLANG = "sglang"
-    TRANSFORMERS = "transformers"
-    VLLM = "vllm"
+Device = Literal["auto", "cpu", "cuda"]
+Undecided = Literal["fail", "warn"]
+Kind = Literal["bugs", "runners", "presets", "properties", "findings", "words"]
+EngineName = Literal["sglang", "transformers", "vllm"]
 
 
 def number(about: str, default: str | bool = True, least: int = 1, most: int = MOST) -> Any:
@@ -232,7 +203,7 @@ def watch(
     ] = None,
     undecided: Annotated[
         Undecided, typer.Option(help="What a run without a verdict does")
-    ] = Undecided.FAIL,
+    ] = "fail",
     out: Out = OUT,
 ) -> int:
     """Check an engine, or a command's processes, with the sanitizer.
@@ -246,7 +217,7 @@ def watch(
         command=tuple(program or ()),
         engine=engine,
         model=model,
-        device=None if device is None else device.value,
+        device=device,
         seed=seed,
         seconds=seconds,
         settings=settings,
@@ -256,7 +227,7 @@ def watch(
         every=every,
         known=known,
         baseline=baseline,
-        warn=undecided is Undecided.WARN,
+        warn=undecided == "warn",
         out=out,
     )
     return run_watch(options)
@@ -266,7 +237,7 @@ def watch(
 def releases(
     engine: Annotated[
         EngineName, typer.Option(help="Engine whose releases are watched")
-    ] = EngineName.SGLANG,
+    ] = "sglang",
     releases: Annotated[
         list[str], listed("Releases, or newest", "all whose hashes are pinned")
     ] = [],  # noqa: B006
@@ -278,7 +249,7 @@ def releases(
     """Watch releases of an engine, and show which have which finding."""
     from paritybit.harness.cli.watch.releases import run_releases
 
-    return run_releases(engine.value, releases, seconds, seed, workers, out)
+    return run_releases(engine, releases, seconds, seed, workers, out)
 
 
 @command(ENGINES)
@@ -390,7 +361,7 @@ def regress(
     mps: Annotated[
         bool, typer.Option("--mps", help="Start an NVIDIA MPS daemon, to share GPUs")
     ] = False,
-    device: DeviceOption = Device.AUTO,
+    device: DeviceOption = "auto",
     strict: Annotated[
         bool, typer.Option("--strict", help="125 for a run that did not reach all states")
     ] = False,
@@ -400,7 +371,7 @@ def regress(
     from paritybit.harness.machine.mps import private_daemon
 
     line: Line = context.obj
-    with private_daemon(device.value) if mps else nullcontext():
+    with private_daemon(device) if mps else nullcontext():
         from paritybit.harness.cli.regress import run_regress
         from paritybit.harness.machine.forks import serve_from_here
 
@@ -414,7 +385,7 @@ def regress(
             seed=seed,
             examples=examples,
             workers=workers,
-            device="cuda" if mps else device.value,
+            device="cuda" if mps else device,
             strict=strict,
             out=out,
             words=line.words,
@@ -431,4 +402,4 @@ def list_names(
     """List bugs, runners, models, properties, findings or words."""
     from paritybit.harness.cli.names import run_list
 
-    return run_list(None if kind is None else kind.value, as_json=json)
+    return run_list(kind, as_json=json)
