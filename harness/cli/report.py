@@ -59,7 +59,8 @@ def loaded(path: Path) -> Record | Watched:
     if not path.exists():
         raise MalformedError(f"{path} does not exist: name a run's folder, run.json or watch.json")
     if not path.is_dir():
-        record: Record | Watched = load(path, Record, Watched)
+        record = load(path, Record, Watched)
+        assert isinstance(record, Record | Watched)
         return record
     for name in RECORDS:
         if (path / name).exists():

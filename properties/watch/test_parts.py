@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paritybit.watch import attach, bench, journal, settings
+from paritybit.watch import attach, journal, settings
 from paritybit.watch.bits import Checksums
 from paritybit.watch.chains import MOST_ALIASES, Chains
 from paritybit.watch.facts import Group, Layer
@@ -280,9 +280,3 @@ def test_rounding_is_told_from_a_fault() -> None:
     assert differences.relative(one, one + 1) > differences.LEAST
     assert differences.relative(one, one.log()) == float("inf")
     assert differences.relative(torch.tensor([0.0]), torch.tensor([-0.0])) > 0
-
-
-def test_the_bench_measures_on_a_cpu() -> None:
-    found = bench.measured(0.01, "cpu", 1)
-    assert found["ledger_bytes_per_slot"] == 32
-    assert found["frame_over_copy"] > 0  # Under load, GB per second round to 0.
