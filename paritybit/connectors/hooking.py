@@ -124,7 +124,9 @@ def place_of(function: Any, package: str) -> str | None:
     """Return the line where a function of an engine begins. None for a function of others."""
     code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
     _, engine, file = ("" if code is None else code.co_filename).rpartition(f"/{package}/")
-    return f"{package}/{file}:{code.co_firstlineno}" if engine and code is not None else None
+    if not engine or code is None:
+        return None
+    return line_of(f"{package}/{file}", code.co_firstlineno, code)
 
 
 Call = functools.partial[Any]

@@ -51,6 +51,15 @@ class Placed:
 
 def rows(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValues]:
     """Yield the engine's SamplingBatchInfo by row. `requests` are those of the rows, in order."""
+    for values in fields(info, requests, mode):
+        if len(values.held) != len(requests):  # Rows were not dropped, or not added.
+            many = len(values.held) > len(requests)
+            values.source = place_of(info.filter_batch if many else info.merge_batch, "sglang")
+        yield values
+
+
+def fields(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValues]:
+    """Yield the fields of a SamplingBatchInfo by row."""
     names, asked = [one.rid for one in requests], [one.sampling_params for one in requests]
     if len(info.temperatures) != len(names):
         return  # The batch is padded for other ranks.

@@ -18,7 +18,7 @@ def judge(rows: RowsGiven) -> Iterable[Finding]:
     for values in rows.values:
         if values.held.shape != values.right.shape:
             shapes = list(values.held.shape), list(values.right.shape)
-            yield finding(rows, values, 0, f"has {shapes[0]} in the batch, not {shapes[1]}")
+            yield finding(rows, values, None, f"has {shapes[0]} in the batch, not {shapes[1]}")
             continue
         wrong = differing(values).nonzero().flatten().tolist()
         if wrong:
@@ -59,11 +59,11 @@ def shown(value: Tensor) -> str:
     return f"{value.item():.6g}" if value.is_floating_point() else str(value.item())
 
 
-def finding(rows: RowsGiven, values: RowValues, row: int, what: str) -> Finding:
-    """Return the finding for a row."""
+def finding(rows: RowsGiven, values: RowValues, row: int | None, what: str) -> Finding:
+    """Return the finding for a row, or for all."""
     name, more, source = values.name, None, values.source
-    request = values.requests[row] if values.requests else None
-    if values.explain is not None and request is not None:
+    request = None if row is None else values.requests[row]
+    if values.explain is not None and row is not None:
         name, more, found = values.explain(row)
         source = found or source
     move = rows.moves.get(request or "")
@@ -71,14 +71,17 @@ def finding(rows: RowsGiven, values: RowValues, row: int, what: str) -> Finding:
         source, told_of_move = move[0] or source, move[1]
         more = "; ".join(filter(None, (more, told_of_move)))
     cause = {"what": name, "input": name, "source": source, "via": values.via}
-    text = f"{rows.kind}: {name} of request {request} (row {row}) {what}"
+    which = "all rows" if row is None else f"request {request} (row {row})"
+    text = f"{rows.kind}: {name} of {which} {what}"
     return Finding(
         check=CHECK.name,
         text=f"{text}; {more}" if more else text,
         key=key_of(CHECK.name, None, cause),
         forward=rows.number,
         forward_kind=rows.forward_kind,
-        reader={"request": request, "position": None, "forward": rows.number},
+        reader=None
+        if request is None
+        else {"request": request, "position": None, "forward": rows.number},
         cause=cause,
     )
 

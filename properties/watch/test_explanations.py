@@ -1,0 +1,94 @@
+"""What a finding says about a wrong value, and about how a row got a slot."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paritybit.watch.checks.stale_input import judge
+from paritybit.watch.facts import Forward, Group, Layer, Row, StaticInput
+from paritybit.watch.ledger import Ledger, Names
+from paritybit.watch.lines import Lines
+from paritybit.watch.observations import Inputs
+from paritybit.watch.origins import Origins
+from paritybit.watch.replays.relations import NAMES, SAMPLED, Relations
+
+SLOTS = {"a": [10, 11, 12], "b": [20, 21, 22, 23, 24]}
+
+
+def a_row(request: str, cached: int, computed: int) -> Row:
+    """Return a row whose tokens are its slots + 1000."""
+    slots = SLOTS[request]
+    tokens = [slot + 1000 for slot in slots]
+    return Row(request, tokens, cached, computed, {"kv": torch.tensor(slots)})
+
+
+FORWARD = Forward("extend", (a_row("a", 2, 1), a_row("b", 3, 2)))
+
+
+def a_ledger() -> Ledger:
+    """Return the ledger of a group with 32 slots."""
+    return Ledger(Group("kv", (Layer("layer 0", (torch.randn(32, 2),)),)), Names())
+
+
+def told(
+    held: Sequence[int],
+    right: Sequence[int],
+    name: str = "input",
+    writes: str | None = None,
+    before: Mapping[str, tuple[int, Tensor]] | None = None,
+) -> str:
+    """Return the text of the finding about an input that holds wrong values."""
+    size = len(held)
+    static = StaticInput(
+        name, torch.tensor(held), size, size, expected=torch.tensor(right), writes=writes
+    )
+    ledgers = {} if writes is None else {writes: a_ledger()}
+    given = Inputs(7, FORWARD, "batch", [static], {}, before or {}, ledgers)
+    (finding,) = judge(given)
+    return finding.text
+
+
+@pytest.mark.parametrize(
+    ("held", "right", "more", "what"),
+    [
+        ([9, 4], [3, 5], {"before": {"input": (6, torch.tensor([9, 4]))}}, "held in forward 6"),
+        ([2, 3], [3, 5], {}, "that is the number of cached positions of the request"),
+        ([1, 2], [3, 5], {}, "that is the number of positions that it computes"),
+        ([3, 5], [7, 9], {}, "that is the number of cached and computed positions"),
+        ([8, 5], [3, 5], {}, "input holds 8 at live entry 0, not 3"),
+        ([1011, 1023, 1024], [1012, 1023, 1024], {"name": "input_ids"},
+         "the id of the position before it, of the same request"),
+        ([12, 24, 24], [12, 23, 24], {"writes": "kv"}, "right value of entry 2, request b"),
+        ([12, 20, 24], [12, 23, 24], {"writes": "kv"},
+         "slot 20 is that of position 0 of request b"),
+        ([13, 24], [12, 23], {}, "each of 2 wrong entries is 1 more than it must be"),
+    ],
+)  # fmt: skip
+def test_a_finding_says_what_a_wrong_value_equals(
+    held: list[int], right: list[int], more: dict[str, Any], what: str
+) -> None:
+    assert what in told(held, right, **more)
+
+
+def test_a_finding_says_how_a_row_got_a_slot() -> None:
+    origins, ledger = Origins(Lines("engine")), a_ledger()
+    row = a_row("b", 3, 2)
+    first = Forward("extend", (row,))
+    hit = origins.of(1, first, row, 1, 21, ledger)
+    assert hit == "cached before the first forward of the request, which is 1: a prefix hit"
+    origins.note(1, first)
+    later = a_row("b", 5, 0)
+    other = Row("c", [0], 1, 0, {"kv": torch.tensor([4])})
+    moved = Row("b", later.tokens, 5, 0, {"kv": torch.tensor([20, 21, 22, 23, 4])})
+    text = origins.of(2, Forward("decode", (moved, other)), moved, 4, 4, ledger)
+    assert text == "position 4 had slot 24 in forward 1; request c has it, too, at position 0"
+
+
+def test_relations_take_turns_if_forwards_are_sampled() -> None:
+    relations = Relations(100, NAMES)
+    dues = [relations.due("decode") for _ in range(len(NAMES) * SAMPLED)]
+    assert [due for due in dues if due] == [(name,) for name in NAMES]
+    assert relations.due("verify") == NAMES[:1]  # Each kind of graph has turns of its own.
