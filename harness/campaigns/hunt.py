@@ -173,7 +173,7 @@ def holding_steps(
     Prefixes of them do not fail, so the shrinker need not play them. The result is empty if later
     steps matter: if the target is checked at the end of a schedule, or if steps overlap.
     """
-    if target is None or PROPERTIES[target].at_end or lockstep.trial.overlap:
+    if target is None or PROPERTIES[target].judge_schedule or lockstep.trial.overlap:
         return ()
     place = min((one.step for one in seen if one.property == target), default=0)
     return schedule.steps[:place]

@@ -1,97 +1,64 @@
 """Finds and describes the first difference of two storages or outputs."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paritybit.harness.lockstep.bits import bits, first_index, form, hex_bits
-from paritybit.harness.lockstep.observation import Snapshot
-from paritybit.reference.config import Kind, Role
+from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.model import Output
-from paritybit.reference.pool import KVLayout
 from paritybit.reference.state_pool import Section
 from torch import Tensor
-
-Sections = Mapping[Section, Tensor]
-"""The other state of one world, or a mask of it, by section."""
 
 PLACE_NAMES = {Section.RECURRENT: "recurrent state slot", Section.DRAFT_TABLE: "draft table row"}
 """The name of a place in each section of other state."""
 
 
-def first_kv_difference(
-    layout: KVLayout, left: Tensor, right: Tensor, mask: Tensor
+def first_difference(
+    observation: Observation, different: Tensor, left: Tensor, right: Tensor
 ) -> dict[str, Any]:
-    """Return the place where two storages of a layout first differ, ignoring slot 0.
+    """Return the place where two storages first differ, with its owner.
 
     The order is: target before draft, layers in model order, K before V, slots ascending, then
-    other state. Only elements in `mask`, bool in the storage's layout, are compared. Raises
-    ValueError if they do not differ.
+    other state. `different` is a mask in the storages' layout, with at least one element.
     """
-    views = [
-        {(role, kind): arena for role, kind, arena in layout.arenas_of(storage)}
-        for storage in (left, right, mask)
-    ]
-    for role, kind, layer, of_kind in layout.layers():
-        one, other, looked_at = (view[role, kind][of_kind] for view in views)
-        different = (bits(one) != bits(other)) & looked_at
-        different[:, 0] = False
-        if different.any():
-            index = plane, slot, head, element = first_index(different)
+    layout, graph = observation.layout, observation.graph
+    masks, lefts, rights = (
+        {(role, kind): arena for role, kind, arena in layout.arenas_of(flat)}
+        for flat in (different, left, right)
+    )
+    for role, kind, layer, number in layout.layers():
+        mask = masks[role, kind][number]
+        if mask.any():
+            index = plane, slot, head, element = first_index(mask)
             return {
-                **kv_place(role, kind, layer, (plane, slot, head, element)),
-                "differing_slots": sorted(set(different.nonzero()[:, 1].tolist())),
-                "eager_bits": hex_bits(one[index]),
-                "graph_bits": hex_bits(other[index]),
+                "model": str(role),
+                "layer": layer,
+                "kind": str(kind),
+                "tensor": "KV"[plane],
+                "slot": slot,
+                "head": head,
+                "element": element,
+                "differing_slots": sorted(set(mask.nonzero()[:, 1].tolist())),
+                "eager_bits": hex_bits(lefts[role, kind][number][index]),
+                "graph_bits": hex_bits(rights[role, kind][number][index]),
+                "owner": graph.owner_of(kind, slot),
             }
-    return first_state_difference(*map(layout.sections_of, (left, right, mask)))
-
-
-def kv_place(role: Role, kind: Kind, layer: int, index: Sequence[int]) -> dict[str, Any]:
-    """Return the place of an element of KV. `index` has its plane, slot, head and element."""
-    plane, slot, head, element = index
+    sections = layout.sections_of(different).items()
+    section, mask = next(pair for pair in sections if pair[1].any())
+    index = place, row, element = first_index(mask)
     return {
-        "model": str(role),
-        "layer": layer,
-        "kind": str(kind),
-        "tensor": "KV"[plane],
-        "slot": slot,
-        "head": head,
+        "section": str(section),
+        "place": place,
+        "row": row,
         "element": element,
+        "differing_places": sorted(set(mask.nonzero()[:, 0].tolist())),
+        "eager_bits": hex_bits(layout.section_of(left, section)[index]),
+        "graph_bits": hex_bits(layout.section_of(right, section)[index]),
+        "owner": graph.owner_of_place(section, place),
     }
 
 
-def first_state_difference(
-    ones: Sections, others: Sections, masks: Sections | None = None
-) -> dict[str, Any]:
-    """Return the place where the other state of two worlds first differs, ignoring place 0.
-
-    Raises ValueError if it does not differ.
-    """
-    for section, one in ones.items():
-        other = others[section]
-        different = bits(one) != bits(other)
-        different[0] = False
-        if masks is not None:
-            different &= masks[section]
-        if different.any():
-            place, row, element = first_index(different)
-            return {
-                "section": str(section),
-                "place": place,
-                "row": row,
-                "element": element,
-                "differing_places": sorted({int(index) for index in different.nonzero()[:, 0]}),
-                "eager_bits": hex_bits(one[place, row, element]),
-                "graph_bits": hex_bits(other[place, row, element]),
-            }
-    raise ValueError("the two storages do not differ")
-
-
-def first_output_difference(left: Output, right: Output) -> dict[str, Any]:
-    """Return where two outputs, [rows, columns] each, first differ in bits, shape or dtype.
-
-    Raises ValueError if they do not differ.
-    """
+def first_output_difference(left: Output, right: Output) -> dict[str, Any] | None:
+    """Return where two outputs, [rows, columns] each, first differ in bits, shape or dtype."""
     if form(left) != form(right):
         return {"tensor": "output", "row": 0, "eager": str(form(left)), "graph": str(form(right))}
     for name in left:
@@ -105,18 +72,11 @@ def first_output_difference(left: Output, right: Output) -> dict[str, Any]:
                 "eager_bits": hex_bits(left[name][row, column]),
                 "graph_bits": hex_bits(right[name][row, column]),
             }
-    raise ValueError("the two outputs do not differ")
-
-
-def owner_at(where: dict[str, Any], world: Snapshot) -> str:
-    """Describe the owner of a place that `first_kv_difference` found."""
-    if "section" in where:
-        return world.owner_of_place(Section(where["section"]), where["place"])
-    return world.owner_of(Kind(where["kind"]), where["slot"])
+    return None
 
 
 def describe_slot(where: dict[str, Any]) -> str:
-    """Describe a place in a pool or in other state."""
+    """Describe a place that `first_difference` found."""
     if "section" in where:
         node = f", draft node {where['row'] - 1}" if where["row"] else ""
         name = PLACE_NAMES[Section(where["section"])]

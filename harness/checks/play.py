@@ -250,7 +250,6 @@ class Lockstep:
         sampling = any(rule.samples for rule in self._rules)
         keeps_outputs = any(rule.plays_again for rule in self._rules)
         asked_for = {rule.id: rule.extra_run for rule in self._rules if rule.extra_run}
-        release = self._hold_nothing_back
         self.pair.begin(schedule)
         for place, step, upcoming in schedule.ahead():
             judged.place = place
@@ -264,7 +263,7 @@ class Lockstep:
                 recorder=recorder,
             )
             if observation is None:
-                new = judged.add(judge_end(self._rules, self.pair.end(place), release))
+                new = judged.add(judge_end(self._rules, self.pair.end(place)))
                 observer(place, step, None, new)
                 if judged.violated.intersection(ending):
                     break
@@ -273,7 +272,7 @@ class Lockstep:
             if observation.replay is not None:
                 coverage.see(observation.replay, len(observation.graph.spans))
                 outcome.most |= most_of(observation.replay, observation.graph.spans)
-            new = judged.add(judge(self._rules, observation, release))
+            new = judged.add(judge(self._rules, observation))
             observer(place, step, observation, new)
             if keeps_outputs:
                 judged.outputs += live_outputs(observation)
@@ -293,7 +292,7 @@ class Lockstep:
 
     def _judge_schedule(self, schedule: Schedule, judged: Judged) -> list[Violation]:
         """Check the properties of whole schedules, over the steps that were played."""
-        rules: list[Property] = [rule for rule in self._rules if rule.at_end is not None]
+        rules: list[Property] = [rule for rule in self._rules if rule.judge_schedule is not None]
         if not rules:
             return []
         self._hold_nothing_back()
@@ -315,7 +314,12 @@ class Lockstep:
             first=first,
             again=again,
         )
-        return [violation for rule in rules if rule.at_end for violation in rule.at_end(playing)]
+        return [
+            violation
+            for rule in rules
+            if rule.judge_schedule is not None
+            for violation in rule.judge_schedule(playing)
+        ]
 
     def _play_again(self, schedule: Schedule, steps: int) -> Playback:
         """Play the first `steps` steps of a schedule without checks."""

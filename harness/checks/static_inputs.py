@@ -1,48 +1,93 @@
 """The required content of each runner's static inputs: the live part, and the tail if it is reset.
 
-This is independent of the contracts in `subjects/`, on purpose, so that an error in a contract is
-detected.
+The fill values are independent of the contracts in `subjects/`, on purpose, so that a wrong policy
+in a contract is detected.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from paritybit.harness.lockstep.observation import Observation
-from paritybit.reference.batch import ForwardBatch
-from paritybit.reference.config import SPECULATION, ModelConfig, Role
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import SPECULATION, ModelConfig, Role, Speculation
+from paritybit.subjects.contracts import Axis, StaticInput
+from paritybit.subjects.protocol import Replay
+from paritybit.subjects.runners import RUNNERS
 from torch import Tensor
 
-K = SPECULATION.draft_tokens
+Fills = Mapping[str, int | None]
+"""The value of each static input in padded rows, by name. None if padding keeps the old values."""
+
 ACCEPTED = SPECULATION.extend_tokens
 
-Live = Callable[[ForwardBatch, Observation], Tensor]
-"""Returns the required live part of a static input in the batch's dtype."""
+LENGTHS: Fills = {"seq_lens": 1, "seq_lens_cpu": 1, "req_pool_indices": 0}
+DRAFT_STATE = ("topk_p", "topk_index", "hidden_states")
 
+DECODE: Fills = {
+    **LENGTHS,
+    "input_ids": None,
+    "positions": 0,
+    "out_cache_loc": 0,
+    "out_cache_loc_swa": 0,
+    "mrope_positions": None,
+    "mamba_track_indices": 0,
+    "mamba_track_mask": 0,
+    "encoder_lens": None,
+}
+PREFILL: Fills = {
+    "input_ids": 0,
+    "positions": 0,
+    "out_cache_loc": 0,
+    "out_cache_loc_swa": 0,
+    "mrope_positions": 0,
+    "input_embeds": 0,
+    "mamba_track_indices": None,
+    "mamba_track_mask": None,
+}
+FILLS: Mapping[str, Fills] = {
+    "decode": DECODE,
+    "target_verify": {**DECODE, "custom_mask": None},
+    "cpu_graph": {
+        "input_ids": None,
+        "positions": None,
+        "mrope_positions": None,
+        "seq_lens": 1,
+        "out_cache_loc": 0,
+        "req_pool_indices": 0,
+    },
+    "eagle_draft": {
+        **LENGTHS,
+        **dict.fromkeys((*DRAFT_STATE, "positions", "out_cache_loc"), 0),
+        **dict.fromkeys(("input_ids", "mrope_positions", "extend_seq_lens")),
+    },
+    "eagle_draft_extend": {
+        **LENGTHS,
+        "positions": 0,
+        "out_cache_loc": 0,
+        "input_ids": None,
+        "hidden_states": None,
+        "num_correct_drafts": ACCEPTED,
+        "num_accept_tokens": ACCEPTED,
+        "extend_seq_lens": ACCEPTED,
+        "extend_seq_lens_cpu": ACCEPTED,
+    },
+    "frozen_kv_mtp": {
+        **LENGTHS,
+        "positions": 0,
+        **dict.fromkeys((*DRAFT_STATE, "mrope_positions")),
+    },
+    "piecewise": PREFILL,
+    "breakable": PREFILL,
+}
+"""The static inputs of each runner. A new runner needs an entry."""
 
-@dataclass(frozen=True)
-class Expected:
-    """One static input: its live part, and its tail up to the end of a bucket.
+TOKEN_COUNTS = ("num_token_non_padded", "global_num_tokens")
+"""Further inputs of the runners that decode and verify: live tokens, and tokens of the bucket."""
 
-    - `per_bucket`: elements or rows for a bucket of size 1.
-    - `fill`: the value of the tail, or None if padding keeps it.
-    - `live`: returns the live part. None if the input is never populated.
-    - `swa`: the input only exists if SWA locations are preset.
-    - `wide`: the elements are along the last axis.
-    - `per_branch`: `per_bucket` counts for each branch of a draft.
-    """
-
-    per_bucket: int
-    fill: int | None
-    live: Live | None
-    swa: bool = False
-    wide: bool = False
-    per_branch: bool = False
-
-    def of(self, config: ModelConfig, bucket: int) -> int:
-        """Return the elements (or rows) that a bucket has of it."""
-        return bucket * self.per_bucket * (config.speculation.topk if self.per_branch else 1)
-
+NEVER_POPULATED = frozenset({"input_ids", "mrope_positions", "extend_seq_lens"})
+"""Inputs that a draft never populates."""
 
 CONVERTED: Mapping[str, torch.dtype] = dict.fromkeys(
     ("seq_lens", "seq_lens_cpu", "encoder_lens"), torch.int32
@@ -53,172 +98,8 @@ If such an input had the batch's dtype in all runners, no copy would convert and
 would disagree, so only this table can detect it.
 """
 
-
-@dataclass(frozen=True)
-class ExpectedInputs:
-    """The static inputs of one runner.
-
-    - `rows`: the inputs by name.
-    - `only_padded`: a replay without padding reads none of them.
-    - `bucket_tokens`: tokens of a bucket of size 1, if token counts are static inputs.
-    - `dtypes`: the dtypes of inputs that a copy may convert. They differ between runners, so a
-      legitimate conversion could hide that a runner has the input of another one.
-    """
-
-    rows: Mapping[str, Expected]
-    only_padded: bool = False
-    bucket_tokens: int | None = None
-    dtypes: Mapping[str, torch.dtype] = field(default_factory=lambda: CONVERTED)
-
-
-def carried(name: str) -> Live:
-    """Return a `Live` that takes a tensor of the batch unchanged."""
-
-    def live(batch: ForwardBatch, observation: Observation) -> Tensor:
-        values = batch.value(name)
-        assert values is not None
-        return values
-
-    return live
-
-
-def per_branch(name: str) -> Live:
-    """Return a `Live` that repeats a tensor of the batch for each branch of a draft."""
-
-    def live(batch: ForwardBatch, observation: Observation) -> Tensor:
-        topk = observation.layout.configs[Role.DRAFT].speculation.topk
-        return carried(name)(batch, observation).repeat_interleave(topk)
-
-    return live
-
-
-def swa_locations(batch: ForwardBatch, observation: Observation) -> Tensor:
-    """Return the SWA slots of the batch's locations, by the eager world's mapping."""
-    return observation.eager.mapping[batch.out_cache_loc]
-
-
-def payload(batch: ForwardBatch, observation: Observation) -> Tensor:
-    """Return the tensor that the target adds to the embeddings of the batch's tokens."""
-    assert observation.payload is not None
-    return observation.payload
-
-
-def counts_on_host(batch: ForwardBatch, observation: Observation) -> Tensor:
-    """Return the number of tokens per request."""
-    return torch.tensor([span.end - span.begin for span in batch.spans], dtype=torch.int32)
-
-
-def rows_of(
-    per_bucket: int, fills: Mapping[str, int | None], *, per_branch: bool = False
-) -> dict[str, Expected]:
-    """Return rows for tensors of the batch, by name, with the fill values of their tails."""
-    return {
-        name: Expected(per_bucket, fill, carried(name), per_branch=per_branch)
-        for name, fill in fills.items()
-    }
-
-
-def decode_rows(tokens: int) -> dict[str, Expected]:
-    """Return the rows of the decode runner or, with more tokens per request, the verify runner."""
-    rows = {
-        **rows_of(tokens, {"input_ids": None, "positions": 0, "out_cache_loc": 0}),
-        **rows_of(
-            1,
-            {
-                "req_pool_indices": 0,
-                "seq_lens": 1,
-                "seq_lens_cpu": 1,
-                "mamba_track_indices": 0,
-                "mamba_track_mask": 0,
-                "encoder_lens": None,
-            },
-        ),
-        "out_cache_loc_swa": Expected(tokens, 0, swa_locations, swa=True),
-    }
-    return rows | mrope(tokens, None)
-
-
-def mrope(per_bucket: int, fill: int | None, *, per_branch: bool = False) -> dict[str, Expected]:
-    """Return the row of the multimodal positions."""
-    live = carried("mrope_positions")
-    row = Expected(per_bucket, fill, live, wide=True, per_branch=per_branch)
-    return {"mrope_positions": row}
-
-
-DRAFT_STATE = ("topk_p", "topk_index", "hidden_states")
-
-PREFILL = ExpectedInputs(
-    {
-        **rows_of(1, {"out_cache_loc": 0, "input_ids": 0, "positions": 0}),
-        **mrope(1, 0),
-        "out_cache_loc_swa": Expected(1, 0, swa_locations, swa=True),
-        "input_embeds": Expected(1, 0, payload),
-        **rows_of(0, {"mamba_track_indices": None, "mamba_track_mask": None}),
-    }
-)
-
-INPUTS: Mapping[str, ExpectedInputs] = {
-    "decode": ExpectedInputs(decode_rows(1), bucket_tokens=1),
-    "target_verify": ExpectedInputs(
-        {**decode_rows(K), **rows_of(0, {"custom_mask": None})}, bucket_tokens=K
-    ),
-    "cpu_graph": ExpectedInputs(
-        {
-            **rows_of(
-                1,
-                {
-                    "input_ids": None,
-                    "positions": None,
-                    "seq_lens": 1,
-                    "out_cache_loc": 0,
-                    "req_pool_indices": 0,
-                },
-            ),
-            **mrope(1, None),
-        },
-        only_padded=True,
-        dtypes={"seq_lens": torch.int64},
-    ),
-    "eagle_draft": ExpectedInputs(
-        {
-            **rows_of(1, {"seq_lens": 1, "seq_lens_cpu": 1, "req_pool_indices": 0}),
-            **rows_of(1, dict.fromkeys(DRAFT_STATE, 0)),
-            **rows_of(1, {"positions": 0}, per_branch=True),
-            **rows_of(SPECULATION.steps, {"out_cache_loc": 0}, per_branch=True),
-            "input_ids": Expected(1, None, None, per_branch=True),
-            "mrope_positions": Expected(1, None, None, wide=True, per_branch=True),
-            "extend_seq_lens": Expected(1, None, None),
-        }
-    ),
-    "eagle_draft_extend": ExpectedInputs(
-        {
-            **rows_of(1, {"seq_lens": 1, "seq_lens_cpu": 1, "req_pool_indices": 0}),
-            **rows_of(ACCEPTED, {"out_cache_loc": 0, "positions": 0}),
-            **rows_of(ACCEPTED, {"input_ids": None, "hidden_states": None}),
-            **rows_of(
-                1,
-                dict.fromkeys(
-                    ("num_correct_drafts", "num_accept_tokens", "extend_seq_lens"), ACCEPTED
-                ),
-            ),
-            "extend_seq_lens_cpu": Expected(1, ACCEPTED, counts_on_host),
-        }
-    ),
-    "frozen_kv_mtp": ExpectedInputs(
-        {
-            **{
-                name: Expected(1, fill, per_branch(name), per_branch=True)
-                for name, fill in {"seq_lens": 1, "seq_lens_cpu": 1, "req_pool_indices": 0}.items()
-            },
-            **rows_of(1, {"positions": 0}, per_branch=True),
-            **rows_of(1, dict.fromkeys(DRAFT_STATE)),
-            **mrope(1, None, per_branch=True),
-        }
-    ),
-    "piecewise": PREFILL,
-    "breakable": PREFILL,
-}
-"""The expected static inputs of each runner. A new runner needs an entry."""
+COMPILED: Mapping[str, torch.dtype] = {"seq_lens": torch.int64}
+"""The same for a runner that captures nothing: it converts nothing."""
 
 METADATA: Mapping[str, torch.dtype] = {
     **dict.fromkeys(("kv_indptr", "window_kv_indptr", "swa_page_table"), torch.int32),
@@ -228,61 +109,151 @@ METADATA: Mapping[str, torch.dtype] = {
 }
 """The dtypes of static buffers for key lists. Their content is checked by read_frame."""
 
+OUTPUTS = "attention_output_"
+"""The prefix of static buffers that attention writes. They are not inputs."""
+
 
 @dataclass(frozen=True)
 class Room:
-    """The required size of a static buffer, which no batch of tiny pools fills.
+    """The required size of a static buffer for key lists, which no batch of small pools fills.
 
-    A bucket of size 1 needs `elements` plus `contexts` longest contexts plus `windows` windows, for
-    each branch of a draft if `per_branch`. `once` elements are needed in addition for any bucket.
+    Each row of a bucket needs `elements` plus `contexts` longest contexts plus `windows` windows.
+    `once` elements are needed in addition for any bucket.
     """
 
     elements: int = 0
     contexts: int = 0
     windows: int = 0
     once: int = 0
-    per_branch: bool = False
 
-    def of(self, config: ModelConfig, bucket: int) -> int:
-        """Return the elements that a bucket needs."""
+    def of(self, config: ModelConfig, rows: int) -> int:
+        """Return the elements that a number of rows needs."""
         keys = self.contexts * config.max_context + self.windows * config.window
-        topk = config.speculation.topk if self.per_branch else 1
-        return bucket * topk * (self.elements + keys) + self.once
+        return rows * (self.elements + keys) + self.once
 
 
-def room_of_rows(rows: int, *, per_branch: bool = False) -> dict[str, Room]:
-    """Return the sizes of key lists with a number of rows in a bucket of size 1."""
-    ends = Room(elements=rows, once=1, per_branch=per_branch)
-    return {
-        **dict.fromkeys(("kv_indptr", "window_kv_indptr"), ends),
-        "kv_indices": Room(contexts=rows, per_branch=per_branch),
-        "window_kv_indices": Room(windows=rows, per_branch=per_branch),
-    }
+OF_ROWS: Mapping[str, Room] = {
+    **dict.fromkeys(("kv_indptr", "window_kv_indptr"), Room(elements=1, once=1)),
+    "kv_indices": Room(contexts=1),
+    "window_kv_indices": Room(windows=1),
+}
+"""The sizes of key lists per row, if each row has its own."""
 
 
-def room_of_tokens(tokens: int) -> dict[str, Room]:
-    """Return the sizes of the bounds of keys for a number of tokens per request."""
+def of_requests(tokens: int) -> dict[str, Room]:
+    """Return the sizes of key lists per request with `tokens` tokens."""
     ends = ("key_begin", "key_end", "window_key_begin", "window_key_end")
     return {**dict.fromkeys(ends, Room(elements=tokens)), "kv_indices": Room(contexts=1)}
 
 
-ROOM: Mapping[str, Mapping[str, Room]] = {
-    "decode": room_of_rows(1),
-    "target_verify": {
-        **room_of_tokens(K),
+K = SPECULATION.draft_tokens
+ROOM: Mapping[Mode, Mapping[str, Room]] = {
+    Mode.DECODE: OF_ROWS,
+    Mode.DRAFT: OF_ROWS,
+    Mode.FROZEN_DRAFT: OF_ROWS,
+    Mode.TARGET_VERIFY: {
+        **of_requests(K),
         "custom_mask": Room(contexts=K),
         "swa_page_table": Room(elements=K - 1, windows=1),
         "window_kv_offsets": Room(elements=1),
         **dict.fromkeys(("mask_indptr", "tree_parents"), Room(elements=K)),
     },
-    "eagle_draft": room_of_rows(SPECULATION.forwards, per_branch=True),
-    "eagle_draft_extend": {
-        **room_of_tokens(ACCEPTED),
+    Mode.DRAFT_EXTEND: {
+        **of_requests(ACCEPTED),
         "window_kv_indices": Room(elements=ACCEPTED - 1, windows=1),
     },
-    "frozen_kv_mtp": room_of_rows(1, per_branch=True),
 }
-"""The required sizes of buffers for key lists and masks, by runner."""
+"""The required sizes of buffers for key lists and masks, by mode."""
 
-OUTPUTS = "attention_output_"
-"""The prefix of static buffers that attention writes. They are not inputs."""
+
+def rows_of_lists(mode: Mode, bucket: int, speculation: Speculation) -> int:
+    """Return the number of rows in ROOM for a bucket: branches of drafts, or requests."""
+    forwards = speculation.forwards if mode is Mode.DRAFT else 1
+    return bucket * (speculation.topk * forwards if mode.drafts else 1)
+
+
+class Part(NamedTuple):
+    """A part of a static input from element or row `first` on, and its required content."""
+
+    name: str
+    live: bool
+    first: int
+    held: Tensor
+    right: Tensor
+
+
+def fills_of(replay: Replay) -> Fills:
+    """Return the fill values of a replay's runner. Raises KeyError without an entry."""
+    if replay.runner not in FILLS:
+        raise KeyError(
+            f"{replay.runner} has no entry in harness/checks/static_inputs.py, so the "
+            "expected values of its static inputs are unknown; add an entry"
+        )
+    return FILLS[replay.runner]
+
+
+def parts(observation: Observation) -> Iterator[Part]:
+    """Yield the parts of a replay's static inputs whose required content is known."""
+    replay, static = observation.replay, observation.static
+    if replay is None or not (RUNNERS[replay.runner].captures or replay.padded):
+        return
+    fills = fills_of(replay)
+    rows = {row.name: row for row in RUNNERS[replay.runner].rows}
+    extents = extents_of(observation, replay)
+    for name, fill in fills.items():
+        if name in static:
+            yield from _parts_of(observation, rows[name], fill, extents)
+    batch = observation.eager.batch
+    counts = 0 if batch is None else batch.live_tokens, extents[Axis.TOKEN]
+    for name, count in zip(TOKEN_COUNTS, counts, strict=True):
+        if name in static:
+            yield Part(name, True, 0, static[name], torch.full_like(static[name], count))
+
+
+def extents_of(observation: Observation, replay: Replay) -> dict[Axis, int]:
+    """Return the length of each axis of the static inputs for the bucket of a replay."""
+    speculation = observation.layout.configs[Role.DRAFT].speculation
+    tokens = {
+        Mode.TARGET_VERIFY: speculation.draft_tokens,
+        Mode.DRAFT: speculation.topk,
+        Mode.FROZEN_DRAFT: speculation.topk,
+        Mode.DRAFT_EXTEND: speculation.extend_tokens,
+    }.get(observation.mode, 1)
+    return {
+        Axis.REQUEST: replay.bucket,
+        Axis.TOKEN: replay.bucket * tokens,
+        Axis.MROPE: replay.bucket * tokens,
+        Axis.DRAFT_SLOT: replay.bucket * speculation.slots,
+    }
+
+
+def _parts_of(
+    observation: Observation, row: StaticInput, fill: int | None, extents: Mapping[Axis, int]
+) -> Iterator[Part]:
+    """Yield the live part of a static input, if it is ever populated, and its tail, if reset."""
+    buffer, batch, live = observation.static[row.name], observation.eager.batch, 0
+    along = -1 if row.axis is Axis.MROPE else 0
+    populated = observation.mode is not Mode.DRAFT or row.name not in NEVER_POPULATED
+    if batch is not None and populated:
+        right = live_part(observation, batch, row)
+        live = right.shape[along]
+        room = min(live, buffer.shape[along])
+        yield Part(row.name, True, 0, buffer.narrow(along, 0, room), right)
+    if fill is not None and extents[row.axis] > live:
+        held = buffer.narrow(along, live, extents[row.axis] - live)
+        yield Part(row.name, False, live, held, torch.full_like(held, fill))
+
+
+def live_part(observation: Observation, batch: ForwardBatch, row: StaticInput) -> Tensor:
+    """Return the required live part of a static input, in the batch's dtype."""
+    special: Mapping[str, Callable[[], Tensor | None]] = {
+        "out_cache_loc_swa": lambda: observation.eager.mapping[batch.out_cache_loc],
+        "input_embeds": lambda: observation.payload,
+        "extend_seq_lens_cpu": lambda: batch.extend_lens_cpu,
+    }
+    values = special.get(row.name, lambda: batch.value(row.name))()
+    assert values is not None
+    if batch.mode is Mode.FROZEN_DRAFT and row.name in LENGTHS:  # The rows are branches.
+        topk = observation.layout.configs[Role.DRAFT].speculation.topk
+        return values.repeat_interleave(topk)
+    return values

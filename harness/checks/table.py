@@ -16,7 +16,6 @@ from paritybit.harness.checks.step_properties.log_hygiene import LOG_HYGIENE
 from paritybit.harness.checks.step_properties.logits_parity import LOGITS_PARITY
 from paritybit.harness.checks.step_properties.next_tokens import NEXT_TOKENS
 from paritybit.harness.checks.step_properties.no_crash import NO_CRASH
-from paritybit.harness.checks.step_properties.padded_reads import PADDED_READS
 from paritybit.harness.checks.step_properties.padding_noninterference import PADDING_NONINTERFERENCE
 from paritybit.harness.checks.step_properties.read_frame import READ_FRAME
 from paritybit.harness.checks.step_properties.slot_ownership import SLOT_OWNERSHIP
@@ -30,7 +29,6 @@ _ORDER = (
     HERMETIC_REPLAY,
     PADDING_NONINTERFERENCE,
     READ_FRAME,
-    PADDED_READS,
     LIVE_INPUTS,
     SLOT_OWNERSHIP,
     NEXT_TOKENS,
@@ -58,5 +56,5 @@ STATEMENTS: Mapping[str, str] = {
 STEP_PROPERTIES = frozenset(rule.id for rule in _ORDER if rule.every_step)
 """The properties that are cheap enough for each step of each schedule."""
 
-DIVERGING_PROPERTIES = frozenset(rule.id for rule in _ORDER if rule.worlds_diverge)
-"""The properties whose violation leaves the worlds different. It ends a play."""
+DIVERGING_PROPERTIES = frozenset(rule.id for rule in _ORDER if rule.diverges)
+"""The properties whose violation leaves the runs different. It ends a play."""

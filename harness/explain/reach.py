@@ -68,7 +68,7 @@ class RightEngine:
         forward, self.forward = self.forward, None
         if forward is None or seen.warnings:
             return bool(seen.warnings)
-        if seen.graph.output is not None and bool(outputs_differ(self.output, seen.graph.output)):
+        if seen.graph.output is not None and outputs_differ(self.output, seen.graph.output):
             return True
         different = (bits(self.storage) != bits(seen.graph.after)) & pair.compared
         if bool(different.any()) or self._inputs_differ(pair, seen.mode):

@@ -247,7 +247,7 @@ class RecordedForward:
         seen, forward = self.observation, run.forward
         if run.failed is not None or forward is None:
             return False
-        if seen is None or rule.flag is None:
+        if seen is None or rule.judge is None:
             return self.agrees(run)
         replay = forward.replay
         engine = self.pair.fresh_engine if reset.fresh else self.engine
@@ -262,7 +262,7 @@ class RecordedForward:
             # The fresh engine is not heard, and no replay runs all lines of the function.
             warnings=run.warnings if reset.captured and not reset.fresh else seen.warnings,
         )
-        return not bool(rule.flag(repeated))
+        return rule.judge(repeated) is None
 
     def _facts(
         self, engine: CapturedEngine, replay: Replay | None, *, fresh: bool

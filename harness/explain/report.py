@@ -141,8 +141,7 @@ def _can_repeat(rule: Property, violation: Violation) -> bool:
     """
     extra = rule.extra_run
     at_fault = extra is not None and getattr(extra, "suspect", False)
-    judges = rule.flag is not None or rule.raised is not None
-    return judges and not at_fault and EXTRA_RUN not in violation.where
+    return rule.judges_forwards and not at_fault and EXTRA_RUN not in violation.where
 
 
 def forward_of(violation: Violation, timeline: Iterable[TimelineEntry]) -> int | None:

@@ -10,8 +10,7 @@ from operator import add
 from typing import TypeVar
 
 from paritybit.harness.checks.property import Property
-from paritybit.harness.checks.static_inputs import INPUTS
-from paritybit.harness.checks.step_properties.live_inputs import as_held, parts
+from paritybit.harness.checks.static_inputs import FILLS, parts
 from paritybit.harness.explain.facts import Outcome, Suspect, SuspectName, Writer, WrongElement
 from paritybit.harness.explain.forward_facts import element_of
 from paritybit.harness.explain.recorded import (
@@ -104,12 +103,12 @@ def by_buffer(elements: Iterable[StaticElement]) -> list[Reset]:
 def rejected(recorded: RecordedForward) -> Iterator[StaticElement]:
     """Yield the elements of static inputs that differ from what live_inputs requires."""
     seen = recorded.observation
-    if seen is None or seen.replay is None or seen.replay.runner not in INPUTS:
+    if seen is None or seen.replay is None or seen.replay.runner not in FILLS:
         return
     for part in parts(seen):
         if part.held.shape != part.right.shape or part.name not in seen.static:
             continue
-        right, buffer = as_held(part), seen.static[part.name]
+        right, buffer = part.right.to(part.held), seen.static[part.name]
         first = int(part.held.storage_offset() - buffer.storage_offset())
         for place in (bits(part.held) != bits(right)).nonzero().tolist():
             strides = zip(place, part.held.stride(), strict=True)

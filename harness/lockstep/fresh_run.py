@@ -14,45 +14,45 @@ from paritybit.subjects.protocol import Forward, Overrides
 from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN
 from torch import Tensor
 
-Show = Callable[[Forward], Any]
+Collect = Callable[[Forward], Any]
 """Returns the result of an extra run, from a forward that has just run."""
 
 
 @dataclass(frozen=True)
 class FreshRun:
-    """An extra run of a step on the fresh engine. It leaves both worlds unchanged.
+    """An extra run of a step on the fresh engine. It leaves both runs unchanged.
 
-    - `prepare`: sets up the engine and the graph world. It returns a function that makes the
-      result for the property from the forward, or None to skip the run.
+    - `prepare`: sets up the fresh engine and the graph run's memory. It returns a function that
+      makes the result for the property from the forward, or None to skip the run.
     - `suspect`: whether an unexpected result is the fault of this run rather than of the step.
     - `overrides`: what the replay does differently.
     """
 
-    prepare: Callable[[Pair, PlannedStep], Show | None]
+    prepare: Callable[[Pair, PlannedStep], Collect | None]
     suspect: bool = True
     overrides: Overrides = NOTHING_OVERRIDDEN
 
     def __call__(self, pair: Pair, planned: PlannedStep) -> Any:
         """Run a planned step. Returns the result for the property, or None if it was skipped."""
         fresh, batch = pair.fresh_engine, planned.graph.batch
-        with tables_kept(pair.graph_pools.tables), kept(tensors_of(batch)):
-            show = self.prepare(pair, planned)
-            if show is None:
+        with restoring_tables(pair.graph_pools.tables), restoring(tensors_of(batch)):
+            collect = self.prepare(pair, planned)
+            if collect is None:
                 return None
             with subject_runs():
                 forward = fresh.forward_overridden(batch, planned.mode, self.overrides)
-            shown = show(forward)
+            result = collect(forward)
         pair.restore_graph()
-        return shown
+        return result
 
 
-def tables_kept(tables: Tables) -> AbstractContextManager[None]:
+def restoring_tables(tables: Tables) -> AbstractContextManager[None]:
     """Restore the index tables at the end of this context."""
-    return kept([tables.req_to_token, tables.full_to_swa_index_mapping])
+    return restoring([tables.req_to_token, tables.full_to_swa_index_mapping])
 
 
 @contextmanager
-def kept(tensors: Sequence[Tensor]) -> Iterator[None]:
+def restoring(tensors: Sequence[Tensor]) -> Iterator[None]:
     """Restore the contents of tensors at the end of this context."""
     before = [tensor.clone() for tensor in tensors]
     try:

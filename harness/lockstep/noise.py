@@ -1,13 +1,14 @@
 """Noise for all bytes that no request in the batch owns.
 
-Floats get random bits. Indices get valid values, because padded rows execute too: an embedding id
-out of range would be a device assert and not a finding.
+Half of the KV that nobody may read becomes NaN. Indices get valid values, because padded rows
+execute too: an embedding id out of range would be a device assert and not a finding.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
-from paritybit.harness.lockstep.scheduler import Scheduler
+from paritybit.harness.lockstep.request_book import RequestBook
 from paritybit.reference.batch import ENCODER_ROWS, ForwardBatch
 from paritybit.reference.config import SPECULATION, Kind, ModelConfig
 from paritybit.reference.pool import KVPools, PoolSizes
@@ -46,19 +47,19 @@ COUNTS = frozenset(
 class Noise:
     """Noise for one pool and its static buffers. Equal seeds give equal noise."""
 
-    def __init__(self, config: ModelConfig, pools: KVPools) -> None:
+    def __init__(self, config: ModelConfig, pools: KVPools, seed: int) -> None:
         self.pools = pools
         self.bounds = index_bounds(config, pools.sizes)
-        self.generator = torch.Generator()
+        self.generator = torch.Generator().manual_seed(seed)
 
-    def owned(self, world: Scheduler, batch: ForwardBatch | None) -> Tensor:
+    def owned(self, book: RequestBook, batch: ForwardBatch | None) -> Tensor:
         """Return a mask in the storage's layout: true if a request of `batch` owns the element."""
         storage = self.pools.storage
         mask = torch.zeros(storage.shape, dtype=torch.bool, device=storage.device)
         slots: dict[Kind, list[int]] = {Kind.FULL: [], Kind.SWA: []}
         spans = batch.spans if batch is not None else ()
         for span in spans:
-            full, swa = world.owned(world.request_of(span.row))
+            full, swa = book.owned(book.request_of(span.row))
             slots[Kind.FULL] += [*full, *span.full_slots]
             slots[Kind.SWA] += [*swa, *span.swa_slots]
         for _, kind, arena in self.pools.arenas_of(mask):
@@ -70,34 +71,40 @@ class Noise:
         sections[Section.DRAFT_TABLE][[span.row for span in spans]] = True
         return mask
 
-    def fill_buffers(self, buffers: Mapping[str, Tensor], seed: int) -> None:
-        """Fill all buffers: floats with random bits, indices with random valid values."""
-        self.generator.manual_seed(seed)
+    def fill_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        """Fill all buffers: floats with finite values, indices with random valid values."""
         for name, buffer in buffers.items():
             if buffer.dtype.is_floating_point:
-                buffer.copy_(self._any_bits(buffer).view(buffer.shape))
+                buffer.copy_(torch.randn(buffer.shape, generator=self.generator))
             elif name in COUNTS:
                 buffer.copy_(1 + self._draw(SPECULATION.extend_tokens, buffer.shape))
             elif name in self.bounds:
                 buffer.copy_(self._draw(self.bounds[name], buffer.shape))
 
-    def fill_pool(self, world: Scheduler, owned: Tensor, seed: int) -> None:
-        """Fill unowned storage with random bits, NaN too, and unused index cells with slots."""
-        self.generator.manual_seed(seed)
-        storage = self.pools.storage
-        storage.copy_(torch.where(owned, storage, self._any_bits(storage)))
-        self._fill_tables(world)
+    def fill_pool(self, book: RequestBook, owned: Tensor) -> None:
+        """Fill unowned storage with NaN and random bits, and reserved pages with finite values.
 
-    def _fill_tables(self, world: Scheduler) -> None:
+        Padded rows write to the reserved page and read it. Unused cells of the index tables get
+        valid slots.
+        """
+        storage, page = self.pools.storage, self.pools.sizes.page_size
+        storage.copy_(torch.where(owned, storage, self._any_bits(storage)))
+        reserved = [arena[:, :, :page] for _, _, arena in self.pools.arenas_of(storage)]
+        reserved += [places[0] for places in self.pools.sections_of(storage).values()]
+        for part in reserved:
+            part.copy_(torch.randn(part.shape, generator=self.generator))
+        self._fill_tables(book)
+
+    def _fill_tables(self, book: RequestBook) -> None:
         """Fill unused index cells with valid slots."""
         tables = self.pools.tables
         used_rows, used_slots = torch.zeros_like(tables.req_to_token, dtype=torch.bool), set()
         used_rows[0] = True
-        for request in world.running:
+        for request in book.running:
             if request.allocation is not None:
-                held = len(request.allocation.full_pages) * self.pools.sizes.page_size
-                used_rows[request.allocation.row, :held] = True
-                used_slots.update(world.allocator.full_slots(request.allocation, 0, held))
+                count = len(request.allocation.full_pages) * self.pools.sizes.page_size
+                used_rows[request.allocation.row, :count] = True
+                used_slots.update(book.allocator.full_slots(request.allocation, 0, count))
         self._fill_unused(tables.req_to_token, used_rows, Kind.FULL)
         mapping = tables.full_to_swa_index_mapping
         used = torch.zeros_like(mapping, dtype=torch.bool)
@@ -111,10 +118,12 @@ class Noise:
         table.copy_(torch.where(used, table, drawn.to(table)))
 
     def _any_bits(self, like: Tensor) -> Tensor:
-        """Return random bits, including NaN, as a flat tensor with the size of `like`."""
+        """Return NaN and random bits in turn, as a flat tensor with the size of `like`."""
         words = torch.empty(-(-like.nbytes // 8), dtype=torch.int64)
         noise = words.random_(-(2**63), None, generator=self.generator)
-        return noise.view(like.dtype)[: like.numel()].to(like.device)
+        values = noise.view(like.dtype)[: like.numel()]
+        values[::2] = math.nan
+        return values.to(like.device)
 
     def _draw(self, bound: int, shape: torch.Size) -> Tensor:
         return torch.randint(bound, shape, generator=self.generator)

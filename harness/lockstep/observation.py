@@ -6,8 +6,10 @@ storage has KV and *other state*: recurrent states and the draft table.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from paritybit.harness.lockstep.bits import unequal
 from paritybit.harness.lockstep.requests import owner_of, owner_of_place, serial_at
 from paritybit.harness.schedules.schedule import Step
 from paritybit.reference.allocator import Owner, Ownership
@@ -53,6 +55,53 @@ class Snapshot:
     def owner_of_place(self, section: Section, place: int) -> str:
         """Describe the owner of a place in a section of other state."""
         return owner_of_place(section, place, self.owners)
+
+
+class Changes:
+    """What a step changed, as masks in the storages' layout. Each is computed at most once.
+
+    `differing` are the compared elements that differ between the runs after the step.
+    """
+
+    def __init__(self, observation: "Observation") -> None:
+        self._observation = observation
+        self._outside: dict[str, Tensor] = {}
+        eager, graph = observation.eager.after, observation.graph.after
+        self.differing = unequal(eager, graph).logical_and_(observation.compared)
+
+    def outside_frame(self, run: str) -> Tensor:
+        """Return which elements the eager or the graph run wrote outside the step's frame.
+
+        The frame is the slots of out_cache_loc in the pool of the writing model, and the state of
+        the batch's requests that the mode writes. Padded rows may write to reserved slots and
+        places, but a draft over frozen KV writes no KV at all.
+        """
+        if run not in self._outside:
+            self._outside[run] = self._changed_outside(getattr(self._observation, run))
+        return self._outside[run]
+
+    def _changed_outside(self, side: Snapshot) -> Tensor:
+        layout, mode = self._observation.layout, self._observation.mode
+        changed = unequal(side.after, side.before)
+        if side.batch is not None and mode.written is not None:
+            full = side.batch.out_cache_loc
+            for kind, slots in ((Kind.FULL, full), (Kind.SWA, side.mapping[full])):
+                arena = layout.arena_of(changed, mode.written, kind)
+                arena.index_fill_(2, slots, value=False)
+        sections = layout.sections_of(changed)
+        if side.batch is not None and mode.drafts:
+            rows = side.batch.req_pool_indices
+            sections[Section.DRAFT_TABLE].index_fill_(0, rows, value=False)
+        elif side.batch is not None and mode is not Mode.DRAFT_EXTEND:
+            # A verify writes the states of a tree's nodes, and not the request's own.
+            nodes = slice(1, None) if mode is Mode.TARGET_VERIFY else slice(1)
+            slots = side.batch.mamba_track_indices
+            sections[Section.RECURRENT][:, nodes].index_fill_(0, slots, value=False)
+        if mode is not Mode.FROZEN_DRAFT:
+            return changed.logical_and_(self._observation.compared)
+        for places in sections.values():
+            places[0] = False
+        return changed
 
 
 @dataclass(frozen=True)
@@ -129,3 +178,8 @@ class Observation:
     extra: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     samples: tuple[Sample, ...] = ()
+
+    @cached_property
+    def changes(self) -> Changes:
+        """What the step changed."""
+        return Changes(self)

@@ -13,18 +13,17 @@ import pytest
 from paritybit.harness.campaigns.hunt import hunt
 from paritybit.harness.campaigns.task import Task, run_task
 from paritybit.harness.checks.expectations import (
-    TABLE,
     affected_runners,
     detected_by,
     unaffected_reason,
 )
-from paritybit.harness.checks.expected import DECODE
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.tracebacks import SUBJECTS
 from paritybit.harness.records.schema import Status
 from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.bugs.expected import DECODE
 from paritybit.subjects.bugs.switching import lacking
 from paritybit.subjects.runners import RUNNERS
 
@@ -104,16 +103,14 @@ def test_a_bug_whose_code_raises_is_not_detected(
 
 
 def test_every_bug_and_runner_is_decided_once() -> None:
-    """A pair is affected, or there is a reason; the table names no bug that there is not."""
+    """A pair is affected, or there is a reason; and not both."""
     for bug in BUGS.values():
         for runner in RUNNERS:
             reason = unaffected_reason(bug, runner)
             assert (reason is None) == (runner in affected_runners(bug))
             assert reason is None or len(reason) > 10
             assert not (reason is None and lacking(bug, runner))
-    assert TABLE.keys() == BUGS.keys()
-    for row in TABLE.values():
-        assert not row.affected & row.unaffected.keys()
+        assert not bug.expected.affected & bug.expected.unaffected.keys()
 
 
 def test_each_listed_pair_of_property_and_runner_is_covered_by_a_bug() -> None:
@@ -124,14 +121,8 @@ def test_each_listed_pair_of_property_and_runner_is_covered_by_a_bug() -> None:
     assert pairs - covered == set()
 
 
-def test_a_bug_without_a_row_is_an_error() -> None:
-    unheard = replace(BUGS["req_pool_pad"], name="unheard_of")
-    with pytest.raises(KeyError, match="unheard_of"):
-        unaffected_reason(unheard, "decode")
-
-
-def test_a_pair_that_nobody_decided_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = TABLE["req_pool_pad"]
-    monkeypatch.setitem(TABLE, "req_pool_pad", replace(row, affected=row.affected - {DECODE}))
+def test_an_undecided_pair_is_an_error() -> None:
+    bug = BUGS["req_pool_pad"]
+    row = replace(bug.expected, affected=bug.expected.affected - {DECODE})
     with pytest.raises(KeyError, match="decided"):
-        unaffected_reason(BUGS["req_pool_pad"], "decode")
+        unaffected_reason(replace(bug, expected=row), "decode")

@@ -8,6 +8,7 @@ import torch
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import CHAIN
 from paritybit.subjects.bugs.bug import Bug, pull
+from paritybit.subjects.bugs.expected import DRAFT, FROZEN, seen
 from paritybit.subjects.key_lists import Lists
 from paritybit.subjects.parts import Part
 from paritybit.subjects.runners.base import GraphRunner, RunnerSpec
@@ -62,6 +63,7 @@ BUGS = (
             "The buffer for the slots that a draft reads has room for one branch of each request, "
             "but each branch has its own list. Long requests write beyond its end. Chains fit."
         ),
+        expected=seen("live_inputs", DRAFT, FROZEN),
         parts={Part.RUNNER: ListsOneBranch},
         modes=frozenset({Mode.DRAFT, Mode.FROZEN_DRAFT}),
     ),
@@ -74,6 +76,7 @@ BUGS = (
             "A replay of a chain of drafts rebuilds the attention metadata of its first forward "
             "only. The later forwards read the lists of the capture, so later drafts are wrong."
         ),
+        expected=seen("logits_parity", DRAFT),
         parts={Part.RUNNER: PlansFirstForward},
         modes=frozenset({Mode.DRAFT}),
         topk=CHAIN.topk,

@@ -6,6 +6,7 @@ from typing import Any
 
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import SPECULATION
+from paritybit.subjects.bugs.expected import Row
 from paritybit.subjects.contracts import Changes
 from paritybit.subjects.parts import Part
 from paritybit.subjects.toggles import LocationScheme
@@ -29,6 +30,8 @@ class Bug:
 
     - `family`: the kind of bug.
     - `thread`: the public thread that describes it.
+    - `expected`: which property must detect it on which kinds of runners, written before the bug is
+      tested.
     - `scheme`: the location scheme in which it is tested. `also_in` lists others in which it can be
       switched on.
 
@@ -56,6 +59,7 @@ class Bug:
     scheme: LocationScheme
     thread: str
     mechanism: str
+    expected: Row
     rows: Changes = field(default_factory=dict)
     in_shared: bool = False
     without: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ import torch
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output
 from paritybit.subjects.bugs.bug import Bug, pull
+from paritybit.subjects.bugs.expected import DECODE, PREFILL, seen
 from paritybit.subjects.key_lists import Lists
 from paritybit.subjects.parts import Part
 from paritybit.subjects.runners.base import GraphRunner
@@ -108,6 +109,7 @@ BUGS = (
             "the cache records the scalar's address. Replays run no host code, so the "
             "entry is soon evicted and its memory holds another scalar."
         ),
+        expected=seen("logits_parity", PREFILL),
         parts={Part.RUNNER: CachesScalars},
         modes=frozenset({Mode.EXTEND}),
     ),
@@ -121,6 +123,7 @@ BUGS = (
             "from. When the buffer is rewritten at the same address, the engine reuses "
             "the plan of an earlier batch."
         ),
+        expected=seen("logits_parity", DECODE),
         parts={Part.RUNNER: PlansByHostAddress},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.DECODE}),

@@ -11,6 +11,7 @@ from paritybit.reference.config import SPECULATION, Kind
 from paritybit.reference.ops import Ops
 from paritybit.subjects.access import ListedKV
 from paritybit.subjects.bugs.bug import THREAD, Bug, pull
+from paritybit.subjects.bugs.expected import DECODE, DRAFT_EXTEND, PREFILL, VERIFY, seen
 from paritybit.subjects.key_lists import Lists, StaticLists
 from paritybit.subjects.parts import Part
 from paritybit.subjects.protocol import Keys
@@ -124,6 +125,16 @@ BUGS = (
             "contains the slow path: a full-to-SWA translation in every SWA layer, as "
             "before 23552."
         ),
+        expected=seen(
+            "captured_path",
+            DECODE,
+            VERIFY,
+            but={
+                PREFILL: (
+                    "swa_loc is set on every replay, so no captured graph can contain the slow path"
+                ),
+            },
+        ),
         toggles={"preset_at_capture": False},
         needs=("out_cache_loc_swa",),
     ),
@@ -136,6 +147,7 @@ BUGS = (
             "Graphs are looked up by padded shape alone, but each graph also has the longest key"
             " count of its capture baked in. A longer request loses its last keys."
         ),
+        expected=seen("logits_parity", DECODE),
         parts={Part.ACCESS: BakesLongest},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.DECODE}),
@@ -150,6 +162,7 @@ BUGS = (
             "Each step rebinds the window's block table to a new tensor, but the graph "
             "still reads the tensor it was captured with."
         ),
+        expected=seen("index_contract", DECODE),
         parts={Part.RUNNER: KeepsNewest, Part.METADATA: NewestMetadata},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.DECODE}),
@@ -163,6 +176,7 @@ BUGS = (
             "The capture assumes that all requests have the same number of query tokens. "
             "At replay, each request has as many as were accepted."
         ),
+        expected=seen("logits_parity", DRAFT_EXTEND),
         parts={Part.RUNNER: UniformQueries},
         modes=frozenset({Mode.DRAFT_EXTEND}),
     ),
@@ -175,6 +189,7 @@ BUGS = (
             "One kernel is launched without a stream argument, so the capture misses it. Every "
             "replay uses the result that the kernel produced at capture."
         ),
+        expected=seen("logits_parity", DECODE),
         parts={Part.OPS: LaunchesElsewhere},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.DECODE}),

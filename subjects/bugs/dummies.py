@@ -3,6 +3,7 @@
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.subjects.bugs.bug import Bug, pull
+from paritybit.subjects.bugs.expected import DRAFT, PREFILL, VERIFY, seen
 from paritybit.subjects.parts import Part
 from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.runners.prefill import PrefillRunner
@@ -58,6 +59,7 @@ BUGS = (
             "The draft steps of a dummy run find their slots through the tables of the last "
             "batch. They write draft KV into slots that other requests may own now."
         ),
+        expected=seen("write_frame", DRAFT),
         parts={Part.RUNNER: KeepsSlots},
         modes=frozenset({Mode.DRAFT}),
     ),
@@ -70,6 +72,7 @@ BUGS = (
             "A dummy batch between real ones does not mask its KV writes. It writes through "
             "the slots that the last batch left in the buffer."
         ),
+        expected=seen("write_frame", VERIFY),
         parts={Part.RUNNER: KeepsSlots},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.TARGET_VERIFY}),
@@ -83,6 +86,7 @@ BUGS = (
             "A prefill graph pads tokens up to its size. The recurrent layers treat the padded "
             "tokens as real, and advance the state of the last request."
         ),
+        expected=seen("kv_parity", PREFILL),
         parts={Part.RUNNER: AdvancesPaddedTokens},
         modes=frozenset({Mode.EXTEND}),
     ),

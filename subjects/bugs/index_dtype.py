@@ -10,6 +10,7 @@ import torch
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import Kind
 from paritybit.subjects.bugs.bug import THREAD, Bug
+from paritybit.subjects.bugs.expected import COMPILED, DECODE, KINDS, PREFILL, VERIFY, seen
 from paritybit.subjects.key_lists import Lists, StaticLists
 from paritybit.subjects.parts import Part
 from paritybit.subjects.pool import SubjectPool
@@ -69,6 +70,7 @@ BUGS = (
             "copy converts, but a store kernel with a fixed ABI reads every second "
             "half-word."
         ),
+        expected=seen("index_contract", DECODE, VERIFY, PREFILL),
         rows={"out_cache_loc_swa": {"dtype": torch.int64}},
         in_shared=True,
     ),
@@ -82,6 +84,7 @@ BUGS = (
             "int64, so the shared buffer pool refuses to be built. A runner with its own "
             "buffers converts on every copy instead."
         ),
+        expected=seen("index_contract", *KINDS),
         rows={"positions": {"dtype": torch.int32}},
     ),
     Bug(
@@ -94,6 +97,7 @@ BUGS = (
             "another integer width. Every second key is a half-word, which points at the "
             "reserved slot."
         ),
+        expected=seen("logits_parity", DECODE),
         parts={Part.METADATA: CopiesWindowAsWords},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.DECODE}),
@@ -107,6 +111,7 @@ BUGS = (
             "The store multiplies a page number by the bytes per page in 32 bits. Once "
             "the allocator hands out high pages, their KV goes to the wrong place."
         ),
+        expected=seen("kv_parity", DECODE, COMPILED),
         parts={Part.POOL: StoresPagesIn32Bits},
         modes=frozenset({Mode.DECODE}),
     ),

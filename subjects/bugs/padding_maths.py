@@ -8,6 +8,7 @@ from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Heads
 from paritybit.reference.ops import ListedKeys, Ops, Reused
 from paritybit.subjects.bugs.bug import Bug, pull
+from paritybit.subjects.bugs.expected import DECODE, PREFILL, VERIFY, seen
 from paritybit.subjects.contracts import Policy
 from paritybit.subjects.engine import Engine
 from paritybit.subjects.parts import Part
@@ -84,6 +85,7 @@ BUGS = (
             "whatever follows in the list, and multiplies them by zero. If such a value "
             "is NaN, it reaches live rows."
         ),
+        expected=seen("padding_noninterference", VERIFY),
         parts={Part.OPS: LoadsMaskedValues},
         modes=frozenset({Mode.TARGET_VERIFY}),
     ),
@@ -97,6 +99,7 @@ BUGS = (
             "batch's slots. It continues into slots that an earlier, longer batch left "
             "behind them."
         ),
+        expected=seen("kv_parity", PREFILL),
         rows={"out_cache_loc": {"policy": Policy.KEEP}},
         parts={Part.RUNNER: StoresPaddedKeys},
         modes=frozenset({Mode.EXTEND}),
@@ -110,6 +113,7 @@ BUGS = (
             "The marker of a padded row is clamped into the range of valid slots. The "
             "lowest valid slot can belong to a request, and all padding is stored there."
         ),
+        expected=seen("write_frame", DECODE),
         rows={"out_cache_loc": {"value": 1}},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.DECODE}),
@@ -123,6 +127,7 @@ BUGS = (
             "The allocator hands out recurrent-state slots from 0, but captures and "
             "padded rows write to slot 0. A request that is served first hides the bug."
         ),
+        expected=seen("slot_ownership", DECODE),
         parts={Part.ALLOCATOR: CountsStatesFromZero},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.DECODE}),
@@ -136,6 +141,7 @@ BUGS = (
             "A prompt with one token has the shape of a decode and is run as one. It "
             "continues the recurrent state that the previous owner of its slot left."
         ),
+        expected=seen("logits_parity", DECODE),
         parts={Part.ENGINE: ChoosesByShape},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.DECODE}),

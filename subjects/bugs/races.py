@@ -8,6 +8,7 @@ from typing import TypeVar
 from paritybit.reference.batch import Mode
 from paritybit.reference.order import Values
 from paritybit.subjects.bugs.bug import THREAD, Bug
+from paritybit.subjects.bugs.expected import DECODE, PREFILL, seen
 from paritybit.subjects.overlap import Flight, Launch, Overlap, Staged
 from paritybit.subjects.parts import Part
 from paritybit.subjects.toggles import LocationScheme
@@ -83,6 +84,7 @@ BUGS = (
             "unmapped while the forward just launched builds its page table, so that "
             "table points at slot 0."
         ),
+        expected=seen("logits_parity", DECODE, PREFILL),
         parts={Part.OVERLAP: BarrierBeforeLaunch},
         modes=ONE_RUNNER_PER_ENGINE,
         overlap=True,
@@ -97,6 +99,7 @@ BUGS = (
             "The free is not deferred. The row and slots of a finished request are "
             "reused, unmapped and rewritten while a forward in flight still reads them."
         ),
+        expected=seen("logits_parity", DECODE, PREFILL),
         parts={Part.OVERLAP: FreedAtOnce},
         modes=ONE_RUNNER_PER_ENGINE,
         overlap=True,
@@ -112,6 +115,7 @@ BUGS = (
             "SWA slots outside the next query's window are unmapped while the forward in "
             "flight still looks them up. Its window begins one token earlier."
         ),
+        expected=seen("logits_parity", DECODE),
         parts={Part.OVERLAP: EvictedAtOnce},
         modes=frozenset({Mode.DECODE}),
         overlap=True,
@@ -127,6 +131,7 @@ BUGS = (
             "queued. The host writes the next batch's slots there first, so the current "
             "forward stores its KV in them."
         ),
+        expected=seen("kv_parity", DECODE, PREFILL),
         parts={Part.OVERLAP: SlotsStagedTooSoon},
         modes=ONE_RUNNER_PER_ENGINE,
         overlap=True,

@@ -1,6 +1,7 @@
 """Slots of one sub-pool used as slots of the other."""
 
 from paritybit.subjects.bugs.bug import THREAD, Bug
+from paritybit.subjects.bugs.expected import VERIFY, seen
 from paritybit.subjects.toggles import LocationScheme
 
 FAMILY = "index of the wrong sub-pool"
@@ -16,6 +17,7 @@ BUGS = (
             "full slot numbers in the SWA sub-pool, where those slots belong to other "
             "requests."
         ),
+        expected=seen("logits_parity", VERIFY),
         toggles={"translate_page_table": False},
         needs=("custom_mask",),
     ),

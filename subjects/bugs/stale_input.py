@@ -7,6 +7,17 @@ import torch
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.pool import Tables
 from paritybit.subjects.bugs.bug import THREAD, Bug, pull
+from paritybit.subjects.bugs.expected import (
+    COMPILED,
+    DECODE,
+    DRAFT,
+    DRAFT_EXTEND,
+    FROZEN,
+    PREFILL,
+    VERIFY,
+    Row,
+    seen,
+)
 from paritybit.subjects.contracts import Policy
 from paritybit.subjects.key_lists import Lists
 from paritybit.subjects.parts import Part
@@ -28,6 +39,7 @@ MULTI_LAYER = pull("sgl-project/sglang", 22958)
 def draft_extend_bug(
     name: str,
     mechanism: str,
+    expected: Row,
     **rows: dict[str, Any],
 ) -> Bug:
     """Return a bug of a copied draft-extend runner that does not reset some padding."""
@@ -37,6 +49,7 @@ def draft_extend_bug(
         scheme=LocationScheme.MEMO,
         thread=MULTI_LAYER,
         mechanism=mechanism,
+        expected=expected,
         rows=rows,
         modes=frozenset({Mode.DRAFT_EXTEND}),
     )
@@ -90,6 +103,13 @@ BUGS = (
             "out_cache_loc_swa is not reset when the batch is padded. Padded rows write K "
             "and V into SWA slots that an earlier, fuller batch left there."
         ),
+        expected=seen(
+            "kv_parity",
+            DECODE,
+            VERIFY,
+            # Prefill attention reads real tokens only, so the wrong padded locations stay unread.
+            instead={PREFILL: "live_inputs"},
+        ),
         rows={"out_cache_loc_swa": {"policy": Policy.KEEP}},
     ),
     Bug(
@@ -102,6 +122,7 @@ BUGS = (
             "of a padded row follows a stale request row in req_to_token to KV that was "
             "freed or belongs to another request."
         ),
+        expected=seen("hermetic_replay", DECODE, COMPILED, VERIFY, DRAFT, FROZEN, DRAFT_EXTEND),
         rows={"req_pool_indices": {"policy": Policy.KEEP}},
         also_in=(LocationScheme.PER_LAYER, LocationScheme.PRESET),
     ),
@@ -114,6 +135,7 @@ BUGS = (
             "positions is not reset when the batch is padded. Padded rows apply the "
             "rotary positions of an earlier, fuller batch."
         ),
+        expected=seen("live_inputs", DECODE, VERIFY),
         rows={"positions": KEPT},
         needs=ON_HOST,
         modes=DECODING,
@@ -123,12 +145,14 @@ BUGS = (
         "The copied runner does not reset positions. Padded tokens get the positions of "
         "an earlier batch. In a model without sinks this changes no output, because each "
         "padded token sees at most one key.",
+        seen("live_inputs", DRAFT_EXTEND),
         positions=KEPT,
     ),
     draft_extend_bug(
         "extend_counts_pad",
         "The copied runner does not reset extend_seq_lens. The last token of a padded "
         "request is looked up at a position from an earlier batch.",
+        seen("hermetic_replay", DRAFT_EXTEND),
         extend_seq_lens=KEPT,
     ),
     Bug(
@@ -140,6 +164,7 @@ BUGS = (
             "A dummy run writes the cumulative lengths for its one request only. The "
             "following rows use the cumulative lengths of the last real batch."
         ),
+        expected=seen("hermetic_replay", DECODE, FROZEN),
         parts={Part.RUNNER: PlansOneDummyRow},
         needs=ON_HOST,
         modes=frozenset({Mode.DECODE, Mode.FROZEN_DRAFT}),
@@ -154,6 +179,7 @@ BUGS = (
             "derived its SWA locations from them. Dummy rows write into the SWA slots of "
             "that batch."
         ),
+        expected=seen("kv_parity", DECODE, VERIFY),
         parts={Part.RUNNER: DerivesLocationsBeforeClearing},
         needs=("out_cache_loc_swa",),
         modes=DECODING,
@@ -167,6 +193,7 @@ BUGS = (
             "req_to_token is allocated without being zeroed. Padded rows follow its "
             "reserved row to whatever slots the memory contains."
         ),
+        expected=seen("read_frame", DECODE),
         parts={Part.TABLES: UnwrittenRequestTable},
         needs=ON_HOST,
         modes=frozenset({Mode.DECODE}),

@@ -3,6 +3,7 @@
 from paritybit.reference.allocator import Allocator, PageAllocation
 from paritybit.reference.batch import Mode
 from paritybit.subjects.bugs.bug import Bug, pull
+from paritybit.subjects.bugs.expected import DECODE, PREFILL, seen
 from paritybit.subjects.parts import Part
 from paritybit.subjects.toggles import LocationScheme
 
@@ -44,6 +45,7 @@ BUGS = (
             "as the number of keys. The oldest key is dropped, in eager execution and in "
             "the graph."
         ),
+        expected=seen("dense_agreement", DECODE),
         model={"window": -1},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.DECODE}),
@@ -57,6 +59,7 @@ BUGS = (
             "The left bound of the window is inclusive. Every query sees one key too "
             "many, in eager execution and in the graph."
         ),
+        expected=seen("dense_agreement", PREFILL),
         model={"window": 1},
         modes=frozenset({Mode.EXTEND}),
     ),
@@ -69,6 +72,7 @@ BUGS = (
             "The number of tokens to free is computed from the chunk size instead of the "
             "window. Keys that the next query needs are freed too early."
         ),
+        expected=seen("kv_parity", PREFILL),
         parts={Part.ALLOCATOR: EvictsByChunk},
         modes=frozenset({Mode.EXTEND}),
     ),
@@ -81,6 +85,7 @@ BUGS = (
             "The scheduler frees slots that left the window, but the worker only hears of "
             "new slots. Its table keeps naming SWA slots that other requests now own."
         ),
+        expected=seen("slot_ownership", PREFILL),
         parts={Part.ALLOCATOR: LeavesMappingOfEvicted},
         modes=frozenset({Mode.EXTEND}),
     ),

@@ -6,6 +6,7 @@ import torch
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output
 from paritybit.subjects.bugs.bug import Bug, pull
+from paritybit.subjects.bugs.expected import DECODE, VERIFY, seen
 from paritybit.subjects.parts import Part
 from paritybit.subjects.runners.decode import DecodeRunner
 from paritybit.subjects.toggles import LocationScheme
@@ -127,6 +128,7 @@ BUGS = (
             "from the smallest up, and each larger one frees the workspace that smaller "
             "ones have recorded. Those keep using memory that now belongs to others."
         ),
+        expected=seen("logits_parity", DECODE, VERIFY),
         parts={Part.RUNNER: RegrownByCapture},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.DECODE, Mode.TARGET_VERIFY}),

@@ -22,7 +22,7 @@ def bound_of(models: Mapping[Role, Model]) -> float:
     return DENSE_BOUND[models[Role.TARGET].dtype]
 
 
-def at_end(playing: Playing) -> list[Violation]:
+def judge_schedule(playing: Playing) -> list[Violation]:
     """Compare all logits of requests, including the draft model's, with the oracle.
 
     The first wrong logits of each request are reported.
@@ -125,7 +125,7 @@ def _dense_rows(models: Mapping[Role, Model], inputs: _Inputs) -> Tensor:
 DENSE_AGREEMENT = Property(
     id=ID,
     statement="eager logits match a float64 model without a KV cache within a tolerance",
-    at_end=at_end,
+    judge_schedule=judge_schedule,
     every_step=False,
     samples=True,
 )

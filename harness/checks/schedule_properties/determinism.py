@@ -2,12 +2,12 @@
 
 import torch
 from paritybit.harness.checks.property import Playing, Property, Violation
-from paritybit.harness.lockstep.bits import any_set, bits, unequal
+from paritybit.harness.lockstep.bits import bits, unequal
 
 ID = "determinism"
 
 
-def at_end(playing: Playing) -> list[Violation]:
+def judge_schedule(playing: Playing) -> list[Violation]:
     """Compare the live rows and all compared slots of two playings of the same steps."""
     first, again = playing.first, playing.again
     assert first is not None and again is not None
@@ -20,20 +20,20 @@ def at_end(playing: Playing) -> list[Violation]:
             message = f"output {place} of the schedule had different bits when it was played again"
             found.append(Violation(ID, playing.place, message, {"output": place}))
             break
-    worlds = {"eager": (first.eager, again.eager), "graph": (first.graph, again.graph)}
-    for world, (one, other) in worlds.items():
-        if any_set(unequal(one, other).logical_and_(playing.compared)):
+    runs = {"eager": (first.eager, again.eager), "graph": (first.graph, again.graph)}
+    for run, (one, other) in runs.items():
+        if unequal(one, other).logical_and_(playing.compared).any():
             message = (
-                f"the KV of the {world} run had different bits when the schedule was played again"
+                f"the KV of the {run} run had different bits when the schedule was played again"
             )
-            found.append(Violation(ID, playing.place, message, {"world": world}))
+            found.append(Violation(ID, playing.place, message, {"run": run}))
     return found
 
 
 DETERMINISM = Property(
     id=ID,
     statement="playing the same schedule twice gives the same bits",
-    at_end=at_end,
+    judge_schedule=judge_schedule,
     every_step=False,
     plays_again=True,
 )

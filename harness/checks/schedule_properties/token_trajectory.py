@@ -7,7 +7,7 @@ from paritybit.harness.lockstep.bits import first_index
 ID = "token_trajectory"
 
 
-def at_end(playing: Playing) -> list[Violation]:
+def judge_schedule(playing: Playing) -> list[Violation]:
     """Compare all greedy tokens of both worlds."""
     eager, graph = playing.eager_tokens, playing.graph_tokens
     if torch.equal(eager, graph):
@@ -29,5 +29,5 @@ def at_end(playing: Playing) -> list[Violation]:
 TOKEN_TRAJECTORY = Property(
     id=ID,
     statement="greedy decoding produces the same tokens with graph replay as with eager execution",
-    at_end=at_end,
+    judge_schedule=judge_schedule,
 )

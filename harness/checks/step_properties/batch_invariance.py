@@ -2,18 +2,16 @@
 
 from dataclasses import dataclass
 
-import torch
 from paritybit.harness.checks.differences import first_output_difference
 from paritybit.harness.checks.property import Description, Property
-from paritybit.harness.lockstep.bits import cloned, outputs_differ
-from paritybit.harness.lockstep.fresh_run import FreshRun, Show, tables_kept
+from paritybit.harness.lockstep.bits import cloned
+from paritybit.harness.lockstep.fresh_run import Collect, FreshRun, restoring_tables
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output
 from paritybit.subjects.protocol import Overrides
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -37,13 +35,13 @@ def orders_of(batch: ForwardBatch) -> dict[str, tuple[int, ...]]:
     return orders
 
 
-def prepare(pair: Pair, planned: PlannedStep) -> Show | None:
+def prepare(pair: Pair, planned: PlannedStep) -> Collect | None:
     """Run the step eagerly with one request, and in reverse order."""
     batch, eager_batch = planned.graph.batch, planned.eager.batch
     if batch is None or eager_batch is None:
         return None
     everyone, found = tuple(range(batch.live_requests)), list[Variant]()
-    with tables_kept(pair.eager_pools.tables):
+    with restoring_tables(pair.eager_pools.tables):
         for description, order in orders_of(eager_batch).items():
             spans = [eager_batch.spans[request] for request in order]
             output = pair.decoder.forward(pair.eager.batch_of(batch.mode, spans))
@@ -53,18 +51,20 @@ def prepare(pair: Pair, planned: PlannedStep) -> Show | None:
     return lambda forward: (*found, Variant(LARGEST, everyone, cloned(forward.output)))
 
 
-def flag(observation: Observation) -> Tensor | bool:
-    """Whether any variant gives a request different bits."""
+def judge(observation: Observation) -> Description | None:
+    """Name the first variant that gives a request different bits, and its row."""
     variants, output = observation.extra.get("batch_invariance"), observation.eager.output
     batch = observation.graph.batch
     if not variants or output is None or batch is None:
-        return False
-    return torch.stack(
-        [
-            outputs_differ(in_order(batch, output, variant.order), variant.output)
-            for variant in variants
-        ]
-    ).any()
+        return None
+    for variant in variants:
+        usual = in_order(batch, output, variant.order)
+        where = first_output_difference(usual, variant.output)
+        if where is not None:
+            where["variant"] = variant.description
+            row = f"row {where['row']} of {where['tensor']}"
+            return f"{row} has different bits when it runs {variant.description}", where
+    return None
 
 
 def in_order(batch: ForwardBatch, output: Output, order: tuple[int, ...]) -> Output:
@@ -79,28 +79,13 @@ def in_order(batch: ForwardBatch, output: Output, order: tuple[int, ...]) -> Out
     return {name: values[rows_of[len(values)]] for name, values in output.items()}
 
 
-def describe(observation: Observation) -> Description:
-    """Name the first variant that differs, and its row."""
-    output, batch = observation.eager.output, observation.graph.batch
-    assert output is not None and batch is not None
-    for variant in observation.extra["batch_invariance"]:
-        usual = in_order(batch, output, variant.order)
-        if outputs_differ(usual, variant.output):
-            where = first_output_difference(usual, variant.output)
-            where["variant"] = variant.description
-            row = f"row {where['row']} of {where['tensor']}"
-            return f"{row} has different bits when it runs {variant.description}", where
-    raise ValueError("no variant differs")
-
-
 BATCH_INVARIANCE = Property(
     id="batch_invariance",
     statement=(
         "the bits of a request do not depend on its row, on other requests in the batch, or "
         "on the bucket"
     ),
-    flag=flag,
-    describe=describe,
+    judge=judge,
     every_step=False,
     extra_run=FreshRun(prepare, overrides=Overrides(largest=True)),
 )

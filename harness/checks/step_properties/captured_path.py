@@ -42,15 +42,10 @@ def graph_breaches(facts: ReplayFacts) -> list[str]:
     return breaches
 
 
-def flag(observation: Observation) -> bool:
-    """Whether there are breaches of the captured path."""
-    return bool(path_breaches(observation))
-
-
-def describe(observation: Observation) -> Description:
-    """List the breaches."""
+def judge(observation: Observation) -> Description | None:
+    """List the breaches of the captured path."""
     breaches = path_breaches(observation)
-    return "; ".join(breaches), {"breaches": breaches}
+    return ("; ".join(breaches), {"breaches": breaches}) if breaches else None
 
 
 CAPTURED_PATH = Property(
@@ -58,6 +53,5 @@ CAPTURED_PATH = Property(
     statement=(
         "a graph was replayed, it contains the expected ops, and the replay allocated no memory"
     ),
-    flag=flag,
-    describe=describe,
+    judge=judge,
 )

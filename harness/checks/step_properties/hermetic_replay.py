@@ -1,10 +1,9 @@
 """hermetic_replay: detects results that depend on earlier replays, even in padded rows only."""
 
-from paritybit.harness.checks.device.flags import Flag, outputs_unequal
 from paritybit.harness.checks.differences import first_output_difference
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.lockstep.bits import cloned
-from paritybit.harness.lockstep.fresh_run import FreshRun, Show, just_captured
+from paritybit.harness.lockstep.fresh_run import Collect, FreshRun, just_captured
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
@@ -12,40 +11,33 @@ from paritybit.reference.model import Output
 from paritybit.subjects.protocol import Forward
 
 
-def prepare(pair: Pair, planned: PlannedStep) -> Show:
+def prepare(pair: Pair, planned: PlannedStep) -> Collect:
     """Reset the fresh engine to its state after capture."""
     just_captured(pair, planned)
-    return shown
+    return defined_output
 
 
-def shown(forward: Forward) -> Output | None:
+def defined_output(forward: Forward) -> Output | None:
     """Return the defined output of a replay, or None without a replay."""
     replay = forward.replay
     return None if replay is None else cloned(replay.defined)
 
 
-def flag(observation: Observation) -> Flag:
-    """Whether the output differs between the replay and that of the fresh engine.
+def judge(observation: Observation) -> Description | None:
+    """Name the first row that depends on earlier replays.
 
-    It is also set if only the subject replayed. A step that the subject did not replay is reported
-    by captured_path.
+    It is also a violation if only the subject replayed. A step that the subject did not replay is
+    reported by captured_path.
     """
     replay = observation.replay
     if "hermetic_replay" not in observation.extra or replay is None:
-        return False
+        return None
     fresh = observation.extra["hermetic_replay"]
-    if fresh is None:
-        return True
-    return outputs_unequal(fresh, replay.defined) if replay.defined else False
-
-
-def describe(observation: Observation) -> Description:
-    """Name the first row that depends on earlier replays."""
-    fresh, replay = observation.extra["hermetic_replay"], observation.replay
-    assert replay is not None
     if fresh is None:
         return f"{replay.runner} replays this batch; a freshly captured runner replays nothing", {}
     where = first_output_difference(fresh, replay.defined)
+    if where is None:
+        return None
     if "eager" in where:  # The shapes or dtypes differ, so rows cannot be compared.
         forms = f"freshly captured {where['eager']}, after earlier replays {where['graph']}"
         return f"the outputs have different shapes or dtypes: {forms}", where
@@ -62,7 +54,6 @@ def describe(observation: Observation) -> Description:
 HERMETIC_REPLAY = Property(
     id="hermetic_replay",
     statement="a runner gives the same bits after earlier replays as it does when freshly captured",
-    flag=flag,
-    describe=describe,
+    judge=judge,
     extra_run=FreshRun(prepare, suspect=False),
 )

@@ -39,16 +39,10 @@ def _moved(captured: BufferFacts | None, now: BufferFacts | None) -> str:
     return f"was captured as {before} and is now {after}"
 
 
-def flag(observation: Observation) -> bool:
-    """Whether the replay broke its contract."""
-    return observation.facts is not None and bool(contract_breaches(observation.facts))
-
-
-def describe(observation: Observation) -> Description:
-    """List the breaches."""
-    assert observation.facts is not None
-    breaches = contract_breaches(observation.facts)
-    return "; ".join(breaches), {"breaches": breaches}
+def judge(observation: Observation) -> Description | None:
+    """List the breaches of the contract."""
+    breaches = contract_breaches(observation.facts) if observation.facts is not None else []
+    return ("; ".join(breaches), {"breaches": breaches}) if breaches else None
 
 
 INDEX_CONTRACT = Property(
@@ -57,6 +51,5 @@ INDEX_CONTRACT = Property(
         "static buffers are still the captured tensors, and every dtype conversion is on the "
         "list of allowed ones"
     ),
-    flag=flag,
-    describe=describe,
+    judge=judge,
 )

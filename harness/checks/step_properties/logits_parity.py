@@ -1,36 +1,24 @@
 """logits_parity: detects wrong outputs, which a user would notice."""
 
-from paritybit.harness.checks.device.flags import Flag, outputs_unequal
 from paritybit.harness.checks.differences import first_output_difference
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.lockstep.observation import Observation
 
 
-def flag(observation: Observation) -> Flag:
-    """Whether any live output of the graph world differs in any bit from the eager world's."""
-    eager, graph = observation.eager.output, observation.graph.output
-    if eager is None or graph is None:
-        return False
-    return outputs_unequal(eager, graph)
-
-
-def describe(observation: Observation) -> Description:
+def judge(observation: Observation) -> Description | None:
     """Name the first live row that differs, its owner and both bit patterns."""
-    eager, graph, batch = (
-        observation.eager.output,
-        observation.graph.output,
-        observation.graph.batch,
-    )
-    assert eager is not None and graph is not None and batch is not None
-    where = first_output_difference(eager, graph)
+    graph, output = observation.graph, observation.graph.output
+    if observation.eager.output is None or output is None or graph.batch is None:
+        return None
+    where = first_output_difference(observation.eager.output, output)
+    if where is None:
+        return None
     if "eager" in where:  # The shapes or dtypes differ, so rows cannot be compared.
-        return (
-            f"the outputs have different shapes or dtypes: eager {where['eager']}, graph "
-            f"{where['graph']}"
-        ), where
-    rows = len(eager[where["tensor"]])
-    span = batch.spans[batch.requests_of_rows(rows)[where["row"]]]
-    where["owner"] = f"request {observation.graph.serial_at(span.row)}"
+        forms = f"eager {where['eager']}, graph {where['graph']}"
+        return f"the outputs have different shapes or dtypes: {forms}", where
+    rows = len(output[where["tensor"]])
+    span = graph.batch.spans[graph.batch.requests_of_rows(rows)[where["row"]]]
+    where["owner"] = f"request {graph.serial_at(span.row)}"
     return (
         f"live row {where['row']} ({where['owner']}), {where['tensor']} {where['element']}:"
         f" eager {where['eager_bits']}, graph {where['graph_bits']}",
@@ -43,7 +31,6 @@ LOGITS_PARITY = Property(
     statement=(
         "every output of every live row has the same bits with graph replay as with eager execution"
     ),
-    flag=flag,
-    describe=describe,
-    worlds_diverge=True,
+    judge=judge,
+    diverges=True,
 )

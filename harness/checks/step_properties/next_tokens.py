@@ -2,120 +2,75 @@
 
 from collections.abc import Iterator
 
-import numpy as np
-from paritybit.harness.checks.device.flags import Flag
-from paritybit.harness.checks.device.host_arrays import on_device
 from paritybit.harness.checks.property import Description, Property
-from paritybit.harness.lockstep.bits import any_set
 from paritybit.harness.lockstep.observation import Observation, Snapshot
 from paritybit.reference.allocator import Ownership
 from paritybit.reference.batch import Mode
 from paritybit.reference.speculative import accepted_path
-from torch import Tensor
-
-ID = "next_tokens"
-
-Said = tuple[dict[int, int], Tensor, Tensor]
-"""The tokens that a forward implies: how many each request has afterwards, and which.
-
-The first tensor has flat places in the table of tokens, the second their required values, both
-int64 [N].
-"""
 
 
-def said(world: Snapshot, columns: int) -> Said | None:
-    """Return the tokens that a forward's logits imply for its requests, or None.
+def implied(side: Snapshot, columns: int) -> dict[int, tuple[int, list[int]]] | None:
+    """Return, per request of a forward, the first column that its logits determine, and the tokens.
 
     A request gets its most likely next token if all its known tokens are in the pool. After a
-    verify it gets the accepted path and the token after it.
+    verify it gets the accepted path and the token after it. Returns None for a forward of a draft
+    model, and for an output with too few rows, which logits_parity reports.
     """
-    batch, output = world.batch, world.output
+    batch, output = side.batch, side.output
     if batch is None or output is None or batch.mode.drafts or batch.mode is Mode.DRAFT_EXTEND:
         return None
-    greedy = output["logits"].argmax(-1)
-    by_row = {owner.row: owner for owner in world.owners}
-    known, cells, tokens = dict[int, int](), list[int](), list[int]()
-    verified = greedy.tolist() if batch.mode is Mode.TARGET_VERIFY else []
+    greedy = output["logits"].argmax(-1).tolist()
+    verifies = batch.mode is Mode.TARGET_VERIFY
+    if len(greedy) < sum(len(span.tree) if verifies else 1 for span in batch.spans):
+        return None
+    by_row = {owner.row: owner for owner in side.owners}
+    found = {}
     for row, span in enumerate(batch.spans):
         owner = by_row[span.row]
-        cell, known[owner.serial] = owner.token_row * columns, owner.known
-        if verified:
+        if verifies:
             drafts = len(span.tree)
-            of_span = verified[row * drafts : (row + 1) * drafts]
+            of_span = greedy[row * drafts : (row + 1) * drafts]
             path = accepted_path(span.tree, of_span, span.accept)
-            tokens += [*(span.tree[node][0] for node in path), of_span[path[-1]]]
-            known[owner.serial] = span.begin + len(path) + 1
-            cells += range(cell + span.begin, cell + span.begin + len(path) + 1)
+            tokens = [*(span.tree[node][0] for node in path), of_span[path[-1]]]
+            found[owner.serial] = span.begin, tokens
         elif span.end == owner.known < columns:
-            tokens.append(row)
-            known[owner.serial] += 1
-            cells.append(cell + span.end)
-    places, right = on_device(np.array([cells, tokens], dtype=np.int64), greedy.device)
-    return known, places, right if verified else greedy[right]
+            found[owner.serial] = span.end, [greedy[row]]
+    return found
 
 
-def judged(observation: Observation) -> Iterator[tuple[str, Ownership, Said]]:
-    """Yield the name of each world, its owners after the step, and the implied tokens."""
-    for name, world in (("graph", observation.graph), ("eager", observation.eager)):
-        end: Ownership = getattr(observation.end, name)
-        found = said(world, end.tokens.shape[1])
-        if found is not None:
-            yield name, end, found
-
-
-def miscounted(end: Ownership, known: dict[int, int]) -> Iterator[tuple[int, int, int]]:
-    """Yield each request with a wrong number of tokens, that number, and the right one."""
+def wrong(run: str, side: Snapshot, end: Ownership) -> Iterator[Description]:
+    """Yield each request with a wrong number of tokens, and each wrong token."""
+    right = implied(side, end.tokens.shape[1])
+    if right is None:
+        return
+    known = {owner.serial: owner.known for owner in side.owners}
+    known |= {serial: first + len(tokens) for serial, (first, tokens) in right.items()}
     for owner in end.holders:
-        right = known.get(owner.serial, owner.known)
-        if owner.known != right:
-            yield owner.serial, owner.known, right
+        expected = known.get(owner.serial, owner.known)
+        if owner.known != expected:
+            yield _described(run, owner.serial, "the number of tokens", owner.known, expected)
+        first, tokens = right.get(owner.serial, (0, []))
+        row = end.tokens[owner.token_row, first : first + len(tokens)].tolist()
+        for number, (token, implied_token) in enumerate(zip(row, tokens, strict=True)):
+            if token != implied_token:
+                what = f"token {first + number}"
+                yield _described(run, owner.serial, what, token, implied_token)
 
 
-def flag(observation: Observation) -> Flag:
-    """Whether the tokens of any request of the step differ from those that its logits imply."""
-    raised: Tensor | None = None
-    for _, end, (known, cells, right) in judged(observation):
-        if any(miscounted(end, known)):
-            return True
-        wrong = any_set(end.tokens.view(-1).take(cells) != right)
-        raised = wrong if raised is None else raised | wrong
-    return False if raised is None else raised
+def _described(run: str, serial: int, what: str, value: int, right: int) -> Description:
+    message = f"in the {run} run, {what} of request {serial} is {value}; its logits imply {right}"
+    return message, {"run": run, "owner": f"request {serial}", "value": value, "right": right}
 
 
-def wrongs(observation: Observation) -> Iterator[tuple[str, int, int | None, int, int]]:
-    """Yield world, request, column, value and right value for each error.
-
-    If the column is None, the values are numbers of tokens.
-    """
-    for name, end, (known, cells, right) in judged(observation):
-        for serial, held, expected in miscounted(end, known):
-            yield name, serial, None, held, expected
-        by_row = {owner.token_row: owner.serial for owner in end.holders}
-        tokens = end.tokens.view(-1).take(cells)
-        for cell, token, expected in zip(
-            cells.tolist(), tokens.tolist(), right.tolist(), strict=True
-        ):
-            row, column = divmod(cell, end.tokens.shape[1])
-            if token != expected:
-                yield name, by_row[row], column, token, expected
-
-
-def named(serial: int, column: int | None) -> str:
-    """Name a token of a request, or its number of tokens."""
-    what = "the number of tokens" if column is None else f"token {column}"
-    return f"{what} of request {serial}"
-
-
-def describe(observation: Observation) -> Description:
+def judge(observation: Observation) -> Description | None:
     """Name the first wrong token, or the first request with a wrong number of tokens."""
-    name, serial, column, held, right = next(wrongs(observation))
-    words = f"in the {name} run, {named(serial, column)} is {held}; its logits say {right}"
-    return words, {"world": name, "owner": f"request {serial}", "held": held, "right": right}
+    end = observation.end
+    graph = wrong("graph", observation.graph, end.graph)
+    return next(graph, None) or next(wrong("eager", observation.eager, end.eager), None)
 
 
 NEXT_TOKENS = Property(
-    id=ID,
-    statement="each request gets the tokens that its own logits say, behind those that it has",
-    flag=flag,
-    describe=describe,
+    id="next_tokens",
+    statement="each request gets the tokens that its own logits imply, after those that it has",
+    judge=judge,
 )

@@ -24,6 +24,6 @@ def describe_error(error: SubjectFailedError) -> Description:
 NO_CRASH = Property(
     id="no_crash",
     statement="no step and no capture of the engine raises an error",
-    raised=describe_error,
-    worlds_diverge=True,
+    describe_error=describe_error,
+    diverges=True,
 )

@@ -1,22 +1,15 @@
-"""padding_noninterference: detects live results that depend on memory no request owns."""
+"""padding_noninterference: detects results that depend on memory that they may not read."""
 
 from dataclasses import dataclass
 
 from paritybit.harness.checks.differences import (
     describe_slot,
-    first_kv_difference,
+    first_difference,
     first_output_difference,
-    owner_at,
 )
 from paritybit.harness.checks.property import Description, Property
-from paritybit.harness.lockstep.bits import (
-    any_set,
-    bits,
-    cloned,
-    outputs_differ,
-    unequal,
-)
-from paritybit.harness.lockstep.fresh_run import FreshRun, Show
+from paritybit.harness.lockstep.bits import cloned, first_index, unequal
+from paritybit.harness.lockstep.fresh_run import Collect, FreshRun
 from paritybit.harness.lockstep.noise import Noise
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
@@ -27,57 +20,92 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class NoisyRun:
-    """The live output and KV of the step with noise in all bytes that the batch does not own.
+    """The step with noise in all bytes that the batch does not own.
 
-    `owned` is a mask in the storage's layout: true if a request of the batch owns the element.
+    `output` is the live output, `defined` that of all rows, or None without a replay. `owned` is a
+    mask in the storage's layout: true if a request of the batch owns the element.
     """
 
     output: Output
+    defined: Output | None
     storage: Tensor
     owned: Tensor
 
 
-def prepare(pair: Pair, planned: PlannedStep) -> Show:
+def prepare(pair: Pair, planned: PlannedStep) -> Collect:
     """Write noise to all memory that the batch does not own. The step's place is the seed."""
     pools, batch = pair.graph_pools, planned.graph.batch
-    noise = Noise(pair.config, pools)
+    noise = Noise(pair.config, pools, planned.forwards)
     pair.fresh_engine.reset()
     for buffers in pair.fresh_engine.all_static_buffers():
-        noise.fill_buffers(buffers, planned.forwards)
+        noise.fill_buffers(buffers)
     owned = noise.owned(pair.graph, batch)
-    noise.fill_pool(pair.graph, owned, planned.forwards)
-    return lambda forward: NoisyRun(cloned(forward.output), pools.storage.clone(), owned)
+    noise.fill_pool(pair.graph, owned)
+    return lambda forward: NoisyRun(
+        cloned(forward.output),
+        None if forward.replay is None else cloned(forward.replay.defined),
+        pools.storage.clone(),
+        owned,
+    )
 
 
-def flag(observation: Observation) -> Tensor | bool:
-    """Whether noise changed a live output, or KV or other state that the batch owns."""
-    noisy, output = observation.extra.get("padding_noninterference"), observation.graph.output
-    if noisy is None or output is None:
-        return False
-    stored = any_set(unequal(noisy.storage, observation.graph.after).logical_and_(noisy.owned))
-    return stored | outputs_differ(noisy.output, output)
+def judge(observation: Observation) -> Description | None:
+    """Name the first slot or live row that noise changed, or the first row that it made NaN."""
+    noisy = observation.extra.get("padding_noninterference")
+    if noisy is None:
+        return None
+    if observation.graph.output is not None:
+        found = _live_change(observation, noisy, observation.graph.output)
+        if found is not None:
+            return found
+    return _nan_row(observation, noisy)
 
 
-def describe(observation: Observation) -> Description:
-    """Name the first slot or live row that noise changed."""
-    noisy, output = observation.extra["padding_noninterference"], observation.graph.output
+def _live_change(observation: Observation, noisy: NoisyRun, output: Output) -> Description | None:
+    """Name the first slot of the batch, or live row, that noise changed."""
     storage = observation.graph.after
-    assert output is not None
-    if ((bits(noisy.storage) != bits(storage)) & noisy.owned).any():
-        where = first_kv_difference(observation.layout, storage, noisy.storage, noisy.owned)
-        where["owner"] = owner_at(where, observation.graph)
-        changed = describe_slot(where).removesuffix(":")
-        return f"noise in unowned memory changed {changed}", where
-    where = first_output_difference(output, noisy.output)
-    changed = f"{where['tensor']} of live row {where['row']}"
-    return f"noise in unowned memory changed {changed}", where
+    changed = unequal(noisy.storage, storage).logical_and_(noisy.owned)
+    if changed.any():
+        where = first_difference(observation, changed, storage, noisy.storage)
+        return f"noise in unowned memory changed {describe_slot(where).removesuffix(':')}", where
+    found = first_output_difference(output, noisy.output)
+    if found is None:
+        return None
+    row = f"{found['tensor']} of live row {found['row']}"
+    return f"noise in unowned memory changed {row}", found
+
+
+def _nan_row(observation: Observation, noisy: NoisyRun) -> Description | None:
+    """Name the first row, live or padded, that read a NaN outside the batch and slot 0.
+
+    An output with another shape comes from another bucket, which hermetic_replay reports.
+    """
+    replay = observation.replay
+    if replay is None or noisy.defined is None:
+        return None
+    for name, values in replay.defined.items():
+        other = noisy.defined.get(name)
+        if not values.is_floating_point() or other is None or other.shape != values.shape:
+            continue
+        became = other.isnan() & ~values.isnan()
+        if became.any():
+            row, element = first_index(became)
+            live = row < replay.live_rows
+            return (
+                f"{replay.runner}, {'live' if live else 'padded'} row {row}, {name} {element}: "
+                "NaN after all KV that the batch must not read was set to NaN",
+                {"tensor": name, "row": row, "element": element, "live": live},
+            )
+    return None
 
 
 PADDING_NONINTERFERENCE = Property(
     id="padding_noninterference",
-    statement="memory that no request in the batch owns does not affect live results",
-    flag=flag,
-    describe=describe,
+    statement=(
+        "memory that no request in the batch owns does not affect live results, and padded rows "
+        "read no KV but slot 0 and the slots of the batch"
+    ),
+    judge=judge,
     every_step=False,
     extra_run=FreshRun(prepare),
 )

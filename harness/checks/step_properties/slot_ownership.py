@@ -1,101 +1,180 @@
 """slot_ownership: detects leaks and double frees before they change any byte."""
 
-import torch
-from paritybit.harness.checks.device import launches
-from paritybit.harness.checks.device.flags import Flag
-from paritybit.harness.checks.device.host_arrays import on_device
-from paritybit.harness.checks.holdings import (
-    RIGHT,
-    misheld,
-    owners_differ,
-    right_cells,
-    wrong_cells,
-)
-from paritybit.harness.checks.property import Description, EndOfStep, Property
-from paritybit.harness.lockstep.bits import any_set
-from paritybit.harness.lockstep.observation import Observation, StepEnd
-from paritybit.reference.allocator import Ownership
-from torch import Tensor
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from paritybit.harness.checks.property import Description, Property
+from paritybit.harness.lockstep.observation import StepEnd
+from paritybit.reference.allocator import Owner, Ownership
+
+Pages = Sequence[int | None]
 
 
-def flag(end: StepEnd) -> Flag:
-    """Whether any slot or row has no single owner or free entry, or a table is wrong.
-
-    It is also set if a page was freed too early, or if the worlds' owners differ.
-    """
-    if end.graph.holders != end.eager.holders:
-        return True
-    both = [end.graph, end.eager]
-    alike = holdings(end.graph) == holdings(end.eager)
-    if any(misheld(world) for world in (both[:1] if alike else both)):
-        return True
-    judged = [both] if alike else [[world] for world in both]
-    by_cells = [(worlds, right_cells(worlds[0], end.sizes)) for worlds in judged]
-    device = end.graph.mapping.device
-    if launches.asks_kernels(device):
-        return launches.tables_wrong(by_cells)
-    flags = [
-        any_set(wrong_cells(worlds, on_device(cells[None], device))) for worlds, cells in by_cells
-    ]
-    return flags[0] if alike else torch.stack(flags).any()
-
-
-def holdings(world: Ownership) -> tuple[object, ...]:
-    """Return the owners and the shapes of the tables, without the content of the tables."""
-    return (
-        world.mapping.shape,
-        world.req_to_token.shape,
-        world.holders,
-        world.all,
-        world.free_full,
-        world.free_swa,
-        world.free_rows,
-        world.free_states,
-        world.free_token_rows,
-        world.retracted,
-    )
-
-
-def describe(end: StepEnd) -> Description:
-    """List the wrong owners, or name the first wrong cell of a table."""
-    for name, world in (("graph", end.graph), ("eager", end.eager)):
-        found = misheld(world)
+def judge_end(end: StepEnd) -> Description | None:
+    """List the wrong owners, or name the first wrong cell of an index table."""
+    runs = (("graph", end.graph), ("eager", end.eager))
+    for run, ownership in runs:
+        found = list(breaches(ownership))
         if found:
-            return f"in the {name} run, {found[0]}", {"world": name, "breaches": found}
-    differ = owners_differ(end)
-    if differ is not None:
-        return differ, {"breaches": [differ]}
-    for name, world in (("graph", end.graph), ("eager", end.eager)):
-        cells = on_device(right_cells(world, end.sizes), world.mapping.device)
-        wrong = wrong_cells([world], cells[None])[0]
-        if wrong.any():
-            return _describe_cell(name, world, cells, int(wrong.nonzero()[0, 0]))
-    raise ValueError("nothing is held wrongly")
+            return f"in the {run} run, {found[0]}", {"run": run, "breaches": found}
+    different = _owners_differ(end)
+    if different is not None:
+        return different, {"breaches": [different]}
+    for run, ownership in runs:
+        cell = _wrong_cell(run, ownership, end.sizes.page_size)
+        if cell is not None:
+            return cell
+    return None
 
 
-def _describe_cell(name: str, world: Ownership, cells: Tensor, cell: int) -> Description:
-    """Describe a wrong cell, counted over the mapping and then `req_to_token`."""
-    right, mapped = int(cells[RIGHT, cell]), world.mapping.shape[0]
-    if cell < mapped:
-        held = int(world.mapping[cell])
-        where = {"world": name, "table": "full_to_swa_index_mapping", "slot": cell}
-        words = f"full slot {cell} is mapped to SWA slot {held}"
-    else:
-        row, column = divmod(cell - mapped, world.req_to_token.shape[1])
-        held = int(world.req_to_token[row, column])
-        where = {"world": name, "table": "req_to_token", "row": row, "column": column}
-        words = f"row {row}, column {column} of req_to_token is full slot {held}"
-    return f"in the {name} run, {words}; expected {right}", {**where, "held": held, "right": right}
+def breaches(ownership: Ownership) -> Iterator[str]:
+    """Yield each page or row without exactly one owner or free entry, and each wrong request."""
+    holders, every = ownership.holders, ownership.all
+    retracted = ownership.retracted
+    serials = [*(owner.serial for owner in holders), *(serial for serial, _ in retracted)]
+    token_rows = [
+        *((owner.token_row,) for owner in holders),
+        *((row,) for _, row in retracted),
+    ]
+    kinds: tuple[tuple[str, list[Pages], tuple[int, ...], tuple[int, ...]], ...] = (
+        ("full page", [one.full_pages for one in holders], ownership.free_full, every.full_pages),
+        ("swa page", [one.swa_pages for one in holders], ownership.free_swa, every.swa_pages),
+        ("row", [(one.row,) for one in holders], ownership.free_rows, every.rows),
+        ("state slot", [(o.state_slot,) for o in holders], ownership.free_states, every.states),
+        ("token row", [*token_rows], ownership.free_token_rows, every.token_rows),
+    )
+    for what, by_owner, free, numbers in kinds:
+        held = [number for of_one in by_owner for number in of_one if number is not None]
+        if len(held) + len(free) != len(numbers) or {*held, *free} != set(numbers):
+            yield from _not_once(what, serials, by_owner, free, numbers)
+    for owner in holders:
+        yield from _wrong_pages(owner)
 
 
-def flag_step(observation: Observation) -> Flag:
-    """Check the state after a step with a forward."""
-    return flag(observation.end)
+def _not_once(
+    what: str,
+    serials: Sequence[int],
+    by_owner: Sequence[Pages],
+    free: tuple[int, ...],
+    every: Collection[int],
+) -> Iterator[str]:
+    """Yield a message for each of `every` not held or free exactly once, and for any other."""
+    held = [
+        (serial, number)
+        for serial, numbers in zip(serials, by_owner, strict=False)
+        for number in numbers
+        if number is not None
+    ]
+    times_free, times_held = Counter(free), Counter(number for _, number in held)
+    for number in sorted({*every, *times_held, *times_free}):
+        if times_free[number] + times_held[number] != (number in every):
+            holders = [f"request {serial}" for serial, one in held if one == number]
+            yield (
+                f"{what} {number} is held by {', '.join(holders) or 'nobody'} and appears "
+                f"{times_free[number]} times in the free list"
+            )
 
 
-def describe_step(observation: Observation) -> Description:
-    """Describe the state after a step with a forward."""
-    return describe(observation.end)
+def _wrong_pages(owner: Owner) -> Iterator[str]:
+    """Yield a message if a request has a page too many or too few, or lost one that it can see."""
+    size = owner.page_size
+    needed = -(-owner.length // size)
+    for kind, pages in (("full", owner.full_pages), ("swa", owner.swa_pages)):
+        if len(pages) != needed:
+            yield f"request {owner.serial} has {len(pages)} {kind} pages for {owner.length} tokens"
+    for place in range(owner.seen_from // size, min(needed, len(owner.swa_pages))):
+        if owner.swa_pages[place] is None:
+            columns = str(place) if size == 1 else f"{place * size} to {(place + 1) * size - 1}"
+            yield (
+                f"the swa page of columns {columns} has left request {owner.serial}, whose next "
+                f"query sees columns from {owner.seen_from} on"
+            )
+
+
+def _owners_differ(end: StepEnd) -> str | None:
+    """Describe the first difference between the owners of the two runs, or return None."""
+    if end.graph.holders == end.eager.holders:
+        return None
+    eager = {owner.serial: owner for owner in end.eager.holders}
+    for owner in end.graph.holders:
+        other = eager.pop(owner.serial, None)
+        if other is None:
+            return f"request {owner.serial} holds slots in the graph run only"
+        for name, value, right in zip(owner._fields, owner, other, strict=True):
+            if value != right:
+                return (
+                    f"{name} of request {owner.serial} is {value} in the graph run and {right} in "
+                    "the eager run"
+                )
+    if not eager:
+        return "the two runs hold their requests in another order"
+    return f"request {next(iter(eager))} holds slots in the eager run only"
+
+
+def _wrong_cell(run: str, ownership: Ownership, size: int) -> Description | None:
+    """Describe the first cell of the mapping or of `req_to_token` that contradicts the owners."""
+    mapping, table = (one.cpu().numpy() for one in (ownership.mapping, ownership.req_to_token))
+    right_mapping, unwritten = required_mapping(ownership, size)
+    wrong = (mapping != right_mapping) & (mapping != unwritten) & (right_mapping != ANY)
+    if wrong.any():
+        slot = int(np.flatnonzero(wrong)[0])
+        value, right = int(mapping[slot]), int(right_mapping[slot])
+        where = {"run": run, "table": "full_to_swa_index_mapping", "slot": slot}
+        words = f"full slot {slot} is mapped to SWA slot {value}"
+        return f"in the {run} run, {words}; expected {right}", where | _values(value, right)
+    rows = [(owner.row, np.array(slots_written(owner))) for owner in ownership.holders]
+    if 0 not in ownership.all.rows:
+        rows.append((0, np.zeros(table.shape[1], dtype=np.int64)))
+    for row, right_cells in sorted(rows, key=lambda pair: pair[0]):
+        columns = np.flatnonzero(table[row, : len(right_cells)] != right_cells)
+        if len(columns):
+            column = int(columns[0])
+            value, right = int(table[row, column]), int(right_cells[column])
+            where = {"run": run, "table": "req_to_token", "row": row, "column": column}
+            words = f"row {row}, column {column} of req_to_token is full slot {value}"
+            return f"in the {run} run, {words}; expected {right}", where | _values(value, right)
+    return None
+
+
+def _values(value: int, right: int) -> dict[str, int]:
+    return {"value": value, "right": right}
+
+
+ANY = -2
+"""A required value that stands for any value."""
+
+
+def required_mapping(
+    ownership: Ownership, size: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return two permitted values for each cell of the mapping, or ANY.
+
+    A held slot maps to its SWA slot, or to 0 if that left the window. The slots of a request's last
+    page that no token was written to may also map to 0. All other slots map to 0, and the last
+    element of the mapping is -1.
+    """
+    right = np.full(len(ownership.mapping), ANY)
+    for page in (0, *ownership.all.full_pages):
+        right[page * size : (page + 1) * size] = 0
+    right[-1] = -1
+    other = right.copy()
+    for owner in ownership.holders:
+        for place, (page, swa) in enumerate(zip(owner.full_pages, owner.swa_pages, strict=False)):
+            slots = np.arange(size)
+            mapped = 0 if swa is None else swa * size + slots
+            right[page * size + slots] = mapped
+            written = place * size + slots < owner.length
+            other[page * size + slots] = np.where(written, mapped, 0)
+    return right, other
+
+
+def slots_written(owner: Owner) -> list[int]:
+    """Return the full slots of a request's tokens, in the order of the tokens."""
+    size = owner.page_size
+    slots = [page * size + offset for page in owner.full_pages for offset in range(size)]
+    return slots[: owner.length]
 
 
 SLOT_OWNERSHIP = Property(
@@ -104,7 +183,5 @@ SLOT_OWNERSHIP = Property(
         "each slot and row either has one owner or is free once, and the index tables match "
         "the owners"
     ),
-    flag=flag_step,
-    describe=describe_step,
-    end_of_step=EndOfStep(flag, describe),
+    judge_end=judge_end,
 )

@@ -87,10 +87,7 @@ def with_part(part: str, failing: Callable[[Callable[..., Any]], Any], rule: str
     """Return what makes one part of a property's file fail."""
 
     def plant(lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-        changed: dict[str, Any] = {part: failing(raising(error))}
-        if part == "describe":
-            changed["flag"] = decodes
-        broken = replace(PROPERTIES[rule], **changed)
+        broken = replace(PROPERTIES[rule], **{part: failing(raising(error))})
         monkeypatch.setattr(playing, "PROPERTIES", {**PROPERTIES, rule: broken})
         lockstep.watch(PROPERTIES)
 
@@ -98,9 +95,9 @@ def with_part(part: str, failing: Callable[[Callable[..., Any]], Any], rule: str
     return plant
 
 
-def in_decodes(fail: Callable[..., Any]) -> Callable[[Observation], bool]:
-    """Return a flag that fails in a decode."""
-    return lambda observation: bool(fail()) if decodes(observation) else False
+def in_decodes(fail: Callable[..., Any]) -> Callable[[Observation], Any]:
+    """Return a judge that fails in a decode."""
+    return lambda observation: fail() if decodes(observation) else None
 
 
 def before_decodes(fail: Callable[..., Any]) -> Callable[[Pair, PlannedStep], Any]:
@@ -117,11 +114,10 @@ NOT_THE_SUBJECT: list[Planted] = [
     in_the_eager_forward,
     in_planning,
     in_committing,
-    with_part("flag", in_decodes, "kv_parity"),
-    with_part("describe", always, "log_hygiene"),
+    with_part("judge", in_decodes, "kv_parity"),
     with_part("extra_run", before_decodes, "hermetic_replay"),
     with_part("extra_run", before_decodes, "batch_invariance"),
-    with_part("at_end", always, "dense_agreement"),
+    with_part("judge_schedule", always, "dense_agreement"),
 ]
 """Whatever is the harness's own or the reference's."""
 
@@ -152,7 +148,7 @@ def test_what_was_violated_before_an_error_is_kept(
     lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And so are the counts of the steps that were played."""
-    rule = replace(PROPERTIES["log_hygiene"], flag=lambda _: True, describe=lambda _: ("!", {}))
+    rule = replace(PROPERTIES["log_hygiene"], judge=lambda _: ("!", {}))
     in_the_eager_forward(lockstep, monkeypatch, RuntimeError("out of something"))
     monkeypatch.setattr(playing, "PROPERTIES", {**PROPERTIES, "log_hygiene": rule})
     lockstep.watch(PROPERTIES)

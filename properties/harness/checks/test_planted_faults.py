@@ -116,7 +116,7 @@ def test_a_stray_read_of_whatever_requests_have_is_seen(
 ) -> None:
     """Both runs that hermetic_replay compares read it, and the lists say nothing of it."""
     lockstep = shared(device, "decode")
-    seen_by = "padded_reads" if padded else "padding_noninterference"
+    seen_by = "padding_noninterference"
     lockstep.watch({seen_by})
     with torch.inference_mode():
         stray_read(place, padded=padded)(lockstep, "decode", monkeypatch)

@@ -24,7 +24,7 @@ from properties.support.harness.tensors import flip
 
 CONFIG = PRESETS["gemma3"]
 CPU = torch.device("cpu")
-OF_SCHEDULES = [name for name, rule in PROPERTIES.items() if rule.at_end is not None]
+OF_SCHEDULES = [name for name, rule in PROPERTIES.items() if rule.judge_schedule is not None]
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +90,8 @@ def playing(models: dict[Role, Model], samples: tuple[Sample, Sample]) -> Playin
 
 def violations(playing: Playing) -> list[Violation]:
     """Return all that the properties of schedules find."""
-    rules = [PROPERTIES[name] for name in OF_SCHEDULES]
-    return [found for rule in rules if rule.at_end is not None for found in rule.at_end(playing)]
+    judges = (PROPERTIES[name].judge_schedule for name in OF_SCHEDULES)
+    return [found for judge in judges if judge is not None for found in judge(playing)]
 
 
 def test_a_right_schedule_violates_nothing(playing: Playing) -> None:
@@ -131,12 +131,12 @@ def fewer_outputs(again: Playback) -> Playback:
         (
             other_storage("eager"),
             ("the KV of the eager run had different bits when the schedule was played again"),
-            {"world": "eager"},
+            {"run": "eager"},
         ),
         (
             other_storage("graph"),
             ("the KV of the graph run had different bits when the schedule was played again"),
-            {"world": "graph"},
+            {"run": "graph"},
         ),
         (fewer_outputs, "a second play of the schedule ran a different number of forwards", {}),
     ],

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from paritybit.harness.checks.play import Lockstep, Outcome
-from paritybit.harness.checks.property import Violation
+from paritybit.harness.checks.property import Violation, judge
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.explain.report import explanation, observe
 from paritybit.harness.lockstep.bits import bits
@@ -216,11 +216,7 @@ def place_of(world: Snapshot, section: Section) -> Tensor:
 
 def said(name: str, found: Observation) -> Violation | None:
     """Return what a property of steps says of an observation."""
-    rule = PROPERTIES[name]
-    assert rule.flag is not None and rule.describe is not None
-    if not bool(rule.flag(found)):
-        return None
-    return Violation(name, found.place, *rule.describe(found))
+    return next(iter(judge([PROPERTIES[name]], found)), None)
 
 
 @pytest.mark.parametrize("make", [observation, idle])
@@ -240,7 +236,7 @@ def test_state_of_a_parked_request_may_not_change_in_either_world(
     stray = said("write_frame", found)
     assert stray is not None
     owner = f"request {parked.serial}" if parked is not None else "nobody"
-    assert stray.where == {"world": "graph", "section": section, "place": place, "owner": owner}
+    assert stray.where == {"run": "graph", "section": section, "place": place, "owner": owner}
 
 
 FRAMES = {

@@ -30,7 +30,7 @@ from properties.support.harness.tensors import first_of, flip
 Spoil = Callable[[Observation], Observation | None]
 """Spoils an observation in place, or returns a spoiled one."""
 
-OF_STEPS = [name for name, rule in PROPERTIES.items() if rule.flag is not None]
+OF_STEPS = [name for name, rule in PROPERTIES.items() if rule.judge or rule.judge_end]
 
 
 def violated(observed: Observation) -> set[str]:
@@ -40,10 +40,8 @@ def violated(observed: Observation) -> set[str]:
 
 def described(property_id: str, observed: Observation) -> Description:
     """Return how a property that is violated describes it."""
-    describe = PROPERTIES[property_id].describe
-    assert property_id in violated(observed)
-    assert describe is not None
-    return describe(observed)
+    found = {one.property: one for one in judge(PROPERTIES.values(), observed)}
+    return found[property_id].message, found[property_id].where
 
 
 def with_facts(observed: Observation, **changes: Any) -> Observation:
@@ -93,8 +91,9 @@ def kv_that_noise_changed(observed: Observation) -> None:
 def test_a_replay_in_another_bucket_than_without_a_history_is_one_property_s() -> None:
     """Its padded rows cannot be held against those of the poisoned run, nor need they be."""
     right = observation()
-    rows = {name: values[:-1] for name, values in right.extra["padded_reads"].items()}
-    extra = {**right.extra, "padded_reads": rows, "hermetic_replay": rows}
+    rows = {name: values[:-1] for name, values in right.extra["hermetic_replay"].items()}
+    noisy = replace(right.extra["padding_noninterference"], defined=rows)
+    extra = {**right.extra, "padding_noninterference": noisy, "hermetic_replay": rows}
     assert violated(replace(right, extra=extra)) == {"hermetic_replay"}
 
 
@@ -242,10 +241,7 @@ def test_outputs_that_differ_in_form_violate_parity(change: Callable[..., Any]) 
     """No row of theirs can be compared, so that none is named."""
     right = observation()
     spoiled = replace(right, graph=replace(right.graph, output=change(live_output(right))))
-    rule = PROPERTIES["logits_parity"]
-    assert rule.flag is not None and rule.describe is not None
-    assert rule.flag(spoiled)
-    message, where = rule.describe(spoiled)
+    message, where = described("logits_parity", spoiled)
     assert message.startswith("the outputs have different shapes or dtypes: eager ")
     assert where["eager"] != where["graph"]
 
@@ -309,7 +305,7 @@ def test_a_step_may_write_its_own_slots_in_the_pool_of_the_model_that_writes_alo
     assert ("write_frame" in violated(spoiled)) == (not right)
     if not right:
         where = described("write_frame", spoiled)[1]
-        assert (where["world"], where["model"]) == ("graph", role)
+        assert (where["run"], where["model"]) == ("graph", role)
 
 
 @pytest.mark.parametrize("world", ["eager", "graph"])
@@ -320,7 +316,7 @@ def test_a_stray_write_of_one_world_is_described_with_that_world_and_the_owner(
     spoiled = observation()
     arena_of(getattr(spoiled, world), Role.TARGET, Kind.SWA)[-1, 0, slot, 0, 0] = 1.5
     message, where = described("write_frame", spoiled)
-    expected = {"world": world, "model": "target", "kind": "swa", "slot": slot, "owner": owner}
+    expected = {"run": world, "model": "target", "kind": "swa", "slot": slot, "owner": owner}
     assert where == expected
     assert message == (
         f"the {world} run changed target swa slot {slot} of {owner}, which is not in "
@@ -339,7 +335,7 @@ def test_a_frozen_draft_that_writes_is_described_with_world_and_slot(
     arena_of(getattr(spoiled, world), role, Kind.SWA)[-1, 1, slot] = 1.5
     _, where = described("write_frame", spoiled)
     owner = where.pop("owner")
-    assert where == {"world": world, "model": role, "kind": "swa", "slot": slot}
+    assert where == {"run": world, "model": role, "kind": "swa", "slot": slot}
     assert owner == "nobody"
     others: set[str] = set() if slot == 0 else {"kv_parity"}
     assert violated(spoiled) == {"write_frame"} | others
@@ -366,9 +362,7 @@ def test_a_replay_that_is_none_without_a_history_depends_on_it() -> None:
     message, where = described("hermetic_replay", alone)
     assert message == "decode replays this batch; a freshly captured runner replays nothing"
     assert where == {}
-    rule = PROPERTIES["hermetic_replay"]
-    assert rule.flag is not None
-    assert rule.flag(replace(alone, replay=None)) is rule.flag(replace(right, extra={})) is False
+    assert "hermetic_replay" not in violated(replace(alone, replay=None))
 
 
 def test_what_no_extra_run_gave_is_not_judged() -> None:

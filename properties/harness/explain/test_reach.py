@@ -11,6 +11,7 @@ from paritybit.harness.schedules.schedule import Admit, Decode, Finish, Schedule
 from paritybit.reference.allocator import Allocator, PageAllocation
 from paritybit.subjects.bugs.bug import Bug
 from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.bugs.expected import DECODE, seen
 from paritybit.subjects.parts import Part
 from paritybit.subjects.toggles import LocationScheme
 
@@ -67,7 +68,9 @@ def test_a_bug_that_another_site_hides_is_reached_and_never_triggered(device: st
 def test_code_that_runs_is_reached_and_triggers_if_it_does_anything_else(
     device: str, part: type, triggered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planted = Bug("planted", "planted", LocationScheme.MEMO, "", "", parts={Part.ALLOCATOR: part})
+    expected = seen("kv_parity", DECODE)
+    parts = {Part.ALLOCATOR: part}
+    planted = Bug("planted", "planted", LocationScheme.MEMO, "", "", expected, parts=parts)
     monkeypatch.setitem(BUGS, planted.name, planted)
     steps = ADMIT, Decode((0,)), Finish(0), ADMIT
     reach = followed(device, planted.name, *steps)

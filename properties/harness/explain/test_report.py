@@ -64,46 +64,15 @@ VERIFY = tuple(f"out_cache_loc_swa[{place}]" for place in (4, 5, 6, 7))
 
 CASES: dict[str, Report] = {
     "swa_pad@decode": Report("kv_parity", 3, ("store_kv", 0, 1, 12), INPUTS, (LOCATION,), DECODE),
-    "swa_pad@target_verify": Report("kv_parity", 3, ("store_kv", 1, 7, 13), INPUTS, VERIFY, DECODE),
-    "swa_pad@breakable": Report("live_inputs", 1, None, INPUTS, (LOCATION,), PREFILL),
-    "swa_pad@piecewise": Report("live_inputs", 1, None, INPUTS, (LOCATION,), PREFILL),
     "swa_int64@decode": Report("index_contract", 0, None, None, (), PREFILL),
     "swa_loc_unset@decode": Report("captured_path", 1, None, None, (), DECODE),
     "shared_buffer_dtype@decode": Report("index_contract", 0, None, None, (), DECODE),
     "req_pool_pad@decode": Report(
         "hermetic_replay", 3, ("attention", 0, 1, None), INPUTS, ROW, DECODE
     ),
-    "req_pool_pad@cpu_graph": Report(
-        "hermetic_replay",
-        3,
-        ("attention", 0, 1, None),
-        INPUTS,
-        ROW,
-        "subjects/runners/cpu_graph.py",
-    ),
-    "req_pool_pad@eagle_draft": Report(
-        "hermetic_replay",
-        3,
-        ("attention", 0, 2, None),
-        INPUTS,
-        ROW,
-        "subjects/runners/eagle_draft.py",
-    ),
-    "req_pool_pad@frozen_kv_mtp": Report(
-        "hermetic_replay",
-        4,
-        ("attention", 2, 2, None),
-        INPUTS,
-        ("req_pool_indices[2]", "req_pool_indices[3]"),
-        "subjects/runners/frozen_kv_mtp.py",
-    ),
     "loc_memo_warning@decode": Report("log_hygiene", 1, None, None, (), LISTS),
-    "loc_memo_warning@breakable": Report("log_hygiene", 0, None, None, (), ACCESS),
     "loc_memo_capture@decode": Report(
         "kv_parity", 1, ("store_kv", 1, 0, 37), "capture", (), ACCESS
-    ),
-    "loc_memo_capture@eagle_draft_extend": Report(
-        "kv_parity", 1, ("store_kv", 0, 0, 71), "capture", (), ACCESS
     ),
     "spec_page_table_untranslated@target_verify": Report(
         "logits_parity",

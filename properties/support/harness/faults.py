@@ -511,7 +511,7 @@ FAULTS: list[tuple[str, str, Plant]] = [
     ("hermetic_replay", "decode", padded_history),
     ("padding_noninterference", "decode", reads_free_bytes),
     ("read_frame", "decode", foreign_key),
-    ("padded_reads", "decode", foreign_bytes),
+    ("padding_noninterference", "decode", foreign_bytes),
     ("live_inputs", "decode", wrong_fill),
     ("slot_ownership", "decode", leaked_page),
     ("index_contract", "decode", moved_buffer),

@@ -127,10 +127,10 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
         expected_graph=True,
         end=end_of(mode, batch),
         keys=right_keys(mode, batch.spans, graph.owners, CONFIG, idle=False),
-        static=right_static(mode, batch, BUCKET, CONFIG.hidden),
         payload=PAYLOAD[: batch.live_tokens],
     )
-    return replace(found, extra=extra_results(found, batch))
+    static_inputs = right_static(found, CONFIG)
+    return replace(found, static=static_inputs, extra=extra_results(found, batch))
 
 
 def end_of(mode: Mode, batch: ForwardBatch) -> StepEnd:
@@ -151,15 +151,15 @@ def idle(mode: Mode = Mode.DECODE) -> Observation:
         for world in (found.eager, found.graph)
     )
     eager, graph = (replace(world, batch=None, output=None) for world in worlds)
-    return replace(
+    without = replace(
         found,
         eager=eager,
         graph=graph,
         keys=right_keys(mode, (), OWNERS, CONFIG, idle=True),
-        static=right_static(mode, None, BUCKET, CONFIG.hidden),
         payload=None,
         extra={},
     )
+    return replace(without, static=right_static(without, CONFIG))
 
 
 def batch_of(mode: Mode, tables: Tables) -> ForwardBatch:
@@ -267,9 +267,9 @@ def extra_results(found: Observation, batch: ForwardBatch) -> dict[str, object]:
     defined = {name: values.clone() for name, values in replay.defined.items()}
     return {
         "hermetic_replay": defined,
-        "padded_reads": {name: values.clone() for name, values in defined.items()},
         "padding_noninterference": NoisyRun(
             {name: values.clone() for name, values in output.items()},
+            {name: values.clone() for name, values in defined.items()},
             torch.where(owned, found.graph.after, noise),
             owned,
         ),

@@ -6,18 +6,23 @@ From the reference's own lists of what a token sees, and from what the tests kno
 from collections.abc import Mapping, Sequence
 
 import torch
-from paritybit.harness.lockstep.observation import StepEnd
+from paritybit.harness.checks.static_inputs import (
+    FILLS,
+    NEVER_POPULATED,
+    TOKEN_COUNTS,
+    extents_of,
+    live_part,
+)
+from paritybit.harness.lockstep.observation import Observation, StepEnd
 from paritybit.reference.allocator import Numbers, Owner, Ownership
-from paritybit.reference.batch import ForwardBatch, Mode, Span
+from paritybit.reference.batch import Mode, Span
 from paritybit.reference.config import SPECULATION, Kind, ModelConfig
 from paritybit.reference.eager import columns_of
 from paritybit.reference.pool import PoolSizes, Tables
 from paritybit.subjects.contracts import HIDDEN, TOPK, Axis
 from paritybit.subjects.protocol import KeyLists, Keys
+from paritybit.subjects.runners import RUNNERS
 from torch import Tensor
-
-from properties.support.subjects.runners import EXPECTED
-from properties.support.subjects.static_inputs import ExpectedInput, stale
 
 RUNNER: Mapping[Mode, str] = {
     Mode.EXTEND: "piecewise",
@@ -90,57 +95,33 @@ def right_keys(
     return KeyLists(found[Kind.FULL], found[Kind.SWA], mask)
 
 
-def right_static(
-    mode: Mode, batch: ForwardBatch | None, bucket: int, hidden: int
-) -> dict[str, Tensor]:
-    """Return the static inputs of a mode's runner after a right replay, larger than the bucket."""
-    row = EXPECTED[RUNNER[mode]]
-    extents = {Axis.SCALAR: 1, **row.extents(bucket)}
-    extents[Axis.MROPE] = extents[Axis.TOKEN]
-    tokens = 0 if batch is None else batch.live_tokens
-    scalars = {"num_token_non_padded": tokens, "global_num_tokens": extents[Axis.TOKEN]}
-    found = {}
-    for name, expected in row.inputs.items():
-        length = extents[expected.axis]
-        longer = length + 2 * (expected.axis is not Axis.SCALAR)
-        buffer = emptied(expected, longer, length, hidden)
-        values = None if batch is None else live_values(name, expected, batch, row.per_bucket)
-        if name in scalars:
-            buffer[:] = scalars[name]
-        elif values is not None and expected.populated:
-            along = values.T if values.dim() == 2 else values
-            buffer[..., : along.shape[-1]] = along
-        found[name] = buffer.T if expected.width is not None else buffer
-    return found
+STALE = 3
+"""What an earlier batch left in a static input: no fill value, and valid everywhere."""
 
 
-def emptied(expected: ExpectedInput, length: int, bucket: int, hidden: int) -> Tensor:
-    """Return a buffer with stale elements, its part up to the bucket's end reset if it ever is."""
-    widths = {HIDDEN: hidden, TOPK: SPECULATION.topk, None: None}
-    width = widths[expected.width]
-    sections = 3 if expected.axis is Axis.MROPE else width
-    shape = (length,) if sections is None else (sections, length)
-    buffer = torch.full(shape, stale(expected.dtype), dtype=expected.dtype or torch.float32)
-    if expected.tail is not None:
-        buffer[..., :bucket] = expected.tail
-    return buffer
-
-
-def live_values(
-    name: str, expected: ExpectedInput, batch: ForwardBatch, per_bucket: Mapping[Axis, int]
-) -> Tensor | None:
-    """Return what a batch says of a static input, along its last axis but for rows."""
-    if name == "extend_seq_lens_cpu":
-        return torch.tensor([span.end - span.begin for span in batch.spans])
-    if name == "input_embeds":
-        return torch.full((batch.live_tokens, 32), 0.5)
-    if name == "out_cache_loc_swa":
-        return torch.tensor([slot for span in batch.spans for slot in span.swa_slots])
-    values = batch.value(name)
-    if values is not None and expected.axis is Axis.TOKEN and len(values) == batch.live_requests:
-        times = batch.live_tokens // batch.live_requests
-        return values.repeat_interleave(times) if expected.width is None else values
-    return values if values is None or expected.axis is not Axis.MROPE else values.T
+def right_static(found: Observation, config: ModelConfig) -> dict[str, Tensor]:
+    """Return the static inputs of a runner after a right replay, larger than the bucket."""
+    replay, batch, mode = found.replay, found.eager.batch, found.mode
+    assert replay is not None
+    extents = extents_of(found, replay)
+    widths = {HIDDEN: config.hidden, TOPK: SPECULATION.topk}
+    counts = 0 if batch is None else batch.live_tokens, extents[Axis.TOKEN]
+    static = {}
+    for row in RUNNERS[replay.runner].rows:
+        longer = {axis: extent + 2 for axis, extent in extents.items()} | {Axis.MASK: 800}
+        stale = 1 if row.dtype is torch.bool else STALE
+        static[row.name] = buffer = torch.full(
+            row.shape(longer, widths), stale, dtype=row.dtype or torch.float32
+        )
+        fill = FILLS[replay.runner].get(row.name)
+        if fill is not None:
+            row.head(buffer, extents[row.axis])[:] = fill
+        if row.name in TOKEN_COUNTS:
+            buffer[:] = counts[TOKEN_COUNTS.index(row.name)]
+        elif batch is not None and not (mode is Mode.DRAFT and row.name in NEVER_POPULATED):
+            values = live_part(found, batch, row)
+            row.head(buffer, row.length(values)).copy_(values)
+    return static
 
 
 def right_end(owners: Sequence[Owner], sizes: PoolSizes, config: ModelConfig) -> StepEnd:

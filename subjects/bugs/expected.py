@@ -1,4 +1,7 @@
-"""Rows and columns of the table of expectations. A column is a kind of runner."""
+"""Expectations: which property must detect a bug on a kind of runner, or why none can.
+
+The properties are those in `harness/checks/table.py`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,1 +1,0 @@
-"""Computes the flags of properties on the device. On a GPU each question is one kernel."""

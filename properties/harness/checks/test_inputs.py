@@ -1,0 +1,135 @@
+"""live_inputs on static inputs made by hand."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.static_inputs import CONVERTED, METADATA, ROOM, parts, rows_of_lists
+from paritybit.harness.checks.step_properties.live_inputs import judge
+from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.schedules.schedule import Admit, Decode, DraftExtend, Schedule
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import Role
+from paritybit.subjects.contracts import LISTED_CONVERSIONS, Policy
+from paritybit.subjects.runners import RUNNERS
+
+from properties.support.harness.faults import padding_filled_with
+from properties.support.harness.observations import BUCKET, idle, observation
+from properties.support.harness.planting import SCHEDULE, play
+
+
+@pytest.mark.parametrize("make", [observation, idle])
+@pytest.mark.parametrize("mode", Mode)
+def test_the_first_and_last_element_of_each_part_are_named_when_wrong(
+    mode: Mode, make: Callable[[Mode], Observation]
+) -> None:
+    judged = [(part.name, part.live) for part in parts(make(mode))]
+    assert judged
+    for number, (name, live) in enumerate(judged):
+        for corner in (0, -1):
+            spoiled = make(mode)
+            held = list(parts(spoiled))[number].held
+            if not held.numel():
+                continue
+            index = (corner,) * held.dim()
+            held[index] = ~held[index] if held.dtype is torch.bool else held[index] + 1
+            found = judge(spoiled)
+            assert found is not None
+            assert (found[1]["input"], found[1]["live"]) == (name, live)
+            assert f"{name}[" in found[0]
+
+
+def test_a_tail_that_padding_keeps_and_a_buffer_beyond_its_bucket_may_have_any_value() -> None:
+    right = observation()
+    right.static["input_ids"][2:] = 77
+    right.static["req_pool_indices"][BUCKET:] = 3
+    assert judge(right) is None
+
+
+def test_unknown_and_missing_static_inputs_are_named() -> None:
+    right = observation()
+    further = replace(right, static={**right.static, "grammar_rows": torch.zeros(4)})
+    lacking = replace(right, static={k: v for k, v in right.static.items() if k != "positions"})
+    for spoiled, message in (
+        (further, "the expected value of static input grammar_rows is unknown"),
+        (lacking, "static input positions does not exist"),
+    ):
+        found = judge(spoiled)
+        assert found is not None
+        assert found[0] == f"decode: {message}"
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("seq_lens", torch.int64), ("kv_indptr", torch.int64)])
+def test_a_wrong_dtype_is_named_though_every_value_is_right(name: str, dtype: torch.dtype) -> None:
+    right = observation()
+    lists = {"kv_indptr": torch.zeros(4096, dtype=torch.int32)}
+    right = replace(right, static={**right.static, **lists})
+    assert judge(right) is None
+    found = judge(replace(right, static={**right.static, name: right.static[name].to(dtype)}))
+    assert found is not None
+    assert found[0] == f"decode: static buffer {name} is {dtype}; the engine needs torch.int32"
+
+
+def test_every_listed_conversion_has_a_required_dtype() -> None:
+    converted = {name: into for name, _, into in LISTED_CONVERSIONS}
+    assert converted.items() <= {**METADATA, **CONVERTED}.items()
+
+
+@pytest.mark.parametrize("mode", ROOM)
+def test_a_buffer_that_is_too_small_for_the_longest_requests_is_named(mode: Mode) -> None:
+    """It is short by one element, although this batch fits."""
+    right = observation(mode)
+    config = right.layout.configs[Role.TARGET]
+    for name, room in ROOM[mode].items():
+        needed = room.of(config, rows_of_lists(mode, BUCKET, config.speculation))
+        buffer = torch.zeros(needed, dtype=METADATA.get(name, torch.bool))
+        if name in right.static:  # A mask. Its live part comes first.
+            live = right.static[name][:needed]
+            buffer[: len(live)] = live
+        assert judge(replace(right, static={**right.static, name: buffer})) is None
+        found = judge(replace(right, static={**right.static, name: buffer[:-1]}))
+        assert found is not None
+        assert found[0].endswith(
+            f"static buffer {name} has room for {needed - 1} elements; a bucket of {BUCKET} can "
+            f"need {needed}"
+        )
+
+
+@pytest.mark.parametrize("runner", ["decode", "target_verify", "eagle_draft", "frozen_kv_mtp"])
+def test_padding_with_a_wrong_row_is_detected_although_the_fresh_engine_agrees(
+    runner: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 1 instead of 0. Drafts also scatter into that row of the draft table."""
+    fault = padding_filled_with("req_pool_indices", 1)
+    _, outcome = play(device, runner, fault, monkeypatch, tuple(STEP_PROPERTIES))
+    overwritten = {"kv_parity"} if RUNNERS[runner].mode.drafts else set()
+    assert outcome.violated == {"read_frame", "live_inputs"} | overwritten
+
+
+def test_a_wrong_policy_in_a_contract_is_detected(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The subject, the fresh engine and the harness all follow that contract."""
+    rows = tuple(
+        replace(row, policy=Policy.KEEP) if row.name == "out_cache_loc" else row
+        for row in RUNNERS["decode"].rows
+    )
+    monkeypatch.setattr(RUNNERS["decode"], "rows", rows)
+    trial = TrialConfig("decode", device=device, buckets=(2, 4), token_buckets=(4, 12))
+    steps = *SCHEDULE.steps[:3], *[Decode((0, 1, 2))] * 3, *SCHEDULE.steps[3:]
+    outcome = Lockstep(trial).play(Schedule(steps, SCHEDULE.seed))
+    assert outcome.error is None
+    assert {"live_inputs", "write_frame"} <= outcome.violated
+
+
+def test_a_batch_that_is_padded_in_tokens_only_is_clean(device: str) -> None:
+    trial = TrialConfig("eagle_draft_extend", device=device, buckets=(2,), token_buckets=(12,))
+    both = (0, 1)
+    steps = Admit(4, 4), Admit(4, 4), DraftExtend(both), Decode(both), DraftExtend(both)
+    outcome = Lockstep(trial).play(Schedule(steps))
+    assert (outcome.error, outcome.violations) == (None, ())
+    assert outcome.events["eagle_draft_extend: padded replay"] == 1

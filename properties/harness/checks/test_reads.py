@@ -1,0 +1,106 @@
+"""read_frame on key lists made by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from paritybit.harness.checks.step_properties.read_frame import columns_read, judge
+from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.schedules.schedule import Step
+from paritybit.reference.batch import Mode, Span
+from paritybit.subjects.protocol import Keys
+from paritybit.subjects.runners import ONE_PER_ENGINE
+from torch import Tensor
+
+from properties.support.harness.observations import FREE, OWNERS, observation
+from properties.support.harness.planting import SCHEDULE, shared
+
+
+def with_keys(observed: Observation, **changes: Tensor) -> Observation:
+    """Return an observation whose lists of full layers are changed."""
+    assert observed.keys is not None
+    full = replace(observed.keys.full, **changes)
+    return replace(observed, keys=replace(observed.keys, full=full))
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_a_key_more_or_less_of_any_row_is_detected(mode: Mode) -> None:
+    """For a padded row, any key but slot 0."""
+    right = observation(mode)
+    assert right.keys is not None and judge(right) is None
+    full, mask = right.keys.full, right.keys.mask
+    for row in range(len(full.begin)):
+        padded, start = int(full.slots[full.begin[row]]) == 0, full.mask_start
+        last = int(full.end[row] - full.begin[row]) - 1
+        masked = mask is not None and start is not None and not mask[start[row] + last]
+        less, more, other = full.end.clone(), full.end.clone(), full.slots.clone()
+        less[row] -= 1
+        other[full.begin[row]] = FREE
+        assert (judge(with_keys(right, end=less)) is None) == (padded or masked)
+        assert judge(with_keys(right, slots=other)) is not None
+        if row + 1 < len(full.begin):
+            more[row] += 1
+            harmless = padded and int(full.slots[full.end[row]]) == 0
+            assert (judge(with_keys(right, end=more)) is None) == harmless
+
+
+def test_a_wrong_mask_bit_of_a_tree_is_detected() -> None:
+    """A verified token that sees a sibling, and one that does not see its parent."""
+    for place in range(8):
+        right = observation(Mode.TARGET_VERIFY)
+        assert right.keys is not None and right.keys.mask is not None
+        right.keys.mask[place] = ~right.keys.mask[place]
+        assert judge(right) is not None
+
+
+@pytest.mark.parametrize("slot", [OWNERS[0].full_pages[1], -1, 10_000])
+def test_a_slot_read_twice_and_an_invalid_slot_are_detected(slot: int) -> None:
+    right = observation()
+    assert right.keys is not None
+    right.keys.full.slots[0] = slot
+    found = judge(right)
+    assert found is not None
+    assert found[0].startswith("live row 0 reads ")
+
+
+def test_missing_and_endless_rows_are_detected() -> None:
+    right = observation()
+    assert right.keys is not None
+    full, swa = (Keys(k.begin[:1], k.end[:1], k.slots) for k in (right.keys.full, right.keys.swa))
+    assert judge(replace(right, keys=replace(right.keys, full=full, swa=swa))) is not None
+    assert judge(with_keys(right, end=right.keys.full.end + 2**40)) is not None
+
+
+@pytest.mark.parametrize("engine", ONE_PER_ENGINE)
+def test_the_lists_of_all_forwards_but_those_of_an_idle_prefill_are_observed(
+    engine: str, device: str
+) -> None:
+    lockstep = shared(device, engine)
+    without: list[Observation] = []
+
+    def observer(
+        place: int, step: Step, observed: Observation | None, violated: frozenset[str]
+    ) -> None:
+        if observed is not None and observed.keys is None:
+            without.append(observed)
+
+    lockstep.watch(STEP_PROPERTIES)
+    assert lockstep.play(SCHEDULE, observer).violations == ()
+    assert all(one.graph.batch is None and one.mode is Mode.EXTEND for one in without)
+
+
+@pytest.mark.parametrize(
+    ("window", "right"),
+    [
+        (None, [[0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 5], [0, 1, 2, 3, 4, 6]]),
+        (3, [[1, 2, 3], [2, 3, 4], [2, 3, 5], [3, 4, 6]]),
+    ],
+)
+def test_a_row_of_a_tree_reads_its_past_and_its_ancestors(
+    window: int | None, right: list[list[int]]
+) -> None:
+    tree = ((7, -1), (8, 0), (9, 0), (8, 1))
+    span = Span(1, 0, 3, 7, range(7), range(7), 0, 0, False, 0, tree)
+    found = columns_read(Mode.TARGET_VERIFY, span, window)
+    assert [np.arange(7)[row].tolist() for row in found] == right
