@@ -1,8 +1,12 @@
-"""The op interface: all arithmetic of the model.
+"""The ops: all arithmetic of the model.
 
-Both runs call the same ops, so their bits can be compared. Every op is batch-invariant: the bits of
-a row depend only on that row's inputs, not on the number of rows or the row's place. The interface
-can log its ops, because a dispatch mode does not see Triton launches.
+The eager and the graph run call the same ops, so their bits can be compared. Every op is
+batch-invariant: the bits of a row depend only on that row's inputs, not on the number of rows or
+the row's place. A product is a batch of products, one per row, each of the same shape whatever the
+batch; `F.linear` is not used, because its bits change with the batch size. On CUDA,
+`reference/cuda_ops.py` replaces the ops whose bits, or order of writes, depend on the batch there.
+
+The ops can be logged, because a dispatch mode does not see Triton launches.
 
 Shapes: T rows (tokens), H hidden, O output features, V vocabulary, Q query heads, G KV heads, D
 head dimension, S slots of a sub-pool, N listed slots. Floating tensors have the model's dtype
@@ -10,7 +14,6 @@ head dimension, S slots of a sub-pool, N listed slots. Floating tensors have the
 result once.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -19,9 +22,22 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu, pad, silu
 
 STATE_GAIN = 0.5
 """The share of a token's embedding that is added to the recurrent state."""
+
+NORM_EPSILON = 1e-6
+COUNTING = 4096
+GELU_SCALE = 1.5957691216057308  # 2 * sqrt(2 / pi): tanh form as a logistic
+GELU_CUBE = 0.044715
+LANES = 16
+"""Number of float32 elements in the longest vectors of a CPU.
+
+A softmax over whole vectors takes half as long.
+"""
+VECTOR = 64
+"""A multiple of the float32 vectors of any CPU, as torch unrolls them."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -34,14 +50,6 @@ class OpCall:
     name: str
     inputs: tuple[Any, ...]
     result: Any
-
-
-class Paths(NamedTuple):
-    """How the states of tokens follow from one another: see `Ops.scan_states`."""
-
-    sources: Tensor
-    parents: Tensor
-    longest: int
 
 
 class ListedKeys(NamedTuple):
@@ -103,18 +111,31 @@ def require_contiguous(*tensors: Tensor) -> None:
             )
 
 
-class Ops(ABC):
-    """The ops of the decoder.
+class Ops:
+    """The ops of the decoder, in torch, on one device. A tape and a CUDA graph can record them.
 
     - `log`: if not None, each call adds its op's name.
     - `calls`: if not None, each call is added. Its tensors stay alive.
     - `given`: if not None, a function from an op's name and arguments to the arguments to use.
+
+    Constants are tensors, created once. Torch takes longer to convert a Python number than to
+    multiply a small tensor, and a tape would convert it again at every replay.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         self.log: list[str] | None = None
         self.calls: list[OpCall] | None = None
         self.given: Callable[[str, tuple[Any, ...]], tuple[Any, ...]] | None = None
+        counting = torch.arange(COUNTING)
+        self.zero, self.one = torch.zeros((), device=device), torch.ones((), device=device)
+        self.minus_infinity = torch.full((), -torch.inf, device=device)
+        self.epsilon = torch.full((1, 1, 1), NORM_EPSILON, device=device)
+        self.gelu_scale = torch.tensor(-GELU_SCALE, device=device)
+        self.gelu_cube = torch.tensor(-GELU_SCALE * GELU_CUBE, device=device)
+        self.counting = counting.to(device)
+        self.inverse_root = counting.double().pow(-0.5).float().to(device)
+        self.within = (torch.arange(2 * COUNTING) < COUNTING).to(device)
+        self.place = counting.to(torch.int32).unsqueeze(1).to(device)
 
     def record(self, name: str) -> None:
         """Add `name` to the log, if one is kept."""
@@ -132,11 +153,10 @@ class Ops(ABC):
         """Return what is added to the embeddings of tokens, float32 [T, H].
 
         That is row t of `states` [T, H] if `state_mask` (bool [T]) is set, plus row `encoder_lens`
-        (int64 [T]) of `encoder_table`, which models cross attention. Raises ValueError unless mask
-        and lengths are contiguous.
+        (int64 [T]) of `encoder_table`, which models cross attention.
         """
-        require_contiguous(state_mask, encoder_lens)
-        return self._payload(states, state_mask, encoder_table, encoder_lens)
+        state = torch.where(state_mask[:, None], _wide(states), self.zero)
+        return state + _wide(encoder_table.index_select(0, encoder_lens))
 
     @operation
     def scan_states(
@@ -156,14 +176,23 @@ class Ops(ABC):
 
         - the state of token parents[t], which is less than t
         - row sources[t] of `states` [N, H] if parents[t] is -1
-        - zero, without a load, if both are -1
+        - zero if both are -1
 
         No path of parents is longer than `longest` tokens. The index tensors are int64 [T], `table`
-        is [V, H], `decay` float32 [H]. Raises ValueError unless the index tensors are contiguous.
+        is [V, H], `decay` float32 [H].
         """
-        require_contiguous(sources, parents, input_ids)
-        paths = Paths(sources, parents, longest)
-        return self._scan_states(states, paths, table, input_ids, decay)
+        added = _wide(table.index_select(0, input_ids)) * STATE_GAIN
+        before = _wide(states.index_select(0, sources.clamp(min=0)))
+        before = torch.where((sources >= 0)[:, None], before, self.zero)
+        found = _as(added + decay * before, table)
+        if longest == 1:
+            return found
+        follows, place = (parents >= 0)[:, None], parents.clamp(min=0)
+        # Each turn completes one more token of each path.
+        for _ in range(longest - 1):
+            after = _as(added + decay * _wide(found.index_select(0, place)), table)
+            found = torch.where(follows, after, found)
+        return found
 
     @operation
     def store_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
@@ -178,7 +207,7 @@ class Ops(ABC):
     @operation
     def embed(self, table: Tensor, input_ids: Tensor, payload: Tensor) -> Tensor:
         """Return rows `input_ids` [T] of `table` [V, H] plus `payload` float32 [T, H]: [T, H]."""
-        return self._embed(table, input_ids, payload)
+        return _as(_wide(table.index_select(0, input_ids)) + payload, table)
 
     @operation
     def rotary(self, positions: Tensor, section: Tensor, frequency: Tensor) -> Tensor:
@@ -187,12 +216,13 @@ class Ops(ABC):
         Rotary pair d turns by positions[section[d]] * frequency[d] (radians);
         `section` is int64 [D/2], `frequency` float32 [D/2].
         """
-        return self._rotary(positions, section, frequency)
+        angle = positions.index_select(0, section).to(torch.float32).T * frequency
+        return torch.stack([angle.cos(), angle.sin()])
 
     @operation
     def norm_linear(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
         """Return RMSNorm(hidden [T, H]; norm [H]) times weight [O, H] transposed: [T, O]."""
-        return self._norm_linear(hidden, norm, weight)
+        return _as(self._projected(hidden, norm, weight).squeeze(1), hidden)
 
     @operation
     def project_heads(
@@ -203,12 +233,18 @@ class Ops(ABC):
         The first `turned` of the A heads, [T, turned, D], are rotated by `rotary` [2, T, D/2],
         first half against second. The others, [T, A - turned, D], are not.
         """
-        return self._project_heads(hidden, norm, weight, rotary, turned)
+        rows, pairs = hidden.shape[0], rotary.shape[2]
+        heads = self._projected(hidden, norm, weight).view(rows, -1, 2, pairs)
+        halves, others = heads.split_with_sizes((turned, heads.shape[1] - turned), dim=1)
+        cosine, sine = (rotary.view(2, rows, 1, 1, pairs) * halves).unbind()
+        (first_cosine, second_cosine), (first_sine, second_sine) = cosine.unbind(2), sine.unbind(2)
+        found = torch.cat([first_cosine - second_sine, second_cosine + first_sine], dim=-1)
+        return _as(found, hidden), _as(others.flatten(2), hidden)
 
     @operation
     def linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
         """Return residual [T, H] + inputs [T, I] times weight [H, I] transposed."""
-        return self._linear_add(inputs, weight, residual)
+        return _as(self._added(_wide(residual), _wide(inputs).unsqueeze(1), weight), residual)
 
     @operation
     def gated_linear_add(
@@ -224,17 +260,21 @@ class Ops(ABC):
         `gate_up` is [T, 2 I], gate first. Rows at or beyond `row_limit` (int32 [1]) keep their
         residual, as experts skip padded rows.
         """
-        return self._gated_linear_add(gate_up, weight, residual, activation, row_limit)
+        gate, up = _wide(gate_up).view(gate_up.shape[0], 2, 1, -1).unbind(1)
+        added = self._added(_wide(residual), self._activated(gate, activation) * up, weight)
+        live = self.place[: residual.shape[0]] < row_limit
+        return torch.where(live, _as(added, residual), residual)
 
     @operation
     def limit_rows(self, rows: Tensor, row_limit: Tensor) -> Tensor:
         """Return `rows` [T, O] with zeros in the rows at or beyond `row_limit` (int32 [1])."""
-        return self._limit_rows(rows, row_limit)
+        index = torch.arange(rows.shape[0], device=rows.device)
+        return rows.masked_fill(index[:, None] >= row_limit, 0.0)
 
     @operation
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return the softmax of every row of `logits` [T, V], float32 [T, V]."""
-        return self._probabilities(logits)
+        return torch.softmax(_wide(logits), dim=-1)
 
     @operation
     def largest(self, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -245,7 +285,19 @@ class Ops(ABC):
         and distinct whatever the values; if `count` exceeds N, the last place repeats. `count` is
         positive.
         """
-        return self._largest(values, count)
+        ranked = values.masked_fill(values.isnan(), -torch.inf)
+        index = torch.arange(values.shape[1], device=values.device)
+        gone = torch.zeros_like(ranked, dtype=torch.bool)
+        found = []
+        for _ in range(count):
+            best = ranked.masked_fill(gone, -torch.inf).amax(-1, keepdim=True)
+            trailing = (ranked != best).logical_or(gone)
+            place = index.expand_as(ranked).masked_fill(trailing, values.shape[1] - 1)
+            place = place.amin(-1, keepdim=True)
+            gone = gone.logical_or(index == place)
+            found.append(place)
+        places = torch.cat(found, dim=-1)
+        return ranked.gather(-1, places), places
 
     @operation
     def store_kv(
@@ -304,59 +356,127 @@ class Ops(ABC):
         keys = ListedKeys(begin, end, slots, mask, mask_start, max_keys)
         return self._attention(query, cache, keys, sinks, reused or Reused())
 
-    @abstractmethod
-    def _payload(
-        self, states: Tensor, state_mask: Tensor, encoder_table: Tensor, encoder_lens: Tensor
-    ) -> Tensor: ...
+    def _store_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
+        # One thread copies in order, so the last of several values for one row stays.
+        table.index_copy_(0, rows, values)
 
-    @abstractmethod
-    def _scan_states(
-        self, states: Tensor, paths: Paths, table: Tensor, input_ids: Tensor, decay: Tensor
-    ) -> Tensor: ...
+    def _store_kv(self, cache: Tensor, loc: Tensor, key: Tensor, value: Tensor) -> None:
+        # One thread copies in order, so the last of several values for one slot stays.
+        cache.index_copy_(1, loc.long(), torch.stack([key, value]))
 
-    @abstractmethod
-    def _store_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None: ...
+    def _projected(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
+        """Return RMSNorm(hidden) times a weight [O, I] transposed, float32 [T, 1, O]."""
+        rows, weight = _whole(_wide(hidden)).unsqueeze(1), _whole(weight)
+        # The mean of squares plus epsilon, as the product of each row with itself.
+        mean = torch.baddbmm(self.epsilon, rows, rows.transpose(1, 2), alpha=1 / hidden.shape[1])
+        normed = rows * torch.rsqrt(mean) * _whole(_wide(norm))
+        return torch.bmm(normed, _factor(weight, normed))
 
-    @abstractmethod
-    def _embed(self, table: Tensor, input_ids: Tensor, payload: Tensor) -> Tensor: ...
+    def _added(self, residual: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
+        """Return residual [T, O] + inputs [T, 1, I] times weight [O, I] transposed, all float32."""
+        inputs, weight = _whole(inputs), _whole(weight)
+        factor = _factor(weight, inputs)
+        return torch.baddbmm(residual.unsqueeze(1), inputs, factor).squeeze(1)
 
-    @abstractmethod
-    def _rotary(self, positions: Tensor, section: Tensor, frequency: Tensor) -> Tensor: ...
+    def _activated(self, gate: Tensor, activation: str) -> Tensor:
+        """Return the activation of `gate` [..., F]: fused on a CPU if VECTOR divides F."""
+        if gate.shape[-1] % VECTOR == 0 and not gate.is_cuda:
+            return gelu(gate, approximate="tanh") if activation == "gelu" else silu(gate)
+        exponent = -gate
+        if activation == "gelu":
+            exponent = gate * (self.gelu_scale + self.gelu_cube * (gate * gate))
+        return gate / (torch.exp(exponent) + self.one)
 
-    @abstractmethod
-    def _norm_linear(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor: ...
-
-    @abstractmethod
-    def _project_heads(
-        self, hidden: Tensor, norm: Tensor, weight: Tensor, rotary: Tensor, turned: int
-    ) -> tuple[Tensor, Tensor]: ...
-
-    @abstractmethod
-    def _linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor: ...
-
-    @abstractmethod
-    def _gated_linear_add(
-        self,
-        gate_up: Tensor,
-        weight: Tensor,
-        residual: Tensor,
-        activation: str,
-        row_limit: Tensor,
-    ) -> Tensor: ...
-
-    @abstractmethod
-    def _limit_rows(self, rows: Tensor, row_limit: Tensor) -> Tensor: ...
-
-    @abstractmethod
-    def _probabilities(self, logits: Tensor) -> Tensor: ...
-
-    @abstractmethod
-    def _largest(self, values: Tensor, count: int) -> tuple[Tensor, Tensor]: ...
-
-    @abstractmethod
-    def _store_kv(self, cache: Tensor, loc: Tensor, key: Tensor, value: Tensor) -> None: ...
-
-    @abstractmethod
     def _attention(
         self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None, reused: Reused
-    ) -> Tensor: ...
+    ) -> Tensor:
+        rows, heads, dim = query.shape
+        kv_heads, max_keys = cache.shape[2], keys.max_keys
+        width = max_keys if sinks is None else max_keys + 1
+        width = -(-width // LANES) * LANES
+        entry, bias, has_key = reused.of((*keys, width, kv_heads), self._read_entries)
+        found = _wide(cache.view(2, -1, dim).index_select(1, entry))
+        key, value = found.view(2, rows * kv_heads, width, dim).unbind()
+        scaled = (_wide(query) * self.inverse_root[dim]).view(rows * kv_heads, -1, dim)
+        score = torch.baddbmm(bias, scaled, key.transpose(1, 2))
+        if sinks is not None:
+            score.view(rows, heads, width).select(2, max_keys).copy_(sinks)
+        weight = torch.softmax(score, dim=-1)
+        if sinks is not None:  # A sink has weight but no value.
+            weight, value = weight[..., :max_keys], value[:, :max_keys]
+        mixed = torch.bmm(weight, value).view(rows, heads, dim)
+        return _as(torch.where(has_key, mixed, self.zero), query)
+
+    def _read_entries(
+        self,
+        begin: Tensor,
+        end: Tensor,
+        slots: Tensor,
+        mask: Tensor | None,
+        mask_start: Tensor | None,
+        max_keys: int,
+        width: int,
+        kv_heads: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what attention derives from its lists. All layers of a kind share it.
+
+        - The entries to read, int64 [T * G * width], of a cache whose entries are the heads of its
+          slots.
+        - A bias for the scores, float32 [T * G, 1, width]: 0 if a key takes part, else minus
+          infinity.
+        - Whether any key takes part, bool [T, 1, 1].
+        """
+        turn = self.counting[:width]
+        place = begin.unsqueeze(1) + turn
+        taken = place < end.unsqueeze(1)
+        if width > max_keys:
+            taken = taken.logical_and(
+                self.within[COUNTING - max_keys : COUNTING - max_keys + width]
+            )
+        last = slots.shape[0] - 1
+        if mask is None or mask_start is None:
+            # A place beyond the list reads the row's first slot again, and takes no part.
+            place = torch.where(taken, place, begin.clamp(max=last).unsqueeze(1))
+            # The first place is listed unless the row has no key.
+            has_key = taken[:, :1]
+        else:
+            bit = (mask_start.unsqueeze(1) + turn).clamp(0, mask.shape[0] - 1)
+            taken = taken.logical_and(mask.take(bit))
+            # A masked place reads the row's last unmasked place again.
+            other = (taken * turn).amax(-1, keepdim=True)
+            place = (begin.unsqueeze(1) + torch.where(taken, turn, other)).clamp(0, last)
+            has_key = taken.any(-1, keepdim=True)
+        slot = slots.index_select(0, place.flatten()).view(-1, 1, width)
+        # The cache as rows of one head each. The heads of a slot are adjacent.
+        group = self.counting[:kv_heads].unsqueeze(1)
+        entry = torch.add(group, slot, alpha=kv_heads).flatten()
+        by_head = taken.unsqueeze(1).expand(-1, kv_heads, -1)
+        bias = torch.where(by_head, self.zero, self.minus_infinity).view(-1, 1, width)
+        return entry, bias, has_key.unsqueeze(2)
+
+
+def _wide(values: Tensor) -> Tensor:
+    """Return values in float32. The check is cheaper than a conversion without effect."""
+    return values if values.dtype is torch.float32 else values.float()
+
+
+def _as(values: Tensor, like: Tensor) -> Tensor:
+    """Return values in the dtype of `like`, rounded once."""
+    return values if values.dtype is like.dtype else values.to(like.dtype)
+
+
+def _whole(values: Tensor) -> Tensor:
+    """Return values [..., I] with each row padded with zeros to a multiple of LANES.
+
+    All rows are then aligned alike to a CPU's vectors, on which the bits of a product may depend.
+    """
+    beyond = -values.shape[-1] % LANES
+    return pad(values, (0, beyond)) if beyond else values
+
+
+def _factor(weight: Tensor, inputs: Tensor) -> Tensor:
+    """Return weight [O, I] as the factor of each row of `inputs` [T, ...]: [T, I, O]."""
+    wide = _wide(weight)
+    (outputs, width), (along, across) = wide.shape, wide.stride()
+    # Transposed and expanded in one call.
+    return wide.as_strided((inputs.shape[0], width, outputs), (0, across, along))

@@ -12,14 +12,10 @@ from typing import TypeVar
 
 import torch
 from paritybit.reference.config import Kind, ModelConfig, Role
-from paritybit.reference.kernels.late import imported_late
 from paritybit.reference.state_pool import Section, StatePool, section_shapes
 from torch import Tensor
 
 Name = TypeVar("Name")
-
-ON_CUDA = "paritybit.reference.kernels.tables"
-"""The module whose kernels write and read index tables on CUDA."""
 
 LOC_DTYPE = {Kind.FULL: torch.int64, Kind.SWA: torch.int32}
 """The store ABI: the dtype of the write locations of each sub-pool."""
@@ -72,11 +68,6 @@ class Tables:
 
     def write(self, rows: Tensor, columns: Tensor, full: Tensor, swa: Tensor) -> None:
         """Map (row, column) to its full slot and the full slot to its SWA slot; all int64 [N]."""
-        if rows.is_cuda:
-            imported_late(ON_CUDA).write(
-                self.req_to_token, self.full_to_swa_index_mapping, rows, columns, full, swa
-            )
-            return
         self.req_to_token[rows, columns] = full.to(torch.int32)
         self.full_to_swa_index_mapping[full] = swa
 
@@ -86,10 +77,6 @@ class Tables:
         Cells are indices of the flattened `req_to_token`, int64.
         """
         table, mapping = self.req_to_token, self.full_to_swa_index_mapping
-        if full_cells.is_cuda:
-            made = imported_late(ON_CUDA).read
-            found: tuple[Tensor, Tensor] = made(table, mapping, full_cells, swa_cells)
-            return found
         # On a CPU, take is twice as fast as indexing.
         full, swa = (table.take(cells).to(torch.int64) for cells in (full_cells, swa_cells))
         return full, mapping.take(swa)

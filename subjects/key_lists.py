@@ -5,13 +5,12 @@ rows too, as in the engine's attention backends. Eager attention gets fresh list
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from paritybit.reference.batch import ForwardBatch
 from paritybit.reference.config import SPECULATION
-from paritybit.reference.kernels.late import imported_late
 from paritybit.subjects.buffers import BufferPool, Conversions, copy_together
+from paritybit.subjects.listing import list_rows, list_spans
 from paritybit.subjects.pool import SubjectPool
 from paritybit.subjects.protocol import KeyLists, Keys
 from paritybit.subjects.toggles import MemoResets, Toggles
@@ -19,12 +18,6 @@ from torch import Tensor
 
 Lists = dict[str, Tensor]
 """Metadata by buffer name."""
-
-LISTING = {"cpu": "paritybit.subjects.listing.host", "cuda": "paritybit.subjects.listing.device"}
-"""The module that lists the slots of requests on each device. Both have the same functions."""
-
-DRAFTS_ON_CUDA = "paritybit.subjects.listing.drafts"
-"""The module that lists drafts to verify on CUDA."""
 
 
 class StaticLists:
@@ -88,7 +81,7 @@ def row_lists(
     (column, by): keys from `column` on are read `by` columns further on.
     """
     lengths = seq_lens_cpu.tolist()
-    lists = listing(seq_lens.device).list_rows(
+    lists = list_rows(
         req_pool_indices,
         seq_lens,
         (sum(lengths), sum(min(length, window) for length in lengths)),
@@ -178,7 +171,7 @@ def span_lists(
         max(length - count - window + 1, 0) for length, count in zip(lengths, ran, strict=True)
     )
     total = sum(lengths)
-    lists = listing(seq_lens.device).list_spans(
+    lists = list_spans(
         req_pool_indices,
         seq_lens,
         counts,
@@ -237,8 +230,8 @@ def verify_keys(
     begin, end = lists["window_key_begin"][:tokens], lists["window_key_end"][:tokens]
     mask_indptr = lists["mask_indptr"][:tokens]
     page_table, offsets = lists["swa_page_table"], lists["window_kv_offsets"]
-    made = imported_late(DRAFTS_ON_CUDA).tree_keys if begin.is_cuda else tree_keys
-    slots, mask_start = made(page_table, offsets, begin, mask_indptr, page_table_width(window))
+    width = page_table_width(window)
+    slots, mask_start = tree_keys(page_table, offsets, begin, mask_indptr, width)
     return KeyLists(
         Keys(
             lists["key_begin"][:tokens],
@@ -281,10 +274,8 @@ def verify_lists(
     """
     table, drafts = pool.pool.req_to_token, SPECULATION.draft_tokens
     total = sum(seq_lens_cpu.tolist()) + drafts * seq_lens_cpu.shape[0]
-    list_rows = listing(seq_lens.device).list_rows
     full = list_rows(req_pool_indices, seq_lens + drafts, (total, 0), window, table, None)
-    made = imported_late(DRAFTS_ON_CUDA).tree_lists if positions.is_cuda else tree_lists
-    lists: Lists = made(req_pool_indices, seq_lens, positions, window, table)
+    lists = tree_lists(req_pool_indices, seq_lens, positions, window, table)
     if toggles.translate_page_table:
         page_table = translate_window(lists["swa_page_table"], pool, toggles.memo_resets)
         lists["swa_page_table"] = page_table
@@ -317,11 +308,6 @@ def tree_lists(
         "window_key_end": (row_start + ends[request]).to(torch.int32),
         "mask_indptr": mask_indptr,
     }
-
-
-def listing(device: torch.device) -> Any:
-    """Return the module that lists slots on a device."""
-    return imported_late(LISTING[device.type])
 
 
 def translated(lists: Lists, pool: SubjectPool, memo_resets: MemoResets) -> Lists:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import numpy as np
 import torch
 from paritybit.reference.order import Arrived, InOrder, Values
 from paritybit.subjects.streams import Event, Streams
@@ -23,9 +22,6 @@ Result = TypeVar("Result")
 
 FEWEST_ELEMENTS = 256
 """The minimum number of elements of a pinned buffer."""
-
-ONCE_ELEMENTS = 1 << 18
-"""The number of elements of pinned memory that is written only once, enough for a long schedule."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +33,6 @@ class Staged:
 
     host: Mapping[str, Tensor]
     pinned: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Launch(Generic[Result]):
-    """A forward and the work that follows it.
-
-    `forward` gets the batch's values on the device, `follow` the result of `forward`. `asks` says
-    whether the host waits for the device during the forward.
-    """
-
-    forward: Callable[[Arrived], Result]
-    follow: Callable[[Result], None]
-    asks: bool
 
 
 @dataclass
@@ -73,27 +56,24 @@ class Overlap(InOrder):
     before anything else.
     """
 
-    used: int
     copied: Event | None
     written: Event | None
     in_flight: Event | None
 
-    def __init__(self, streams: Streams, device: torch.device) -> None:
-        super().__init__(device)
-        self.streams = streams
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.streams = Streams()
         self.buffers: dict[str, Tensor] = {}
-        self.once_memory = self._pinned(torch.zeros(ONCE_ELEMENTS, dtype=torch.int64))
 
     def clear(self) -> None:
         """Start again with nothing in flight."""
         self.streams.clear()
-        self.used = 0
         self.copied = self.written = self.in_flight = None
 
     def write(self, values: Values, work: Callable[[Arrived], None]) -> None:
         """Write to tables on the schedule stream, from host memory that is used once."""
-        once = {name: self._once(listed) for name, listed in values.items()}
-        self.streams.schedule.run(lambda: work(self.arrive(once)))
+        once = listed(values)
+        self.streams.schedule.run(lambda: work(arrived(once)))
         self.written = self.streams.schedule.record()
 
     def freeing(self) -> None:
@@ -122,59 +102,47 @@ class Overlap(InOrder):
     def stage(self, values: Values) -> Staged:
         """Fill the pinned buffers with a batch's values."""
         self.wait_for_copies()
-        pinned = {name: self.fill(name, listed) for name, listed in values.items()}
-        return Staged({name: self._once(listed) for name, listed in values.items()}, pinned)
+        pinned = {name: self.fill(name, numbers) for name, numbers in values.items()}
+        return Staged(listed(values), pinned)
 
-    def fill(self, name: str, listed: Sequence[int]) -> Tensor:
+    def fill(self, name: str, numbers: Sequence[int]) -> Tensor:
         """Fill the pinned buffer of a name, and return the part that holds the values."""
         buffer = self.buffers.get(name)
-        if buffer is None or buffer.shape[0] < len(listed):
-            buffer = self._pinned(torch.zeros(max(len(listed), FEWEST_ELEMENTS), dtype=torch.int64))
+        if buffer is None or buffer.shape[0] < len(numbers):
+            buffer = torch.zeros(max(len(numbers), FEWEST_ELEMENTS), dtype=torch.int64)
             self.buffers[name] = buffer
-        part = buffer[: len(listed)]
-        part.copy_(on_host(listed))
+        part = buffer[: len(numbers)]
+        part.copy_(torch.tensor(numbers, dtype=torch.int64))
         return part
 
-    def arrive(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return copies on the device. They are made on the current stream when it reaches them."""
-        if self.device.type == "cpu":
-            return {name: tensor.clone() for name, tensor in values.items()}
-        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in values.items()}
+    def launch(
+        self,
+        staged: Staged | None,
+        forward: Callable[[Arrived], Result],
+        follow: Callable[[Result], None],
+    ) -> Flight[Result]:
+        """Start the forward of a staged batch (None if it is idle) and the work that follows it.
 
-    def _once(self, listed: Sequence[int]) -> Tensor:
-        """Return values in host memory that is not rewritten before they are copied.
-
-        The memory is allocated in advance, because a driver may wait for the device to pin memory.
+        `forward` gets the batch's values on the device, `follow` the result of `forward`.
         """
-        if self.used + len(listed) > ONCE_ELEMENTS:
-            return self._pinned(on_host(listed))
-        part = self.once_memory[self.used : self.used + len(listed)]
-        self.used += len(listed)
-        part.copy_(on_host(listed))
-        return part
-
-    def _pinned(self, tensor: Tensor) -> Tensor:
-        return tensor if self.device.type == "cpu" else tensor.pin_memory()
-
-    def launch(self, staged: Staged | None, given: Launch[Result]) -> Flight[Result]:
-        """Start the forward of a staged batch (None if it is idle) and the work that follows it."""
         stream, results = self.streams.forward, list[Result]()
-        arrived: dict[str, Tensor] = {}
+        values: dict[str, Tensor] = {}
         if staged is not None:
             pinned = staged.pinned
-            stream.run(lambda: arrived.update(self.arrive(pinned)))
+            stream.run(lambda: values.update(arrived(pinned)))
             self.copied = stream.record()
         self.wait_for_tables()
-        stream.run(lambda: results.append(given.forward(arrived)), asks=given.asks)
-        self.finish(lambda: given.follow(results[0]))
+        stream.run(lambda: results.append(forward(values)))
+        stream.run(lambda: follow(results[0]))
+        self.in_flight = stream.record()
         return Flight(stream.record(), results)
 
-    def finish(self, follow: Callable[[], None]) -> None:
-        """Run what follows a forward, which is in flight until then."""
-        self.streams.forward.run(follow)
-        self.in_flight = self.streams.forward.record()
+
+def listed(values: Values) -> dict[str, Tensor]:
+    """Return lists as int64 tensors on the host."""
+    return {name: torch.tensor(numbers, dtype=torch.int64) for name, numbers in values.items()}
 
 
-def on_host(listed: Sequence[int]) -> Tensor:
-    """Return a list as an int64 tensor on the host."""
-    return torch.from_numpy(np.array(listed, dtype=np.int64))
+def arrived(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies on the device, made now."""
+    return {name: tensor.clone() for name, tensor in values.items()}

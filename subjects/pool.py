@@ -9,14 +9,10 @@ from dataclasses import dataclass, replace
 
 import torch
 from paritybit.reference.config import Kind
-from paritybit.reference.kernels.late import imported_late
 from paritybit.reference.ops import Ops
 from paritybit.reference.pool import LOC_DTYPE, HybridKVPool
 from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
-
-ON_CUDA = "paritybit.subjects.listing.device"
-"""The module that translates locations on CUDA."""
 
 TRANSLATE = "translate_loc_from_full_to_swa"
 """The name of a translation in the list of captured ops."""
@@ -113,8 +109,5 @@ class SubjectPool:
     def _gather(self, loc: Tensor) -> Tensor:
         self.ops.record(TRANSLATE)
         mapping = self.pool.full_to_swa_index_mapping
-        if loc.is_cuda:
-            found: Tensor = imported_late(ON_CUDA).translate(mapping, loc)
-            return found
         # `take` is cheaper than indexing.
         return mapping.take(loc.to(torch.int64)).to(torch.int32)

@@ -1,23 +1,13 @@
-"""Slots where a subject's forward reads and writes recurrent states, by its own index inputs.
-
-On CUDA each function is one launch. On a CPU it runs torch ops, which a tape records.
-"""
+"""Slots where a subject's forward reads and writes recurrent states, by its own index inputs."""
 
 import torch
 from paritybit.reference.config import SPECULATION
-from paritybit.reference.kernels.late import imported_late
 from paritybit.reference.state_pool import STATE_ROWS, StatePaths
 from torch import Tensor
-
-ON_CUDA = "paritybit.subjects.listing.paths"
-"""The module with the same functions for CUDA."""
 
 
 def decode_paths(track_indices: Tensor) -> StatePaths:
     """Return the paths of one token per request. `track_indices` int64 [B] are state slots."""
-    if track_indices.is_cuda:
-        paths: StatePaths = imported_late(ON_CUDA).decode_paths(track_indices)
-        return paths
     rows = track_indices * STATE_ROWS
     return StatePaths(rows, rows, torch.full_like(rows, -1), 1)
 
@@ -28,9 +18,6 @@ def verify_paths(track_indices: Tensor, tree_parents: Tensor) -> StatePaths:
     `tree_parents` int64 [B draft_tokens] is the result of `parents_in_tree`. Every node has its own
     row.
     """
-    if track_indices.is_cuda:
-        paths: StatePaths = imported_late(ON_CUDA).verify_paths(track_indices, tree_parents)
-        return paths
     drafts = SPECULATION.draft_tokens
     place = torch.arange(tree_parents.shape[0], device=tree_parents.device)
     request, node = place // drafts, place % drafts
@@ -48,11 +35,6 @@ def extend_paths(
     request and the position of each token. A request has at most `longest` tokens. Each token
     continues the previous token of its request. A request's very first token continues nothing.
     """
-    if track_indices.is_cuda:
-        paths: StatePaths = imported_late(ON_CUDA).extend_paths(
-            track_indices, token_requests, positions, longest
-        )
-        return paths
     place = torch.arange(token_requests.shape[0], device=token_requests.device)
     # `roll` compares token 0 with the last token. Its place is 0, so it gets no parent either way.
     follows = token_requests == token_requests.roll(1)
@@ -68,9 +50,6 @@ def parents_in_tree(custom_mask: Tensor, mask_indptr: Tensor, seq_lens: Tensor) 
     token's bits of `custom_mask` begin. The first `seq_lens` [B] of these bits are for keys that
     are not drafts.
     """
-    if custom_mask.is_cuda:
-        found: Tensor = imported_late(ON_CUDA).parents_in_tree(custom_mask, mask_indptr, seq_lens)
-        return found
     drafts = SPECULATION.draft_tokens
     place = torch.arange(mask_indptr.shape[0], device=mask_indptr.device)
     node = torch.arange(drafts, device=mask_indptr.device)

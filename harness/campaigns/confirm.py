@@ -8,7 +8,6 @@ from paritybit.harness.campaigns.hunt import HuntResult, ends, failed, hunted, w
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import DECLARED_STATE
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.records.schema import STALLED
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.harness.schedules.shrink import shrink
 
@@ -49,20 +48,14 @@ def confirmed(
 
     The first candidate is the shrunk schedule, the second the drawn one, which is then shrunk in
     fresh processes. If a process that captured only what the schedules need does not reproduce the
-    finding, one that captured everything decides. A playing without the violation is repeated once
-    if a timeout opened gates in it. Raises PlayingFailedError for an internal error.
+    finding, one that captured everything decides. Raises PlayingFailedError for an internal error.
     """
     until, properties = ends(target), hunted(target, watched)
     drawn, shrunk = hunt_result.drawn, hunt_result.schedule
     assert drawn is not None and shrunk is not None
 
     def is_shown_by(playing: FreshPlaying) -> bool:
-        outcome = without_error(play(playing))
-        if outcome.stalled:
-            hunt_result.events[STALLED] += outcome.stalled
-            if not failed(outcome, target):
-                outcome = without_error(play(playing))
-        return failed(outcome, target)
+        return failed(without_error(play(playing)), target)
 
     def shows(schedule: Schedule, history: tuple[Schedule, ...] = ()) -> bool:
         playing = FreshPlaying(trial, properties, until, (*history, schedule))

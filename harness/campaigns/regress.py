@@ -232,7 +232,8 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
         tasks.append(Task(trial, seed, min(few, settings.examples), first))
     seed = settings.seed + len(trials)
     for place, runner in enumerate(settings.overlapping):
-        trial = replace(trial_of(settings, runner, schemes[place % len(schemes)]), overlap=True)
+        trial = trial_of(settings, runner, schemes[place % len(schemes)])
+        trial = replace(trial, overlap=True, device="cpu")
         few = min(OVERLAPPING, settings.examples)
         tasks.append(Task(trial, seed, few, (handed_over(trial),)))
         seed += 1

@@ -39,13 +39,12 @@ from paritybit.harness.explain.report import NOT_EXPLAINED, Explained, explained
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
 from paritybit.harness.records.case import Case
-from paritybit.harness.records.schema import STALLED, Finding, Status
+from paritybit.harness.records.schema import Finding, Status
 from paritybit.harness.schedules.coverage import OVERLAPPED
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.reference.config import SPECULATION
 from paritybit.subjects.bugs.bug import Bug
 from paritybit.subjects.bugs.catalogue import BUGS
-from paritybit.subjects.streams import STALLS
 
 OPEN = frozenset({Status.FAILED, Status.VACUOUS})
 """Statuses without a verdict: an internal error, or too little was tried."""
@@ -168,7 +167,7 @@ def run_task(
     `play` repeats a finding in a fresh process. If a bug must be detected, `begin` starts that
     process in advance, so that it initialises its device and captures during the hunt.
     """
-    started, stalled = time.monotonic(), STALLS.gates
+    started = time.monotonic()
     locksteps = lockstep_of if isinstance(lockstep_of, Locksteps) else Locksteps(lockstep_of)
     try:
         locksteps(task.trial)
@@ -201,8 +200,6 @@ def run_task(
         status = Status.DEVICE_LOST
     except PlayingFailedError as failure:
         status, error = Status.FAILED, str(failure)
-    if STALLS.gates > stalled:
-        hunt_result.events[STALLED] += STALLS.gates - stalled
     return Result(
         task=task,
         status=status,

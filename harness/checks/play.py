@@ -32,7 +32,6 @@ from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_
 from paritybit.harness.schedules.coverage import Coverage, most_of
 from paritybit.harness.schedules.schedule import Schedule, Step, modes_of
 from paritybit.subjects.buffers import SharedBufferError
-from paritybit.subjects.streams import STALLS
 from torch import Tensor
 
 
@@ -46,7 +45,6 @@ class Outcome:
     - `most`: the largest values that any replay reached, by the names in `coverage.MOST`.
     - `error`: the traceback of an error outside the subject. The playing then proves nothing.
     - `device_lost`: the process can no longer use its device.
-    - `stalled`: gates that a timeout opened. With overlapping steps a race may have been missed.
     """
 
     violations: tuple[Violation, ...] = ()
@@ -57,7 +55,6 @@ class Outcome:
     most: Counter[str] = field(default_factory=Counter)
     error: str | None = None
     device_lost: bool = False
-    stalled: int = 0
 
     def count(self, observation: Observation) -> None:
         """Count the forward of one step."""
@@ -193,7 +190,7 @@ class Lockstep:
         The subject fails by IndexError, RuntimeError or ValueError. Other errors are anything else.
         Raises DeviceLostError if the device can no longer be used.
         """
-        outcome, judged, stalled = Outcome(), Judged(), STALLS.gates
+        outcome, judged = Outcome(), Judged()
         self.history.append(schedule)
         with torch.inference_mode():
             try:
@@ -202,7 +199,6 @@ class Lockstep:
                 else:
                     ending = DIVERGING_PROPERTIES.union(until)
                     self.capture(schedule)
-                    self._rehearse(schedule, ending, extra_runs)
                     self._play(schedule, outcome, judged, observer, ending, extra_runs, recorder)
             except SubjectFailedError as error:
                 judged.add(judge_error(PROPERTIES.values(), error, judged.place))
@@ -210,8 +206,6 @@ class Lockstep:
             except Exception as error:  # Not caused by the subject: keep the whole traceback.
                 outcome.error = traceback_of(error)
                 outcome.device_lost = isinstance(error, torch.AcceleratorError)
-        self._hold_nothing_back()
-        outcome.stalled = STALLS.gates - stalled
         outcome.violations = tuple(judged.violations)
         outcome.events.update(self.pair.graph.events)
         if outcome.device_lost:
@@ -221,19 +215,6 @@ class Lockstep:
     def capture(self, schedule: Schedule) -> None:
         """Capture the runners that a schedule may need and that are not captured yet."""
         self.pair.capture(modes_of(schedule.steps, self.pair.modes))
-
-    def _rehearse(
-        self, schedule: Schedule, ending: Collection[str], extra_runs: Mapping[str, ExtraRun]
-    ) -> None:
-        """With overlapping steps, play a schedule once in advance if the streams need it."""
-        if self.pair.overlapped is not None:
-            words = schedule, Outcome(), Judged(), unobserved, ending, extra_runs
-            self.pair.overlapped.rehearse(lambda: self._play(*words))
-
-    def _hold_nothing_back(self) -> None:
-        """Release all delayed streams. The work that follows was not rehearsed."""
-        if self.pair.overlapped is not None:
-            self.pair.overlapped.overlap.streams.open()
 
     def _play(
         self,
@@ -295,7 +276,6 @@ class Lockstep:
         rules: list[Property] = [rule for rule in self._rules if rule.judge_schedule is not None]
         if not rules:
             return []
-        self._hold_nothing_back()
         pair = self.pair
         events = pair.graph.events
         tokens = pair.eager.tokens.clone(), pair.graph.observed_tokens.clone()
@@ -329,7 +309,6 @@ class Lockstep:
             observation = self.pair.step(step, place, upcoming=upcoming)
             if observation is not None:
                 outputs += live_outputs(observation)
-        self._hold_nothing_back()
         return self._playback(outputs)
 
     def _playback(self, outputs: list[Tensor]) -> Playback:

@@ -7,7 +7,6 @@ involved, so this does not depend on detection.
 """
 
 from collections.abc import Iterable
-from functools import partial
 
 import torch
 from paritybit.harness.explain.facts import Reach
@@ -111,15 +110,10 @@ class Reaching:
         played = 0
         reached: list[int] = []
         triggered: list[int] = []
-        overlapped = self.pair.overlapped
         with torch.inference_mode():
             for schedule in schedules:
                 played += 1
-                if overlapped is not None:
-                    overlapped.rehearse(partial(self._follow, schedule))
                 reached_at, triggered_at = self._follow(schedule)
-                if overlapped is not None:
-                    overlapped.overlap.streams.open()
                 reached += [] if reached_at is None else [reached_at]
                 triggered += [] if triggered_at is None else [triggered_at]
         return Reach(

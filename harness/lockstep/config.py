@@ -15,13 +15,11 @@ from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import CHAIN, PRESETS, SPECULATION, ModelConfig
 from paritybit.reference.ops import Ops
 from paritybit.reference.pool import PoolSizes
-from paritybit.reference.torch_ops import TorchOps
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.bugs.switching import NO_FLIGHT, broken_subject, common_scheme, lacking
 from paritybit.subjects.engine import Subject
 from paritybit.subjects.runners import RUNNERS, engine_runners
 from paritybit.subjects.runners.prefill import MOST_REQUESTS
-from paritybit.subjects.streams import LateStreams, Streams
 from paritybit.subjects.toggles import LocationScheme
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -45,7 +43,8 @@ class TrialConfig:
     - `buckets`, `token_buckets`: captured sizes in requests and in tokens.
     - `bugs`: names of the catalogue in its order; empty for the clean subject. All of them must
       exist in `scheme` and `runner`.
-    - `overlap`: the graph world plans a step while the previous forward is in flight.
+    - `overlap`: the graph run plans a step while the previous forward is in flight. Only on a CPU,
+      where the most harmful order of two streams is emulated.
     - `topk`: how many branches a draft keeps, 1 or 2. With 1, drafts are chains.
 
     Raises UnknownNameError for an unknown name, MalformedError for settings that do not fit.
@@ -89,6 +88,8 @@ class TrialConfig:
             raise MalformedError(
                 f"the engine of {self.runner} cannot overlap steps because {NO_FLIGHT}"
             )
+        if self.overlap and self.device != "cpu":
+            raise MalformedError("overlapping steps are emulated, and need the device cpu")
         slots = self.full_slots, self.swa_slots
         if self.page_size < 1 or any(count % self.page_size for count in slots):
             raise MalformedError("both pool sizes must be multiples of the page size")
@@ -96,17 +97,19 @@ class TrialConfig:
     def with_bug(self, *names: str) -> "TrialConfig":
         """Return this trial with bugs switched on.
 
-        Location scheme, overlap and topk become those that the bugs need. Raises ValueError for
-        bugs that no location scheme has in common.
+        Location scheme, overlap and topk become those that the bugs need. Overlapping steps run on
+        a CPU. Raises ValueError for bugs that no location scheme has in common.
         """
         for name in names:
             known("bug", name, BUGS)
         chosen = catalogued(names)
+        overlap = self.overlap or any(BUGS[name].overlap for name in chosen)
         return replace(
             self,
             bugs=chosen,
             scheme=shared_scheme(chosen),
-            overlap=self.overlap or any(BUGS[name].overlap for name in chosen),
+            overlap=overlap,
+            device="cpu" if overlap else self.device,
             topk=min([self.topk, *(BUGS[name].topk for name in chosen)]),
         )
 
@@ -177,19 +180,11 @@ class TrialConfig:
     def ops(self) -> Ops:
         """Return the op set of the trial's device. Raises CannotRunError if it is not available."""
         if self.device == "cpu":
-            return TorchOps()
+            return Ops()
         require_cuda()
         # Imported late: importing Triton decides whether its interpreter is used.
-        ops: Ops = importlib.import_module("paritybit.reference.triton_ops").TritonOps()
+        ops: Ops = importlib.import_module("paritybit.reference.cuda_ops").CudaOps()
         return ops
-
-    def streams(self) -> Streams:
-        """Return the streams of overlapping steps. Raises CannotRunError as `ops` does."""
-        if self.device == "cpu":
-            return LateStreams()
-        require_cuda()
-        streams: Streams = importlib.import_module("paritybit.subjects.cuda_streams").CudaStreams()
-        return streams
 
 
 def shared_scheme(names: Iterable[str]) -> LocationScheme:

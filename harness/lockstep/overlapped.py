@@ -1,11 +1,10 @@
-"""The graph world's scheduler with overlapping steps: it plans while a forward is in flight.
+"""The scheduler of the graph run with overlapping steps: it plans while a forward is in flight.
 
 The device work of its decisions runs in the engine's own order: see `subjects/overlap.py`.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,7 +27,7 @@ from paritybit.reference.batch import (
 )
 from paritybit.reference.model import Output
 from paritybit.reference.order import Arrived, Values
-from paritybit.subjects.overlap import Launch, Overlap, Staged
+from paritybit.subjects.overlap import Overlap, Staged, arrived
 from paritybit.subjects.protocol import Forward
 from torch import Tensor
 
@@ -111,16 +110,6 @@ class OverlappedScheduler(Scheduler):
         self.overlap.clear()
         self.overlap = self.order = self.allocator.order = watched(overlap)
 
-    def rehearse(self, play: Callable[[], object]) -> None:
-        """Call `play` once in advance if the streams of the device need it.
-
-        Results and errors of this call are ignored. An error occurs again in the real play.
-        """
-        with self.overlap.streams.rehearsal() as needed:
-            if needed:
-                with suppress(Exception):
-                    play()
-
     def reset(self, seed: int) -> None:
         """Reset as `Scheduler` does, with no forward in flight and no step planned ahead."""
         self.overlap.clear()
@@ -187,20 +176,19 @@ class OverlappedScheduler(Scheduler):
 
     def _over(self) -> StepOver:
         """Record the owners now. The tables are read when the device reaches this point."""
-        held, found = super().ownership(), list[tuple[Tensor, Tensor]]()
+        owners, found = super().ownership(), list[tuple[Tensor, Tensor]]()
         tables, schedule = self.pools.tables, self.overlap.streams.schedule
         schedule.run(
             lambda: found.append(
                 (tables.full_to_swa_index_mapping.clone(), tables.req_to_token.clone())
-            ),
-            reads=True,
+            )
         )
         event = schedule.record()
 
         def over() -> Ownership:
             event.synchronise()
             mapping, req_to_token = found[0]
-            return replace(held, mapping=mapping, req_to_token=req_to_token, tokens=self.observed)
+            return replace(owners, mapping=mapping, req_to_token=req_to_token, tokens=self.observed)
 
         return over
 
@@ -219,7 +207,6 @@ class OverlappedScheduler(Scheduler):
         the schedule stream does not lag, so everything that they read has been written.
         """
         forwards_lag = forward % TURN < FORWARDS_LAG
-        self.overlap.streams.follow_host()
         self.overlap.streams.lag(forward=forwards_lag)
         return forwards_lag
 
@@ -229,7 +216,7 @@ class OverlappedScheduler(Scheduler):
             return work
         if self.overlap.written is not None:
             self.overlap.written.synchronise()
-        return replace(work, batch=self._batch(work, self.overlap.arrive(work.staged.host)))
+        return replace(work, batch=self._batch(work, arrived(work.staged.host)))
 
     def run(
         self,
@@ -245,11 +232,11 @@ class OverlappedScheduler(Scheduler):
         staged = work if isinstance(work, StagedForward) else None
         batches: list[ForwardBatch | None] = [None]
 
-        def run(arrived: Arrived) -> RanForward:
+        def run(values: Arrived) -> RanForward:
             if staged is None:
                 return forward(None, None)
-            batches[0] = self._batch(staged, arrived)
-            right = self._batch(staged, self.overlap.arrive(staged.staged.host))
+            batches[0] = self._batch(staged, values)
+            right = self._batch(staged, arrived(staged.staged.host))
             return forward(batches[0], right)
 
         keep = self._followed(staged) if staged is not None else None
@@ -259,12 +246,8 @@ class OverlappedScheduler(Scheduler):
                 keep(batches[0], ran.output)
             self.observed = self.tokens.clone()
 
-        self.overlap.streams.follow_host()
         over = self._over()
-        flight = self.overlap.launch(
-            staged.staged if staged else None,
-            Launch(run, follow, asks=work.mode is not Mode.DECODE),
-        )
+        flight = self.overlap.launch(staged.staged if staged else None, run, follow)
         if keep is not None or staged is None:
             self.kept_in_flight = {span.token_row: span.end for span in work.spans}
             planned = self.plan_ahead(upcoming)
@@ -295,6 +278,6 @@ class OverlappedScheduler(Scheduler):
         self.over = self._over()
         return said
 
-    def _batch(self, work: StagedForward, arrived: Arrived) -> ForwardBatch:
+    def _batch(self, work: StagedForward, values: Arrived) -> ForwardBatch:
         host = work.staged.host
-        return batch_of(work.mode, work.listed, host, arrived, self.tokens, self.hidden_states)
+        return batch_of(work.mode, work.listed, host, values, self.tokens, self.hidden_states)

@@ -120,8 +120,8 @@ class Pair:
         of_graph = self.config, self.graph_pools, widest, self.modes, following, allocator
         self.overlapped: OverlappedScheduler | None = None
         if config.overlap:
-            order = parts.of(Part.OVERLAP, Overlap)(config.streams(), device)
-            self.overlapped = OverlappedScheduler(*of_graph, overlap=order)
+            overlap = parts.of(Part.OVERLAP, Overlap)()
+            self.overlapped = OverlappedScheduler(*of_graph, overlap=overlap)
         self.graph: Scheduler = self.overlapped or Scheduler(*of_graph)
         self.copies = Copies(self.eager_pools, self.graph_pools)
         self.compared = self.copies.compared

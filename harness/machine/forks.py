@@ -25,17 +25,8 @@ from typing import Any, NoReturn
 
 from paritybit.places import IMPORT_FOLDER
 
-KERNELS = (
-    "paritybit.reference.triton_ops",
-    "paritybit.harness.lockstep.scale.kernel",
-    "paritybit.harness.checks.device.questions",
-    "paritybit.reference.kernels.tables",
-    "paritybit.subjects.listing.device",
-    "paritybit.subjects.listing.drafts",
-    "paritybit.subjects.listing.paths",
-    "paritybit.reference.kernels.known",
-)
-"""Further modules for processes that use a GPU. `known` is last: it hashes the others' kernels."""
+KERNELS = ("paritybit.reference.cuda_ops",)
+"""Further modules for processes that use a GPU."""
 
 FORK, IMPORT, END = b"f", b"i", b"e"
 """Requests to the server: fork a process, import modules, end all processes."""

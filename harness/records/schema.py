@@ -50,13 +50,6 @@ class Status(StrEnum):
         return self in {Status.GREEN, Status.CAUGHT, Status.UNAFFECTED}
 
 
-STALLED = "gate that opened by itself"
-"""An event after which a race may have been missed. It is not a state to reach.
-
-See `subjects/streams.py`.
-"""
-
-
 class Environment(msgspec.Struct, frozen=True):
     """The environment of a run: device, versions, commit. None for unknown values.
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from paritybit.harness.errors import MalformedError
-from paritybit.reference.torch_ops import TorchOps
+from paritybit.reference.ops import Ops
 
 from paritybit.drive.engines import DRIVEN, driven
 from paritybit.drive.requests import OTHER, other_prefixes, waves
@@ -53,7 +53,7 @@ def test_the_pool_holds_its_tokens_and_the_windows() -> None:
 
 
 def test_a_capture_changes_nothing_and_a_replay_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CpuGraph, "ops", TorchOps(), raising=False)
+    monkeypatch.setattr(CpuGraph, "ops", Ops(), raising=False)
     kept, graph = torch.zeros(3), CpuGraph()
 
     def capture(runner: Any, forward: Any, stream: Any, *arguments: Any) -> None:

@@ -3,7 +3,7 @@
 import json
 
 import torch
-from paritybit.reference.torch_ops import TorchOps
+from paritybit.reference.ops import Ops
 
 from paritybit.engines.graphs import (
     CpuGraph,
@@ -18,7 +18,7 @@ from properties.support.interpreting import run_interpreted
 
 
 def test_a_cpu_graph_keeps_a_kernel_whole_and_runs_no_python_again() -> None:
-    CpuGraph.ops = TorchOps()
+    CpuGraph.ops = Ops()
     source, doubled, total = torch.ones(3), torch.zeros(3), torch.zeros(3)
     ran: list[str] = []
 
@@ -38,7 +38,7 @@ def test_a_cpu_graph_keeps_a_kernel_whole_and_runs_no_python_again() -> None:
 
 
 def test_a_kernel_within_one_that_is_kept_whole_is_a_part_of_it() -> None:
-    CpuGraph.ops = TorchOps()
+    CpuGraph.ops = Ops()
     ran: list[str] = []
     inner = whole(lambda: ran.append("inner"))
 

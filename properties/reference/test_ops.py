@@ -6,7 +6,7 @@ interpreted in a process of its own. Does not know what is checked: see `op_chec
 
 import pytest
 import torch
-from paritybit.reference.torch_ops import TorchOps
+from paritybit.reference.ops import Ops
 
 from properties.support.interpreting import run_interpreted
 from properties.support.subjects.op_checks import (
@@ -19,11 +19,9 @@ from properties.support.subjects.op_checks import (
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=[check.__name__ for check in CHECKS])
-def test_torch_ops_keep_every_contract(check: Check) -> None:
+def test_ops_keep_every_contract(check: Check) -> None:
     """The CPU's op set passes each check at all models' widths, in both dtypes."""
-    run_checks(
-        TorchOps(), "cpu", tuple(combination for combination in ALL if combination[0] is check)
-    )
+    run_checks(Ops(), "cpu", tuple(combination for combination in ALL if combination[0] is check))
 
 
 @pytest.mark.parametrize("max_keys", [12, 15, 16, 17])
@@ -37,8 +35,8 @@ def test_a_cpu_reads_no_key_beyond_the_most_that_a_row_may_have(
     slots = torch.randperm(40, generator=generator)
     sinks = torch.randn(4, generator=generator) if sunk else None
     begin = torch.tensor([0, 3, 7])
-    given = TorchOps().attention(query, cache, begin, begin + max_keys, slots, sinks, max_keys)
-    longer = TorchOps().attention(query, cache, begin, begin + 30, slots, sinks, max_keys)
+    given = Ops().attention(query, cache, begin, begin + max_keys, slots, sinks, max_keys)
+    longer = Ops().attention(query, cache, begin, begin + 30, slots, sinks, max_keys)
     assert longer.equal(given)
     for row, first in enumerate(begin.tolist()):
         keys, values = cache[:, slots[first : first + max_keys]].repeat_interleave(2, 2).unbind()
@@ -49,12 +47,12 @@ def test_a_cpu_reads_no_key_beyond_the_most_that_a_row_may_have(
         torch.testing.assert_close(given[row], torch.einsum("hk,khd->hd", weight, values))
 
 
-def test_triton_ops_keep_every_contract(device: str) -> None:
+def test_cuda_ops_keep_every_contract(device: str) -> None:
     """The GPU's op set passes each check: compiled where CUDA is, else interpreted."""
     if device == "cuda":
-        from paritybit.reference.triton_ops import TritonOps  # noqa: PLC0415 - not without CUDA
+        from paritybit.reference.cuda_ops import CudaOps  # noqa: PLC0415 - not without CUDA
 
-        run_checks(TritonOps(), device)
+        run_checks(CudaOps(), device)
         return
     process = run_interpreted("properties.support.subjects.op_checks")
     assert process.returncode == 0, process.stderr
@@ -63,7 +61,7 @@ def test_triton_ops_keep_every_contract(device: str) -> None:
 
 def test_what_a_kernel_reads_from_its_first_byte_on_must_lie_together() -> None:
     """A view of one element that is repeated has the right shape, and a kernel reads beyond it."""
-    ops, rows = TorchOps(), torch.zeros(3, 4)
+    ops, rows = Ops(), torch.zeros(3, 4)
     right, wrong = torch.zeros(3, dtype=torch.int64), torch.zeros(1, dtype=torch.int64).expand(3)
     cache, query = torch.zeros(2, 5, 1, 4), torch.zeros(3, 1, 4)
 
@@ -72,8 +70,6 @@ def test_what_a_kernel_reads_from_its_first_byte_on_must_lie_together() -> None:
         with pytest.raises(ValueError, match=r"of shape \[3\] that is not contiguous"):
             run(*words)
 
-    refused(ops.payload, rows, right.bool(), rows, wrong)
-    refused(ops.scan_states, rows, right, wrong, 1, rows, right, rows[0])
     refused(ops.store_rows, rows, wrong, rows)
     refused(ops.store_kv, cache, wrong, torch.int64, query, query)
     refused(ops.attention, query, cache, right, wrong, right, None, 1)

@@ -14,7 +14,6 @@ import pytest
 import torch
 from paritybit.harness.lockstep.config import DTYPES, TrialConfig
 from paritybit.reference.ops import Ops
-from paritybit.reference.torch_ops import TorchOps
 from paritybit.subjects.graphs.capture import Capture
 from paritybit.subjects.graphs.dispatch import HOST_READS
 from paritybit.subjects.graphs.protocol import UncapturableError
@@ -257,7 +256,7 @@ def test_the_tape_refuses_what_a_graph_cannot_hold() -> None:
     recorded = set()
     before = [vars(holder).get(name) for holder, name in HOST_READS]
     for name, function in UNCAPTURABLE.items():
-        ops = TorchOps()
+        ops = Ops()
         try:
             Capture[Any](ops, None).run(partial(function, counting("cpu")))
             recorded.add(name)
@@ -299,7 +298,7 @@ def test_a_span_of_the_profiler_is_no_part_of_a_tape() -> None:
         with torch.profiler.record_function("a span"):
             return static * 2
 
-    graph = Capture[Tensor](TorchOps(), None).run(function)
+    graph = Capture[Tensor](Ops(), None).run(function)
     static.fill_(3)
     graph.replay()
     assert graph.output.tolist() == [[6.0] * 3] * 2

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from paritybit.subjects.streams import LateStreams, Work
+from paritybit.subjects.streams import Streams, Work
 
 
 class Log:
@@ -25,7 +25,7 @@ def log() -> Log:
 
 def test_the_stream_that_lags_runs_nothing_that_nobody_waits_for(log: Log) -> None:
     """The other one runs its work at once."""
-    streams = LateStreams()
+    streams = Streams()
     streams.lag(forward=True)
     streams.forward.run(log.work("forward"))
     streams.schedule.run(log.work("write"))
@@ -34,7 +34,7 @@ def test_the_stream_that_lags_runs_nothing_that_nobody_waits_for(log: Log) -> No
 
 def test_a_host_that_waits_for_an_event_runs_what_is_before_it_and_nothing_after(log: Log) -> None:
     """In the order in which it was given."""
-    streams = LateStreams()
+    streams = Streams()
     streams.lag(forward=True)
     streams.forward.run(log.work("copy"))
     streams.forward.run(log.work("forward"))
@@ -48,7 +48,7 @@ def test_a_host_that_waits_for_an_event_runs_what_is_before_it_and_nothing_after
 
 def test_a_stream_goes_no_further_than_the_event_it_waits_for(log: Log) -> None:
     """Though it does not lag; once the event is done it goes on of itself."""
-    streams = LateStreams()
+    streams = Streams()
     streams.lag(forward=True)
     streams.forward.run(log.work("forward"))
     event = streams.forward.record()
@@ -64,7 +64,7 @@ def test_a_stream_goes_no_further_than_the_event_it_waits_for(log: Log) -> None:
 
 def test_waiting_for_a_stream_that_waits_runs_the_other_one_as_far_as_needed(log: Log) -> None:
     """And not an item further."""
-    streams = LateStreams()
+    streams = Streams()
     streams.lag(forward=False)
     streams.schedule.run(log.work("write"))
     written = streams.schedule.record()
@@ -79,7 +79,7 @@ def test_waiting_for_a_stream_that_waits_runs_the_other_one_as_far_as_needed(log
 
 def test_work_that_was_forgotten_never_runs(log: Log) -> None:
     """Nothing of a schedule reaches into the next one."""
-    streams = LateStreams()
+    streams = Streams()
     streams.lag(forward=True)
     streams.forward.run(log.work("forward"))
     streams.clear()
@@ -93,7 +93,7 @@ def test_an_error_of_the_work_reaches_whoever_waits_for_it(log: Log) -> None:
     def failing() -> None:
         raise IndexError("out of range")
 
-    streams = LateStreams()
+    streams = Streams()
     streams.lag(forward=True)
     streams.forward.run(failing)
     with pytest.raises(IndexError, match="out of range"):
@@ -102,7 +102,7 @@ def test_an_error_of_the_work_reaches_whoever_waits_for_it(log: Log) -> None:
 
 def test_any_number_of_pieces_of_work_may_wait_for_one_event(log: Log) -> None:
     """They run one after the other, not each within the one before."""
-    streams, names = LateStreams(), [str(number) for number in range(sys.getrecursionlimit())]
+    streams, names = Streams(), [str(number) for number in range(sys.getrecursionlimit())]
     streams.lag(forward=True)
     streams.forward.run(log.work("forward"))
     event = streams.forward.record()
@@ -114,7 +114,7 @@ def test_any_number_of_pieces_of_work_may_wait_for_one_event(log: Log) -> None:
 
 
 def test_work_that_raises_does_not_stop_the_stream(log: Log) -> None:
-    streams = LateStreams()
+    streams = Streams()
 
     def fail() -> None:
         raise ZeroDivisionError

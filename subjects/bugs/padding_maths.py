@@ -27,9 +27,7 @@ class LoadsMaskedValues(Ops):
     def _attention(
         self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None, reused: Reused
     ) -> Tensor:
-        mixed = super()._attention(  # type: ignore[safe-super]  # the device's ops come next
-            query, cache, keys, sinks, reused
-        )
+        mixed = super()._attention(query, cache, keys, sinks, reused)
         place = keys.begin[:, None] + torch.arange(keys.max_keys, device=query.device)
         listed = place < keys.end[:, None]
         values = cache[1][keys.slots[place.clamp(0, keys.slots.shape[0] - 1)]]

@@ -3,13 +3,14 @@
 Each bug shows only if steps overlap.
 """
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from paritybit.reference.batch import Mode
-from paritybit.reference.order import Values
+from paritybit.reference.order import Arrived, Values
 from paritybit.subjects.bugs.bug import THREAD, Bug
 from paritybit.subjects.bugs.expected import DECODE, PREFILL, seen
-from paritybit.subjects.overlap import Flight, Launch, Overlap, Staged
+from paritybit.subjects.overlap import Flight, Overlap, Staged
 from paritybit.subjects.parts import Part
 from paritybit.subjects.toggles import LocationScheme
 
@@ -34,10 +35,15 @@ class Unfenced(Overlap):
 class BarrierBeforeLaunch(Unfenced):
     """Waits for the forward in flight before the next launch instead of after it."""
 
-    def launch(self, staged: Staged | None, given: Launch[Result]) -> Flight[Result]:
+    def launch(
+        self,
+        staged: Staged | None,
+        forward: Callable[[Arrived], Result],
+        follow: Callable[[Result], None],
+    ) -> Flight[Result]:
         """Wait once for the previous forward, for everything freed until the next launch."""
         self.wait_for_forward()
-        return super().launch(staged, given)
+        return super().launch(staged, forward, follow)
 
 
 class FreedAtOnce(Overlap):

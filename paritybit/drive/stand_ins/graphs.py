@@ -24,7 +24,7 @@ from paritybit.engines.graphs import (
     implement_on_cpu,
 )
 from paritybit.engines.interpreter import quicken
-from paritybit.reference.torch_ops import TorchOps
+from paritybit.reference.ops import Ops
 
 
 def stand_in_for_graphs() -> None:
@@ -34,7 +34,7 @@ def stand_in_for_graphs() -> None:
     implement_on_cpu("sglang")
     held_tensor: Any = Tensor
     held_tensor.record_stream = lambda tensor, stream: None
-    emulate_device(TorchOps())
+    emulate_device(Ops())
     for module in (torch.cuda, torch.cpu):
         held: Any = module
         held.Stream = Stream

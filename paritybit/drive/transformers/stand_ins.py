@@ -20,7 +20,7 @@ from paritybit.engines.graphs import (
     unpin_memory,
     whole,
 )
-from paritybit.reference.torch_ops import TorchOps
+from paritybit.reference.ops import Ops
 
 KEPT: list[Tensor] = []
 """Tensors that the current capture must not change, because a capture on a GPU runs nothing."""
@@ -34,7 +34,7 @@ class Pool:
 
 def stand_in_for_graphs() -> None:
     """Add graphs to torch's CUDA module, and make continuous batching use it as accelerator."""
-    emulate(TorchOps())
+    emulate(Ops())
     emulate_streams()
     unpin_memory()
     torch.backends.cuda.enable_flash_sdp(False)  # A tape cannot record it as one op.

@@ -20,7 +20,7 @@ from paritybit.drive.vllm.experts import mix, pack
 from paritybit.drive.vllm.settings import Served
 from paritybit.engines.graphs import emulate_device, whole
 from paritybit.engines.interpreter import quicken
-from paritybit.reference.torch_ops import TorchOps
+from paritybit.reference.ops import Ops
 
 OPTIONAL = (
     "cpuinfo",
@@ -94,7 +94,7 @@ def stand_in_for_numba() -> str:
 def stand_in_for_graphs() -> None:
     """Add everything to torch's CUDA module that the engine's graph wrapper and manager need."""
     quicken()
-    emulate_device(TorchOps())
+    emulate_device(Ops())
     accelerator: Any = torch.accelerator
     cuda: Any = torch.cuda  # Older releases ask this one.
     accelerator.get_memory_info = cuda.mem_get_info = lambda *arguments: (0, 0)

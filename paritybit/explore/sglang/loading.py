@@ -10,7 +10,7 @@ from paritybit.engines import graphs, interpreter
 from paritybit.engines.loading import Engine
 from paritybit.engines.packages import SGLANG
 from paritybit.engines.stubs import StubFinder
-from paritybit.reference.torch_ops import TorchOps
+from paritybit.reference.ops import Ops
 
 STUBS = (
     *("IPython", "compressed_tensors", "flashinfer", "gguf", "huggingface_hub", "openai"),
@@ -43,7 +43,7 @@ engine does not use what is compiled for it.
 def load_sglang(package: Path, dependencies: Path) -> Engine:
     """Load the engine in a folder for a CPU, with interpreted Triton kernels."""
     os.environ.update(ENVIRONMENT)
-    graphs.emulate(TorchOps())
+    graphs.emulate(Ops())
     graphs.implement_on_cpu(SGLANG.name)
     interpreter.quicken()
     return Engine(SGLANG.name, package, [dependencies], StubFinder(STUBS, ABSENT))

@@ -32,7 +32,7 @@ from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import Case, write_case
 from paritybit.harness.records.codec import load
-from paritybit.harness.records.schema import STALLED, Status
+from paritybit.harness.records.schema import Status
 from paritybit.harness.schedules.schedule import Admit, Decode, Idle, Schedule
 from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.runners import ONE_PER_ENGINE
@@ -142,19 +142,6 @@ def test_a_process_that_has_captured_everything_decides(trial: TrialConfig) -> N
     else:  # Every process of its has captured everything.
         assert found.undeclared is not None
         assert [one.captures_all for one in asked] == [False] * 2
-
-
-def test_what_does_not_show_where_gates_opened_by_themselves_is_played_once_more() -> None:
-    """They may have hidden it; how many there were is counted, and a second time decides."""
-    outcomes = [replace(clean(), stalled=3), violating("kv_parity")]
-    seen = violating("kv_parity").violations
-    hunted = HuntResult(schedule=SHRUNK, drawn=DRAWN, seen=seen)
-    found = confirmed(TRIAL, hunted, "kv_parity", (), lambda _: outcomes.pop(0))
-    assert (found.schedule, found.undeclared, outcomes) == (SHRUNK, None, [])
-    assert hunted.events == {STALLED: 3}
-
-    always = confirmed(TRIAL, hunted, "kv_parity", (), lambda _: replace(clean(), stalled=1))
-    assert always.undeclared is not None
 
 
 def counting_captures(trial: TrialConfig, properties: Any) -> Lockstep:

@@ -32,9 +32,8 @@ from paritybit.harness.errors import headline
 from paritybit.harness.explain.report import Explained
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import Case
-from paritybit.harness.records.schema import STALLED, Finding, Status
+from paritybit.harness.records.schema import Finding, Status
 from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
-from paritybit.subjects.streams import STALLS
 
 from properties.support.harness.scripted import ERROR, Scripted, clean, violating
 
@@ -85,21 +84,6 @@ def test_a_bug_that_is_seen_alone_is_caught() -> None:
     assert result.hunt_result.schedules == 1
     assert result.finding is not None
     assert result.finding.case.schedule.steps == ()
-
-
-def test_gates_that_opened_by_themselves_are_counted_with_their_task(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In whichever of its playings, and none of another task."""
-    monkeypatch.setattr(STALLS, "gates", 5)
-
-    def script(*_: object) -> Outcome:
-        STALLS.gates += 1
-        return violating(TARGET)
-
-    result = ended(script, of_clean=clean())
-    assert result.hunt_result.events[STALLED] == STALLS.gates - 5 > 1
-    assert STALLED not in ended(lambda *_: violating(TARGET)).hunt_result.events
 
 
 def test_a_hunt_judges_by_all_it_watches_only_where_it_finds_nothing() -> None:

@@ -21,8 +21,8 @@ from paritybit.harness.schedules.schedule import Admit, Decode, Schedule, Step
 from paritybit.reference.allocator import Owner
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import Kind, Role
+from paritybit.reference.ops import Ops
 from paritybit.reference.state_pool import Section
-from paritybit.reference.torch_ops import TorchOps
 from paritybit.subjects.graphs.counting import CountingGraph, allocations
 from paritybit.subjects.protocol import Replay
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
@@ -133,13 +133,13 @@ def test_a_batch_dependent_op_is_seen_though_both_worlds_use_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One op that sums in another order for wide batches, shared by both worlds."""
-    linear_add = TorchOps._linear_add
+    added = Ops._added
 
-    def dependent(self: TorchOps, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-        result = linear_add(self, inputs, weight, residual)
+    def dependent(self: Ops, residual: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
+        result = added(self, residual, inputs, weight)
         return result + 1e-3 if residual.shape[0] > 2 else result
 
-    monkeypatch.setattr(TorchOps, "_linear_add", dependent)
+    monkeypatch.setattr(Ops, "_added", dependent)
     assert "batch_invariance" in build("cpu", "cpu_graph").play(SCHEDULE).violated
 
 

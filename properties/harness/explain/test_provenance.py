@@ -22,9 +22,8 @@ from paritybit.harness.lockstep.scheduler import Scheduler
 from paritybit.harness.schedules.schedule import Admit
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
-from paritybit.reference.ops import OpCall
+from paritybit.reference.ops import OpCall, Ops
 from paritybit.reference.pool import LOC_DTYPE, KVPools
-from paritybit.reference.torch_ops import TorchOps
 from torch import Tensor
 
 CONFIG = PRESETS["gpt_oss"]
@@ -88,7 +87,7 @@ def store(
     cache = pools[role].cache(layer)
     rows = torch.full((len(loc), *cache.shape[2:]), value)
     kind = pools[role].config.layers[layer]
-    ops = TorchOps()
+    ops = Ops()
     with calls_of(ops) as calls:
         ops.store_kv(cache.clone(), loc, LOC_DTYPE[kind], rows, rows)
     name, inputs, result = calls[0].name, calls[0].inputs, calls[0].result

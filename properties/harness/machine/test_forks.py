@@ -200,22 +200,3 @@ sys.exit(command.main())
 def test_a_command_serves_forks_before_it_does_anything_else() -> None:
     ran = python("-c", COMMAND)
     assert (ran.returncode, ran.stdout) == (2, "threads 1 began CUDA False\n")
-
-
-READS = """
-import importlib
-from paritybit.harness.machine.forks import KERNELS
-for name in KERNELS:
-    importlib.import_module(name)
-import torch
-from paritybit.reference.kernels.known import kernels
-print(len(kernels), sum(kernel.function.hash is None for kernel in kernels))
-print(torch.cuda.is_initialized())
-"""
-
-
-def test_what_is_preloaded_knows_every_kernel_by_its_source_and_begins_no_device() -> None:
-    ran = python("-c", READS)
-    assert ran.returncode == 0, ran.stderr
-    kernels, unread, began = ran.stdout.split()
-    assert (int(kernels) > 20, unread, began) == (True, "0", "False")

@@ -2,8 +2,8 @@
 
 Knows the contracts of the op interface, written out again in float64. Does not know
 pytest, and takes nothing from the op sets that it checks. Run as a module it checks
-the Triton ops, the kernel that compares pools and the one that lists slots, under Triton's
-interpreter, which needs a process of its own: Triton decides at import whether it interprets.
+`CudaOps` under Triton's interpreter, which needs a process of its own: Triton decides at
+import whether it interprets.
 """
 
 import os
@@ -19,20 +19,10 @@ from paritybit.reference.ops import STATE_GAIN, Ops, Reused
 from torch import Tensor
 
 from paritybit.engines.interpreter import quicken
-from properties.support.subjects.listings import (
-    check_any_stride,
-    check_drafts,
-    check_listings,
-    check_paths,
-    check_tables,
-    check_too_many_are_none,
-    check_translations,
-)
 
 MAX_ROWS = 33  # more than any replay of a trial runs
 FEW_ROWS = 4  # one with each kind of list: see `key_lists`
 LONG_ROW = 5000  # more than any tile
-INTERPRETED_TILE = 4  # requests, keys or values that a step reads: so few make several steps
 SUNK_FORMS = (("own", False), ("shared", True), ("masked", False), ("masked", True))
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -550,13 +540,7 @@ def check_what_is_reused_is_of_the_same_lists(trial: OpTrial) -> None:
 
 
 def check_largest(trial: OpTrial) -> None:
-    """Check the largest values of rows of ties, NaN and infinities, against a sorted list.
-
-    Some have more values than one step of a search reads, as the interpreter's few values are.
-    """
-    if trial.interpreted:
-        check_largest_of(trial, 3 * INTERPRETED_TILE, (1, 5, 3 * INTERPRETED_TILE))
-        return
+    """Check the largest values of rows of ties, NaN and infinities, against a sorted list."""
     check_largest_of(trial, trial.config.vocab, (1, 5, trial.config.vocab))
     check_largest_of(trial, LONG_ROW, (5,))
 
@@ -697,25 +681,14 @@ def _require(holds: bool, failure: str) -> None:
 
 
 def main() -> None:
-    """Check the Triton ops on the CPU and print how many checks ran."""
+    """Check the CUDA ops on the CPU and print how many checks ran."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         sys.exit("set TRITON_INTERPRET=1: these checks are for Triton's interpreter")
-    from paritybit.reference import triton_ops  # noqa: PLC0415 - slow, and wanted here alone
-    from paritybit.reference.kernels import tables  # noqa: PLC0415 - likewise
-    from paritybit.subjects.listing import device, drafts, paths  # noqa: PLC0415 - likewise
+    from paritybit.reference.cuda_ops import CudaOps  # noqa: PLC0415 - slow, and wanted here alone
 
     quicken()
     torch.set_num_threads(1)
-    triton_ops.RANKED_TILE = INTERPRETED_TILE
-    run_checks(triton_ops.TritonOps(), "cpu", FEW, interpreted=True)
-    device.TILE = drafts.TILE = paths.TILE = tables.TILE = INTERPRETED_TILE
-    check_listings(device, "cpu")
-    check_any_stride(device, "cpu")
-    check_too_many_are_none(device, "cpu")
-    check_translations(device, "cpu")
-    check_tables(tables, "cpu")
-    check_drafts(drafts, "cpu")
-    check_paths(paths, "cpu")
+    run_checks(CudaOps("cpu"), "cpu", FEW, interpreted=True)
     sys.stdout.write(f"{len(FEW)}\n")
 
 

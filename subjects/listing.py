@@ -1,4 +1,11 @@
-"""Key lists on a CPU, with numpy. For such short lists, torch takes three times as long."""
+"""Lists the slots that requests see, one request after another.
+
+On full layers a request lists its first columns of `req_to_token`. On SWA layers it lists those
+from the first column in the window of its first token. Slots are full slots, and lists are int32.
+
+The lists are made on the host with numpy, on a GPU too. For such short lists, torch takes three
+times as long.
+"""
 
 from collections.abc import Mapping
 
@@ -24,16 +31,16 @@ def list_rows(
     `shift` is as in `subjects.key_lists.row_lists`. Raises IndexError if there are fewer keys, or
     if a row or column does not exist.
     """
-    lengths = seq_lens.numpy()
-    kept = np.minimum(lengths, window)
-    lists = _Lists(rows, lengths, kept, totals, table, shift)
+    lengths = on_host(seq_lens)
+    lists = _Lists(rows, lengths, np.minimum(lengths, window), totals, table, shift)
     return _tensors(
+        seq_lens.device,
         {
             "kv_indptr": lists.indptr,
             "kv_indices": lists.slots,
             "window_kv_indptr": lists.window_indptr,
             "window_kv_indices": lists.window_slots,
-        }
+        },
     )
 
 
@@ -48,10 +55,10 @@ def list_spans(
 ) -> dict[str, Tensor]:
     """Return the lists of requests that run the last `counts` [N] of their `seq_lens` tokens.
 
-    Also returns where the keys of each of `tokens` tokens begin and end in its request's lists. The
+    They include where the keys of each of `tokens` tokens begin and end in its request's lists. The
     other arguments are as in `list_rows`.
     """
-    lengths, ran = seq_lens.numpy(), counts.numpy()
+    lengths, ran = on_host(seq_lens), on_host(counts)
     begins = lengths - ran
     starts = np.maximum(begins - window + 1, 0)
     kept = lengths - starts
@@ -68,6 +75,7 @@ def list_spans(
     begin = lists.indptr[request]
     window_begin = (lists.window_indptr[:-1] - starts)[request] + first
     return _tensors(
+        seq_lens.device,
         {
             "kv_indices": lists.slots,
             "key_begin": begin,
@@ -75,7 +83,7 @@ def list_spans(
             "window_kv_indices": lists.window_slots,
             "window_key_begin": window_begin,
             "window_key_end": window_begin + (seen - first) * sees,
-        }
+        },
     )
 
 
@@ -115,16 +123,22 @@ class _Lists:
         before[count:] += kept - lengths
         column = np.arange(end) - np.repeat(before, both)
         if shift is not None:
-            since, by = (np.repeat(np.tile(values.numpy(), 2), both) for values in shift)
+            since, by = (np.repeat(np.tile(on_host(values), 2), both) for values in shift)
             column += np.where(column >= since, by, 0)
-        listed = np.repeat(np.concatenate((own := rows.numpy(), own)), both)
-        slots: Ints = table.numpy()[listed, column]
+        listed = np.repeat(np.tile(on_host(rows), 2), both)
+        slots: Ints = on_host(table)[listed, column]
         self.slots, self.window_slots = slots[: totals[0]], slots[first : first + totals[1]]
 
 
-def _tensors(lists: Mapping[str, NDArray[np.integer]]) -> dict[str, Tensor]:
+def on_host(values: Tensor) -> Ints:
+    """Return a tensor of indices as an array on the host. A copy from a device waits for it."""
+    found: Ints = values.cpu().numpy()
+    return found
+
+
+def _tensors(device: torch.device, lists: Mapping[str, NDArray[np.integer]]) -> dict[str, Tensor]:
     """Return the lists as tensors, int32."""
     return {
-        name: torch.from_numpy(values.astype(np.int32, copy=False))
+        name: torch.from_numpy(values.astype(np.int32, copy=False)).to(device)
         for name, values in lists.items()
     }
