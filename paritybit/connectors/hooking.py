@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import FrameType, ModuleType
 from typing import Any
 
+from paritybit.watch import memory
 from paritybit.watch.attach import of_signal, where
 from paritybit.watch.journal import of_process
 from paritybit.watch.sources import line_of, wraps
@@ -94,7 +95,8 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
 
         def once(*args: Any, **kwargs: Any) -> Any:
             try:
-                called[:] = [original(*args, **kwargs)]
+                with memory.theirs():
+                    called[:] = [original(*args, **kwargs)]
             except BaseException as error:
                 raised.append(error)
                 raise
@@ -102,7 +104,8 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
 
         once.__wrapped__ = original  # type: ignore[attr-defined]  # `inspect.signature` follows it.
         try:
-            return method(once, *args, **kwargs)
+            with memory.ours():
+                return method(once, *args, **kwargs)
         except BaseException as error:
             if error in raised:
                 raise

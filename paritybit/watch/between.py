@@ -267,18 +267,23 @@ class Between(Boundary):
         self.stream = Streams(device) if device is not None and device.type == "cuda" else None
         self.copies: dict[int, torch.cuda.Event] = {}
         """Per stream of a GPU, the end of the last copy of slots to or from elsewhere."""
+        self.filling: dict[int, torch.cuda.Event] = {}
+        """The same of copies that fill slots, for which the next frame waits, on its device."""
         self.copying: set[int] = set()
         """The threads that copied slots to or from elsewhere."""
 
-    def note_copy(self) -> None:
+    def note_copy(self, fills: bool = False) -> None:
         """Note that the engine enqueued a copy of slots, on the current stream.
 
-        A connector that reports a copy before it is enqueued calls this afterwards.
+        With `fills`, the copy fills slots. A connector that reports a copy before it is enqueued
+        calls this afterwards.
         """
         self.copying.add(threading.get_ident())
         if any(ledger.device.type == "cuda" for ledger in self.ledgers.values()):
             stream = torch.cuda.current_stream()
-            self.copies[stream.stream_id] = stream.record_event()
+            self.copies[stream.stream_id] = ended = stream.record_event()
+            if fills:
+                self.filling[stream.stream_id] = ended
 
     @guarded
     def known(self, request: str, position: int, token: int) -> None:
@@ -340,7 +345,7 @@ class Between(Boundary):
 
         There may be fewer slots than were stored. The first ones are then meant.
         """
-        self.note_copy()
+        self.note_copy(fills=True)
         self.later(group, partial(self._load, (name, group), Kept(slots), self.restored))
 
     def _load(self, key: tuple[str, str], slots: Kept, restored: str, ledger: Ledger) -> None:
@@ -374,24 +379,24 @@ class Between(Boundary):
     def loaded(self, group: str, slots: Tensor, places: Tensor) -> None:
         """Record that the engine copied slots back from the slots `places`, [n], of a host pool.
 
-        A connector may call it once per layer, on the stream of the copy. It waits for the copy. If
-        forwards are sampled, it does not wait, and the content of the slots is unknown.
+        A connector may call it once per layer, on the stream of the copy. It does not wait for the
+        copy. If forwards are sampled, the content of the slots is unknown.
         """
-        self.note_copy()
-        ledger = self.ledgers[group]
+        self.note_copy(fills=True)
         if self.settings.every > 1:
             self.forget(group, slots)
             return
-        self.settle()
-        if group not in self.hosts:
-            self.forget(group, slots)
+        self.later(group, partial(self._loaded, Kept(slots), Kept(places), self.restored))
+
+    def _loaded(self, slots: Kept, places: Kept, restored: str, ledger: Ledger) -> None:
+        """Give slots the ledger entries of the slots of a host pool that the engine copied."""
+        mine, at = slots.on(ledger.device), places.on(ledger.device)
+        if (host := self.hosts.get(ledger.group.name)) is None:
+            ledger.forget(mine)
             return
-        at = places.to(ledger.device, torch.int64)
-        ledger.enter(slots, [column[at] for column in self.hosts[group]])
-        ledger.note_origin(slots, self.restored)
-        self.journal.count(**{"slots and layers loaded from the host": len(slots)})
-        if ledger.device.type == "cuda":
-            torch.cuda.current_stream(ledger.device).synchronize()
+        ledger.enter(mine, [column[at] for column in host])
+        ledger.note_origin(mine, restored)
+        self.journal.count(**{"slots and layers loaded from the host": len(mine)})
 
     @property
     def restored(self) -> str:
@@ -425,6 +430,9 @@ class Between(Boundary):
         """Apply all noted changes to the ledgers."""
         if self.stream is not None:
             self.stream.follow()
+            for ended in self.filling.values():
+                torch.cuda.current_stream(self.stream.device).wait_event(ended)
+            self.filling.clear()
         if self.lost:
             for ledger in self.ledgers.values():
                 ledger.start_anew()

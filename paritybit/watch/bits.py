@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paritybit.watch.facts import Group
-from paritybit.watch.weak import ReleasedError, WeakTensor
+from paritybit.watch.weak import WeakTensor
 
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
@@ -141,20 +141,24 @@ class Checksums:
         self.tables: dict[int, Tensor] = {}
         self.scaled: Tensor | None = None
         self.chunk = CHUNK.get(self.device.type, LARGE_CHUNK)
-        self.fast = self._on_cuda()
+        self.launcher = self._on_cuda()
 
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors of the group. Raises ReleasedError if the engine released their memory."""
         return [one() for one in self.held]
 
-    def require_memory(self) -> None:
-        """Raise ReleasedError unless the tensors are where they were, for a kernel that reads them.
+    @property
+    def fast(self) -> Any:
+        """The launcher of the kernel, or None. It has the addresses of the tensors only.
 
-        It has their addresses only.
+        If the engine moved them, it gets the new ones. Raises ReleasedError.
         """
-        if [one.address for one in self.held] != self.addresses:
-            raise ReleasedError("the engine moved its KV cache")
+        if self.launcher is not None and self.addresses != (
+            now := [one.address for one in self.held]
+        ):
+            self.addresses, self.launcher = now, self._on_cuda()
+        return self.launcher
 
     def _on_cuda(self) -> Any:
         """Return the launcher of the Triton kernel, or None if torch computes the checksums."""
@@ -186,9 +190,8 @@ class Checksums:
     def all(self, first: int = 0, last: int | None = None) -> Tensor:
         """Return the checksums of the slots from `first` to `last` - 1, int64 [slots]."""
         last = self.slots if last is None else last
-        if self.fast is not None:
-            self.require_memory()
-            sums: Tensor = self.fast.all(first, last)
+        if (fast := self.fast) is not None:
+            sums: Tensor = fast.all(first, last)
             return sums
         total = torch.zeros(last - first, dtype=torch.int64, device=self.device)
         for tensor, scale in zip(self.tensors, self.scales, strict=True):
@@ -200,9 +203,8 @@ class Checksums:
 
     def of(self, slots: Tensor) -> Tensor:
         """Return the checksums of some slots, int64 [n]. The slot numbers are int64 [n]."""
-        if self.fast is not None:
-            self.require_memory()
-            sums: Tensor = self.fast.of(slots)
+        if (fast := self.fast) is not None:
+            sums: Tensor = fast.of(slots)
             return sums
         total = torch.empty(len(slots), dtype=torch.int64, device=self.device)
         step = max(1, self.chunk // max(1, self.bytes_per_slot // torch.int64.itemsize))

@@ -9,6 +9,7 @@ from typing import Any, ParamSpec
 
 import torch
 
+from paritybit.watch import memory
 from paritybit.watch.attach import of_signal, where
 from paritybit.watch.checks import selected
 from paritybit.watch.journal import Finding, Journal
@@ -33,7 +34,7 @@ def guarded(method: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> None:
         watcher: Any = args[0]
-        with watcher.lock:
+        with watcher.lock, memory.ours():
             if watcher.busy:
                 return
             try:

@@ -106,8 +106,12 @@ class Reads:
         if story is not None and story.cause is not None:
             cause = {**story.cause, "forward": story.forward}
         place = "has no slot" if missing else f"slot {slot}"
+        # Who freed the slot of another position says nothing of this one.
+        freed = None if missing else self.ledger.freeing(slot, reused)
         origin, moved = None, False
-        if self.origins is not None and not missing:
+        if self.origins is not None and missing:
+            freed, origin = self.origins.lost(self.forward, row, position, slot, self.ledger)
+        elif self.origins is not None:
             given = self.number, self.forward, row, position, slot, self.ledger
             origin = self.origins.of(*given) or None
             moved = self.origins.before(*given[1:-1], group) is not None
@@ -125,8 +129,7 @@ class Reads:
             count=len(places),
             writer=None if missing else self.ledger.writer(slot),
             reader={"request": request, "position": position, "forward": self.number},
-            # Who freed the slot of another position says nothing of this one.
-            freed=None if missing or moved else self.ledger.freeing(slot, reused),
+            freed=None if moved else freed,
             cause=cause,
             origin=origin,
         )

@@ -3,6 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from paritybit.watch.facts import Forward, Row
 from paritybit.watch.ledger import Ledger
@@ -74,6 +75,17 @@ class Origins:
             found.append(f"{ledger.allocation(slot)}{since}")
         found += next(sharing(forward, row, slot, group), [])
         return "; ".join(found)
+
+    def lost(
+        self, forward: Forward, row: Row, position: int, slot: int, ledger: Ledger
+    ) -> tuple[dict[str, Any] | None, str | None]:
+        """Return the call that freed the slot of a position that has none now, and where it was."""
+        had = self.before(forward, row, position, slot, ledger.group.name)
+        if had is None:
+            return None, None
+        call = ledger.calls.get(abs(int(ledger.freed[had[1]])))
+        since = call is not None and call["forward"] > had[0]
+        return call if since else None, f"position {position} had slot {had[1]} in forward {had[0]}"
 
     def before(
         self, forward: Forward, row: Row, position: int, slot: int, group: str

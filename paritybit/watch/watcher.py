@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from paritybit.watch import reading
+from paritybit.watch import memory, reading
 from paritybit.watch.between import FILLED, MOST_NOTED
 from paritybit.watch.boundary import guarded
 from paritybit.watch.facts import Forward, Group, IndexList, RowValues, StaticInput
@@ -54,7 +54,11 @@ class Watcher(Replaying):
         journal: Journal,
         settings: Settings,
     ) -> None:
-        super().__init__(groups, journal, settings, engine)
+        layers = (layer for group in groups for layer in group.layers)
+        for device in {tensor.device for layer in layers for tensor in layer.tensors}:
+            memory.prepare(device)
+        with memory.ours():
+            super().__init__(groups, journal, settings, engine)
         self.wait, self.gaps = 0, random.Random(0)
         self.recorder, self.origins = Recorder(), Origins(self.lines)
         self.missed: Callable[[], None] = lambda: None

@@ -29,7 +29,7 @@ class Scene:
 
     def __init__(self, folder: Path, every: int = 1, checks: tuple[str, ...] | None = None) -> None:
         self.groups = groups()
-        settings = Settings(str(folder), checks, every)
+        self.settings = settings = Settings(str(folder), checks, every)
         self.journal = journal.Journal(folder / "process-1.jsonl")
         self.watcher = Watcher(
             self.groups, engine="pretended", release="1", journal=self.journal, settings=settings

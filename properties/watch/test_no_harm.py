@@ -1,18 +1,21 @@
 """The sanitizer keeps nothing alive, waits for nothing, and its own errors make nothing known."""
 
+import functools
 import gc
 import logging
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from paritybit.connectors import hooking
-from paritybit.watch import between, reading, watcher
-from paritybit.watch.facts import Forward, Group, Layer, Replay
+from paritybit.watch import between, memory, reading, watcher
+from paritybit.watch.bits import Checksums
+from paritybit.watch.facts import Forward, Group, Layer, Replay, Row
 from paritybit.watch.journal import read
 from paritybit.watch.ledger import Ledger, Names
 from paritybit.watch.replays.causes import explain
@@ -219,6 +222,95 @@ def test_what_is_noted_in_a_skipped_forward_waits_for_no_device(
     for changes in scene.watcher.changes.values():
         changes.noted.clear()
     monkeypatch.undo()
+
+
+def test_what_is_loaded_waits_for_no_device(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of the device `meta` have no values that could be waited for."""
+    monkeypatch.setattr(scene.watcher, "settle", fail)
+    slots = torch.arange(4, device="meta")
+    scene.watcher.loaded("full", slots, slots)
+    scene.watcher.load("a", "full", slots)
+    assert len(scene.watcher.changes["full"].noted) == 2
+    assert not any("undecided" in text for text in scene.journal.said)
+    scene.watcher.changes["full"].noted.clear()
+
+
+def test_a_kernel_gets_the_addresses_of_kv_that_the_engine_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def launched(sums: Checksums) -> object:
+        return SimpleNamespace(of=lambda slots: slots.new_tensor(sums.addresses))
+
+    monkeypatch.setattr(Checksums, "_on_cuda", launched)
+    kv, other = torch.zeros(8, 2), torch.zeros(64, 2)
+    sums = Checksums(Group("kv", (Layer("layer 0", (kv,)),)))
+    assert sums.of(torch.arange(1)).tolist() == [kv.data_ptr()]
+    kv.untyped_storage().resize_(other.nbytes)
+    before = kv.data_ptr()
+    kv.untyped_storage().resize_(2**20)
+    assert kv.data_ptr() != before
+    assert sums.of(torch.arange(1)).tolist() == [kv.data_ptr()]
+
+
+def test_the_code_of_the_engine_never_allocates_from_the_sanitizer_s_own_memory(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, places = list[str](), dict[str, list[str]]()
+
+    @contextmanager
+    def use(pool: str) -> Iterator[None]:
+        used.append(pool)
+        yield
+        used.pop()
+
+    monkeypatch.setattr(memory, "_POOLS", {torch.device("cuda", 0): "our pool"})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", use)
+
+    def engine(place: str, inner: Callable[[], None] = lambda: None) -> None:
+        places[place] = [*used]
+        inner()
+        assert used == []
+
+    def hook(original: Callable[..., None], *given: object) -> None:
+        places["hook"] = [*used]
+        original(*given)
+        scene.watcher.begin(Forward("decode", ()))
+        scene.watcher.end()
+        places["end of the hook"] = [*used]
+
+    monkeypatch.setattr(reading, "hashes", lambda *_: places.update(watcher=[*used]) or [])
+    hooked = functools.partial(hooking.guarded(hook), engine)
+    hooked("engine", lambda: hooked("engine within"))
+    ours = {place for place, pools in places.items() if pools == ["our pool"]}
+    assert ours == {"hook", "watcher", "end of the hook"}
+    assert places["engine"] == places["engine within"] == used == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_nothing_is_allocated_from_the_pool_of_the_engine_on_a_gpu(tmp_path: Path) -> None:
+    def allocated() -> int:
+        parts = torch.cuda.memory_snapshot()
+        return sum(p["allocated_size"] for p in parts if tuple(p["segment_pool_id"]) == (0, 0))
+
+    scene = Scene(tmp_path)
+    held = [tuple(one.cuda() for one in group.layers[0].tensors) for group in scene.groups]
+    names = [group.name for group in scene.groups]
+    groups = [Group(n, (Layer("0", kv),)) for n, kv in zip(names, held, strict=True)]
+    before = allocated()
+    watched = watcher.Watcher(
+        groups, engine="pretended", release="1", journal=scene.journal, settings=scene.settings
+    )
+    slots = {name: torch.tensor(SLOTS) for name in names}
+    for _ in range(3):
+        watched.begin(Forward("extend", (Row("a", TOKENS, 0, len(TOKENS), slots),)))
+        for tensor in (tensor for kv in held for tensor in kv):
+            tensor[torch.tensor(SLOTS, device="cuda")] += 1
+        watched.end()
+    torch.cuda.synchronize()
+    assert allocated() == before
+    scene.close()
 
 
 @pytest.mark.parametrize("scene", [{"every": 1000}], indirect=True)

@@ -356,6 +356,25 @@ def test_a_slot_is_freed_in_use_only_while_it_is_free(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("since", [True, False])
+def test_a_position_without_a_slot_names_the_free_of_the_slot_that_it_had(
+    scene: Scene, since: bool
+) -> None:
+    scene.watcher.freed("full", torch.tensor(SLOTS), ("old.py:1 in warm_up",))
+    scene.watcher.allocated("full", torch.tensor(SLOTS))
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    if since:
+        scene.watcher.freed("full", torch.tensor(SLOTS[1:2]), ("new.py:2 in evict",))
+    held = {"full": [SLOTS[0], -1, *SLOTS[2:]], "swa": SLOTS}
+    scene.forward("a", TOKENS[:6], 5, held)
+    (found,) = scene.lines("finding")
+    assert found["check"] == "uninitialised read"
+    assert found["origin"] == f"position 1 had slot {SLOTS[1]} in forward 1"
+    assert found["freed"] == (
+        {"forward": 2, "source": "new.py:2", "via": "in evict"} if since else None
+    )
+
+
+@pytest.mark.parametrize("since", [True, False])
 def test_a_wrong_owner_names_no_free_from_an_older_life_of_the_slot(
     scene: Scene, since: bool
 ) -> None:

@@ -162,7 +162,7 @@ class Replaying(Between):
         self.journal.count(replays=1, padded_replays=padded, **{f"replays: {replay.kind}": 1})
         due = self.relations.due(replay.kind)
         if now.astray:
-            due = tuple(name for name in due if name != NAMES[1])
+            due = tuple(name for name in due if name == NAMES[0])
         strays = {name: self.stray(ledger, now) for name, ledger in self.ledgers.items()}
         strays = {name: stray for name, stray in strays.items() if len(stray)}
         quiet = {name: self.quiet(ledger, now) for name, ledger in self.ledgers.items()}
@@ -213,7 +213,7 @@ class Replaying(Between):
         """Repeat a forward that replayed no graph."""
         now, trial = self.now, self.trial
         self.trial = None
-        if now is None or trial is None or not again():
+        if now is None or trial is None or now.astray or not again():
             return
         trial.ran(result)
         if trial.barred is not None:
