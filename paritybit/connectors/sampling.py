@@ -152,21 +152,26 @@ def logits_of(
     held: Tensor,
     heated: bool = False,
     cut: bool = False,
+    late: bool = False,
     sources: Mapping[str, str | None] | None = None,
 ) -> Iterator[RowValues]:
     """Yield the logits [rows, vocabulary] of an engine before and after sampling parameters.
 
-    `raw` are those before. `cut` says that the engine has already dropped unlikely tokens.
+    `raw` are those before. `cut` says that the engine has already dropped unlikely tokens. With
+    `late`, it may not know yet whether a request may end, so either is right.
     `sources` has the engine's line for each kind of parameters.
     """
     most = max(1, MOST // max(1, raw.shape[-1]))
     places = [at for at, row in enumerate(rows) if row.known and at < len(held)][:most]
-    mine = [rows[at] for at in places]
+    mine = [rows[at].without(["minimum of tokens"]) if late else rows[at] for at in places]
     if not places:
         return
-    right = torch.stack([rows[at].logits(raw[at], heated) for at in places])
+    right = torch.stack([row.logits(raw[at], heated) for row, at in zip(mine, places, strict=True)])
     given = held[places].float()
     for at, row in enumerate(mine):
+        if late:
+            ends = [one for one in rows[places[at]].asked.stops if one < right.shape[1]]
+            right[at, ends] = right[at, ends].masked_fill(given[at, ends] == -torch.inf, -torch.inf)
         likely = row.asked.min_p if heated else 0.0
         if cut:
             right[at] = row.likely(right[at], given[at])
@@ -194,12 +199,16 @@ def explained(
     """Return which kind of parameters is wrong in a row, a text about it, and the engine's line.
 
     It is the kind without which, or with those of another row for which, the row has its logits.
+    Else it is the only kind that changes just the tokens that are wrong.
     """
 
-    def same(row: Sampled) -> bool:
+    def other_tokens(row: Sampled) -> set[int]:
         found = row.logits(raw, heated)
         close = (found - held).abs() <= ROUNDING * found.abs().masked_fill(found.isinf(), 0).max()
-        return bool((close | (found == held)).all())
+        return set((~(close | (found == held))).nonzero().flatten().tolist())
+
+    def same(row: Sampled) -> bool:
+        return not other_tokens(row)
 
     mine = rows[at]
     for part, names in PARTS.items():
@@ -213,11 +222,18 @@ def explained(
         if same(replace(mine, prompt=other.prompt, tokens=other.tokens)):
             told = f"it is penalised for the tokens of request {other.request}"
             return "penalties", told, sources.get("penalties")
-    mattering = [part for part in PARTS if mine.without([part]).asked != mine.asked]
-    if len(mattering) == 1:
-        (part,) = mattering
-        return part, f"its {part} are all that changes its logits", sources.get(part)
-    return UNTOLD, "", None
+    wrong, asked = other_tokens(mine), mine.asked
+    told = f"logits that are wrong: {len(wrong)}"
+    for part, tokens in (
+        ("logit bias", set(asked.bias)),
+        ("minimum of tokens", set(asked.stops)),
+        ("forbidden words", {word[-1] for word in asked.forbidden}),
+    ):
+        if wrong <= tokens:
+            return part, told, sources.get(part)
+    if asked.penalised and len(wrong) <= len(raw) // 2:
+        return "penalties", told, sources.get("penalties")
+    return UNTOLD, told, None
 
 
 def rows_of(

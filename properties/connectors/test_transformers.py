@@ -420,3 +420,24 @@ def test_an_error_in_the_account_of_blocks_is_told_from_others(tmp_path: Path) -
         assert scope["where"]()[0] == (
             f"transformers/generation/continuous_batching/{name}:4 in where"
         )
+
+
+def test_an_error_that_ends_the_generation_loop_is_an_engine_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "transformers/generation/continuous_batching"
+    folder.mkdir(parents=True)
+    scope: dict[str, Any] = {}
+    exec(compile("def step():\n    {}[0]\n", folder / "scheduler.py", "exec"), scope)
+    journal, told = Journal(tmp_path / "process-1.jsonl"), list[str]()
+    journal.count(forwards=9, **{"forwards: decode": 9})
+    monkeypatch.setattr(hooks, "of_process", lambda: journal)
+    monkeypatch.setattr(hooks, "active", lambda: Settings(str(tmp_path)))
+    try:
+        scope["step"]()
+    except KeyError as error:
+        hooks.Hooks().failed(lambda *_: told.append("the engine's own"), None, error, None)
+    assert told == ["the engine's own"]
+    (key,) = journal.findings
+    journal.end()
+    assert key.startswith("engine error")

@@ -132,17 +132,20 @@ def test_drafts_of_the_older_runner_are_found_where_they_are() -> None:
     assert [len(one) for one in tokens] == [4, 5, 5, 3, 4, 5]
 
 
-def test_a_request_may_not_end_after_drafts_that_may_be_rejected() -> None:
-    """The older runner counts no drafts there. It counts them before each draft."""
+@pytest.mark.parametrize("late", [False, True])
+def test_with_drafts_the_older_runner_may_count_them_when_a_request_may_end(late: bool) -> None:
     given = Part(all_greedy=False, logitsprocs=Part(all=[]))
     sampler = Part(apply_penalties=print, apply_logits_processors=print)
-    asked = Asked(least=3, stops=[0])
-    mine = Sampling([Sampled("a", asked, 2, [1, 2, 3, 4, 5])], [1], [3], VOCABULARY)
+    mine = sampling((1, 0, 0))
+    mine.rows = [Sampled("a", Asked(least=3, stops=[0]), 2, [1, 2, 3, 4])]
+    mine.late = late
     raw, masked = torch.ones(1, VOCABULARY), torch.ones(1, VOCABULARY)
     masked[0, 0] = -torch.inf
     assert wrong(list(mine.logits(sampler, raw, masked, given, cut=False))) == {}
-    mine.rows[0] = Sampled("a", Asked(), 2, [1, 2, 3, 4, 5])
-    assert wrong(list(mine.logits(sampler, raw, raw, given, cut=False))) == {}
+    found = wrong(list(mine.logits(sampler, raw, raw, given, cut=False)))
+    assert found == ({} if late else {"minimum of tokens": "a"})
+    masked[0, 1] = -torch.inf
+    assert len(wrong(list(mine.logits(sampler, raw, masked, given, cut=False)))) == 1
 
 
 def newer(slots: list[int]) -> tuple[Part, Part]:

@@ -67,6 +67,8 @@ class Sampling:
     drafts: list[int] = field(default_factory=list)
     cached: list[int] = field(default_factory=list)
     vocabulary: int = 0
+    late: bool = False
+    """Whether the older runner may count drafts that are rejected, when a request may end."""
     taken: int = 0
     """The number of logits rows that the sampler has processed."""
 
@@ -79,10 +81,12 @@ class Sampling:
         drafts: Mapping[str, Sequence[int]],
         ids: Callable[[], Mapping[str, Sequence[int]]],
         vocabulary: int,
+        late: bool,
     ) -> "Sampling | None":
         """Return the rows of a forward, or None if what a request asks is not judged.
 
-        `of` are the scheduler's requests. `ids` returns the token ids that the model gets.
+        `of` are the scheduler's requests. `ids` returns the token ids that the model gets. `late`
+        is True with speculation.
         """
         asked = [asked_of(of[name], vocabulary) for name in names]
         rows, given = list[Sampled](), dict[str, Sequence[int]]()
@@ -97,7 +101,7 @@ class Sampling:
             used = len(known) >= len(of[name].all_token_ids)
             rows.append(Sampled(name, one, int(of[name].num_prompt_tokens), known, used))
         cached = [row.cached for row in forward.rows[: len(names)]]
-        return cls(rows, [len(drafts.get(name, ())) for name in names], cached, vocabulary)
+        return cls(rows, [len(drafts.get(name, ())) for name in names], cached, vocabulary, late)
 
     @property
     def names(self) -> list[str]:
@@ -252,15 +256,10 @@ class Sampling:
         if hasattr(owner, "sampler"):  # It verifies drafts, and knows no biases.
             rows = [row.without(["logit bias"]) for row in self.verified()]
         else:
-            rows = [later_end(*one) for one in zip(self.rows, self.drafts, strict=True)]
+            rows = self.rows
         if len(rows) == len(raw):
-            yield from logits_of(rows, raw, result, sources=of_older(owner))
-
-
-def later_end(row: Sampled, drafts: int) -> Sampled:
-    """Return the row after all drafts, whose request may not end as if they were rejected."""
-    least = row.asked.least + drafts if row.asked.least else 0
-    return replace(row, asked=replace(row.asked, least=least))
+            sources = of_older(owner)
+            yield from logits_of(rows, raw, result, late=self.late, sources=sources)
 
 
 def of_older(sampler: Any) -> dict[str, str | None]:

@@ -61,16 +61,17 @@ def shown(value: Tensor) -> str:
 
 def finding(rows: RowsGiven, values: RowValues, row: int | None, what: str) -> Finding:
     """Return the finding for a row, or for all."""
-    name, more, source = values.name, None, values.source
+    name, more, source, via = values.name, None, values.source, values.via
     request = None if row is None else values.requests[row]
     if values.explain is not None and row is not None:
         name, more, found = values.explain(row)
         source = found or source
     move = rows.moves.get(request or "")
     if move is not None:
-        source, told_of_move = move[0] or source, move[1]
-        more = "; ".join(filter(None, (more, told_of_move)))
-    cause = {"what": name, "input": name, "source": source, "via": values.via}
+        more = "; ".join(filter(None, (more, move[1])))
+        if move[0] is not None:
+            source, via = move[0], None if source is None else f"it was filled at {source}"
+    cause = {"what": name, "input": name, "source": source, "via": via}
     which = "all rows" if row is None else f"request {request} (row {row})"
     text = f"{rows.kind}: {name} of {which} {what}"
     return Finding(
