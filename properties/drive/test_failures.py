@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from paritybit.reference.torch_ops import TorchOps
+from paritybit.reference.ops import Ops
 
 from paritybit.connectors.failures import OUT_OF_BOUNDS, fault_of
 from paritybit.drive import directing, failures
@@ -216,7 +216,7 @@ def test_an_error_of_a_replay_names_the_line_that_the_graph_captured() -> None:
     }.items():
         exec(compile(code, path, "exec"), names)
     graph, rows = CpuGraph(), torch.zeros(2, dtype=torch.int64)
-    graph.ops = TorchOps()
+    graph.ops = Ops()
     graph.capture_begin()
     names["apply"](rows)
     graph.capture_end()
