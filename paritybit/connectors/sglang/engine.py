@@ -210,7 +210,7 @@ class Engine:
         if not watcher.due():
             return self.skipped(watcher, model, batch, run)
         forward, found = self.facts(model, batch, requests, graph_runner)
-        implied = model.implied(found, forward.kind, batch)
+        implied = rows.with_dimensions(model.implied(found, forward.kind, batch), batch)
         self.forwards += 1
         self.hook_lists(runner)
         eager.hook(self, runner)
@@ -304,7 +304,8 @@ class Engine:
             requests = self.requests or ()
             kept = drafts.kept_ids(batch, requests, self.names_next) if model.drafts else None
             watcher.tokens(ids, positions if same else None, kept)
-        names = ("seq_lens", "out_cache_loc", *(["positions"] if model.drafts else []))
+        own = ["positions"] if model.drafts else []
+        names = ("seq_lens", "out_cache_loc", "mrope_positions", *own)
         watcher.inputs("batch", rows.fields_of(batch, implied, names))
 
     def judge_rows(self, watcher: Watcher, batch: Any, requests: Sequence[Any], mode: str) -> None:

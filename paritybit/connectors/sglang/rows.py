@@ -122,6 +122,16 @@ def implied(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
     return inputs
 
 
+def with_dimensions(implied: dict[str, Tensor], batch: Any) -> dict[str, Tensor]:
+    """Return implied inputs with the positions of text in all dimensions of a model for images."""
+    held = getattr(batch, "mrope_positions", None)
+    images = any(one is not None for one in getattr(batch, "mm_inputs", None) or ())
+    positions = implied.get("positions")
+    if held is None or images or positions is None or held.shape[-1] != len(positions):
+        return implied
+    return {**implied, "mrope_positions": positions.expand(len(held), -1)}
+
+
 def fields_of(batch: Any, implied: Mapping[str, Tensor], names: Iterable[str]) -> list[StaticInput]:
     """Return fields of a batch with the values that its rows imply."""
     given = {name: getattr(batch, name, None) for name in names if name in implied}
