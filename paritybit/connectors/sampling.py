@@ -47,9 +47,14 @@ class Asked:
         return (self.repetition, self.frequency, self.presence) != (1.0, 0.0, 0.0)
 
     @property
+    def counts(self) -> bool:
+        """Whether the logits depend on which tokens the request has."""
+        return self.penalised or bool(self.forbidden)
+
+    @property
     def depends(self) -> bool:
         """Whether the logits depend on the tokens of the request."""
-        return self.penalised or bool(self.forbidden) or self.least > 0
+        return self.counts or self.least > 0
 
 
 NOTHING = Asked()

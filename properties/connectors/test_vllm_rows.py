@@ -146,6 +146,9 @@ def test_with_drafts_the_older_runner_may_count_them_when_a_request_may_end(late
     assert found == ({} if late else {"minimum of tokens": "a"})
     masked[0, 1] = -torch.inf
     assert len(wrong(list(mine.logits(sampler, raw, masked, given, cut=False)))) == 1
+    mine.ahead = True  # It may not know the last drafts yet, and then penalises none of them.
+    mine.rows = [Sampled("a", Asked(frequency=1.0), 2, [1, 2, 3, 4])]
+    assert list(mine.logits(sampler, raw, raw, given, cut=False)) == []
 
 
 def newer(slots: list[int]) -> tuple[Part, Part]:

@@ -44,7 +44,7 @@ class Rows(Drafting):
                 getattr(output, "scheduled_spec_decode_tokens", {}),
                 lambda: batch.by_row(names, counts),
                 int(runner.vllm_config.model_config.get_vocab_size()),
-                self.account is not None,
+                self.account,
             )
             values = list(adapters(runner, names, of, counts))
         except UNKNOWN as error:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paritybit.connectors import hooking
 from paritybit.connectors.sampling import Asked, Sampled, logits_of, rows_of
+from paritybit.connectors.vllm.speculation import Account
 from paritybit.watch.facts import Forward, RowValues
 
 GREEDY = 1e-5
@@ -69,6 +70,8 @@ class Sampling:
     vocabulary: int = 0
     late: bool = False
     """Whether the older runner may count drafts that are rejected, when a request may end."""
+    ahead: bool = False
+    """Whether it may also not know the drafts yet, and so not penalise them."""
     taken: int = 0
     """The number of logits rows that the sampler has processed."""
 
@@ -81,12 +84,12 @@ class Sampling:
         drafts: Mapping[str, Sequence[int]],
         ids: Callable[[], Mapping[str, Sequence[int]]],
         vocabulary: int,
-        late: bool,
+        account: Account | None,
     ) -> "Sampling | None":
         """Return the rows of a forward, or None if what a request asks is not judged.
 
-        `of` are the scheduler's requests. `ids` returns the token ids that the model gets. `late`
-        is True with speculation.
+        `of` are the scheduler's requests. `ids` returns the token ids that the model gets.
+        `account` has the drafts with speculation.
         """
         asked = [asked_of(of[name], vocabulary) for name in names]
         rows, given = list[Sampled](), dict[str, Sequence[int]]()
@@ -101,7 +104,8 @@ class Sampling:
             used = len(known) >= len(of[name].all_token_ids)
             rows.append(Sampled(name, one, int(of[name].num_prompt_tokens), known, used))
         cached = [row.cached for row in forward.rows[: len(names)]]
-        return cls(rows, [len(drafts.get(name, ())) for name in names], cached, vocabulary, late)
+        told = account is not None, account is not None and account.ahead
+        return cls(rows, [len(drafts.get(name, ())) for name in names], cached, vocabulary, *told)
 
     @property
     def names(self) -> list[str]:
@@ -257,6 +261,8 @@ class Sampling:
             rows = [row.without(["logit bias"]) for row in self.verified()]
         else:
             rows = self.rows
+        if self.ahead:
+            rows = [replace(one, used=one.used and not one.asked.counts) for one in rows]
         if len(rows) == len(raw):
             sources = of_older(owner)
             yield from logits_of(rows, raw, result, late=self.late, sources=sources)
