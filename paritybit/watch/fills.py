@@ -27,6 +27,9 @@ from paritybit.watch.weak import ByObject, ReleasedError, WeakTensor
 LARGEST = 2**16
 """The most bytes of a tensor that is followed."""
 
+MOST_LINES = 8
+"""The most lines of a tensor that are remembered."""
+
 MOST = 1024
 """The most tensors that are followed."""
 
@@ -63,7 +66,9 @@ class Filled:
         flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         self.memory = WeakTensor(flat.set_(tensor.untyped_storage(), 0, (count,), (1,)))
         self.spans: list[tuple[int, int]] = []
-        self.name, self.line = "a tensor", ""
+        self.name = "a tensor"
+        self.lines: dict[str, None] = {}
+        """The lines that wrote it, the latest one last."""
         self.ever, self.content = 0, self.memory().clone()
         self.held: ByObject[deque[Tensor]] = ByObject()
         self.reason: str | None = None
@@ -152,10 +157,13 @@ class Fills(TorchDispatchMode):
             if len(self.known) >= MOST:
                 return
             mine = self.known[memory.data_ptr()] = Filled(tensor)
+        path = frame.f_code.co_filename
+        line = line_of(path[path.rindex(self.folder) + 1 :], frame.f_lineno, frame.f_code)
+        mine.lines.pop(line, None)
+        mine.lines[line] = None
+        if len(mine.lines) > MOST_LINES:
+            del mine.lines[next(iter(mine.lines))]
         if mine.reason is None:
-            path = frame.f_code.co_filename
-            path = path[path.rindex(self.folder) + 1 :]
-            mine.line = line_of(path, frame.f_lineno, frame.f_code)
             names = TARGET.findall(text_of(frame, frame.f_lineno))
             mine.name = names[0][1] if names else mine.name
             mine.note(tensor)
@@ -170,6 +178,11 @@ class Fills(TorchDispatchMode):
                 return frame
             frame = frame.f_back
         return None
+
+    def lines_of(self, tensor: Tensor) -> list[str]:
+        """Return the lines that wrote the memory of a tensor, the latest one last."""
+        mine = self.known.get(tensor.untyped_storage().data_ptr())
+        return [] if mine is None or mine.memory.storage.expired() else list(mine.lines)
 
     # Around forward passes.
 
@@ -190,7 +203,7 @@ class Fills(TorchDispatchMode):
             others = (one[end : filled.ever] for one in reversed(before))
             earlier = next((one for one in others if not torch.equal(one, tail)), None)
             if earlier is not None:
-                source, via = split(filled.line)
+                source, via = split(next(reversed(filled.lines), ""))
                 names[filled.name] += 1
                 number = f" ({names[filled.name]})" if names[filled.name] > 1 else ""
                 name = f"entries of {filled.name} that were not filled{number}"

@@ -8,7 +8,7 @@ the name of the input, and counts only if the forward pass then gets this very m
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import c_char
 from dataclasses import dataclass, field
@@ -49,6 +49,12 @@ CALLERS = 3
 
 SLOTS = "slots"
 """The kind of a table from which rows get their slots. Its name ends with that of the group."""
+
+
+def listed(lines: Sequence[str]) -> str | None:
+    """Return text about further lines that write an input, or None for none."""
+    return f"also written at {', '.join(lines[-CALLERS:])}" if lines else None
+
 
 Line = tuple[str, str | None]
 """A line such as `engine/runner.py:12 in Runner.prepare`, and as text the lines around it."""
@@ -146,23 +152,31 @@ class Lines:
         such a line, the text names the line that fills the input with the most similar name.
         """
         mine = kind, self.forward, name
+        wrote = self._writers(mine)
         alike = [key for key in self.inputs if (key[0], key[2]) == (kind, name) and key != mine]
         for key in (mine, *alike):
             if key in self.known:
                 line, via = self.known[key]
-                others = [one for one in self.also[key] if one != line][-CALLERS:]
-                also = f"also changed at {', '.join(others)}" if others else None
                 when = None if key == mine else f"that is before {key[1]} forwards"
-                return split(line, "; ".join(filter(None, (when, via, also))))
+                also = [one for one in dict.fromkeys((*self.also[key], *wrote)) if one != line]
+                return split(line, "; ".join(filter(None, (when, via, listed(also)))))
         if mine in self.prepared:
             line, via = self.prepared[mine]
-            return split(line, f"{PREPARED}; {via}" if via else PREPARED)
+            also = listed([one for one in wrote if one != line])
+            return split(line, "; ".join(filter(None, (PREPARED, via, also))))
+        if wrote:
+            return split(wrote[-1], listed(wrote[:-1]))
         if not (tries := self.tries[mine]):
             return None, None
         did = "changed or named" if self.inputs.get(mine) else "named"
         near = self.neighbour(mine)
         told = "" if near is None else f"; {near[2]} is filled at {self.known[near][0]}"
         return None, f"no line {did} it before {tries} forwards{told}"
+
+    def _writers(self, key: Key) -> list[str]:
+        """Return the lines that wrote an input, also those that wrote what it held already."""
+        tensor = self._tensor(key) if key in self.inputs else None
+        return [] if tensor is None or self.fills is None else self.fills.lines_of(tensor)
 
     def neighbour(self, key: Key) -> Key | None:
         """Return the input of the same kind with the most similar name whose line is known."""

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from paritybit.connectors.sglang import sampling
+from paritybit.connectors.sglang.rows import totals
 from paritybit.connectors.sglang.sampling import EVERY, Placed, rows
 from paritybit.watch.checks import wrong_row
 from paritybit.watch.observations import RowsGiven
+from properties.connectors import parts
 from properties.connectors.parts import Part
 
 VOCABULARY, ADDED = 8, "acc_additive_penalties"
@@ -138,9 +140,26 @@ def test_a_batch_that_is_padded_for_other_ranks_is_not_judged() -> None:
 
 
 def test_a_report_says_how_a_request_came_into_its_row() -> None:
-    placed, (info, requests) = Placed(), a_batch()
-    began = placed.moves(info, requests[:1], "extend")
-    assert began["a"][1] == "it began in row 0"
-    assert placed.moves(info, requests, "decode")["c"][1] == "it was added as row 2"
-    assert placed.moves(info, requests[1:], "decode")["c"][1] == "it had row 2 before"
-    assert placed.moves(info, requests[1:], "decode") == {}
+    placed, (_, requests) = Placed(), a_batch()
+    began = placed.moves(requests[:1], "extend")
+    assert began["a"] == ("from_schedule_batch", "it began in row 0")
+    assert placed.moves(requests, "decode")["c"] == ("merge_batch", "it was added as row 2")
+    assert placed.moves(requests[1:], "decode")["c"] == ("filter_batch", "it had row 2 before")
+    assert placed.moves(requests[1:], "decode") == {}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "lag", "wrong"),
+    [([3, 2], 0, []), ([4, 2], 1, []), ([4, 2], 0, [0]), ([2, 3], 1, [0]), ([3, 4], 1, [1])],
+)
+def test_each_row_has_the_number_of_tokens_of_its_request(
+    lengths: list[int], lag: int, wrong: list[int]
+) -> None:
+    """With overlap, the host does not know the last token yet."""
+    asked = [("a", [5, 6], [7]), ("b", [8], [9])]
+    requests = [parts.request(name, 1, prompt, output) for name, prompt, output in asked]
+    batch = parts.decode([1, 2], lengths, [7, 9], [1, 2])
+    (given,) = totals(batch, requests, lag)
+    assert wrong_row.differing(given).nonzero().flatten().tolist() == wrong
+    batch.spec_info = object()
+    assert totals(batch, requests, lag) == []

@@ -135,3 +135,17 @@ def test_what_cannot_be_followed_is_not_tried(scene: Scene, engine: dict[str, An
     assert scene.checks() == []
     reasons = [name for name in scene.counts() if name.startswith("not tried: padding leak")]
     assert any("not every change of segments" in reason for reason in reasons)
+
+
+def test_lines_that_write_what_an_input_holds_already_are_named(
+    scene: Scene, engine: dict[str, Any]
+) -> None:
+    lines, segments = scene.watcher.lines, torch.zeros(ROWS)
+    for _ in range(3):
+        with lines.learning():
+            engine["fill_all"](segments, torch.ones(2))
+        lines.note("Runner", {"segments": segments})
+        lines.done()
+    found = lines.of("Runner", "segments")
+    named = [f"pretended/lora.py:{number}" for number in (6, 7)]
+    assert all(any(name in str(part) for part in found) for name in named)

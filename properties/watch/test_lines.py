@@ -270,7 +270,7 @@ def test_a_forward_whose_inputs_are_known_keeps_its_lines_to_itself(engine: Modu
 def test_all_lines_that_change_an_input_are_named(engine: ModuleType) -> None:
     learned = Lines("engine")
     prepared(learned, engine.Runner(), 3)
-    also = "also changed at engine/runner.py:10 in Runner.prepare"
+    also = "also written at engine/runner.py:10 in Runner.prepare"
     assert learned.of("batch", "copied")[1] == f"in Runner.prepare; {also}"
 
 

@@ -81,6 +81,10 @@ class Engine:
         self.hidden, self.placed = HiddenStates(), sampling.Placed()
         self.all_rows = 0
         self.dropped = False
+        self.batches: type = object
+        """The class of the scheduler's batches."""
+        self.lags = 0
+        """The number of tokens of a request that the host may not know yet."""
         self.names_next = False
         """Whether a batch passes the token after a chunk of a prompt to the draft model."""
 
@@ -153,7 +157,8 @@ class Engine:
             self.names_next = hasattr(batch, "chunked_req_next_prompt_token")
             if hasattr(scheduler, "enable_overlap"):  # It may differ from the server argument.
                 self.journal.scope(disable_overlap_schedule=not scheduler.enable_overlap)
-        self.requests = batch.reqs
+            self.lags = int(getattr(scheduler, "enable_overlap", True))
+        self.requests, self.batches = batch.reqs, type(batch)
         try:
             with self.learning():
                 return original(scheduler, batch, *args, **kwargs)
@@ -318,7 +323,11 @@ class Engine:
         except (NotRecognisedError, AttributeError, KeyError, TypeError, ValueError) as error:
             self.journal.scope(rows_not_watched=repr(error))
         else:
-            watcher.rows("sampler", values, self.placed.moves(info, mine, mode))
+            moves = self.placed.moves(mine, mode)
+            watcher.rows("sampler", values, sampling.moved_by(info, moves))
+            if mode == "decode":
+                counts = rows.totals(batch, mine, self.lags)
+                watcher.rows("batch", counts, sampling.moved_by(self.batches, moves))
 
     def hook_lists(self, runner: Any) -> None:
         """Wrap the method that builds index lists, once per class of attention backend."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.pools import Pool
-from paritybit.watch.facts import Forward, Row, StaticInput
+from paritybit.watch.facts import Forward, Row, RowValues, StaticInput
 
 MODES = ("extend", "mixed", "decode", "target_verify")
 """Modes of a forward whose rows are reported."""
@@ -156,6 +156,21 @@ def lengths(batch: Any, mode: str) -> list[tuple[int, int]]:
         raise NotRecognisedError("draft tokens of different number per request")
     drafted = int(batch.spec_info.draft_token_num)
     return [(total, drafted) for total in totals]
+
+
+def totals(batch: Any, requests: Sequence[Any], lag: int) -> list[RowValues]:
+    """Return the number of tokens of each row of a batch that decodes without drafts.
+
+    The host may not know the last `lag` tokens of a request yet.
+    """
+    held = batch.seq_lens.cpu()
+    if batch.spec_info is not None or len(held) != len(requests):
+        return []
+    known = [len(one.origin_input_ids) + len(one.output_ids) for one in requests]
+    right = torch.tensor(known, dtype=held.dtype)
+    right += (held - right).clamp(0, lag)
+    names = [one.rid for one in requests]
+    return [RowValues("seq_lens", names, held, right, filled=batch.seq_lens)]
 
 
 def host(values: Any, tensor: Any) -> list[int]:

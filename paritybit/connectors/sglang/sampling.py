@@ -1,6 +1,6 @@
 """What the sampler uses for each row of a batch, and what the row's request asked for."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,25 +28,34 @@ class Placed:
     def __init__(self) -> None:
         self.rows: dict[str, int] = {}
 
-    def moves(
-        self, info: Any, requests: Sequence[Any], mode: str
-    ) -> dict[str, tuple[str | None, str]]:
-        """Return how each request came into its row, and remember the rows of a new batch."""
-        found = dict[str, tuple[str | None, str]]()
+    def moves(self, requests: Sequence[Any], mode: str) -> dict[str, tuple[str, str]]:
+        """Return how each request came into its row, and remember the rows of a new batch.
+
+        This is the name of a method of the engine's batches, and a text.
+        """
+        found = dict[str, tuple[str, str]]()
         prompts = mode in ("extend", "mixed")
         for row, request in enumerate(requests):
             before = self.rows.get(request.rid)
             if prompts and before is None:
-                how = place_of(info.from_schedule_batch, "sglang"), f"it began in row {row}"
+                how = "from_schedule_batch", f"it began in row {row}"
             elif before is None:
-                how = place_of(info.merge_batch, "sglang"), f"it was added as row {row}"
+                how = "merge_batch", f"it was added as row {row}"
             else:
-                how = place_of(info.filter_batch, "sglang"), f"it had row {before} before"
+                how = "filter_batch", f"it had row {before} before"
             if before != row:
                 found[request.rid] = how
         if not prompts:
             self.rows = {request.rid: row for row, request in enumerate(requests)}
         return found
+
+
+def moved_by(owner: Any, moves: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str | None, str]]:
+    """Return the same moves with the lines at which the methods of a batch begin."""
+    return {
+        request: (place_of(getattr(owner, name, None), "sglang"), text)
+        for request, (name, text) in moves.items()
+    }
 
 
 def rows(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValues]:
