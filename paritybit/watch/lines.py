@@ -162,8 +162,8 @@ class Lines:
                 return split(line, "; ".join(filter(None, (when, via, listed(also)))))
         if mine in self.prepared:
             line, via = self.prepared[mine]
-            also = listed([one for one in wrote if one != line])
-            return split(line, "; ".join(filter(None, (PREPARED, via, also))))
+            more = listed([one for one in wrote if one != line])
+            return split(line, "; ".join(filter(None, (PREPARED, via, more))))
         if wrote:
             return split(wrote[-1], listed(wrote[:-1]))
         if not (tries := self.tries[mine]):
