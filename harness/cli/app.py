@@ -282,11 +282,11 @@ def engine(
     ],
 ) -> int:
     """Download a release of an engine into a folder of its own."""
-    from paritybit.drive.engines import released
+    from paritybit.drive.adapters import release_of
     from paritybit.engines import fetch
 
-    driven, number = released(version)
-    found = driven.starter.prepare(f"{driven.package.name}=={number}")
+    adapter, number = release_of(version)
+    found = adapter.prepare(f"{adapter.package.name}=={number}")
     typer.echo(f"{found.name} is in {fetch.folder()}")
     return 0
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -35,11 +35,60 @@ OFFSET = 1000
 """What is added to an exit code that is sent. A number below zero is an error."""
 
 
-class Guarded:
-    """A command under a guard, with an interface like `subprocess.Popen`.
+class Reported:
+    """A command whose start and end another process reports, with an interface like Popen's.
 
-    The command is the first process of a session.
+    A process id comes first, then the exit code with OFFSET added.
     """
+
+    def __init__(self, connection: Connection, reporter: Any) -> None:
+        self.connection, self.reporter = connection, reporter
+        self.started = False
+        self.pid: int = reporter.pid
+        """The process id of the command, or of the reporter until the command has started."""
+        self.returncode: int | None = None
+
+    def hear(self, seconds: float | None) -> bool:
+        """Take the next number. Returns False if none comes in time.
+
+        If the reporter ends, its exit code counts.
+        """
+        try:
+            if not self.connection.poll(seconds):
+                return False
+            heard = int(self.connection.recv_bytes())
+        except (EOFError, OSError):
+            self.returncode = self.reporter.wait()
+            return True
+        if not self.started:
+            self.started, self.pid = True, heard
+        else:
+            self.returncode = heard - OFFSET
+        return True
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the command runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        while self.returncode is None:
+            if not self.hear(timeout):
+                assert timeout is not None
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the command, or to the reporter while there is no command yet."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+class Guarded(Reported):
+    """A command under a guard. It is the first process of a session."""
 
     def __init__(
         self,
@@ -55,7 +104,7 @@ class Guarded:
 
         Raises OSError if the program cannot be executed, and ValueError for a null byte.
         """
-        self.connection, other = Pipe()
+        connection, other = Pipe()
         descriptors = [other.fileno(), *([] if passed is None else [passed])]
         numbers = [str(other.fileno()), "-" if passed is None else str(passed)]
         with other:
@@ -69,41 +118,12 @@ class Guarded:
                 start_new_session=True,
                 pass_fds=descriptors,
             )
-        self.returncode: int | None = None
-        self.pid = self._hear(None) or -errno.ECHILD
-        if self.pid < 0:
+        super().__init__(connection, self.guard)
+        self.hear(None)
+        error = errno.ECHILD if not self.started else -self.pid
+        if error > 0:
             self.end()
-            raise OSError(-self.pid, os.strerror(-self.pid))
-
-    def _hear(self, seconds: float | None) -> int | None:
-        """Return the next number that the guard sends, or None if it sends none in time."""
-        try:
-            return int(self.connection.recv_bytes()) if self.connection.poll(seconds) else None
-        except (EOFError, OSError):  # Something has killed the guard.
-            self.returncode = self.guard.wait()
-            return None
-
-    def poll(self) -> int | None:
-        """Return the exit code, or None while the command runs."""
-        with suppress(subprocess.TimeoutExpired):
-            self.wait(0.0)
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
-        if self.returncode is None:
-            heard = self._hear(timeout)
-            self.returncode = self.returncode if heard is None else heard - OFFSET
-        if self.returncode is None:
-            assert timeout is not None
-            raise subprocess.TimeoutExpired(str(self.pid), timeout)
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal to the command."""
-        if self.poll() is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+            raise OSError(error, os.strerror(error))
 
     def left(self) -> list[int]:
         """Return the processes under the guard. Without /proc, there are none."""

@@ -7,11 +7,11 @@ measures how much likelihoods vary: it serves a request with bystanders that sha
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from paritybit.drive.engine import Engine, Likely
 from paritybit.drive.failures import EngineFailedError, judge_failure
 from paritybit.drive.forks import ForkFailedError, in_fork
-from paritybit.drive.player import Player
 from paritybit.drive.script import Part, Planned, Wave
 from paritybit.drive.stand_ins import attention
 from paritybit.watch import journal
@@ -31,18 +31,6 @@ BYSTANDERS = tuple(
     for length in (37, 5, 90, 17, 64, 1, 30)
 )
 """Requests that are served with a request to measure the influence of the batch."""
-
-Likely = Sequence[tuple[int, float]]
-"""The likeliest next tokens, each with its log-likelihood, in descending order."""
-
-
-class Plays(Protocol):
-    """A started engine. `likely` has the likeliest tokens at each step of each request."""
-
-    likely: dict[str, list[Likely]] | None
-
-    def play(self, waves: Iterator[Wave], stop: Callable[[], bool]) -> Player:
-        """Serve waves until `stop` returns True or none is left, then until the engine is idle."""
 
 
 class StoppedError(Exception):
@@ -80,7 +68,7 @@ class Comparison:
     and `measured` measurements in this wave.
     """
 
-    engine: Plays
+    engine: Engine
     noted: Callable[[Iterator[Wave]], Iterator[Wave]]
     counted: str = f"{TRIED}{CHECK}"
     noise: float = 0.0

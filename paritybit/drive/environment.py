@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from paritybit.drive.legs import Leg
 from paritybit.engines import fetch, required
 from paritybit.places import IMPORT_FOLDER
 
@@ -44,11 +43,6 @@ def with_transformers(spec: str, wanted: Callable[[Path], str | None]) -> Enviro
     pins = pins_for(wanted(found.package))
     fetch.install(pins.stem, pins)
     return Environment(found.name, found.package.parent, fetch.dependencies_folder() / pins.stem)
-
-
-def options(leg: Leg, seed: int, device: str) -> list[str]:
-    """Return the options with which an engine's process serves a row."""
-    return ["--device", device, "--seed", str(seed), *leg.arguments]
 
 
 def variables(

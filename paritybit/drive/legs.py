@@ -51,15 +51,8 @@ class Leg:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The options of the engine's process."""
-        words: list[str] = []
-        for name, value in self.settings.items():
-            option = name.replace("_", "-")
-            if isinstance(value, bool):
-                words.append(f"--{option}" if value else f"--no-{option}")
-            else:
-                words += [f"--{option}", str(value)]
-        return tuple(words)
+        """The settings as text."""
+        return tuple(f"{name}={value}" for name, value in self.settings.items())
 
     @property
     def pairs(self) -> set[Pair]:

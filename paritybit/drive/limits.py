@@ -1,9 +1,12 @@
 """The limits of requests, and the boundaries that requests should reach."""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from paritybit.drive.script import Wave
+from paritybit.watch import journal
 
 BLOCKS = (512, 1024)
 """Numbers of keys after which index kernels start another block."""
@@ -93,3 +96,26 @@ def reached(wave: Wave, limits: Limits) -> set[str]:
     if sum(one.length + one.tokens for one in wave.requests) > limits.pool:
         found.add("a wave asks for more than the pool holds")
     return found
+
+
+def reach(boundary: str, number: int) -> None:
+    """Count how often requests reached a boundary."""
+    journal.count(**{f"{BOUNDARY}{boundary}": number})
+
+
+def count_retractions(scheduler: Any, name: str, page: int, number: Callable[[Any], int]) -> None:
+    """Count the requests that calls of a method of a scheduler retract, as `number` states.
+
+    Pages larger than 1 are a boundary of their own: a retracted request gives back a part of one.
+    """
+    method = getattr(scheduler, name)
+    boundary = "a request is retracted" + (" with pages larger than 1" if page > 1 else "")
+    reach(boundary, 0)
+
+    @functools.wraps(method)
+    def retract(*arguments: Any, **named: Any) -> Any:
+        made = method(*arguments, **named)
+        reach(boundary, number(made))
+        return made
+
+    setattr(scheduler, name, retract)

@@ -1,11 +1,14 @@
-"""Plays waves of requests to a scheduler that polls for them. Independent of the engine."""
+"""Plays waves of requests to an engine that polls for them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paritybit.drive.operating.actions import Acts, Operator
+from paritybit.drive.operating.actions import Operator
 from paritybit.drive.script import Planned, Wave
+
+if TYPE_CHECKING:
+    from paritybit.drive.engine import Engine
 
 
 class PlayedError(BaseException):
@@ -13,24 +16,6 @@ class PlayedError(BaseException):
 
     It is a BaseException, so the engine's own handlers do not catch it.
     """
-
-
-@dataclass(frozen=True)
-class Orders:
-    """Functions that turn the actions of a player into the engine's own requests.
-
-    - `arrive`: gets a planned request, and its prompt with the conversation that it follows.
-    - `abort`: gets the name of a request.
-    - `flush`: empties the cache of an idle engine.
-    - `acts`: the actions of an operator, by name.
-    - `settled`: whether the engine copies no KV now, without which it refuses some actions.
-    """
-
-    arrive: Callable[[Planned, list[int]], Any]
-    abort: Callable[[str], Any]
-    flush: Callable[[], Any]
-    acts: Acts = field(default_factory=dict)
-    settled: Callable[[], bool] = lambda: True
 
 
 @dataclass
@@ -44,7 +29,7 @@ class Player:
     """
 
     waves: Iterator[Wave]
-    orders: Orders
+    engine: "Engine"
     stop: Callable[[], bool]
     idle_polls: int = 2
     served: int = 0
@@ -64,7 +49,7 @@ class Player:
 
     def __post_init__(self) -> None:
         """Create the operator for the actions that the engine supports."""
-        self._operator = Operator(self.orders.acts, self.orders.settled)
+        self._operator = Operator(self.engine.acts(), self.engine.settled)
 
     @property
     def open(self) -> int:
@@ -98,7 +83,7 @@ class Player:
             late = planned.aborted is not None and self._poll >= planned.aborted
             if late and name not in self._aborted:
                 self._aborted.add(name)
-                given.append(self.orders.abort(name))
+                given.append(self.engine.abort(name))
         return given
 
     def ended(self, name: str, tokens: Iterable[int]) -> None:
@@ -109,7 +94,7 @@ class Player:
 
     def _begin(self, wave: Wave, given: list[Any]) -> None:
         if self._flush:
-            given.append(self.orders.flush())
+            given.append(self.engine.flush())
         self._waiting = list(wave.requests)
         self._ended, self._prompts, self._aborted, self.made = {}, {}, set(), {}
         self._poll, self._quiet, self._flush = 0, 0, wave.flush
@@ -130,7 +115,7 @@ class Player:
             prompt = [*self._prompts[planned.follows], *before, *prompt]
         self._open[planned.name] = planned
         self._prompts[planned.name] = prompt
-        given.append(self.orders.arrive(planned, prompt))
+        given.append(self.engine.arrive(planned, prompt))
 
     def _leave(self, given: list[Any]) -> None:
         self._leaving = True
@@ -139,4 +124,4 @@ class Player:
         for name in self._open:
             if name not in self._aborted:
                 self._aborted.add(name)
-                given.append(self.orders.abort(name))
+                given.append(self.engine.abort(name))

@@ -1,13 +1,13 @@
-"""Starts engines in forks of a process that has already imported them, as the import takes longest.
+"""Does jobs in forks of a process that has already imported an engine, as this takes longest.
 
 `Warm` runs in the process that starts engines, and `forked` in the process that forks. They share a
-connection. The answers to a command are the process id of its fork, then its exit code.
+connection. A forkserver of the standard library has the variables of the process that started it,
+and no guard, so this module starts one process per engine and variables itself.
 """
 
 import gc
 import json
 import os
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -15,96 +15,31 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import IO
 
-from paritybit.harness.machine.guard import Guarded
+from paritybit.drive.job import MODULE
+from paritybit.harness.machine.guard import OFFSET, Guarded, Reported
 from paritybit.watch import journal
 from paritybit.watch.settings import VARIABLE, parsed
 
 OPTION = "--fork-for"
-"""The first argument of a process that forks. The second is the descriptor of its connection."""
+"""The argument of a process that forks. The next one is the descriptor of its connection."""
 
-PROGRAM = 3
-"""The first words of a command are its program: Python, `-m`, and a module."""
-
-SERVES = "paritybit.drive."
-"""The prefix of the modules that serve an engine. They can fork."""
+PROGRAM = 4
+"""The first words of a command are its program: Python, `-m`, MODULE, and the engine."""
 
 
 def forks(words: Sequence[str]) -> bool:
     """Return whether a command can run in a fork of a process that has imported its engine."""
-    return list(words[1:2]) == ["-m"] and words[2].startswith(SERVES)
+    return list(words[1:3]) == ["-m", MODULE]
 
 
-class Importer:
-    """A process that imports an engine, and forks. Its output is written to `output`."""
+class Fork(Reported):
+    """A job in a fork of a guarded process, which reports it."""
 
-    def __init__(
-        self, program: Sequence[str], variables: Mapping[str, str], output: IO[bytes]
-    ) -> None:
-        """Start the process."""
-        self.connection, other = Pipe()
-        with other:
-            number = other.fileno()
-            words = [*program, OPTION, str(number)]
-            self.process = Guarded(words, variables, output, passed=number)
-
-    def hear(self, seconds: float | None) -> int | None:
-        """Return the next number that the process sends, or None if it sends none in time.
-
-        Raises EOFError if the process has ended.
-        """
-        try:
-            return int(self.connection.recv_bytes()) if self.connection.poll(seconds) else None
-        except ConnectionError as error:
-            raise EOFError from error
-
-    def end(self) -> None:
-        """End the process, and all processes of its forks."""
-        self.connection.close()
-        self.process.end()
-
-
-class Fork:
-    """A command in a fork of an importer, with an interface like `subprocess.Popen`."""
-
-    def __init__(self, importer: Importer) -> None:
-        self.importer = importer
-        self.pid = importer.process.pid
-        """The process id of the fork, or of the importer until there is a fork."""
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        """Return the exit code, or None while the command runs."""
-        with suppress(subprocess.TimeoutExpired):
-            self.wait(0.0)
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
-        while self.returncode is None:
-            try:
-                said = self.importer.hear(timeout)
-            except EOFError:
-                self.returncode = self.importer.process.wait()
-                break
-            if said is None:
-                assert timeout is not None
-                raise subprocess.TimeoutExpired(str(self.pid), timeout)
-            if self.pid == self.importer.process.pid:
-                self.pid = said
-            else:
-                self.returncode = said
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal to the fork, or to the importer while there is no fork yet."""
-        if self.poll() is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+    reporter: Guarded
 
     def left(self) -> list[int]:
         """Return the processes that the fork left behind. Without /proc, there are none."""
-        importer = self.importer.process
-        return [one for one in importer.left() if session_of(one) != importer.pid]
+        return [one for one in self.reporter.left() if session_of(one) != self.reporter.pid]
 
 
 def session_of(process: int) -> int | None:
@@ -115,11 +50,11 @@ def session_of(process: int) -> int | None:
 
 
 class Warm:
-    """Starts commands of engines, one at a time. Those with equal variables share an importer."""
+    """Does jobs, one at a time. Those with an equal engine and variables share an import."""
 
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
-        self.importers: dict[str, Importer] = {}
+        self.importers: dict[str, tuple[Connection, Guarded]] = {}
 
     def start(
         self,
@@ -132,26 +67,31 @@ class Warm:
         settings = replace(parsed(variables[VARIABLE]), out=str(self.scratch))
         shared = {**variables, VARIABLE: settings.text()}
         key = json.dumps([words[:PROGRAM], shared], sort_keys=True)
-        importer = self.importers.get(key)
-        if importer is not None and importer.process.poll() is not None:
-            importer.end()
-            importer = None
-        if importer is None:
-            self.importers[key] = importer = Importer(words[:PROGRAM], shared, output)
+        if key in self.importers and self.importers[key][1].poll() is not None:
+            self.importers.pop(key)[1].end()
+        if key not in self.importers:
+            connection, other = Pipe()
+            with other:
+                number = other.fileno()
+                program = [*words[:PROGRAM], OPTION, str(number)]
+                process = Guarded(program, shared, output, passed=number)
+            self.importers[key] = connection, process
+        connection, process = self.importers[key]
         asked = {
-            "words": list(words[PROGRAM:]),
+            "job": words[PROGRAM],
             "watch": variables[VARIABLE],
             "output": str(Path(output.name).resolve()),
             "folder": str(folder.resolve()),
         }
-        with suppress(ConnectionError):  # The importer has ended. The fork gets its exit code.
-            importer.connection.send_bytes(json.dumps(asked).encode())
-        return Fork(importer)
+        with suppress(ConnectionError):  # The process has ended. The fork gets its exit code.
+            connection.send_bytes(json.dumps(asked).encode())
+        return Fork(connection, process)
 
     def end(self) -> None:
-        """End all importers."""
-        for importer in self.importers.values():
-            importer.end()
+        """End all processes."""
+        for connection, process in self.importers.values():
+            connection.close()
+            process.end()
 
 
 @contextmanager
@@ -167,8 +107,8 @@ def warm(scratch: Path, device: str) -> Iterator[Warm | None]:
         starts.end()
 
 
-def forked(descriptor: int) -> list[str]:
-    """Fork this process for each requested command, and return the command's options in the fork.
+def forked(descriptor: int) -> str:
+    """Fork this process for each job that comes, and return the file of the job in the fork.
 
     Does not return in this process, which ends when its connection is closed.
     """
@@ -179,23 +119,22 @@ def forked(descriptor: int) -> list[str]:
             gc.freeze()  # A collection in the fork would copy every page that it touches.
             child = os.fork()
             if child == 0:
-                return become(asked, connection)
+                become(asked, connection)
+                return str(asked["job"])
             _, status = os.waitpid(child, 0)
-            connection.send_bytes(str(os.waitstatus_to_exitcode(status)).encode())
+            code = os.waitstatus_to_exitcode(status) + OFFSET
+            connection.send_bytes(str(code).encode())
     os._exit(0)
 
 
-def become(asked: Mapping[str, object], connection: Connection) -> list[str]:
-    """Turn this process into the process of a command, and return the command's options."""
+def become(asked: Mapping[str, str], connection: Connection) -> None:
+    """Turn this process into the process of a job, and report its id."""
     os.setsid()
-    with open(str(asked["output"]), "ab") as output:  # noqa: PTH123
+    with open(asked["output"], "ab") as output:  # noqa: PTH123
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-    os.chdir(str(asked["folder"]))
-    os.environ[VARIABLE] = str(asked["watch"])
+    os.chdir(asked["folder"])
+    os.environ[VARIABLE] = asked["watch"]
     journal.go_on_in(parsed(os.environ[VARIABLE]).folder)
     connection.send_bytes(str(os.getpid()).encode())
     connection.close()
-    words = asked["words"]
-    assert isinstance(words, list)
-    return words

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paritybit.drive.engines import BY_NAME
+from paritybit.drive.adapters import adapter
 from paritybit.drive.script import Part, Planned, Script, Setting, Wave, require_sense
 
 LONGEST = 768
@@ -75,8 +75,8 @@ def settings_like(settings: Mapping[str, Sequence[str]], engine: str) -> dict[st
         return is_on ^ name.startswith(NOT)
 
     return (
-        BY_NAME[engine]
-        .served(
+        adapter(engine)
+        .settings(
             page_size=int(one(of_page, "1")),
             prefix_cache=on(of_cache, True),
             overlap=on(of_overlap, False),

@@ -8,11 +8,13 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paritybit import __version__, inject
-from paritybit.drive.engines import driven
+from paritybit.drive.adapters import adapter
+from paritybit.drive.job import Job, command
 from paritybit.drive.legs import Leg
 from paritybit.drive.script import ACTIONS
 from paritybit.drive.transformers.legs import TABLE
@@ -33,20 +35,22 @@ WINDOW = "wrong read | swa | a key outside of a window"
 OWN_CHECK = "pool memory leak detected"
 """What 0.5.11 says of its own pools after it served trees of drafts, watched or not."""
 
-SPECULATION = ("--model", "gpt_oss", "--speculative", "eagle")
+Given = Mapping[str, Any]
 
-WAYS: Mapping[str, tuple[str, ...]] = {
-    "decode": (),
-    "overlap": ("--overlap", "--page-size", "16"),
-    "no prefix cache": ("--no-prefix-cache",),
+SPECULATION: Given = {"model": "gpt_oss", "speculative": "eagle"}
+
+WAYS: Mapping[str, Given] = {
+    "decode": {},
+    "overlap": {"overlap": True, "page_size": 16},
+    "no prefix cache": {"prefix_cache": False},
     "chains": SPECULATION,
-    "trees": (*SPECULATION, "--topk", "4"),
+    "trees": {**SPECULATION, "topk": 4},
 }
 
 
 def watched(
     version: str,
-    arguments: tuple[str, ...],
+    settings: Given,
     folder: Path,
     engine: str = "sglang",
     forwards: int = 150,
@@ -55,10 +59,9 @@ def watched(
     package_of(version, engine)
     injected = Path(tempfile.mkdtemp(dir=folder))
     inject.prepare(injected, __version__)
-    starter = driven(f"{engine}=={version}").starter
-    prepared = starter.prepare(f"{engine}=={version}")
-    words, variables = starter.command(prepared, Leg("one"), 5, "cpu")
-    words += [*arguments, "--forwards", str(forwards)]
+    one = adapter(engine)
+    job = Job(one.settings(**settings, seed=5).scope(), forwards=forwards)
+    words, variables = command(one, one.prepare(f"{engine}=={version}"), job, folder)
     variables["PYTHONPATH"] = f"{injected}:{variables['PYTHONPATH']}"
     variables[VARIABLE] = Settings(str(folder / "out")).text()
     done = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
@@ -68,17 +71,17 @@ def watched(
     return list(journal.read(file))
 
 
-OPERATED: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "actions": (("--actions",), "action: "),
-    "overlap": (("--actions", "--overlap", "--page-size", "16"), "action: "),
-    "adapters": (("--model", "gpt_oss", "--adapters", "3"), "boundary: a LoRA adapter"),
+OPERATED: Mapping[str, tuple[Given, str]] = {
+    "actions": ({"actions": True}, "action: "),
+    "overlap": ({"actions": True, "overlap": True, "page_size": 16}, "action: "),
+    "adapters": ({"model": "gpt_oss", "adapters": 3}, "boundary: a LoRA adapter"),
 }
 
 
 @pytest.mark.parametrize("way", OPERATED)
 def test_what_operators_do_is_done_and_nothing_is_found(way: str, tmp_path: Path) -> None:
-    arguments, begins = OPERATED[way]
-    lines = watched("0.5.23", arguments, tmp_path, forwards=450)
+    settings, begins = OPERATED[way]
+    lines = watched("0.5.23", settings, tmp_path, forwards=450)
     assert not [line for line in lines if line["kind"] in {"finding", "undecided"}]
     counts = next(line["counts"] for line in reversed(lines) if line["kind"] == "counts")
     assert isinstance(counts, dict)
@@ -106,7 +109,7 @@ def test_a_whole_release_is_watched(version: str, way: str, tmp_path: Path) -> N
         assert all("cuda_graph_runner.py:373" in source for source in sources)
     elif version == "0.5.12":
         lists = {key for key in found if key.startswith("wrong list") and PADDING in key}
-        speculates = SPECULATION[-1] in WAYS[way]
+        speculates = "speculative" in WAYS[way]
         assert lists and found - lists - {WINDOW} == ({QUERIES} if speculates else set())
         assert not (speculates and WINDOW in found)
     elif version == "0.5.23":
@@ -134,9 +137,9 @@ duplicates.
 """
 
 
-@pytest.mark.parametrize("way", [(), (*SPECULATION, "--overlap")], ids=["decode", "chains"])
+@pytest.mark.parametrize("way", [{}, {**SPECULATION, "overlap": True}], ids=["decode", "chains"])
 @pytest.mark.parametrize("version", ELSEWHERE)
-def test_every_release_starts(version: str, way: tuple[str, ...], tmp_path: Path) -> None:
+def test_every_release_starts(version: str, way: Given, tmp_path: Path) -> None:
     lines = watched(version, way, tmp_path)
     found = {str(line["check"]) for line in lines if line["kind"] == "finding"}
     assert not [line["what"] for line in lines if line["kind"] == "undecided"]
@@ -147,21 +150,21 @@ def test_every_release_starts(version: str, way: tuple[str, ...], tmp_path: Path
 @pytest.mark.parametrize("leg", [*TABLE.rows(0)], ids=lambda leg: leg.name)
 @pytest.mark.parametrize("version", ["5.19.0", "5.24.0"])
 def test_continuous_batching_is_watched(version: str, leg: Leg, tmp_path: Path) -> None:
-    lines = watched(version, leg.arguments, tmp_path, "transformers")
+    lines = watched(version, leg.settings, tmp_path, "transformers")
     counts = next(line["counts"] for line in reversed(lines) if line["kind"] == "counts")
     assert isinstance(counts, dict)
     assert not [line for line in lines if line["kind"] in {"finding", "undecided"}]
     assert counts["reads"] > 10_000
     assert counts["lists"] > 100
-    assert "--no-graphs" in leg.arguments or counts["padded_replays"] > 20
+    assert not leg.settings.get("graphs", True) or counts["padded_replays"] > 20
 
 
-DRAFTS: Mapping[str, tuple[str, ...]] = {
-    "n-grams": ("--speculative", "ngram"),
-    "newer runner n-grams": ("--speculative", "ngram", "--runner", "2", "--overlap"),
-    "EAGLE": ("--speculative", "eagle"),
-    "EAGLE async": ("--speculative", "eagle", "--overlap"),
-    "newer runner EAGLE": ("--speculative", "eagle", "--runner", "2", "--overlap"),
+DRAFTS: Mapping[str, Given] = {
+    "n-grams": {"speculative": "ngram"},
+    "newer runner n-grams": {"speculative": "ngram", "runner": 2, "overlap": True},
+    "EAGLE": {"speculative": "eagle"},
+    "EAGLE async": {"speculative": "eagle", "overlap": True},
+    "newer runner EAGLE": {"speculative": "eagle", "runner": 2, "overlap": True},
 }
 
 FOUND: Mapping[tuple[str, str], set[tuple[str, str | None]]] = {

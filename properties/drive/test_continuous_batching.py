@@ -10,7 +10,8 @@ import torch
 from paritybit.harness.errors import MalformedError
 from paritybit.reference.ops import Ops
 
-from paritybit.drive.engines import DRIVEN, driven
+from paritybit.drive import ENGINES
+from paritybit.drive.adapters import adapter, adapter_of
 from paritybit.drive.requests import OTHER, other_prefixes, waves
 from paritybit.drive.script import LARGEST
 from paritybit.drive.transformers import stand_ins
@@ -21,21 +22,21 @@ from paritybit.engines.packages import SGLANG, TRANSFORMERS
 
 
 def test_the_engine_is_chosen_by_the_package_of_a_release_or_a_folder(tmp_path: Path) -> None:
-    for one in DRIVEN:
+    for one in map(adapter, ENGINES):
         name, marker = one.package.name, one.package.marker
-        assert driven(f"{name}==5.0.0").package is one.package
+        assert adapter_of(f"{name}==5.0.0").package is one.package
         for inside in (tmp_path / name, tmp_path / f"{name}-src/src"):
             (inside / name / marker).mkdir(parents=True)
-        assert driven(str(tmp_path / name)).package is one.package
-        assert driven(str(tmp_path / f"{name}-src")).package is one.package
+        assert adapter_of(str(tmp_path / name)).package is one.package
+        assert adapter_of(str(tmp_path / f"{name}-src")).package is one.package
         (tmp_path / "all" / name / marker).mkdir(parents=True)
     both = tmp_path / f"{SGLANG.name}-src/src"
     (both / TRANSFORMERS.name / TRANSFORMERS.marker).mkdir(parents=True)
-    assert driven(str(both)).package is SGLANG  # It imports the other.
+    assert adapter_of(str(both)).package is SGLANG  # It imports the other.
     with pytest.raises(MalformedError, match="several engines"):
-        driven(str(tmp_path / "all"))
+        adapter_of(str(tmp_path / "all"))
     with pytest.raises(MalformedError, match="is not an engine"):
-        driven("nothing")
+        adapter_of("nothing")
 
 
 def test_the_pins_have_hashes() -> None:

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from paritybit.harness.errors import CannotRunError, MalformedError
@@ -11,10 +12,15 @@ from paritybit.harness.errors import CannotRunError, MalformedError
 from paritybit.drive import environment
 from paritybit.drive.legs import LackingError, Leg
 from paritybit.drive.models import MODELS
-from paritybit.drive.playing import parser_of, served_as
-from paritybit.drive.sglang import environment as of_sglang
+from paritybit.drive.sglang import adapter as of_sglang
 from paritybit.drive.sglang.legs import TABLE
-from paritybit.drive.sglang.settings import GRAPHS, Served
+from paritybit.drive.sglang.settings import (
+    FROZEN_DRAFTS,
+    FROZEN_IN_TURN,
+    GRAPHS,
+    SLIDING_DRAFTS,
+    Served,
+)
 from paritybit.engines import fetch
 
 OLD = frozenset(
@@ -26,8 +32,17 @@ OLD = frozenset(
 NEW = frozenset({"--cuda-graph-config"})
 MORE = frozenset({"--lora-backend", "--enable-priority-scheduling"})
 
-ABLE = ("--sliding-draft", "--frozen-draft", "overlapping")
-"""What a release may be able to do."""
+ABLE = (SLIDING_DRAFTS, FROZEN_DRAFTS)
+"""Files of a release with drafts, and what they contain."""
+
+
+def package_of(folder: Path, *files: tuple[str, str]) -> Path:
+    """Return the folder of a package of sglang with files that contain some text."""
+    for name, text in files:
+        file = folder / "sglang" / "srt" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    return folder / "sglang"
 
 
 @pytest.mark.parametrize(
@@ -80,9 +95,9 @@ def test_an_engine_that_cannot_be_had_is_one_sentence(
     monkeypatch.setenv(fetch.FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr(fetch, "pip", lambda *words: "no index")
     with pytest.raises(CannotRunError, match="no package index answers"):
-        of_sglang.prepare("sglang==0.5.12")
+        of_sglang.ADAPTER.prepare("sglang==0.5.12")
     with pytest.raises(MalformedError, match="is not an engine"):
-        of_sglang.prepare("nothing")
+        of_sglang.ADAPTER.prepare("nothing")
 
 
 @pytest.mark.parametrize("leg", [*TABLE.on("cpu").array.rows(0)], ids=lambda leg: leg.name)
@@ -92,8 +107,10 @@ def test_the_window_pool_has_as_many_slots_as_a_row_asks_for(tmp_path: Path, leg
     A chunk fits beside a prefix of a chunk and a window, so no request waits forever, unless
     chunks are to be larger than the pool.
     """
-    served = served_as(Served, parser_of(Served).parse_args([*leg.arguments, *ABLE]))
-    limits, words = served.limits(), served.words(NEW | MORE, tmp_path)
+    given: Any = leg.settings
+    served = Served(**given)
+    words = served.words(NEW | MORE, tmp_path, package_of(tmp_path, *ABLE))
+    limits = served.limits()
     if "--swa-full-tokens-ratio" not in words or served.whole_prompts:
         assert limits.windows is None
         return
@@ -115,7 +132,7 @@ def test_a_window_pool_is_part_of_the_pool() -> None:
 def test_settings_become_options_that_the_release_has(
     tmp_path: Path, known: frozenset[str], graphs: str
 ) -> None:
-    words = Served("gemma4", graphs=graphs).words(known, tmp_path)
+    words = Served("gemma4", graphs=graphs).words(known, tmp_path, tmp_path)
     assert {word for word in words if word in OLD | NEW} <= known
     assert (tmp_path / "gemma4" / "config.json").is_file()
 
@@ -124,61 +141,37 @@ def test_settings_become_options_that_the_release_has(
     ("device", "says", "accepts"),
     [("cpu", "", True), ("cpu", 'device="cuda"', False), ("cuda", 'device="cuda"', True)],
 )
-def test_drafts_are_accepted_where_the_release_can(
+def test_drafts_are_accepted_if_the_release_can(
     tmp_path: Path, device: str, says: str, accepts: bool
 ) -> None:
-    for name, text in (
-        ("environ.py", of_sglang.REAL_DRAFTS),
-        ("speculative/spec_utils.py", says),
-    ):
-        file = tmp_path / "sglang/srt" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    assert bool(of_sglang.acceptance(tmp_path, device)) == accepts
+    files = ("environ.py", of_sglang.REAL_DRAFTS), ("speculative/spec_utils.py", says)
+    package = package_of(tmp_path, *files)
+    assert bool(of_sglang.acceptance(package, device)) == accepts
     assert not of_sglang.acceptance(tmp_path / "older", device)
 
 
-def test_speculation_needs_a_draft_model(tmp_path: Path) -> None:
-    words = Served("gpt_oss", speculative="eagle", topk=2).words(NEW, tmp_path)
+def draft_of(words: list[str]) -> Any:
+    """Return the configuration of a draft model."""
+    folder = Path(words[words.index("--speculative-draft-model-path") + 1])
+    return json.loads((folder / "config.json").read_text())
+
+
+def test_drafts_need_a_draft_model_and_a_release_that_supports_them(tmp_path: Path) -> None:
+    package, older = package_of(tmp_path, *ABLE), tmp_path / "older"
+    eagle = Served("gpt_oss", speculative="eagle", topk=2)
+    words = eagle.words(NEW, tmp_path, older)
     assert words[words.index("--speculative-eagle-topk") + 1] == "2"
-    with pytest.raises(ValueError, match="no such draft model"):
-        Served("gemma4", speculative="eagle").words(NEW, tmp_path)
-
-
-def test_a_draft_model_slides_as_its_target_where_a_release_has_such(tmp_path: Path) -> None:
-    served = Served("gpt_oss", speculative="standalone", topk=2, sliding_draft=True)
-    words = served.words(NEW, tmp_path)
-    draft = Path(words[words.index("--speculative-draft-model-path") + 1])
-    assert json.loads((draft / "config.json").read_text())["architectures"] == ["GptOssForCausalLM"]
+    with pytest.raises(LackingError, match="no such draft model"):
+        replace(eagle, model="gemma4").words(NEW, tmp_path, package)
+    slides = replace(eagle, speculative="standalone")
+    assert draft_of(slides.words(NEW, tmp_path, package))["architectures"] == ["GptOssForCausalLM"]
     with pytest.raises(LackingError, match="no draft models with sliding windows"):
-        replace(served, sliding_draft=False).words(NEW, tmp_path)
-
-
-def test_drafts_read_the_target_s_kv_where_a_release_has_such(tmp_path: Path) -> None:
-    served = Served("gemma4", speculative="frozen_kv_mtp", overlap=True, frozen_draft="overlapping")
-    words = served.words(NEW, tmp_path)
-    draft = Path(words[words.index("--speculative-draft-model-path") + 1])
-    config = json.loads((draft / "config.json").read_text())
-    assert config["backbone_hidden_size"] == MODELS["gemma4"].config["hidden_size"]
+        slides.words(NEW, tmp_path, older)
+    frozen = Served("gemma4", speculative="frozen_kv_mtp", overlap=True)
+    words = frozen.words(NEW, tmp_path, package)
+    assert draft_of(words)["backbone_hidden_size"] == MODELS["gemma4"].config["hidden_size"]
     assert "--disable-overlap-schedule" not in words
-    words = replace(served, frozen_draft="in turn").words(NEW, tmp_path)
-    assert "--disable-overlap-schedule" in words
     with pytest.raises(LackingError, match="no drafts that read the target's KV"):
-        replace(served, frozen_draft=None).words(NEW, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("says", "option"),
-    [
-        ("EAGLE", ()),
-        ("FROZEN_KV_MTP", ("--frozen-draft", "overlapping")),
-        ("FROZEN_KV_MTP does not support spec v2", ("--frozen-draft", "in turn")),
-    ],
-)
-def test_a_release_says_whether_batches_with_such_drafts_overlap(
-    tmp_path: Path, says: str, option: tuple[str, ...]
-) -> None:
-    file = tmp_path / "sglang/srt/speculative/spec_info.py"
-    file.parent.mkdir(parents=True)
-    file.write_text(says, encoding="utf-8")
-    assert of_sglang.frozen_drafts(tmp_path) == option
+        frozen.words(NEW, tmp_path, older)
+    in_turn = package_of(tmp_path, FROZEN_IN_TURN)
+    assert "--disable-overlap-schedule" in frozen.words(NEW, tmp_path, in_turn)

@@ -10,7 +10,7 @@ import torch
 from paritybit.reference.ops import Ops
 
 from paritybit.connectors.failures import OUT_OF_BOUNDS, fault_of
-from paritybit.drive import directing, failures
+from paritybit.drive import failures, run
 from paritybit.drive.failures import EngineFailedError, StalledError, judge_failure
 from paritybit.drive.sglang.settings import Served
 from paritybit.engines.graphs import CpuGraph, whole
@@ -335,7 +335,7 @@ def test_what_ends_a_play_is_judged_once_and_passed_on(
     served = Served(model="gemma4")
     engine: Any = SimpleNamespace(play=fails(error))
     with pytest.raises((EngineFailedError, AssertionError)):
-        directing.serve(engine, served, served.requests(), lambda: False)
+        run.serve(engine, served, served.requests(), lambda: False)
     judge_failure(error)
     (found,) = (line for line in journal.read(lines.path) if line["kind"] == "finding")
     assert found["check"] == "engine error"

@@ -3,27 +3,28 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from paritybit.drive.engines import DRIVEN, Driven
-from paritybit.drive.environment import Environment
+from paritybit.drive import ENGINES
+from paritybit.drive.adapters import Adapter, adapter
 from paritybit.drive.legs import AND, Table
-from paritybit.drive.playing import parser_of, served_as
 from paritybit.drive.served import DEVICES
 
 ALIKE: Mapping[tuple[str, str], set[str]] = {
-    ("sglang", "cpu"): {"rows", "sliding_draft", "frozen_draft", "backend", "alone"},
-    ("sglang", "cuda"): {"rows", "sliding_draft", "frozen_draft", "backend", "alone"},
+    ("sglang", "cpu"): {"rows", "backend", "alone"},
+    ("sglang", "cuda"): {"rows", "backend", "alone"},
     ("transformers", "cpu"): {"alone", "priorities"},
     ("transformers", "cuda"): {"alone", "priorities"},
     ("vllm", "cpu"): {"alone", "backend", "whole_prompts"},
     ("vllm", "cuda"): {"alone", "model", "whole_prompts"},
 }
-"""Settings that all rows of an engine have alike on a device, besides the device and the seed."""
+"""Settings that are the same in all rows of an engine on a device, except device and seed."""
 
-EACH = pytest.mark.parametrize("one", DRIVEN, ids=lambda one: one.package.name)
+ADAPTERS = [adapter(name) for name in ENGINES]
+
+EACH = pytest.mark.parametrize("one", ADAPTERS, ids=ENGINES)
 
 SMALL = Table(
     axes={
@@ -46,7 +47,7 @@ SMALL = Table(
 
 TABLES = [
     pytest.param(one.table.on(device).array, id=f"{one.package.name} {device}")
-    for one in DRIVEN
+    for one in ADAPTERS
     for device in DEVICES
 ]
 
@@ -69,7 +70,7 @@ def test_each_pair_of_values_occurs_and_none_that_cannot(table: Table, seed: int
 
 
 @EACH
-def test_another_seed_has_other_rows_and_the_first_rows_have_most_pairs(one: Driven) -> None:
+def test_another_seed_has_other_rows_and_the_first_rows_have_most_pairs(one: Adapter) -> None:
     table = one.table.on("cpu").array
     first = [leg.name for leg in table.rows(0)]
     assert first != [leg.name for leg in table.rows(1)]
@@ -89,8 +90,8 @@ def test_a_name_states_what_differs_from_the_plainest_row() -> None:
     leg = table.leg(("overlap", "trees"))
     assert leg.name == AND.join(("other", "trees", "overlap"))
     assert table.leg(leg.name.split(AND)) == leg
-    assert leg.arguments == ("--model", "other", "--topk", "2", "--overlap")
-    assert table.leg(("no cache",)).arguments == ("--no-prefix-cache",)
+    assert leg.settings == {"model": "other", "topk": 2, "overlap": True}
+    assert table.leg(("no cache",)).settings == {"prefix_cache": False}
     assert [table.leg((one,)).replays for one in ("drafts", "trees")] == [False, True]
 
 
@@ -120,19 +121,12 @@ def test_a_table_of_a_device_and_a_model_has_no_other_values() -> None:
 
 @EACH
 @pytest.mark.parametrize("device", DEVICES)
-def test_rows_are_command_lines_that_vary_each_setting(
-    one: Driven, device: str, tmp_path: Path
-) -> None:
-    engine = Environment(f"{one.package.name} 0", tmp_path / "source", tmp_path / "dependencies")
-    compiled = engine.source / one.package.name / "_C.abi3.so"  # vLLM needs it on a GPU.
-    compiled.parent.mkdir(parents=True)
-    compiled.touch()
+def test_rows_are_valid_settings_that_vary_each_setting(one: Adapter, device: str) -> None:
     scopes = []
     for leg in one.table.on(device).array.rows(0):
-        words, _ = one.starter.command(engine, leg, 3, device)
-        served = served_as(one.served, parser_of(one.served).parse_args(words[3:]))
-        assert (served.seed, served.device) == (3, device)
+        given: Any = {**leg.settings, "device": device}
+        served = one.settings(**given)
+        assert one.settings.of(served.scope()) == served
         scopes.append(served.scope())
-        assert {name: scopes[-1][name] for name in leg.settings} == leg.settings
     alike = {name for name in scopes[0] if len({scope[name] for scope in scopes}) == 1}
     assert alike - {"device", "seed"} == ALIKE[one.package.name, device]

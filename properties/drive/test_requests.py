@@ -1,15 +1,17 @@
 """Generated requests, and the player that hands them to a scheduler."""
 
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from itertools import combinations, islice
+from typing import ClassVar
 
 import pytest
 
-from paritybit.drive.engines import DRIVEN, Driven
+from paritybit.drive import ENGINES
+from paritybit.drive.adapters import adapter
 from paritybit.drive.limits import Limits, boundaries, reached
 from paritybit.drive.models import VOCABULARY
-from paritybit.drive.player import Orders, PlayedError, Player
+from paritybit.drive.player import PlayedError, Player
 from paritybit.drive.requests import (
     COMPARED,
     KINDS,
@@ -18,51 +20,27 @@ from paritybit.drive.requests import (
     waves,
     with_priorities,
 )
-from paritybit.drive.script import (
-    PRIORITIES,
-    RANGES,
-    Part,
-    Planned,
-    Sampling,
-    Script,
-    Wave,
-    require_sense,
-    wave_of,
-)
+from paritybit.drive.script import PRIORITIES, RANGES, Part, Planned, Sampling, Wave
 from paritybit.drive.sglang import serving as sglang
-from paritybit.drive.sglang.settings import Served
-from paritybit.drive.shrink import simpler_forms
 from paritybit.drive.transformers import serving as transformers
 from paritybit.drive.vllm import serving as vllm
-
-LIMITS = Limits(window=16, page=16, chunk=64, context=1536, pool=1536, rows=8)
+from properties.drive.toy import LIMITS, Toy, said
 
 SMALL = replace(LIMITS, page=1, chunk=32, pool=384, windows=160)
 """A context can be longer than the pool, and rows use more slots for windows than there are."""
 
 ONE = (Part("one", 1),)
 
-Order = tuple[str, ...]
 
-
-def orders() -> Orders:
-    return Orders(
-        arrive=lambda one, prompt: ("arrive", one.name, str(len(prompt))),
-        abort=lambda name: ("abort", name),
-        flush=lambda: ("flush",),
-    )
-
-
-def played(waves_played: list[Wave], polls: int) -> list[Order]:
-    """Return what a player hands out in so many polls to an engine that ends all at once."""
-    player = Player(iter(waves_played), orders(), stop=lambda: False, idle_polls=1)
-    said: list[Order] = []
+def played(waves_played: list[Wave], polls: int) -> list[str]:
+    """Return the orders of a player in so many polls of an engine that ends all at once."""
+    player, found = Player(iter(waves_played), Toy(), lambda: False, idle_polls=1), list[str]()
     for _ in range(polls):
         for order in player.poll():
-            said.append(order)
-            if order[0] == "arrive":
-                player.ended(order[1], [7, 7])
-    return said
+            found += said([order])
+            if isinstance(order, Planned):
+                player.ended(order.name, [7] * order.tokens)
+    return found
 
 
 def kin(limits: Limits, seeds: int) -> list[tuple[Planned, Planned]]:
@@ -212,34 +190,43 @@ def test_short_requests_pass_while_the_pool_fills(limits: Limits) -> None:
 
 
 def test_a_second_turn_continues_the_conversation() -> None:
+    class Prompts(Toy):
+        """Notes the lengths of prompts."""
+
+        lengths: ClassVar[list[int]] = []
+
+        def arrive(self, one: Planned, prompt: list[int]) -> Planned:
+            self.lengths.append(len(prompt))
+            return one
+
+    engine = Prompts()
     turns = (Planned("a", (Part("a", 3),), 2), Planned("b", ONE, 2, arrives=1, follows="a"))
-    assert played([Wave(turns)], polls=4) == [("arrive", "a", "3"), ("arrive", "b", "6")]
+    engine.play(iter([Wave(turns)]), lambda: False)
+    assert engine.lengths == [3, 6]
 
 
-def test_a_wave_begins_once_the_engine_was_idle_and_may_empty_its_cache_first() -> None:
+def test_a_wave_begins_with_an_idle_engine_whose_cache_may_be_emptied() -> None:
     one, two = Wave((Planned("a", ONE, 1),), flush=True), Wave((Planned("b", ONE, 1),))
-    assert played([one, two], polls=4) == [("arrive", "a", "1"), ("flush",), ("arrive", "b", "1")]
+    assert played([one, two], polls=4) == ["a", "flush at the end", "b"]
 
 
-def test_a_player_that_is_to_stop_aborts_what_runs_and_ends_when_the_engine_is_idle() -> None:
-    asked: list[bool] = []
+def test_a_player_that_is_to_stop_aborts_requests_and_ends() -> None:
+    stops: list[bool] = []
     wave = Wave((Planned("a", ONE, 9), Planned("late", ONE, 9, arrives=50)))
-    player = Player(iter([wave]), orders(), stop=lambda: bool(asked), idle_polls=1)
-    assert [*player.poll(), *player.poll()] == [("arrive", "a", "1")]
-    asked.append(True)
-    assert player.poll() == [("abort", "a")]
-    assert player.poll() == []
+    player = Player(iter([wave]), Toy(), stop=lambda: bool(stops), idle_polls=1)
+    assert said([*player.poll(), *player.poll()]) == ["a"]
+    stops.append(True)
+    assert [player.poll(), player.poll()] == [["abort a"], []]
     player.ended("a", [])
     assert player.poll() == []
     with pytest.raises(PlayedError):
         player.poll()
 
 
-def test_a_request_is_aborted_when_it_says_so() -> None:
-    player = Player(
-        iter([Wave((Planned("a", ONE, 9, aborted=2),))]), orders(), lambda: False, idle_polls=0
-    )
-    assert [player.poll() for _ in range(3)] == [[("arrive", "a", "1")], [("abort", "a")], []]
+def test_a_request_is_aborted_at_its_poll() -> None:
+    wave = Wave((Planned("a", ONE, 9, aborted=2),))
+    player = Player(iter([wave]), Toy(), lambda: False, idle_polls=0)
+    assert [said(player.poll()) for _ in range(3)] == [["a"], ["abort a"], []]
 
 
 @pytest.mark.parametrize("limits", [SMALL, replace(LIMITS, page=64)])
@@ -249,15 +236,6 @@ def test_every_boundary_is_reached_in_the_first_minutes(limits: Limits) -> None:
         for wave in islice(waves(seed, limits), 12 * len(KINDS)):
             missing -= reached(wave, limits)
         assert not missing
-
-
-def test_a_player_keeps_the_tokens_of_the_current_wave_only() -> None:
-    waves_played = [Wave((Planned(f"request {number}", ONE, 1),)) for number in range(5)]
-    player = Player(iter(waves_played), orders(), stop=lambda: False, idle_polls=0)
-    for number in range(5):
-        assert player.poll() == [("arrive", f"request {number}", "1")]
-        player.ended(f"request {number}", [7])
-        assert player.made == {f"request {number}": (7,)}
 
 
 def test_priorities_are_drawn_and_kept_in_a_conversation() -> None:
@@ -288,13 +266,13 @@ def test_a_sample_has_requests_to_compare_among_others(limits: Limits) -> None:
 
 def steps(wave: Wave) -> list[set[str]]:
     """Return the running requests at each poll of an engine that gives each a token per poll."""
-    player = Player(iter([wave]), orders(), lambda: False, idle_polls=0)
+    player = Player(iter([wave]), Toy(), lambda: False, idle_polls=0)
     left, found = dict[str, int](), list[set[str]]()
     tokens = {one.name: one.tokens for one in wave.requests}
     with suppress(PlayedError):
         while True:
             for order in player.poll():
-                left |= {order[1]: tokens[order[1]]} if order[0] == "arrive" else {}
+                left |= {order.name: order.tokens} if isinstance(order, Planned) else {}
             found.append(set(left))
             left = {name: more - 1 for name, more in left.items() if more > 1}
             for name in found[-1] - left.keys():
@@ -302,9 +280,9 @@ def steps(wave: Wave) -> list[set[str]]:
     return found
 
 
-@pytest.mark.parametrize("one", DRIVEN, ids=lambda one: one.package.name)
-def test_each_engine_gets_batches_that_are_large_then_small_then_in_between(one: Driven) -> None:
-    served = one.served()
+@pytest.mark.parametrize("name", ENGINES)
+def test_each_engine_gets_batches_that_are_large_then_small_then_in_between(name: str) -> None:
+    served = adapter(name).settings()
     rows = served.limits().rows
     kinds = len(kinds_of(served.limits()))
     found = set()
@@ -318,49 +296,22 @@ def test_each_engine_gets_batches_that_are_large_then_small_then_in_between(one:
     assert found & set(range(3, rows - 1)), "no batch between a small and a large one"
 
 
-@pytest.mark.parametrize("one", DRIVEN, ids=lambda one: one.package.name)
-def test_each_engine_gets_batches_with_different_parameters_of_sampling(one: Driven) -> None:
+@pytest.mark.parametrize("name", ENGINES)
+def test_each_engine_gets_batches_with_different_parameters_of_sampling(name: str) -> None:
     """Each parameter is given to one of two requests that run together, and rows are used again."""
-    served, mixed, reused = one.served(), set[str](), 0
+    served, mixed, reused = adapter(name).settings(), set[str](), 0
     for wave in islice(served.traffic(), 4):
         sampling = {each.name: each.sampling or Sampling() for each in wave.requests}
         running = steps(wave)
         for names in running:
-            for name in RANGES.keys() | {"min_tokens", "logit_bias"}:
-                values = [getattr(sampling[each], name) for each in names]
-                mixed |= {name} if any(value != values[0] for value in values) else set()
+            for one in fields(Sampling):
+                values = [getattr(sampling[each], one.name) for each in names]
+                mixed |= {one.name} if any(value != values[0] for value in values) else set()
         reused += len(set().union(*running)) > served.limits().rows
     assert mixed == {field.name for field in fields(Sampling)}
     assert reused
     heats = {each.temperature for wave in islice(served.traffic(), 4) for each in wave.requests}
     assert len(heats) > 3
-
-
-def test_parameters_of_sampling_are_part_of_a_script_and_shrink() -> None:
-    given = tuple(islice(Served().traffic(), 3))
-    assert tuple(wave_of(asdict(wave)) for wave in given) == given
-    one = Planned("a", ONE, 2, sampling=Sampling(top_k=2, seed=3))
-    simpler = list(simpler_forms(one))
-    assert simpler[0] == Planned("a", ONE, 2)
-    assert replace(one, sampling=Sampling(seed=3)) in simpler
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(top_k=0),
-        Sampling(top_p=0.0),
-        Sampling(min_p=1.5),
-        Sampling(frequency_penalty=3.0),
-        Sampling(min_tokens=3),
-        Sampling(logit_bias={"300": 1.0}),
-        Sampling(logit_bias={"30": 1000.0}),
-    ],
-)
-def test_parameters_of_sampling_that_an_engine_would_refuse_are_refused(sampling: Sampling) -> None:
-    wave = Wave((Planned("a", ONE, 2, sampling=sampling),))
-    with pytest.raises(ValueError, match="request 'a' of wave 0"):
-        require_sense(Script(Served().scope(), (wave,)))
 
 
 def test_each_engine_gets_the_parameters_by_its_own_names() -> None:

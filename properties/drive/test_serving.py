@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from paritybit.drive.directing import count_retractions
+from paritybit.drive.engine import MOST_POLLS
 from paritybit.drive.failures import EngineFailedError, StalledError
 from paritybit.drive.legs import LackingError
-from paritybit.drive.limits import BOUNDARY
+from paritybit.drive.limits import BOUNDARY, count_retractions
 from paritybit.drive.player import PlayedError
-from paritybit.drive.playing import MOST_POLLS
-from paritybit.drive.sglang.serving import Engine
+from paritybit.drive.sglang.serving import Sglang
 from paritybit.drive.sglang.settings import Served
 from paritybit.drive.stand_ins import speculation
 from paritybit.watch.journal import Journal
@@ -23,9 +22,9 @@ from paritybit.watch.journal import Journal
 def test_an_engine_that_serves_nobody_who_waits_has_stalled(
     ran: int, waiting: int, fails: bool
 ) -> None:
-    engine = Engine(Served("gemma4"))
+    engine = Sglang(Served("gemma4"))
     engine._scheduler = SimpleNamespace(forward_ct=7)
-    engine.player = SimpleNamespace(open=waiting, poll=lambda: ["polled"])  # type: ignore[assignment]
+    engine._player = SimpleNamespace(open=waiting, poll=lambda: ["polled"])  # type: ignore[assignment]
     for _ in range(MOST_POLLS):
         assert engine._poll() == ["polled"]
     engine._scheduler.forward_ct += ran
@@ -55,10 +54,10 @@ def test_a_release_that_keeps_no_windows_on_the_host_lacks_the_setting(
     ports = SimpleNamespace(PortArgs=SimpleNamespace(init_new=lambda arguments: None))
     monkeypatch.setitem(sys.modules, "sglang.srt.managers.scheduler", scheduler)
     monkeypatch.setitem(sys.modules, "sglang.srt.server_args", ports)
-    monkeypatch.setattr(Engine, "_settle", lambda *given: None)
-    monkeypatch.setattr(Engine, "_intercept", lambda *given: None)
+    monkeypatch.setattr(Sglang, "_settle", lambda *given: None)
+    monkeypatch.setattr(Sglang, "_intercept", lambda *given: None)
     with pytest.raises(LackingError if lacking else EngineFailedError):
-        Engine(Served("gemma4", host_cache=host_cache)).start(lambda plays: None)
+        Sglang(Served("gemma4", host_cache=host_cache)).start(lambda plays: None)
 
 
 def test_batches_with_drafts_overlap_on_a_cpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +90,9 @@ def test_a_release_that_mixes_no_batches_lacks_the_setting(
     mixes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some releases ignore the option with drafts."""
-    assert "--enable-mixed-chunk" in Served("gemma4", mixed=True).words(frozenset(), tmp_path)
+    assert "--enable-mixed-chunk" in Served("gemma4", mixed=True).words(
+        frozenset(), tmp_path, tmp_path
+    )
     scheduler: Any = type("Scheduler", (), {"run_event_loop": None, "is_mixed_chunk": mixes})
     structures = SimpleNamespace(LoadLoRAAdapterFromTensorsReqInput=lambda: None)
     batches = SimpleNamespace(ScheduleBatch=SimpleNamespace(retract_decode=lambda: None))
@@ -99,7 +100,7 @@ def test_a_release_that_mixes_no_batches_lacks_the_setting(
     monkeypatch.setitem(sys.modules, "sglang.srt.managers.io_struct", structures)
     scheduler.send_to_tokenizer = type("Sender", (), {})()
     started: list[object] = []
-    engine = Engine(Served("gemma4", mixed=True))
+    engine = Sglang(Served("gemma4", mixed=True))
     engine._intercept(SimpleNamespace(Scheduler=scheduler), started.append)
     with pytest.raises(PlayedError if mixes else LackingError):
         scheduler().run_event_loop()

@@ -12,11 +12,10 @@ import torch
 from paritybit.harness.errors import CannotRunError
 
 from paritybit.drive.environment import Environment
-from paritybit.drive.legs import LackingError, Leg
-from paritybit.drive.playing import parser_of, served_as
+from paritybit.drive.legs import LackingError
 from paritybit.drive.served import DEVICES
+from paritybit.drive.vllm.adapter import ADAPTER
 from paritybit.drive.vllm.attention import attend, store
-from paritybit.drive.vllm.environment import command
 from paritybit.drive.vllm.experts import ACTIVATIONS, mix, pack
 from paritybit.drive.vllm.legs import TABLE
 from paritybit.drive.vllm.settings import (
@@ -111,13 +110,11 @@ def test_tokens_without_a_slot_are_not_written() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_what_is_compiled_for_a_gpu_is_served_there_alone(device: str) -> None:
-    made = parser_of(Served)
-    rows = TABLE.on(device).rows(0)
-    asked = [served_as(Served, made.parse_args(leg.arguments)) for leg in rows]
-    elsewhere = {one.backend for one in asked} - {"triton"}
-    elsewhere |= {one.graphs for one in asked} & {*COMPILED}
-    assert bool(elsewhere) == (device == "cuda")
+def test_compiled_code_is_only_served_on_a_gpu(device: str) -> None:
+    rows = [leg.settings for leg in TABLE.on(device).rows(0)]
+    compiled = {row.get("backend", "triton") for row in rows} - {"triton"}
+    compiled |= {row.get("graphs", "decode") for row in rows} & {*COMPILED}
+    assert bool(compiled) == (device == "cuda")
 
 
 def test_what_is_compiled_is_replaced_on_a_cpu_alone(tmp_path: Path) -> None:
@@ -179,22 +176,15 @@ def test_the_logarithm_of_libdevice_is_right_for_small_numbers(
     assert torch.allclose(made, torch.log1p(values.double()).float(), rtol=1e-4, atol=0)
 
 
-def test_a_process_finds_what_the_engine_imports(tmp_path: Path) -> None:
+def test_a_process_finds_its_packages_and_a_gpu_needs_compiled_code(tmp_path: Path) -> None:
     engine = Environment("vllm 0", tmp_path / "engine", tmp_path / "transformers")
-    _, own = command(engine, Leg("plain"), 3, "cpu")
-    folders = own["PYTHONPATH"].split(os.pathsep)
-    assert str(tmp_path / "dependencies-vllm") in folders
-    assert str(tmp_path / "engine") in folders
-
-
-def test_a_gpu_needs_an_engine_with_compiled_code(tmp_path: Path) -> None:
-    engine = Environment("vllm 0", tmp_path, tmp_path / "transformers")
+    folders = ADAPTER.variables(engine, Served())["PYTHONPATH"].split(os.pathsep)
+    assert {str(tmp_path / "dependencies-vllm"), str(tmp_path / "engine")} <= {*folders}
     with pytest.raises(CannotRunError, match="no compiled code"):
-        command(engine, Leg("plain"), 3, "cuda")
-    (tmp_path / "vllm").mkdir()
-    (tmp_path / "vllm" / "_C_stable_libtorch.abi3.so").touch()
-    words, _ = command(engine, Leg("plain"), 3, "cuda")
-    assert "cuda" in words
+        ADAPTER.variables(engine, Served(device="cuda"))
+    (tmp_path / "engine/vllm").mkdir(parents=True)
+    (tmp_path / "engine/vllm/_C_stable_libtorch.abi3.so").touch()
+    ADAPTER.variables(engine, Served(device="cuda"))
 
 
 def test_graphs_are_captured_for_every_batch() -> None:

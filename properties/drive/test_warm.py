@@ -32,13 +32,13 @@ from paritybit.drive.warm import forked
 from paritybit.watch import journal
 
 journal.of_process().stand_in("graphs", "a test has no GPU")
-words = forked(int(sys.argv[2]))
-print(Path.cwd().name, *words, flush=True)
-journal.of_process().count(forwards=len(words))
-if words[0] == "spawn":
+job = forked(int(sys.argv[3]))
+print(Path.cwd().name, job, flush=True)
+journal.of_process().count(forwards=1)
+if job == "spawn":
     print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
-time.sleep(60 if words[0] in ("wait", "spawn") else 0)
-os._exit(int(words[0]))
+time.sleep(60 if job in ("wait", "spawn") else 0)
+os._exit(int(job))
 """
 
 LONG = 60.0
@@ -51,8 +51,8 @@ class Toy:
         self.folder, self.warm = folder, started
         (folder / "toy.py").write_text(TOY, encoding="utf-8")
 
-    def start(self, name: str, *words: str, **variables: str) -> Fork:
-        """Start a command."""
+    def start(self, name: str, job: str, **variables: str) -> Fork:
+        """Start a job."""
         out = self.folder / name
         out.mkdir()
         variables = {
@@ -62,9 +62,9 @@ class Toy:
             VARIABLE: Settings(str(out)).text(),
             **variables,
         }
-        program = [sys.executable, "-m", "toy"]
+        program = [sys.executable, "-m", "toy", "engine"]
         with (out / "log").open("wb") as log:
-            return self.warm.start([*program, *words], variables, log, out)
+            return self.warm.start([*program, job], variables, log, out)
 
     @property
     def imports(self) -> int:
@@ -79,17 +79,17 @@ def toy(tmp_path: Path) -> Iterator[Toy]:
     with warm(scratch, "cpu") as started:
         assert started is not None
         yield Toy(tmp_path, started)
-    assert all(one.process.returncode is not None for one in started.importers.values())
+    assert all(process.returncode is not None for _, process in started.importers.values())
 
 
 def test_commands_with_equal_variables_share_an_import(toy: Toy) -> None:
-    codes = [toy.start(name, code, "x").wait(LONG) for name, code in (("a", "0"), ("b", "7"))]
+    codes = [toy.start(name, code).wait(LONG) for name, code in (("a", "0"), ("b", "7"))]
     assert codes == [0, 7]
     assert toy.imports == 1
     assert toy.start("c", "0", OTHER="1").wait(LONG) == 0
     assert toy.imports == 2
     said = [(toy.folder / name / "log").read_text() for name in "abc"]
-    assert said == ["a 0 x\n", "b 7 x\n", "c 0\n"]
+    assert said == ["a 0\n", "b 7\n", "c 0\n"]
 
 
 def test_each_command_has_a_journal_that_also_says_what_was_imported(toy: Toy) -> None:
@@ -126,8 +126,8 @@ def test_the_processes_of_a_fork_end_with_the_importer(toy: Toy) -> None:
         time.sleep(0.05)
     (child,) = map(int, found)
     assert child in fork.left()
-    (importer,) = toy.warm.importers.values()
-    importer.process.connection.close()  # As if a kill ended this process.
+    ((_, importer),) = toy.warm.importers.values()
+    importer.connection.close()  # As if a kill ended this process.
     deadline = time.monotonic() + LONG
     while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -146,9 +146,8 @@ def test_an_import_that_fails_ends_the_command(toy: Toy) -> None:
     assert toy.imports == 2
 
 
-def test_only_what_serves_an_engine_on_a_cpu_is_forked(tmp_path: Path) -> None:
-    assert forks(["python", "-m", "paritybit.drive.sglang", "--seed", "0"])
-    assert not forks(["python", "-c", "paritybit.drive.sglang"])
+def test_only_jobs_on_a_cpu_are_forked(tmp_path: Path) -> None:
+    assert forks(["python", "-m", "paritybit.drive", "sglang", "job.json"])
     assert not forks(["python", "-m", "sglang.launch_server"])
     assert not forks(["serve"])
     with warm(tmp_path, "cuda") as started:

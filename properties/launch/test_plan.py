@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from rich.console import Console
 
 from paritybit.__main__ import main
 from paritybit.drive import ENGINES
-from paritybit.drive.engines import BY_NAME, DRIVEN
+from paritybit.drive.adapters import adapter
 from paritybit.drive.environment import Environment
+from paritybit.drive.job import Job
 from paritybit.drive.legs import Leg
 from paritybit.drive.script import Part, Planned, Script, Wave
 from paritybit.drive.sglang.settings import Served
@@ -48,11 +49,11 @@ SERVED = Script(
 TOY = f"""
 import json
 SERVED = {msgspec.to_builtins(SERVED)!r}
-leg, words = sys.argv[1], dict(zip(sys.argv, sys.argv[1:]))
-if "--shrink" in words and leg in os.environ.get("BROKEN", ""):
-    given = json.load(open(words["--script"]))
-    del given["waves"][0]["requests"][1:]
-    json.dump(given, open(words["--best"], "w"))
+leg, given = sys.argv[1], json.loads(sys.argv[2])
+if given and leg in os.environ.get("BROKEN", ""):
+    waves, best = given
+    del waves[0]["requests"][1:]
+    json.dump({{"settings": SERVED["settings"], "waves": waves}}, open(best, "w"))
     raise SystemExit(0)
 journal = of_process()
 journal.write("script", settings=SERVED["settings"])
@@ -83,22 +84,19 @@ def paritybit(
     """Run a command in this process. Each leg of the plan runs the toy."""
     words = script(TOY)
 
-    def command(_: object, leg: Leg, *__: object) -> tuple[Sequence[str], dict[str, str]]:
-        return [*words, leg.name], {**os.environ, "PYTHONPATH": str(ROOT)}
-
-    def playing(
-        _: object, __: object, given: Sequence[str]
-    ) -> tuple[Sequence[str], dict[str, str]]:
-        return [*words, LEGS[0].name, *given], {**os.environ, "PYTHONPATH": str(ROOT)}
+    def command(_: object, __: object, job: Job, *___: object) -> tuple[list[str], dict[str, str]]:
+        leg = LEGS[bool(job.settings["overlap"])].name
+        given = json.dumps([msgspec.to_builtins(job.waves), job.best] if job.shrink else [])
+        return [*words, leg, given], {**os.environ, "PYTHONPATH": str(ROOT)}
 
     monkeypatch.setattr("paritybit.harness.cli.watch.run.legs_of", lambda *_: LEGS)
     monkeypatch.setattr("paritybit.harness.cli.watch.run.workers_of", lambda *_: 1)
     monkeypatch.setattr(
-        "paritybit.drive.sglang.environment.prepare",
-        lambda spec: Environment(spec, tmp_path, tmp_path),
+        "paritybit.drive.sglang.adapter.Sglang.prepare",
+        lambda _, spec: Environment(spec, tmp_path, tmp_path),
     )
-    monkeypatch.setattr("paritybit.drive.sglang.environment.command", command)
-    monkeypatch.setattr("paritybit.drive.sglang.environment.playing", playing)
+    for module in ("run", "replay", "shrink"):
+        monkeypatch.setattr(f"paritybit.harness.cli.watch.{module}.command", command)
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str, **environment: str) -> int:
@@ -356,9 +354,9 @@ def test_a_release_that_does_not_start_is_not_tried(
     assert "0.33.0 | not tried: ValueError: no memory is left" in text
 
 
-@pytest.mark.parametrize("name", [one.package.name for one in DRIVEN])
+@pytest.mark.parametrize("name", ENGINES)
 def test_every_engine_that_is_driven_has_releases_to_watch(name: str) -> None:
-    assert BY_NAME[name].package.oldest == versions_of(name, ())[0]
+    assert adapter(name).package.oldest == versions_of(name, ())[0]
     assert name in ENGINES
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from paritybit.drive.engines import BY_NAME
+
 from paritybit.drive.legs import AND
 from paritybit.watch.checks import CHECKS
 from properties.planting.faults import TABLES, Edit, Fault, plant, read

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from paritybit.drive.engines import BY_NAME
+from paritybit.drive.adapters import adapter
 from paritybit.drive.script import Part
 from paritybit.drive.served import Common
 from paritybit.drive.sglang import settings as sglang
@@ -86,7 +86,7 @@ def test_a_script_is_for_the_engine_and_has_its_settings(
     settings = {name: (value,) for name, value in in_use.items()}
     script = script_of_traffic(recorded(STEPS), settings, engine)
     assert script is not None
-    assert BY_NAME[engine].served.of(script.settings) == served
+    assert adapter(engine).settings.of(script.settings) == served
 
 
 def test_a_script_has_the_shape_of_the_traffic() -> None:

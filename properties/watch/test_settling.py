@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paritybit.connectors.failures import report
-from paritybit.drive import directing, failures
+from paritybit.drive import failures, run
 from paritybit.drive.forks import in_fork
 from paritybit.launch.journals import Journals
 from paritybit.launch.tally import Tally
@@ -103,7 +103,7 @@ def test_a_slot_that_a_forward_frees_is_free_when_its_stray_write_is_judged(scen
 
 
 READERS: dict[str, Callable[[Scene], object]] = {
-    "the driver asks whether it was found": lambda _: directing.found(DOUBLE_FREE),
+    "the driver asks whether it was found": lambda _: run.found(DOUBLE_FREE),
     "the engine fails": lambda _: failures.judge_failure(failures.StalledError("2 requests wait")),
     "the process forks": lambda _: in_fork(lambda: None, 60.0),
     "a test reads what was found": lambda scene: blocks.Session.seen(
@@ -128,7 +128,7 @@ def test_a_double_free_is_written_before_findings_are_read(
 
 
 ENDS = {
-    "the end of a drive": "from paritybit.drive.playing import leave; leave(0)",
+    "the end of a drive": "from paritybit.drive.run import leave; leave(0)",
     "the end of a journal": "journal.of_process().end(); os._exit(0)",
     "the end of a process": "",
 }

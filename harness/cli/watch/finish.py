@@ -20,7 +20,7 @@ from paritybit.reports.watched.junit import junit_of
 from paritybit.reports.watched.page import render
 from paritybit.reports.watched.sarif import sarif_of
 
-from paritybit.drive.engines import driven
+from paritybit.drive.adapters import adapter_of
 from paritybit.engines.loading import folder_of_package
 from paritybit.launch import case as cases
 from paritybit.launch import record as records
@@ -99,7 +99,7 @@ def prefix_of(engine: str | None) -> str:
     """Return the path from the root of a source tree to its package, or '' for a release."""
     if engine is None:
         return ""
-    asked = driven(engine).package
+    asked = adapter_of(engine).package
     package = folder_of_package(Path(engine), asked.name, asked.marker)
     inside = "." if package is None else package.parent.relative_to(engine).as_posix()
     return "" if inside == "." else f"{inside}/"

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from paritybit.harness.errors import MalformedError, known, quoted
 from paritybit.harness.machine.workers import cores
 
+from paritybit.drive.job import Job
 from paritybit.drive.legs import AND, Leg, Table
+from paritybit.drive.script import Setting
 
 LEAST = 300
 """The floor of forwards of a row."""
@@ -46,13 +48,11 @@ class Turn:
     until: float
     after: float | None = None
 
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The options of the engine's process."""
-        until = ("--until", f"{self.until:.1f}")
+    def job(self, settings: dict[str, Setting]) -> Job:
+        """Return the job of an engine with some settings."""
         if self.after is None:
-            return until
-        return *until, "--least", str(LEAST), "--after", f"{self.after:.1f}"
+            return Job(settings, until=self.until)
+        return Job(settings, until=self.until, least=LEAST, after=self.after)
 
 
 @dataclass

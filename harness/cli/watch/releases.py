@@ -24,8 +24,8 @@ from paritybit.harness.records.files import write_whole
 from rich.console import Console
 
 from paritybit import __version__
-from paritybit.drive.engines import BY_NAME
 from paritybit.engines import fetch
+from paritybit.engines.packages import PACKAGES
 from paritybit.launch import matrix
 from paritybit.launch.command import Running
 from paritybit.launch.follow import Stops
@@ -135,7 +135,7 @@ def versions_of(engine: str, names: Sequence[str]) -> Sequence[str]:
 
     Raises MalformedError for a malformed name.
     """
-    package = BY_NAME[engine].package
+    package = PACKAGES[engine]
     if not names:
         pinned = re.findall(rf"^{package.name}==(\S+)", fetch.RELEASES.read_text(), re.MULTILINE)
         known = [one for one in pinned if fetch.in_order(one) >= fetch.in_order(package.oldest)]

@@ -12,10 +12,10 @@ from paritybit.harness.machine.gpus import visible_gpus
 from rich.console import Console
 
 from paritybit import __version__
-from paritybit.drive.engines import Driven, driven
+from paritybit.drive.adapters import Adapter, adapter_of
 from paritybit.drive.environment import Environment
+from paritybit.drive.job import Job, command
 from paritybit.drive.legs import LACKING, Leg
-from paritybit.drive.script import write
 from paritybit.inject import prepare
 from paritybit.launch.case import WatchCase
 from paritybit.launch.follow import Limits, Stops
@@ -38,8 +38,8 @@ def replay_watched(cases: Sequence[tuple[WatchCase, str]], spec: str | None) -> 
     for case, name in cases:
         require_here(case, name, spec)
     assert spec is not None
-    asked = driven(spec)
-    engine = asked.starter.prepare(spec)
+    asked = adapter_of(spec)
+    engine = asked.prepare(spec)
     display = Display(Console(soft_wrap=True), redraws=True)
     codes: list[int] = []
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
@@ -75,19 +75,18 @@ def require_here(case: WatchCase, name: str, spec: str | None) -> None:
             "code runs: name the engine with --engine NAME==VERSION or --engine FOLDER"
         )
     try:
-        driven(spec).served.of(case.script.settings)
+        adapter_of(spec).settings.of(case.script.settings)
     except ValueError as error:
         raise MalformedError(f"{name} is not a complete case of watch: {error}") from error
     if case.script.settings["device"] == "cuda" and not visible_gpus():
         raise CannotRunError(f"{name} was recorded on a GPU, but none is visible here")
 
 
-def served(run: Run, asked: Driven, engine: Environment, case: WatchCase) -> Outcome:
+def served(run: Run, asked: Adapter, engine: Environment, case: WatchCase) -> Outcome:
     """Serve an engine the script of a case until the finding appears or the script ends."""
     run.folder.mkdir()
-    file = run.folder / "script.json"
-    write(case.script, file)
-    words, variables = asked.starter.playing(engine, case.script, ("--script", str(file)))
+    job = Job(case.script.settings, case.script.waves)
+    words, variables = command(asked, engine, job, run.folder)
     limits = Limits(LONGEST, after_finding=0.0, sought=case.key)
     with run.display.showing():
         return run.watch(Leg(case.leg), words, variables, limits)

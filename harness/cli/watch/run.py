@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from paritybit.harness.cli.exit_codes import FINDING
 from paritybit.harness.cli.folders import run_folder
@@ -29,8 +30,9 @@ from paritybit.harness.machine.gpus import visible_gpus
 from rich.console import Console
 
 from paritybit import __version__
-from paritybit.drive.engines import Starter, driven
+from paritybit.drive.adapters import Adapter, adapter_of
 from paritybit.drive.environment import Environment
+from paritybit.drive.job import command
 from paritybit.drive.legs import LACKING, Leg, Pair
 from paritybit.drive.models import MODELS
 from paritybit.drive.warm import Warm, warm
@@ -235,7 +237,7 @@ def watch_engine(
 ) -> int:
     """Serve generated requests to an engine, row by row, until one has a finding."""
     device = device_of(options.device or "auto")
-    asked = driven(spec)
+    asked = adapter_of(spec)
     if options.model is not None:
         known("model", options.model, MODELS)
     try:
@@ -243,7 +245,7 @@ def watch_engine(
     except ValueError as error:
         raise MalformedError(str(error)) from error
     legs = legs_of(table, options.seed or 0, options.settings, options.rows)
-    engine = asked.starter.prepare(spec)
+    engine = asked.prepare(spec)
     console = Console(soft_wrap=True)
     options = replace(options, device=device)
     with begun(options, checks, known_findings, Display(console, redraws=True)) as run:
@@ -253,7 +255,7 @@ def watch_engine(
         plan = Plan(legs, seconds, workers, named=bool(options.settings))
         rows = plural(len(legs), "row")
         run.display.put(f"watch {engine.name} on {device}: {rows} of settings, {seconds:.0f} s")
-        serving = Serving(run, asked.starter, engine, plan, options, device)
+        serving = Serving(run, asked, engine, plan, options, device)
         with run.display.showing(), ThreadPoolExecutor(workers) as pool:
             for done in [pool.submit(serving.rows) for _ in range(workers)]:
                 done.result()
@@ -268,7 +270,7 @@ class Serving:
     """Serves the rows of a plan to an engine. `found` has the times of findings in all rows."""
 
     run: Run
-    starter: Starter
+    adapter: Adapter
     engine: Environment
     plan: Plan
     options: Options
@@ -297,11 +299,17 @@ class Serving:
 
         If the engine cannot start without a required package, install it and retry.
         """
-        run, seed = self.run, self.options.seed or 0
+        run = self.run
+        given: dict[str, Any] = {
+            **turn.leg.settings,
+            "device": self.device,
+            "seed": self.options.seed or 0,
+        }
+        job = turn.job(self.adapter.settings(**given).scope())
         while True:
-            words, variables = self.starter.command(self.engine, turn.leg, seed, self.device)
+            words, variables = command(self.adapter, self.engine, job, run.imports.parent)
             limits.seconds = max(0.0, turn.until - time.time()) + ALLOWANCE
-            outcome = run.watch(turn.leg, [*words, *turn.words], variables, limits, importers)
+            outcome = run.watch(turn.leg, words, variables, limits, importers)
             began = any(process.started for process in outcome.tally.processes.values())
             if began or outcome.code in (0, LACKING) or outcome.log is None:
                 return outcome.starting

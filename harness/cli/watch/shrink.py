@@ -17,9 +17,10 @@ from paritybit.harness.records.codec import load
 from rich.console import Console
 
 from paritybit import __version__
-from paritybit.drive.engines import Driven, driven
+from paritybit.drive.adapters import Adapter, adapter_of
 from paritybit.drive.environment import Environment
-from paritybit.drive.script import Script, read, write
+from paritybit.drive.job import Job, command
+from paritybit.drive.script import Script, read
 from paritybit.drive.warm import Warm, warm
 from paritybit.inject import environment_with, prepare
 from paritybit.launch.case import WatchCase
@@ -40,7 +41,7 @@ PAUSE = 0.2
 class Shrinking:
     """Shrinks cases of one engine. `say` is called with the smallest script so far."""
 
-    asked: Driven
+    asked: Adapter
     engine: Environment
     scratch: Path
     stops: Stops
@@ -82,16 +83,13 @@ class Shrinking:
         self.played += 1
         folder = self.scratch / str(self.played)
         folder.mkdir()
-        given, best = folder / "script.json", folder / "best.json"
-        write(script, given)
-        words = ("--script", str(given), "--shrink", case.key, "--best", str(best))
-        command, variables = self.asked.starter.playing(
-            self.engine, script, (*words, "--seconds", f"{seconds:g}")
-        )
+        best = folder / "best.json"
+        job = Job(script.settings, script.waves, shrink=case.key, best=str(best), seconds=seconds)
+        words, variables = command(self.asked, self.engine, job, folder)
         settings = Settings(str(folder), case.checks, case.every).text()
         variables = environment_with(variables, self.scratch, settings)
         with (folder / "engine.log").open("wb") as log:
-            running = Running(command, variables, log, folder, self.warm)
+            running = Running(words, variables, log, folder, self.warm)
             self.follow(running, best, seconds + START)
         return read(best) if best.exists() else None
 
@@ -110,7 +108,7 @@ class Shrinking:
 
 @contextmanager
 def searching(
-    asked: Driven, engine: Environment, stops: Stops, say: Callable[[Script], object]
+    asked: Adapter, engine: Environment, stops: Stops, say: Callable[[Script], object]
 ) -> Iterator[Shrinking]:
     """Create a folder for the processes of a search, and handle signals in this context."""
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch, stops.heard():
@@ -125,8 +123,8 @@ def run_shrink(path: Path, spec: str, seconds: int) -> int:
     require_here(case, path.name, spec)
     if case.script.settings["device"] != "cpu":
         raise CannotRunError("a case of a GPU cannot be shrunk: the search forks the engine")
-    asked = driven(spec)
-    engine = asked.starter.prepare(spec)
+    asked = adapter_of(spec)
+    engine = asked.prepare(spec)
     display, stops = Display(Console(soft_wrap=True), redraws=True), Stops()
     begun, sizes = time.monotonic(), [""]
 

@@ -7,10 +7,13 @@ captures its graphs again, and empties its cache.
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paritybit.drive.script import Action, Planned, Wave
 from paritybit.watch import journal
+
+if TYPE_CHECKING:
+    from paritybit.drive.engine import Acts
 
 COUNT = "action: "
 """The prefix of the counts of actions."""
@@ -42,14 +45,6 @@ LATER = (
 FEW, LONGEST = 8, 256
 """The most tokens that a request with a repeated prompt generates, and of the repeating request."""
 
-Acts = Mapping[str, Callable[[], Sequence[Any]]]
-"""Functions that return the engine's own requests for an act, by the name of the act.
-
-Acts are the actions, and `continue` and `wake`, which end one. Some have variants: `flush
-retracted` empties the cache while requests are retracted, and `weights kept` updates the weights
-without emptying the cache.
-"""
-
 
 @dataclass
 class Operator:
@@ -58,7 +53,7 @@ class Operator:
     Those that the engine refuses while it copies KV wait until `settled` returns True.
     """
 
-    acts: Acts
+    acts: "Acts"
     settled: Callable[[], bool] = lambda: True
     _waiting: list[Action] = field(default_factory=list)
     _lasting: Action | None = None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-from paritybit.drive.operating.actions import Acts
+from paritybit.drive.engine import Acts
 from paritybit.watch import journal
 
 

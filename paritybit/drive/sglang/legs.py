@@ -64,7 +64,7 @@ TABLE = Table(
         (("mixed batches",), DRAFTS[2:]),
         (("KV on the host",), OTHER_MODELS[:2]),
         (("states of convolutions",), ("page size 4", "page size 16", "page size 64")),
-        # Releases either forbid overlap with these drafts, see `frozen_draft`, or need it.
+        # Releases either forbid overlap with these drafts, or need it.
         (DRAFTS[3:], ("no overlap",)),
     ],
     failing=[

@@ -7,21 +7,20 @@ import inspect
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from paritybit.drive.company import Likely, Plays
-from paritybit.drive.directing import count_retractions, reach
+from paritybit.drive.engine import Acts, Engine
 from paritybit.drive.failures import EngineFailedError
 from paritybit.drive.legs import LackingError
+from paritybit.drive.limits import count_retractions, reach
 from paritybit.drive.models import register_configurations
 from paritybit.drive.operating.adapters import loads, name_of
 from paritybit.drive.operating.sglang import acts_of
-from paritybit.drive.player import Orders, PlayedError, Player
-from paritybit.drive.playing import Progress
-from paritybit.drive.script import Planned, Wave
+from paritybit.drive.player import PlayedError
+from paritybit.drive.script import Planned
 from paritybit.drive.sglang.settings import Served
 from paritybit.engines.loading import named
 from paritybit.watch import journal
@@ -46,45 +45,32 @@ LIKELIEST = 8
 """The number of likeliest tokens per step that are requested to compare likelihoods."""
 
 
-class Engine:
-    """A scheduler of sglang that serves the requests of a player.
-
-    If `likely` is not None, it collects the likeliest tokens at each step of each request.
-    """
+class Sglang(Engine):
+    """A scheduler of sglang."""
 
     def __init__(self, served: Served) -> None:
+        super().__init__()
         self.served = served
-        self.player: Player | None = None
         self._run: Callable[[], Any] | None = None
         self._scheduler: Any = None
-        self._progress = Progress()
         self._made: dict[str, list[int]] = {}
         self._first: list[Any] = []
-        self.likely: dict[str, list[Likely]] | None = None
         self.arguments: Any = None
 
     @property
-    def forwards(self) -> int:
+    def forwards(self) -> int:  # type: ignore[override]
         """The number of batches that the scheduler has run."""
         return 0 if self._scheduler is None else int(self._scheduler.forward_ct)
 
-    def play(self, waves: Iterator[Wave], stop: Callable[[], bool]) -> Player:
-        """Serve waves until `stop` returns True or none is left, then until the engine is idle.
-
-        Raises EngineFailedError if the engine raises.
-        """
+    def run(self) -> None:
+        """Run the scheduler's loop."""
         assert self._run is not None, "the engine has not started"
-        self._progress, self._made = Progress(self.forwards), {}
-        self.player = Player(waves, self._orders(), stop)
+        self._made = {}
         with contextlib.suppress(PlayedError):
             self._run()
-        return self.player
 
-    def start(self, direct: Callable[[Plays], object]) -> None:
-        """Start the scheduler, and call `direct` when it is ready.
-
-        Raises EngineFailedError if the engine raises, and LackingError for unsupported settings.
-        """
+    def start(self, direct: Callable[[Engine], object]) -> None:
+        """Start the scheduler, and call `direct` when it is ready."""
         module: Any = importlib.import_module("sglang.srt.managers.scheduler")
         configuration: Any = importlib.import_module("sglang.srt.server_args")
         with tempfile.TemporaryDirectory(prefix="paritybit-") as folder:
@@ -116,13 +102,14 @@ class Engine:
         register_configurations()
         parser = argparse.ArgumentParser()
         configuration.ServerArgs.add_cli_args(parser)
-        words = self.served.words(frozenset(parser._option_string_actions), folder)
+        package = Path(configuration.__file__).parent.parent
+        words = self.served.words(frozenset(parser._option_string_actions), folder, package)
         arguments = configuration.prepare_server_args(words)
         if hasattr(arguments, "resolve_once"):
             arguments.resolve_once()
         return arguments
 
-    def _intercept(self, module: Any, direct: Callable[[Plays], object]) -> None:
+    def _intercept(self, module: Any, direct: Callable[[Engine], object]) -> None:
         """Call `direct` in place of the scheduler's loop, and raise its errors in this process."""
         run = module.Scheduler.run_event_loop
         batches: Any = importlib.import_module("sglang.srt.managers.schedule_batch")
@@ -153,59 +140,62 @@ class Engine:
 
     def _poll(self) -> list[Any]:
         """Return the requests that arrive now. Raises StalledError if the engine serves none."""
-        assert self.player is not None
-        self._progress.require(self.forwards, self.player.open)
+        self.progress.require(self.forwards, self.player.open)
         first, self._first = self._first, []
         return [*first, *self.player.poll()]
 
-    def _orders(self) -> Orders:
+    def arrive(self, one: Planned, prompt: list[int]) -> Any:
+        """Return the engine's request. On a CPU, drafts are verified without random numbers.
+
+        Trees of drafts are verified by sampling with a compiled kernel alone.
+        """
         structures: Any = importlib.import_module("sglang.srt.managers.io_struct")
         sampling: Any = importlib.import_module("sglang.srt.sampling.sampling_params")
-
         request = inspect.signature(structures.TokenizedGenerateReqInput).parameters
-        # Trees of drafts are verified by sampling with a compiled kernel alone.
         greedy = self.served.speculative is not None and self.served.device == "cpu"
-        nothing = {name: None for name in NOTHING if name in request}
-
-        def arrive(one: Planned, prompt: list[int]) -> Any:
-            given: dict[str, Any] = dict(nothing)
-            if one.adapter:
-                given["lora_id"] = name_of(one.adapter)
-            if one.priority is not None:
-                given["priority"] = one.priority
-                reach("a LoRA adapter", 1)
-            how = named(sampling.SamplingParams, **sampling_of(one))(
-                max_new_tokens=one.tokens, temperature=0.0 if greedy else one.temperature
-            )
-            how.normalize(self._scheduler.tokenizer)
-            return structures.TokenizedGenerateReqInput(
-                rid=one.name,
-                input_text="",
-                input_ids=_like_ids(structures, prompt),
-                sampling_params=how,
-                return_logprob=self.likely is not None,
-                logprob_start_len=-1,
-                top_logprobs_num=0 if self.likely is None else LIKELIEST,
-                stream=False,
-                **given,
-            )
-
-        return Orders(
-            arrive,
-            lambda name: structures.AbortReq(rid=name),
-            structures.FlushCacheReqInput,
-            acts_of(self._scheduler, self.served.device),
-            self._settled,
+        given: dict[str, Any] = {name: None for name in NOTHING if name in request}
+        if one.adapter:
+            given["lora_id"] = name_of(one.adapter)
+            reach("a LoRA adapter", 1)
+        if one.priority is not None:
+            given["priority"] = one.priority
+        how = named(sampling.SamplingParams, **sampling_of(one))(
+            max_new_tokens=one.tokens, temperature=0.0 if greedy else one.temperature
+        )
+        how.normalize(self._scheduler.tokenizer)
+        return structures.TokenizedGenerateReqInput(
+            rid=one.name,
+            input_text="",
+            input_ids=_like_ids(structures, prompt),
+            sampling_params=how,
+            return_logprob=self.likely is not None,
+            logprob_start_len=-1,
+            top_logprobs_num=0 if self.likely is None else LIKELIEST,
+            stream=False,
+            **given,
         )
 
-    def _settled(self) -> bool:
+    def abort(self, name: str) -> Any:
+        """Return the engine's request."""
+        structures: Any = importlib.import_module("sglang.srt.managers.io_struct")
+        return structures.AbortReq(rid=name)
+
+    def flush(self) -> Any:
+        """Return the engine's request."""
+        structures: Any = importlib.import_module("sglang.srt.managers.io_struct")
+        return structures.FlushCacheReqInput()
+
+    def acts(self) -> Acts:
+        """Return the acts as the engine's own requests."""
+        return acts_of(self._scheduler, self.served.device)
+
+    def settled(self) -> bool:
         """Return whether the prefix cache copies nothing to or from the host."""
         cache = self._scheduler.tree_cache
         return not any(getattr(cache, name, ()) for name in COPIES)
 
     def _hear(self, output: Any, *rest: Any) -> None:
         """Report the requests that an output of the scheduler ends to the player."""
-        assert self.player is not None
         if getattr(output, "success", None) is False:
             lines, why = (
                 journal.of_process(),

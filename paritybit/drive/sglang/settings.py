@@ -57,11 +57,20 @@ SPECULATION = ("eagle", "standalone", "frozen_kv_mtp")
 """Kinds of draft models: a layer over the hidden states of the target, a second model like the
 target, or a model without KV that reads the KV of the target."""
 
-FROZEN = ("overlapping", "in turn")
-"""Whether batches may overlap in a release if drafts read the KV of the target."""
+SLIDING_DRAFTS = "layers/attention/triton_backend.py", "window_rail"
+"""A file of the engine, and a name in it if draft models may have sliding windows."""
 
-OF_RELEASE = ("sliding_draft", "frozen_draft")
-"""Settings that describe the abilities of a release."""
+FROZEN_DRAFTS = "speculative/spec_info.py", "FROZEN_KV_MTP"
+"""A file of the engine, and a name in it if draft models may read the target's KV."""
+
+FROZEN_IN_TURN = FROZEN_DRAFTS[0], "FROZEN_KV_MTP does not support spec v2"
+"""The same file, and text in it if batches with such drafts must not overlap."""
+
+
+def says(package: Path, file: str, text: str) -> bool:
+    """Return whether a file of an engine's package contains a text."""
+    path = package / "srt" / file
+    return path.is_file() and text in path.read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,6 @@ class Served(Common):
     CHOICES: ClassVar = {
         "graphs": GRAPHS,
         "speculative": (None, *SPECULATION),
-        "frozen_draft": (None, *FROZEN),
     }
     SIZES: ClassVar = ("page_size", "topk", "rows", "chunk", "pool")
 
@@ -84,8 +92,6 @@ class Served(Common):
     whole_prompts: bool = False
     speculative: str | None = None
     topk: int = 1
-    sliding_draft: bool = False
-    frozen_draft: str | None = None
     backend: str = "triton"
     graphs: str = "decode"
     rows: int = ROWS
@@ -132,10 +138,11 @@ class Served(Common):
             slots = int(WINDOWS[page] * self.pool) // page * page
         return Limits(WINDOW, page, self.chunk, CONTEXT, self.pool, self.rows, slots)
 
-    def words(self, known: frozenset[str], folder: Path) -> list[str]:
+    def words(self, known: frozenset[str], folder: Path, package: Path) -> list[str]:
         """Return the command line of the engine.
 
-        `known` are the options of the release. `folder` gets the configurations of the models.
+        `known` are the options of the release, and `package` is the folder of its package. `folder`
+        gets the configurations of the models.
         Raises LackingError for a setting that the release lacks.
         """
         if self.alone and self.device != "cpu":
@@ -171,7 +178,7 @@ class Served(Common):
             words += ["--swa-full-tokens-ratio", str(WINDOWS[self.page_size])]
         if not self.prefix_cache:
             words.append("--disable-radix-cache")
-        if not self.overlap or (self.frozen and self.frozen_draft == "in turn"):
+        if not self.overlap or (self.frozen and says(package, *FROZEN_IN_TURN)):
             words.append("--disable-overlap-schedule")
         if self.mixed:
             words.append("--enable-mixed-chunk")
@@ -179,7 +186,7 @@ class Served(Common):
             if "--enable-priority-scheduling" not in known:
                 raise LackingError("this release has no priorities")
             words.append("--enable-priority-scheduling")
-        more = *self._graphs(known), *self._speculation(known, folder), *self._lora(known)
+        more = *self._graphs(known), *self._speculation(folder, package), *self._lora(known)
         return [*words, *more, *self._host_cache()]
 
     def _backend(self) -> Sequence[str]:
@@ -236,17 +243,17 @@ class Served(Common):
             prefill = {"backend": "breakable", **sizes}
         return {"decode": decode, "prefill": prefill}
 
-    def _speculation(self, known: frozenset[str], folder: Path) -> Sequence[str]:
+    def _speculation(self, folder: Path, package: Path) -> Sequence[str]:
         if self.speculative is None:
             return ()
         shape = self.shape.assistant if self.frozen else self.shape.draft
         if shape is None:
             raise LackingError(f"{self.model} has no such draft model here")
-        if self.frozen and self.frozen_draft is None:
+        if self.frozen and not says(package, *FROZEN_DRAFTS):
             raise LackingError("this release has no drafts that read the target's KV")
         draft = written(shape, folder / f"{self.model}-draft")
         if self.speculative == "standalone":
-            if not self.sliding_draft:
+            if not says(package, *SLIDING_DRAFTS):
                 raise LackingError("this release has no draft models with sliding windows")
             draft = self.shape.write(folder / "draft")
         steps, tokens = 3, 4 if self.topk == 1 else 6

@@ -1,17 +1,17 @@
 """A whole transformers in this process: its generation loop, with a player in place of clients."""
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
-from paritybit.drive.company import Likely, Plays
+from paritybit.drive.engine import Acts, Engine
 from paritybit.drive.failures import EngineFailedError
 from paritybit.drive.legs import LackingError
-from paritybit.drive.player import Orders, PlayedError, Player
-from paritybit.drive.playing import Progress
-from paritybit.drive.script import Planned, Wave
+from paritybit.drive.player import PlayedError
+from paritybit.drive.script import Planned
 from paritybit.drive.transformers.settings import Served
 from paritybit.engines.loading import named
 
@@ -30,24 +30,17 @@ def sampling_of(one: Planned) -> dict[str, float]:
     return known | ({"temperature": one.temperature} if one.temperature else {})
 
 
-class Engine:
-    """A generation loop that serves the requests of a player. `forwards` counts its steps."""
-
-    likely: dict[str, list[Likely]] | None = None
+class Transformers(Engine):
+    """A generation loop of transformers. `forwards` counts its steps."""
 
     def __init__(self, served: Served) -> None:
+        super().__init__()
         self.served = served
-        self.player: Player | None = None
         self.manager: Any = None
-        self.forwards = 0
-        self._progress = Progress()
         self._samples: dict[str, list[list[int]]] = {}
 
-    def start(self, direct: Callable[[Plays], object]) -> None:
-        """Warm up the engine, and call `direct` when it is ready.
-
-        Raises EngineFailedError if the engine raises, and LackingError for unsupported settings.
-        """
+    def start(self, direct: Callable[[Engine], object]) -> None:
+        """Warm up the engine, and call `direct` when it is ready."""
         transformers: Any = importlib.import_module("transformers")
         continuous: Any = importlib.import_module(
             "transformers.generation.continuous_batching.continuous_api"
@@ -69,13 +62,12 @@ class Engine:
         self.manager.warmup()
         direct(self)
 
-    def play(self, waves: Iterator[Wave], stop: Callable[[], bool]) -> Player:
-        """Serve waves until `stop` returns True or none is left, then until the engine is idle."""
-        self.player = Player(waves, self._orders(), stop)
+    def run(self) -> None:
+        """Run the generation loop."""
         try:
             named(self.manager._run_generation_loop, use_inference_mode=False)()
         except PlayedError:
-            return self.player
+            return
         error = self.manager.background_thread_status.fatal_error
         raise EngineFailedError(f"the generation loop ended: {error!r}") from error
 
@@ -107,8 +99,7 @@ class Engine:
 
     def _poll(self) -> None:
         """Perform the player's actions. Raises StalledError if the engine serves no request."""
-        assert self.player is not None
-        self._progress.require(self.forwards, self.player.open)
+        self.progress.require(self.forwards, self.player.open)
         outputs = self.manager.output_router.output_queue
         while not outputs.empty():
             output = outputs.get_nowait()
@@ -122,21 +113,25 @@ class Engine:
             act()
         self.manager._wake_up_loop.set()  # An idle loop would wait for a client.
 
-    def _orders(self) -> Orders:
-        def arrive(one: Planned, prompt: list[int]) -> Any:
-            how = sampling_of(one) if self.served.sampling else {}
-            return lambda: self.manager.add_request(
-                prompt, one.name, max_new_tokens=one.tokens, **how
-            )
+    def arrive(self, one: Planned, prompt: list[int]) -> Any:
+        """Return a call that adds a request."""
+        how = sampling_of(one) if self.served.sampling else {}
+        return partial(self.manager.add_request, prompt, one.name, max_new_tokens=one.tokens, **how)
 
-        def abort(name: str) -> Any:
-            return lambda: self._abort(name)
+    def abort(self, name: str) -> Any:
+        """Return a call that cancels a request."""
+        return partial(self._abort, name)
 
-        return Orders(arrive, abort, lambda: self._flush, {"flush": lambda: [self._flush]})
+    def flush(self) -> Any:
+        """Return a call that empties the prefix cache."""
+        return self._flush
+
+    def acts(self) -> Acts:
+        """Return the acts as calls of the engine."""
+        return {"flush": lambda: [self._flush]}
 
     def _abort(self, name: str) -> None:
         """Cancel a request. The engine does not report its end."""
-        assert self.player is not None
         for one in (name, *(f"{name}{SAMPLE}{n}" for n in range(self.served.samples - 1))):
             self.manager.cancel_request(one)
         self.player.ended(name, ())

@@ -1,7 +1,7 @@
 """The settings of continuous batching in transformers, and its own configuration for them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from paritybit.drive.limits import Limits
@@ -46,7 +46,7 @@ class Served(Common):
     offload: bool = False
     samples: int = 1
     scheduler: str = "fifo"
-    sampling: bool = field(default=False, metadata={"later": True})
+    sampling: bool = False
 
     def limits(self) -> Limits:
         """Return the limits for requests."""

@@ -7,18 +7,16 @@ import inspect
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paritybit.drive.company import Likely, Plays
-from paritybit.drive.directing import count_retractions, reach
+from paritybit.drive.engine import Acts, Engine
 from paritybit.drive.failures import EngineFailedError
 from paritybit.drive.legs import LackingError
-from paritybit.drive.operating.actions import Acts
-from paritybit.drive.player import Orders, PlayedError, Player
-from paritybit.drive.playing import Progress
-from paritybit.drive.script import Planned, Wave
+from paritybit.drive.limits import count_retractions, reach
+from paritybit.drive.player import PlayedError
+from paritybit.drive.script import Planned
 from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.settings import DRAFT, Served, require_drafter, said
 from paritybit.drive.vllm.stand_ins import install_in_engine
@@ -31,26 +29,18 @@ FEW = 8
 """The number of tokens that may be sampled with n-gram drafts, so that some are accepted."""
 
 
-class Engine:
-    """An engine core of vLLM that serves the requests of a player. `forwards` counts its steps."""
-
-    likely: dict[str, list[Likely]] | None = None
+class Vllm(Engine):
+    """An engine core of vLLM. `forwards` counts its steps."""
 
     def __init__(self, served: Served) -> None:
+        super().__init__()
         self.served = served
-        self.player: Player | None = None
-        self.forwards = 0
         self._made: dict[str, list[int]] = {}
-        self._progress = Progress()
         self._core: Any = None
         self._adapters: Mapping[int, dict[str, Any]] = {}
 
-    def start(self, direct: Callable[[Plays], object]) -> None:
-        """Start the engine, and call `direct` when it is ready.
-
-        Raises EngineFailedError if the engine raises or stalls, and LackingError for unsupported
-        settings.
-        """
+    def start(self, direct: Callable[[Engine], object]) -> None:
+        """Start the engine core, and call `direct` when it is ready."""
         try:
             with tempfile.TemporaryDirectory(prefix="paritybit-") as folder:
                 self._core = self._started(Path(folder))
@@ -60,25 +50,22 @@ class Engine:
         except Exception as error:
             raise EngineFailedError(traceback.format_exc()) from error
 
-    def play(self, waves: Iterator[Wave], stop: Callable[[], bool]) -> Player:
-        """Serve waves until `stop` returns True or none is left, then until the engine is idle."""
-        self.player = Player(waves, self._orders(self._core), stop)
+    def run(self) -> None:
+        """Run steps, each after what the player asks for."""
         self._made = {}
         with contextlib.suppress(PlayedError):
             while True:
                 for act in self.player.poll():
                     act()
                 self._step(self._core)
-        return self.player
 
     def _step(self, core: Any) -> None:
         """Run one step, and report requests that have ended to the player."""
-        assert self.player is not None
         outputs, ran = core.step_fn()
         if hasattr(core, "post_step"):
             core.post_step(ran)
         self.forwards += bool(ran)
-        self._progress.require(self.forwards, 0 if outputs else self.player.open)
+        self.progress.require(self.forwards, 0 if outputs else self.player.open)
         for of_client in (outputs or {}).values():
             for output in of_client.outputs:
                 made = self._made.get(output.request_id)
@@ -108,36 +95,40 @@ class Engine:
         count_retractions(scheduler, "_preempt_request", self.served.page_size, lambda _: 1)
         return core.EngineCore(config, executors.Executor.get_class(config), log_stats=False)
 
-    def _orders(self, core: Any) -> Orders:
+    def arrive(self, one: Planned, prompt: list[int]) -> Any:
+        """Return a call that adds a request."""
         structures: Any = importlib.import_module("vllm.v1.engine")
         sampling: Any = importlib.import_module("vllm.sampling_params")
         known = inspect.signature(structures.EngineCoreRequest).parameters
-        nothing = {name: None for name, one in known.items() if one.default is one.empty}
-        few = list(range(FEW)) if self.served.speculative == "ngram" else None
+        how = sampling.SamplingParams(
+            max_tokens=one.tokens,
+            temperature=one.temperature,
+            ignore_eos=True,
+            allowed_token_ids=list(range(FEW)) if self.served.speculative == "ngram" else None,
+            **sampling_of(one, drafts=self.served.speculative is not None),
+        )
+        given = {
+            **{name: None for name, one in known.items() if one.default is one.empty},
+            "request_id": one.name,
+            "prompt_token_ids": prompt,
+            "sampling_params": how,
+            "arrival_time": time.time(),
+            "priority": one.priority or 0,
+            "lora_request": self._adapter(one),
+        }
+        return functools.partial(self._arrive, structures.EngineCoreRequest(**given))
 
-        def arrive(one: Planned, prompt: list[int]) -> Any:
-            how = sampling.SamplingParams(
-                max_tokens=one.tokens,
-                temperature=one.temperature,
-                ignore_eos=True,
-                allowed_token_ids=few,
-                **sampling_of(one, drafts=self.served.speculative is not None),
-            )
-            given = {
-                "request_id": one.name,
-                "prompt_token_ids": prompt,
-                "sampling_params": how,
-                "arrival_time": time.time(),
-                "priority": one.priority or 0,
-                "lora_request": self._adapter(one),
-            }
-            request = structures.EngineCoreRequest(**{**nothing, **given})
-            return functools.partial(self._arrive, core, request)
+    def abort(self, name: str) -> Any:
+        """Return a call that aborts a request."""
+        return functools.partial(self._abort, name)
 
-        def abort(name: str) -> Any:
-            return functools.partial(self._abort, core, name)
+    def flush(self) -> Any:
+        """Return a call that empties the prefix cache."""
+        return self._core.reset_prefix_cache
 
-        return Orders(arrive, abort, lambda: core.reset_prefix_cache, acts_of(core))
+    def acts(self) -> Acts:
+        """Return the acts as calls of the engine core."""
+        return acts_of(self._core)
 
     def _adapter(self, one: Planned) -> Any:
         """Return the engine's request for the adapter of a request, or None."""
@@ -147,13 +138,12 @@ class Engine:
         requests: Any = importlib.import_module("vllm.lora.request")
         return requests.LoRARequest(**self._adapters[one.adapter])
 
-    def _arrive(self, core: Any, request: Any) -> None:
+    def _arrive(self, request: Any) -> None:
         self._made[request.request_id] = []
-        core.add_request(*core.preprocess_add_request(request))
+        self._core.add_request(*self._core.preprocess_add_request(request))
 
-    def _abort(self, core: Any, name: str) -> None:
-        assert self.player is not None
-        core.abort_requests([name])
+    def _abort(self, name: str) -> None:
+        self._core.abort_requests([name])
         self.player.ended(name, self._made.pop(name, []))
 
 

@@ -6,7 +6,8 @@ import pytest
 from paritybit.harness.cli.watch.plan import LAST, LEAST, STARTS, Plan, legs_of
 from paritybit.harness.errors import MalformedError, UnknownNameError
 
-from paritybit.drive.engines import BY_NAME
+from paritybit.drive.adapters import adapter
+from paritybit.drive.job import Job
 from paritybit.drive.legs import Leg
 
 ROWS = tuple(Leg(f"row {number}") for number in range(40))
@@ -64,7 +65,7 @@ def test_rows_of_the_array_end_at_a_floor_and_none_takes_all_of_the_time() -> No
     turn = plan.next()
     assert turn is not None
     assert (turn.leg, turn.until, turn.after) == (ROWS[0], 1100.0, 1007.5)
-    assert turn.words == ("--until", "1100.0", "--least", str(LEAST), "--after", "1007.5")
+    assert turn.job({}) == Job({}, until=1100.0, least=LEAST, after=1007.5)
     clock.now = 1250.0
     assert (turn := plan.next()) is not None and turn.until == 1300.0
     clock.now = 1300.0 - LAST + 1
@@ -86,7 +87,7 @@ def test_named_rows_share_the_time_and_have_no_floor() -> None:
 
 
 def test_rows_are_named_by_their_values_or_numbered() -> None:
-    table = BY_NAME["sglang"].table.on("cpu")
+    table = adapter("sglang").table.on("cpu")
     (leg,) = legs_of(table, 0, ("page size 16+overlap",))
     assert leg.settings == {"page_size": 16, "overlap": True}
     assert [one.name for one in legs_of(table, 0, ("decode graphs", "decode graphs"))] == [

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 from paritybit.harness.cli.watch.shrink import Shrinking
 
-from paritybit.drive.engines import BY_NAME
+from paritybit.drive.adapters import adapter
 from paritybit.drive.environment import Environment
 from paritybit.drive.script import Part, Planned, Script, Wave
 from paritybit.drive.sglang.settings import Served
@@ -38,7 +38,7 @@ class Scripted(Shrinking):
 
 def search(tmp_path: Path, small: tuple[Checks, ...]) -> Scripted:
     engine = cast("Environment", None)
-    return Scripted(BY_NAME["sglang"], engine, tmp_path, Stops(), str, small=small)
+    return Scripted(adapter("sglang"), engine, tmp_path, Stops(), str, small=small)
 
 
 def case_of(key: str) -> WatchCase:

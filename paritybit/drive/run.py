@@ -1,0 +1,227 @@
+"""Does a job with an engine in this process: plays waves, or shrinks a script."""
+
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import NoReturn
+
+from paritybit.drive.company import CHECK, LONGEST_PLAY, Comparison
+from paritybit.drive.engine import Engine
+from paritybit.drive.failures import EngineFailedError, judge_failure
+from paritybit.drive.forks import ForkFailedError, in_fork
+from paritybit.drive.job import Job
+from paritybit.drive.legs import LACKING, LackingError
+from paritybit.drive.limits import boundaries, reach, reached
+from paritybit.drive.operating.actions import COUNT, WHOLE
+from paritybit.drive.player import PlayedError
+from paritybit.drive.requests import kinds_of
+from paritybit.drive.script import Script, Setting, Wave, write
+from paritybit.drive.served import Common
+from paritybit.drive.shrink import Waves, shrunk
+from paritybit.watch import journal
+from paritybit.watch.settings import TRIED
+
+SLACK = 8
+"""A proposal may take twice the forwards of the smallest script, and this many more."""
+
+
+def run(engine: Engine, served: Common, job: Job) -> int:
+    """Start an engine, do a job, and return the exit code."""
+    lines = journal.of_process()
+    if lines is not None:
+        lines.scope(**served.scope())
+        lines.write("script", settings=served.scope())
+    codes, signals = list[int](), list[int]()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *arguments: signals.append(arguments[0]))
+
+    def stop() -> bool:
+        late = job.until is not None and time.time() >= job.until
+        enough = job.forwards is not None and engine.forwards >= job.forwards
+        return bool(signals) or late or enough
+
+    def direct(ready: Engine) -> None:
+        if job.shrink is not None:
+            codes.append(0 if shrink(ready, served, job) else 1)
+            return
+        begun = time.monotonic()
+        if job.waves is None and not served.alone:
+            compare(ready, served, stop)
+        serve(ready, served, counted(waves_of(job, served, engine), served), stop)
+        sys.stderr.write(f"{engine.forwards} forwards in {time.monotonic() - begun:.1f} s\n")
+
+    try:
+        engine.start(direct)
+    except LackingError as error:
+        sys.stderr.write(f"{error}\n")
+        return LACKING
+    except EngineFailedError as error:
+        judge_failure(error)
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return max(codes, default=0)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process immediately, because threads of the engine may still run."""
+    if (lines := journal.of_process()) is not None:
+        lines.settle()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def waves_of(job: Job, served: Common, engine: Engine) -> Iterator[Wave]:
+    """Return the waves of a job."""
+    if job.waves is not None:
+        return iter(job.waves)
+    least_forwards = job.least
+    if least_forwards is None:
+        return served.traffic()
+    kinds = len(kinds_of(served.limits()))
+    return least(
+        served.traffic(),
+        kinds,
+        lambda: engine.forwards >= least_forwards and time.time() >= job.after,
+    )
+
+
+def least(waves: Iterator[Wave], kinds: int, enough: Callable[[], bool]) -> Iterator[Wave]:
+    """Return waves until each of so many kinds was served and `enough` returns True.
+
+    Kinds take turns. Counts WHOLE at once, and at the end.
+    """
+    journal.count(**{WHOLE: 0})
+
+    def given() -> Iterator[Wave]:
+        for number, wave in enumerate(waves):
+            if number >= kinds and enough():
+                journal.count(**{WHOLE: 1})
+                return
+            yield wave
+
+    return given()
+
+
+def counted(waves: Iterator[Wave], served: Common) -> Iterator[Wave]:
+    """Yield waves, and count the boundaries that they reach. Actions are counted when they run."""
+    limits = served.limits()
+    wanted = served.ACTIONS if served.actions else ()
+    journal.count(**{f"{COUNT}{action}": 0 for action in wanted})
+    for name in boundaries(limits):
+        reach(name, 0)
+    for wave in waves:
+        for name in reached(wave, limits):
+            reach(name, 1)
+        yield wave
+
+
+def noted(waves: Iterator[Wave], settings: Mapping[str, Setting]) -> Iterator[Wave]:
+    """Yield waves. Each is written to the journal before it is played."""
+    lines = journal.of_process()
+    if lines is not None:
+        lines.write("script", settings=settings)
+    for wave in waves:
+        if lines is not None:
+            lines.write("wave", wave=asdict(wave))
+        yield wave
+
+
+def compare(engine: Engine, served: Common, stop: Callable[[], bool]) -> None:
+    """Compare some requests with themselves alone, if the settings allow it."""
+    journal.count(**{compared(served): 0})
+    if (wave := served.company()) is not None:
+        serve(engine, replace(served, alone=True), iter((wave,)), stop)
+
+
+def compared(served: Common) -> str:
+    """Return the name of the count of comparisons, which each model has."""
+    return f"{TRIED}{CHECK} ({served.model})"
+
+
+def serve(engine: Engine, served: Common, waves: Iterator[Wave], stop: Callable[[], bool]) -> None:
+    """Serve waves with some settings, until all are served or `stop` returns True.
+
+    An error of the engine is judged and raised again.
+    """
+
+    def note(given: Iterator[Wave]) -> Iterator[Wave]:
+        return noted(given, served.scope())
+
+    try:
+        if not served.alone:
+            engine.play(note(waves), stop)
+            return
+        comparison = Comparison(engine, note, compared(served))
+        for wave in note(waves):
+            comparison.judge(wave, stop)
+            if stop():
+                return
+    except (Exception, EngineFailedError) as error:
+        judge_failure(error)
+        raise
+
+
+def shrink(engine: Engine, served: Common, job: Job) -> bool:
+    """Write the smallest script that shows the finding of a job, and was found in time.
+
+    Each proposal is played in a fork of the freshly started engine. It has as many forwards as the
+    smallest script so far, times two, to show the finding. A proposal without the finding therefore
+    costs little. Returns False, and writes nothing, if the script itself does not show the finding.
+    """
+    deadline, key = time.monotonic() + job.seconds, str(job.shrink)
+    most = math.inf
+
+    def play(waves: Waves) -> int | None:
+        with suppress(PlayedError, EngineFailedError, Exception):
+            serve(engine, served, iter(waves), stop_at(key, most))
+        return forwards() if found(key) else None
+
+    def fails(waves: Waves) -> bool:
+        nonlocal most
+        journal.count(proposals=1)
+        took = None
+        with suppress(ForkFailedError):
+            took = in_fork(lambda: play(waves), LONGEST_PLAY)
+        if not isinstance(took, int):
+            return False
+        most = 2 * took + SLACK
+        write(Script(job.settings, waves), Path(job.best))
+        return True
+
+    waves = job.waves or ()
+    if not fails(waves):
+        return False
+    shrunk(waves, fails, lambda: time.monotonic() > deadline)
+    return True
+
+
+def found(key: str) -> bool:
+    """Return whether this process has the finding with this key."""
+    if (lines := journal.of_process()) is None:
+        return False
+    lines.settle()
+    return key in lines.findings
+
+
+def forwards() -> int:
+    """Return the number of watched forwards in this process."""
+    lines = journal.of_process()
+    return 0 if lines is None else lines.counts.get("forwards", 0)
+
+
+def stop_at(key: str, most: float) -> Callable[[], bool]:
+    """Return a function that ends a play at the finding with this key, or after `most` forwards."""
+
+    def stop() -> bool:
+        if found(key) or forwards() > most:
+            raise PlayedError
+        return False
+
+    return stop
