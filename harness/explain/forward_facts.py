@@ -1,29 +1,17 @@
 """What a recorded forward did, as plain data: the first difference, the slot, and the writers."""
 
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import replace
 
-from paritybit.harness.explain.facts import (
-    FirstDifference,
-    Situation,
-    Slot,
-    SlotTaken,
-    Writer,
-    WrongElement,
-)
-from paritybit.harness.explain.first_difference import Difference, Side, first_difference, rows_of
-from paritybit.harness.explain.provenance import SlotWrite, StaticWrite
-from paritybit.harness.explain.recorded import RecordedForward, StaticElement
-from paritybit.harness.lockstep.requests import owner_of_place
-from paritybit.reference.config import Kind, Role
+from paritybit.harness.explain.facts import Situation, Slot, Writer, WrongElement
+from paritybit.harness.explain.first_difference import Found, Side, first_difference, rows_of
+from paritybit.harness.explain.provenance import STATES, SlotWrite, StaticWrite
+from paritybit.harness.explain.recorded import RecordedForward
+from paritybit.harness.explain.resets import StaticElement
+from paritybit.harness.lockstep.requests import owner_of, owner_of_place
+from paritybit.reference.config import Kind
 from paritybit.reference.state_pool import Section
 from paritybit.subjects.contracts import Axis
-
-STATE_NAMES: Final = {
-    Section.RECURRENT: (Role.TARGET, "recurrent state"),
-    Section.DRAFT_TABLE: (Role.DRAFT, "table"),
-}
-"""The owner of each section of state beside KV, and the kind of slot that its places are."""
 
 
 def situation(recorded: RecordedForward) -> Situation:
@@ -38,96 +26,57 @@ def situation(recorded: RecordedForward) -> Situation:
     return Situation(turn.step, runner, bucket, live_size, recorded.run.failed)
 
 
-def difference_of(recorded: RecordedForward, *, fresh: bool) -> Difference | None:
-    """Return the first op of the forward with other bits than the eager world's, if any.
+def difference_of(recorded: RecordedForward, *, fresh: bool) -> Found | None:
+    """Return the first op of the forward with other bits than in the eager run, if any.
 
-    With `fresh`, than the fresh engine's.
+    With `fresh`, than on the fresh engine.
     """
     pair = recorded.pair
     left = Side(pair.eager_pools, recorded.eager_before, recorded.eager_calls)
     if fresh:
         left = Side(pair.graph_pools, recorded.graph_before, recorded.fresh_calls)
-    return first_difference(left, Side(pair.graph_pools, recorded.graph_before, recorded.run.calls))
-
-
-def shown_difference(recorded: RecordedForward, difference: Difference) -> FirstDifference:
-    """Return a difference as plain data."""
-    axis, turn = _axis(recorded, difference), recorded.forward_id
+    right = Side(pair.graph_pools, recorded.graph_before, recorded.run.calls)
+    found = first_difference(left, right)
+    if found is None:
+        return None
+    axis, turn = _axis(recorded, found), recorded.forward_id
     live_rows = len(turn.requests if axis is Axis.REQUEST else turn.rows)
-    row = difference.index.row if difference.index is not None else difference.row
-    model, kind = _name(difference.model), _name(difference.kind)
-    if difference.section is not None:
-        role, kind = STATE_NAMES[difference.section]
-        model = str(role)
-    return FirstDifference(
-        op=difference.op,
-        model=model,
-        layer=difference.layer,
-        kind=kind,
-        tensor=difference.tensor,
-        row=row,
-        live=row is not None and row < live_rows,
-        slot=difference.slot,
-        head=difference.head,
-        element=difference.element,
-        eager_bits=difference.left_bits,
-        graph_bits=difference.right_bits,
-        axis=_name(axis),
-    )
+    row = found.difference.row if found.taken is None else found.taken.row
+    live, name = row is not None and row < live_rows, None if axis is None else str(axis)
+    return found._replace(difference=replace(found.difference, row=row, live=live, axis=name))
 
 
-def _axis(recorded: RecordedForward, difference: Difference) -> Axis | None:
+def _axis(recorded: RecordedForward, found: Found) -> Axis | None:
     """Return what the rows of a difference's op are. When drafting, stores have a row per request.
 
     Returns None if a forward has as many requests as tokens, or the op's rows are neither.
     """
-    if difference.section is Section.DRAFT_TABLE:
+    if found.difference.kind == STATES[Section.DRAFT_TABLE].kind:
         return Axis.REQUEST
     runner, bucket, turn = recorded.runner, recorded.bucket, recorded.forward_id
     extents = {Axis.REQUEST: len(turn.requests), Axis.TOKEN: len(turn.rows)}
     if runner is not None and bucket is not None:
         extents = dict(runner.extents(bucket))
-    if difference.row is None or extents.get(Axis.REQUEST) == extents.get(Axis.TOKEN):
+    if found.difference.row is None or extents.get(Axis.REQUEST) == extents.get(Axis.TOKEN):
         return None
-    count = rows_of(recorded.run.calls[difference.call])
+    count = rows_of(recorded.run.calls[found.call])
     return next((axis for axis, extent in extents.items() if extent == count), None)
 
 
-def slot_taken(difference: Difference) -> SlotTaken | None:
-    """Return the wrong slot that a row took, with the right one."""
-    index = difference.index
-    if index is None:
-        return None
-    model, kind = _name(difference.model), _name(difference.kind)
-    if difference.section is not None:
-        role, kind = STATE_NAMES[difference.section]
-        model = str(role)
-    return SlotTaken(model or "", kind or "", index.row, index.key, index.value, index.right)
-
-
-def _name(value: Role | Kind | Axis | None) -> str | None:
-    return None if value is None else str(value)
-
-
-def slot_of(recorded: RecordedForward, difference: Difference) -> Slot | None:
+def slot_of(recorded: RecordedForward, found: Found) -> Slot | None:
     """Return the slot of a difference: the one that changed, or the one that was read wrongly."""
-    index = difference.index
-    slot = difference.slot if difference.slot is not None else index.value if index else None
-    if slot is None:
+    model, kind, slot = found.difference.model, found.difference.kind, found.difference.slot
+    if slot is None and found.taken is not None:
+        slot = found.taken.slot
+    if slot is None or model is None or kind is None:
         return None
-    role: Role
-    if difference.section is not None:
-        role, kind = STATE_NAMES[difference.section]
-        write = recorded.written.of_place(difference.section, slot)
-        owner = owner_of_place(difference.section, slot, recorded.owners)
-    elif difference.model is not None and difference.kind is not None:
-        role, kind = difference.model, str(difference.kind)
-        write = recorded.written.of(difference.model, difference.kind, slot)
-        owner = recorded.owner_of(difference.kind, slot)
+    section = next((section for section, cache in STATES.items() if cache.kind == kind), None)
+    if section is not None:
+        owner = owner_of_place(section, slot, recorded.owners)
     else:
-        return None
-    by = None if write is None else _row_writer(write)
-    return Slot(model=str(role), kind=kind, slot=slot, owner=owner, written_by=by)
+        owner = owner_of(Kind(kind), slot, recorded.spans, recorded.owners)
+    write = recorded.written.of(model, kind, slot)
+    return Slot(model, kind, slot, owner, None if write is None else _row_writer(write))
 
 
 def _row_writer(write: SlotWrite) -> Writer:

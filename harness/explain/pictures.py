@@ -1,17 +1,12 @@
 """The contents of a step's static inputs and slots, as data for a drawing."""
 
-from dataclasses import dataclass
-
 import torch
 from paritybit.harness.explain.facts import NOBODY, SlotMap, StaticInputRow
 from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.harness.explain.suspects import stale
 from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.requests import serial_at
-from paritybit.reference.allocator import Owner
-from paritybit.reference.batch import Span
 from paritybit.reference.config import Kind
-from paritybit.reference.pool import KVLayout, PoolSizes
 from paritybit.subjects.contracts import Axis, StaticInput
 from torch import Tensor
 
@@ -56,39 +51,21 @@ def _static_input(
     )
 
 
-@dataclass(frozen=True)
-class Stored:
-    """All KV around a forward of the graph world, and after the eager world's forward.
-
-    `compared` is false for bits that are not compared. `owners` are the running requests, and
-    `spans` the tokens that the forward ran.
-    """
-
-    layout: KVLayout
-    sizes: PoolSizes
-    compared: Tensor
-    before: Tensor
-    after: Tensor
-    eager: Tensor
-    owners: tuple[Owner, ...]
-    spans: tuple[Span, ...]
-
-
-def slot_maps(stored: Stored) -> tuple[SlotMap, ...]:
-    """Return the owner of each slot of each sub-pool after a forward, and which slots differ."""
-    different = (bits(stored.eager) != bits(stored.after)) & stored.compared
-    changed = bits(stored.before) != bits(stored.after)
-    layout, sizes = stored.layout, stored.sizes
-    live = tuple(serial_at(span.row, stored.owners) for span in stored.spans)
-    maps = []
+def slot_maps(recorded: RecordedForward) -> tuple[SlotMap, ...]:
+    """Return the owner of each slot of each sub-pool after the forward, and which slots differ."""
+    pair, after = recorded.pair, recorded.run.storage
+    different = (bits(recorded.eager_storage) != bits(after)) & pair.compared
+    changed = bits(recorded.graph_before) != bits(after)
+    live = tuple(serial_at(span.row, recorded.owners) for span in recorded.spans)
+    sizes, maps = pair.graph_pools.sizes, []
     for (role, kind, differing), (_, _, written) in zip(
-        layout.arenas_of(different), layout.arenas_of(changed), strict=True
+        pair.layout.arenas_of(different), pair.layout.arenas_of(changed), strict=True
     ):
         owners = [NOBODY] * sizes.slots(kind)
-        for owner in stored.owners:
+        for owner in recorded.owners:
             for slot in owner.slots(kind):
                 owners[slot] = owner.serial
-        for serial, span in zip(live, stored.spans, strict=True):
+        for serial, span in zip(live, recorded.spans, strict=True):
             for slot in span.full_slots if kind is Kind.FULL else span.swa_slots:
                 owners[slot] = serial
         maps.append(
@@ -103,23 +80,6 @@ def slot_maps(stored: Stored) -> tuple[SlotMap, ...]:
             )
         )
     return tuple(maps)
-
-
-def slots_of_forward(recorded: RecordedForward) -> tuple[SlotMap, ...]:
-    """Return the slot maps of a recorded forward."""
-    pair = recorded.pair
-    return slot_maps(
-        Stored(
-            layout=pair.layout,
-            sizes=pair.graph_pools.sizes,
-            compared=pair.compared,
-            before=recorded.graph_before,
-            after=recorded.run.storage,
-            eager=recorded.eager_storage,
-            owners=recorded.owners,
-            spans=tuple(recorded.spans),
-        )
-    )
 
 
 def _slots_of(arena: Tensor) -> tuple[int, ...]:

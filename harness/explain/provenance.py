@@ -5,12 +5,12 @@ The writes are observed as they happen, without knowledge of any bug.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import torch
 from paritybit.harness.explain.facts import How
 from paritybit.reference.batch import ForwardBatch
-from paritybit.reference.config import Kind, Role
+from paritybit.reference.config import Role
 from paritybit.reference.ops import OpCall
 from paritybit.reference.pool import KVPools
 from paritybit.reference.state_pool import STATE_ROWS, Section
@@ -100,78 +100,77 @@ class StaticLedger(UncompiledMode):
             torch.as_strided(written, *place).fill_(number)
 
 
-@dataclass(frozen=True)
-class Store:
-    """One `store_kv` call: its cache, and the slot that each of its rows was written to.
+class Cache(NamedTuple):
+    """A cache of a forward: KV of one layer, or with no layer state beside KV.
 
-    `elsewhere` means that it did not write the pool's own cache.
+    A slot has `slot_rows` rows.
     """
 
-    role: Role
-    layer: int
-    kind: Kind
-    slots: list[int]
-    key: Tensor
-    value: Tensor
-    elsewhere: bool = False
+    model: str
+    kind: str
+    layer: int | None = None
+    slot_rows: int = 1
 
 
-def layers_by_address(pools: KVPools) -> dict[int, tuple[Role, int, Kind]]:
-    """Return the model, layer and kind of every layer's cache, by the cache's address."""
-    return {
-        pool.cache(layer).data_ptr(): (role, layer, kind)
-        for role, pool in pools.pools.items()
-        for layer, kind in enumerate(pool.config.layers)
-    }
+STATES: Final = {
+    Section.RECURRENT: Cache(Role.TARGET, "recurrent state", slot_rows=STATE_ROWS),
+    Section.DRAFT_TABLE: Cache(Role.DRAFT, "table"),
+}
+"""The caches beside KV."""
+
+STORES = frozenset({"store_kv", "store_rows"})
 
 
-def layer_of(cache: Tensor, pools: KVPools) -> tuple[Role, int, Kind]:
-    """Return the model, layer and kind of a cache. A copy counts as the first of its shape."""
-    layers = layers_by_address(pools)
-    alike = (
-        found for found in layers.values() if pools[found[0]].cache(found[1]).shape == cache.shape
-    )
-    return layers.get(cache.data_ptr()) or next(alike, next(iter(layers.values())))
+def caches(pools: KVPools, storage: Tensor) -> dict[Cache, Tensor]:
+    """Return the rows of each cache in a storage of some pools."""
+    found: dict[Cache, Tensor] = {}
+    for role, kind, arena in pools.arenas_of(storage):
+        for number, layer in enumerate(pools[role].config.layers_of(kind)):
+            found[Cache(str(role), str(kind), layer)] = arena[number].transpose(0, 1)
+    for section, places in pools.sections_of(storage).items():
+        found[STATES[section]] = places.flatten(0, 1)
+    return found
+
+
+def cache_of(tensor: Tensor, pools: KVPools) -> tuple[Cache, bool]:
+    """Return which cache an argument of an op is, and whether it is the pools' own.
+
+    A copy counts as the first cache of its shape.
+    """
+    rows = tensor.transpose(0, 1) if tensor.dim() > 2 else tensor
+    found = caches(pools, pools.storage)
+    for cache, own in found.items():
+        if own.data_ptr() == tensor.data_ptr():
+            return cache, True
+    return next(cache for cache, own in found.items() if own.shape[1:] == rows.shape[1:]), False
+
+
+@dataclass(frozen=True)
+class Store:
+    """One store: the row of the cache that each row of the op names, and its values.
+
+    `own` says whether the pools' own cache was written, and not a copy.
+    """
+
+    cache: Cache
+    own: bool
+    rows: list[int]
+    values: Tensor
+
+    @property
+    def slots(self) -> list[int]:
+        """The slot that each row of the op names."""
+        return [row // self.cache.slot_rows for row in self.rows]
 
 
 def store_of(call: OpCall, pools: KVPools) -> Store:
-    """Return what a `store_kv` call did, with its locations as the store reads them."""
-    cache, loc, dtype, key, value = call.inputs
-    slots: list[int] = loc.view(dtype)[: key.shape[0]].tolist()
-    role, layer, kind = layer_of(cache, pools)
-    elsewhere = cache.data_ptr() != pools[role].cache(layer).data_ptr()
-    return Store(role, layer, kind, slots, key, value, elsewhere=elsewhere)
-
-
-PLACE_ROWS = {Section.RECURRENT: STATE_ROWS, Section.DRAFT_TABLE: 1}
-"""The number of rows of an op's table per place, for each section of state beside KV."""
-
-
-@dataclass(frozen=True)
-class RowStore:
-    """One `store_rows` call: its section, and the row that each of its values was written to.
-
-    `elsewhere` says that the written table is not the pool's own.
-    """
-
-    section: Section
-    rows: list[int]
-    values: Tensor
-    elsewhere: bool = False
-
-    @property
-    def places(self) -> list[int]:
-        """The place that each value was written to."""
-        return [row // PLACE_ROWS[self.section] for row in self.rows]
-
-
-def row_store_of(call: OpCall, pools: KVPools) -> RowStore:
-    """Return what a `store_rows` call did. A table that is not the pool's is found by its width."""
-    table, rows, values = call.inputs
-    views = pools.state.sections
-    there = [section for section in views if views[section].data_ptr() == table.data_ptr()]
-    alike = [section for section in views if views[section].shape[-1] == table.shape[-1]]
-    return RowStore((there or alike)[0], rows.tolist(), values, elsewhere=not there)
+    """Return what a store did, with its locations as the store reads them."""
+    if call.name == "store_kv":
+        target, loc, dtype, key, value = call.inputs
+        rows, values = loc.view(dtype)[: len(key)], torch.stack([key, value], 1)
+    else:
+        target, rows, values = call.inputs
+    return Store(*cache_of(target, pools), rows.tolist(), values)
 
 
 @dataclass(frozen=True)
@@ -184,37 +183,26 @@ class SlotWrite:
 
 
 class SlotLedger:
-    """The last writer of each slot of the graph world's pools, and of each place beside KV."""
+    """The last writer of each slot of the graph run's pools."""
 
     def __init__(self, pools: KVPools) -> None:
         self.pools = pools
-        self._writes: dict[tuple[Role, Kind, int], SlotWrite] = {}
-        self._places: dict[tuple[Section, int], SlotWrite] = {}
+        self._writes: dict[tuple[str, str, int], SlotWrite] = {}
 
     def follow(self, forward_id: ForwardId, calls: Iterable[OpCall]) -> None:
         """Follow the stores of a forward."""
-        for call in calls:
-            if call.name == "store_kv":
-                store = store_of(call, self.pools)
-                for row, slot in enumerate(() if store.elsewhere else store.slots):
-                    request = forward_id.rows[row] if row < len(forward_id.rows) else None
-                    self._writes[store.role, store.kind, slot] = SlotWrite(forward_id, row, request)
-            elif call.name == "store_rows":
-                stored = row_store_of(call, self.pools)
-                # Drafting stores one row per request, other forwards one row per token.
-                in_table = stored.section is Section.DRAFT_TABLE
-                owners = forward_id.requests if in_table else forward_id.rows
-                for row, place in enumerate(stored.places):
-                    request = owners[row] if row < len(owners) else None
-                    self._places[stored.section, place] = SlotWrite(forward_id, row, request)
+        for store in (store_of(call, self.pools) for call in calls if call.name in STORES):
+            cache = store.cache
+            # Drafting stores one row of the table per request, everything else one row per token.
+            in_table = cache == STATES[Section.DRAFT_TABLE]
+            owners = forward_id.requests if in_table else forward_id.rows
+            for row, slot in enumerate(store.slots if store.own else ()):
+                request = owners[row] if row < len(owners) else None
+                self._writes[cache.model, cache.kind, slot] = SlotWrite(forward_id, row, request)
 
-    def of(self, role: Role, kind: Kind, slot: int) -> SlotWrite | None:
+    def of(self, model: str, kind: str, slot: int) -> SlotWrite | None:
         """Return what wrote a slot last, or None."""
-        return self._writes.get((role, kind, slot))
-
-    def of_place(self, section: Section, place: int) -> SlotWrite | None:
-        """Return what wrote a place beside KV last, or None."""
-        return self._places.get((section, place))
+        return self._writes.get((model, kind, slot))
 
 
 def row_requests(batch: ForwardBatch, serials: Sequence[int]) -> tuple[int, ...]:

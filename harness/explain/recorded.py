@@ -1,102 +1,45 @@
-"""One recorded forward of a schedule: rewind, reset one suspect, repeat, and judge.
+"""One forward of a schedule, recorded in both runs and on the fresh engine, and repeated.
 
-`RecordedForward.again` repeats the graph world's forward from the same bytes with one thing reset.
+`RecordedForward.again` repeats the graph run's forward from the same bytes with one thing reset.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from paritybit.harness.checks.property import Property
-from paritybit.harness.explain.provenance import ForwardId, SlotLedger, StaticLedger
+from paritybit.harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_requests
+from paritybit.harness.explain.resets import (
+    NO_RESET,
+    Calls,
+    Given,
+    RepeatedRun,
+    Reset,
+    StaticElement,
+    calls_of,
+    run,
+)
 from paritybit.harness.explain.sources import SiteTrap
-from paritybit.harness.lockstep.bits import bits, cloned, form
+from paritybit.harness.lockstep.bits import bits, cloned, outputs_differ
 from paritybit.harness.lockstep.fresh_run import just_captured
 from paritybit.harness.lockstep.logs import warnings_logged
 from paritybit.harness.lockstep.noise import index_bounds
 from paritybit.harness.lockstep.observation import Observation
-from paritybit.harness.lockstep.pair import Pair
-from paritybit.harness.lockstep.requests import PlannedStep, owner_of
-from paritybit.reference.allocator import Owner
+from paritybit.harness.lockstep.pair import ExtraRun, Pair, Recorder
+from paritybit.harness.lockstep.requests import PlannedStep
+from paritybit.harness.lockstep.tracebacks import SubjectFailedError
+from paritybit.harness.schedules.schedule import Schedule
 from paritybit.reference.batch import Span
-from paritybit.reference.config import Kind
 from paritybit.reference.model import Output
-from paritybit.reference.ops import OpCall, Ops
 from paritybit.reference.pool import Tables
 from paritybit.subjects.captured import CapturedEngine
-from paritybit.subjects.protocol import Forward, Overrides, Replay, ReplayFacts
+from paritybit.subjects.protocol import Overrides, Replay, ReplayFacts
 from paritybit.subjects.runners.base import GraphRunner, overwrite
 from torch import Tensor
 
-Calls = list[OpCall]
-
-Given = Callable[[str, tuple[Any, ...]], tuple[Any, ...]]
-"""Returns the arguments for an op, given its name and its original arguments."""
-
-StaticElement = tuple[str, int, Tensor]
-"""A static buffer's name, the flat index of an element, and its new value."""
-
 LENGTHS, ON_HOST = "seq_lens", "seq_lens_cpu"
 """Lengths, and their host copy. It must not exceed them, because it sizes the lists."""
-
-
-@dataclass(frozen=True)
-class TableCell:
-    """A cell of index table number `table`, flat index, and the value that it gets."""
-
-    table: int
-    place: int
-    value: int
-
-
-@dataclass(frozen=True)
-class Reset:
-    """What a repeated forward has instead of what it had.
-
-    - `elements`: values of static elements.
-    - `cells`: values of cells of the index tables.
-    - `batch`: values of the batch's `spec_info`, by name.
-    - `captured`: if False, the captured function runs eagerly over the same static buffers.
-    - `fresh`: whether a freshly captured engine runs it, over the same static buffers.
-    """
-
-    elements: tuple[StaticElement, ...] = ()
-    cells: tuple[TableCell, ...] = ()
-    batch: Mapping[str, Tensor] = field(default_factory=dict)
-    captured: bool = True
-    fresh: bool = False
-
-    def __add__(self, other: "Reset") -> "Reset":
-        """Return both resets in one."""
-        return Reset(
-            self.elements + other.elements,
-            self.cells + other.cells,
-            {**self.batch, **other.batch},
-            self.captured and other.captured,
-            self.fresh or other.fresh,
-        )
-
-
-NO_RESET = Reset()
-
-
-@dataclass(frozen=True)
-class RepeatedRun:
-    """The results of a forward of the graph world: its live output, its ops, and all KV after it.
-
-    `failed` says why it gave no output, if so. Its ops then hold their arguments. `forward` is the
-    engine's result, valid until its next forward. It is None for the recorded forward itself.
-    `warnings` are what it logged.
-    """
-
-    output: Output
-    calls: Calls
-    storage: Tensor
-    failed: str | None
-    forward: Forward | None = None
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,45 +51,112 @@ class EarlierOutput:
     output: Output
 
 
-@dataclass
-class RecordedForward:
-    """One recorded forward. `forward_id` is its own, and `ledger` ends with it.
+class RecordedForward(Recorder):
+    """Follows a schedule up to its forward `last`, counted from 0, and records that forward.
 
-    - Storages: all KV of a world, before and after the forward. `written` has each slot's last
-      writer before it.
+    - `forward_id`, `planned`, `owners`, `runner`: what runs. `runner` is None without a replay.
+    - `eager_before`, `graph_before`, `eager_storage`: KV of a run, before or after the forward.
+    - `tables`, `eager_tables`: the index tables of both runs during it.
+    - `state`: the engine's Python state before it.
     - `static`, `static_before`, `fresh`: the static buffers of the replay's runner by name, after
       the forward, before it, and on the fresh engine after the same forward.
-    - `state`: the engine's Python state before it.
-    - `tables`, `eager_tables`: the index tables of both worlds during it.
-    - `outputs`: the live outputs of earlier replays.
-    - `observation`: what the checks see, with copies of the static buffers. None if the subject
-      failed.
-    - `runner`: the runner whose graph was replayed, if any.
+    - `eager_calls`, `fresh_calls`, `eager_output`: the ops and the output of other runs.
+    - `run`: the results of the subject. `observation`: what the checks see, with copies of the
+      static buffers. None if the subject failed.
+    - `outputs`, `slots`, `ledger`: outputs of earlier replays, and the last writers of slots and
+      static elements.
     """
 
-    pair: Pair
-    forward_id: ForwardId
-    planned: PlannedStep
-    owners: tuple[Owner, ...]
-    eager_before: Tensor
-    graph_before: Tensor
-    tables: tuple[Tensor, ...]
-    eager_tables: tuple[Tensor, ...]
-    outputs: tuple[EarlierOutput, ...]
-    observation: Observation | None
-    eager_output: Output | None
-    eager_calls: Calls
-    eager_storage: Tensor
-    run: RepeatedRun
-    fresh_calls: Calls
-    static_before: dict[str, Tensor]
-    static: dict[str, Tensor]
-    fresh: dict[str, Tensor]
-    ledger: StaticLedger
-    written: SlotLedger
-    sites: SiteTrap
-    state: Any
-    runner: GraphRunner | None
+    observation: Observation | None = None
+
+    def __init__(self, pair: Pair, last: int) -> None:
+        self.pair = pair
+        self.last = last
+        self.forwards = 0
+        self.ledger = StaticLedger(
+            buffer for buffers in self.engine.all_static_buffers() for buffer in buffers.values()
+        )
+        self.written = SlotLedger(pair.graph_pools)
+        self.outputs: list[EarlierOutput] = []
+        self.sites = SiteTrap()
+
+    def planned(self, pair: Pair, planned: PlannedStep) -> None:
+        """Keep the forward's starting state, and what the fresh engine gives."""
+        batch = planned.graph.batch
+        self.plan = planned
+        self.owners = pair.graph.owners()
+        serials = tuple(pair.graph.request_of(span.row).serial for span in self.spans)
+        rows = row_requests(batch, serials) if batch is not None else ()
+        self.runner = self.engine.runners.get(planned.mode) if planned.expected_graph else None
+        name = self.runner.name if self.runner is not None else None
+        self.forward_id = ForwardId(self.forwards, planned.place, name, serials, rows)
+        self.eager_before = pair.eager_pools.storage.clone()
+        self.graph_before = pair.graph_pools.storage.clone()
+        self.tables, self.eager_tables = (
+            tuple(table.clone() for table in both(pools.tables))
+            for pools in (pair.graph_pools, pair.eager_pools)
+        )
+        self.fresh_calls: Calls = []
+        self.fresh: dict[str, Tensor] = {}
+        if self.forwards == self.last and self.runner is not None:
+            just_captured(pair, planned)
+            self.fresh_calls = run(pair, pair.fresh_engine, planned, Overrides()).calls
+            self.fresh = copied(pair.fresh_engine.runners[planned.mode])
+            pair.restore_graph()
+        self.state = self.engine.state()
+        self.sites.lines.clear()
+        self.forwards += 1
+
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """Record the eager forward's ops."""
+        with calls_of(self.pair.decoder.ops) as calls:
+            yield
+        self.eager_calls = list(calls)
+
+    def eager_gave(self, output: Output | None) -> None:
+        """Keep the eager forward's output."""
+        self.eager_output = output
+
+    @contextmanager
+    def equalizing(self) -> Iterator[None]:
+        """Credit writes to the harness."""
+        with self.ledger.during(self.forward_id, equalizing=True):
+            yield
+
+    @contextmanager
+    def forwarding(self) -> Iterator[None]:
+        """Record the subject's ops and what they leave, even if it fails."""
+        failed: str | None = None
+        self.static_before = copied(self.runner)
+        with self.ledger.during(self.forward_id), calls_of(self.engine.ops) as calls:
+            try:
+                yield
+            except SubjectFailedError as error:
+                failed = str(error)
+                raise
+            finally:
+                self.run = RepeatedRun(
+                    {}, list(calls), self.pair.graph_pools.storage.clone(), failed
+                )
+                self.eager_storage = self.pair.eager_pools.storage.clone()
+                self.static = copied(self.runner)
+
+    def ended(self, place: int, observation: Observation | None) -> bool:
+        """Follow the end of a step. Returns whether it ran forward `last`."""
+        if observation is None:
+            return False
+        if self.forwards - 1 == self.last:
+            self.run = replace(self.run, output=cloned(observation.graph.output or {}))
+            static = self.static if observation.static else {}
+            self.observation = replace(observation, static=static)
+            return True
+        self.written.follow(self.forward_id, self.run.calls)
+        replay = observation.replay
+        if replay is not None:
+            output = cloned(replay.live_output)
+            self.outputs.append(EarlierOutput(place, replay.runner, output))
+        return False
 
     @property
     def engine(self) -> CapturedEngine:
@@ -156,15 +166,14 @@ class RecordedForward:
     @property
     def spans(self) -> tuple[Span, ...]:
         """The batch of the forward by request. Empty if it is idle."""
-        batch = self.planned.graph.batch
-        return batch.spans if batch is not None else ()
+        return self.plan.graph.spans
 
     @property
     def live_size(self) -> int | None:
         """The live size of the replay, in its buckets' unit."""
         if self.runner is None:
             return None
-        batch = self.planned.graph.batch
+        batch = self.plan.graph.batch
         return 0 if batch is None else self.runner.size(batch)
 
     @property
@@ -172,12 +181,8 @@ class RecordedForward:
         """The bucket of the replay."""
         return None if self.runner is None else self.runner.bucket(self.live_size or 0)
 
-    def owner_of(self, kind: Kind, slot: int) -> str:
-        """Return the owner of a slot in words, including slots that are being written."""
-        return owner_of(kind, slot, self.spans, self.owners)
-
     def again(self, reset: Reset = NO_RESET, given: Given | None = None) -> RepeatedRun:
-        """Repeat the graph world's forward from the same bytes, with `reset`.
+        """Repeat the graph run's forward from the same bytes, with `reset`.
 
         Ops get the arguments that `given` returns. On CUDA, a reset that might lead out of bounds
         counts as failed without a run, because a device assertion ends the process.
@@ -190,7 +195,7 @@ class RecordedForward:
         for cell in reset.cells:
             both(pair.graph_pools.tables)[cell.table].view(-1)[cell.place] = cell.value
         engine = self._rewound(reset)
-        batch = self.planned.graph.batch
+        batch = self.plan.graph.batch
         if batch is not None and reset.batch:
             batch = replace(batch, spec_info={**batch.spec_info, **reset.batch})
         overrides = Overrides(elements=reset.elements, captured=reset.captured)
@@ -198,7 +203,7 @@ class RecordedForward:
         pair.log.take()
         try:
             with pair.log, warnings_logged():
-                found = run(pair, engine, self.planned.given(batch), overrides)
+                found = run(pair, engine, self.plan.given(batch), overrides)
             return replace(found, warnings=pair.log.take())
         finally:
             engine.ops.given = None
@@ -208,11 +213,11 @@ class RecordedForward:
         """Return the engine that runs the forward, with its state from before, and `reset`."""
         engine = self.engine
         if reset.fresh:
-            just_captured(self.pair, self.planned)
+            just_captured(self.pair, self.plan)
             engine = self.pair.fresh_engine
         else:
             engine.restore(self.state)
-        runner = engine.runners.get(self.planned.mode)
+        runner = engine.runners.get(self.plan.mode)
         if self.runner is not None and runner is not None:
             for name, buffer in runner.static_buffers().items():
                 buffer.copy_(self.static_before[name])
@@ -242,7 +247,7 @@ class RecordedForward:
     def holds(self, rule: Property, run: RepeatedRun, reset: Reset) -> bool:
         """Whether a property holds for a forward that was repeated with `reset`.
 
-        For a step that failed, it holds if the graph world equals the eager world.
+        For a step that failed, it holds if the graph run equals the eager run.
         """
         seen, forward = self.observation, run.forward
         if run.failed is not None or forward is None:
@@ -258,7 +263,7 @@ class RecordedForward:
             replay=replay,
             facts=self._facts(engine, replay, fresh=reset.fresh),
             keys=forward.keys,
-            static=copied(engine.runners.get(self.planned.mode)) if replay is not None else {},
+            static=copied(engine.runners.get(self.plan.mode)) if replay is not None else {},
             # The fresh engine is not heard, and no replay runs all lines of the function.
             warnings=run.warnings if reset.captured and not reset.fresh else seen.warnings,
         )
@@ -276,40 +281,10 @@ class RecordedForward:
         return replace(facts, allocated=seen.facts.allocated, replays=seen.facts.replays)
 
     def agrees(self, run: RepeatedRun) -> bool:
-        """Whether a run left KV as the eager world did, reserved slots apart, and its output."""
+        """Whether a run left KV as the eager run did, reserved slots apart, and its output."""
         different = (bits(run.storage) != bits(self.eager_storage)) & self.pair.compared
         output = self.eager_output or {}
-        return (
-            not different.any()
-            and form(run.output) == form(output)
-            and all(torch.equal(bits(run.output[name]), bits(output[name])) for name in output)
-        )
-
-
-def run(
-    pair: Pair, engine: CapturedEngine, planned: PlannedStep, overrides: Overrides
-) -> RepeatedRun:
-    """Run a forward over the graph world's pools, and keep its results."""
-    output: Output = {}
-    failed, forward = None, None
-    with calls_of(engine.ops) as calls:
-        try:
-            forward = engine.forward_overridden(planned.graph.batch, planned.mode, overrides)
-            output = cloned(forward.output)
-        except Exception as error:  # A reset may make the subject fail in any way.
-            failed = (str(error).splitlines() or [type(error).__name__])[0]
-    return RepeatedRun(output, list(calls), pair.graph_pools.storage.clone(), failed, forward)
-
-
-@contextmanager
-def calls_of(ops: Ops) -> Iterator[Calls]:
-    """Keep the calls of an op set while entered."""
-    calls: Calls = []
-    ops.calls = calls
-    try:
-        yield calls
-    finally:
-        ops.calls = None
+        return not different.any() and not outputs_differ(run.output, output)
 
 
 def both(tables: Tables) -> tuple[Tensor, Tensor]:
@@ -322,3 +297,30 @@ def copied(runner: GraphRunner | None) -> dict[str, Tensor]:
     if runner is None:
         return {}
     return {name: buffer.clone() for name, buffer in runner.static_buffers().items()}
+
+
+def record_forward(
+    pair: Pair, schedule: Schedule, number: int, extra_runs: Mapping[str, ExtraRun] | None = None
+) -> RecordedForward:
+    """Play a schedule up to its forward `number`, counted from 0, and record that forward.
+
+    `extra_runs` are those of the pair's steps. The runs must not have diverged before. Raises
+    ValueError if there is no such forward.
+    """
+    with torch.inference_mode():
+        pair.begin(schedule)
+    recorded = RecordedForward(pair, number)
+    with recorded.sites, torch.inference_mode():
+        for place, step, upcoming in schedule.ahead():
+            try:
+                observation = pair.step(
+                    step, place, extra_runs, upcoming=upcoming, recorder=recorded
+                )
+            except SubjectFailedError:
+                if recorded.forwards - 1 != number:
+                    raise
+                return recorded
+            # Follow the step before anything overwrites its results.
+            if recorded.ended(place, observation):
+                return recorded
+    raise ValueError(f"the schedule has {recorded.forwards} forwards; there is no forward {number}")

@@ -19,21 +19,14 @@ from paritybit.harness.explain.facts import (
     Suspect,
     TimelineEntry,
 )
-from paritybit.harness.explain.first_difference import Difference
-from paritybit.harness.explain.forward_facts import (
-    difference_of,
-    shown_difference,
-    situation,
-    slot_of,
-    slot_taken,
-)
-from paritybit.harness.explain.pictures import slots_of_forward, static_inputs
+from paritybit.harness.explain.first_difference import Found
+from paritybit.harness.explain.forward_facts import difference_of, situation, slot_of
+from paritybit.harness.explain.pictures import slot_maps, static_inputs
 from paritybit.harness.explain.proof import prove
-from paritybit.harness.explain.recorded import RecordedForward, Reset
-from paritybit.harness.explain.recorder import record_forward
+from paritybit.harness.explain.recorded import RecordedForward, record_forward
+from paritybit.harness.explain.resets import Reset
 from paritybit.harness.explain.sources import calling, contract_row, line_of, unique
 from paritybit.harness.explain.suspects import tried
-from paritybit.harness.explain.timeline import timeline_entry
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, raised_at
@@ -69,6 +62,43 @@ def observe(lockstep: Lockstep, schedule: Schedule) -> tuple[Outcome, list[Timel
 
     outcome = lockstep.play(schedule, see)
     return outcome, entries
+
+
+def timeline_entry(
+    pair: Pair,
+    place: int,
+    step: Step,
+    observation: Observation | None,
+    violated: frozenset[str],
+) -> TimelineEntry:
+    """Return what one step did. Requests are those that run after it."""
+    parked = [request.serial for request in pair.eager.running]
+    entry = TimelineEntry(
+        place=place,
+        step=step.name,
+        mode=None,
+        runner=None,
+        bucket=None,
+        live=(),
+        padded=0,
+        parked=tuple(parked),
+        tokens=0,
+        violated=tuple(sorted(violated)),
+    )
+    if observation is None:
+        return entry
+    graph, replay = observation.graph, observation.replay
+    live = tuple(graph.serial_at(span.row) for span in graph.spans)
+    return replace(
+        entry,
+        mode=f"idle {observation.mode}" if graph.batch is None else str(observation.mode),
+        runner=None if replay is None else replay.runner,
+        bucket=None if replay is None else replay.bucket,
+        live=live,
+        padded=0 if replay is None else replay.bucket - replay.live_size,
+        parked=tuple(serial for serial in entry.parked if serial not in live),
+        tokens=0 if graph.batch is None else graph.batch.live_tokens,
+    )
 
 
 def explanation(
@@ -210,13 +240,13 @@ def _of_forward(
             at=situation(recorded),
             proof=(),
             static_inputs=static_inputs(recorded),
-            slots=slots_of_forward(recorded),
+            slots=slot_maps(recorded),
         )
         if difference is not None:
             found = replace(
                 found,
-                difference=shown_difference(recorded, difference),
-                taken=slot_taken(difference),
+                difference=difference.difference,
+                taken=difference.taken,
                 slot=slot_of(recorded, difference),
             )
         suspects = tried(recorded, rule)
@@ -230,7 +260,7 @@ def _lines(
     recorded: RecordedForward,
     found: Explanation,
     violation: Violation,
-    difference: Difference | None,
+    difference: Found | None,
 ) -> Iterator[SourceLine]:
     """Yield the lines to look at, the nearest to the cause first."""
     yield from _raised(violation)

@@ -1,9 +1,8 @@
 """Lines of code to look at: a contract row, the calls of an op, and the site of a warning."""
 
-import ast
 import inspect
 import logging
-import sys
+import re
 import traceback
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -13,13 +12,9 @@ from typing import Any
 from paritybit.harness.explain.facts import SourceLine
 from paritybit.harness.lockstep.logs import RecordTrap
 from paritybit.harness.lockstep.tracebacks import file_of_engine
-from paritybit.subjects.contracts import StaticInput, keep, reset
 from paritybit.subjects.runners.base import GraphRunner
 
 from paritybit.places import SOURCES
-
-ROWS = (StaticInput, keep, reset)
-"""The functions with which a row of a contract is written."""
 
 ENGINE = "subjects/"
 BETWEEN = frozenset({"subjects/pool.py", "subjects/parts.py"})
@@ -78,19 +73,10 @@ def contract_row(runner: type[GraphRunner], name: str) -> SourceLine | None:
     The runner's own file is searched first, then those of its base classes.
     """
     for owner in inspect.getmro(runner):
-        module = sys.modules[owner.__module__]
-        path = getattr(module, "__file__", None)
-        if path is None or not Path(path).is_relative_to(SOURCES):
-            continue
-        for node in ast.walk(ast.parse(Path(path).read_text())):
-            if isinstance(node, ast.Call) and _is_row(node, vars(module), name):
-                file = Path(path).resolve().relative_to(SOURCES).as_posix()
-                return SourceLine(f"the contract row of {name}", file, node.lineno)
+        path = Path(inspect.getfile(owner) if owner is not object else "").resolve()
+        text = path.read_text() if path.is_relative_to(SOURCES) else ""
+        row = re.search(rf"(StaticInput|keep|reset)\(\s*\"{re.escape(name)}\"", text)
+        if row is not None:
+            file, line = path.relative_to(SOURCES).as_posix(), text.count("\n", 0, row.start()) + 1
+            return SourceLine(f"the contract row of {name}", file, line)
     return None
-
-
-def _is_row(call: ast.Call, names: dict[str, Any], name: str) -> bool:
-    """Whether a call makes the row `name`, resolving its function in the module's `names`."""
-    makes = isinstance(call.func, ast.Name) and names.get(call.func.id) in ROWS
-    first = call.args[0] if call.args else None
-    return makes and isinstance(first, ast.Constant) and first.value == name

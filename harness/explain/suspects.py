@@ -13,13 +13,8 @@ from paritybit.harness.checks.property import Property
 from paritybit.harness.checks.static_inputs import FILLS, parts
 from paritybit.harness.explain.facts import Outcome, Suspect, SuspectName, Writer, WrongElement
 from paritybit.harness.explain.forward_facts import element_of
-from paritybit.harness.explain.recorded import (
-    EarlierOutput,
-    RecordedForward,
-    Reset,
-    StaticElement,
-    TableCell,
-)
+from paritybit.harness.explain.recorded import EarlierOutput, RecordedForward
+from paritybit.harness.explain.resets import Reset, StaticElement, TableCell
 from paritybit.harness.lockstep.bits import bits
 from torch import Tensor
 
@@ -36,7 +31,7 @@ Part = TypeVar("Part")
 
 
 def cells(recorded: RecordedForward) -> list[Reset]:
-    """Return the cells of the graph world's tables that differ from the eager world's."""
+    """Return the cells of the graph run's tables that differ from the eager run's."""
     pairs = enumerate(zip(recorded.tables, recorded.eager_tables, strict=True))
     return [
         Reset(cells=(TableCell(number, place, int(right.view(-1)[place])),))
@@ -48,9 +43,9 @@ def cells(recorded: RecordedForward) -> list[Reset]:
 def kept_outputs(recorded: RecordedForward) -> list[Reset]:
     """Return the values of the batch that a later step overwrote, because they were not copied.
 
-    Outputs of replays are static. The eager world's value must be a row of an earlier output.
+    Outputs of replays are static. The eager run's value must be a row of an earlier output.
     """
-    graph, eager = recorded.planned.graph.batch, recorded.planned.eager.batch
+    graph, eager = recorded.plan.graph.batch, recorded.plan.eager.batch
     if graph is None or eager is None:
         return []
     pairs = ((name, held, eager.spec_info.get(name)) for name, held in graph.spec_info.items())
@@ -233,7 +228,7 @@ def _cell(recorded: RecordedForward, cell: TableCell) -> WrongElement:
 
 def _kept(recorded: RecordedForward, name: str, right: Tensor) -> Iterator[WrongElement]:
     """Yield the first overwritten row of a value, and the step whose output it is."""
-    batch = recorded.planned.graph.batch
+    batch = recorded.plan.graph.batch
     assert batch is not None
     held = batch.spec_info[name]
     for row, earlier, at in overwritten(recorded, held, right):

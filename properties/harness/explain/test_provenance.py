@@ -7,15 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from paritybit.harness.explain.first_difference import (
-    Index,
-    Side,
-    first_difference,
-    key_places,
-    keys_of,
-)
+from paritybit.harness.explain.facts import FirstDifference, SlotTaken
+from paritybit.harness.explain.first_difference import Side, first_difference, keys_of
 from paritybit.harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_requests
-from paritybit.harness.explain.recorded import calls_of
+from paritybit.harness.explain.resets import calls_of
 from paritybit.harness.explain.sources import SiteTrap
 from paritybit.harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
 from paritybit.harness.lockstep.scheduler import Scheduler
@@ -106,70 +101,70 @@ def test_a_slot_knows_the_row_that_wrote_it_last(pools: KVPools) -> None:
     ledger = SlotLedger(pools)
     ledger.follow(FIRST, [store(pools, SWA, locations(4, 5, 0, kind=Kind.SWA), 1.0)])
     ledger.follow(SECOND, [store(pools, SWA, locations(6, 5, kind=Kind.SWA), 1.0)])
-    found = [ledger.of(Role.TARGET, Kind.SWA, slot) for slot in (4, 5, 6, 0)]
+    found = [ledger.of("target", "swa", slot) for slot in (4, 5, 6, 0)]
     assert [write and (write.forward_id.step, write.row, write.request) for write in found] == [
         (3, 0, 7),
         (5, 1, None),
         (5, 0, 9),
         (3, 2, None),
     ]
-    assert ledger.of(Role.TARGET, Kind.SWA, 7) is None
-    assert ledger.of(Role.DRAFT, Kind.SWA, 4) is None
-    assert ledger.of(Role.TARGET, Kind.FULL, 4) is None
+    assert ledger.of("target", "swa", 7) is None
+    assert ledger.of("draft", "swa", 4) is None
+    assert ledger.of("target", "full", 4) is None
 
 
-def test_a_row_that_overwrites_a_slot_is_the_first_difference(pools: KVPools) -> None:
-    """The padded row names the slot last; what it should have named is not known."""
-    right = [store(pools, SWA, locations(4, kind=Kind.SWA), 1.0)]
-    wrong = [store(pools, SWA, locations(4, 4, kind=Kind.SWA), 1.0)]
+def swa_store(pools: KVPools, *slots: int, value: float = 1.0) -> list[OpCall]:
+    """Return a run that stores once, into the first SWA layer."""
+    return [store(pools, SWA, locations(*slots, kind=Kind.SWA), value)]
+
+
+def differ(
+    pools: KVPools, left: list[OpCall], right: list[OpCall]
+) -> tuple[FirstDifference, SlotTaken | None]:
+    """Return the first difference of two runs, which there is."""
+    found = first_difference(side(pools, left), side(pools, right))
+    assert found is not None
+    return found.difference, found.taken
+
+
+def test_a_padded_row_that_overwrites_a_slot(pools: KVPools) -> None:
+    """The last row for a slot wins. The right slot of a padded row is not known."""
+    wrong = swa_store(pools, 4, 4)
     wrong[0].inputs[3][1], wrong[0].inputs[4][1] = 2.0, 2.0
-    found = first_difference(side(pools, right), side(pools, wrong))
-    assert found is not None
-    assert (found.op, found.kind, found.layer) == ("store_kv", Kind.SWA, SWA)
+    found, taken = differ(pools, swa_store(pools, 4), wrong)
+    assert (found.op, found.kind, found.layer) == ("store_kv", "swa", SWA)
     assert (found.tensor, found.slot, found.head, found.element) == ("K", 4, 0, 0)
-    assert (found.left_bits, found.right_bits) == ("0x3f800000", "0x40000000")
-    assert found.index == Index(0, 1, None, 4, None)
+    assert (found.eager_bits, found.graph_bits) == ("0x3f800000", "0x40000000")
+    assert taken == SlotTaken("target", "swa", 1, None, 4, None)
 
 
-def test_a_row_that_went_elsewhere_is_known_by_where_it_should_have_gone(pools: KVPools) -> None:
-    right = [store(pools, SWA, locations(4, kind=Kind.SWA), 1.0)]
-    wrong = [store(pools, SWA, locations(0, kind=Kind.SWA), 1.0)]
-    found = first_difference(side(pools, right), side(pools, wrong))
-    assert found is not None
-    assert found.slot == 4
-    assert found.row is None
-    assert found.index == Index(0, 0, None, 0, 4)
+def test_a_row_that_stores_at_another_slot(pools: KVPools) -> None:
+    found, taken = differ(pools, swa_store(pools, 4), swa_store(pools, 0))
+    assert (found.slot, found.row) == (4, None)
+    assert taken == SlotTaken("target", "swa", 0, None, 0, 4)
 
 
-def test_other_bytes_at_the_right_slot_have_no_index_to_blame(pools: KVPools) -> None:
-    right = [store(pools, SWA, locations(4, kind=Kind.SWA), 1.0)]
-    wrong = [store(pools, SWA, locations(4, kind=Kind.SWA), -0.0)]
-    found = first_difference(side(pools, right), side(pools, wrong))
-    assert found is not None
-    assert found.index is None
-    assert found.right_bits == "0x80000000"
+def test_other_bits_at_the_right_slot(pools: KVPools) -> None:
+    found, taken = differ(pools, swa_store(pools, 4), swa_store(pools, 4, value=-0.0))
+    assert (found.graph_bits, taken) == ("0x80000000", None)
 
 
-def test_the_reserved_slot_and_equal_bytes_are_no_difference(pools: KVPools) -> None:
-    right = [store(pools, SWA, locations(4, kind=Kind.SWA), 1.0)]
-    padded = [store(pools, SWA, locations(4, 0, kind=Kind.SWA), 1.0)]
-    assert first_difference(side(pools, right), side(pools, padded)) is None
+def test_the_reserved_slot_and_equal_bits_do_not_differ(pools: KVPools) -> None:
+    runs = side(pools, swa_store(pools, 4)), side(pools, swa_store(pools, 4, 0))
+    assert first_difference(*runs) is None
 
 
 def test_a_run_that_stores_more_often_is_not_compared_at_slots_of_another_layer(
     pools: KVPools,
 ) -> None:
-    """The last full slot is behind all SWA slots."""
+    """The last full slot is beyond all SWA slots."""
     full, last = CONFIG.layers_of(Kind.FULL)[0], pools.sizes.full_slots
     assert last > pools[Role.TARGET].cache(SWA).shape[1]
-    first = store(pools, SWA, locations(4, kind=Kind.SWA), 1.0)
+    (first,) = swa_store(pools, 4)
     right = [first, store(pools, full, locations(last, kind=Kind.FULL), 1.0)]
-    again = [first, first, right[1]]
-    found = first_difference(side(pools, right), side(pools, again))
-    assert found is None
-    wrong = [first, store(pools, SWA, locations(5, kind=Kind.SWA), 2.0), right[1]]
-    found = first_difference(side(pools, right), side(pools, wrong))
-    assert found is not None
+    again = side(pools, [first, first, right[1]])
+    assert first_difference(side(pools, right), again) is None
+    found, _ = differ(pools, right, [first, *swa_store(pools, 5, value=2.0), right[1]])
     assert (found.layer, found.slot) == (SWA, 5)
 
 
@@ -198,21 +193,19 @@ def test_the_keys_of_a_row_are_those_that_its_mask_leaves(pools: KVPools) -> Non
     assert [keys_of(call, row) for row in (0, 1)] == [[5, 6], [7, 8, 9]]
     masked = attention(pools, [5, 6, 7, 8, 9], [True, False, False, True, True], 0.0)
     assert [keys_of(masked, row) for row in (0, 1)] == [[5], [8, 9]]
-    assert key_places(masked, 1) == [3, 4]
 
 
-def test_the_first_key_that_differs_is_to_blame_for_a_row(pools: KVPools) -> None:
+def test_the_first_key_that_differs(pools: KVPools) -> None:
     right = attention(pools, [5, 6, 7, 8, 9], None, 0.0)
     wrong = attention(pools, [5, 6, 7, 3, 9], None, 0.0)
     wrong.result[1, 2, 3] = 1.0
-    found = first_difference(side(pools, [right]), side(pools, [wrong]))
-    assert found is not None
+    found, taken = differ(pools, [right], [wrong])
     assert (found.op, found.row, found.head, found.element) == ("attention", 1, 2, 3)
-    assert found.index == Index(0, 1, 1, 3, 8)
+    assert taken == SlotTaken("target", "swa", 1, 1, 3, 8)
 
 
 def test_ops_are_paired_by_name_and_by_how_often_it_was_called() -> None:
-    """What one side alone ran is left out; the second of a name is held against the second."""
+    """An op of one run alone is skipped."""
     left = [
         OpCall("a", (), torch.zeros(2, 1)),
         OpCall("b", (), torch.zeros(2, 1)),
@@ -227,8 +220,7 @@ def test_ops_are_paired_by_name_and_by_how_often_it_was_called() -> None:
     pools = KVPools(
         CONFIG, draft_config(CONFIG), TrialConfig().sizes, torch.float32, torch.device("cpu")
     )
-    found = first_difference(side(pools, left), side(pools, right))
-    assert found is not None
+    found, _ = differ(pools, left, right)
     assert (found.op, found.row, found.element, found.slot) == ("b", 1, 0, None)
 
 

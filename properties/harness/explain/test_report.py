@@ -9,8 +9,9 @@ from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.explain.facts import Explanation, TimelineEntry
-from paritybit.harness.explain.recorded import NO_RESET, RecordedForward, RepeatedRun, Reset
+from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.harness.explain.report import explained_unbuilt, explanation, forward_of, observe
+from paritybit.harness.explain.resets import NO_RESET, RepeatedRun, Reset
 from paritybit.harness.explain.suspects import fewest
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError
@@ -32,7 +33,7 @@ from properties.support.places import CORPUS, ROOT
 
 
 class Report(NamedTuple):
-    """What a report says: the law and the step, op, layer, row and slot, the suspect, and where."""
+    """What a report says: property, step, op, layer, row and slot, suspect, and file."""
 
     property_id: str
     step: int
