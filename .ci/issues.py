@@ -16,7 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from paritybit.harness.records.codec import load
-from paritybit.reports.watched.issue import Issue, Seen, by_cause, issue_of, seen_in
+from paritybit.reports.issue import Issue, Seen, by_cause, issue_of, seen_in
 
 from paritybit.launch.case import WatchCase
 from paritybit.launch.schema import Watched

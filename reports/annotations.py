@@ -1,7 +1,9 @@
 """Annotations of GitHub Actions: workflow commands that show a message at a line of code."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+
+from paritybit.reports.model import Report
 
 ON_GITHUB = "GITHUB_ACTIONS"
 """The environment variable that is `true` in GitHub Actions."""
@@ -26,3 +28,18 @@ def github_error(message: str, **properties: object) -> str:
 
 def _escaped(text: str, escapes: Mapping[str, str]) -> str:
     return "".join(escapes.get(letter, letter) for letter in text)
+
+
+def annotations(report: Report, prefix: str = "") -> Iterator[str]:
+    """Yield the workflow commands that show each unknown cause at its line.
+
+    `prefix` is the path from the root of the repository to the files of the causes.
+    """
+    for cause in report.causes:
+        if not cause.known:
+            place: dict[str, object] = {}
+            if cause.line is not None:
+                place = {"file": f"{prefix}{cause.line[0]}", "line": cause.line[1]}
+            told = [f"{fact.name}: {fact.text}" for fact in cause.facts]
+            told += [f"replay: {cause.replay.text}"] if cause.replay is not None else []
+            yield github_error("\n".join(told), **place, title=cause.name)

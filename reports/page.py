@@ -1,11 +1,35 @@
-"""Renders the HTML page of a record of `regress`."""
+"""Renders the HTML page of a report.
 
-from paritybit.harness.records.schema import Record
-from paritybit.reports.review import review
-from paritybit.reports.templating import environment
+A page is self-contained: it loads no script, style, font or image from elsewhere.
+"""
+
+from base64 import b64encode
+from functools import cache
+from hashlib import sha256
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from paritybit.reports.model import Report
 
 
-def render(record: Record) -> str:
-    """Return the page of a record. Equal records give equal pages."""
-    page = environment().get_template("page.html.j2")
-    return page.render(record=record, review=review(record))
+def render(report: Report) -> str:
+    """Return the page of a report. Equal reports give equal pages."""
+    return environment().get_template("page.html.j2").render(report=report)
+
+
+@cache
+def environment() -> Environment:
+    """Return the template environment. All inserted values are escaped."""
+    environment = Environment(
+        loader=PackageLoader("paritybit.reports", package_path="templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    script = environment.get_template("page.js.j2").render()
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    environment.globals["script"] = Markup(script)
+    environment.globals["script_hash"] = Markup(f"sha256-{digest}")
+    return environment

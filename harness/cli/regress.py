@@ -15,16 +15,8 @@ from paritybit.harness.campaigns.regress import (
 from paritybit.harness.campaigns.run_record import CASES, cases_of, record
 from paritybit.harness.campaigns.task import Result
 from paritybit.harness.checks.expectations import affected_runners, unaffected_reason
-from paritybit.harness.cli.display import (
-    clean_table,
-    matrix,
-    print_errors,
-    print_unexplained,
-    progress,
-    runner_matrix,
-)
+from paritybit.harness.cli.display import print_errors, print_unexplained, progress
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
-from paritybit.harness.cli.failures import print_failures
 from paritybit.harness.cli.folders import run_folder, shown, swap_link
 from paritybit.harness.errors import CannotRunError, MalformedError, known, refused
 from paritybit.harness.lockstep.config import resolve_device
@@ -32,10 +24,12 @@ from paritybit.harness.machine.stopping import heard_at_the_end
 from paritybit.harness.machine.workers import workers_for
 from paritybit.harness.records import record as run_record
 from paritybit.harness.records.case import write_case
-from paritybit.harness.records.codec import load
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.schema import Record, Status
 from paritybit.reference.config import PRESETS
+from paritybit.reports import terminal
+from paritybit.reports.annotations import annotations, on_github
+from paritybit.reports.laboratory import report_of
 from paritybit.reports.page import render
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.bugs.switching import lacking
@@ -135,13 +129,14 @@ def finish(console: Console, run: Run, folder: Path, *, strict: bool = False) ->
 
     With `strict`, a green run that did not reach all states of a full run has no verdict.
     """
-    here = str(folder / CASES)
-    data = record(run, shown(here, keep=3))
-    console.print(clean_table(data), matrix(data), runner_matrix(data))
-    print_failures(console, data if here == shown(here, keep=3) else record(run, here))
-    console.print(f"\n[bold]{data.verdict}[/]: {data.message}")
-    console.print(f"tried: {data.scope.tried}", soft_wrap=True, markup=False)
-    console.print(f"not tried: {data.scope.untried}", soft_wrap=True, markup=False)
+    data = record(run, shown(str(folder / CASES), keep=3))
+    report = report_of(data)
+    console.print(*terminal.tables(report))
+    lines = [*terminal.lines(report, folder), (f"{data.verdict}: {data.message}", "bold")]
+    lines += [(note, None) for note in report.notes]
+    lines += [(line, None) for line in annotations(report)] if on_github() else []
+    for line, style in lines:
+        console.print(line, style=style, soft_wrap=True, highlight=False, markup=False)
     errors = [result.error for result in run.results if result.status is Status.FAILED]
     print_errors(error for error in errors if error is not None)
     print_unexplained(run.results)
@@ -150,7 +145,7 @@ def finish(console: Console, run: Run, folder: Path, *, strict: bool = False) ->
         for name, case in cases_of(data).items():
             write_case(case, folder / CASES / name)
         run_record.write(data, folder / "run.json")
-        write_whole(folder / "index.html", render(load(folder / "run.json", Record)))
+        write_whole(folder / "index.html", render(report))
         swap_link(folder)
     except CannotRunError as error:
         return refused(error, FINDING if code == FINDING else CANNOT_RUN)

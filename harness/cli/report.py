@@ -9,12 +9,12 @@ from paritybit.harness.records import record as run_record
 from paritybit.harness.records.codec import load
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.schema import Record
+from paritybit.reports import laboratory, sanitizer
+from paritybit.reports.compare import compare_watched
+from paritybit.reports.issue import by_cause, issue_of, seen_in
+from paritybit.reports.markdown import summary
+from paritybit.reports.model import Report
 from paritybit.reports.page import render
-from paritybit.reports.summary import summarise
-from paritybit.reports.watched.compare import compare_watched
-from paritybit.reports.watched.issue import by_cause, issue_of, seen_in
-from paritybit.reports.watched.page import render as render_watched
-from paritybit.reports.watched.summary import summarise_watched
 
 from paritybit.launch.case import WatchCase
 from paritybit.launch.record import of_journals
@@ -42,8 +42,7 @@ def run_report(
     if later is not None:
         return compare(watched(record, path), watched(loaded(later), later))
     if markdown:
-        whole = summarise_watched(record) if isinstance(record, Watched) else summarise(record)
-        print(whole, end="")
+        print(summary(report_of(record)), end="")
         return OK
     folder = path if path.is_dir() else path.parent
     if issue:
@@ -71,6 +70,13 @@ def loaded(path: Path) -> Record | Watched:
     return found
 
 
+def report_of(record: Record | Watched) -> Report:
+    """Return the report of a record of either half."""
+    if isinstance(record, Watched):
+        return sanitizer.report_of(record)
+    return laboratory.report_of(record)
+
+
 def watched(record: Record | Watched, path: Path) -> Watched:
     """Return a record of `watch`. Raises MalformedError for one of `regress`."""
     if not isinstance(record, Watched):
@@ -80,7 +86,7 @@ def watched(record: Record | Watched, path: Path) -> Watched:
 
 def write_page(record: Record | Watched, page: Path) -> int:
     """Write the page of a record, and print its verdict and the path of the page."""
-    text = render_watched(record) if isinstance(record, Watched) else render(record)
+    text = render(report_of(record))
     run_record.require_writable(page)
     write_whole(page, text)
     verdict = "" if record.message.startswith(record.verdict) else f"{record.verdict}: "

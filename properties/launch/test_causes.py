@@ -119,11 +119,11 @@ def test_a_storm_shows_at_most_three_causes_the_first_one_first(
     lines = [line.removeprefix("paritybit: ") for line in done.stderr.splitlines()]
     begin = next(number for number, line in enumerate(lines) if line.startswith("cause 1: "))
     end = lines[begin:]
-    assert len(end) <= 15
+    assert len(end) <= 20
     assert end[0].startswith("cause 1: input 0: 2 × wrong list, 1 × stale input")
-    assert "at sglang/srt/a.py:1; 29 findings with 29 causes may be consequences" in end[2]
+    assert any("29 findings with 29 causes may be consequences" in line for line in end[:9])
     assert [line for line in end if line.startswith("cause ")][3:] == []
-    assert any("2 more causes, which may be consequences" in line for line in end)
+    assert any(line.startswith("2 more causes") for line in end)
     assert "with 5 causes" in end[-1]
     assert sum(line.startswith(("stale input", "wrong")) for line in lines[:begin]) <= 12
 

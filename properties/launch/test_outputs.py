@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from msgspec.structs import replace
-from paritybit.reports.watched.junit import junit_of
+from paritybit.reports.junit import junit_of
 
 from paritybit.launch.schema import Cause, Finding, Who
 from paritybit.launch.scope import not_served
@@ -62,7 +62,7 @@ def test_an_annotation_stands_at_the_line_of_the_engine(
     done = watch("--", *script("engine([STRAY])"))
     assert done.stdout == ""
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("::error ")]
-    assert line.startswith("::error file=runner.py,line=373,title=stray write%3A out_cache_loc")
+    assert line.startswith("::error file=runner.py,line=373,title=out_cache_loc_swa::")
     done = watch("--known", listed(tmp_path, STRAY), "--", *script("engine([STRAY])"))
     assert "::error" not in done.stderr
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from paritybit.harness.cli.watch.finish import way_to
-from paritybit.reports.watched.sarif import sarif_of
+from paritybit.reports.sarif import sarif_of
 
 from properties.launch.conftest import Script, Watch
 from properties.support.records import shown, watched
@@ -104,17 +103,3 @@ def test_it_is_valid_by_the_published_schema() -> None:
     for record in (shown(), watched([]), replace(shown(), trend=())):
         found = json.loads(json.dumps(sarif_of(record)))
         assert [error.message for error in judge.iter_errors(found)] == []
-
-
-def test_a_page_names_the_source_tree_only_if_both_lie_below_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = tmp_path / "here"
-    run, tree, beside = here / "out/run", here / "tree", tmp_path / "beside"
-    for folder in (run, tree, beside):
-        folder.mkdir(parents=True)
-    monkeypatch.chdir(here)
-    assert way_to(".", run) == "../.."
-    assert way_to(str(tree), Path("out/run")) == "../../tree"
-    assert way_to("../beside", run) == way_to(".", beside) == ""
-    assert way_to("sglang==0.5.23", run) == way_to(None, run) == ""

@@ -116,7 +116,7 @@ engine(findings).end()
 """
 
 
-@pytest.mark.parametrize("most", [4_000, 20_000])
+@pytest.mark.parametrize("most", [4_000, 12_000])
 def test_findings_decide_the_exit_code_although_the_disk_is_full(
     script: Script, tmp_path: Path, most: int
 ) -> None:

@@ -2,7 +2,7 @@
 
 import msgspec
 from msgspec.structs import replace
-from paritybit.reports.watched.issue import by_cause, issue_of, rows_of, seen_in
+from paritybit.reports.issue import by_cause, issue_of, rows_of, seen_in
 
 from paritybit.drive.script import Script
 from paritybit.launch.case import WatchCase

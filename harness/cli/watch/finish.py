@@ -1,6 +1,5 @@
 """The end of a run of `watch`: its record, its cases, its page, the verdict and the exit code."""
 
-import os
 import shlex
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,16 +8,18 @@ from pathlib import Path
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK, STOPPED
 from paritybit.harness.cli.folders import shown, swap_link
-from paritybit.harness.cli.watch.announce import PAGE, annotations, show
 from paritybit.harness.cli.watch.run import SIGNALS, Options, Run, check_names
 from paritybit.harness.errors import CannotRunError, refused
 from paritybit.harness.machine.stopping import heard_at_the_end
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.revision import commit_of
-from paritybit.reports.annotations import on_github
-from paritybit.reports.watched.junit import junit_of
-from paritybit.reports.watched.page import render
-from paritybit.reports.watched.sarif import sarif_of
+from paritybit.reports import terminal
+from paritybit.reports.annotations import annotations, on_github
+from paritybit.reports.junit import junit_of
+from paritybit.reports.model import Report
+from paritybit.reports.page import render
+from paritybit.reports.sanitizer import report_of
+from paritybit.reports.sarif import sarif_of
 
 from paritybit.drive.adapters import adapter_of
 from paritybit.engines.loading import folder_of_package
@@ -27,7 +28,7 @@ from paritybit.launch import record as records
 from paritybit.launch.schema import Watched
 from paritybit.launch.verdict import Outcome
 
-RECORD, RESULTS, SUITE = "watch.json", "findings.sarif", "junit.xml"
+PAGE, RECORD, RESULTS, SUITE = "index.html", "watch.json", "findings.sarif", "junit.xml"
 
 CODES: Mapping[str, int] = {"finding": FINDING, "no finding": OK, "undecided": CANNOT_RUN}
 """Exit codes by verdict."""
@@ -39,11 +40,12 @@ def finish(run: Run, options: Options) -> int:
         number = interruption(run, options)
         record = made(run, options, None if number is None else SIGNALS[number])
         record, found = with_cases(record, run.outcomes)
-        errors = list(written(run, record, found, options))
+        report = report_of(record)
+        errors = list(written(run, record, found, report, prefix_of(options.engine)))
         if on_github():
-            for line in annotations(record, prefix_of(options.engine)):
+            for line in annotations(report, prefix_of(options.engine)):
                 run.display.put_plain(line)
-        show(run.display, run.folder, record, options.engine)
+        show(run, record, report)
         if tolerated(record, options):
             run.display.put("without a verdict, this run does not fail: --undecided warn")
     code = OK if tolerated(record, options) else CODES[record.verdict]
@@ -56,11 +58,11 @@ def written(
     run: Run,
     record: Watched,
     found: Mapping[str, cases.WatchCase],
-    options: Options,
+    report: Report,
+    prefix: str,
 ) -> Iterator[CannotRunError]:
     """Write all files of a run, and yield the errors of those that cannot be written."""
-    prefix, folder = prefix_of(options.engine), run.folder
-    page = render(record, way_to(options.engine, folder))
+    folder, page = run.folder, render(report)
     sarif, suite = sarif_of(record, prefix), junit_of(record, prefix)
     writes: list[Callable[[], None]] = [
         lambda: records.write(record, folder / RECORD),
@@ -77,22 +79,20 @@ def written(
             yield error
 
 
+def show(run: Run, record: Watched, report: Report) -> None:
+    """Print the first causes, what did not occur, the page and the verdict."""
+    for line, style in terminal.lines(report, run.folder):
+        run.display.put(line, style)
+    for name in record.absent:
+        run.display.put(f"known, but did not occur: {name}")
+    run.display.put(f"page: {run.folder / PAGE}")
+    verdict = "" if record.message.startswith(record.verdict) else f"{record.verdict}: "
+    run.display.put(f"{verdict}{record.message}", style="bold")
+
+
 def tolerated(record: Watched, options: Options) -> bool:
     """Whether a run without a verdict is allowed."""
     return record.verdict == "undecided" and options.warn
-
-
-def way_to(engine: str | None, folder: Path) -> str:
-    """Return the path from the folder of a run to the engine's source tree.
-
-    Returns '' for a release, and unless both folders are below the current one, because pages name
-    no other folders.
-    """
-    tree, here = Path(engine or "").resolve(), Path.cwd()
-    if engine is None or not tree.is_dir() or not tree.is_relative_to(here):
-        return ""
-    run = folder.resolve()
-    return Path(os.path.relpath(tree, run)).as_posix() if run.is_relative_to(here) else ""
 
 
 def prefix_of(engine: str | None) -> str:

@@ -1,0 +1,242 @@
+"""Drawings of a violation in the laboratory: bit patterns, steps, static inputs and slots."""
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from paritybit.harness.explain.facts import (
+    CAPTURE,
+    NOBODY,
+    Explanation,
+    SlotMap,
+    SlotTaken,
+    StaticInputRow,
+    TimelineEntry,
+)
+from paritybit.reports.model import Bits, Cell, Cells, Fact, listed
+
+SIDES: Mapping[str, tuple[str, str]] = {
+    "hermetic_replay": ("freshly captured", "after earlier replays"),
+    "padding_noninterference": ("undisturbed", "with noise"),
+    "batch_invariance": ("own batch", "other batch"),
+    "determinism": ("first play", "second play"),
+    "dense_agreement": ("float64 oracle", "eager"),
+}
+"""The names of the two sides, if they are not the eager and the graph run."""
+
+MOST_STEPS, MOST_ROWS, MOST_ELEMENTS, MOST_SLOTS = 40, 64, 48, 1024
+"""The last steps, the batch rows, the elements of a static input and the slots that are drawn."""
+
+COLUMNS = 32
+"""The number of slots in a row."""
+
+STEP_KEY = (
+    ("live", "live row of a replay, with its request’s number"),
+    ("eager", "row of an eager forward"),
+    ("padded", "padded row"),
+    ("parked", "parked request with live KV"),
+)
+INPUT_KEY = (
+    ("live", "live"),
+    ("padded", "padded"),
+    ("padded stale", "stale: a freshly captured runner holds another value"),
+    ("padded stale culprit", "cause"),
+)
+SLOT_KEY = (
+    ("live", "slot of a request in the batch, with its number"),
+    ("parked", "slot of a parked request"),
+    ("reserved", "reserved slot"),
+    ("free", "unowned slot"),
+    ("free written", "written by this step"),
+    ("free differs", "differs between eager and graph"),
+    ("free wrong", "used by mistake"),
+    ("free right", "expected slot"),
+)
+
+
+def bits(property_name: str, where: Mapping[str, Any]) -> Bits | None:
+    """Return both bit patterns of a violation, or None if it has none."""
+    if "eager_bits" not in where or "graph_bits" not in where:
+        return None
+    left, right = str(where["eager_bits"]), str(where["graph_bits"])
+    names = SIDES.get(property_name, ("eager", "graph"))
+    message = ""
+    if (width := width_of(left)) and width == width_of(right):
+        message = f"{(int(left, 16) ^ int(right, 16)).bit_count()} of {width} bits differ"
+    patterns = (runs(left, right), runs(right, left))
+    values = (float_of(left), float_of(right))
+    return Bits(tuple(zip(names, patterns, values, strict=True)), message)
+
+
+def runs(text: str, other: str) -> tuple[tuple[str, bool], ...]:
+    """Split a text into parts that differ from another one, and parts that agree with it."""
+    pairs = zip(text, other.ljust(len(text)), strict=False)
+    groups = groupby(pairs, key=lambda pair: pair[0] != pair[1])
+    return tuple(("".join(own for own, _ in group), differs) for differs, group in groups)
+
+
+def width_of(text: str) -> int:
+    """Return the number of bits of a text such as 0x3f800000, or 0 for other texts."""
+    digits = text.removeprefix("0x")
+    spelled = digits != text and digits and set(digits) <= set("0123456789abcdef")
+    return 4 * len(digits) if spelled else 0
+
+
+def float_of(text: str) -> str:
+    """Return the float for 0x and 8 digits (float32) or 4 digits (bfloat16), or ''."""
+    width = width_of(text)
+    if width not in (16, 32):
+        return ""
+    number = int(text, 16) << (32 - width)
+    (value,) = struct.unpack(">f", number.to_bytes(4, "big"))
+    return f"{value:.9g}" if width == 32 else f"{value:.4g}"
+
+
+def steps(entries: Sequence[TimelineEntry]) -> Cells | None:
+    """Return the last steps of a schedule, one per row, or None without steps."""
+    drawn = entries[-MOST_STEPS:]
+    return Cells(tuple(map(step, drawn)), STEP_KEY) if drawn else None
+
+
+def step(entry: TimelineEntry) -> tuple[Fact, tuple[Cell, ...]]:
+    """Return one step: its live requests, its padding, and the parked requests."""
+    live = "eager" if entry.bucket is None else "live"
+    boxes = [Cell(str(request), live) for request in entry.live]
+    boxes += [Cell("", "padded")] * min(entry.padded, MOST_ROWS)
+    boxes += [Cell(str(request), "parked") for request in entry.parked]
+    path = "no forward" if entry.mode is None else "eager"
+    if entry.bucket is not None:
+        path = f"bucket {entry.bucket} of {entry.runner}"
+    violated = f"; violates {listed(entry.violated)}" if entry.violated else ""
+    name = f"{entry.place} {entry.step}"
+    return Fact.of(name, f"{path}{violated}"), tuple(boxes[: 2 * MOST_ROWS])
+
+
+def static_inputs(found: Explanation, paddings: Mapping[str, str]) -> tuple[Cells, Cells] | None:
+    """Return the static inputs to look at and the others, or None without a replay.
+
+    The first are a cause or break their contract, or else are stale. `paddings` has the padding of
+    the right contract by static input.
+    """
+    rows = found.static_inputs
+    if not rows:
+        return None
+    now = found.at.step
+    culprits = {one.holder: one.place[0] for one in (found.cause.elements if found.cause else ())}
+    faults = {row.name: fault_of(row, now, paddings.get(row.name, row.padding)) for row in rows}
+    first = [row for row in rows if row.name in culprits or faults[row.name]]
+    first = first or [row for row in rows if row.stale]
+
+    def drawn(some: Sequence[StaticInputRow]) -> Cells:
+        return Cells(
+            tuple(input_of(row, now, culprits.get(row.name), faults[row.name]) for row in some),
+            INPUT_KEY,
+        )
+
+    return drawn(first), drawn([row for row in rows if row not in first])
+
+
+def input_of(
+    row: StaticInputRow, now: int, culprit: int | None, fault: str
+) -> tuple[Fact, tuple[Cell, ...]]:
+    """Return one static input with the value of each element and the step that wrote it."""
+    boxes = [
+        Cell(
+            str(value),
+            " ".join(kinds_of(row, place, culprit)),
+            "" if left_by == now else source_text(left_by),
+        )
+        for place, (value, left_by) in enumerate(zip(row.values, row.left_by, strict=True))
+    ]
+    more = f"; and {len(boxes) - MOST_ELEMENTS} more" if len(boxes) > MOST_ELEMENTS else ""
+    about = f"{row.dtype}, one per {row.axis}, {row.padding}{fault}{more}"
+    return Fact.of(row.name, about), tuple(boxes[:MOST_ELEMENTS])
+
+
+def kinds_of(row: StaticInputRow, place: int, culprit: int | None) -> Iterator[str]:
+    """Yield the kinds of an element. An axis may have several sections, each with a live part."""
+    sections = 3 if row.axis == "3 x token" else 1
+    section = max(1, len(row.values) // sections)
+    yield "live" if place % section < row.live else "padded"
+    if place in row.stale:
+        yield "stale"
+    if place == culprit:
+        yield "culprit"
+
+
+def fault_of(row: StaticInputRow, now: int, padding: str) -> str:
+    """Describe how a tail breaks the right padding, or return ''."""
+    left = [
+        place
+        for place in range(len(row.values))
+        if row.left_by[place] != now and "padded" in kinds_of(row, place, None)
+    ]
+    if not padding.startswith("fill ") or padding == "fill once" or not left:
+        return ""
+    value = padding.removeprefix("fill ")
+    return (
+        f"; its contract fills padding with {value} at every padded replay, but element {left[0]} "
+        "was not refilled"
+    )
+
+
+def source_text(number: int) -> str:
+    """Name a step, or the capture."""
+    return "capture" if number == CAPTURE else f"step {number}"
+
+
+def slots(found: Explanation) -> Iterator[Cells]:
+    """Yield the sub-pool with the slot used by mistake, or else those that differ."""
+    wanted = [
+        (one.model, one.kind)
+        for one in (found.taken, found.slot, found.difference)
+        if one is not None
+    ]
+    pools = [pool for pool in found.slots if (pool.model, pool.kind) in wanted[:1]]
+    for pool in pools or [pool for pool in found.slots if pool.differs]:
+        taken = found.taken
+        mine = taken is not None and (taken.model, taken.kind) == (pool.model, pool.kind)
+        yield slot_map(pool, taken if mine else None, right_of(found))
+
+
+def right_of(found: Explanation) -> int | None:
+    """Return the slot that should have been used, or None."""
+    if found.taken is not None and found.taken.right is not None:
+        return found.taken.right
+    # A padded row has no other run to tell what is right: the element that led there does.
+    elements = found.cause.elements if found.cause is not None else ()
+    if found.taken is not None and elements and elements[0].value == str(found.taken.slot):
+        return int(elements[0].right) if elements[0].right.isdecimal() else None
+    return None
+
+
+def slot_map(pool: SlotMap, taken: SlotTaken | None, right: int | None) -> Cells:
+    """Return the slots of a sub-pool, each with its owner and state."""
+    boxes = [
+        Cell("" if owner == NOBODY else str(owner), " ".join(states(pool, slot, taken, right)))
+        for slot, owner in enumerate(pool.owners[:MOST_SLOTS])
+    ]
+    about = f"{pool.model}, {pool.kind}: this step wrote {listed(pool.written)}"
+    about += f"; differing: {listed(pool.differs)}"
+    if taken is not None:
+        about += f"; used by mistake: {taken.slot}; expected: {'–' if right is None else right}"
+    lines = [tuple(boxes[at : at + COLUMNS]) for at in range(0, len(boxes), COLUMNS)]
+    heads = [Fact.of(str(COLUMNS * n), "" if n else about) for n in range(len(lines))]
+    return Cells(tuple(zip(heads, lines, strict=True)), SLOT_KEY, grid=True)
+
+
+def states(pool: SlotMap, slot: int, taken: SlotTaken | None, right: int | None) -> Iterator[str]:
+    """Yield the states of a slot."""
+    owner = pool.owners[slot]
+    if slot < pool.page_size:
+        yield "reserved"
+    elif owner == NOBODY:
+        yield "free"
+    else:
+        yield "live" if owner in pool.live else "parked"
+    yield from ["written"] * (slot in pool.written)
+    yield from ["differs"] * (slot in pool.differs)
+    if taken is not None:
+        yield from ["wrong"] * (slot == taken.slot)
+        yield from ["right"] * (slot == right)

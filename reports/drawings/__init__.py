@@ -1,1 +1,0 @@
-"""Layouts of the drawings: time lines, slots, static inputs, bit patterns, detection."""

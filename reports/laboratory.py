@@ -1,0 +1,557 @@
+"""The report of a run of `regress`."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from paritybit.harness.errors import headline
+from paritybit.harness.explain.facts import Explanation, Outcome, SourceLine
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.records.case import file_name
+from paritybit.harness.records.codec import encoded
+from paritybit.harness.records.schema import (
+    BugOnRunner,
+    BugRow,
+    Environment,
+    Finding,
+    Record,
+    Row,
+    Status,
+)
+from paritybit.reports import drawings
+from paritybit.reports.glossary import GLOSSARY
+from paritybit.reports.model import (
+    Block,
+    Card,
+    Cause,
+    Command,
+    Fact,
+    Facts,
+    Fold,
+    Items,
+    Paragraph,
+    Piece,
+    Report,
+    Section,
+    Source,
+    Table,
+    anchors,
+    duration,
+    listed,
+    value_text,
+)
+
+VERDICTS: Mapping[str, tuple[str, str]] = {
+    "green": ("good", "✓"),
+    "red": ("bad", "✗"),
+    "interrupted": ("warn", "‖"),
+}
+"""Tone and sign of each verdict."""
+
+MEANINGS: Mapping[Status, str] = {
+    Status.GREEN: "No property was violated.",
+    Status.RED: "The unchanged engine must have no findings.",
+    Status.CAUGHT: "The required property detected the bug.",
+    Status.CLEAN_IS_RED: "The same property is violated on the clean engine.",
+    Status.NOT_REPRODUCED: "The hunt detected the bug, but replaying the shrunk schedule did not.",
+    Status.UNDECLARED_STATE: (
+        "It depends on undeclared state, because a fresh process does not reproduce it."
+    ),
+    Status.FAILED: "An error ended it, so it proves nothing.",
+    Status.DEVICE_LOST: "A step lost the device. Later work ran in a new process.",
+    Status.UNAFFECTED: "No schedule showed the bug, because it cannot affect this runner.",
+    Status.MISSED: "No schedule showed the bug.",
+    Status.WRONG_PROPERTY: "A property detected the bug, but not the required one.",
+    Status.AFFECTED_AFTER_ALL: "A property detected the bug, although none was expected to.",
+    Status.VACUOUS: "No replay could have shown a violation, so it proves nothing.",
+    Status.CAPTURE_WARNED: "A warning was logged while the graphs were captured.",
+}
+"""The meaning of each status."""
+
+OUTCOMES: Mapping[Outcome, str] = {
+    "holds": "the property holds",
+    "violated": "the property is still violated",
+    "fails": "the forward fails, which shows nothing",
+    "nothing to reset": "nothing to reset: it has what it must have",
+}
+"""What a reset of one suspect showed."""
+
+MARKS = "● must detect the bug and does; ○ detects it too; ✗ must detect it but does not"
+RUNNER_MARKS = (
+    "schedules needed to detect the bug; ○ tested, cannot affect the runner; – cannot be switched "
+    "on in this runner; ✗ unexpected result; empty: not selected"
+)
+
+MOST_LISTED = 6
+"""The number of further failures that a cause lists by name."""
+
+MOST_LINES = 3
+"""The number of lines of code that a cause lists."""
+
+
+def report_of(record: Record) -> Report:
+    """Return the report of a run."""
+    tone, sign = VERDICTS[record.verdict]
+    rows = all_rows(record)
+    names = dict(zip(map(id, rows), anchors(map(title_of, rows)), strict=True))
+    interrupted = ("The run was interrupted.",) * (record.verdict == "interrupted")
+    return Report(
+        subject="the built-in engine",
+        word=record.verdict,
+        tone=tone,
+        sign=sign,
+        message=record.message,
+        when=record.started.replace("T", " ").replace("Z", " UTC"),
+        command=record.command,
+        figures=tuple(figures(record)),
+        notes=(
+            f"Tried: {record.scope.tried}.",
+            f"Not tried: {record.scope.untried}.",
+            *interrupted,
+        ),
+        undecided=tuple(unjudged(record)),
+        causes=tuple(causes(record, names)),
+        sections=(
+            Section("clean", "Clean trials", (clean_trials(record),)),
+            Section("bugs", "Bugs and properties", (properties_matrix(record),)),
+            Section("runners", "Bugs and runners", tuple(runners_part(record, names))),
+            Section(
+                "findings",
+                "Findings and detected bugs",
+                tuple(card(record, row, names[id(row)]) for row in rows if has_card(row)),
+            ),
+            Section("coverage", "Coverage", tuple(coverage(record))),
+            Section("environment", "Environment", (Facts(tuple(environment(record))),)),
+            Section("properties", "Properties", (glossary_of(record.properties, "property"),)),
+            Section("words", "Glossary", (glossary_of(GLOSSARY),)),
+        ),
+    )
+
+
+def all_rows(record: Record) -> tuple[Row, ...]:
+    """Return all clean trials and hunts in the order of the record."""
+    return (*record.clean, *record.bugs)
+
+
+def has_card(row: Row) -> bool:
+    """Whether a trial or hunt has something to show."""
+    return isinstance(row, BugRow) or row.finding is not None
+
+
+def title_of(row: Row) -> str:
+    """Return the title of a clean trial or a hunt, with runner and model."""
+    trial = row.trial
+    name = row.bug if isinstance(row, BugRow) else "clean"
+    overlap = ", steps overlap" if trial.overlap else ""
+    return f"{name}@{trial.runner} ({trial.preset}, {trial.scheme}{overlap})"
+
+
+def figures(record: Record) -> Iterator[Fact]:
+    """Yield the most important figures of a run."""
+    rows = all_rows(record)
+    yield Fact.of("clean trials passed", passed(record.clean))
+    yield Fact.of("hunts as expected", passed(record.bugs))
+    yield Fact.of("schedules", f"{sum(row.schedules for row in rows):,}")
+    yield Fact.of("replays", f"{sum(row.replays for row in rows):,}")
+    yield Fact.of("padded replays", f"{sum(row.padded_replays for row in rows):,}")
+    yield Fact.of("time taken", duration(record.seconds))
+
+
+def passed(rows: Sequence[Row]) -> str:
+    """Return how many of some rows ended as expected."""
+    return f"{sum(row.status.expected for row in rows)} of {len(rows)}"
+
+
+def unjudged(record: Record) -> Iterator[str]:
+    """Yield what the verdict does not show: errors after a verdict, and states never reached."""
+    for row in all_rows(record):
+        if row.finding is not None and row.finding.error:
+            yield f"{title_of(row)}: the explainer failed: {headline(row.finding.error)}"
+        if row.error and row.status.expected:
+            yield f"{title_of(row)}: an error after its verdict: {row.raised}"
+    counts = events(record)
+    missing = [name for name in record.required_events if not counts[name]]
+    if missing and record.clean and record.verdict != "interrupted":
+        yield f"Never reached: {listed(missing)}"
+
+
+def events(record: Record) -> Counter[str]:
+    """Return how often the clean trials of a run reached each state."""
+    counts = Counter(dict.fromkeys(record.required_events, 0))
+    for row in record.clean:
+        counts.update(row.events)
+    return counts
+
+
+def causes(record: Record, names: Mapping[int, str]) -> Iterator[Cause]:
+    """Yield the failures of a run by cause, each with the shortest schedule first."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in all_rows(record):
+        if not row.status.expected:
+            found.setdefault((row.status, cause_of(row)), []).append(row)
+    for (status, cause), rows in found.items():
+        first, *others = sorted(rows, key=length)
+        lines = sources_of(first.finding)
+        yield Cause(
+            name=f"{status}: {cause}",
+            count="1 trial" if not others else f"{len(rows)} trials",
+            facts=tuple(answers(record, first, others)),
+            place=", ".join(f"{one.file}:{one.line}" for one in lines[:1]),
+            line=(lines[0].file, lines[0].line) if lines else None,
+            proof=tuple(sentences(first)),
+            replay=None if first.finding is None else replay_of(record, first.finding),
+            anchor=names[id(first)] if has_card(first) else "",
+        )
+
+
+def sources_of(finding: Finding | None) -> Sequence[SourceLine]:
+    """Return the lines of code to look at, the nearest to the cause first."""
+    found = None if finding is None else finding.explanation
+    return () if found is None else found.sources
+
+
+def length(row: Row) -> int:
+    """Return the number of steps of a row's schedule. A row without one comes last."""
+    return len(row.finding.case.schedule.steps) if row.finding is not None else 2**31
+
+
+def cause_of(row: Row) -> str:
+    """Return the name of the cause with its runner. Findings with the same name share a cause."""
+    finding = row.finding
+    if finding is None:
+        return row.raised or "nothing was found"
+    runner, found = runner_of(finding, row.trial), finding.explanation
+    if found is None:
+        seen = finding.violations
+        return f"{seen[0].property} on {runner}" if seen else "no violation in the second play"
+    if found.cause is not None:
+        holders = dict.fromkeys(one.holder for one in found.cause.elements)
+        return f"{runner}: {' '.join([found.cause.name, ', '.join(holders)]).strip()}"
+    if found.difference is not None:
+        return f"{runner}: {found.property_id}, first seen in {found.difference.op}"
+    return f"{runner}: {found.property_id}"
+
+
+def runner_of(finding: Finding, trial: TrialConfig) -> str:
+    """Return the runner whose forward fails, or what runs instead."""
+    found = finding.explanation
+    if found is not None and found.at.runner is not None:
+        return found.at.runner
+    if not finding.violations:
+        return trial.runner
+    at = finding.violations[0].step if found is None else found.at.step
+    entry = next((one for one in finding.timeline if one.place == at), None)
+    if entry is None:
+        return "not known"
+    return f"no forward ({entry.step})" if entry.mode is None else entry.runner or "eager forward"
+
+
+def answers(record: Record, row: Row, others: Sequence[Row]) -> Iterator[Fact]:
+    """Yield what failed, on which runner, why, where in the source, and the other failures."""
+    finding = row.finding
+    what = MEANINGS[row.status]
+    if finding is not None and finding.violations:
+        lead = finding.violations[0]
+        what = f"step {lead.step} violates {lead.property}: {lead.message}"
+    elif isinstance(row, BugRow) and row.detected_by:
+        what += f" {row.detected_by} must detect it."
+    yield Fact.of("what", f"{title_of(row)}: {what}")
+    if finding is not None:
+        yield Fact.of("runner", runner_of(finding, row.trial))
+    yield Fact.of("why", why(row))
+    lines = sources_of(finding)[:MOST_LINES]
+    pieces = [linked_line(one, record.environment) for one in lines]
+    if pieces:
+        between = [piece for one in pieces for piece in (Piece(", "), one)]
+        yield Fact("source", tuple(between[1:]))
+    if others:
+        more = f" and {len(others) - MOST_LISTED} more" if len(others) > MOST_LISTED else ""
+        yield Fact.of("also", listed(map(title_of, others[:MOST_LISTED])) + more)
+
+
+def why(row: Row) -> str:
+    """Describe the cause as far as it is known."""
+    finding = row.finding
+    if finding is not None and finding.explanation is not None:
+        return blame(finding.explanation)
+    if finding is not None and finding.error is not None:
+        return f"not known: the explainer failed: {headline(finding.error)}"
+    if row.error is not None:
+        return row.raised
+    return f"not known; {row.schedules:,} schedules and {row.replays:,} replays were played"
+
+
+def blame(found: Explanation) -> str:
+    """Return the cause with its first element, or that it is not known."""
+    cause = found.cause
+    if cause is None:
+        return f"not known: {found.property_id} does not hold"
+    if not cause.elements:
+        return f"{cause.name}: {found.property_id} holds without it"
+    first, more = cause.elements[0], len(cause.elements) - 1
+    rest = f", and {more} more element{'s' * (more > 1)}" if more else ""
+    return f"{cause.name}: {first.name} = {first.value}; expected: {first.right}{rest}"
+
+
+def sentences(row: Row) -> Iterator[str]:
+    """Yield sentences about a failure: the expected property, the violations, and the proof."""
+    finding = row.finding
+    if isinstance(row, BugRow) and row.detected_by is not None:
+        yield f"must be detected by {row.detected_by}"
+    if finding is None:
+        yield from [row.raised] if row.raised else []
+        return
+    others = list(dict.fromkeys(one.property for one in finding.violations[1:]))
+    yield from [f"also violated: {listed(others)}"] if others else []
+    if finding.explanation is not None:
+        yield from finding.explanation.proof
+        yield f"cause: {blame(finding.explanation)}"
+
+
+REPOSITORY = re.compile(r"https://[\w.-]+(?::\d+)?(?:/[\w.~-]+)+")
+"""A public repository address: no user, no query, no characters with a meaning in markup."""
+
+
+def linked_line(line: SourceLine, environment: Environment) -> Piece:
+    """Return a line as `file:line (what)`, with a link if commit and repository are known."""
+    commit, repository = environment.commit or "", environment.repository or ""
+    known = re.fullmatch("[0-9a-f]{7,64}", commit) and REPOSITORY.fullmatch(repository)
+    href = f"{repository}/blob/{commit}/{line.file}#L{line.line}" if known else ""
+    return Piece(f"{line.file}:{line.line} ({line.what})", href)
+
+
+def replay_of(record: Record, finding: Finding) -> Command:
+    """Return the command that replays a finding."""
+    name = file_name(finding.case)
+    shown = f"{record.cases}/{name}"
+    return Command(f"paritybit replay {shown}", f"cases/{name}", shown)
+
+
+def clean_trials(record: Record) -> Table:
+    """Return the table of clean trials."""
+    head = ("runner", "model", "scheme", "page", "dtype", "schedules", "replays", "padded")
+    rows = [
+        (
+            *map(Piece, (row.trial.runner + " *" * row.trial.overlap, row.trial.preset)),
+            *map(Piece, (str(row.trial.scheme), str(row.trial.page_size), row.trial.dtype)),
+            *(Piece(f"{count:,}") for count in (row.schedules, row.replays, row.padded_replays)),
+            status_piece(row),
+        )
+        for row in record.clean
+    ]
+    note = "* with overlapping steps" if any(row.trial.overlap for row in record.clean) else ""
+    title = f"{len(rows)} clean trials"
+    return Table(title, (*head, "verdict"), tuple(rows), note, printed=True)
+
+
+def status_piece(row: Row) -> Piece:
+    """Return a status with its tone."""
+    return Piece(row.status, tone="good" if row.status.expected else "bad")
+
+
+def by_bug(record: Record) -> dict[str, list[BugRow]]:
+    """Return hunts by their bug, in the order of the record."""
+    found: dict[str, list[BugRow]] = {}
+    for row in record.bugs:
+        found.setdefault(row.bug, []).append(row)
+    return found
+
+
+def properties_matrix(record: Record) -> Table:
+    """Return which property detects which bug, over all runners."""
+    rows = []
+    for bug, hunts in by_bug(record).items():
+        able = [one for one in hunts if one.detected_by is not None] or hunts
+        worst = next((one for one in hunts if not one.status.expected), able[0])
+        marks = [Piece(*mark(able, name)) for name in record.properties]
+        rows.append((Piece(bug), *marks, status_piece(worst)))
+    title = f"bug × property: {len(record.bugs)} hunts, each on its shrunk schedule"
+    head = ("bug", *record.properties, "verdict")
+    return Table(title, head, tuple(rows), MARKS, printed=True, matrix=True)
+
+
+def mark(hunts: Sequence[BugRow], name: str) -> tuple[str, str, str]:
+    """Return the sign of a property for the hunts of a bug, without a link, and its tone."""
+    must = [one for one in hunts if one.detected_by == name]
+    if must:
+        all_ = all(name in one.seen for one in must)
+        return ("●", "", "good") if all_ else ("✗", "", "bad")
+    return ("○" if any(name in one.seen for one in hunts) else "", "", "")
+
+
+def runners_part(record: Record, names: Mapping[int, str]) -> Iterator[Block]:
+    """Yield the table of bugs and runners, and why a bug cannot affect a runner."""
+    hunted, runners = by_bug(record), list(dict.fromkeys(pair.runner for pair in record.pairs))
+    pairs = {(pair.bug, pair.runner): pair for pair in record.pairs}
+    rows = tuple(
+        (Piece(bug), *(pair_piece(pairs.get((bug, one)), hunts, one, names) for one in runners))
+        for bug, hunts in hunted.items()
+    )
+    yield Table("bug × runner", ("bug", *runners), rows, RUNNER_MARKS, printed=True, matrix=True)
+    reasons = [
+        Fact.of(f"{pair.bug}@{pair.runner}", pair.unaffected)
+        for pair in record.pairs
+        if pair.unaffected is not None and pair.bug in hunted
+    ]
+    if reasons:
+        yield Fold("Why a bug cannot affect a runner", (Facts(tuple(reasons)),))
+
+
+def pair_piece(
+    pair: BugOnRunner | None, hunts: Sequence[BugRow], runner: str, names: Mapping[int, str]
+) -> Piece:
+    """Return the result for a bug on a runner, with a link to its hunt."""
+    mine = [hunt for hunt in hunts if hunt.trial.runner == runner]
+    if not mine:
+        return Piece("" if pair is None or pair.can_be_switched_on else "–")
+    href = f"#{names[id(mine[0])]}"
+    if not all(hunt.status.expected for hunt in mine):
+        return Piece("✗", href, "bad")
+    if mine[0].unaffected is not None:
+        return Piece("○", href)
+    return Piece("/".join(str(hunt.drawn) for hunt in mine), href, "good")
+
+
+def card(record: Record, row: Row, anchor: str) -> Card:
+    """Return a hunt or a clean trial in full."""
+    finding = row.finding
+    lead = finding.violations[0] if finding is not None and finding.violations else None
+    seen = dict.fromkeys(one.property for one in finding.violations) if finding else {}
+    return Card(
+        anchor=anchor,
+        title=title_of(row),
+        status=row.status,
+        tone="good" if row.status.expected else "bad",
+        summary=f"step {lead.step}: {listed(seen)}" if lead is not None else "",
+        blocks=tuple(card_blocks(record, row)),
+    )
+
+
+def card_blocks(record: Record, row: Row) -> Iterator[Block]:
+    """Yield the content of a card."""
+    if isinstance(row, BugRow):
+        yield Paragraph(row.mechanism)
+    yield Facts(tuple(card_facts(row)))
+    if row.error:
+        yield Paragraph(row.error, "bad")
+    if row.finding is not None:
+        yield from finding_blocks(record, row, row.finding)
+    yield Fold("The trial’s settings", (Facts(tuple(settings(row.trial))),))
+
+
+def card_facts(row: Row) -> Iterator[Fact]:
+    """Yield the facts of a hunt or clean trial."""
+    yield Fact.of("outcome", MEANINGS[row.status])
+    if isinstance(row, BugRow):
+        yield Fact.of("must be detected by", row.detected_by or "nothing")
+        if row.unaffected:
+            yield Fact.of("cannot affect the runner because", row.unaffected)
+        yield Fact.of("public thread", row.thread)
+        yield Fact.of("schedules to detection", row.drawn)
+        if row.reach is not None:
+            reach = row.reach
+            yield Fact.of("reached", f"in {reach.reached} of {reach.schedules} schedules")
+            yield Fact.of("triggered", f"in {reach.triggered} of {reach.schedules} schedules")
+    yield Fact.of("schedules, steps", f"{row.schedules:,}, {row.steps:,}")
+    yield Fact.of("replays, padded", f"{row.replays:,}, {row.padded_replays:,}")
+    yield Fact.of("time taken", duration(row.seconds))
+
+
+def settings(trial: TrialConfig) -> Iterator[Fact]:
+    """Yield the settings of a trial."""
+    for name in trial.__dataclass_fields__:
+        value = getattr(trial, name)
+        text = listed(value) if isinstance(value, tuple) else value_text(value)
+        yield Fact.of(name.replace("_", " "), text)
+
+
+def finding_blocks(record: Record, row: Row, finding: Finding) -> Iterator[Block]:
+    """Yield a counterexample: violation, proof, bits, schedule, static inputs, slots, replay."""
+    expected = row.detected_by if isinstance(row, BugRow) else None
+    seen = finding.violations
+    lead = next((one for one in seen if one.property == expected), seen[0] if seen else None)
+    if lead is not None:
+        yield Paragraph(f"Step {lead.step} violates {lead.property}: {lead.message}", "lead")
+    if finding.error is not None:
+        yield Paragraph(f"The explainer failed: {finding.error}", "bad")
+    found = finding.explanation
+    if found is not None:
+        yield Items((*found.proof, f"Cause: {blame(found)}"))
+        tried = [Fact.of(one.name, OUTCOMES[one.outcome]) for one in found.suspects]
+        if tried:
+            yield Fold("Each suspect was reset alone, and the step ran again", (Facts((*tried,)),))
+        lines = [f"{one.file}:{one.line} ({one.what})" for one in found.sources]
+        if lines:
+            yield Facts((Fact.of("lines to look at", listed(lines)),))
+        difference = found.difference
+        where = {} if difference is None else vars(difference)
+        pattern = drawings.bits(found.property_id, where)
+    else:
+        pattern = None if lead is None else drawings.bits(lead.property, lead.where)
+    if pattern is not None:
+        yield pattern
+    others = [f"{one.property}, step {one.step}: {one.message}" for one in seen if one is not lead]
+    if others:
+        yield Fold("Also violated", (Items(tuple(others)),))
+    yield from drawn(record, row, finding)
+    yield replay_of(record, finding)
+    text = tuple(enumerate(encoded(finding.case).splitlines(), 1))
+    yield Fold(f"The case file, {file_name(finding.case)}", (Source(text, None),))
+
+
+def drawn(record: Record, row: Row, finding: Finding) -> Iterator[Block]:
+    """Yield the drawings of a finding."""
+    line = drawings.steps(finding.timeline)
+    if line is not None:
+        yield Paragraph("The shrunk schedule", "title")
+        yield line
+    found = finding.explanation
+    if found is None:
+        return
+    at = found.at
+    where = f"step {at.step}" if at.bucket is None else f"step {at.step} in bucket {at.bucket}"
+    runner = runner_of(finding, row.trial)
+    paddings = record.paddings.get(f"{runner}, {row.trial.scheme}", {})
+    inputs = drawings.static_inputs(found, paddings)
+    if inputs is not None:
+        first, others = inputs
+        yield Paragraph(f"Static inputs at {where}", "title")
+        if first.rows:
+            yield first
+        if others.rows:
+            yield Fold(f"{len(others.rows)} static inputs without a fault", (others,))
+    for pool in drawings.slots(found):
+        yield Paragraph(f"Slots after {where}", "title")
+        yield pool
+
+
+def coverage(record: Record) -> Iterator[Block]:
+    """Yield how often the clean trials reached each state, and what a full run would reach."""
+    counts = events(record)
+    required = [Fact.of(name, f"{counts[name]:,}") for name in record.required_events]
+    yield Facts(tuple(required))
+    others = [Fact.of(name, f"{counts[name]:,}") for name in sorted(counts)]
+    yield Fold("All states", (Facts(tuple(others)),))
+    if record.scope.unreached:
+        title = f"Not reached, of the states of a full run ({len(record.scope.unreached)})"
+        yield Fold(title, (Items(record.scope.unreached),))
+
+
+def environment(record: Record) -> Iterator[Fact]:
+    """Yield the environment and the settings of a run."""
+    found = record.environment
+    dirty = ", with uncommitted changes" if found.dirty else ""
+    yield Fact.of("device", f"{found.device_name} ({found.device})")
+    yield Fact.of("paritybit", found.paritybit)
+    yield Fact.of("commit", f"{(found.commit or 'not recorded')[:12]}{dirty}")
+    for name, version in found.versions.items():
+        yield Fact.of(name, version or "not installed")
+    yield Fact.of("processes", found.processes)
+    yield Fact.of("seed", record.seed)
+    yield Fact.of("schedules for each bug on each runner, at most", record.examples)
+
+
+def glossary_of(words: Mapping[str, str] | Iterable[str], anchor: str = "") -> Facts:
+    """Return words with their definitions."""
+    assert isinstance(words, Mapping)
+    return Facts(tuple(Fact.of(word, text) for word, text in words.items()), anchor)

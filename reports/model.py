@@ -1,0 +1,274 @@
+"""The model of a report: a verdict, the causes of failures, and sections of blocks.
+
+The page, the terminal and the Markdown summary show the same model. It has no markup, and judges
+nothing: verdicts come from records.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+MOST_VALUES = 16
+"""The number of values that a text lists."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A text with a link, or '', and a tone: good, bad, warn, soft, or ''."""
+
+    text: str
+    href: str = ""
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A name, and its value as text with links."""
+
+    name: str
+    value: tuple[Piece, ...]
+
+    @classmethod
+    def of(cls, name: str, value: object) -> "Fact":
+        """Return a fact. None is a dash, and public addresses in a text become links."""
+        return cls(name, linked("–" if value is None else str(value)))
+
+    @property
+    def text(self) -> str:
+        """The value without its links."""
+        return "".join(piece.text for piece in self.value)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of `paritybit` that reads a file next to the page, and what it is copied as.
+
+    `text` is the command as it runs in the folder of the run; `file` is its file, or ''.
+    """
+
+    kind: ClassVar = "command"
+    text: str
+    file: str = ""
+    shown: str = ""
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A text with a tone."""
+
+    kind: ClassVar = "paragraph"
+    text: str
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of texts."""
+
+    kind: ClassVar = "items"
+    items: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and values. `anchor` is the prefix of the ids of its names, or ''."""
+
+    kind: ClassVar = "facts"
+    facts: tuple[Fact, ...]
+    anchor: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table. The first cell of a row is its head.
+
+    With `printed`, the terminal shows it. With `matrix`, its columns are narrow, and their names
+    stand vertically. `note` explains its signs.
+    """
+
+    kind: ClassVar = "table"
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[Piece, ...], ...]
+    note: str = ""
+    printed: bool = False
+    matrix: bool = False
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Steps with notes, from a cause to its effect."""
+
+    kind: ClassVar = "chain"
+    steps: tuple[Fact, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value in a drawing. `kinds` are the classes of its box. `note` is a line below it."""
+
+    text: str
+    kinds: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Rows of boxes, each with a name and a line about it, and the meaning of their kinds.
+
+    With `grid`, each row has as many boxes, like the slots of a pool.
+    """
+
+    kind: ClassVar = "cells"
+    rows: tuple[tuple[Fact, tuple[Cell, ...]], ...]
+    key: tuple[tuple[str, str], ...]
+    grid: bool = False
+
+
+@dataclass(frozen=True)
+class Bits:
+    """Two bit patterns. Each side has a name, runs of equal and differing digits, and its value."""
+
+    kind: ClassVar = "bits"
+    sides: tuple[tuple[str, tuple[tuple[str, bool], ...], str], ...]
+    message: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """Lines of code with their numbers. `named` is the number of the line to look at."""
+
+    kind: ClassVar = "source"
+    lines: tuple[tuple[int, str], ...]
+    named: int | None
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Blocks that are shown on demand."""
+
+    kind: ClassVar = "fold"
+    title: str
+    blocks: tuple["Block", ...]
+
+
+@dataclass(frozen=True)
+class Card:
+    """One finding, hunt or cause in full. `summary` is shown when it is folded."""
+
+    kind: ClassVar = "card"
+    anchor: str
+    title: str
+    status: str
+    tone: str
+    summary: str
+    blocks: tuple["Block", ...]
+
+
+Block = Command | Paragraph | Items | Facts | Table | Chain | Cells | Bits | Source | Fold | Card
+"""A part of a report. `kind` is its name in the template."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """The failures of one cause.
+
+    - `count`: how many there are.
+    - `known`: where it is known from. A known cause fails nothing.
+    - `place`: its line of code, and `line` the same as file and number.
+    - `facts`: what failed, why, and where, in a few words.
+    - `proof`: what is known of its first failure.
+    - `anchor`: the card about it, or ''.
+    """
+
+    name: str
+    count: str
+    facts: tuple[Fact, ...]
+    known: str = ""
+    place: str = ""
+    line: tuple[str, int] | None = None
+    proof: tuple[str, ...] = ()
+    replay: Command | None = None
+    anchor: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page."""
+
+    anchor: str
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The report of a run.
+
+    - `word`, `tone`, `sign`: the verdict.
+    - `notes`: what was tried and what was not.
+    - `undecided`: why there is no verdict on something.
+    """
+
+    subject: str
+    word: str
+    tone: str
+    sign: str
+    message: str
+    when: str
+    command: str
+    figures: tuple[Fact, ...]
+    notes: tuple[str, ...]
+    undecided: tuple[str, ...]
+    causes: tuple[Cause, ...]
+    sections: tuple[Section, ...]
+
+
+LINK = re.compile(r"https?://[^\s<>\"',;]+")
+THREAD = re.compile(r"https?://github\.com/([\w.-]+/[\w.-]+)/(?:pull|issues)/(\d+)")
+
+
+def linked(text: str) -> tuple[Piece, ...]:
+    """Split a text at its web addresses. Only http and https addresses become links."""
+    pieces: list[Piece] = []
+    end = 0
+    for found in LINK.finditer(text):
+        thread = THREAD.fullmatch(found[0])
+        name = f"{thread[1]}#{thread[2]}" if thread else found[0].split("://", 1)[1]
+        pieces += [Piece(text[end : found.start()]), Piece(name, found[0])]
+        end = found.end()
+    return tuple(piece for piece in [*pieces, Piece(text[end:])] if piece.text)
+
+
+def listed(values: Iterable[object]) -> str:
+    """Return the values separated by commas, or a dash for none."""
+    return ", ".join(map(str, values)) or "–"
+
+
+def value_text(value: object) -> str:
+    """Return a JSON value as text."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        more = f" and {len(value) - MOST_VALUES} more" if len(value) > MOST_VALUES else ""
+        return ", ".join(map(value_text, value[:MOST_VALUES])) + more
+    return str(value)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as text: seconds with one decimal, or minutes and seconds."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def anchors(names: Iterable[str]) -> Iterator[str]:
+    """Yield a unique id for each name that is safe in a link."""
+    used: Counter[str] = Counter()
+    for name in names:
+        slug = re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-")
+        used[slug] += 1
+        yield slug if used[slug] == 1 else f"{slug}--{used[slug]}"

@@ -1,0 +1,246 @@
+"""The report of a run of `watch`."""
+
+from collections.abc import Iterator
+
+from paritybit.reports.model import (
+    Block,
+    Card,
+    Cause,
+    Chain,
+    Command,
+    Fact,
+    Facts,
+    Fold,
+    Items,
+    Paragraph,
+    Piece,
+    Report,
+    Section,
+    Source,
+    Table,
+    duration,
+    listed,
+)
+
+from paritybit.launch.schema import Finding, Leg, Watched
+from paritybit.launch.trend import label, rows
+from paritybit.launch.words import (
+    CauseGroup,
+    by,
+    causes_of,
+    lines_of,
+    plural,
+    source_of,
+)
+
+SIGNS = {"finding": ("bad", "✗"), "no finding": ("good", "✓"), "undecided": ("warn", "?")}
+"""Tone and sign of a verdict."""
+
+FIGURES = {
+    "forwards": "forward passes",
+    "replays": "graph replays",
+    "padded_replays": "padded replays",
+    "reads": "slot reads checked",
+    "shared_reads": "reads of a slot that another request wrote",
+    "list_entries": "entries of index lists checked",
+}
+"""The counts at the top of the page."""
+
+
+def report_of(record: Watched) -> Report:
+    """Return the report of a run."""
+    tone, sign = SIGNS[record.verdict]
+    engine = record.engine or "ENGINE"
+    roots = causes_of(record.findings)
+    groups = [group for root in roots for group in (root, *root.consequences)]
+    names = {group.name: f"cause-{number}" for number, group in enumerate(groups, 1)}
+    follows = {one.name: root.name for root in roots for one in root.consequences}
+    stopped = f"The run was interrupted ({record.interrupted})."
+    return Report(
+        subject=record.engine or "a command",
+        word=headline(record, roots),
+        tone=tone,
+        sign=sign,
+        message=record.message,
+        when=(record.started or "").partition("+")[0].replace("T", " "),
+        command=record.command,
+        figures=tuple(
+            Fact.of(what, f"{record.counts.get(name, 0):,}") for name, what in FIGURES.items()
+        ),
+        notes=(stopped,) * (record.interrupted is not None),
+        undecided=record.undecided,
+        causes=tuple(cause_of(group, names[group.name], engine) for group in roots),
+        sections=(
+            Section(
+                "findings",
+                "Findings by cause",
+                (
+                    *(card(one, names[one.name], follows.get(one.name), engine) for one in groups),
+                    *absent(record),
+                ),
+            ),
+            *baseline(record),
+            Section("legs", "What was tried", tuple(tried(record))),
+            Section("not-tried", "What was not tried", tuple(not_tried(record))),
+            Section("stand-ins", "Parts that are not the engine’s own", tuple(stand_ins(record))),
+            Section("environment", "Environment", (Facts(tuple(environment(record))),)),
+        ),
+    )
+
+
+def headline(record: Watched, roots: list[CauseGroup]) -> str:
+    """Return the verdict in a few words."""
+    if record.verdict != "finding":
+        return record.verdict
+    failing = [root for root in roots if root.known is None]
+    number = sum(one.number for one in record.findings if one.known is None)
+    return f"{plural(number, 'finding')} with {plural(len(failing), 'cause')}"
+
+
+def cause_of(group: CauseGroup, anchor: str, engine: str) -> Cause:
+    """Return a cause with what is known about its worst finding."""
+    first = group.findings[0]
+    about = [("found", f"{first.check}: {first.text}"), *lines_of(first)]
+    about += [("follows", group.followed)] if group.followed is not None else []
+    return Cause(
+        name=group.name,
+        count=group.count,
+        facts=tuple(Fact.of(name, text) for name, text in about),
+        known=group.known or "",
+        place=group.place or "",
+        line=next(filter(None, map(source_of, group.findings)), None),
+        replay=replay_of(first, engine),
+        anchor=anchor,
+    )
+
+
+def replay_of(finding: Finding, engine: str) -> Command | None:
+    """Return the command that replays a finding, or None without a case."""
+    if finding.case is None:
+        return None
+    file = f"cases/{finding.case}"
+    return Command(f"paritybit replay {file} --engine {engine}", file, file)
+
+
+def card(group: CauseGroup, anchor: str, follows: str | None, engine: str) -> Card:
+    """Return a cause with all of its findings. `follows` is the cause that it may follow from."""
+    return Card(
+        anchor=anchor,
+        title=group.name,
+        status=group.count,
+        tone="warn" if group.known else "bad",
+        summary="; ".join(
+            filter(None, (group.place, follows and f"may follow from {follows}", group.known))
+        ),
+        blocks=tuple(block for one in group.findings for block in finding_blocks(one, engine)),
+    )
+
+
+def finding_blocks(finding: Finding, engine: str) -> Iterator[Block]:
+    """Yield a finding: how it came about, what is known, the lines of the engine, the replay."""
+    known = " · known" if finding.known else ""
+    yield Paragraph(f"{finding.check} · {finding.number:,} × · {finding.leg}{known}", "title")
+    yield Paragraph(finding.text, "lead")
+    yield Chain(tuple(steps_of(finding)))
+    facts = [Fact.of(name, text) for name, text in lines_of(finding)]
+    if len(finding.slots) > 1:
+        facts.append(Fact.of("slots", listed(finding.slots)))
+    yield Facts(tuple(facts))
+    if finding.excerpt:
+        source = source_of(finding)
+        lines = tuple((line.number, line.text) for line in finding.excerpt)
+        yield Source(lines, None if source is None else source[1])
+    if (command := replay_of(finding, engine)) is not None:
+        yield command
+
+
+def steps_of(finding: Finding) -> Iterator[Fact]:
+    """Yield the steps from the cause of a finding over its slot to the affected requests."""
+    cause = finding.cause
+    if cause is not None:
+        note = cause.source or ("" if cause.input else cause.what)
+        yield Fact.of(cause.input or "cause", note or "static input")
+    if finding.forward is not None:
+        kind = finding.forward_kind or "a"
+        what = f"replay of {finding.replay}" if finding.replay else f"{kind} forward"
+        yield Fact.of(what, f"forward {finding.forward}")
+    if finding.slots:
+        more = f" and {finding.count - 1} more" if finding.count > 1 else ""
+        layer = f", {finding.layer}" if finding.layer else ""
+        yield Fact.of(f"slot {finding.slots[0]}{more}", f"group {finding.group}{layer}")
+    if finding.writer is not None:
+        yield Fact.of("written for", by(finding.writer))
+    if finding.reader is not None:
+        yield Fact.of("read by", by(finding.reader))
+
+
+def absent(record: Watched) -> Iterator[Block]:
+    """Yield the known findings that did not occur."""
+    if record.absent:
+        yield Paragraph("Known findings that did not occur", "title")
+        yield Items(record.absent)
+
+
+def baseline(record: Watched) -> Iterator[Section]:
+    """Yield the trend of each cause up to this run, if there is a baseline."""
+    if not record.trend:
+        return
+    head = ("cause", *map(label, record.trend), "this run", "since the last")
+    trend = [(row.cause, *row.cells, row.became) for row in rows(record)]
+    trend = trend or [("no findings", *["–"] * (len(head) - 2), "")]
+    cells = tuple(tuple(map(Piece, row)) for row in trend)
+    yield Section("baseline", "Against the baseline", (Table("causes", head, cells),))
+
+
+def tried(record: Watched) -> Iterator[Block]:
+    """Yield the rows of settings that were served, all counts, and the values of settings."""
+    head = ("row of settings", "how it ended", "time", *FIGURES.values())
+    yield Table("rows", head, tuple(map(leg_cells, record.legs)))
+    counts = [
+        Fact.of(name.replace("_", " "), f"{number:,}") for name, number in record.counts.items()
+    ]
+    yield Fold("All counts", (Facts(tuple(counts)),))
+    settings: dict[str, dict[str, None]] = {}
+    for leg in record.legs:
+        for name, values in leg.settings.items():
+            settings.setdefault(name, {}).update(dict.fromkeys(values))
+    used = tuple(Fact.of(name, listed(values)) for name, values in settings.items())
+    yield Fold("Settings of the engine", (Facts(used),))
+
+
+def leg_cells(leg: Leg) -> tuple[Piece, ...]:
+    """Return the cells of a row of settings."""
+    name = " ".join((leg.name, *leg.arguments))
+    counts = (f"{leg.counts.get(name, 0):,}" for name in FIGURES)
+    return tuple(map(Piece, (name, leg.ending, duration(leg.seconds), *counts)))
+
+
+def not_tried(record: Watched) -> Iterator[Block]:
+    """Yield what the verdict does not cover."""
+    yield Paragraph("The verdict does not cover this.")
+    yield Facts(tuple(Fact.of(one.what, one.why) for one in record.not_tried))
+
+
+def stand_ins(record: Watched) -> Iterator[Block]:
+    """Yield the replaced parts of the engine, with the reasons."""
+    parts = {what: why for leg in record.legs for what, why in leg.stand_ins.items()}
+    if parts:
+        yield Facts(tuple(Fact.of(what, why) for what, why in parts.items()))
+
+
+def environment(record: Watched) -> Iterator[Fact]:
+    """Yield the environment of a run and of its processes."""
+    found = record.environment
+    dirty = " with changes" if found.dirty else ""
+    yield Fact.of("paritybit", f"{found.paritybit}, commit {(found.commit or '–')[:12]}{dirty}")
+    yield Fact.of("Python", found.python)
+    yield Fact.of("checks", listed(record.checks) if record.checks else "all")
+    yield Fact.of("checked", f"one forward pass in {record.every}")
+    if record.engine:
+        yield Fact.of("model", record.model or "several models")
+        yield Fact.of("device, seed", f"{record.device}, {record.seed}")
+    for leg in record.legs:
+        for one in leg.processes:
+            closed = "" if one.ended else "; its journal is not closed: it was killed"
+            parts = f"{one.engine} {one.release} on {one.device}, torch {one.torch}"
+            yield Fact.of(leg.name, f"{parts}, Python {one.python}{closed}")

@@ -1,0 +1,79 @@
+"""Shows a report on a terminal: its tables, and the first causes of failures."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from string import ascii_uppercase
+
+from paritybit.reports.model import Cause, Command, Piece, Report, Table
+from rich.markup import escape
+from rich.table import Table as Grid
+
+MOST_CAUSES = 3
+"""The number of causes that are shown. The page has all."""
+
+NAMES = 9
+"""The width of the name of a fact, including a space."""
+
+STYLES = {"good": "green", "bad": "bold red", "warn": "yellow"}
+
+Line = tuple[str, str | None]
+"""A line and its style."""
+
+
+def tables(report: Report) -> Iterator[Grid | str]:
+    """Yield the tables that a terminal shows, each with its notes."""
+    for section in report.sections:
+        for block in section.blocks:
+            if isinstance(block, Table) and block.printed and block.rows:
+                yield from grid(block)
+
+
+def grid(table: Table) -> Iterator[Grid | str]:
+    """Yield a table and its notes. The columns of a matrix have letters."""
+    made = Grid(box=None, padding=(0, 1, 0, 0))
+    first, *others = table.head
+    letters = dict(zip(others, ascii_uppercase, strict=False)) if table.matrix else {}
+    made.add_column(first, overflow="fold")
+    for name in others:
+        letter = letters.get(name, name) if name != "verdict" else name
+        made.add_column(letter, justify="center" if table.matrix else "left")
+    for row in table.rows:
+        made.add_row(*map(styled, row))
+    yield f"\n[bold]{escape(table.title)}[/]"
+    yield made
+    named = [f"{letter} {name}" for name, letter in letters.items() if name != "verdict"]
+    yield from filter(None, (escape(", ".join(named)), escape(table.note)))
+
+
+def styled(piece: Piece) -> str:
+    """Return a cell with the style of its tone."""
+    style, shown = STYLES.get(piece.tone), escape(piece.text)
+    return f"[{style}]{shown}[/]" if style and shown else shown
+
+
+def lines(report: Report, folder: Path) -> Iterator[Line]:
+    """Yield the first causes with what is known, and what is undecided beside a finding.
+
+    `folder` is the folder of the run, as commands name it.
+    """
+    for number, cause in enumerate(report.causes[:MOST_CAUSES], 1):
+        known = f" (known: {cause.known})" if cause.known else ""
+        yield f"cause {number}: {cause.name}: {cause.count}{known}", STYLES["bad"]
+        yield from ((f"  {line}", None) for line in cause_lines(cause, folder))
+    if len(report.causes) > MOST_CAUSES:
+        yield f"{len(report.causes) - MOST_CAUSES} more causes; the page has all", None
+    if report.causes:
+        yield from ((f"undecided: {reason}", None) for reason in report.undecided)
+
+
+def cause_lines(cause: Cause, folder: Path) -> Iterator[str]:
+    """Yield what is known of a cause, and the command that replays it."""
+    yield from (f"{fact.name:{NAMES}}{fact.text}" for fact in cause.facts)
+    yield from cause.proof
+    if cause.replay is not None:
+        yield f"replay: {in_folder(cause.replay, folder)}"
+
+
+def in_folder(command: Command, folder: Path) -> str:
+    """Return a command with the place of its file from the current folder."""
+    return command.text.replace(command.shown, str(folder / command.file))
