@@ -141,8 +141,8 @@ class CauseGroup:
 SEVERITY: tuple[tuple[str, ...], ...] = (
     (
         *("stray write", "wrong owner", "corrupted read", "freed in use", "double free"),
-        *("unwritten slot", "uninitialised read", "wrong list", "wrong read", "stale input"),
-        *("wrong row", "graph and eager differ", "company", "engine error"),
+        *("unwritten slot", "uninitialised read", "wrong list", "wrong read", "wrong row"),
+        *("stale input", "graph and eager differ", "company", "engine error"),
     ),
     ("kernel race", "padding leak", "unrepeatable replay", "leak"),
     ("moved address", "changed dtype", "dirty log"),

@@ -280,7 +280,7 @@ def test_an_index_beyond_what_a_replaced_kernel_reads_is_the_engine_s_fault(
         fault = fault_of(error, SERVED)
     assert (fault is not None) == found
     if fault is not None:
-        assert (fault.what, fault.source) == (OUT_OF_BOUNDS, "vllm/v1/worker/a.py:1 in <module>")
+        assert (fault.what, fault.source) == (OUT_OF_BOUNDS, "vllm/v1/worker/a.py:1")
 
 
 @pytest.mark.parametrize(

@@ -222,11 +222,11 @@ class Engine:
         watcher.begin(forward)
         table = self.models.table
         watcher.lines.note(SLOTS, {f"req_to_token {name}": table for name in model.pool.groups})
+        if not model.drafts:
+            self.judge_rows(watcher, batch, requests, rows.mode_of(batch))
         self.judge_batch(watcher, batch, implied, model)
         watcher.inputs("draft", self.hidden.given(model, found, batch))
         watcher.inputs("LoRA", adapters.buffers_used(model, batch, found, requests))
-        if not model.drafts:
-            self.judge_rows(watcher, batch, requests, rows.mode_of(batch))
         self.now = now = UnderWay(model, batch, forward, found, implied)
         try:
             running = None if graph_runner is None else self.running(now, graph_runner, run)
