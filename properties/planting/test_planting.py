@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paritybit.drive.engines import BY_NAME
 
+from paritybit.drive.adapters import adapter_of
 from paritybit.drive.legs import AND
 from paritybit.watch.checks import CHECKS
 from properties.planting.faults import TABLES, Edit, Fault, plant, read
@@ -49,7 +49,7 @@ def test_each_fault_has_one_expected_result() -> None:
 
 def test_the_settings_of_each_fault_can_be_served() -> None:
     for _, fault in ROWS:
-        table = BY_NAME[fault.engine.partition("==")[0]].table.on("cpu")
+        table = adapter_of(fault.engine).table.on("cpu")
         for row in filter(None, fault.settings.split(",")):
             values = row.split(AND)
             assert set(values) <= set(table.settings), f"{fault.name}: {row}"
