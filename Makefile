@@ -9,7 +9,7 @@ RUN := $(if $(READY),$(PYTHON),.venv/bin/python)
 SETUP := $(if $(READY),,.venv/ready)
 
 # The settings that each target passes on as options: BUG=swa_pad is --bug swa_pad. MPS=1 is --mps.
-READ_BY_regress := BUG RUNNER PRESET DEVICE SEED EXAMPLES MPS
+READ_BY_regress := BUG RUNNER PRESET DEVICE SEED MPS
 READ_BY_test := BUG RUNNER PRESET DEVICE MPS
 READ_BY_watch := ENGINE MODEL DEVICE SEED
 READ_BY_releases := ENGINE SEED
@@ -60,5 +60,5 @@ check: .venv/ready ## Run linters, the type checker and the checks of CI workflo
 	@echo "setting up .venv; this takes a few minutes on a new machine"
 	@$(PYTHON) -m venv .venv
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" 2>.venv/log || { cat .venv/log; exit 1; }
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab]' hatchling 2>.venv/log || { cat .venv/log; exit 1; }
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . hatchling 2>.venv/log || { cat .venv/log; exit 1; }
 	@touch $@

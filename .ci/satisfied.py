@@ -34,7 +34,6 @@ def satisfied(requirement: str) -> bool:
 project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
 if sys.version_info < numbers(project["requires-python"].removeprefix(">=")):
     sys.exit(1)
-wanted = [*project["dependencies"], *project["optional-dependencies"]["lab"]]
-if not all(map(satisfied, wanted)):
+if not all(map(satisfied, project["dependencies"])):
     sys.exit(1)
 sys.stdout.write("ready\n")

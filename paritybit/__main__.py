@@ -74,7 +74,7 @@ def carried_out(words: Sequence[str], stop: Stop, *, own: bool) -> int:
             stream.reconfigure(errors="backslashreplace")
     if not os.environ.get("COLUMNS", "1").strip("0"):
         del os.environ["COLUMNS"]  # A terminal of no width would be shown nothing at all.
-    code = answered(words, stop, own=own)
+    code = answered(words, stop)
     sys.stdout.flush()
     if raw is not None and raw.lost is not None and code != INTERRUPTED:
         code = FINDING if code == FINDING else CANNOT_RUN
@@ -82,12 +82,12 @@ def carried_out(words: Sequence[str], stop: Stop, *, own: bool) -> int:
     return code
 
 
-def answered(words: Sequence[str], stop: Stop, *, own: bool) -> int:
+def answered(words: Sequence[str], stop: Stop) -> int:
     """Run the command of a command line and return its exit code, whatever error it raised."""
     try:
         require_folder()
         app = importlib.import_module("paritybit.harness.cli.app")
-        code: int = app.run(app.Line(words, stop, own))
+        code: int = app.run(app.Line(words, stop))
     except MalformedError as error:
         return refused(shortened(str(error), words), MALFORMED)
     except CannotRunError as error:

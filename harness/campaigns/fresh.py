@@ -1,17 +1,23 @@
 """Plays schedules in a fresh process, which has captured a trial and played nothing else.
 
-The process captures what the schedules need, as in the hunt, or everything. It is forked from the
-fork server, which has used no device. On a CPU it stays, and each playing is a fork of it. CUDA
-does not survive a fork, so on a GPU the process plays once and ends.
+The process captures what the schedules need, as in the hunt, or everything. It is forked from
+multiprocessing's fork server, which has imported all modules and used no device. On a CPU it stays,
+and each playing is a fork of it. CUDA does not survive a fork, so on a GPU the process plays once
+and ends.
 """
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Collection
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from typing import TypeVar
 
 from paritybit.harness.campaigns.hunt import PlayingFailedError, time_limit
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
@@ -19,23 +25,22 @@ from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.pair import subject_alone
 from paritybit.harness.lockstep.tracebacks import traceback_of
-from paritybit.harness.machine.forks import KERNELS, Forked, end_with_asker, preload
+from paritybit.harness.machine.gpus import visible_gpus
 from paritybit.harness.schedules.schedule import Schedule
 
-ON_DEVICE = {"cuda": KERNELS}
-"""Modules that the fork server imports in addition for a device."""
+ONE_CONNECTION = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""The environment variable for the number of connections to a GPU.
 
-ONE_CONNECTION = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-"""Environment variables with which a process initialises CUDA faster.
-
-The driver initialises processes one after the other, and each connection takes long. Only parallel
-streams need more than one.
+With one, a process initialises CUDA faster. Only parallel streams need more.
 """
+
+KERNELS = ("paritybit.reference.cuda_ops",)
+"""Further modules for processes that use a GPU."""
 
 DIED = "a fresh process died"
 
-Build = Callable[[TrialConfig, Collection[str]], Lockstep]
-"""A module-level function that builds the lockstep of a trial with some properties."""
+Given = TypeVar("Given")
+Got = TypeVar("Got")
 
 
 @dataclass(frozen=True)
@@ -56,49 +61,53 @@ class FreshPlaying:
 PlayFresh = Callable[[FreshPlaying], Outcome]
 """Plays in a fresh process. Raises PlayingFailedError if the process returns no outcome."""
 
-BeginFresh = Callable[[TrialConfig, frozenset[str]], None]
-"""Starts the process for a later playing of a trial with some properties."""
+
+@cache
+def fork_server() -> ForkServerContext:
+    """Return the context in which a process is forked from a server with all modules imported."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__, *(KERNELS if visible_gpus() else ())])
+    return context
 
 
-def built(trial: TrialConfig, properties: Collection[str]) -> Lockstep:
-    """Return a new lockstep. It has no fresh engine unless a property needs it."""
-    needs_both = any(PROPERTIES[name].extra_run for name in properties)
-    return Lockstep(trial, properties, engines=None if needs_both else subject_alone)
+def in_new_process(run: Callable[[Given], Got], given: Given) -> Got:
+    """Return what `run` returns in a new process. Raises BrokenProcessPool if it dies."""
+    with ProcessPoolExecutor(1, mp_context=fork_server()) as pool:
+        return pool.submit(run, given).result()
 
 
-def begin_fresh(trial: TrialConfig, properties: frozenset[str], build: Build = built) -> None:
+def begin_fresh(trial: TrialConfig, properties: frozenset[str]) -> None:
     """Start the process for a later playing. It initialises its device and captures meanwhile."""
-    _captured(build, trial, properties, captures_all=False)
+    _captured(trial, properties, captures_all=False)
 
 
-def play_fresh(playing: FreshPlaying, build: Build = built) -> Outcome:
+def play_fresh(playing: FreshPlaying) -> Outcome:
     """Play in a fresh process. Raises PlayingFailedError if it returns no outcome."""
-    trial, properties = playing.trial, playing.properties
-    process = _captured(build, trial, properties, captures_all=playing.captures_all)
+    process = _captured(playing.trial, playing.properties, captures_all=playing.captures_all)
     try:
         return process.play(playing)
     finally:
         if not process.usable:
             _captured.cache_clear()
-            process.end()
+            process.pipe.close()
 
 
 class _Captured:
     """A process that has captured a trial. On a CPU it plays in forks of itself.
 
-    It captures further runners that the schedules need before it forks.
+    It captures further runners that the schedules need before it forks. It ends when `pipe` is
+    closed.
     """
 
     def __init__(
-        self, build: Build, trial: TrialConfig, properties: frozenset[str], *, captures_all: bool
+        self, trial: TrialConfig, properties: frozenset[str], *, captures_all: bool
     ) -> None:
         self.usable = True
         self.lasts = trial.device == "cpu"
-        preload([__name__, *ON_DEVICE.get(trial.device, ())])
-        words = build, trial, properties, captures_all, self.lasts
-        variables = os.environ if trial.overlap else {**ONE_CONNECTION, **os.environ}
-        self.process = Forked(_serve, *words, variables=variables)
-        self.pipe = self.process.pipe
+        self.pipe, theirs = fork_server().Pipe()
+        with theirs:
+            words = theirs, trial, properties, captures_all, self.lasts
+            fork_server().Process(target=_serve, args=words, daemon=True).start()
 
     def play(self, playing: FreshPlaying) -> Outcome:
         """Return the outcome of the last schedule."""
@@ -117,28 +126,27 @@ class _Captured:
         self.usable = self.lasts
         return outcome
 
-    def end(self) -> None:
-        """End the process."""
-        self.pipe.close()
-
 
 _captured = lru_cache(maxsize=1)(_Captured)
-"""The process of the last trial. It ends when its pipe is closed."""
+"""The process of the last trial."""
 
 
 def _serve(
     pipe: Connection,
-    build: Build,
     trial: TrialConfig,
-    properties: frozenset[str],
+    properties: Collection[str],
     captures_all: bool,
     lasts: bool,
 ) -> None:
     """Capture a trial, then play what comes through the pipe until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if not trial.overlap:
+        os.environ.setdefault(ONE_CONNECTION, "1")
     gc.disable()  # Captured objects stay, and the forks that play end.
     with suppress(EOFError, BrokenPipeError):
         try:
-            lockstep = build(trial, properties)
+            needs_both = any(PROPERTIES[name].extra_run for name in properties)
+            lockstep = Lockstep(trial, properties, engines=None if needs_both else subject_alone)
             if captures_all:
                 lockstep.pair.capture(lockstep.pair.modes)
         except Exception as error:
@@ -157,7 +165,7 @@ def _serve(
                 return
             child = os.fork()
             if child == 0:
-                end_with_asker(pipe)  # A fork has no threads of its parent.
+                signal.alarm(int(time_limit(len(playing.schedules))))  # No one else would end it.
                 pipe.send(_outcome(lockstep, playing))
                 os._exit(0)
             _, status = os.waitpid(child, 0)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
-from hypothesis.strategies import SearchStrategy
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import DIVERGING_PROPERTIES, PROPERTIES
 from paritybit.harness.errors import NoVerdictError
 from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.schedules.boundaries import Ground
 from paritybit.harness.schedules.generate import schedules
 from paritybit.harness.schedules.schedule import Schedule, Step
 from paritybit.harness.schedules.shrink import shrink
@@ -208,15 +208,11 @@ def hunt(
     target: str | None,
     seed_value: int,
     examples: int,
-    *,
-    first: Iterable[Schedule] = (),
-    shrinks: bool = True,
 ) -> HuntResult:
     """Draw up to `examples` schedules until one violates `target` (None: anything), and shrink it.
 
-    The schedules in `first` are played before any is drawn, in place of the scenes that are drawn
-    first otherwise. Violations of other properties are counted. Shrinking checks only the
-    properties in `hunted`. An internal error ends the hunt.
+    Violations of other properties are counted. Shrinking checks only the properties in `hunted`. An
+    internal error ends the hunt.
     """
     hunt_result = HuntResult()
 
@@ -225,12 +221,8 @@ def hunt(
             raise EnoughDrawn
 
     with suppress(EnoughDrawn):
-        given = tuple(first)
-        for schedule in given:
-            search(schedule)
-        draw(lockstep.trial, search, seed_value, examples, scenes_first=not given)
-    if shrinks:
-        hunt_result.shrink(lockstep, target)
+        draw(lockstep.trial, search, seed_value, examples)
+    hunt_result.shrink(lockstep, target)
     return hunt_result
 
 
@@ -245,34 +237,16 @@ def play_all(lockstep: Lockstep, seed_value: int, examples: int) -> HuntResult:
     return hunt_result
 
 
+def ground_of(trial: TrialConfig) -> Ground:
+    """Return what schedules for a trial depend on."""
+    mode = RUNNERS[trial.runner].mode
+    return Ground(trial.model, trial.buckets, trial.token_buckets, trial.modes, mode)
+
+
 def draw(
-    trial: TrialConfig,
-    use: Callable[[Schedule], None],
-    seed_value: int,
-    examples: int,
-    *,
-    scenes_first: bool = True,
+    trial: TrialConfig, use: Callable[[Schedule], None], seed_value: int, examples: int
 ) -> None:
     """Call `use` with `examples` schedules drawn for a trial, until it raises."""
-    drawn = schedules(
-        trial.model,
-        trial.buckets,
-        trial.token_buckets,
-        trial.modes,
-        RUNNERS[trial.runner].mode,
-        scenes_first=scenes_first,
-    )
-    if examples:
-        for_each_drawn(drawn, use, seed_value, examples)
-
-
-def for_each_drawn(
-    drawn: SearchStrategy[Schedule],
-    use: Callable[[Schedule], None],
-    seed_value: int,
-    examples: int,
-) -> None:
-    """Call `use` with `examples` schedules that Hypothesis draws, until it raises."""
 
     @seed(seed_value)
     @settings(
@@ -285,7 +259,7 @@ def for_each_drawn(
         report_multiple_bugs=False,
         print_blob=False,
     )
-    @given(drawn)
+    @given(schedules(ground_of(trial)))
     def run(schedule: Schedule) -> None:
         use(schedule)
 

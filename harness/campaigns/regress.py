@@ -1,337 +1,167 @@
-"""The `regress` campaign: clean trials first, then a hunt for each bug, and the verdict.
+"""Runs clean trials and hunts with pytest, and collects their results.
 
-`plan` makes the tasks, `run_tasks` runs them, and `verdict` judges the results.
+The tests are in `test_trials`. pytest-xdist runs them in worker processes. A worker that crashes or
+takes too long is replaced, and its test fails.
 """
 
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
-from itertools import product
-from operator import attrgetter
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
-from paritybit.harness.campaigns.executor import Campaign, execute
-from paritybit.harness.campaigns.scenes import (
-    ground_of,
-    handed_over,
-    longest,
-    share_of_scenes,
-    with_prompts,
-)
-from paritybit.harness.campaigns.task import (
-    OPEN,
-    Result,
-    Task,
-    result_of,
-    run_in_turn,
-)
-from paritybit.harness.checks.expectations import unaffected_reason
-from paritybit.harness.lockstep.config import TURNS, TrialConfig
-from paritybit.harness.machine.workers import HERE, Workers
-from paritybit.harness.schedules.boundaries import Row, scenes
-from paritybit.harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
-from paritybit.harness.schedules.coverage import (
-    OVERLAP_REQUIRED,
-    required_at_edges,
-    required_events,
-    required_of_chains,
-    required_together,
-)
-from paritybit.harness.schedules.schedule import Schedule
-from paritybit.reference.config import CHAIN, PRESETS
-from paritybit.subjects.bugs.catalogue import BUGS
-from paritybit.subjects.bugs.switching import lacking
-from paritybit.subjects.runners import RUNNERS, engine_runners
-from paritybit.subjects.toggles import LocationScheme
+import pytest
+from paritybit.harness.campaigns.plan import plan
+from paritybit.harness.campaigns.plugin import run_config
+from paritybit.harness.campaigns.run import Run
+from paritybit.harness.campaigns.task import Result, without_result
+from paritybit.harness.machine import mps
+from paritybit.harness.records.schema import Status
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-CLEAN_SCHEDULES = 24
-"""Generated schedules that are divided among the trials of each runner with each scheme."""
+FOLDER = Path(__file__).parent
 
-FEWEST_CLEAN = 2
-"""The fewest that such a trial gets. The smallest sizes get as many."""
+TESTS = FOLDER / "test_trials.py"
 
-OVERLAPPING = 4
-"""Generated schedules per clean trial with overlapping steps."""
+PLUGINS = "xdist.plugin", "_hypothesis_pytestplugin", "paritybit.harness.campaigns.plugin"
+"""The plugins of a run. Other installed plugins are not loaded."""
 
-NAMED = 3
-"""The number of unreached states that a verdict lists. The page lists all."""
+ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
 
-UNAFFECTED_SHARE = 16
-"""The divisor of a hunt's schedules for a bug that cannot affect the runner."""
+SECONDS = 1800
+"""The time limit of a test. It is many times the time on a slow machine."""
 
-TASKS = Campaign(
-    run_in_turn,
-    shared=attrgetter("clean_trial"),
-    own=attrgetter("trial"),
-    seconds=attrgetter("seconds"),
-    label=attrgetter("label"),
-)
-"""Runs the tasks. Tasks with one clean trial go to one process if possible, which keeps it."""
+RESTARTS = 20
+"""The most workers that are replaced."""
 
 
-def all_hunts(
-    runners: Iterable[str] = tuple(RUNNERS), *, overlap: bool = True
-) -> tuple[tuple[str, str], ...]:
-    """Return each (bug, runner) such that the bug can be switched on in the runner.
+def run_tests(run: Run, console: Console, cache: Path, options: Sequence[str] = ()) -> None:
+    """Run the tests of a run. The results go to `run`.
 
-    Without `overlap`, bugs that need overlapping steps are left out.
+    `options` are further options for pytest, and `cache` is the folder of its cache. Under MPS, a
+    test can spoil the workers of others. A test whose process was spoiled is run again alone, and
+    the second result counts.
     """
-    return tuple(
-        (name, runner)
-        for name, bug in BUGS.items()
-        for runner in runners
-        if not lacking(bug, runner) and (overlap or not bug.overlap)
-    )
+    options = [*options_of(run, cache), *options]
+    first = Reporter(run, console)
+    _pytest([str(TESTS), *options], first)
+    spoiled = [result for result in run.results if result.spoiled]
+    if first.shared and spoiled and not run.interrupted:
+        console.print(f"{len(spoiled)} tests run again, because processes share a GPU under MPS")
+        run.results = [result for result in run.results if not result.spoiled]
+        names = [f"{TESTS}::{_test_of(one)}[{one.task.name}]" for one in spoiled]
+        _pytest([*names, *options, "-n", "1"], Reporter(run, console, selects=False))
 
 
-@dataclass(frozen=True)
-class RunConfig:
-    """The settings of a run.
-
-    - `hunts`: pairs (bug, runner). Their runners get clean trials too.
-    - `examples`: schedules per hunt.
-    """
-
-    device: str
-    hunts: tuple[tuple[str, str], ...] = all_hunts()
-    presets: tuple[str, ...] = tuple(PRESETS)
-    seed: int = 0
-    examples: int = 50
-    command: str = "paritybit regress"
-    workers: Workers = HERE
-
-    @property
-    def runners(self) -> tuple[str, ...]:
-        """The runners of the hunts, in the order of their table."""
-        under_test = {runner for _, runner in self.hunts}
-        return tuple(name for name in RUNNERS if name in under_test)
-
-    @property
-    def schemes(self) -> tuple[LocationScheme, ...]:
-        """The location schemes of clean trials: those of the bugs."""
-        hunted = {BUGS[bug].scheme for bug, _ in self.hunts}
-        return tuple(scheme for scheme in LocationScheme if scheme in hunted)
-
-    @property
-    def overlapping(self) -> tuple[str, ...]:
-        """The runners that get a clean trial with overlapping steps: one of each engine.
-
-        Empty unless a bug of the run needs overlapping steps. Runners that capture nothing are left
-        out.
-        """
-        if not any(BUGS[bug].overlap for bug, _ in self.hunts):
-            return ()
-        return tuple(name for name in self.one_of_each_engine if RUNNERS[name].captures)
-
-    @property
-    def of_one_branch(self) -> tuple[TrialConfig, ...]:
-        """The clean versions of the trials whose bugs need drafts that are chains."""
-        hunts = ((BUGS[bug], runner) for bug, runner in self.hunts)
-        trials = [
-            replace(trial_of(self, runner, bug.scheme), topk=CHAIN.topk)
-            for bug, runner in hunts
-            if bug.topk == CHAIN.topk
-        ]
-        return tuple(dict.fromkeys(trials))
-
-    @property
-    def whole(self) -> bool:
-        """Whether all bugs that need no overlapping steps are hunted on all runners."""
-        return set(all_hunts(overlap=False)) <= set(self.hunts)
-
-    @property
-    def chained(self) -> Mapping[str, LocationScheme]:
-        """The runners that draft chains in one clean trial, each with the scheme of that trial.
-
-        They speculate, and are tried in the scheme though none of its bugs is hunted on them.
-        """
-        hunted = {(runner, BUGS[bug].scheme) for bug, runner in self.hunts}
-        tried = product(self.runners, reversed(self.schemes))
-        free = [pair for pair in tried if pair not in hunted]
-        return {runner: scheme for runner, scheme in free if RUNNERS[runner].mode.speculates}
-
-    @property
-    def at_edges(self) -> tuple[str, ...]:
-        """The runners that get a clean trial with the smallest sizes: one of each engine.
-
-        Empty unless the run has all hunts.
-        """
-        return self.one_of_each_engine if self.whole else ()
-
-    @property
-    def one_of_each_engine(self) -> tuple[str, ...]:
-        """The first runner of each engine."""
-        firsts = {engine_runners(name): name for name in reversed(self.runners)}
-        return tuple(reversed(firsts.values()))
-
-    @property
-    def required_events(self) -> tuple[str, ...]:
-        """The states that the clean trials together must reach."""
-        overlapping = OVERLAP_REQUIRED if self.overlapping else ()
-        at_edges = required_at_edges(self.at_edges)
-        return (*self.required_in_order, *overlapping, *at_edges)
-
-    @property
-    def required_in_order(self) -> tuple[str, ...]:
-        """What trials of the usual sizes must reach where no steps overlap."""
-        everywhere = required_events(self.runners)
-        return (*everywhere, *required_together(self.runners), *required_of_chains(self.chained))
+def _test_of(result: Result) -> str:
+    """Return the name of the test function of a result."""
+    return "test_clean_trial" if result.task.bug is None else "test_hunt"
 
 
-@dataclass
-class Run:
-    """A run in progress. `results` are in the order in which they arrived."""
-
-    settings: RunConfig
-    results: list[Result] = field(default_factory=list)
-    started: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
-    clock: float = field(default_factory=time.monotonic)
-    interrupted: bool = False
-
-    @property
-    def lost(self) -> int:
-        """The number of planned tasks without a result."""
-        return len(plan(self.settings)) - len(self.results)
-
-    @property
-    def undecided(self) -> bool:
-        """Whether no result is wrong, but a task has no verdict or a state was never reached."""
-        wrong = [result for result in self.results if not result.status.expected]
-        if any(result.status not in OPEN or result.finding is not None for result in wrong):
-            return False
-        return bool(wrong or self.lost or unreached(self))
-
-
-def plan(settings: RunConfig) -> list[Task]:
-    """Return the tasks of a run: clean trials, then hunts."""
-    return clean_tasks(settings) + hunting_tasks(settings)
-
-
-def clean_tasks(settings: RunConfig) -> list[Task]:
-    """Return the clean trials of a run.
-
-    | trials | schedules |
-    |---|---|
-    | each runner with each location scheme | scenes and generated |
-    | `overlapping`: one runner of each engine | a scene and generated, with overlapping steps |
-    | `of_one_branch`: drafts that are chains | scenes and generated |
-    | `at_edges`: one runner of each engine | scenes and generated, with the smallest sizes |
-    Drafts are chains in one trial of each speculating runner.
-    """
-    schemes = settings.schemes
-    trials = [
-        chained(settings, trial_of(settings, runner, scheme))
-        for runner in settings.runners
-        for scheme in schemes
+def options_of(run: Run, cache: Path) -> list[str]:
+    """Return the options of pytest for a run."""
+    settings = run.settings
+    return [
+        *("-c", str(FOLDER / "pytest.ini"), "--rootdir", str(FOLDER), "--noconftest"),
+        *(word for plugin in PLUGINS for word in ("-p", plugin)),
+        *("-n", "auto", "--maxprocesses", str(len(run.tasks))),
+        *("--max-worker-restart", str(RESTARTS)),
+        *("-o", f"cache_dir={cache}", "-o", f"faulthandler_timeout={SECONDS}"),
+        *("-o", "faulthandler_exit_on_timeout=true"),
+        *("--device", settings.device, "--preset", ",".join(settings.presets)),
+        *("--hunt", ",".join("@".join(hunt) for hunt in settings.hunts)),
+        *("--hypothesis-seed", str(settings.seed)),
     ]
-    tasks: list[Task] = []
-    for seed, trial in enumerate(trials, settings.seed):
-        few = max(FEWEST_CLEAN, CLEAN_SCHEDULES // len(trials))
-        first = (share_of_scenes(trial, schemes),)
-        tasks.append(Task(trial, seed, min(few, settings.examples), first))
-    seed = settings.seed + len(trials)
-    for place, runner in enumerate(settings.overlapping):
-        trial = trial_of(settings, runner, schemes[place % len(schemes)])
-        trial = replace(trial, overlap=True, device="cpu")
-        few = min(OVERLAPPING, settings.examples)
-        tasks.append(Task(trial, seed, few, (handed_over(trial),)))
-        seed += 1
-    for trial in settings.of_one_branch:
-        tasks.append(Task(trial, seed, 1, (with_prompts(trial),)))
-        seed += 1
-    for place, runner in enumerate(settings.at_edges):
-        trial = trial_of(settings, runner, schemes[place % len(schemes)])
-        trial = replace(trial, buckets=SMALLEST, token_buckets=SMALLEST_TOKENS)
-        event = "many" if place == 0 else "evicted"
-        steps = scenes(ground_of(trial), [Row(max(trial.buckets), "one", event)])
-        few = min(FEWEST_CLEAN, settings.examples)
-        tasks.append(Task(trial, seed, few, (Schedule(steps), longest(trial))))
-        seed += 1
-    return tasks
 
 
-def hunting_tasks(settings: RunConfig) -> list[Task]:
-    """Return the hunts of a run."""
-    tasks: list[Task] = []
-    for bug, runner in settings.hunts:
-        trial = trial_of(settings, runner, BUGS[bug].scheme).with_bug(bug)
-        affected = unaffected_reason(BUGS[bug], runner) is None
-        few = max(1, settings.examples // (1 if affected else UNAFFECTED_SHARE))
-        tasks.append(Task(trial, settings.seed, few))
-    return tasks
+def _pytest(words: Sequence[str], reporter: "Reporter") -> None:
+    """Run pytest in this process, with a progress bar."""
+    with isolated(), reporter.bar:
+        code = pytest.main(list(words), plugins=[reporter])
+    ended = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED}
+    reporter.run.broken |= code not in ended
 
 
-def trial_of(settings: RunConfig, runner: str, scheme: LocationScheme) -> TrialConfig:
-    """Return the trial of a runner with a location scheme.
+@contextmanager
+def isolated() -> Iterator[None]:
+    """Hide the settings of the user's own pytest in this context."""
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    os.environ.update(ENVIRONMENT)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
-    Runner and scheme together select preset, page size and dtype, so that all of them occur.
+
+class Reporter:
+    """A pytest plugin of the controlling process. It collects results, and shows progress.
+
+    `selects` is whether the collected tests are all tests of the run. `shared` is whether processes
+    share a GPU under MPS.
     """
-    turn = list(RUNNERS).index(runner) + list(LocationScheme).index(scheme)
-    preset = settings.presets[turn % len(settings.presets)]
-    page_size, dtype = TURNS[turn % len(TURNS)]
-    return TrialConfig(runner, preset, dtype, settings.device, scheme, page_size)
+
+    def __init__(self, run: Run, console: Console, *, selects: bool = True) -> None:
+        self.run, self.console, self.selects = run, console, selects
+        self.shared = False
+        columns = (
+            TextColumn("[progress.description]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        self.bar = Progress(*columns, console=console, transient=True)
+        self.line = self.bar.add_task("starting", total=len(run.tasks))
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Take the settings and the number of workers from pytest's options."""
+        self.run.settings = run_config(session.config)
+        self.run.processes = session.config.getoption("numprocesses") or 1
+        self.shared = self.run.settings.device == "cuda" and mps.answers()
+        self.tasks = {task.name: task for task in plan(self.run.settings)}
+
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        """Select the tasks that are left after options such as -k and --lf."""
+        if self.selects:
+            names = {name_of(test) for test in ids}
+            self.run.tasks = [task for name, task in self.tasks.items() if name in names]
+        self.bar.update(self.line, total=len(ids))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add the result of a test, or the error of a test that has none, as after a crash."""
+        data = getattr(report, "paritybit_result", None)
+        if data is not None:
+            self.add(pickle.loads(data))
+        elif report.failed:
+            task = self.tasks[name_of(report.nodeid)]
+            self.add(without_result(task, report.longreprtext, report.duration))
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Note that the run was interrupted."""
+        self.run.interrupted = excinfo.type is KeyboardInterrupt
+
+    def add(self, result: Result) -> None:
+        """Add a result, and print it if it is a detection or unexpected."""
+        self.run.results.append(result)
+        name = result.task.name
+        self.bar.update(self.line, advance=1, description=f"{name}: {result.status}")
+        if result.status is Status.CAUGHT:
+            self.console.print(detection(result), soft_wrap=True, highlight=False, markup=False)
+        elif not result.status.expected:
+            self.console.print(f"{name}: [bold red]{escape(result.sentence)}[/]", soft_wrap=True)
 
 
-def chained(settings: RunConfig, trial: TrialConfig) -> TrialConfig:
-    """Return a clean trial with drafts that are chains, if it is to have them."""
-    if trial.scheme is not settings.chained.get(trial.runner):
-        return trial
-    return replace(trial, topk=CHAIN.topk)
+def name_of(test: str) -> str:
+    """Return the name of a task from the name of its test."""
+    return test.partition("[")[2].removesuffix("]")
 
 
-def run_tasks(tasks: Sequence[Task], workers: Workers, on_result: Callable[[Result], None]) -> None:
-    """Run tasks with `workers`, sorted by `order`. `on_result` is called with each result."""
-    execute(TASKS, sorted(tasks, key=order), workers, lambda ended: on_result(result_of(ended)))
-
-
-def order(task: Task) -> tuple[bool, bool, bool]:
-    """Return the key by which the tasks of a run are sorted.
-
-    Clean trials come first, those whose steps overlap before the others because they take longest.
-    Hunts of bugs that cannot affect their runner detect nothing and come last.
-    """
-    hunt = task.bug is not None
-    return hunt, hunt and task.target is None, not task.trial.overlap
-
-
-def verdict(run: Run) -> tuple[str, str]:
-    """Return green, red or interrupted, and a sentence with the reason.
-
-    A run is green if all planned tasks ended as expected and all required states were reached. If
-    all clean trials pass, the sentence lists the states that were never reached. A failing trial
-    stops early, so its coverage is incomplete.
-    """
-    clean = [result for result in run.results if result.task.bug is None]
-    bugs = [result for result in run.results if result.task.bug is not None]
-    good = [result for result in bugs if result.status.expected]
-    clean_good = [result for result in clean if result.status.expected]
-    message = (
-        f"{len(clean_good)} of {len(clean)} clean trials passed;"
-        f" {len(good)} of {len(bugs)} hunts ended as expected"
-    )
-    lost, missing = run.lost, unreached(run)
-    if lost and not run.interrupted:
-        message += f"; {lost} of {len(run.results) + lost} trials and hunts gave no result"
-    if missing and not run.interrupted and len(clean_good) == len(clean):
-        message += f"; never reached: {first_of(missing)}"
-    if run.interrupted:
-        rest = f"; {lost} of {len(run.results) + lost} did not finish" if lost else ""
-        return "interrupted", f"so far, {message}{rest}"
-    whole = len(good) == len(bugs) and len(clean_good) == len(clean) and not (lost or missing)
-    return ("green" if whole and clean else "red"), message
-
-
-def first_of(names: Sequence[str]) -> str:
-    """Return the first NAMED names, and the number of the others."""
-    rest = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def unreached(run: Run) -> list[str]:
-    """Return the required events that the clean trials, taken together, never reached."""
-    events: Counter[str] = Counter()
-    for result in run.results:
-        if result.task.bug is None:
-            events += result.hunt_result.events
-    return [event for event in run.settings.required_events if not events[event]]
+def detection(result: Result) -> str:
+    """Return which bug was detected by which property, after how many schedules and seconds."""
+    count = result.hunt_result.schedules
+    after = f"after {count} schedule{'s' * (count > 1)}" if count else "at capture"
+    return f"{result.task.name}: {result.task.target} {after}, {result.seconds:.1f} s"

@@ -1,25 +1,25 @@
 """Replays case files, and compares each with its recorded result."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from paritybit.harness.campaigns.executor import Campaign, Ended
-from paritybit.harness.campaigns.hunt import time_limit, without_error
+from paritybit.harness.campaigns.hunt import without_error
+from paritybit.harness.campaigns.isolated import InTurn
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
 from paritybit.harness.checks.table import DECLARED_STATE, PROPERTIES, STATEMENTS
 from paritybit.harness.errors import CannotRunError, MalformedError, UnknownNameError, headline
 from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.tracebacks import traceback_of
 from paritybit.harness.records.case import Case
 from paritybit.harness.records.codec import Kind, load
 
 
 @dataclass(frozen=True)
 class Named:
-    """A case, the name of its file, and its place among the cases to replay."""
+    """A case, and the name of its file."""
 
-    place: int
     name: str
     case: Case
 
@@ -117,15 +117,11 @@ def failed(named: Named, error: str) -> Replayed:
     return Replayed(named.name, as_said=False, message=headline(error), error=error)
 
 
-def replayed(ended: Ended[Named, Replayed]) -> Replayed:
-    """Return the result of a case from a task that may have failed."""
-    return ended.result or failed(ended.task, ended.error or "")
-
-
-REPLAYS = Campaign(
-    replay,
-    shared=lambda named: named.case.trial,
-    seconds=lambda named: time_limit(1 + len(named.case.schedule.steps) + len(named.case.history)),
-    label=lambda named: named.name,
-)
-"""Replays cases. Those of one trial go to one process if possible."""
+def replay_all(cases: Iterable[Named]) -> Iterator[Replayed]:
+    """Replay cases one after another, and yield the result of each."""
+    in_turn = InTurn(replay)
+    for named in cases:
+        try:
+            yield in_turn(named)
+        except Exception as error:
+            yield failed(named, traceback_of(error))

@@ -3,7 +3,7 @@
 import time
 from typing import Any, cast
 
-from paritybit.harness.campaigns.regress import Run, plan, verdict
+from paritybit.harness.campaigns.run import Run, verdict
 from paritybit.harness.campaigns.scope import scope
 from paritybit.harness.campaigns.task import Result
 from paritybit.harness.checks.expectations import unaffected_reason
@@ -26,7 +26,7 @@ def record(run: Run, shown: str) -> schema.Record:
     outcome, message = verdict(run)
     rows = [row(result) for result in ordered(run)]
     return schema.Record(
-        command=run.settings.command,
+        command=run.command,
         cases=shown,
         seed=run.settings.seed,
         examples=run.settings.examples,
@@ -34,7 +34,7 @@ def record(run: Run, shown: str) -> schema.Record:
         seconds=round(time.monotonic() - run.clock, 1),
         verdict=cast(schema.Verdict, outcome),
         message=message,
-        environment=environment(run.settings.device, run.settings.workers),
+        environment=environment(run.settings.device, run.processes),
         clean=tuple(one for one in rows if not isinstance(one, schema.BugRow)),
         bugs=tuple(one for one in rows if isinstance(one, schema.BugRow)),
         pairs=_pairs(),
@@ -47,7 +47,7 @@ def record(run: Run, shown: str) -> schema.Record:
 
 def ordered(run: Run) -> list[Result]:
     """Return the results in the order of the plan."""
-    place = {task: index for index, task in enumerate(plan(run.settings))}
+    place = {task: index for index, task in enumerate(run.tasks)}
     return sorted(run.results, key=lambda result: place[result.task])
 
 

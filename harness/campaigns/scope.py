@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from paritybit.harness.campaigns.regress import Run, all_hunts, first_of
+from paritybit.harness.campaigns.plan import all_hunts
+from paritybit.harness.campaigns.run import Run, first_of
 from paritybit.harness.campaigns.task import Result
 from paritybit.harness.lockstep.config import DEVICES
 from paritybit.harness.records.schema import Scope
@@ -24,11 +25,7 @@ def scope(run: Run) -> Scope:
     for result in results:
         events.update(result.hunt_result.events)
         most |= result.hunt_result.most
-    everything = replace(
-        run.settings,
-        hunts=all_hunts(),
-        presets=tuple(PRESETS),
-    )
+    everything = replace(run.settings, hunts=all_hunts(), presets=tuple(PRESETS))
     states = [event for event in everything.required_events if not events[event]]
     for axis, values in missing_of(results).items():
         states += [f"replay with {axis} {value}" for value in values if axis in NARROWED]

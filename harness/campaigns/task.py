@@ -1,17 +1,16 @@
-"""Tasks of a `regress` run: how one runs, and how its result is judged.
+"""Tasks of a run: clean trials and hunts. How a task runs, and how its result is judged.
 
-A task is a trial and the schedules to draw for it. Tasks and results are plain data, so they can be
-sent to worker processes.
+A task is a trial and the number of schedules to draw for it. Tasks and results are plain data, so
+they can be sent to other processes.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 from paritybit.harness.campaigns.confirm import Confirmed, confirmed
-from paritybit.harness.campaigns.executor import Ended
-from paritybit.harness.campaigns.fresh import BeginFresh, PlayFresh, begin_fresh, play_fresh
+from paritybit.harness.campaigns.fresh import begin_fresh, play_fresh
 from paritybit.harness.campaigns.hunt import (
     HuntResult,
     PlayingFailedError,
@@ -21,28 +20,28 @@ from paritybit.harness.campaigns.hunt import (
     hunt,
     hunted,
     search_few_first,
-    time_limit,
     without_error,
 )
-from paritybit.harness.campaigns.locksteps import (
-    Locksteps,
-    explained,
-    kept_lockstep,
-    kept_reaching,
-)
+from paritybit.harness.campaigns.isolated import InTurn
 from paritybit.harness.checks.expectations import expectation, unaffected_reason
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.errors import headline
 from paritybit.harness.explain.facts import Reach, TimelineEntry
-from paritybit.harness.explain.reach import AT_CAPTURE
-from paritybit.harness.explain.report import NOT_EXPLAINED, Explained, explained_unbuilt, observe
+from paritybit.harness.explain.reach import AT_CAPTURE, Reaching
+from paritybit.harness.explain.report import (
+    NOT_EXPLAINED,
+    Explained,
+    explained_unbuilt,
+    explanation,
+    observe,
+)
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
-from paritybit.harness.records.case import Case
+from paritybit.harness.records.case import Case, trial_name
 from paritybit.harness.records.schema import Finding, Status
 from paritybit.harness.schedules.coverage import OVERLAPPED
 from paritybit.harness.schedules.schedule import Schedule
-from paritybit.reference.config import SPECULATION
 from paritybit.subjects.bugs.bug import Bug
 from paritybit.subjects.bugs.catalogue import BUGS
 
@@ -52,25 +51,16 @@ OPEN = frozenset({Status.FAILED, Status.VACUOUS})
 
 @dataclass(frozen=True)
 class Task:
-    """Play up to `examples` schedules on `trial`, drawn with `seed`.
-
-    The schedules in `first` are played before any is drawn.
-    """
+    """Play up to `examples` schedules on `trial`, drawn with `seed`."""
 
     trial: TrialConfig
     seed: int
     examples: int
-    first: tuple[Schedule, ...] = ()
 
     @property
     def bug(self) -> Bug | None:
         """The bug that is switched on, or None."""
         return BUGS[self.trial.bug] if self.trial.bug is not None else None
-
-    @property
-    def clean_trial(self) -> TrialConfig:
-        """The trial without its bug."""
-        return self.trial.clean
 
     @property
     def unaffected(self) -> str | None:
@@ -83,17 +73,9 @@ class Task:
         return expectation(self.bug, self.trial.runner).detected_by if self.bug else None
 
     @property
-    def seconds(self) -> float:
-        """The time limit in seconds."""
-        return time_limit(self.examples + len(self.first))
-
-    @property
-    def label(self) -> str:
-        """The name of the task in a progress line."""
-        what = f"{self.trial.bug or 'clean'}@{self.trial.runner}"
-        overlap = ", overlap" * self.trial.overlap
-        overlap += f", topk {self.trial.topk}" * (self.trial.topk != SPECULATION.topk)
-        return f"{what} ({self.trial.preset}, {self.trial.scheme}{overlap})"
+    def name(self) -> str:
+        """The name of the task's test and of its case file, different from all others of a run."""
+        return trial_name(self.trial)
 
 
 @dataclass(frozen=True)
@@ -128,13 +110,20 @@ class Result:
             return None
         return self.error or (self.finding.error if self.finding is not None else None)
 
+    @property
+    def sentence(self) -> str:
+        """The status, with the error or the first violation if there is one."""
+        if self.error is not None:
+            return f"{self.status}: {headline(self.error)}"
+        if self.finding is None or not self.finding.violations:
+            return str(self.status)
+        first = self.finding.violations[0]
+        return f"{self.status}: {first.property} at step {first.step}: {first.message}"
 
-def result_of(ended: Ended[Task, Result]) -> Result:
-    """Return the result of a task that has ended. Without a result, its status is FAILED."""
-    if ended.result is not None:
-        return ended.result
-    hunt_result = HuntResult()
-    return Result(ended.task, Status.FAILED, hunt_result, None, 0, ended.seconds, error=ended.error)
+
+def without_result(task: Task, error: str, seconds: float = 0.0) -> Result:
+    """Return the result of a task that an internal error ended."""
+    return Result(task, Status.FAILED, HuntResult(), None, 0, seconds, error=error)
 
 
 def watched_for(target: str | None) -> frozenset[str]:
@@ -142,56 +131,68 @@ def watched_for(target: str | None) -> frozenset[str]:
     return STEP_PROPERTIES | ends(target)
 
 
-def run_in_turn(task: Task) -> Result:
-    """Run a task, and keep its lockstep for the next task of this process.
+@lru_cache(maxsize=1)
+def kept_clean(trial: TrialConfig) -> Lockstep:
+    """Return the lockstep of a clean trial, kept for all bugs that are compared with it."""
+    return Lockstep(trial)
 
-    If a bug must be detected, the result also has its `reach`.
+
+@lru_cache(maxsize=1)
+def kept_broken(trial: TrialConfig) -> Lockstep:
+    """Return the lockstep of a trial with a bug, kept for consecutive tasks of this trial."""
+    return Lockstep(trial)
+
+
+def kept_lockstep(trial: TrialConfig) -> Lockstep:
+    """Return the kept lockstep of a trial."""
+    return kept_clean(trial) if trial.bug is None else kept_broken(trial)
+
+
+def run_task(task: Task) -> Result:
+    """Run one task. A clean trial is checked for all properties, a hunt as in `watched_for`.
+
+    A finding is played again in a fresh process. If a bug must be detected, that process starts in
+    advance, so that it initialises its device and captures during the hunt, and the result has its
+    `reach`.
     """
-    result = run_task(task, kept_lockstep, begin=begin_fresh)
+    result = _run(task)
     if result.spoiled:
         return result
     try:
-        return replace(result, reach=_reach(task, kept_lockstep(task.trial), result.finding))
+        return replace(result, reach=_reach(task, result.finding))
     except Exception as error:
         return replace(result, error=traceback_of(error))
 
 
-def run_task(
-    task: Task,
-    lockstep_of: Callable[[TrialConfig], Lockstep] = Lockstep,
-    play: PlayFresh = play_fresh,
-    begin: BeginFresh | None = None,
-) -> Result:
-    """Run one task. A clean trial is checked for all properties, a hunt as in `watched_for`.
+in_turn = InTurn(run_task)
+"""Runs the tasks of this process."""
 
-    `play` repeats a finding in a fresh process. If a bug must be detected, `begin` starts that
-    process in advance, so that it initialises its device and captures during the hunt.
-    """
+
+def _run(task: Task) -> Result:
+    """Run one task without its `reach`."""
     started = time.monotonic()
-    locksteps = lockstep_of if isinstance(lockstep_of, Locksteps) else Locksteps(lockstep_of)
     try:
-        locksteps(task.trial)
+        lockstep = kept_lockstep(task.trial)
     except SubjectFailedError as failure:
         return _unbuilt(task, failure, time.monotonic() - started)
     watched = frozenset(PROPERTIES) if task.bug is None else watched_for(task.target)
-    if begin is not None and task.target is not None:
-        begin(task.trial, hunted(task.target, watched))
-    locksteps(task.trial).watch(watched)
-    warnings = len(locksteps(task.trial).capture_warnings)
+    if task.target is not None:
+        begin_fresh(task.trial, hunted(task.target, watched))
+    lockstep.watch(watched)
     hunt_result, finding, error = HuntResult(), None, None
     seen: _Observed | None = None
     try:
-        hunt_result = search_few_first(locksteps(task.trial), task.target, partial(_search, task))
-        warnings = len(locksteps(task.trial).capture_warnings)
+        hunt_result = search_few_first(lockstep, task.target, partial(_search, task))
+        warnings = len(lockstep.capture_warnings)
         without_error(hunt_result)
         if hunt_result.schedule is not None:
-            shown = confirmed(task.trial, hunt_result, task.target, watched, play)
+            shown = confirmed(task.trial, hunt_result, task.target, watched, play_fresh)
             if shown.undeclared is not None:
                 finding = undeclared(task, shown)
             else:
-                seen = _observed(task, locksteps, shown.schedule)
+                seen = _observed(task, shown.schedule)
                 finding = found_by(task, seen.schedule, seen.outcome, seen.timeline)
-        status = judge_task(task, hunt_result, finding, warnings, locksteps)
+        status = judge(task, hunt_result, finding, warnings)
         if seen is not None:  # After the verdict, because an error may spoil the process.
             finding = _explained(task, seen)
     except DeviceLostError as lost:
@@ -205,7 +206,7 @@ def run_task(
         status=status,
         hunt_result=hunt_result,
         finding=finding,
-        capture_warnings=warnings,
+        capture_warnings=len(lockstep.capture_warnings),
         seconds=time.monotonic() - started,
         error=error,
     )
@@ -243,58 +244,69 @@ def _unbuilt(task: Task, failure: SubjectFailedError, seconds: float) -> Result:
 
 def _search(task: Task, lockstep: Lockstep) -> HuntResult:
     """Play the task's schedules until one violates the target, and shrink it."""
-    return hunt(lockstep, task.target, task.seed, task.examples, first=task.first)
+    return hunt(lockstep, task.target, task.seed, task.examples)
 
 
 @dataclass(frozen=True)
 class _Observed:
-    """What one playing with all properties on showed, and its locksteps."""
+    """What one playing with all properties on showed, and its lockstep."""
 
-    locksteps: Locksteps
+    lockstep: Lockstep
     schedule: Schedule
     outcome: Outcome
     timeline: tuple[TimelineEntry, ...]
 
 
-def _observed(task: Task, locksteps: Locksteps, schedule: Schedule) -> _Observed:
+def _observed(task: Task, schedule: Schedule) -> _Observed:
     """Play a schedule with all properties on. Raises PlayingFailedError for an internal error."""
-    for held in (locksteps, Locksteps()):  # What a lockstep played before may hide it.
-        held(task.trial).watch(PROPERTIES)
-        outcome, timeline = observe(held(task.trial), schedule)
+    for lockstep_of in (kept_lockstep, Lockstep):  # What a lockstep played before may hide it.
+        lockstep = lockstep_of(task.trial)
+        lockstep.watch(PROPERTIES)
+        outcome, timeline = observe(lockstep, schedule)
         without_error(outcome)
         if failed(outcome, task.target):
             break
-    return _Observed(held, schedule, outcome, tuple(timeline))
+    return _Observed(lockstep, schedule, outcome, tuple(timeline))
 
 
 def _explained(task: Task, seen: _Observed) -> Finding:
     """Return the finding with its explanation, or with the traceback of the explainer's error."""
-    lockstep = seen.locksteps(task.trial)
-    found = explained(lockstep, seen.schedule, seen.outcome, seen.timeline, task.target)
+    found = explained(seen.lockstep, seen.schedule, seen.outcome, seen.timeline, task.target)
     return found_by(task, seen.schedule, seen.outcome, seen.timeline, found)
 
 
-def _reach(task: Task, lockstep: Lockstep, finding: Finding | None) -> Reach | None:
+def explained(
+    lockstep: Lockstep,
+    schedule: Schedule,
+    outcome: Outcome,
+    timeline: Sequence[TimelineEntry],
+    target: str | None,
+) -> Explained:
+    """Explain the violations of a schedule. An error of the explainer becomes a traceback."""
+    try:
+        return Explained(explanation(lockstep, schedule, outcome, timeline, target))
+    except Exception as error:
+        return Explained(error=traceback_of(error))
+
+
+def _reach(task: Task, finding: Finding | None) -> Reach | None:
     """Return how far a bug that must be detected got, in the finding or in all drawn schedules.
 
     Returns None if no bug must be detected.
     """
     if task.bug is None or task.target is None:
         return None
+    lockstep = kept_lockstep(task.trial)
     if lockstep.refused is not None:
         return AT_CAPTURE
     schedules = [] if finding is None else [finding.case.schedule]
     if finding is None:
         draw(task.trial, schedules.append, task.seed, task.examples)
-    return kept_reaching(task.trial).count(schedules)
+    return Reaching(lockstep.pair, task.bug).count(schedules)
 
 
-def judge_task(
-    task: Task,
-    hunt_result: HuntResult,
-    finding: Finding | None,
-    capture_warnings: int,
-    lockstep_of: Callable[[TrialConfig], Lockstep] = Lockstep,
+def judge(
+    task: Task, hunt_result: HuntResult, finding: Finding | None, capture_warnings: int
 ) -> Status:
     """Return the status of a task. Raises PlayingFailedError if the clean subject cannot be played.
 
@@ -303,21 +315,19 @@ def judge_task(
     """
     target = task.target
     if finding is not None:
-        return _judge_found(task, finding, lockstep_of)
+        return _judge_found(task, finding)
     if target is not None:
         return Status.WRONG_PROPERTY if hunt_result.violated else Status.MISSED
-    judged = task.bug is not None or hunt_result.events["held against the oracle"]
+    compared = task.bug is not None or hunt_result.events["held against the oracle"]
     overlapped = not task.trial.overlap or hunt_result.events[OVERLAPPED]
-    if not (hunt_result.replays and hunt_result.padded_replays and judged and overlapped):
+    if not (hunt_result.replays and hunt_result.padded_replays and compared and overlapped):
         return Status.VACUOUS
     if task.bug is not None:
         return Status.UNAFFECTED
     return Status.CAPTURE_WARNED if capture_warnings else Status.GREEN
 
 
-def _judge_found(
-    task: Task, finding: Finding, lockstep_of: Callable[[TrialConfig], Lockstep]
-) -> Status:
+def _judge_found(task: Task, finding: Finding) -> Status:
     """Return the status of a finding: whether it is the target, and only occurs with the bug."""
     target = task.target
     if finding.undeclared:
@@ -326,7 +336,7 @@ def _judge_found(
         return Status.RED if task.bug is None else Status.AFFECTED_AFTER_ALL
     if target not in {violation.property for violation in finding.violations}:
         return Status.NOT_REPRODUCED
-    clean = lockstep_of(task.clean_trial)
+    clean = kept_lockstep(task.trial.clean)
     clean.watch(watched_for(target))
     violations = without_error(clean.play(finding.case.schedule)).violations
     return Status.CLEAN_IS_RED if violations else Status.CAUGHT

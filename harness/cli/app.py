@@ -6,7 +6,6 @@ torch nor an engine.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -43,11 +42,10 @@ Function = TypeVar("Function", bound=Callable[..., int])
 
 @dataclass(frozen=True)
 class Line:
-    """A command line: its words, the signals of its process, and whether the process is its own."""
+    """A command line: its words, and the signals of its process."""
 
     words: Sequence[str]
     stop: Stop
-    own: bool
 
 
 class Commands(TyperGroup):
@@ -352,11 +350,13 @@ def report(
 @command(LABORATORY)
 def regress(
     context: typer.Context,
+    pytest: Annotated[
+        list[str] | None, typer.Argument(metavar="-- PYTEST OPTIONS", help="Options for pytest")
+    ] = None,
     bug: Annotated[list[str], listed("Bugs, each BUG or BUG@RUNNER")] = [],  # noqa: B006
     runner: Annotated[list[str], listed("Runners")] = [],  # noqa: B006
     preset: Annotated[list[str], listed("Models")] = [],  # noqa: B006
     seed: Seed = 0,
-    examples: Annotated[int | None, number("Schedules for each bug on each runner", "50")] = None,
     workers: Annotated[int | None, number("Worker processes", "by cores, GPUs and MPS")] = None,
     mps: Annotated[
         bool, typer.Option("--mps", help="Start an NVIDIA MPS daemon, to share GPUs")
@@ -367,29 +367,29 @@ def regress(
     ] = False,
     out: Out = OUT,
 ) -> int:
-    """Test the built-in engine without a bug, then with each known bug."""
-    from paritybit.harness.machine.mps import private_daemon
+    """Test the built-in engine without a bug, then with each known bug.
+
+    Options for pytest come after --, for example -- -k decode --hypothesis-profile nightly.
+    """
+    from paritybit.harness.cli.regress import run_regress
 
     line: Line = context.obj
-    with private_daemon(device) if mps else nullcontext():
-        from paritybit.harness.cli.regress import run_regress
-        from paritybit.harness.machine.forks import serve_from_here
-
-        line.stop.raise_if_swallowed()
-        if line.own:
-            serve_from_here()
-        return run_regress(
-            bugs=bug,
-            runners=runner,
-            presets=preset,
-            seed=seed,
-            examples=examples,
-            workers=workers,
-            device="cuda" if mps else device,
-            strict=strict,
-            out=out,
-            words=line.words,
-        )
+    if pytest and "--" not in line.words:
+        raise MalformedError(f"unexpected argument {pytest[0]!r}; options for pytest come after --")
+    line.stop.raise_if_swallowed()
+    return run_regress(
+        bugs=bug,
+        runners=runner,
+        presets=preset,
+        seed=seed,
+        workers=workers,
+        mps=mps,
+        device="cuda" if mps and device == "auto" else device,
+        strict=strict,
+        out=out,
+        pytest=pytest or (),
+        words=line.words,
+    )
 
 
 @command(LABORATORY, "list")

@@ -4,19 +4,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paritybit.harness.campaigns.confirm import DEPENDS
-from paritybit.harness.campaigns.executor import Ended, execute
 from paritybit.harness.campaigns.hunt import without_error
-from paritybit.harness.campaigns.locksteps import explained
 from paritybit.harness.campaigns.replay import (
-    REPLAYS,
     Named,
     Replayed,
     files_of,
     load_known,
     lockstep_of,
-    replayed,
+    replay_all,
     vacuous,
 )
+from paritybit.harness.campaigns.task import explained
 from paritybit.harness.checks.table import DECLARED_STATE
 from paritybit.harness.cli.display import print_errors
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
@@ -25,12 +23,11 @@ from paritybit.harness.cli.watch.replay import replay_watched
 from paritybit.harness.errors import CannotRunError, MalformedError, printable
 from paritybit.harness.explain.report import NOT_EXPLAINED, observe
 from paritybit.harness.lockstep.config import require_cuda
-from paritybit.harness.machine.workers import sparing, workers_for
 from paritybit.harness.records.case import Case
 from paritybit.harness.records.codec import load
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
+from rich.progress import track
 
 from paritybit.explore.case import ExploreCase
 from paritybit.launch.case import WatchCase
@@ -102,8 +99,11 @@ def replay_many(paths: Sequence[Path]) -> int:
             console.print(f"[yellow]cannot run[/] {escape(printable(str(error)))}")
             skipped += 1
         else:
-            work.append(Named(len(work), printable(path.stem), case))
-    ended = replay_all(console, work)
+            work.append(Named(printable(path.stem), case))
+    ended: list[Replayed] = []
+    for one in track(replay_all(work), "replaying", len(work), console=console, transient=True):
+        ended.append(one)
+        console.print(f"{mark_of(one)} {escape(one.name)}: {escape(one.message)}")
     failed = [replay for replay in ended if replay.error is not None]
     wrong = sum(not replay.as_said for replay in ended) - len(failed)
     console.print(
@@ -113,28 +113,6 @@ def replay_many(paths: Sequence[Path]) -> int:
     )
     print_errors(replay.error for replay in failed if replay.error is not None)
     return FINDING if wrong else CANNOT_RUN if skipped or failed else OK
-
-
-def replay_all(console: Console, work: list[Named]) -> list[Replayed]:
-    """Replay cases, print a line for each in order, and return the results."""
-    trials = {named.case.trial for named in work}
-    device = "cuda" if any(trial.device == "cuda" for trial in trials) else "cpu"
-    workers = workers_for(device).at_most(len(trials))
-    done: dict[int, Replayed] = {}
-    shown: list[Replayed] = []
-    with Progress(console=console, transient=True) as bar:
-        line = bar.add_task("replaying", total=len(work))
-
-        def on_end(ended: Ended[Named, Replayed]) -> None:
-            done[ended.task.place] = replayed(ended)
-            bar.advance(line)
-            while len(shown) in done:
-                shown.append(done[len(shown)])
-                console.print(f"{mark_of(shown[-1])} {escape(shown[-1].name)}: ", end="")
-                console.print(escape(shown[-1].message))
-
-        execute(REPLAYS, work, sparing(workers, device), on_end)
-    return shown
 
 
 def mark_of(replay: Replayed) -> str:

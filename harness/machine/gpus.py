@@ -31,24 +31,6 @@ def listed_gpus() -> list[tuple[str, str]]:
     return re.findall(r"^GPU \d+: (.*?) \(UUID: (.*?)\)", listed.stdout, re.M)
 
 
-def free_memory() -> list[int]:
-    """Return the free bytes of each GPU that this process may use. Empty if unknown."""
-    asked = "--query-gpu=index,uuid,memory.free", "--format=csv,noheader,nounits"
-    try:
-        told = subprocess.run(
-            ["nvidia-smi", *asked], capture_output=True, text=True, check=True, timeout=ASK_SECONDS
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    rows = re.findall(r"^(\d+), (\S+), (\d+)$", told.stdout, re.M)
-    visible = visible_gpus()
-    return [
-        int(mebibytes) * 2**20
-        for index, uuid, mebibytes in rows
-        if any(name == index or uuid.startswith(name) for name in visible)
-    ]
-
-
 def gpu_names() -> list[str]:
     """Return the names of the machine's GPUs in the driver's order."""
     return [name or "NVIDIA GPU" for name, _ in listed_gpus()]

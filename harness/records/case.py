@@ -56,17 +56,21 @@ class Case(File, frozen=True, tag="paritybit-case"):
 
 
 def file_name(case: Case) -> str:
-    """Return the name of a case's file. Cases of one run have different names."""
-    trial = case.trial
+    """Return the name of a case's file."""
+    return f"{trial_name(case.trial)}.json"
+
+
+def trial_name(trial: TrialConfig) -> str:
+    """Return the name of a trial, which differs from those of the other trials of a run."""
     if trial.bug is not None:
-        return f"{trial.bug}-{trial.runner}-{trial.preset}.json"
+        return f"{trial.bug}-{trial.runner}-{trial.preset}"
     kinds = {
         "overlap": trial.overlap,
         "smallest": trial.buckets == SMALLEST,
         "chains": trial.topk == CHAIN.topk,
     }
     parts = ["clean", trial.runner, trial.preset, str(trial.scheme)]
-    return "-".join([*parts, *(kind for kind, is_it in kinds.items() if is_it)]) + ".json"
+    return "-".join([*parts, *(kind for kind, is_it in kinds.items() if is_it)])
 
 
 def write_case(case: Case, path: Path) -> None:

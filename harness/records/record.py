@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from paritybit.harness.errors import MalformedError
 from paritybit.harness.machine.gpus import first_name
-from paritybit.harness.machine.workers import Workers
 from paritybit.harness.records.codec import encoded
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.revision import repository, revision
@@ -18,10 +17,8 @@ from paritybit.harness.records.schema import Environment, Record
 from paritybit import __version__
 
 
-def environment(
-    device: str, workers: Workers | None = None, name: str | None = None
-) -> Environment:
-    """Return the environment for a record: device, versions, commit, workers.
+def environment(device: str, processes: int | None = None, name: str | None = None) -> Environment:
+    """Return the environment for a record: device, versions, commit, processes.
 
     `name` is the device's name. Give it in a process that must not initialise CUDA.
     """
@@ -38,7 +35,7 @@ def environment(
         commit=commit,
         dirty=dirty,
         repository=repository(),
-        processes=workers.processes if workers is not None else None,
+        processes=processes,
     )
 
 
@@ -70,8 +67,6 @@ def write_evidence(
     device: str,
     figures: dict[str, Any],
     path: Path,
-    workers: Workers | None = None,
-    name: str | None = None,
 ) -> None:
     """Write measured figures with their environment.
 
@@ -79,7 +74,7 @@ def write_evidence(
     """
     data = {
         "format": f"paritybit-{kind}",
-        "environment": environment(device, workers, name),
+        "environment": environment(device),
         "figures": figures,
     }
     write_whole(path, encoded(data))

@@ -52,9 +52,6 @@ AHEAD: Mapping[Mode, int] = {
 For a draft it is the number of its slots.
 """
 
-MANY = 256
-"""Number of replays of one runner after which a one-byte counter wraps around."""
-
 EVERYONE_LEAVES: Steps = (Finish(0), Repeat(15))
 """Finishes as many requests as any trial runs."""
 
@@ -74,7 +71,7 @@ FACTORS: Mapping[str, tuple[str, ...]] = {
 
 
 class Row(NamedTuple):
-    """One scene: a captured size, and a value of each of FACTORS. `event` may also be "many"."""
+    """One scene: a captured size, and a value of each of FACTORS."""
 
     bucket: int
     length: str
@@ -189,7 +186,7 @@ def scene(ground: Ground, row: Row) -> Steps:
         admitted += DraftExtend((last,)), Verify((last,), SPECULATION.steps)
     lags = (Decode(everyone),) if mode is Mode.DRAFT_EXTEND else ()
     full, short = forward(row.bucket), forward(row.bucket - 1)
-    happens = happening(ground, row, everyone, (*full, *short))
+    happens = happening(ground, row, everyone)
     before = (*EVERYONE_LEAVES, *admitted, *caught_up, *full, *lags, *short)
     return (*before, *happens, *caught_up, *lags, *forward(filled, SPECULATION.steps))
 
@@ -213,7 +210,7 @@ def admissions(row: Row, prompts: tuple[int, ...], tokens: int) -> Steps:
     return (Prefill((*others,), max(prompts)), Admit(last, max(1, last - tokens)), Extend(0, last))
 
 
-def happening(ground: Ground, row: Row, everyone: tuple[int, ...], replays: Steps) -> Steps:
+def happening(ground: Ground, row: Row, everyone: tuple[int, ...]) -> Steps:
     """Return the steps of a scene's event. They happen between replays of the requests `everyone`.
 
     The last request is the one whose length varies.
@@ -232,9 +229,5 @@ def happening(ground: Ground, row: Row, everyone: tuple[int, ...], replays: Step
         "replaced": (Finish(last), Admit(2 * window, 2 * window)),
         "resumed": (Retract(last), Resume(0)),
         "others": tuple(step for step in rounds if modes_of([step], ground.modes)),
-        "many": (
-            *replays,
-            *chain(*((own, Repeat(2**n - 3), *replays) for n in range(2, MANY.bit_length() - 1))),
-        ),
     }
     return everything[row.event]

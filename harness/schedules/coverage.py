@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from paritybit.harness.schedules.boundaries import MANY
 from paritybit.harness.schedules.buckets import (
     BUCKETS,
     FILLINGS,
@@ -65,7 +64,6 @@ PREFILL_REQUIRED = ("prefill of several requests", BEGUN_BESIDE)
 """Events that they must also reach if a runner under test prefills."""
 
 LONGEST = "length of the longest context"
-MANY_REPLAYS = f"replay {MANY} of a runner"
 """What trials with the smallest sizes must reach, apart from a full bucket of one row."""
 
 OVERLAPPED = "step planned while a forward was in flight"
@@ -133,7 +131,7 @@ def required_at_edges(runners: Iterable[str]) -> tuple[str, ...]:
         filling(name, min(SMALLEST_TOKENS if RUNNERS[name].token_buckets else SMALLEST), "full")
         for name in runners
     ]
-    return (LONGEST, MANY_REPLAYS, *full) if full else ()
+    return (LONGEST, *full) if full else ()
 
 
 CONTEXT = "tokens of context"
@@ -161,7 +159,6 @@ class Coverage:
         self.events = events
         self.topk = topk
         self.last: dict[str, Replay] = {}
-        self.replays: Counter[str] = Counter()
         self.last_runner: str | None = None
 
     def see(self, replay: Replay, requests: int) -> None:
@@ -170,7 +167,6 @@ class Coverage:
         last = self.last.get(runner)
         last_bucket, last_size = (last.bucket, last.live_size) if last else (bucket, live_size)
         same = bucket == last_bucket
-        self.replays[runner] += 1
         seen = {
             f"{runner}: bucket {bucket}": True,
             f"{runner}: replay": True,
@@ -185,7 +181,6 @@ class Coverage:
             "batch grew again in its bucket": same and live_size > last_size,
             "smaller bucket after a larger": bucket < last_bucket,
             "larger bucket after a smaller": bucket > last_bucket,
-            MANY_REPLAYS: self.replays[runner] == MANY,
             "runner after another": self.last_runner not in {None, runner},
         }
         if self.prefills(runner):

@@ -3,7 +3,7 @@
 Weights only make deep states more likely. `coverage` counts the states, and tests assert them.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
 
 from hypothesis import strategies as st
@@ -44,24 +44,13 @@ FAVOUR = 3
 SPECULATIVE = frozenset(Mode) - {Mode.EXTEND, Mode.DECODE}
 
 
-def schedules(
-    config: ModelConfig,
-    buckets: Sequence[int],
-    token_buckets: Sequence[int],
-    modes: Collection[Mode],
-    under_test: Mode,
-    *,
-    scenes_first: bool = True,
-) -> st.SearchStrategy[Schedule]:
-    """Return a strategy of schedules for `config`.
+def schedules(ground: Ground) -> st.SearchStrategy[Schedule]:
+    """Return a strategy of schedules for an engine. The simplest is drawn first.
 
-    The engine under test has runners for `modes` with these captured sizes. `under_test` is the
-    mode of the runner under test. The simplest schedule is drawn first: with `scenes_first` it has
-    scenes that fill all buckets, otherwise one step.
+    It has scenes that fill all buckets.
     """
-    max_bs = max(buckets)
-    ground = Ground(config, tuple(buckets), tuple(token_buckets), frozenset(modes), under_test)
-    step, admit = _step(ground, modes), _admit(config)
+    config, max_bs = ground.config, max(ground.buckets)
+    step, admit = _step(ground), _admit(config)
     opening = st.lists(admit, max_size=max_bs).map(tuple)
     short, long = (
         st.lists(step, min_size=least, max_size=LONGEST).map(_flat) for least in (1, LONGEST // 2)
@@ -69,8 +58,7 @@ def schedules(
     played = _scenes(ground, SCENES)
     going_on = st.tuples(played, st.one_of(short, short, long)).map(_flat)
     free = st.tuples(opening, st.one_of(short, long, long)).map(_flat)
-    kinds = (going_on, free, free) if scenes_first else (free, going_on, free)
-    return st.builds(Schedule, st.one_of(*kinds), st.integers(0, SEEDS - 1))
+    return st.builds(Schedule, st.one_of(going_on, free, free), st.integers(0, SEEDS - 1))
 
 
 def _scenes(ground: Ground, count: int) -> st.SearchStrategy[tuple[Step, ...]]:
@@ -96,9 +84,10 @@ def _chunk(config: ModelConfig) -> st.SearchStrategy[int]:
     return st.one_of(whole, whole, st.integers(1, config.window))
 
 
-def _step(ground: Ground, modes: Collection[Mode]) -> st.SearchStrategy[tuple[Step, ...]]:
+def _step(ground: Ground) -> st.SearchStrategy[tuple[Step, ...]]:
     """Return a strategy of steps, rounds and scenes, drawn according to their weights."""
-    config, under_test, max_bs = ground.config, ground.mode, max(ground.buckets)
+    config, modes, under_test = ground.config, ground.modes, ground.mode
+    max_bs = max(ground.buckets)
     pick = st.integers(0, max_bs - 1)
     some = st.lists(pick, min_size=1, max_size=max_bs).map(tuple)
     first = st.integers(1, max_bs).map(lambda count: tuple(range(count)))

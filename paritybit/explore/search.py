@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from paritybit.connectors.failures import fault_of
 from paritybit.explore.snapshots import Objects, Snapshot, Snapshots
 from paritybit.harness.errors import CannotRunError
-from paritybit.harness.machine.forks import few_collections
+from paritybit.harness.machine.garbage import few_collections
 
 PROGRESS = 1.0
 """Seconds between two reports of progress."""

@@ -26,7 +26,7 @@ import pytest
 
 from properties.support.places import ROOT, say
 
-CLEAN_TRIALS = "properties/verdicts/test_clean.py"
+CLEAN_TRIALS = "properties/verdicts/test_engine.py::test_clean_trial"
 
 MOST_SECONDS = 900
 """Seconds after which a mutant is taken to hang."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from paritybit.harness.campaigns.hunt import play_all
-from paritybit.harness.campaigns.regress import RunConfig, trial_of
+from paritybit.harness.campaigns.plan import RunConfig, trial_of
 from paritybit.harness.checks.expectations import detected_by
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import STEP_PROPERTIES

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from paritybit.harness.cli.exit_codes import FINDING
 
 from properties.support.places import copy_packages
@@ -79,7 +78,6 @@ LINES = {
 """Lines of the list of checks, and what is added below each."""
 
 
-@pytest.mark.long
 def test_an_engine_is_connected_by_a_package_and_a_new_check_judges_it(tmp_path: Path) -> None:
     copy_packages(tmp_path)
     for name, text in FILES.items():

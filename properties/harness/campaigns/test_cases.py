@@ -23,6 +23,7 @@ from paritybit.harness.records.case import (
     write_case,
 )
 from paritybit.harness.records.codec import encoded, load
+from paritybit.harness.schedules.boundaries import Ground
 from paritybit.harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from paritybit.harness.schedules.generate import schedules
 from paritybit.harness.schedules.schedule import (
@@ -70,7 +71,8 @@ WILD_SCHEDULES = st.builds(Schedule, st.lists(WILD_STEPS, max_size=30).map(tuple
 
 @given(
     st.one_of(
-        schedules(CONFIG, BUCKETS, TOKEN_BUCKETS, frozenset(Mode), Mode.DECODE), WILD_SCHEDULES
+        schedules(Ground(CONFIG, BUCKETS, TOKEN_BUCKETS, frozenset(Mode), Mode.DECODE)),
+        WILD_SCHEDULES,
     )
 )
 def test_a_schedule_reads_back_from_its_json_text(schedule: Schedule) -> None:

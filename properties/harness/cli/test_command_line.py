@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.harness.campaigns.plan import hunts_of
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.cli.folders import shown
-from paritybit.harness.cli.regress import hunts_of
 from paritybit.harness.errors import LONGEST_VALUE
 from paritybit.reference.config import PRESETS
 from paritybit.reports.glossary import GLOSSARY
@@ -59,14 +59,14 @@ MALFORMED_LINES: dict[str, str] = {
     "regress --preset gpt_oss,gpt9": "unknown preset 'gpt9'; valid: gemma3, gpt_oss, mimo",
     "regress --device tpu": "'tpu' is not one of 'auto', 'cpu', 'cuda'",
     "regress --device=": "'' is not one of 'auto', 'cpu', 'cuda'",
-    "regress --examples 0": "'--examples': '0' is not a whole number from 1 to 999999999",
-    "regress --examples ²": "'²' is not a whole number from 1 to 999999999",
+    "regress --workers 0": "'--workers': '0' is not a whole number from 1 to 999999999",
+    "regress --workers ²": "'²' is not a whole number from 1 to 999999999",
     f"regress --seed {'1' * 5000}": "1…",
     "regress --seed -1": "'-1' is not a whole number from 0 to 999999999",
     "regress --seed 1 --seed 2": "'--seed': it was given more than once",
     "regress --out=": "'--out': the path is empty",
     f"regress --out {'x' * 256}": "it has a name of 256 bytes; the limit is 255",
-    "regress swa_pad": "Got unexpected extra argument(s) (swa_pad)",
+    "regress swa_pad": "unexpected argument 'swa_pad'; options for pytest come after --",
     "replay": "Missing argument 'case'",
     "replay none.json": "none.json cannot be read: No such file",
     f"replay {CASE} --engine sglang==0.5.12": "so --engine cannot be used",

@@ -106,7 +106,7 @@ STOPPED = """
 import os
 import paritybit.__main__
 
-def run(words, stop, own):
+def run(words, stop):
     try:
         exec("os.kill(os.getpid(), {number})")
     except KeyboardInterrupt:

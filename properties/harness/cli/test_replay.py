@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from paritybit.harness.machine.workers import Workers
 from paritybit.harness.records.case import Case
 from paritybit.harness.records.codec import load
 
@@ -26,12 +25,6 @@ from properties.support.harness.command_line import (
 from properties.support.harness.scripted import ERROR, Scripted, violating
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
-
-
-@pytest.fixture(autouse=True)
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replay in this process: another takes seconds to start."""
-    monkeypatch.setattr("paritybit.harness.cli.replay.workers_for", lambda _: Workers(1))
 
 
 @without_gpu
@@ -188,7 +181,7 @@ def test_an_explainer_that_fails_hides_no_violation(
     def explain(*_: Any) -> None:
         raise RuntimeError("cannot explain")
 
-    monkeypatch.setattr("paritybit.harness.campaigns.locksteps.explanation", explain)
+    monkeypatch.setattr("paritybit.harness.campaigns.task.explanation", explain)
     assert main(["replay", str(case_file)]) == FINDING
     captured = capsys.readouterr()
     assert re.search(r"^step 3: kv_parity: .*^  no explanation: ", captured.out, re.M | re.S)
@@ -206,6 +199,8 @@ def test_a_case_that_fails_among_others_leaves_them_their_verdicts(
         outcomes = iter([violating(error=ERROR), violating(*after)])
         scripted = Scripted(load(first, Case).trial, lambda *_: next(outcomes))
         monkeypatch.setattr("paritybit.harness.campaigns.replay.kept_lockstep", lambda _: scripted)
+        here = "paritybit.harness.campaigns.isolated.in_new_process"
+        monkeypatch.setattr(here, lambda run, given: run(given))
         return main(["replay", str(first), str(second)])
 
     assert replay("kv_parity") == CANNOT_RUN

@@ -1,7 +1,7 @@
 """How far a bug got: its code ran, its step went wrong; whether anything saw it is not asked."""
 
 import pytest
-from paritybit.harness.campaigns.task import Task, run_in_turn
+from paritybit.harness.campaigns.task import Task, run_task
 from paritybit.harness.explain.facts import Reach
 from paritybit.harness.explain.reach import Reaching
 from paritybit.harness.lockstep.config import TrialConfig
@@ -79,10 +79,10 @@ def test_code_that_runs_is_reached_and_triggers_if_it_does_anything_else(
 
 def test_a_hunt_tells_how_far_a_bug_got_that_it_missed(device: str) -> None:
     """In the few schedules drawn it was not seen; the result says whether it was triggered."""
-    missed = run_in_turn(Task(trial(device, "swa_pad"), 3, 1))
+    missed = run_task(Task(trial(device, "swa_pad"), 3, 1))
     assert missed.reach is not None
     assert missed.reach.schedules == 1
-    caught = run_in_turn(Task(trial(device, "swa_pad"), 0, 20))
+    caught = run_task(Task(trial(device, "swa_pad"), 0, 20))
     assert caught.status is Status.CAUGHT
     assert caught.reach is not None
     assert (caught.reach.reached, caught.reach.triggered) == (1, 1)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paritybit.harness.campaigns.scenes import ground_of
+from paritybit.harness.campaigns.hunt import ground_of
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig

@@ -5,15 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paritybit.harness.campaigns.hunt import HuntResult, draw
-from paritybit.harness.campaigns.regress import (
-    OVERLAPPING,
-    RunConfig,
-    all_hunts,
-    clean_tasks,
-)
-from paritybit.harness.campaigns.scenes import handed_over
-from paritybit.harness.campaigns.task import Task, judge_task
+from paritybit.harness.campaigns.hunt import HuntResult, draw, ground_of
+from paritybit.harness.campaigns.plan import RunConfig, all_hunts, clean_tasks
+from paritybit.harness.campaigns.task import Task, judge
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.explain.report import explanation, observe
@@ -21,6 +15,7 @@ from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.overlapped import FORWARDS_LAG, TURN
 from paritybit.harness.lockstep.pair import Pair, subject_alone
 from paritybit.harness.records.schema import Status
+from paritybit.harness.schedules.boundaries import Row, scenes
 from paritybit.harness.schedules.coverage import FREED_IN_FLIGHT, HANDED_OVER_IN_FLIGHT, OVERLAPPED
 from paritybit.harness.schedules.schedule import (
     Admit,
@@ -32,6 +27,7 @@ from paritybit.harness.schedules.schedule import (
     Step,
     Verify,
 )
+from paritybit.reference.batch import Mode
 from paritybit.reference.order import Arrived
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.overlap import Flight, Overlap, Result, Staged
@@ -176,7 +172,9 @@ def test_a_row_is_handed_over_while_a_forward_in_flight_has_yet_to_keep_its_toke
 ) -> None:
     """Where nobody waits for that, the next owner's prompt is not what it was."""
     lockstep = broken(before)
-    outcome = lockstep.play(handed_over(lockstep.trial))
+    ground = replace(ground_of(lockstep.trial), mode=Mode.DECODE)
+    row = Row(min(ground.buckets), "short", "replaced")
+    outcome = lockstep.play(Schedule(scenes(ground, [row])))
     assert outcome.error is None
     assert outcome.events[HANDED_OVER_IN_FLIGHT] > 0
     assert ("logits_parity" in outcome.violated) is (before is DoneBeforeSampling)
@@ -201,7 +199,7 @@ def test_a_trial_of_overlapping_steps_of_which_none_did_is_vacuous(
     counted = HuntResult(replays=1, padded_replays=1)
     counted.events.update({"held against the oracle": 1, OVERLAPPED: overlapped})
     task = Task(TrialConfig(overlap=True), 0, 1)
-    assert judge_task(task, counted, None, 0) is status
+    assert judge(task, counted, None, 0) is status
 
 
 def test_steps_overlap_in_a_clean_trial_of_each_engine_that_launches() -> None:
@@ -213,7 +211,5 @@ def test_steps_overlap_in_a_clean_trial_of_each_engine_that_launches() -> None:
         settings = RunConfig("cpu", hunts)
         found = [task for task in clean_tasks(settings) if task.trial.overlap]
         assert [task.trial.runner for task in found] == runners
-        assert all(task.examples == OVERLAPPING for task in found)
-        assert all(task.first == (handed_over(task.trial),) for task in found)
         for event in (OVERLAPPED, HANDED_OVER_IN_FLIGHT):
             assert (event in settings.required_events) is bool(runners)

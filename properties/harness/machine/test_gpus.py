@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from paritybit.harness.machine import gpus
-from paritybit.harness.machine.gpus import free_memory, visible_gpus
+from paritybit.harness.machine.gpus import visible_gpus
 
 
 @pytest.mark.parametrize(
@@ -68,29 +68,3 @@ def test_where_the_driver_cannot_be_asked_there_is_no_gpu(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(subprocess, "run", fail)
     assert visible_gpus() == []
-
-
-FREE = "0, GPU-1a2b, 142000\n1, GPU-3c4d, 80\n2, GPU-5e6f, [N/A]\n"
-"""What a driver answers that does not know of one GPU how much of its memory is free."""
-
-
-@pytest.mark.parametrize(
-    ("named", "free"), [("0,1,2", [142000, 80]), ("1", [80]), ("GPU-1a", [142000]), ("", [])]
-)
-@pytest.mark.usefixtures("eight_gpus")
-def test_the_driver_says_how_much_memory_is_free_on_the_gpus_that_may_be_used(
-    named: str, free: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without CUDA; nothing where there is no driver's program."""
-
-    def answers(*_: Any, **__: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess([], 0, FREE)
-
-    def missing(*_: Any, **__: Any) -> subprocess.CompletedProcess[str]:
-        raise FileNotFoundError
-
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-    monkeypatch.setattr(subprocess, "run", answers)
-    assert free_memory() == [mebibytes * 2**20 for mebibytes in free]
-    monkeypatch.setattr(subprocess, "run", missing)
-    assert free_memory() == []

@@ -1,54 +1,57 @@
-"""How many processes share the work, by cores, GPUs and MPS, and which GPU each one uses."""
+"""How many processes work at once, and which GPU each of them sees."""
 
 import os
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from paritybit.harness.campaigns import plugin
 from paritybit.harness.machine import workers
-from paritybit.harness.machine.workers import (
-    HERE,
-    MOST_CLIENTS,
-    Workers,
-    cores,
-    processes_on,
-    sparing,
-)
+from paritybit.harness.machine.workers import cores, processes_on
 
 
 @pytest.mark.parametrize(
-    ("here", "gpus", "shared", "best"),
+    ("device", "present", "gpus", "mps", "count"),
     [
-        (16, 1, False, 8),
-        (16, 1, True, 15),
-        (4, 1, False, 3),
-        (1, 1, True, 1),
-        (32, 2, False, 16),
-        (32, 2, True, 31),
-        (128, 8, False, 64),
-        (128, 1, True, MOST_CLIENTS // 2),
-        (16, 0, False, 8),
+        ("cpu", 16, 8, False, 16),
+        ("cuda", 16, 1, False, 8),
+        ("cuda", 16, 2, False, 15),
+        ("cuda", 16, 1, True, 15),
+        ("cuda", 64, 1, True, 24),
+        ("cuda", 1, 1, True, 1),
     ],
 )
 def test_on_gpus_as_many_work_as_cores_and_sharing_allow(
-    here: int, gpus: int, shared: bool, best: int, monkeypatch: pytest.MonkeyPatch
+    device: str, present: int, gpus: int, mps: bool, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "cores", lambda: here)
-    assert processes_on("cuda", gpus, mps=shared) == best
-    assert processes_on("cpu", gpus, mps=shared) == here
-
-
-def test_there_are_no_more_processes_than_tasks_but_one_at_least() -> None:
-    assert [Workers(5).at_most(tasks).processes for tasks in (0, 3, 9)] == [1, 3, 5]
-    assert HERE.at_most(3) == HERE
-
-
-def test_one_worker_on_a_cpu_is_this_process() -> None:
-    assert [sparing(Workers(count), "cpu") for count in (1, 2)] == [HERE, Workers(2)]
-    assert [sparing(Workers(count), "cuda") for count in (1, 2)] == [Workers(1), Workers(2)]
+    monkeypatch.setattr(workers, "cores", lambda: present)
+    assert processes_on(device, gpus, mps=mps) == count
 
 
 def test_the_cores_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5}, raising=False)
-    assert cores() == 2
-    monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert cores() == 1
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 7}, raising=False)
+    assert cores() == 3
+
+
+@pytest.mark.parametrize(("name", "gpu"), [("gw0", "2"), ("gw1", "5"), ("gw2", "2"), ("gw11", "5")])
+@pytest.mark.usefixtures("eight_gpus")
+def test_a_worker_sees_one_gpu_in_turn(
+    name: str, gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    plugin.pin("cuda", name)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == gpu
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_auto_takes_cuda_where_a_gpu_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(device: str) -> str:
+        config: Any = SimpleNamespace(getoption=lambda _: device)
+        return plugin.chosen_device(config)
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert [chosen(device) for device in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert chosen("auto") == "cpu"
+    with pytest.raises(pytest.UsageError, match="needs a GPU, but none is visible"):
+        chosen("cuda")

@@ -50,7 +50,7 @@ def parsed(*words: str) -> Data:
     for command in top.commands.values():
         command.callback = lambda **options: options
     with patch.object(app, "get_command", lambda _: top):
-        options: Any = app.run(app.Line(words, Stop(), own=False))
+        options: Any = app.run(app.Line(words, Stop()))
     return dict(options) if isinstance(options, dict) else {}
 
 

@@ -1,0 +1,99 @@
+"""A run of clean trials and hunts: its results, and the verdict on them."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+from paritybit.harness.campaigns.plan import RunConfig, clean_tasks, plan
+from paritybit.harness.campaigns.task import OPEN, Result, Task
+
+NAMED = 3
+"""The number of unreached states that a verdict lists. The page lists all."""
+
+
+@dataclass
+class Run:
+    """A run in progress.
+
+    - `processes`: the number of worker processes.
+    - `tasks`: the selected tasks in the order of the plan. At first, all of the plan.
+    - `results`: in the order in which they arrived.
+    - `broken`: whether pytest had an error of its own, so that results may be missing.
+    """
+
+    settings: RunConfig
+    command: str = "paritybit regress"
+    processes: int = 1
+    tasks: list[Task] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    started: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
+    clock: float = field(default_factory=time.monotonic)
+    interrupted: bool = False
+    broken: bool = False
+
+    def __post_init__(self) -> None:
+        """Select all tasks."""
+        self.tasks = self.tasks or plan(self.settings)
+
+    @property
+    def lost(self) -> int:
+        """The number of selected tasks without a result."""
+        return len(self.tasks) - len(self.results)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether a run that is not green has no wrong result, but too few."""
+        wrong = [result for result in self.results if not result.status.expected]
+        return all(result.status in OPEN and result.finding is None for result in wrong)
+
+
+def verdict(run: Run) -> tuple[str, str]:
+    """Return green, red or interrupted, and a sentence with the reason.
+
+    A run is green if all selected tasks ended as expected and all required states were reached. If
+    all clean trials pass, the sentence lists the states that were never reached. A failing trial
+    stops early, so its coverage is incomplete.
+    """
+    clean = [result for result in run.results if result.task.bug is None]
+    bugs = [result for result in run.results if result.task.bug is not None]
+    good = [result for result in bugs if result.status.expected]
+    clean_good = [result for result in clean if result.status.expected]
+    message = (
+        f"{len(clean_good)} of {len(clean)} clean trials passed;"
+        f" {len(good)} of {len(bugs)} hunts ended as expected"
+    )
+    lost, missing = run.lost, unreached(run)
+    if lost and not run.interrupted:
+        message += f"; {lost} of {len(run.tasks)} trials and hunts gave no result"
+    if missing and not run.interrupted and len(clean_good) == len(clean):
+        message += f"; never reached: {first_of(missing)}"
+    if run.interrupted:
+        rest = f"; {lost} of {len(run.tasks)} did not finish" if lost else ""
+        return "interrupted", f"so far, {message}{rest}"
+    if run.broken:
+        message += "; pytest failed"
+    good_all = len(good) == len(bugs) and len(clean_good) == len(clean)
+    whole = good_all and run.results and not (lost or missing or run.broken)
+    return ("green" if whole else "red"), message
+
+
+def first_of(names: Sequence[str]) -> str:
+    """Return the first NAMED names, and the number of the others."""
+    rest = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def unreached(run: Run) -> list[str]:
+    """Return the required events that the clean trials, taken together, never reached.
+
+    Nothing is required of a run in which clean trials were deselected.
+    """
+    if not set(run.tasks).issuperset(clean_tasks(run.settings)):
+        return []
+    events: Counter[str] = Counter()
+    for result in run.results:
+        if result.task.bug is None:
+            events += result.hunt_result.events
+    return [event for event in run.settings.required_events if not events[event]]
