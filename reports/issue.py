@@ -9,12 +9,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-import msgspec
-from paritybit.reports.markdown import text
+from paritybit.harness.records.codec import encoded
+from paritybit.reports.markdown import cause_lines, text
+from paritybit.reports.sanitizer import cause_of
 
 from paritybit.launch.case import WatchCase
 from paritybit.launch.schema import Watched
-from paritybit.launch.words import CauseGroup, causes_of, lines_of
+from paritybit.launch.words import CauseGroup, causes_of
 
 LONGEST_TITLE = 200
 
@@ -46,6 +47,12 @@ class Seen:
         return f"{self.record.engine or 'a command'}{commit}"
 
     @property
+    def key(self) -> str:
+        """The key for the engine and cause. It can be part of an HTML comment."""
+        digest = hashlib.sha256(f"{self.engine}\n{self.cause.name}".encode()).hexdigest()
+        return f"paritybit-cause-{digest[:16]}"
+
+    @property
     def row(self) -> str:
         """The row of this run in the issue."""
         day = (self.record.started or "").partition("T")[0]
@@ -72,30 +79,27 @@ def by_cause(found: Iterable[Seen]) -> dict[str, list[Seen]]:
     """Return the causes in runs, by engine and cause."""
     groups: dict[str, list[Seen]] = {}
     for one in found:
-        groups.setdefault(key_of(one), []).append(one)
+        groups.setdefault(one.key, []).append(one)
     return groups
-
-
-def key_of(seen: Seen) -> str:
-    """Return the key for an engine and cause. It can be part of an HTML comment."""
-    digest = hashlib.sha256(f"{seen.engine}\n{seen.cause.name}".encode()).hexdigest()
-    return f"paritybit-cause-{digest[:16]}"
 
 
 def issue_of(key: str, found: list[Seen], before: str = "") -> Issue:
     """Return the issue for a cause. `before` is the text of the existing issue, or ''."""
     last = found[-1]
-    rows = {row.partition(" | ")[0]: row for row in rows_of(before)}
-    rows |= {one.row.partition(" | ")[0]: one.row for one in found}
-    title = f"{last.engine}: {last.cause.name}"[:LONGEST_TITLE]
+    rows = {row.partition(" | ")[0]: row for row in (*rows_of(before), *(one.row for one in found))}
     body = [
         f"<!-- {key} -->",
         "`paritybit watch` found this. The issue is updated when it runs again.",
         "",
         HEAD + "\n".join(rows.values()),
         "",
-        *details(last),
+        f"## In {text(last.where)}",
+        "",
+        *cause_lines(cause_of(last.cause, "", last.record.engine or "ENGINE")),
+        *excerpt(last),
+        *case_lines(last.case),
     ]
+    title = f"{last.engine}: {last.cause.name}"[:LONGEST_TITLE]
     return Issue(key, title, "\n".join(body) + "\n")
 
 
@@ -105,22 +109,17 @@ def rows_of(body: str) -> list[str]:
     return [line for line in table.splitlines() if re.fullmatch(r"\| .* \| .* \| .* \|", line)]
 
 
-def details(seen: Seen) -> Iterator[str]:
-    """Yield details of the last run for a maintainer: where, what, and a case."""
-    first = seen.cause.findings[0]
-    yield f"## In {text(seen.where)}"
-    yield ""
-    yield f"- **{text(first.check)}**: {text(first.text)}"
-    yield from (f"- {name}: {text(words)}" for name, words in lines_of(first))
-    if first.excerpt:
-        yield ""
-        yield "```python"
-        yield from (f"{line.number:5}  {line.text.replace('```', '')}" for line in first.excerpt)
+def excerpt(seen: Seen) -> Iterator[str]:
+    """Yield the lines of the engine around the one that the first finding names."""
+    lines = seen.cause.findings[0].excerpt
+    if lines:
+        yield "\n```python"
+        yield from (f"{line.number:5}  {line.text.replace('```', '')}" for line in lines)
         yield "```"
-    if seen.case is not None:
-        data = msgspec.json.encode(seen.case).decode()
-        yield ""
-        yield f"`paritybit replay CASE --engine {seen.record.engine or 'ENGINE'}` shows it again."
-        if len(data) <= LONGEST_CASE and "```" not in data:
-            yield ""
-            yield f"<details><summary>The case</summary>\n\n```json\n{data}\n```\n\n</details>"
+
+
+def case_lines(case: WatchCase | None) -> Iterator[str]:
+    """Yield a case that is not too long."""
+    data = "" if case is None else encoded(case)
+    if data and len(data) <= LONGEST_CASE and "```" not in data:
+        yield f"\n<details><summary>The case</summary>\n\n```json\n{data}```\n\n</details>"

@@ -23,7 +23,6 @@ from paritybit.reports.model import (
 )
 
 from paritybit.launch.schema import Finding, Leg, Watched
-from paritybit.launch.trend import label, rows
 from paritybit.launch.words import (
     CauseGroup,
     by,
@@ -182,13 +181,12 @@ def absent(record: Watched) -> Iterator[Block]:
 
 
 def baseline(record: Watched) -> Iterator[Section]:
-    """Yield the trend of each cause up to this run, if there is a baseline."""
-    if not record.trend:
+    """Yield the change of each cause since the baseline, if there is one."""
+    if record.baseline is None:
         return
-    head = ("cause", *map(label, record.trend), "this run", "since the last")
-    trend = [(row.cause, *row.cells, row.became) for row in rows(record)]
-    trend = trend or [("no findings", *["–"] * (len(head) - 2), "")]
-    cells = tuple(tuple(map(Piece, row)) for row in trend)
+    head = ("cause", record.baseline, "this run", "change")
+    rows = [(one.cause, one.before, one.after, one.kind) for one in record.changes]
+    cells = tuple(tuple(map(Piece, row)) for row in rows or [("no findings", "", "", "")])
     yield Section("baseline", "Against the baseline", (Table("causes", head, cells),))
 
 

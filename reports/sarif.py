@@ -26,7 +26,7 @@ def sarif_of(record: Watched, prefix: str = "") -> dict[str, Any]:
     engines = [process.engine for leg in record.legs for process in leg.processes]
     package = next((engine for engine in engines if engine), "engine")
     results = [result_of(finding, prefix, package) for finding in firsts.values()]
-    if record.trend:
+    if record.baseline is not None:
         for result, finding in zip(results, firsts.values(), strict=True):
             result["baselineState"] = "unchanged" if finding.known == IN_BASELINE else "new"
     driver = {

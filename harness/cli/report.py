@@ -10,16 +10,15 @@ from paritybit.harness.records.codec import load
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.schema import Record
 from paritybit.reports import laboratory, sanitizer
-from paritybit.reports.compare import compare_watched
 from paritybit.reports.issue import by_cause, issue_of, seen_in
 from paritybit.reports.markdown import summary
 from paritybit.reports.model import Report
 from paritybit.reports.page import render
 
 from paritybit.launch.case import WatchCase
+from paritybit.launch.changes import NEW, NOT_CHECKED_AGAIN, NOT_CHECKED_BEFORE, changes
 from paritybit.launch.record import of_journals
 from paritybit.launch.schema import Watched
-from paritybit.launch.trend import NEW, NOT_CHECKED_AGAIN, NOT_CHECKED_BEFORE
 
 PAGE = "index.html"
 """The page of a run, next to its record."""
@@ -108,15 +107,15 @@ def print_issues(record: Watched, cases: Path) -> int:
 
 def compare(before: Watched, after: Watched) -> int:
     """Print the changes between two records of `watch`, and return the exit code."""
-    changes = list(compare_watched(before, after))
-    for change in changes:
+    found = changes(before, after)
+    for change in found:
         counts = " → ".join(filter(None, (change.before, change.after)))
         print(f"{change.kind}: {change.cause}: {counts}")
-    if not changes:
+    if not found:
         print("no findings in either")
     for reason in after.undecided:
         print(f"undecided in the later run: {reason}")
-    kinds = {change.kind for change in changes}
+    kinds = {change.kind for change in found}
     if kinds & {NEW, NOT_CHECKED_BEFORE}:
         return FINDING
     return CANNOT_RUN if NOT_CHECKED_AGAIN in kinds or after.undecided else OK

@@ -21,10 +21,11 @@ from paritybit.harness.lockstep.tracebacks import without_paths
 from paritybit.harness.records.codec import encoded
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.revision import repository, revision
+from paritybit.launch.changes import changes, label
 from paritybit.launch.journals import Journals
 from paritybit.launch.known import Known, missing
 from paritybit.launch.schema import (
-    Environment,
+    Build,
     Finding,
     Leg,
     NotTried,
@@ -33,7 +34,6 @@ from paritybit.launch.schema import (
 )
 from paritybit.launch.scope import PAIRS, SERVED_PAIRS, not_tried
 from paritybit.launch.tally import Tally
-from paritybit.launch.trend import changes, points
 from paritybit.launch.verdict import Outcome, ending, judged, lacking, open_questions
 from paritybit.watch.settings import TRIED
 
@@ -96,9 +96,7 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
     verdict, message = judged(findings, undecided, counts, untried, interrupted)
     commit, dirty = revision()
     record = Watched(
-        environment=Environment(
-            __version__, platform.python_version(), commit, dirty, repository()
-        ),
+        environment=Build(__version__, platform.python_version(), commit, dirty, repository()),
         command=asked.command,
         verdict=verdict,
         message=message,
@@ -118,10 +116,11 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
         absent=absent,
         started=asked.started,
         revision=asked.revision,
-        trend=points(asked.known.baseline),
     )
     baseline = asked.known.baseline
-    return record if baseline is None else replace(record, changes=changes(baseline, record))
+    if baseline is None:
+        return record
+    return replace(record, baseline=label(baseline), changes=changes(baseline, record))
 
 
 def of_journals(folder: Path, known_checks: Sequence[str]) -> Watched | None:

@@ -160,7 +160,7 @@ class NotTried(msgspec.Struct, frozen=True):
     why: str
 
 
-class Environment(msgspec.Struct, frozen=True):
+class Build(msgspec.Struct, frozen=True):
     """The version of paritybit, its commit, and whether its tree was modified, if known."""
 
     paritybit: str
@@ -170,19 +170,13 @@ class Environment(msgspec.Struct, frozen=True):
     repository: str | None
 
 
-class Point(msgspec.Struct, frozen=True):
-    """An earlier run in a trend: its number of findings per cause, and its legs.
+class Change(msgspec.Struct, frozen=True):
+    """The change of a cause between two runs, and how often each check found it in them."""
 
-    `started` is the time of the run, and `revision` the commit of the engine's source tree. They
-    are None if they are unknown.
-    """
-
-    started: str | None
-    revision: str | None
-    engine: str | None
-    verdict: Verdict
-    causes: dict[str, Count]
-    legs: tuple[str, ...]
+    cause: str
+    kind: str
+    before: str
+    after: str
 
 
 class Watched(File, frozen=True, tag="paritybit-watch"):
@@ -192,11 +186,11 @@ class Watched(File, frozen=True, tag="paritybit-watch"):
     - `checks`: None for all checks.
     - `absent`: the known findings that did not occur although their check compared something.
     - `revision`: the commit of the engine's source tree. None for any other engine.
-    - `trend`: the runs up to the baseline, in order. Empty without a baseline.
+    - `baseline`: the name of the run that is the baseline, or None.
     - `changes`: the change of each cause since the baseline.
     """
 
-    environment: Environment
+    environment: Build
     command: str
     verdict: Verdict
     message: str
@@ -216,6 +210,6 @@ class Watched(File, frozen=True, tag="paritybit-watch"):
     absent: tuple[str, ...] = ()
     started: str | None = None
     revision: str | None = None
-    trend: tuple[Point, ...] = ()
-    changes: dict[str, str] = msgspec.field(default_factory=dict)
-    version: Literal[2] = 2
+    baseline: str | None = None
+    changes: tuple[Change, ...] = ()
+    version: Literal[3] = 3

@@ -47,7 +47,6 @@ DATA_FOR_REPORTS = (
     "paritybit.harness.records.schema",
     "paritybit.launch.case",
     "paritybit.launch.schema",
-    "paritybit.launch.trend",
     "paritybit.launch.words",
 )
 """The modules that `reports` may import. They hold data."""

@@ -1,16 +1,13 @@
-"""A baseline: its findings do not fail a run, new ones do, and a record keeps the trend."""
+"""A baseline: its findings do not fail a run, and new ones do."""
 
 import json
 from pathlib import Path
 
-from msgspec.structs import replace
-
-from paritybit.launch.schema import Watched
-from paritybit.launch.trend import FIXED, MOST, NEW, STAYS, changes, points, rows
+from paritybit.launch.changes import FIXED, NEW, STAYS
 from properties.launch.conftest import Script, Watch
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK
 from properties.support.known import STRAY, listed
-from properties.support.records import finding, record, watched
+from properties.support.records import record
 
 LEAK = "replace(STRAY, check='leak', key='leak', cause=None)"
 TEXT = f"from dataclasses import replace\nengine([STRAY, {LEAK}][:int(sys.argv[1])])"
@@ -21,6 +18,11 @@ def kept(folder: Path, name: str) -> str:
     data = (folder / "out" / "latest" / "watch.json").read_text()
     (folder / name).write_text(data)
     return str(folder / name)
+
+
+def kinds(folder: Path) -> dict[str, str]:
+    """Return the change of each cause in the last record."""
+    return {one["cause"]: one["kind"] for one in record(folder)["changes"]}
 
 
 def test_only_what_the_baseline_lacks_fails_a_run(
@@ -35,8 +37,7 @@ def test_only_what_the_baseline_lacks_fails_a_run(
     done = watch("--baseline", baseline, "--", *words, "2")
     assert done.returncode == FINDING
     assert "1 finding with 1 cause: leak" in done.stderr.splitlines()[-1]
-    (point,) = record(tmp_path)["trend"]
-    assert point["causes"] == {"out_cache_loc_swa": 1}
+    assert kinds(tmp_path) == {"out_cache_loc_swa": STAYS, "not known (leak, swa)": NEW}
     sarif = json.loads((tmp_path / "out" / "latest" / "findings.sarif").read_text())
     states = {one["ruleId"]: one["baselineState"] for one in sarif["runs"][0]["results"]}
     assert states == {"leak": "new", "stray-write": "unchanged"}
@@ -72,27 +73,6 @@ def test_a_run_without_a_verdict_fails_unless_it_is_told_not_to(
     assert watch("--undecided", "warn", "--", *script(TEXT), "1").returncode == FINDING
 
 
-def run_with(*causes: str, baseline: Watched | None = None) -> Watched:
-    run = replace(watched([finding(one) for one in causes]), trend=points(baseline))
-    return run if baseline is None else replace(run, changes=changes(baseline, run))
-
-
-def test_a_trend_grows_from_baseline_to_baseline() -> None:
-    first = run_with("a", "b")
-    second = run_with("b", "c", baseline=first)
-    third = run_with("c", baseline=second)
-    assert {row.cause: row.became for row in rows(second)} == {"b": STAYS, "c": NEW, "a": FIXED}
-    assert {row.cause: (row.cells, row.became) for row in rows(third)} == {
-        "c": (("–", "1", "1"), STAYS),
-        "b": (("1", "1", "–"), FIXED),
-        "a": (("1", "–", "–"), ""),
-    }
-    assert list(rows(first)) == []
-    for _ in range(2 * MOST):
-        third = replace(third, trend=points(third))
-    assert len(third.trend) == MOST
-
-
 def test_a_finding_that_could_not_occur_again_is_not_called_fixed(
     watch: Watch, script: Script, tmp_path: Path
 ) -> None:
@@ -104,10 +84,10 @@ def test_a_finding_that_could_not_occur_again_is_not_called_fixed(
     done = watch(*options, "--", *script(TEXT), "0")
     assert "known, but did not occur: stray write" in done.stderr
     changed = {"out_cache_loc_swa": FIXED, "not known (leak, swa)": FIXED}
-    assert record(tmp_path)["changes"] == changed
+    assert kinds(tmp_path) == changed
     done = watch(*options, "--checks", "leak", "--", *script(TEXT), "0")
     assert "known, but did not occur" not in done.stderr
     changed["out_cache_loc_swa"] = "not checked again"
-    assert record(tmp_path)["changes"] == changed
+    assert kinds(tmp_path) == changed
     names = {one["what"] for one in record(tmp_path)["not_tried"]}
     assert "known finding: stray write: out_cache_loc_swa" in names

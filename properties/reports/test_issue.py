@@ -1,7 +1,7 @@
 """Issues about findings: one per engine and cause, opened or updated from records."""
 
-import msgspec
 from msgspec.structs import replace
+from paritybit.harness.records.codec import encoded
 from paritybit.reports.issue import by_cause, issue_of, rows_of, seen_in
 
 from paritybit.drive.script import Script
@@ -44,4 +44,4 @@ def test_an_issue_holds_the_lines_of_the_engine_and_a_case_that_is_not_long() ->
         body = issue_of(key, found).body
         assert f"<!-- {key} -->" in body
         assert "   11      line = 11" in body
-        assert (msgspec.json.encode(held).decode() in body) == (held is case)
+        assert (encoded(held) in body) == (held is case)

@@ -7,10 +7,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from paritybit.launch.changes import changes, label
 from paritybit.launch.schema import (
     IN_BASELINE,
+    Build,
     Cause,
-    Environment,
     Finding,
     Leg,
     NotTried,
@@ -19,7 +20,6 @@ from paritybit.launch.schema import (
     Watched,
     Who,
 )
-from paritybit.launch.trend import NEW, STAYS, point_of
 
 LEG = Leg("decode graphs", (), "ended", 0, 1.0, {}, {}, {}, ())
 
@@ -36,7 +36,7 @@ def finding(cause: str, number: int = 1) -> Finding:
 def watched(findings: Sequence[Finding], legs: Sequence[str] = (LEG.name,)) -> Watched:
     verdict: Verdict = "finding" if findings else "no finding"
     return Watched(
-        environment=Environment("1", "3.11", None, None, None),
+        environment=Build("1", "3.11", None, None, None),
         command="paritybit watch",
         verdict=verdict,
         message="",
@@ -92,14 +92,13 @@ def shown() -> Watched:
         case="finding-2.json",
     )
     before = replace(watched([leak], ["overlap", LEG.name]), revision="0123456789abcdef")
-    return replace(
+    now = replace(
         watched([stray, leak], [LEG.name, "overlap"]),
         message="25 findings with 1 cause: stray write: the replay of decode changed slot 17 (swa)",
         started="2026-11-26T02:00:00+00:00",
         counts={"forwards": 500, "replays": 200, "padded_replays": 90, "reads": 40_000, "idle": 3},
         undecided=("the engine was killed",),
         not_tried=(NotTried("row few window slots", "the run was interrupted before"),),
-        trend=(point_of(before),),
-        changes={stray.cause_name: NEW, leak.cause_name: STAYS},
         absent=("leak: a cause (https://github.com/example/engine/issues/1)",),
     )
+    return replace(now, baseline=label(before), changes=changes(before, now))

@@ -1,16 +1,10 @@
-"""The trend of runs: how the findings of each cause change from run to run."""
-
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+"""Compares two runs: how the findings of each cause changed."""
 
 from paritybit.drive.limits import BOUNDARY
 from paritybit.drive.operating.actions import COUNT
-from paritybit.launch.schema import Finding, Leg, Point, Watched
+from paritybit.launch.schema import Change, Finding, Leg, Watched
+from paritybit.launch.words import all_causes
 from paritybit.watch.settings import TRIED
-
-MOST = 20
-"""The most earlier runs that a record keeps. It keeps the last ones."""
 
 NEW, FIXED, STAYS = "new", "fixed", "still there"
 NOT_CHECKED_AGAIN, NOT_CHECKED_BEFORE = "not checked again", "not checked before"
@@ -26,50 +20,17 @@ REACHED = (
 STATES = ("forwards: ", "replays: ", "captures: ", COUNT, BOUNDARY)
 """Counts, and prefixes of counts, of places that a leg reached."""
 
-ABSENT = "–"
 
-
-@dataclass(frozen=True)
-class Row:
-    """A cause, its number of findings in each run, and its change since the last run."""
-
-    cause: str
-    cells: tuple[str, ...]
-    became: str
-
-
-def point_of(record: Watched) -> Point:
-    """Return the point of a run in a trend."""
-    causes = Counter[str]()
-    for finding in record.findings:
-        causes[finding.cause_name] += finding.number
-    legs = tuple(leg.name for leg in record.legs)
-    return Point(record.started, record.revision, record.engine, record.verdict, dict(causes), legs)
-
-
-def points(baseline: Watched | None) -> tuple[Point, ...]:
-    """Return the runs up to the baseline."""
-    if baseline is None:
-        return ()
-    return (*baseline.trend, point_of(baseline))[-MOST:]
-
-
-def rows(record: Watched) -> Iterator[Row]:
-    """Yield a row for each cause in a trend. Causes of the current run come first."""
-    if not record.trend:
-        return
-    now = point_of(record)
-    runs = (*record.trend, now)
-    names = dict.fromkeys(name for run in (now, *reversed(record.trend)) for name in run.causes)
-    for name in names:
-        cells = tuple(f"{run.causes[name]:,}" if name in run.causes else ABSENT for run in runs)
-        yield Row(name, cells, record.changes.get(name, ""))
-
-
-def changes(before: Watched, now: Watched) -> dict[str, str]:
-    """Return the change of each cause between two runs. Causes of the later run come first."""
-    names = dict.fromkeys(one.cause_name for run in (now, before) for one in run.findings)
-    return {name: became(name, before, now) for name in names}
+def changes(before: Watched, now: Watched) -> tuple[Change, ...]:
+    """Return the change of each cause between two runs, new ones first."""
+    earlier, later = (
+        {cause.name: cause.count for cause in all_causes(run.findings)} for run in (before, now)
+    )
+    names = sorted({**later, **earlier}, key=lambda name: name in earlier)
+    return tuple(
+        Change(name, became(name, before, now), earlier.get(name, ""), later.get(name, ""))
+        for name in names
+    )
 
 
 def became(cause: str, before: Watched, now: Watched) -> str:
@@ -123,8 +84,8 @@ def reached(finding: Finding, mine: Leg, theirs: Leg) -> bool:
     return enough and all(theirs.counts.get(name, 0) for name in names)
 
 
-def label(point: Point) -> str:
+def label(run: Watched) -> str:
     """Return the name of a run: its day, and the commit or the release."""
-    day = (point.started or "").partition("T")[0]
-    which = point.revision[:9] if point.revision else point.engine or ""
+    day = (run.started or "").partition("T")[0]
+    which = run.revision[:9] if run.revision else run.engine or ""
     return " ".join(filter(None, (day, which))) or "an earlier run"
