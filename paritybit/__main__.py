@@ -72,8 +72,6 @@ def carried_out(words: Sequence[str], stop: Stop, *, own: bool) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    if not os.environ.get("COLUMNS", "1").strip("0"):
-        del os.environ["COLUMNS"]  # A terminal of no width would be shown nothing at all.
     code = answered(words, stop)
     sys.stdout.flush()
     if raw is not None and raw.lost is not None and code != INTERRUPTED:

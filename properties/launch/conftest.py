@@ -14,7 +14,6 @@ import pytest
 from paritybit.__main__ import main
 from properties.support.harness.command_line import LONGEST
 from properties.support.places import ROOT
-from properties.support.quick import quick
 
 ENGINE = """
 import os, signal, subprocess, sys, time
@@ -62,7 +61,8 @@ def script(tmp_path: Path) -> Script:
 
 def words_of(folder: Path, *words: str) -> list[str]:
     """Return the command line of paritybit with its reports in a folder."""
-    return quick("-m", "paritybit", "watch", "--out", str(folder / "out"), *words)
+    words = ("watch", "--out", str(folder / "out"), *words)
+    return [sys.executable, "-m", "paritybit", *words]
 
 
 def variables() -> dict[str, str]:

@@ -2,14 +2,13 @@
 
 import os
 import subprocess
-from collections.abc import Callable
+import sys
 from pathlib import Path
 
 import pytest
 
 from paritybit.watch.settings import VARIABLE
 from properties.support.places import ROOT
-from properties.support.quick import quick, quick_worker
 
 TOY = Path(__file__).parent / "toy"
 
@@ -86,7 +85,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     variables = {name: value for name, value in os.environ.items() if name != VARIABLE}
     variables |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{TOY}", "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(
-        quick(*words),
+        [sys.executable, *words],
         cwd=folder, env=variables, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
@@ -97,9 +96,9 @@ def test_a_block_raises_for_what_was_found_while_it_ran(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-WORKERS: dict[str, Callable[[], list[str]]] = {
-    "a worker": quick_worker,
-    "a way to share tests, and no worker": lambda: ["--dist", "load"],
+WORKERS = {
+    "a worker": ("-n", "1"),
+    "a way to share tests, and no worker": ("--dist", "load"),
 }
 """Options of xdist. Without any: see the last test."""
 
@@ -111,7 +110,7 @@ def test_the_plugin_fails_the_test_during_which_something_was_found(
     """A worker of xdist tells what it saw."""
     (tmp_path / "test_toy.py").write_text(TESTS, encoding="utf-8")
     plugins = ("-p", "paritybit", "-p", "no:cacheprovider")
-    done = run(tmp_path, "-m", "pytest", *plugins, *WORKERS[workers]())
+    done = run(tmp_path, "-m", "pytest", *plugins, *WORKERS[workers])
     text = done.stdout + done.stderr
     assert done.returncode == 1, text
     assert "2 failed, 5 passed, 1 error" in text

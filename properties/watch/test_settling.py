@@ -166,8 +166,7 @@ RUNS = {
 def test_a_double_free_is_not_lost_when_a_process_ends(tmp_path: Path, end: str, run: str) -> None:
     given = settings.Settings(str(tmp_path), ("double free",)).text()
     program = PROGRAM.format(end=ENDS[end], run=RUNS[run])
-    forked = (run, end) != ("in the process", "the end of a process")
-    done = python("-c", program, variables={settings.VARIABLE: given}, forked=forked)
+    done = python("-c", program, variables={settings.VARIABLE: given})
     assert done.returncode == 0, done.stderr
     paths = tmp_path.glob("process-*.jsonl")
     lines = [line for path in paths for line in journal.read(path)]

@@ -12,21 +12,14 @@ from paritybit.harness.records.record import write
 
 from properties.support.harness.command_line import CANNOT_RUN, LONGEST, MALFORMED, OK
 from properties.support.places import ROOT
-from properties.support.quick import quick
 from properties.support.reports.records import green
 
 BROKEN = "paritybit: cannot write to stdout: Broken pipe\n"
 
 
 def in_a_shell(line: str, *words: object) -> subprocess.CompletedProcess[str]:
-    """Run a line of a shell in which `$paritybit` is the command line, and `"$@"` the words.
-
-    It starts from a fork, but where `$started` stands in its place: a fork has all three streams.
-    """
-    commands = {
-        "paritybit": " ".join(quick("-m", "paritybit")),
-        "started": f"{sys.executable} -m paritybit",
-    }
+    """Run a line of a shell in which `$paritybit` is the command line, and `"$@"` the words."""
+    commands = {"paritybit": f"{sys.executable} -m paritybit"}
     return subprocess.run(
         ["bash", "-c", f"set -o pipefail; {line}", "bash", *map(str, words)],
         cwd=ROOT,
@@ -61,13 +54,13 @@ def test_a_reader_that_goes_away_is_no_finding(record: Path) -> None:
     ],
 )
 def test_streams_that_are_closed_or_full_change_no_exit_code(line: str, code: int) -> None:
-    done = in_a_shell(f"$started {line}")
+    done = in_a_shell(f"$paritybit {line}")
     assert (done.returncode, done.stderr) == (code, "")
 
 
 def test_a_stdout_that_may_not_grow_is_lost_as_a_full_disk_is(tmp_path: Path) -> None:
     """The system has many error numbers for it, such as that of a quota."""
-    done = in_a_shell('ulimit -f 1; $started list bugs >"$1"', tmp_path / "said")
+    done = in_a_shell('ulimit -f 1; $paritybit list bugs >"$1"', tmp_path / "said")
     assert done.stderr == "paritybit: cannot write to stdout: File too large\n"
     assert done.returncode == CANNOT_RUN
 
@@ -76,7 +69,7 @@ def test_a_file_that_is_written_takes_the_place_of_no_closed_stream(
     record: Path, tmp_path: Path
 ) -> None:
     page, same = tmp_path / "page.html", tmp_path / "same.html"
-    lines = '$paritybit report "$@"', '$started report "$@" <&- >&- 2>&-'
+    lines = '$paritybit report "$@"', '$paritybit report "$@" <&- >&- 2>&-'
     for path, line in zip((page, same), lines, strict=True):
         assert in_a_shell(line, record, "--page", path).returncode == OK
     assert page.read_text() == same.read_text()

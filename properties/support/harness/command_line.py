@@ -23,9 +23,11 @@ from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
 from typer.main import get_command
 
 from properties.support.places import ROOT
-from properties.support.quick import OF_THIS_RUN, quick
 
 OK, FINDING, MALFORMED, CANNOT_RUN, INTERRUPTED, TERMINATED, HUNG_UP = 0, 1, 2, 125, 130, 143, 129
+
+OF_THIS_RUN = ("PYTEST_", "HYPOTHESIS_", "CI")
+"""How the variables begin that say something of the run of these tests."""
 
 LONGEST = 150.0
 """Seconds after which a process is taken to hang."""
@@ -80,18 +82,15 @@ def kept_traceback(said: str) -> str:
 
 
 @contextmanager
-def in_its_own_group(*words: object, forked: bool = True) -> Iterator[subprocess.Popen[str]]:
-    """Run Python's words, from a fork unless asked otherwise, in a process group for signals.
-
-    A fork has a group of its own, which hears what the process that is returned hears. A test
-    that looks at the processes of the group asks for an interpreter.
+def in_its_own_group(*words: object) -> Iterator[subprocess.Popen[str]]:
+    """Run Python's words in a process group for signals.
 
     All of the group is killed once it has run for `LONGEST` seconds: a test that reads what it
     says then reads the end of it, and fails instead of waiting for ever. It is killed as well if
     it has not ended when this ends, as after an assertion that failed.
     """
     with subprocess.Popen(
-        quick(*words) if forked else [sys.executable, *map(str, words)],
+        [sys.executable, *map(str, words)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -120,15 +119,11 @@ def python(
     folder: Path = ROOT,
     stdin: str | None = None,
     variables: Mapping[str, str] = MappingProxyType({}),
-    forked: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python's words, with this tree importable and no variable of this run set.
-
-    They run from a fork unless an interpreter of their own is asked for.
-    """
+    """Run Python's words, with this tree importable and no variable of this run set."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_THIS_RUN)}
     return subprocess.run(
-        quick(*words) if forked else [sys.executable, *words],
+        [sys.executable, *words],
         cwd=folder,
         env={**kept, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **variables},
         input=stdin,
