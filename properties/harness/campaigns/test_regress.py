@@ -165,7 +165,7 @@ def test_a_run_that_is_stopped_keeps_its_results_and_leaves_no_process(
 ) -> None:
     """As a terminal sends Ctrl-C, and as a job is ended."""
     words = [*RUN[:-1], str(tmp_path / "out"), "--bug", "swa_pad", "--", "-k", "hunt"]
-    with in_its_own_group("-u", "-m", "paritybit", *words, forked=False) as process:
+    with in_its_own_group("-u", "-m", "paritybit", *words) as process:
         assert process.stdout is not None
         assert any("kv_parity after" in line for line in process.stdout)
         (os.killpg if whole_group else os.kill)(process.pid, number)
