@@ -183,6 +183,8 @@ class RowValues:
     - `within`: the largest difference that is rounding, relative to the largest value of the row.
     - `source`, `via`: as those of a `StaticInput`.
     - `filled`: the engine's tensor with these values, for the line that fills it.
+    - `lasting`: the value stays while the request runs, so whatever moved the request may have left
+      it behind.
     - `explain`: returns, for a wrong row, what is wrong, a text about it, and the line.
     """
 
@@ -194,6 +196,7 @@ class RowValues:
     source: str | None = None
     via: str | None = None
     filled: torch.Tensor | None = None
+    lasting: bool = True
     explain: Callable[[int], tuple[str, str, str | None]] | None = None
 
 

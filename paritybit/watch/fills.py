@@ -106,6 +106,11 @@ class Filled:
         return now, end
 
 
+def followed(on: bool) -> None:
+    """Set whether torch dispatches the operations of this thread to modes."""
+    torch._C._dispatch_tls_set_dispatch_key_included("Python", on)
+
+
 class Fills(TorchDispatchMode):
     """The tensors that an engine fills, by the address of their memory."""
 
@@ -113,7 +118,7 @@ class Fills(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.folder, self.known = folder, dict[int, Filled]()
         self.thread: int | None = None
-        self.entered = False
+        self.entered = self.active = False
         self.left_out: dict[str, bool] = {}
         """Why tensors are not followed, and whether `reasons` has given it."""
 
@@ -124,19 +129,39 @@ class Fills(TorchDispatchMode):
         if not self.entered:
             self.thread, self.entered = threading.get_ident(), True
             self.__enter__()  # type: ignore[no-untyped-call]
+        if self.mine:
+            self.active = True
+            followed(True)
 
     def stop(self) -> None:
-        """Stop following. A mode that the engine entered meanwhile stays as it is."""
-        mine = self.entered and self.thread == threading.get_ident()
-        if mine and _get_current_dispatch_mode() is self:
-            self.entered = False
+        """Follow nothing until `start`.
+
+        The mode is not left yet: at the end of an inference mode that the engine entered meanwhile,
+        torch dispatches to modes again, and fails if there is none.
+        """
+        if self.mine:
+            self.active = False
+            followed(False)
+
+    def leave(self) -> None:
+        """Leave the mode, where no inference mode is open that the engine began after `start`."""
+        if self.mine:
+            self.entered = self.active = False
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    @property
+    def mine(self) -> bool:
+        """Whether this thread dispatches to this mode first, and to no mode of the engine."""
+        here = self.entered and self.thread == threading.get_ident()
+        return here and _get_current_dispatch_mode() is self
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Run an operation, and note what it wrote."""
         result = func(*args, **(kwargs or {}))
+        if not self.active:
+            return result
         for place, name in written_by(func):
             given = args[place] if place < len(args) else (kwargs or {}).get(name)
             for one in given if isinstance(given, list | tuple) else (given,):

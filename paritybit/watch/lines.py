@@ -239,6 +239,8 @@ class Lines:
         """Stop following until a forward pass has ended, and keep what was seen."""
         if self.fills is not None:
             self.fills.stop()
+            if not self.open:
+                self.fills.leave()
         if sys.gettrace() == self._called:
             sys.settrace(None)
             self.last = None
@@ -255,8 +257,8 @@ class Lines:
         try:
             yield
         finally:
-            self.stop()
             self.open -= 1
+            self.stop()
             if not self.open and self.ended:
                 self.forget()
 

@@ -123,6 +123,10 @@ def test_a_report_says_whose_value_a_row_has_and_how_its_request_came_there() ->
     assert found.cause is not None
     assert found.cause["source"] == "engine/batch.py:9"
     assert found.cause["via"] == "it was filled at engine/batch.py:5 in add"
+    count = rows_of("tokens", ["b"], torch.tensor([2]), [3], "engine/batch.py:7", lasting=False)
+    (found,) = judge(RowsGiven(3, "decode", "sampler", [count], moved))
+    assert found.cause is not None
+    assert found.cause["source"] == "engine/batch.py:7"  # It changes in each step.
     assert told(rows_of("top_k", ["a"], torch.tensor([3]), [3])) == []
     (short,) = told(rows_of("top_k", ["a", "b"], torch.tensor([3]), [3, 4]))
     assert "has [1] in the batch, not [2]" in short

@@ -66,7 +66,7 @@ def older() -> Part:
         num_prompt_tokens_cpu_tensor=torch.tensor([2, 2, 2, 9]),
         **{f"{name}_cpu_tensor": torch.zeros(4) for name in names},
     )
-    return Part(input_batch=batch)
+    return Part(input_batch=batch, _update_states=print)
 
 
 def wrong(values: list[RowValues]) -> dict[str, str]:
@@ -244,6 +244,7 @@ def test_a_wrong_row_is_reported_with_how_its_request_came_there(tmp_path: Path)
     vars(batch).update(vars(older().input_batch), sampling_metadata=given, _req_ids=[])
     batch.num_prompt_tokens_cpu_tensor[0] = 6
     batch.num_computed_tokens_cpu_tensor[0] = 0
+    served.runner._update_states = print
 
     def condense(batch: Any) -> None:
         batch._req_ids = ["a"]

@@ -107,6 +107,21 @@ def test_entries_that_were_not_filled_and_matter_are_found(
     assert finding["cause"]["via"] == "in fill"
 
 
+def test_an_engine_may_end_an_inference_mode_that_it_began_while_it_was_followed(
+    scene: Scene,
+) -> None:
+    """Torch restores what it dispatched to before. Without a mode there, it would fail."""
+    lines = scene.watcher.lines
+    with lines.learning():
+        with torch.inference_mode(), torch.inference_mode():
+            lines.stop()
+            assert not torch._C._dispatch_tls_is_dispatch_key_included("Python")
+            torch.empty(0)
+        torch.empty(0)
+    torch.empty(0)
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
 @pytest.mark.parametrize("fill", ["fill_all", "fill_by_hand", "fill_rows"])
 def test_entries_that_are_filled_in_any_way_are_no_finding(
     scene: Scene, engine: dict[str, Any], fill: str

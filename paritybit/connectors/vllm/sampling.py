@@ -143,7 +143,7 @@ class Sampling:
             for place in range(drafts + 1)
         ]
         names = [row.request for row in self.every()]
-        return rows_of("logits_indices", names, given, places, None, given)
+        return rows_of("logits_indices", names, given, places, None, given, lasting=False)
 
     # The older runner.
 
@@ -181,10 +181,8 @@ class Sampling:
         held = [seeds.get(row, NONE) for row in range(size)]
         right = [NONE if one.seed is None or not one.temperature else one.seed for one in asked]
         yield rows_of("seed of the generator", names, torch.tensor(held), right)
-        yield rows_of(
-            "num_computed_tokens", names, batch.num_computed_tokens_cpu_tensor[:size],
-            self.cached, None, batch.num_computed_tokens_cpu_tensor,
-        )  # fmt: skip
+        held, source = batch.num_computed_tokens_cpu_tensor, place_of(runner._update_states)
+        yield rows_of("num_computed_tokens", names, held[:size], self.cached, source, lasting=False)
         prompts = [row.prompt for row in self.rows]
         yield rows_of(
             "num_prompt_tokens", names, batch.num_prompt_tokens_cpu_tensor[:size], prompts

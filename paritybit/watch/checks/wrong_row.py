@@ -69,7 +69,7 @@ def finding(rows: RowsGiven, values: RowValues, row: int | None, what: str) -> F
     move = rows.moves.get(request or "")
     if move is not None:
         more = "; ".join(filter(None, (more, move[1])))
-        if move[0] is not None:
+        if move[0] is not None and values.lasting:
             source, via = move[0], None if source is None else f"it was filled at {source}"
     cause = {"what": name, "input": name, "source": source, "via": via}
     which = "all rows" if row is None else f"request {request} (row {row})"
