@@ -75,7 +75,7 @@ def finish(console: Console, run: Run, folder: Path, *, strict: bool = False) ->
     """
     data = record(run, shown(str(folder / CASES), keep=3))
     report = report_of(data)
-    console.print(*terminal.tables(report))
+    console.print(*terminal.tables(report), sep="\n")
     lines = [*terminal.lines(report, folder), (f"{data.verdict}: {data.message}", "bold")]
     lines += [(note, None) for note in report.notes]
     lines += [(line, None) for line in annotations(report)] if on_github() else []

@@ -41,7 +41,7 @@ def files() -> Iterator[tuple[str, str]]:
 def printed(report: Report) -> str:
     """Return what a terminal of 80 columns shows, and the annotations."""
     console = Console(width=80, file=(stream := StringIO()), color_system=None)
-    console.print(*terminal.tables(report), highlight=False)
+    console.print(*terminal.tables(report), sep="\n", highlight=False)
     for line, _ in terminal.lines(report, Path("out/run")):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     text = "\n".join([stream.getvalue(), *annotations(report, "python/")])
