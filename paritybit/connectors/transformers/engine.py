@@ -6,12 +6,14 @@ the arguments of the call.
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from paritybit.connectors.hooking import guarded
+from paritybit.connectors.repeated import attribute
 from paritybit.connectors.transformers import cache as caches
 from paritybit.connectors.transformers import streams
 from paritybit.connectors.transformers.batch import Batch, Planned, written_on_device
@@ -24,7 +26,7 @@ from paritybit.connectors.transformers.inputs import (
     masks_of,
     statics_of,
 )
-from paritybit.connectors.transformers.sampling import rows
+from paritybit.connectors.transformers.sampling import Judged, logits, rows
 from paritybit.connectors.transformers.sources import called_at
 from paritybit.watch.checks.moved_address import fault
 from paritybit.watch.facts import Forward, Replay
@@ -138,7 +140,8 @@ class Engine:
                 watcher.scope(masks_not_watched=f"those of more than {LARGEST_MASK} entries")
         self.now = runner, model, batch
         try:
-            result = run() if self.warming else run_batch(self, runner, model, batch, run)
+            with self.judging(runner, batch):
+                result = run() if self.warming else run_batch(self, runner, model, batch, run)
         except BaseException:
             watcher.abandon()
             raise
@@ -162,6 +165,22 @@ class Engine:
             if name.startswith("read_index[")
         }
         self.watcher.lines.note(SLOTS, tables)
+
+    def judging(self, runner: Any, batch: Batch) -> AbstractContextManager[None]:
+        """Judge the logits before and after the logits processors, within this context.
+
+        A compiled forward and a graph contain their own processors, and are left alone.
+        """
+        processors = getattr(runner, "logit_processor", None)
+        compiled = any(getattr(runner, f"_compiled_{path}", True) for path in ("varlen", "decode"))
+        if self.warming or compiled or processors is None:
+            return nullcontext()
+
+        def judge(raw: Tensor, result: Tensor) -> None:
+            values = list(logits(batch, processors, raw, result))
+            self.watcher.rows("logits processors", values)
+
+        return attribute(runner, "logit_processor", Judged(processors, judge))
 
     # Graphs.
 

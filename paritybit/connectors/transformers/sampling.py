@@ -1,12 +1,13 @@
 """What logits processors use for each row, and what its request asked for."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from paritybit.connectors.hooking import place_of
-from paritybit.connectors.sampling import rows_of
+from paritybit.connectors.sampling import NOTHING, Asked, Sampled, logits_of, rows_of
 from paritybit.connectors.transformers.batch import Batch
 from paritybit.watch.facts import RowValues
 
@@ -39,3 +40,51 @@ def rows(batch: Batch, processors: Any) -> Iterator[RowValues]:
             values = rows_of(name, names, held, right, source)
             values.via = f"which calls {place_of(processor.prepare_tensor_args, PACKAGE)}"
             yield values
+
+
+def logits(batch: Batch, processors: Any, raw: Tensor, result: Tensor) -> Iterator[RowValues]:
+    """Yield logits [rows, vocabulary] before and after processors that all have an argument.
+
+    Rows after those that sample a token are padding.
+    """
+    if not all(hasattr(one, "supported_kwargs") for one in processors.logits_processor):
+        return
+    found = []
+    for state in (one.state for one in batch.requests if one.predicted):
+        asked = {
+            name: asked_of(state, processor, name)
+            for processor in processors.logits_processor
+            for name in processor.supported_kwargs
+        }
+        if not asked.keys() <= vars(NOTHING).keys():
+            return
+        found.append(Sampled(state.request_id, Asked(**asked), 0, []))
+    source = place_of(type(processors).__call__, PACKAGE)
+    sources = dict.fromkeys(("temperature", "min_p"), source)
+    yield from logits_of(found, raw, result, heated=True, cut=True, sources=sources)
+
+
+class Judged:
+    """Logits processors in place of the engine's own. `judge` gets logits before and after them."""
+
+    def __init__(self, processors: Any, judge: Callable[[Tensor, Tensor], None]) -> None:
+        self.processors, self.judge = processors, judge
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the engine's processors."""
+        return getattr(self.processors, name)
+
+    def __call__(self, ids: Tensor, scores: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Apply the engine's processors. What a graph captures is not judged."""
+        if capturing(scores.device):
+            return self.processors(ids, scores, *args, **kwargs)
+        raw = scores.clone()
+        result = self.processors(ids, scores, *args, **kwargs)
+        self.judge(raw, result)
+        return result
+
+
+def capturing(device: torch.device) -> bool:
+    """Return whether a graph is captured now, on a device or in its place."""
+    module = torch.get_device_module(device)
+    return bool(getattr(module, "is_current_stream_capturing", bool)())
