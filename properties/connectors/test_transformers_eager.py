@@ -57,7 +57,7 @@ class Served:
         layer = Layer("layer 0", (self.model.kv[0], self.model.kv[1]))
         self.journal = InMemory(Path())
         self.watcher = Watcher(
-            [Group("full", (layer,))],
+            [Group("full", (layer,), reserved=frozenset())],
             engine="toy",
             release="1",
             journal=self.journal,
