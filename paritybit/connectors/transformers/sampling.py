@@ -51,7 +51,7 @@ def logits(batch: Batch, processors: Any, raw: Tensor, result: Tensor) -> Iterat
         return
     found = []
     for state in (one.state for one in batch.requests if one.predicted):
-        asked = {
+        asked: dict[str, Any] = {
             name: asked_of(state, processor, name)
             for processor in processors.logits_processor
             for name in processor.supported_kwargs
