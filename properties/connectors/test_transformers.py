@@ -293,6 +293,21 @@ def test_what_is_read_before_it_is_written_is_stale() -> None:
     assert f"read_index[{FULL}] (read without waiting" in finding.text
 
 
+def test_the_line_of_an_input_is_that_of_the_host_if_the_device_has_the_same() -> None:
+    batch = a_batch()
+    names = dict(enumerate(batch.parts))
+    inputs = streams.inputs_of(batch.given, names)
+    host = an_io(a_batch())
+    host.logits_indices = batch.given["logits_indices"]  # As without another device.
+    host.position_ids += 1  # It was not copied as it is.
+    found = streams.filled(inputs, host, names)
+    assert found.keys() == inputs.keys()
+    device = {name for name, tensor in found.items() if tensor is inputs[name]}
+    assert device == {"logits_indices", "position_ids"}
+    assert found["input_ids"].data_ptr() == host.input_ids.data_ptr()
+    assert streams.filled(inputs, None, names) == inputs
+
+
 def an_io(batch: Batch) -> SimpleNamespace:
     """Return the static tensors of the engine in which the arguments of a batch lie."""
     given = batch.given

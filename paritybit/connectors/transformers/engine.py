@@ -34,6 +34,7 @@ from paritybit.watch.journal import Journal
 from paritybit.watch.lines import SLOTS
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import LISTS, Watcher
+from paritybit.watch.weak import Weakly
 
 Original = Callable[..., Any]
 
@@ -54,7 +55,12 @@ class Graph:
 
 
 class Engine:
-    """Follows one PagedAttentionCache, and keeps no reference to it."""
+    """Follows one PagedAttentionCache, and keeps no reference to it.
+
+    `prepared` holds the inputs that the engine has prepared last, maybe on the host.
+    """
+
+    prepared: Any = Weakly()
 
     def __init__(self, cache: Any, release: str, journal: Journal, settings: Settings) -> None:
         self.parts = caches.parts_of(cache)
@@ -68,6 +74,7 @@ class Engine:
         )
         self.watcher.listen("ContinuousBatchingLogger")
         self.planned: list[Planned] = []
+        self.prepared = None
         self.warming = False
         self.forwards, self.idle_at = 0, 0
         self.now: tuple[Any, Any, Batch] | None = None
@@ -84,6 +91,7 @@ class Engine:
             )
             for one in requests_in_batch
         ]
+        self.prepared = io
         with self.watcher.lines.learning():
             return original(io, requests_in_batch, *args, **kw)
 
@@ -131,9 +139,13 @@ class Engine:
             watcher.begin(Forward("warmup", (), owned))
         else:
             watcher.begin(Forward(batch.kind, batch.rows(), owned))
-            self.note_lines(inputs)
+            filled = streams.filled(inputs, self.prepared, self.names)
+            self.note_lines(filled)
             watcher.lists(list(lists_of(batch)))
-            watcher.inputs("batch", [*laws_of(batch), *streams.unordered(early, inputs)])
+            laws = list(laws_of(batch))
+            for one in laws:
+                one.copied = filled.get(one.name.partition(" (")[0])
+            watcher.inputs("batch", [*laws, *streams.unordered(early, inputs)])
             if hasattr(runner.logit_processor, "prepare_tensor_args"):
                 watcher.rows("logits processors", list(rows(batch, runner.logit_processor)))
             if any(mask.numel() > LARGEST_MASK for mask in masks_of(batch).values()):

@@ -48,6 +48,34 @@ def inputs_of(given: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, T
     return found
 
 
+def filled(
+    inputs: Mapping[str, Tensor], prepared: Any, names: Mapping[int, str]
+) -> dict[str, Tensor]:
+    """Return the tensors that the engine fills with its inputs, by name.
+
+    These are those of `prepared` on the host, if the inputs are copies of them.
+    """
+    if prepared is None:
+        return dict(inputs)
+    given = {
+        "input_ids": prepared.input_ids[None],
+        "position_ids": prepared.position_ids[None],
+        "cu_seq_lens_q": prepared.cumulative_seqlens_q,
+        "logits_indices": prepared.logits_indices,
+        "cu_seq_lens_k": prepared.cumulative_seqlens_k,
+        "write_index": prepared.write_index_storage,
+        "read_index": prepared.read_index_storage,
+    }
+    found = dict(inputs)
+    for name, whole in inputs_of(given, names).items():
+        here = inputs[name]
+        mine = whole[..., : here.shape[-1]]
+        same = mine.shape == here.shape and mine.data_ptr() != here.data_ptr()
+        if same and torch.equal(mine, here.to(mine.device)):
+            found[name] = mine
+    return found
+
+
 def copied(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return copies of inputs, made on the current stream."""
     return {name: tensor.clone() for name, tensor in inputs.items()}
