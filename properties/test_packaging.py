@@ -170,19 +170,11 @@ def test_site_packages_gains_the_package_and_its_metadata_alone(installed: Insta
 SCRIPT = """
 import sys
 from paritybit.__main__ import main
-from paritybit.harness.cli import regress
-plan = regress.plan
-regress.plan = lambda settings: [task for task in plan(settings) if task.bug is not None][:1]
-case, words = sys.argv[1], "regress --bug swa_pad@decode --device cpu --workers 1"
 assert main(["list", "--json"]) == 0
-sys.argv[1:] = words.split()
-main()
-sys.exit(main(["replay", case]))
+main("regress --bug swa_pad@decode --preset gpt_oss --device cpu -- -n 1 -k hunt".split())
+sys.exit(main(["replay", sys.argv[1]]))
 """
-"""Lists, tests by the first hunt of the main job, and replays.
-
-The middle command line is the process's own: only then do workers fork from it.
-"""
+"""Lists, tests by one hunt of the main job, and replays."""
 
 
 def test_an_installed_paritybit_lists_tests_and_replays_outside_a_checkout(

@@ -241,13 +241,12 @@ def releases(
     ] = [],  # noqa: B006
     seconds: Annotated[int, number("Seconds for each release")] = 300,
     seed: Seed = 0,
-    workers: Annotated[int, number("Releases to watch at a time")] = 2,
     out: Annotated[Path, file("Folder of all results; results in it are kept")] = OUT / "releases",
 ) -> int:
     """Watch releases of an engine, and show which have which finding."""
     from paritybit.harness.cli.watch.releases import run_releases
 
-    return run_releases(engine, releases, seconds, seed, workers, out)
+    return run_releases(engine, releases, seconds, seed, out)
 
 
 @command(ENGINES)
@@ -357,19 +356,15 @@ def regress(
     runner: Annotated[list[str], listed("Runners")] = [],  # noqa: B006
     preset: Annotated[list[str], listed("Models")] = [],  # noqa: B006
     seed: Seed = 0,
-    workers: Annotated[int | None, number("Worker processes", "by cores, GPUs and MPS")] = None,
     mps: Annotated[
         bool, typer.Option("--mps", help="Start an NVIDIA MPS daemon, to share GPUs")
     ] = False,
     device: DeviceOption = "auto",
-    strict: Annotated[
-        bool, typer.Option("--strict", help="125 for a run that did not reach all states")
-    ] = False,
     out: Out = OUT,
 ) -> int:
     """Test the built-in engine without a bug, then with each known bug.
 
-    Options for pytest come after --, for example -- -k decode --hypothesis-profile nightly.
+    Options for pytest come after --, such as: -- -n 4 --hypothesis-profile nightly.
     """
     from paritybit.harness.cli.regress import run_regress
 
@@ -382,10 +377,8 @@ def regress(
         runners=runner,
         presets=preset,
         seed=seed,
-        workers=workers,
         mps=mps,
         device="cuda" if mps and device == "auto" else device,
-        strict=strict,
         out=out,
         pytest=pytest or (),
         words=line.words,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paritybit.harness.campaigns.plan import RunConfig, hunts_of
 from paritybit.harness.campaigns.regress import run_tests
-from paritybit.harness.campaigns.run import Run, first_of
+from paritybit.harness.campaigns.run import Run
 from paritybit.harness.campaigns.run_record import CASES, cases_of, record
 from paritybit.harness.cli.display import print_errors, print_unexplained
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
@@ -38,10 +38,8 @@ def run_regress(
     runners: Sequence[str],
     presets: Sequence[str],
     seed: int,
-    workers: int | None,
     mps: bool,
     device: str,
-    strict: bool,
     out: Path,
     pytest: Sequence[str],
     words: Sequence[str],
@@ -57,22 +55,18 @@ def run_regress(
         device = resolve_device(device)
     settings = RunConfig(device, hunts, tuple(presets) or tuple(PRESETS), seed)
     run = Run(settings, shlex.join(["paritybit", *map(shown, words)]))
-    options = [] if workers is None else ["-n", str(workers)]
-    options += [*["--mps"] * mps, *pytest]
+    options = [*["--mps"] * mps, *pytest]
     with run_folder(out) as folder:
         console = Console()
         console.print(f"paritybit regress on {run_record.device_name(settings.device)}")
         console.print(WORDS)
         run_tests(run, console, out.resolve() / "pytest-cache", options)
         with heard_at_the_end():
-            return finish(console, run, folder, strict=strict)
+            return finish(console, run, folder)
 
 
-def finish(console: Console, run: Run, folder: Path, *, strict: bool = False) -> int:
-    """Print the results of a run, write cases, record and page, and return the exit code.
-
-    With `strict`, a green run that did not reach all states of a full run has no verdict.
-    """
+def finish(console: Console, run: Run, folder: Path) -> int:
+    """Print the results of a run, write cases, record and page, and return the exit code."""
     data = record(run, shown(str(folder / CASES), keep=3))
     report = report_of(data)
     console.print(*terminal.tables(report), sep="\n")
@@ -86,7 +80,7 @@ def finish(console: Console, run: Run, folder: Path, *, strict: bool = False) ->
     print_unexplained(run.results)
     if not run.tasks:
         refused("no trial or hunt was selected", CANNOT_RUN)
-    code = code_of_run(run, data, strict=strict)
+    code = code_of_run(run, data)
     try:
         for name, case in cases_of(data).items():
             write_case(case, folder / CASES / name)
@@ -99,11 +93,8 @@ def finish(console: Console, run: Run, folder: Path, *, strict: bool = False) ->
     return code
 
 
-def code_of_run(run: Run, data: Record, *, strict: bool) -> int:
+def code_of_run(run: Run, data: Record) -> int:
     """Return the exit code for the record of a run."""
-    if data.verdict == "green" and strict and data.scope.unreached:
-        unreached = first_of(data.scope.unreached)
-        return refused(f"--strict: this run never reached {unreached}", CANNOT_RUN)
     if data.verdict == "red" and run.undecided:
         return CANNOT_RUN
     return {"green": OK, "red": FINDING, "interrupted": INTERRUPTED}[data.verdict]

@@ -302,7 +302,7 @@ def test_releases_are_watched_once_and_shown_side_by_side(
             (home / "release.log").write_text("paritybit: it does not start\n")
 
     monkeypatch.setattr(Walk, "run", run)
-    releases = ("releases", "--releases", "0.5.11,0.5.12,0.5.13", "--workers", "1", "--out", "all")
+    releases = ("releases", "--releases", "0.5.11,0.5.12,0.5.13", "--out", "all")
     assert paritybit(*releases) == OK
     first, second, third = (f"0.5.1{number}" for number in (1, 2, 3))
     watched = [(version, "watch") for version in (first, second, third)]
@@ -331,7 +331,7 @@ def test_what_an_interrupted_walk_found_is_kept(
         walk.stops.received = signal.SIGINT
 
     monkeypatch.setattr(Walk, "run", run)
-    releases = ("releases", "--releases", "0.5.11,0.5.12", "--workers", "1", "--out", "all")
+    releases = ("releases", "--releases", "0.5.11,0.5.12", "--out", "all")
     assert paritybit(*releases) == INTERRUPTED
     assert ran == ["watch 0.5.11"]
     text = Path("all/releases.md").read_text()

@@ -40,6 +40,9 @@ NEWEST = "newest"
 
 LOG = "release.log"
 
+AT_ONCE = 2
+"""The number of releases that are watched at a time."""
+
 
 @dataclass
 class Walk:
@@ -107,15 +110,13 @@ def why_not(run: Path) -> str:
     return last_line(logs[0]) if logs else "no engine was started"
 
 
-def run_releases(
-    engine: str, names: Sequence[str], seconds: int, seed: int, workers: int, folder: Path
-) -> int:
+def run_releases(engine: str, names: Sequence[str], seconds: int, seed: int, folder: Path) -> int:
     """Watch releases of an engine, write the matrix of findings, and return the exit code."""
     versions = versions_of(engine, names)
     display, stops = Display(Console(soft_wrap=True), redraws=True), Stops()
     walk = Walk(engine, folder.resolve(), seed, seconds, display, stops)
     display.put(f"watch {plural(len(versions), 'release')} of {engine}")
-    with stops.heard(), ThreadPoolExecutor(workers) as pool:
+    with stops.heard(), ThreadPoolExecutor(AT_ONCE) as pool:
         releases = list(pool.map(walk.watched, versions))
     write(folder, releases)
     display.put(f"matrix: {folder / MATRIX}")
