@@ -15,12 +15,14 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 
 import torch
 
 from paritybit.places import PACKAGE
+from paritybit.watch import fills
 from paritybit.watch.attach import connectors
 from paritybit.watch.boundary import LONGEST
 from paritybit.watch.checks import engine_error
@@ -219,9 +221,9 @@ def surroundings(error: BaseException) -> bool:
         return True
     if isinstance(error, TypeError) and misfits(error):
         return True
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = frames_of(error)
     torch_s = Path(PASS_ON[0])
-    raised = Path(frames[-1].filename).resolve() if frames else Path()
+    raised = Path(frames[-1][0].f_code.co_filename).resolve() if frames else Path()
     if any(raised.is_relative_to(torch_s / part) for part in DEVICE_CODE):
         return True
     return MISSING.search(str(error)) is not None and DEVICE.search(str(error)) is not None
@@ -253,8 +255,13 @@ def misfits(error: TypeError) -> bool:
 
 def own_frames(error: BaseException) -> list[Frame]:
     """Return the frames of an error without those of torch and the standard library."""
+    return [one for one in frames_of(error) if not passes_on(one[0].f_code.co_filename)]
+
+
+def frames_of(error: BaseException) -> list[Frame]:
+    """Return the frames of an error, without those of an operation that the sanitizer passes on."""
     frames = traceback.walk_tb(error.__traceback__)
-    return [one for one in frames if not passes_on(one[0].f_code.co_filename)]
+    return list(takewhile(lambda one: one[0].f_code.co_filename != fills.__file__, frames))
 
 
 def of_engine(frame: Frame) -> bool:

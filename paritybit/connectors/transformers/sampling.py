@@ -10,6 +10,7 @@ from paritybit.connectors.hooking import place_of
 from paritybit.connectors.sampling import NOTHING, Asked, Sampled, logits_of, rows_of
 from paritybit.connectors.transformers.batch import Batch
 from paritybit.watch.facts import RowValues
+from paritybit.watch.memory import ours
 
 PACKAGE = "transformers"
 
@@ -78,9 +79,11 @@ class Judged:
         """Apply the engine's processors. What a graph captures is not judged."""
         if capturing(scores.device):
             return self.processors(ids, scores, *args, **kwargs)
-        raw = scores.clone()
+        with ours():
+            raw = scores.clone()
         result = self.processors(ids, scores, *args, **kwargs)
-        self.judge(raw, result)
+        with ours():
+            self.judge(raw, result)
         return result
 
 
