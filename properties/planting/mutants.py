@@ -26,7 +26,7 @@ import pytest
 
 from properties.support.places import ROOT, say
 
-CLEAN_TRIALS = "properties/verdicts/test_engine.py::test_clean_trial"
+CLEAN_TRIALS = ["properties/verdicts/test_engine.py", "-m", "clean"]
 
 MOST_SECONDS = 900
 """Seconds after which a mutant is taken to hang."""
@@ -225,7 +225,7 @@ def main() -> int:
     parser.add_argument("--number", type=int, help=argparse.SUPPRESS)
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
-    asked, tests = parser.parse_args(words[:end]), words[end + 1 :] or [CLEAN_TRIALS]
+    asked, tests = parser.parse_args(words[:end]), words[end + 1 :] or CLEAN_TRIALS
     if asked.number is not None:
         sys.meta_path.insert(0, MutatedModule(asked.paths[0], asked.number))
         return pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests])
