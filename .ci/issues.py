@@ -16,10 +16,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from paritybit.harness.records.codec import load
-from paritybit.reports.issue import Issue, Seen, by_cause, issue_of, seen_in
+from paritybit.reports.issue import Issue, SeenCause, by_cause, issue_of, seen_in
 
 from paritybit.launch.case import WatchCase
-from paritybit.launch.schema import Watched
+from paritybit.launch.schema import WatchRecord
 
 LABEL = "paritybit-finding"
 MOST_PAGES = 50
@@ -40,11 +40,11 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def read(path: Path) -> list[Seen]:
+def read(path: Path) -> list[SeenCause]:
     """Return what a record has; its cases lie next to it."""
     files = sorted((path.parent / "cases").glob("*.json"))
     cases = {file.name: load(file, WatchCase) for file in files}
-    return list(seen_in(load(path, Watched), cases))
+    return list(seen_in(load(path, WatchRecord), cases))
 
 
 def settle(issue: Issue, mine: dict | None, *, post: bool) -> None:

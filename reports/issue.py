@@ -14,7 +14,7 @@ from paritybit.reports.markdown import cause_lines, text
 from paritybit.reports.sanitizer import cause_of
 
 from paritybit.launch.case import WatchCase
-from paritybit.launch.schema import Watched
+from paritybit.launch.schema import WatchRecord
 from paritybit.launch.words import CauseGroup, causes_of
 
 LONGEST_TITLE = 200
@@ -26,10 +26,10 @@ HEAD = "| engine | findings | day |\n|---|---|---|\n"
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenCause:
     """A cause in a run: the record, its findings, and the case of the first finding, or None."""
 
-    record: Watched
+    record: WatchRecord
     cause: CauseGroup
     case: WatchCase | None = None
 
@@ -68,22 +68,22 @@ class Issue:
     body: str
 
 
-def seen_in(record: Watched, cases: Mapping[str, WatchCase]) -> Iterator[Seen]:
+def seen_in(record: WatchRecord, cases: Mapping[str, WatchCase]) -> Iterator[SeenCause]:
     """Yield the unknown causes of a record. `cases` are its cases by file name."""
     for cause in causes_of(record.findings):
         if cause.known is None:
-            yield Seen(record, cause, cases.get(cause.findings[0].case or ""))
+            yield SeenCause(record, cause, cases.get(cause.findings[0].case or ""))
 
 
-def by_cause(found: Iterable[Seen]) -> dict[str, list[Seen]]:
+def by_cause(found: Iterable[SeenCause]) -> dict[str, list[SeenCause]]:
     """Return the causes in runs, by engine and cause."""
-    groups: dict[str, list[Seen]] = {}
+    groups: dict[str, list[SeenCause]] = {}
     for one in found:
         groups.setdefault(one.key, []).append(one)
     return groups
 
 
-def issue_of(key: str, found: list[Seen], before: str = "") -> Issue:
+def issue_of(key: str, found: list[SeenCause], before: str = "") -> Issue:
     """Return the issue for a cause. `before` is the text of the existing issue, or ''."""
     last = found[-1]
     rows = {row.partition(" | ")[0]: row for row in (*rows_of(before), *(one.row for one in found))}
@@ -109,7 +109,7 @@ def rows_of(body: str) -> list[str]:
     return [line for line in table.splitlines() if re.fullmatch(r"\| .* \| .* \| .* \|", line)]
 
 
-def excerpt(seen: Seen) -> Iterator[str]:
+def excerpt(seen: SeenCause) -> Iterator[str]:
     """Yield the lines of the engine around the one that the first finding names."""
     lines = seen.cause.findings[0].excerpt
     if lines:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
-from paritybit.launch.schema import ROW, ROWS, Finding, Leg, Watched
+from paritybit.launch.schema import ROW, ROWS, Finding, LegRecord, WatchRecord
 from paritybit.launch.words import lines_of, source_of
 
 NAME = "paritybit"
@@ -12,7 +12,7 @@ NOT_XML = dict.fromkeys((*range(9), 11, 12, *range(14, 32)), "�")
 """Control characters that XML does not allow."""
 
 
-def junit_of(record: Watched, prefix: str = "") -> str:
+def junit_of(record: WatchRecord, prefix: str = "") -> str:
     """Return the JUnit file of a record. `prefix` is as in `sarif_of`."""
     cases = [*(case_of(leg, record, prefix) for leg in record.legs), *skipped(record)]
     cases.append(verdict_of(record))
@@ -28,7 +28,7 @@ def junit_of(record: Watched, prefix: str = "") -> str:
     return ET.tostring(root, "unicode", xml_declaration=True) + "\n"
 
 
-def case_of(leg: Leg, record: Watched, prefix: str) -> ET.Element:
+def case_of(leg: LegRecord, record: WatchRecord, prefix: str) -> ET.Element:
     """Return the test case of a row. It fails if the row has an unknown finding."""
     case = element("testcase", classname=classname(record), name=leg.name)
     case.set("time", f"{leg.seconds:.1f}")
@@ -56,7 +56,7 @@ def told(finding: Finding) -> str:
     return "\n".join([f"{finding.check}: {finding.text}", *lines])
 
 
-def skipped(record: Watched) -> Iterator[ET.Element]:
+def skipped(record: WatchRecord) -> Iterator[ET.Element]:
     """Yield the test cases of rows that were not served."""
     for one in record.not_tried:
         if one.what.startswith(ROW) or one.what.endswith(ROWS):
@@ -67,7 +67,7 @@ def skipped(record: Watched) -> Iterator[ET.Element]:
                 yield case
 
 
-def verdict_of(record: Watched) -> ET.Element:
+def verdict_of(record: WatchRecord) -> ET.Element:
     """Return the test case of the verdict. It is an error if there is no verdict."""
     case = element("testcase", classname=classname(record), name="verdict")
     if record.verdict == "undecided":
@@ -77,7 +77,7 @@ def verdict_of(record: Watched) -> ET.Element:
     return case
 
 
-def classname(record: Watched) -> str:
+def classname(record: WatchRecord) -> str:
     """Return the class name of a record's test cases."""
     return f"{NAME}.{record.engine or 'command'}"
 

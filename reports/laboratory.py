@@ -12,29 +12,29 @@ from paritybit.harness.records.codec import encoded
 from paritybit.harness.records.schema import (
     BugOnRunner,
     BugRow,
-    Environment,
-    Finding,
+    Counterexample,
     Record,
-    Row,
+    RunEnvironment,
     Status,
+    TrialRow,
 )
 from paritybit.reports import drawings
 from paritybit.reports.glossary import GLOSSARY
 from paritybit.reports.model import (
     Block,
     Card,
-    Cause,
-    Command,
+    CommandLine,
+    DataTable,
     Fact,
     Facts,
+    Failure,
     Fold,
     Items,
+    PageSection,
     Paragraph,
     Piece,
     Report,
-    Section,
     Source,
-    Table,
     anchors,
     duration,
     listed,
@@ -112,33 +112,33 @@ def report_of(record: Record) -> Report:
         undecided=tuple(unjudged(record)),
         causes=tuple(causes(record, names)),
         sections=(
-            Section("clean", "Clean trials", (clean_trials(record),)),
-            Section("bugs", "Bugs and properties", (properties_matrix(record),)),
-            Section("runners", "Bugs and runners", tuple(runners_part(record, names))),
-            Section(
+            PageSection("clean", "Clean trials", (clean_trials(record),)),
+            PageSection("bugs", "Bugs and properties", (properties_matrix(record),)),
+            PageSection("runners", "Bugs and runners", tuple(runners_part(record, names))),
+            PageSection(
                 "findings",
                 "Findings and detected bugs",
                 tuple(card(record, row, names[id(row)]) for row in rows if has_card(row)),
             ),
-            Section("coverage", "Coverage", tuple(coverage(record))),
-            Section("environment", "Environment", (Facts(tuple(environment(record))),)),
-            Section("properties", "Properties", (glossary_of(record.properties, "property"),)),
-            Section("words", "Glossary", (glossary_of(GLOSSARY),)),
+            PageSection("coverage", "Coverage", tuple(coverage(record))),
+            PageSection("environment", "Environment", (Facts(tuple(environment(record))),)),
+            PageSection("properties", "Properties", (glossary_of(record.properties, "property"),)),
+            PageSection("words", "Glossary", (glossary_of(GLOSSARY),)),
         ),
     )
 
 
-def all_rows(record: Record) -> tuple[Row, ...]:
+def all_rows(record: Record) -> tuple[TrialRow, ...]:
     """Return all clean trials and hunts in the order of the record."""
     return (*record.clean, *record.bugs)
 
 
-def has_card(row: Row) -> bool:
+def has_card(row: TrialRow) -> bool:
     """Whether a trial or hunt has something to show."""
     return isinstance(row, BugRow) or row.finding is not None
 
 
-def title_of(row: Row) -> str:
+def title_of(row: TrialRow) -> str:
     """Return the title of a clean trial or a hunt, with runner and model."""
     trial = row.trial
     name = row.bug if isinstance(row, BugRow) else "clean"
@@ -157,7 +157,7 @@ def figures(record: Record) -> Iterator[Fact]:
     yield Fact.of("time taken", duration(record.seconds))
 
 
-def passed(rows: Sequence[Row]) -> str:
+def passed(rows: Sequence[TrialRow]) -> str:
     """Return how many of some rows ended as expected."""
     return f"{sum(row.status.expected for row in rows)} of {len(rows)}"
 
@@ -183,16 +183,16 @@ def events(record: Record) -> Counter[str]:
     return counts
 
 
-def causes(record: Record, names: Mapping[int, str]) -> Iterator[Cause]:
+def causes(record: Record, names: Mapping[int, str]) -> Iterator[Failure]:
     """Yield the failures of a run by cause, each with the shortest schedule first."""
-    found: dict[tuple[str, str], list[Row]] = {}
+    found: dict[tuple[str, str], list[TrialRow]] = {}
     for row in all_rows(record):
         if not row.status.expected:
             found.setdefault((row.status, cause_of(row)), []).append(row)
     for (status, cause), rows in found.items():
         first, *others = sorted(rows, key=length)
         lines = sources_of(first.finding)
-        yield Cause(
+        yield Failure(
             name=f"{status}: {cause}",
             count="1 trial" if not others else f"{len(rows)} trials",
             facts=tuple(answers(record, first, others)),
@@ -204,18 +204,18 @@ def causes(record: Record, names: Mapping[int, str]) -> Iterator[Cause]:
         )
 
 
-def sources_of(finding: Finding | None) -> Sequence[SourceLine]:
+def sources_of(finding: Counterexample | None) -> Sequence[SourceLine]:
     """Return the lines of code to look at, the nearest to the cause first."""
     found = None if finding is None else finding.explanation
     return () if found is None else found.sources
 
 
-def length(row: Row) -> int:
+def length(row: TrialRow) -> int:
     """Return the number of steps of a row's schedule. A row without one comes last."""
     return len(row.finding.case.schedule.steps) if row.finding is not None else 2**31
 
 
-def cause_of(row: Row) -> str:
+def cause_of(row: TrialRow) -> str:
     """Return the name of the cause with its runner. Findings with the same name share a cause."""
     finding = row.finding
     if finding is None:
@@ -232,7 +232,7 @@ def cause_of(row: Row) -> str:
     return f"{runner}: {found.property_id}"
 
 
-def runner_of(finding: Finding, trial: TrialConfig) -> str:
+def runner_of(finding: Counterexample, trial: TrialConfig) -> str:
     """Return the runner whose forward fails, or what runs instead."""
     found = finding.explanation
     if found is not None and found.at.runner is not None:
@@ -246,7 +246,7 @@ def runner_of(finding: Finding, trial: TrialConfig) -> str:
     return f"no forward ({entry.step})" if entry.mode is None else entry.runner or "eager forward"
 
 
-def answers(record: Record, row: Row, others: Sequence[Row]) -> Iterator[Fact]:
+def answers(record: Record, row: TrialRow, others: Sequence[TrialRow]) -> Iterator[Fact]:
     """Yield what failed, on which runner, why, where in the source, and the other failures."""
     finding = row.finding
     what = MEANINGS[row.status]
@@ -269,7 +269,7 @@ def answers(record: Record, row: Row, others: Sequence[Row]) -> Iterator[Fact]:
         yield Fact.of("also", listed(map(title_of, others[:MOST_LISTED])) + more)
 
 
-def why(row: Row) -> str:
+def why(row: TrialRow) -> str:
     """Describe the cause as far as it is known."""
     finding = row.finding
     if finding is not None and finding.explanation is not None:
@@ -293,7 +293,7 @@ def blame(found: Explanation) -> str:
     return f"{cause.name}: {first.name} = {first.value}; expected: {first.right}{rest}"
 
 
-def sentences(row: Row) -> Iterator[str]:
+def sentences(row: TrialRow) -> Iterator[str]:
     """Yield sentences about a failure: the expected property, the violations, and the proof."""
     finding = row.finding
     if isinstance(row, BugRow) and row.detected_by is not None:
@@ -312,7 +312,7 @@ REPOSITORY = re.compile(r"https://[\w.-]+(?::\d+)?(?:/[\w.~-]+)+")
 """A public repository address: no user, no query, no characters with a meaning in markup."""
 
 
-def linked_line(line: SourceLine, environment: Environment) -> Piece:
+def linked_line(line: SourceLine, environment: RunEnvironment) -> Piece:
     """Return a line as `file:line (what)`, with a link if commit and repository are known."""
     commit, repository = environment.commit or "", environment.repository or ""
     known = re.fullmatch("[0-9a-f]{7,64}", commit) and REPOSITORY.fullmatch(repository)
@@ -320,14 +320,14 @@ def linked_line(line: SourceLine, environment: Environment) -> Piece:
     return Piece(f"{line.file}:{line.line} ({line.what})", href)
 
 
-def replay_of(record: Record, finding: Finding) -> Command:
+def replay_of(record: Record, finding: Counterexample) -> CommandLine:
     """Return the command that replays a finding."""
     name = file_name(finding.case)
     shown = f"{record.cases}/{name}"
-    return Command(f"paritybit replay {shown}", f"cases/{name}", shown)
+    return CommandLine(f"paritybit replay {shown}", f"cases/{name}", shown)
 
 
-def clean_trials(record: Record) -> Table:
+def clean_trials(record: Record) -> DataTable:
     """Return the table of clean trials."""
     head = ("runner", "model", "scheme", "page", "dtype", "schedules", "replays", "padded")
     rows = [
@@ -341,10 +341,10 @@ def clean_trials(record: Record) -> Table:
     ]
     note = "* with overlapping steps" if any(row.trial.overlap for row in record.clean) else ""
     title = f"{len(rows)} clean trials"
-    return Table(title, (*head, "verdict"), tuple(rows), note, printed=True)
+    return DataTable(title, (*head, "verdict"), tuple(rows), note, printed=True)
 
 
-def status_piece(row: Row) -> Piece:
+def status_piece(row: TrialRow) -> Piece:
     """Return a status with its tone."""
     return Piece(row.status, tone="good" if row.status.expected else "bad")
 
@@ -357,7 +357,7 @@ def by_bug(record: Record) -> dict[str, list[BugRow]]:
     return found
 
 
-def properties_matrix(record: Record) -> Table:
+def properties_matrix(record: Record) -> DataTable:
     """Return which property detects which bug, over all runners."""
     rows = []
     for bug, hunts in by_bug(record).items():
@@ -367,7 +367,7 @@ def properties_matrix(record: Record) -> Table:
         rows.append((Piece(bug), *marks, status_piece(worst)))
     title = f"bug × property: {len(record.bugs)} hunts, each on its shrunk schedule"
     head = ("bug", *record.properties, "verdict")
-    return Table(title, head, tuple(rows), MARKS, printed=True, matrix=True)
+    return DataTable(title, head, tuple(rows), MARKS, printed=True, matrix=True)
 
 
 def mark(hunts: Sequence[BugRow], name: str) -> tuple[str, str, str]:
@@ -387,7 +387,9 @@ def runners_part(record: Record, names: Mapping[int, str]) -> Iterator[Block]:
         (Piece(bug), *(pair_piece(pairs.get((bug, one)), hunts, one, names) for one in runners))
         for bug, hunts in hunted.items()
     )
-    yield Table("bug × runner", ("bug", *runners), rows, RUNNER_MARKS, printed=True, matrix=True)
+    yield DataTable(
+        "bug × runner", ("bug", *runners), rows, RUNNER_MARKS, printed=True, matrix=True
+    )
     reasons = [
         Fact.of(f"{pair.bug}@{pair.runner}", pair.unaffected)
         for pair in record.pairs
@@ -412,7 +414,7 @@ def pair_piece(
     return Piece("/".join(str(hunt.drawn) for hunt in mine), href, "good")
 
 
-def card(record: Record, row: Row, anchor: str) -> Card:
+def card(record: Record, row: TrialRow, anchor: str) -> Card:
     """Return a hunt or a clean trial in full."""
     finding = row.finding
     lead = finding.violations[0] if finding is not None and finding.violations else None
@@ -427,7 +429,7 @@ def card(record: Record, row: Row, anchor: str) -> Card:
     )
 
 
-def card_blocks(record: Record, row: Row) -> Iterator[Block]:
+def card_blocks(record: Record, row: TrialRow) -> Iterator[Block]:
     """Yield the content of a card."""
     if isinstance(row, BugRow):
         yield Paragraph(row.mechanism)
@@ -439,7 +441,7 @@ def card_blocks(record: Record, row: Row) -> Iterator[Block]:
     yield Fold("The trial’s settings", (Facts(tuple(settings(row.trial))),))
 
 
-def card_facts(row: Row) -> Iterator[Fact]:
+def card_facts(row: TrialRow) -> Iterator[Fact]:
     """Yield the facts of a hunt or clean trial."""
     yield Fact.of("outcome", MEANINGS[row.status])
     if isinstance(row, BugRow):
@@ -465,7 +467,7 @@ def settings(trial: TrialConfig) -> Iterator[Fact]:
         yield Fact.of(name.replace("_", " "), text)
 
 
-def finding_blocks(record: Record, row: Row, finding: Finding) -> Iterator[Block]:
+def finding_blocks(record: Record, row: TrialRow, finding: Counterexample) -> Iterator[Block]:
     """Yield a counterexample: violation, proof, bits, schedule, static inputs, slots, replay."""
     expected = row.detected_by if isinstance(row, BugRow) else None
     seen = finding.violations
@@ -499,7 +501,7 @@ def finding_blocks(record: Record, row: Row, finding: Finding) -> Iterator[Block
     yield Fold(f"The case file, {file_name(finding.case)}", (Source(text, None),))
 
 
-def drawn(record: Record, row: Row, finding: Finding) -> Iterator[Block]:
+def drawn(record: Record, row: TrialRow, finding: Counterexample) -> Iterator[Block]:
     """Yield the drawings of a finding."""
     line = drawings.steps(finding.timeline)
     if line is not None:

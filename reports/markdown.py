@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from paritybit.reports.model import Cause, Report, Table
+from paritybit.reports.model import DataTable, Failure, Report
 
 MOST_CAUSES = 3
 """The number of causes in a summary. The page has all."""
@@ -38,7 +38,7 @@ def summary_lines(report: Report) -> Iterator[str]:
         yield ""
     for section in report.sections:
         for block in section.blocks:
-            if isinstance(block, Table) and block.rows and section.anchor in SHOWN:
+            if isinstance(block, DataTable) and block.rows and section.anchor in SHOWN:
                 yield f"### {section.title}"
                 yield ""
                 cells = ([cell.text for cell in row] for row in block.rows)
@@ -51,7 +51,7 @@ SHOWN = ("runners", "baseline")
 """The sections whose tables a summary has."""
 
 
-def cause_lines(cause: Cause) -> Iterator[str]:
+def cause_lines(cause: Failure) -> Iterator[str]:
     """Yield a cause: its count, its line of code, what is known, and how to replay it."""
     known = f" \\({text(cause.known)}\\)" if cause.known else ""
     yield f"- **{text(cause.name)}**{known}: {text(cause.count)}"

@@ -42,7 +42,7 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Command:
+class CommandLine:
     """A command of `paritybit` that reads a file next to the page, and what it is copied as.
 
     `text` is the command as it runs in the folder of the run; `file` is its file, or ''.
@@ -81,7 +81,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Table:
+class DataTable:
     """A table. The first cell of a row is its head.
 
     With `printed`, the terminal shows it. With `matrix`, its columns are narrow, and their names
@@ -98,7 +98,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Chain:
+class Arrows:
     """Steps with notes, from a cause to its effect."""
 
     kind: ClassVar = "chain"
@@ -167,12 +167,24 @@ class Card:
     blocks: tuple["Block", ...]
 
 
-Block = Command | Paragraph | Items | Facts | Table | Chain | Cells | Bits | Source | Fold | Card
+Block = (
+    CommandLine
+    | Paragraph
+    | Items
+    | Facts
+    | DataTable
+    | Arrows
+    | Cells
+    | Bits
+    | Source
+    | Fold
+    | Card
+)
 """A part of a report. `kind` is its name in the template."""
 
 
 @dataclass(frozen=True)
-class Cause:
+class Failure:
     """The failures of one cause.
 
     - `count`: how many there are.
@@ -190,12 +202,12 @@ class Cause:
     place: str = ""
     line: tuple[str, int] | None = None
     proof: tuple[str, ...] = ()
-    replay: Command | None = None
+    replay: CommandLine | None = None
     anchor: str = ""
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A part of a page."""
 
     anchor: str
@@ -222,8 +234,8 @@ class Report:
     figures: tuple[Fact, ...]
     notes: tuple[str, ...]
     undecided: tuple[str, ...]
-    causes: tuple[Cause, ...]
-    sections: tuple[Section, ...]
+    causes: tuple[Failure, ...]
+    sections: tuple[PageSection, ...]
 
 
 LINK = re.compile(r"https?://[^\s<>\"',;]+")

@@ -3,26 +3,26 @@
 from collections.abc import Iterator
 
 from paritybit.reports.model import (
+    Arrows,
     Block,
     Card,
-    Cause,
-    Chain,
-    Command,
+    CommandLine,
+    DataTable,
     Fact,
     Facts,
+    Failure,
     Fold,
     Items,
+    PageSection,
     Paragraph,
     Piece,
     Report,
-    Section,
     Source,
-    Table,
     duration,
     listed,
 )
 
-from paritybit.launch.schema import Finding, Leg, Watched
+from paritybit.launch.schema import Finding, LegRecord, WatchRecord
 from paritybit.launch.words import (
     CauseGroup,
     by,
@@ -46,7 +46,7 @@ FIGURES = {
 """The counts at the top of the page."""
 
 
-def report_of(record: Watched) -> Report:
+def report_of(record: WatchRecord) -> Report:
     """Return the report of a run."""
     tone, sign = SIGNS[record.verdict]
     engine = record.engine or "ENGINE"
@@ -70,7 +70,7 @@ def report_of(record: Watched) -> Report:
         undecided=record.undecided,
         causes=tuple(cause_of(group, names[group.name], engine) for group in roots),
         sections=(
-            Section(
+            PageSection(
                 "findings",
                 "Findings by cause",
                 (
@@ -79,15 +79,17 @@ def report_of(record: Watched) -> Report:
                 ),
             ),
             *baseline(record),
-            Section("legs", "What was tried", tuple(tried(record))),
-            Section("not-tried", "What was not tried", tuple(not_tried(record))),
-            Section("stand-ins", "Parts that are not the engine’s own", tuple(stand_ins(record))),
-            Section("environment", "Environment", (Facts(tuple(environment(record))),)),
+            PageSection("legs", "What was tried", tuple(tried(record))),
+            PageSection("not-tried", "What was not tried", tuple(not_tried(record))),
+            PageSection(
+                "stand-ins", "Parts that are not the engine’s own", tuple(stand_ins(record))
+            ),
+            PageSection("environment", "Environment", (Facts(tuple(environment(record))),)),
         ),
     )
 
 
-def headline(record: Watched, roots: list[CauseGroup]) -> str:
+def headline(record: WatchRecord, roots: list[CauseGroup]) -> str:
     """Return the verdict in a few words."""
     if record.verdict != "finding":
         return record.verdict
@@ -96,12 +98,12 @@ def headline(record: Watched, roots: list[CauseGroup]) -> str:
     return f"{plural(number, 'finding')} with {plural(len(failing), 'cause')}"
 
 
-def cause_of(group: CauseGroup, anchor: str, engine: str) -> Cause:
+def cause_of(group: CauseGroup, anchor: str, engine: str) -> Failure:
     """Return a cause with what is known about its worst finding."""
     first = group.findings[0]
     about = [("found", f"{first.check}: {first.text}"), *lines_of(first)]
     about += [("follows", group.followed)] if group.followed is not None else []
-    return Cause(
+    return Failure(
         name=group.name,
         count=group.count,
         facts=tuple(Fact.of(name, text) for name, text in about),
@@ -113,12 +115,12 @@ def cause_of(group: CauseGroup, anchor: str, engine: str) -> Cause:
     )
 
 
-def replay_of(finding: Finding, engine: str) -> Command | None:
+def replay_of(finding: Finding, engine: str) -> CommandLine | None:
     """Return the command that replays a finding, or None without a case."""
     if finding.case is None:
         return None
     file = f"cases/{finding.case}"
-    return Command(f"paritybit replay {file} --engine {engine}", file, file)
+    return CommandLine(f"paritybit replay {file} --engine {engine}", file, file)
 
 
 def card(group: CauseGroup, anchor: str, follows: str | None, engine: str) -> Card:
@@ -140,7 +142,7 @@ def finding_blocks(finding: Finding, engine: str) -> Iterator[Block]:
     known = " · known" if finding.known else ""
     yield Paragraph(f"{finding.check} · {finding.number:,} × · {finding.leg}{known}", "title")
     yield Paragraph(finding.text, "lead")
-    yield Chain(tuple(steps_of(finding)))
+    yield Arrows(tuple(steps_of(finding)))
     facts = [Fact.of(name, text) for name, text in lines_of(finding)]
     if len(finding.slots) > 1:
         facts.append(Fact.of("slots", listed(finding.slots)))
@@ -173,27 +175,27 @@ def steps_of(finding: Finding) -> Iterator[Fact]:
         yield Fact.of("read by", by(finding.reader))
 
 
-def absent(record: Watched) -> Iterator[Block]:
+def absent(record: WatchRecord) -> Iterator[Block]:
     """Yield the known findings that did not occur."""
     if record.absent:
         yield Paragraph("Known findings that did not occur", "title")
         yield Items(record.absent)
 
 
-def baseline(record: Watched) -> Iterator[Section]:
+def baseline(record: WatchRecord) -> Iterator[PageSection]:
     """Yield the change of each cause since the baseline, if there is one."""
     if record.baseline is None:
         return
     head = ("cause", record.baseline, "this run", "change")
     rows = [(one.cause, one.before, one.after, one.kind) for one in record.changes]
     cells = tuple(tuple(map(Piece, row)) for row in rows or [("no findings", "", "", "")])
-    yield Section("baseline", "Against the baseline", (Table("causes", head, cells),))
+    yield PageSection("baseline", "Against the baseline", (DataTable("causes", head, cells),))
 
 
-def tried(record: Watched) -> Iterator[Block]:
+def tried(record: WatchRecord) -> Iterator[Block]:
     """Yield the rows of settings that were served, all counts, and the values of settings."""
     head = ("row of settings", "how it ended", "time", *FIGURES.values())
-    yield Table("rows", head, tuple(map(leg_cells, record.legs)))
+    yield DataTable("rows", head, tuple(map(leg_cells, record.legs)))
     counts = [
         Fact.of(name.replace("_", " "), f"{number:,}") for name, number in record.counts.items()
     ]
@@ -206,27 +208,27 @@ def tried(record: Watched) -> Iterator[Block]:
     yield Fold("Settings of the engine", (Facts(used),))
 
 
-def leg_cells(leg: Leg) -> tuple[Piece, ...]:
+def leg_cells(leg: LegRecord) -> tuple[Piece, ...]:
     """Return the cells of a row of settings."""
     name = " ".join((leg.name, *leg.arguments))
     counts = (f"{leg.counts.get(name, 0):,}" for name in FIGURES)
     return tuple(map(Piece, (name, leg.ending, duration(leg.seconds), *counts)))
 
 
-def not_tried(record: Watched) -> Iterator[Block]:
+def not_tried(record: WatchRecord) -> Iterator[Block]:
     """Yield what the verdict does not cover."""
     yield Paragraph("The verdict does not cover this.")
     yield Facts(tuple(Fact.of(one.what, one.why) for one in record.not_tried))
 
 
-def stand_ins(record: Watched) -> Iterator[Block]:
+def stand_ins(record: WatchRecord) -> Iterator[Block]:
     """Yield the replaced parts of the engine, with the reasons."""
     parts = {what: why for leg in record.legs for what, why in leg.stand_ins.items()}
     if parts:
         yield Facts(tuple(Fact.of(what, why) for what, why in parts.items()))
 
 
-def environment(record: Watched) -> Iterator[Fact]:
+def environment(record: WatchRecord) -> Iterator[Fact]:
     """Yield the environment of a run and of its processes."""
     found = record.environment
     dirty = " with changes" if found.dirty else ""

@@ -5,7 +5,7 @@ Source: OASIS, Static Analysis Results Interchange Format Version 2.1.0.
 
 from typing import Any
 
-from paritybit.launch.schema import IN_BASELINE, Finding, Watched
+from paritybit.launch.schema import IN_BASELINE, Finding, WatchRecord
 from paritybit.launch.words import all_causes, lines_of, source_of
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -13,7 +13,7 @@ ROOT = "%SRCROOT%"
 """The base of the paths: the root of the engine's repository."""
 
 
-def sarif_of(record: Watched, prefix: str = "") -> dict[str, Any]:
+def sarif_of(record: WatchRecord, prefix: str = "") -> dict[str, Any]:
     """Return the first finding of each cause and check as JSON data.
 
     `prefix` is the path from the root of the engine's repository to its package.

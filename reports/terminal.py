@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from string import ascii_uppercase
 
-from paritybit.reports.model import Cause, Command, Piece, Report, Table
+from paritybit.reports.model import CommandLine, DataTable, Failure, Piece, Report
 from rich.markup import escape
 from rich.table import Table as Grid
 
@@ -24,11 +24,11 @@ def tables(report: Report) -> Iterator[Grid | str]:
     """Yield the tables that a terminal shows, each with its notes."""
     for section in report.sections:
         for block in section.blocks:
-            if isinstance(block, Table) and block.printed and block.rows:
+            if isinstance(block, DataTable) and block.printed and block.rows:
                 yield from grid(block)
 
 
-def grid(table: Table) -> Iterator[Grid | str]:
+def grid(table: DataTable) -> Iterator[Grid | str]:
     """Yield a table and its notes. The columns of a matrix have letters."""
     made = Grid(box=None, padding=(0, 1, 0, 0))
     first, *others = table.head
@@ -66,7 +66,7 @@ def lines(report: Report, folder: Path) -> Iterator[Line]:
         yield from ((f"undecided: {reason}", None) for reason in report.undecided)
 
 
-def cause_lines(cause: Cause, folder: Path) -> Iterator[str]:
+def cause_lines(cause: Failure, folder: Path) -> Iterator[str]:
     """Yield what is known of a cause, and the command that replays it."""
     yield from (f"{fact.name:{NAMES}}{fact.text}" for fact in cause.facts)
     yield from cause.proof
@@ -74,6 +74,6 @@ def cause_lines(cause: Cause, folder: Path) -> Iterator[str]:
         yield f"replay: {in_folder(cause.replay, folder)}"
 
 
-def in_folder(command: Command, folder: Path) -> str:
+def in_folder(command: CommandLine, folder: Path) -> str:
     """Return a command with the place of its file from the current folder."""
     return command.text.replace(command.shown, str(folder / command.file))

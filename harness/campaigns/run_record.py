@@ -74,7 +74,7 @@ def _paddings() -> dict[str, dict[str, str]]:
     }
 
 
-def row(result: Result) -> schema.Row:
+def row(result: Result) -> schema.TrialRow:
     """Return the row of a clean trial or a hunt."""
     hunt_result, bug = result.hunt_result, result.task.bug
     counts: dict[str, Any] = {
@@ -91,7 +91,7 @@ def row(result: Result) -> schema.Row:
         "finding": result.finding,
     }
     if bug is None:
-        return schema.Row(**counts)
+        return schema.TrialRow(**counts)
     return schema.BugRow(
         **counts,
         bug=bug.name,

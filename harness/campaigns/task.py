@@ -39,7 +39,7 @@ from paritybit.harness.explain.report import (
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
 from paritybit.harness.records.case import Case, trial_name
-from paritybit.harness.records.schema import Finding, Status
+from paritybit.harness.records.schema import Counterexample, Status
 from paritybit.harness.schedules.coverage import OVERLAPPED
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.subjects.bugs.bug import Bug
@@ -91,7 +91,7 @@ class Result:
     task: Task
     status: Status
     hunt_result: HuntResult
-    finding: Finding | None
+    finding: Counterexample | None
     capture_warnings: int
     seconds: float
     error: str | None = None
@@ -218,19 +218,19 @@ def found_by(
     outcome: Outcome,
     timeline: tuple[TimelineEntry, ...] = (),
     found: Explained = NOT_EXPLAINED,
-) -> Finding:
+) -> Counterexample:
     """Return the finding of a task from one playing of a schedule."""
     violations = tuple(outcome.violations)
     case = Case(task.trial, schedule, task.target, task.seed, violations)
-    return Finding(case, timeline, found.explanation, found.error)
+    return Counterexample(case, timeline, found.explanation, found.error)
 
 
-def undeclared(task: Task, shown: Confirmed) -> Finding:
+def undeclared(task: Task, shown: Confirmed) -> Counterexample:
     """Return the finding that no fresh process reproduces. It has no explanation."""
     case = Case(
         *(task.trial, shown.schedule, task.target, task.seed, shown.violations, shown.history)
     )
-    return Finding(case)
+    return Counterexample(case)
 
 
 def _unbuilt(task: Task, failure: SubjectFailedError, seconds: float) -> Result:
@@ -269,7 +269,7 @@ def _observed(task: Task, schedule: Schedule) -> _Observed:
     return _Observed(lockstep, schedule, outcome, tuple(timeline))
 
 
-def _explained(task: Task, seen: _Observed) -> Finding:
+def _explained(task: Task, seen: _Observed) -> Counterexample:
     """Return the finding with its explanation, or with the traceback of the explainer's error."""
     found = explained(seen.lockstep, seen.schedule, seen.outcome, seen.timeline, task.target)
     return found_by(task, seen.schedule, seen.outcome, seen.timeline, found)
@@ -289,7 +289,7 @@ def explained(
         return Explained(error=traceback_of(error))
 
 
-def _reach(task: Task, finding: Finding | None) -> Reach | None:
+def _reach(task: Task, finding: Counterexample | None) -> Reach | None:
     """Return how far a bug that must be detected got, in the finding or in all drawn schedules.
 
     Returns None if no bug must be detected.
@@ -306,7 +306,7 @@ def _reach(task: Task, finding: Finding | None) -> Reach | None:
 
 
 def judge(
-    task: Task, hunt_result: HuntResult, finding: Finding | None, capture_warnings: int
+    task: Task, hunt_result: HuntResult, finding: Counterexample | None, capture_warnings: int
 ) -> Status:
     """Return the status of a task. Raises PlayingFailedError if the clean subject cannot be played.
 
@@ -327,7 +327,7 @@ def judge(
     return Status.CAPTURE_WARNED if capture_warnings else Status.GREEN
 
 
-def _judge_found(task: Task, finding: Finding) -> Status:
+def _judge_found(task: Task, finding: Counterexample) -> Status:
     """Return the status of a finding: whether it is the target, and only occurs with the bug."""
     target = task.target
     if finding.undeclared:

@@ -18,7 +18,7 @@ from paritybit.reports.page import render
 from paritybit.launch.case import WatchCase
 from paritybit.launch.changes import NEW, NOT_CHECKED_AGAIN, NOT_CHECKED_BEFORE, changes
 from paritybit.launch.record import of_journals
-from paritybit.launch.schema import Watched
+from paritybit.launch.schema import WatchRecord
 
 PAGE = "index.html"
 """The page of a run, next to its record."""
@@ -49,7 +49,7 @@ def run_report(
     return write_page(record, page or folder / PAGE)
 
 
-def loaded(path: Path) -> Record | Watched:
+def loaded(path: Path) -> Record | WatchRecord:
     """Load a record, or the record or the journals in the folder of a run.
 
     Raises MalformedError as `load` does, and for a folder that has neither.
@@ -57,8 +57,8 @@ def loaded(path: Path) -> Record | Watched:
     if not path.exists():
         raise MalformedError(f"{path} does not exist: name a run's folder, run.json or watch.json")
     if not path.is_dir():
-        record = load(path, Record, Watched)
-        assert isinstance(record, Record | Watched)
+        record = load(path, Record, WatchRecord)
+        assert isinstance(record, Record | WatchRecord)
         return record
     for name in RECORDS:
         if (path / name).exists():
@@ -69,21 +69,21 @@ def loaded(path: Path) -> Record | Watched:
     return found
 
 
-def report_of(record: Record | Watched) -> Report:
+def report_of(record: Record | WatchRecord) -> Report:
     """Return the report of a record of either half."""
-    if isinstance(record, Watched):
+    if isinstance(record, WatchRecord):
         return sanitizer.report_of(record)
     return laboratory.report_of(record)
 
 
-def watched(record: Record | Watched, path: Path) -> Watched:
+def watched(record: Record | WatchRecord, path: Path) -> WatchRecord:
     """Return a record of `watch`. Raises MalformedError for one of `regress`."""
-    if not isinstance(record, Watched):
+    if not isinstance(record, WatchRecord):
         raise MalformedError(f"{path} is a record of regress; this needs one of watch (watch.json)")
     return record
 
 
-def write_page(record: Record | Watched, page: Path) -> int:
+def write_page(record: Record | WatchRecord, page: Path) -> int:
     """Write the page of a record, and print its verdict and the path of the page."""
     text = render(report_of(record))
     run_record.require_writable(page)
@@ -94,7 +94,7 @@ def write_page(record: Record | Watched, page: Path) -> int:
     return OK
 
 
-def print_issues(record: Watched, cases: Path) -> int:
+def print_issues(record: WatchRecord, cases: Path) -> int:
     """Print an issue in Markdown for each cause of findings that is not known."""
     files = {file.name: load(file, WatchCase) for file in sorted(cases.glob("*.json"))}
     found = by_cause(seen_in(record, files))
@@ -105,7 +105,7 @@ def print_issues(record: Watched, cases: Path) -> int:
     return OK
 
 
-def compare(before: Watched, after: Watched) -> int:
+def compare(before: WatchRecord, after: WatchRecord) -> int:
     """Print the changes between two records of `watch`, and return the exit code."""
     found = changes(before, after)
     for change in found:

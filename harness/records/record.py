@@ -12,12 +12,14 @@ from paritybit.harness.machine.gpus import first_name
 from paritybit.harness.records.codec import encoded
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.revision import repository, revision
-from paritybit.harness.records.schema import Environment, Record
+from paritybit.harness.records.schema import Record, RunEnvironment
 
 from paritybit import __version__
 
 
-def environment(device: str, processes: int | None = None, name: str | None = None) -> Environment:
+def environment(
+    device: str, processes: int | None = None, name: str | None = None
+) -> RunEnvironment:
     """Return the environment for a record: device, versions, commit, processes.
 
     `name` is the device's name. Give it in a process that must not initialise CUDA.
@@ -27,7 +29,7 @@ def environment(device: str, processes: int | None = None, name: str | None = No
     versions |= {
         package: package_version(package) for package in ("torch", "triton", "numpy", "hypothesis")
     }
-    return Environment(
+    return RunEnvironment(
         device=device,
         device_name=name or device_name(device),
         paritybit=__version__,

@@ -50,7 +50,7 @@ class Status(StrEnum):
         return self in {Status.GREEN, Status.CAUGHT, Status.UNAFFECTED}
 
 
-class Environment(msgspec.Struct, frozen=True):
+class RunEnvironment(msgspec.Struct, frozen=True):
     """The environment of a run: device, versions, commit. None for unknown values.
 
     - `versions`: the versions of Python and of packages, by name.
@@ -69,7 +69,7 @@ class Environment(msgspec.Struct, frozen=True):
     processes: Count | None = None
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Counterexample(msgspec.Struct, frozen=True):
     """One counterexample: its case, and what is known about the first violation.
 
     - `timeline`: the steps that were played.
@@ -92,7 +92,7 @@ class Finding(msgspec.Struct, frozen=True):
         return any(one.property == DECLARED_STATE for one in self.violations)
 
 
-class Row(msgspec.Struct, frozen=True):
+class TrialRow(msgspec.Struct, frozen=True):
     """The result of one trial.
 
     - `error`: the traceback of an internal error, or None.
@@ -109,7 +109,7 @@ class Row(msgspec.Struct, frozen=True):
     seconds: float
     events: dict[str, Count]
     capture_warnings: Count
-    finding: Finding | None
+    finding: Counterexample | None
 
     @property
     def raised(self) -> str:
@@ -117,7 +117,7 @@ class Row(msgspec.Struct, frozen=True):
         return headline(self.error) if self.error else ""
 
 
-class BugRow(Row, frozen=True):
+class BugRow(TrialRow, frozen=True):
     """One hunt of one bug on one runner.
 
     - `detected_by`: the property that must detect the bug, or None.
@@ -184,8 +184,8 @@ class Record(File, frozen=True, tag="paritybit-run"):
     seconds: float
     verdict: Verdict
     message: str
-    environment: Environment
-    clean: tuple[Row, ...]
+    environment: RunEnvironment
+    clean: tuple[TrialRow, ...]
     bugs: tuple[BugRow, ...]
     pairs: tuple[BugOnRunner, ...]
     paddings: dict[str, dict[str, str]]

@@ -16,7 +16,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 """A number in a file."""
 
 
-class Named(msgspec.Struct, frozen=True, tag_field="step"):
+class BaseStep(msgspec.Struct, frozen=True, tag_field="step"):
     """One step. The tag of its class is its name in a case file."""
 
     @property
@@ -25,21 +25,21 @@ class Named(msgspec.Struct, frozen=True, tag_field="step"):
         return str(self.__struct_config__.tag)
 
 
-class Admit(Named, frozen=True, tag="admit"):
+class Admit(BaseStep, frozen=True, tag="admit"):
     """Admit a request of `prompt` tokens and prefill its first `chunk` tokens."""
 
     prompt: Count
     chunk: Count
 
 
-class Extend(Named, frozen=True, tag="extend"):
+class Extend(BaseStep, frozen=True, tag="extend"):
     """Prefill the next `tokens` tokens of a request whose prompt is not complete."""
 
     pick: Count
     tokens: Count
 
 
-class Prefill(Named, frozen=True, tag="prefill"):
+class Prefill(BaseStep, frozen=True, tag="prefill"):
     """Admit a request per prompt, and prefill all requests whose prompt is not complete.
 
     One forward prefills the next `tokens` tokens of each.
@@ -49,13 +49,13 @@ class Prefill(Named, frozen=True, tag="prefill"):
     tokens: Count
 
 
-class Decode(Named, frozen=True, tag="decode"):
+class Decode(BaseStep, frozen=True, tag="decode"):
     """Decode one token of each picked request. The others keep their KV."""
 
     picks: tuple[Count, ...]
 
 
-class Draft(Named, frozen=True, tag="draft"):
+class Draft(BaseStep, frozen=True, tag="draft"):
     """Propose a tree of tokens for each picked request, if the draft model has caught up on it.
 
     The slots of the draft are free again after the step.
@@ -64,7 +64,7 @@ class Draft(Named, frozen=True, tag="draft"):
     picks: tuple[Count, ...]
 
 
-class Verify(Named, frozen=True, tag="verify"):
+class Verify(BaseStep, frozen=True, tag="verify"):
     """Verify each picked request's tree and accept one path. The other slots of the tree are freed.
 
     A request without a proposal gets a tree from the harness. At least `accept` drafts are accepted
@@ -75,37 +75,37 @@ class Verify(Named, frozen=True, tag="verify"):
     accept: Count
 
 
-class DraftExtend(Named, frozen=True, tag="draft_extend"):
+class DraftExtend(BaseStep, frozen=True, tag="draft_extend"):
     """Run the draft model on the tokens of each picked request that it has not seen."""
 
     picks: tuple[Count, ...]
 
 
-class Finish(Named, frozen=True, tag="finish"):
+class Finish(BaseStep, frozen=True, tag="finish"):
     """Finish a request: free its row and slots."""
 
     pick: Count
 
 
-class Evict(Named, frozen=True, tag="evict"):
+class Evict(BaseStep, frozen=True, tag="evict"):
     """Free the SWA slots of a request that its next query cannot see."""
 
     pick: Count
 
 
-class Retract(Named, frozen=True, tag="retract"):
+class Retract(BaseStep, frozen=True, tag="retract"):
     """Free a request's slots. It keeps its tokens and may be resumed."""
 
     pick: Count
 
 
-class Resume(Named, frozen=True, tag="resume"):
+class Resume(BaseStep, frozen=True, tag="resume"):
     """Prefill a retracted request again, including its generated tokens."""
 
     pick: Count
 
 
-class Idle(Named, frozen=True, tag="idle"):
+class Idle(BaseStep, frozen=True, tag="idle"):
     """Replay one of the engine's runners without requests: every row is padding."""
 
     pick: Count
@@ -115,7 +115,7 @@ REPEAT_LIMIT = 256
 """Largest number of times that a Repeat plays a step. No context or pool lasts longer."""
 
 
-class Repeat(Named, frozen=True, tag="repeat"):
+class Repeat(BaseStep, frozen=True, tag="repeat"):
     """Play the last step that is not a Repeat `count` more times, at most REPEAT_LIMIT."""
 
     count: Count

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from paritybit.drive.script import Script, require_sense
 from paritybit.harness.records.codec import File
-from paritybit.launch.schema import Finding, Watched
+from paritybit.launch.schema import Finding, WatchRecord
 from paritybit.launch.tally import Tally
-from paritybit.launch.verdict import Outcome
+from paritybit.launch.verdict import LegOutcome
 from paritybit.launch.words import all_causes
 
 
@@ -41,7 +41,7 @@ class WatchCase(File, frozen=True, tag="paritybit-watch-case"):
         require_sense(self.script)
 
 
-def cases_of(record: Watched, outcomes: Iterable[Outcome]) -> dict[str, WatchCase]:
+def cases_of(record: WatchRecord, outcomes: Iterable[LegOutcome]) -> dict[str, WatchCase]:
     """Return the cases for the findings of a record, by file name.
 
     Findings of the same check and cause share the case of the first one. If a user's command had
@@ -80,7 +80,7 @@ def release_of(tally: Tally) -> str:
     return f"{started.get('engine')}=={started.get('release')}"
 
 
-def named(record: Watched, cases: Mapping[str, WatchCase]) -> Watched:
+def named(record: WatchRecord, cases: Mapping[str, WatchCase]) -> WatchRecord:
     """Return a record whose findings have the file name of their case."""
     names = {case.key: name for name, case in cases.items()}
     of = {shared(one): names[one.key] for one in record.findings if one.key in names}

@@ -2,7 +2,7 @@
 
 from paritybit.drive.limits import BOUNDARY
 from paritybit.drive.operating.actions import COUNT
-from paritybit.launch.schema import Change, Finding, Leg, Watched
+from paritybit.launch.schema import CauseChange, Finding, LegRecord, WatchRecord
 from paritybit.launch.words import all_causes
 from paritybit.watch.settings import TRIED
 
@@ -21,19 +21,19 @@ STATES = ("forwards: ", "replays: ", "captures: ", COUNT, BOUNDARY)
 """Counts, and prefixes of counts, of places that a leg reached."""
 
 
-def changes(before: Watched, now: Watched) -> tuple[Change, ...]:
+def changes(before: WatchRecord, now: WatchRecord) -> tuple[CauseChange, ...]:
     """Return the change of each cause between two runs, new ones first."""
     earlier, later = (
         {cause.name: cause.count for cause in all_causes(run.findings)} for run in (before, now)
     )
     names = sorted({**later, **earlier}, key=lambda name: name in earlier)
     return tuple(
-        Change(name, became(name, before, now), earlier.get(name, ""), later.get(name, ""))
+        CauseChange(name, became(name, before, now), earlier.get(name, ""), later.get(name, ""))
         for name in names
     )
 
 
-def became(cause: str, before: Watched, now: Watched) -> str:
+def became(cause: str, before: WatchRecord, now: WatchRecord) -> str:
     """Return the change of a cause that a run has."""
     earlier, later = (
         [one for one in run.findings if one.cause_name == cause] for run in (before, now)
@@ -47,7 +47,7 @@ def became(cause: str, before: Watched, now: Watched) -> str:
     return FIXED if found else NOT_CHECKED_AGAIN
 
 
-def checked(finding: Finding, run: Watched, other: Watched) -> bool:
+def checked(finding: Finding, run: WatchRecord, other: WatchRecord) -> bool:
     """Return whether another run could have made a finding of this run.
 
     It ran the same check at no lower rate, with the same settings. There, it reached each place
@@ -62,7 +62,7 @@ def checked(finding: Finding, run: Watched, other: Watched) -> bool:
     return any(alike(mine, leg) and reached(finding, mine, leg) for leg in theirs)
 
 
-def alike(one: Leg, other: Leg) -> bool:
+def alike(one: LegRecord, other: LegRecord) -> bool:
     """Return whether two legs have the same values of the settings that both state."""
     return all(
         set(values) <= set(other.settings.get(name, values))
@@ -71,7 +71,7 @@ def alike(one: Leg, other: Leg) -> bool:
     )
 
 
-def reached(finding: Finding, mine: Leg, theirs: Leg) -> bool:
+def reached(finding: Finding, mine: LegRecord, theirs: LegRecord) -> bool:
     """Return whether a leg reached the places that the leg of a finding reached."""
     names = [
         name
@@ -84,7 +84,7 @@ def reached(finding: Finding, mine: Leg, theirs: Leg) -> bool:
     return enough and all(theirs.counts.get(name, 0) for name in names)
 
 
-def label(run: Watched) -> str:
+def label(run: WatchRecord) -> str:
     """Return the name of a run: its day, and the commit or the release."""
     day = (run.started or "").partition("T")[0]
     which = run.revision[:9] if run.revision else run.engine or ""

@@ -48,7 +48,7 @@ class Stops:
 
 
 @dataclass
-class Limits:
+class StopLimits:
     """When to stop a command that does not end by itself.
 
     - `seconds`: the longest time that it may run. None means no limit.
@@ -77,7 +77,7 @@ class Following:
     """Follows a running command and its journals."""
 
     def __init__(
-        self, running: Running, journals: Journals, stops: Stops, show: Show, limits: Limits
+        self, running: Running, journals: Journals, stops: Stops, show: Show, limits: StopLimits
     ) -> None:
         self.running, self.journals, self.stops = running, journals, stops
         self.show, self.limits = show, limits

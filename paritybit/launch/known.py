@@ -24,7 +24,7 @@ from typing import Literal
 import msgspec
 
 from paritybit.harness.records.codec import File, load
-from paritybit.launch.schema import IN_BASELINE, Finding, Watched
+from paritybit.launch.schema import IN_BASELINE, Finding, WatchRecord
 from paritybit.places import KNOWN_FINDINGS
 
 
@@ -65,7 +65,7 @@ class Known:
 
     entries: tuple[Entry, ...] = ()
     today: datetime.date = field(default_factory=datetime.date.today)
-    baseline: Watched | None = None
+    baseline: WatchRecord | None = None
 
     def where(self, finding: Finding) -> str | None:
         """Return where a finding is known from, or None if it is unknown or has expired."""
@@ -91,7 +91,7 @@ def of_tree(asked: Path | None, engine: str | None, baseline: Path | None = None
     held = asked if asked is not None or engine is None else Path(engine) / KNOWN_FINDINGS
     there = held is not None and (asked is not None or held.is_file())
     known = Known(load(held, Listed).known) if held is not None and there else Known()
-    return known if baseline is None else replace(known, baseline=load(baseline, Watched))
+    return known if baseline is None else replace(known, baseline=load(baseline, WatchRecord))
 
 
 def missing(known: Known, found: Sequence[tuple[str, str]]) -> tuple[Entry, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paritybit.launch.schema import Finding, Watched
+from paritybit.launch.schema import Finding, WatchRecord
 from paritybit.launch.words import all_causes
 
 PULLS = "https://github.com/sgl-project/sglang/pull"
@@ -22,7 +22,7 @@ class Release:
     """A release and its record. If there is no record, `why` has the reason."""
 
     version: str
-    record: Watched | None
+    record: WatchRecord | None
     why: str = ""
 
     @property

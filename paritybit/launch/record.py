@@ -27,21 +27,21 @@ from paritybit.launch.known import Known, missing
 from paritybit.launch.schema import (
     Build,
     Finding,
-    Leg,
-    NotTried,
-    Process,
-    Watched,
+    LegRecord,
+    ProcessRecord,
+    Untried,
+    WatchRecord,
 )
 from paritybit.launch.scope import PAIRS, SERVED_PAIRS, not_tried
 from paritybit.launch.tally import Tally
-from paritybit.launch.verdict import Outcome, ending, judged, lacking, open_questions
+from paritybit.launch.verdict import LegOutcome, ending, judged, lacking, open_questions
 from paritybit.watch.settings import TRIED
 
 CUT_SHORT = "the time was over before it had served each kind of wave"
 
 
 @dataclass(frozen=True)
-class Asked:
+class WatchOptions:
     """The options of a run. `checks` is None for all of `known_checks`.
 
     `known` are the findings that do not fail the run.
@@ -64,7 +64,9 @@ class Asked:
     """The pairs of settings that the covering array has."""
 
 
-def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> Watched:
+def make(
+    asked: WatchOptions, outcomes: Sequence[LegOutcome], interrupted: str | None
+) -> WatchRecord:
     """Return the record of a run.
 
     `interrupted` is the name of the signal that interrupted the run, or None.
@@ -95,7 +97,7 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
     undecided = tuple(dict.fromkeys(open_questions(outcomes)))
     verdict, message = judged(findings, undecided, counts, untried, interrupted)
     commit, dirty = revision()
-    record = Watched(
+    record = WatchRecord(
         environment=Build(__version__, platform.python_version(), commit, dirty, repository()),
         command=asked.command,
         verdict=verdict,
@@ -123,12 +125,12 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
     return replace(record, baseline=label(baseline), changes=changes(baseline, record))
 
 
-def of_journals(folder: Path, known_checks: Sequence[str]) -> Watched | None:
+def of_journals(folder: Path, known_checks: Sequence[str]) -> WatchRecord | None:
     """Return the record of a run that was killed before it wrote one, or None without journals.
 
     `known_checks` are the names of all checks. It is not known how the commands ended.
     """
-    outcomes, starts = list[Outcome](), list[Mapping[str, Any]]()
+    outcomes, starts = list[LegOutcome](), list[Mapping[str, Any]]()
     for place in (folder, *sorted((folder / "legs").glob("*/"))):
         journals, tally, times = Journals(place), Tally(), list[float]()
         for process, entry in journals.entries():
@@ -142,14 +144,14 @@ def of_journals(folder: Path, known_checks: Sequence[str]) -> Watched | None:
         seconds = max(times, default=0.0) - min(times, default=0.0)
         name = "command" if place == folder else place.name
         log = None if place == folder else f"legs/{place.name}/engine.log"
-        outcomes.append(Outcome(name, (), tally, None, seconds, log=log))
+        outcomes.append(LegOutcome(name, (), tally, None, seconds, log=log))
     if not outcomes:
         return None
     chosen = [one["checks"] for one in starts if isinstance(one.get("checks"), list)]
     checks = tuple(name for name in known_checks if any(name in names for names in chosen))
     rates = [one["every"] for one in starts if type(one.get("every")) is int]
     engines = {f"{one.get('engine')}=={one.get('release')}" for one in starts}
-    asked = Asked(
+    asked = WatchOptions(
         command="unknown: this record was made from journals",
         every=max(rates, default=1),
         checks=checks if 0 < len(checks) < len(known_checks) else None,
@@ -159,7 +161,7 @@ def of_journals(folder: Path, known_checks: Sequence[str]) -> Watched | None:
     return make(asked, outcomes, None)
 
 
-def idle_kernels(outcomes: Sequence[Outcome]) -> list[str]:
+def idle_kernels(outcomes: Sequence[LegOutcome]) -> list[str]:
     """Return the names of the kernels that never ran."""
     ran: Counter[str] = Counter()
     for outcome in outcomes:
@@ -168,20 +170,20 @@ def idle_kernels(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def without_finding(
-    asked: Asked, findings: Sequence[Finding], counts: Mapping[str, int]
-) -> tuple[tuple[str, ...], list[NotTried]]:
+    asked: WatchOptions, findings: Sequence[Finding], counts: Mapping[str, int]
+) -> tuple[tuple[str, ...], list[Untried]]:
     """Return the known findings that did not occur, and those whose check compared nothing.
 
     A check that does not count comparisons is taken to have run with each forward.
     """
-    absent, unchecked = list[str](), list[NotTried]()
+    absent, unchecked = list[str](), list[Untried]()
     for one in missing(asked.known, [(each.check, each.cause_name) for each in findings]):
         selected = asked.checks is None or one.check in asked.checks
         if selected and counts.get(f"{TRIED}{one.check}", counts.get("forwards", 0)):
             absent.append(f"{one.check}: {one.cause} ({one.thread})")
         else:
             what = f"known finding: {one.check}: {one.cause}"
-            unchecked.append(NotTried(what, "its check compared nothing"))
+            unchecked.append(Untried(what, "its check compared nothing"))
     return tuple(absent), unchecked
 
 
@@ -190,17 +192,17 @@ def marked(finding: Finding, known: Known) -> Finding:
     return replace(finding, known=known.where(finding))
 
 
-def settings_of(outcome: Outcome) -> dict[str, list[str]]:
+def settings_of(outcome: LegOutcome) -> dict[str, list[str]]:
     """Return the settings that were in use, by name, including the devices of the processes."""
     processes = outcome.tally.processes.values()
     devices = {str(one.started["device"]).partition(":")[0] for one in processes if one.started}
     return {**outcome.tally.settings, **({"device": sorted(devices)} if devices else {})}
 
 
-def leg_of(outcome: Outcome) -> Leg:
+def leg_of(outcome: LegOutcome) -> LegRecord:
     """Return a leg for the record."""
     tally = outcome.tally
-    return Leg(
+    return LegRecord(
         name=outcome.name,
         arguments=outcome.arguments,
         ending=ending(outcome),
@@ -210,7 +212,7 @@ def leg_of(outcome: Outcome) -> Leg:
         settings={name: tuple(values) for name, values in settings_of(outcome).items()},
         stand_ins=dict(tally.stand_ins),
         processes=tuple(
-            Process(
+            ProcessRecord(
                 **{
                     name: None if value is None else str(value)
                     for name, value in one.started.items()
@@ -223,7 +225,7 @@ def leg_of(outcome: Outcome) -> Leg:
     )
 
 
-def findings_of(outcome: Outcome) -> Iterator[Finding]:
+def findings_of(outcome: LegOutcome) -> Iterator[Finding]:
     """Yield the first finding of each key in a leg."""
     for key, found in outcome.tally.findings.items():
         tally = outcome.tally

@@ -48,7 +48,7 @@ class Cause(msgspec.Struct, frozen=True):
     via: str | None = None
 
 
-class SourceLine(msgspec.Struct, frozen=True, array_like=True):
+class ExcerptLine(msgspec.Struct, frozen=True, array_like=True):
     """A line of the engine's source."""
 
     number: int
@@ -84,7 +84,7 @@ class Finding(msgspec.Struct, frozen=True):
     freed: Who | None = None
     cause: Cause | None = None
     origin: str | None = None
-    excerpt: tuple[SourceLine, ...] = ()
+    excerpt: tuple[ExcerptLine, ...] = ()
     number: Count = 1
     leg: str = ""
     after: str | None = None
@@ -119,7 +119,7 @@ def finding_of(entry: Mapping[str, Any]) -> Finding:
         return Finding(check, text, key)
 
 
-class Process(msgspec.Struct, frozen=True):
+class ProcessRecord(msgspec.Struct, frozen=True):
     """A watched process. `ended` is True if it closed its journal."""
 
     engine: str | None
@@ -130,7 +130,7 @@ class Process(msgspec.Struct, frozen=True):
     ended: bool
 
 
-class Leg(msgspec.Struct, frozen=True):
+class LegRecord(msgspec.Struct, frozen=True):
     """A watched command, or one leg of a plan: an engine with some settings.
 
     - `ending`, `code`: how it ended, and its exit code, which is negative for a signal.
@@ -146,14 +146,14 @@ class Leg(msgspec.Struct, frozen=True):
     counts: dict[str, Count]
     settings: dict[str, tuple[str, ...]]
     stand_ins: dict[str, str]
-    processes: tuple[Process, ...]
+    processes: tuple[ProcessRecord, ...]
 
 
 ROW, ROWS = "row ", " rows of settings"
-"""What an entry of `NotTried` about a row begins with, and what one about many rows ends with."""
+"""What an entry of `Untried` about a row begins with, and what one about many rows ends with."""
 
 
-class NotTried(msgspec.Struct, frozen=True):
+class Untried(msgspec.Struct, frozen=True):
     """Something that the verdict does not cover, and why."""
 
     what: str
@@ -170,7 +170,7 @@ class Build(msgspec.Struct, frozen=True):
     repository: str | None
 
 
-class Change(msgspec.Struct, frozen=True):
+class CauseChange(msgspec.Struct, frozen=True):
     """The change of a cause between two runs, and how often each check found it in them."""
 
     cause: str
@@ -179,7 +179,7 @@ class Change(msgspec.Struct, frozen=True):
     after: str
 
 
-class Watched(File, frozen=True, tag="paritybit-watch"):
+class WatchRecord(File, frozen=True, tag="paritybit-watch"):
     """The record of a run.
 
     - `engine`: None for a user's command.
@@ -205,11 +205,11 @@ class Watched(File, frozen=True, tag="paritybit-watch"):
     counts: dict[str, Count]
     findings: tuple[Finding, ...]
     undecided: tuple[str, ...]
-    legs: tuple[Leg, ...]
-    not_tried: tuple[NotTried, ...]
+    legs: tuple[LegRecord, ...]
+    not_tried: tuple[Untried, ...]
     absent: tuple[str, ...] = ()
     started: str | None = None
     revision: str | None = None
     baseline: str | None = None
-    changes: tuple[Change, ...] = ()
+    changes: tuple[CauseChange, ...] = ()
     version: Literal[3] = 3

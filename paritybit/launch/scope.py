@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from paritybit.drive.limits import BOUNDARY
 from paritybit.drive.operating.actions import COUNT
-from paritybit.launch.schema import ROW, ROWS, NotTried
+from paritybit.launch.schema import ROW, ROWS, Untried
 from paritybit.watch.settings import NOT_TRIED, TRIED
 
 
 @dataclass(frozen=True)
-class Axis:
+class SettingAxis:
     """A setting of an engine that changes which code runs, and the values to test.
 
     `values` maps each value, as the engine writes it in lower case, to a word for it.
@@ -28,19 +28,19 @@ ON: Mapping[str, str] = {"true": "on"}
 """The value of a setting that switches on something that is off by default."""
 
 AXES = (
-    Axis("page_size", "page size", {"1": "1", "64": "64"}),
-    Axis("disable_overlap_schedule", "overlap scheduling", ON_OFF),
-    Axis("disable_radix_cache", "prefix cache", ON_OFF),
-    Axis("disable_piecewise_cuda_graph", "piecewise prefill graphs", ON_OFF),
-    Axis("speculative_algorithm", "speculation", {"none": "none", "eagle": "EAGLE"}),
-    Axis("speculative_eagle_topk", "branches of speculation (topk)", {"1": "1", "4": "4"}),
-    Axis("enable_mixed_chunk", "prefill and decode in one batch", ON),
-    Axis("enable_lora", "LoRA", ON),
-    Axis("enable_hierarchical_cache", "hierarchical cache", ON),
-    Axis("kv_cache_dtype", "dtype of the KV cache", {"auto": "auto", "fp8_e4m3": "FP8"}),
-    Axis("tp_size", "tensor parallelism", {"1": "1", "2": "2"}),
-    Axis("attention_backend", "attention backend", {"triton": "Triton", "fa3": "FA3"}),
-    Axis("device", "device", {"cpu": "CPU", "cuda": "CUDA"}),
+    SettingAxis("page_size", "page size", {"1": "1", "64": "64"}),
+    SettingAxis("disable_overlap_schedule", "overlap scheduling", ON_OFF),
+    SettingAxis("disable_radix_cache", "prefix cache", ON_OFF),
+    SettingAxis("disable_piecewise_cuda_graph", "piecewise prefill graphs", ON_OFF),
+    SettingAxis("speculative_algorithm", "speculation", {"none": "none", "eagle": "EAGLE"}),
+    SettingAxis("speculative_eagle_topk", "branches of speculation (topk)", {"1": "1", "4": "4"}),
+    SettingAxis("enable_mixed_chunk", "prefill and decode in one batch", ON),
+    SettingAxis("enable_lora", "LoRA", ON),
+    SettingAxis("enable_hierarchical_cache", "hierarchical cache", ON),
+    SettingAxis("kv_cache_dtype", "dtype of the KV cache", {"auto": "auto", "fp8_e4m3": "FP8"}),
+    SettingAxis("tp_size", "tensor parallelism", {"1": "1", "2": "2"}),
+    SettingAxis("attention_backend", "attention backend", {"triton": "Triton", "fa3": "FA3"}),
+    SettingAxis("device", "device", {"cpu": "CPU", "cuda": "CUDA"}),
 )
 
 STATES: Mapping[str, tuple[str, str]] = {
@@ -77,7 +77,7 @@ def not_tried(
     unselected: Iterable[str] = (),
     rows: Mapping[str, str] | None = None,
     kernels: Sequence[str] = (),
-) -> Iterator[NotTried]:
+) -> Iterator[Untried]:
     """Yield what the verdict does not cover, over all processes.
 
     `settings` has the values that were in use. `unselected` are the checks that were switched off.
@@ -87,37 +87,37 @@ def not_tried(
     yield from not_served(rows or {})
     if missing_pairs := counts.get(PAIRS, 0) - counts.get(SERVED_PAIRS, 0):
         what = f"{missing_pairs} of {counts[PAIRS]} {PAIRS}"
-        yield NotTried(what, "no row with both settings was served")
+        yield Untried(what, "no row with both settings was served")
     for check in unselected:
-        yield NotTried(f"check: {check}", "not selected by --checks")
+        yield Untried(f"check: {check}", "not selected by --checks")
     yield from not_compared(counts)
     for name, (what, why) in PARTS.items():
         if counts.get(name):
-            yield NotTried(f"{counts[name]:,} {what}", why)
+            yield Untried(f"{counts[name]:,} {what}", why)
     for name, (what, why) in STATES.items():
         if not counts.get(name):
-            yield NotTried(what, why)
+            yield Untried(what, why)
     yield from unreached(counts, kernels)
     for name, number in counts.items():
         if name.startswith(COUNT) and not number:
-            yield NotTried(name, "the release lacks it, or the run was too short")
+            yield Untried(name, "the release lacks it, or the run was too short")
     yield from not_in_use(settings)
 
 
-def not_in_use(settings: Mapping[str, Sequence[str]]) -> Iterator[NotTried]:
+def not_in_use(settings: Mapping[str, Sequence[str]]) -> Iterator[Untried]:
     """Yield the values in AXES that were not in use."""
     for axis in AXES:
         seen = {value.lower() for value in settings.get(axis.name, ())}
         unseen = [word for value, word in axis.values.items() if value not in seen]
         if not seen:
-            yield NotTried(axis.what, "the engine does not state this setting")
+            yield Untried(axis.what, "the engine does not state this setting")
         elif unseen:
             words = {**SPELLED, **axis.values}
             only = ", ".join(words.get(value, value) for value in sorted(seen))
-            yield NotTried(f"{axis.what}: {', '.join(unseen)}", f"only {only} was in use")
+            yield Untried(f"{axis.what}: {', '.join(unseen)}", f"only {only} was in use")
 
 
-def not_compared(counts: Mapping[str, int]) -> Iterator[NotTried]:
+def not_compared(counts: Mapping[str, int]) -> Iterator[Untried]:
     """Yield each check that compared nothing in the whole run, and the trials that proved nothing.
 
     A trial that could not have failed has the count "not tried: CHECK: REASON".
@@ -131,31 +131,31 @@ def not_compared(counts: Mapping[str, int]) -> Iterator[NotTried]:
         if name.startswith(TRIED) and not number:
             check = name.removeprefix(TRIED)
             why = "; ".join(reasons.pop(check, {}))
-            yield NotTried(f"check: {check}", why or "it compared nothing")
+            yield Untried(f"check: {check}", why or "it compared nothing")
     for check, trials in reasons.items():
         for reason, number in trials.items():
-            yield NotTried(f"{number:,} trials of {check}", reason)
+            yield Untried(f"{number:,} trials of {check}", reason)
 
 
-def not_served(rows: Mapping[str, str]) -> Iterator[NotTried]:
+def not_served(rows: Mapping[str, str]) -> Iterator[Untried]:
     """Yield the rows that were not served, in one entry per reason if they are many."""
     reasons: dict[str, list[str]] = {}
     for row, why in rows.items():
         reasons.setdefault(why, []).append(row)
     for why, names in reasons.items():
         if len(names) > FEW:
-            yield NotTried(f"{len(names)}{ROWS}", f"{why}: {'; '.join(names)}")
+            yield Untried(f"{len(names)}{ROWS}", f"{why}: {'; '.join(names)}")
         else:
-            yield from (NotTried(f"{ROW}{name}", why) for name in names)
+            yield from (Untried(f"{ROW}{name}", why) for name in names)
 
 
-def unreached(counts: Mapping[str, int], kernels: Sequence[str]) -> Iterator[NotTried]:
+def unreached(counts: Mapping[str, int], kernels: Sequence[str]) -> Iterator[Untried]:
     """Yield the boundaries and the kernels that no request reached."""
     wanted = [name.removeprefix(BOUNDARY) for name in counts if name.startswith(BOUNDARY)]
     missing = sorted(name for name in wanted if not counts[f"{BOUNDARY}{name}"])
     if missing:
         what = f"{len(missing)} of {len(wanted)} boundaries"
-        yield NotTried(what, f"no request that was served reached them: {', '.join(missing)}")
+        yield Untried(what, f"no request that was served reached them: {', '.join(missing)}")
     if kernels:
         what = f"{len(kernels)} Triton kernels, or functions of kernels"
-        yield NotTried(what, f"no request that was served ran them: {', '.join(kernels)}")
+        yield Untried(what, f"no request that was served ran them: {', '.join(kernels)}")

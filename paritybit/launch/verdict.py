@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from paritybit.drive.operating.actions import COUNT, WHOLE
-from paritybit.launch.schema import Finding, NotTried, Verdict
+from paritybit.launch.schema import Finding, Untried, Verdict
 from paritybit.launch.scope import PAIRS, SERVED_PAIRS
 from paritybit.launch.tally import Tally
 from paritybit.launch.words import causes_of, plural
@@ -42,7 +42,7 @@ MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LegOutcome:
     """The outcome of a row: its tally, and how its command ended.
 
     - `starting`: the seconds until the engine was loaded.
@@ -74,7 +74,7 @@ class Outcome:
         return self.tally.counts().get(WHOLE) == 0
 
 
-def ending(outcome: Outcome) -> str:
+def ending(outcome: LegOutcome) -> str:
     """Return how a command ended, as the predicate of a sentence."""
     if outcome.too_long:
         return f"did not end within {outcome.seconds:.0f} s"
@@ -95,7 +95,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def open_questions(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def open_questions(outcomes: Sequence[LegOutcome]) -> Iterator[str]:
     """Yield the reasons why a run without a finding has no verdict."""
     for outcome in outcomes:
         which = "the command" if len(outcomes) == 1 and outcome.log is None else outcome.name
@@ -128,7 +128,7 @@ def open_questions(outcomes: Sequence[Outcome]) -> Iterator[str]:
             yield f"{missing[0]} in {outcome.name}"
 
 
-def lacking(outcome: Outcome) -> Iterator[str]:
+def lacking(outcome: LegOutcome) -> Iterator[str]:
     """Yield the message for each count of a leg that is zero and must not be."""
     for name, sentence in NEEDED.items():
         if not outcome.tally.count(name) and (outcome.replays or name != "replays"):
@@ -139,7 +139,7 @@ def judged(
     findings: Sequence[Finding],
     open_: Sequence[str],
     counts: Mapping[str, int],
-    not_tried: Sequence[NotTried],
+    not_tried: Sequence[Untried],
     interrupted: str | None,
 ) -> tuple[Verdict, str]:
     """Return the verdict, and the line that states it with its scope."""

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from paritybit.__main__ import main
 from paritybit.launch.changes import changes
 from paritybit.launch.record import write
-from paritybit.launch.schema import Watched
+from paritybit.launch.schema import WatchRecord
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, OK
 from properties.support.places import ROOT
 from properties.support.records import finding, watched
@@ -48,8 +48,8 @@ from properties.support.records import finding, watched
 def test_the_command_line_says_so(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    before: Watched,
-    after: Watched,
+    before: WatchRecord,
+    after: WatchRecord,
     code: int,
     says: str,
 ) -> None:
@@ -69,7 +69,7 @@ SETTINGS = {"page_size": ("1",), "seed": ("0",), "backend": ("triton",)}
 
 def run(
     found: bool, counts: Mapping[str, int], settings: Mapping[str, tuple[str, ...]], **fields: Any
-) -> Watched:
+) -> WatchRecord:
     """Return a record of one leg with these counts and settings."""
     made = watched([replace(finding("a"), forward=70)] if found else [])
     (leg,) = made.legs
@@ -77,7 +77,7 @@ def run(
     return replace(made, **{"legs": legs, **fields})
 
 
-def kind(before: Watched, after: Watched) -> str:
+def kind(before: WatchRecord, after: WatchRecord) -> str:
     """Return the change of the only cause."""
     (change,) = changes(before, after)
     return change.kind

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from paritybit.launch.follow import Limits
+from paritybit.launch.follow import StopLimits
 from paritybit.launch.known import Entry, Known, of_tree
 from paritybit.launch.schema import Cause, Finding
 from properties.launch.conftest import Script, Watch
@@ -75,7 +75,7 @@ def test_a_finding_is_known_until_the_day_that_is_named() -> None:
 
 
 def test_only_a_finding_that_is_not_known_ends_a_leg() -> None:
-    limits = Limits(known=Known((Entry(**STRAY),)))
+    limits = StopLimits(known=Known((Entry(**STRAY),)))
     finding = Finding("stray write", "text", "k", cause=Cause("out_cache_loc_swa"))
     assert not limits.counts(finding)
     assert limits.counts(structs.replace(finding, check="leak"))

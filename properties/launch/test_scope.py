@@ -10,10 +10,10 @@ from paritybit.drive.operating.actions import WHOLE
 from paritybit.drive.script import Part, Planned, Wave
 from paritybit.drive.sglang.settings import Served
 from paritybit.launch import tally as tally_module
-from paritybit.launch.record import Asked, make
-from paritybit.launch.scope import AXES, STATES, Axis, not_tried
+from paritybit.launch.record import WatchOptions, make
+from paritybit.launch.scope import AXES, STATES, SettingAxis, not_tried
 from paritybit.launch.tally import Tally
-from paritybit.launch.verdict import NEEDED, Outcome, ending, open_questions, scope_of
+from paritybit.launch.verdict import NEEDED, LegOutcome, ending, open_questions, scope_of
 
 ALL = {axis.name: list(axis.values) for axis in AXES}
 REACHED = dict.fromkeys(STATES, 1)
@@ -24,7 +24,7 @@ def test_nothing_is_missing_where_all_was_tried() -> None:
 
 
 @pytest.mark.parametrize("axis", AXES, ids=lambda axis: axis.name)
-def test_a_value_that_was_not_in_use_is_named_with_those_that_were(axis: Axis) -> None:
+def test_a_value_that_was_not_in_use_is_named_with_those_that_were(axis: SettingAxis) -> None:
     name, values = axis.name, list(axis.values)
     (one,) = not_tried({**ALL, name: [*values[1:], "Other"]}, REACHED)
     assert axis.values[values[0]] in one.what
@@ -51,8 +51,12 @@ def test_a_kernel_is_not_tried_if_no_process_ran_it() -> None:
     tallies[0].take("process-1", {"kind": "kernels", "ran": ran})
     tallies[0].take("process-2", {"kind": "kernels", "ran": {**ran, "engine.odd": 1}})
     tallies[1].take("process-3", {"kind": "kernels", "ran": {**ran, "engine.one": True}})
-    outcomes = [Outcome(f"leg {n}", (), tally, 0, 1.0) for n, tally in enumerate(tallies)]
-    found = [one for one in make(Asked("watch"), outcomes, None).not_tried if "kernels" in one.what]
+    outcomes = [LegOutcome(f"leg {n}", (), tally, 0, 1.0) for n, tally in enumerate(tallies)]
+    found = [
+        one
+        for one in make(WatchOptions("watch"), outcomes, None).not_tried
+        if "kernels" in one.what
+    ]
     (idle,) = [one for one in found if "Triton" in one.what]
     assert idle.what == "1 Triton kernels, or functions of kernels"
     assert idle.why.endswith(": engine.none")
@@ -63,7 +67,9 @@ def test_a_check_that_compared_nothing_is_named() -> None:
         leg("1", {**ENOUGH, "tried: leak": 0, "tried: company (gemma4)": 0}),
         leg("64", {**ENOUGH, "tried: leak": 0, "tried: company (gemma4)": 3}),
     ]
-    found = [one for one in make(Asked("watch"), legs, None).not_tried if "check" in one.what]
+    found = [
+        one for one in make(WatchOptions("watch"), legs, None).not_tried if "check" in one.what
+    ]
     assert [(one.what, one.why) for one in found] == [("check: leak", "it compared nothing")]
 
 
@@ -72,11 +78,11 @@ def test_pairs_of_settings_that_were_served_are_counted() -> None:
     pairs = frozenset(frozenset(pair) for row in rows for pair in combinations(row, 2))
     legs = [replace(leg(f"row {n}", ENOUGH), values=row) for n, row in enumerate(rows)]
     legs[2] = replace(legs[2], tally=leg("row 2", {}).tally)  # It served nothing.
-    made = make(Asked("watch", pairs=pairs), legs[:3], None)
+    made = make(WatchOptions("watch", pairs=pairs), legs[:3], None)
     assert "5 of 10 pairs of settings" in made.message
     found = [one.what for one in made.not_tried]
     assert "5 of 10 pairs of settings" in found
-    assert "pairs" not in make(Asked("watch"), legs, None).message
+    assert "pairs" not in make(WatchOptions("watch"), legs, None).message
 
 
 def test_rows_that_were_not_served_are_named_together_if_they_are_many() -> None:
@@ -88,7 +94,7 @@ def test_rows_that_were_not_served_are_named_together_if_they_are_many() -> None
 
 def test_a_row_that_ended_before_its_floor_is_named_and_leaves_a_verdict() -> None:
     short = leg("64", {**ENOUGH, "replays": 0, WHOLE: 0})
-    record = make(Asked("watch"), [leg("1", {**ENOUGH, WHOLE: 1}), short], None)
+    record = make(WatchOptions("watch"), [leg("1", {**ENOUGH, WHOLE: 1}), short], None)
     assert record.verdict == "no finding"
     assert any(one.what == "row 64" for one in record.not_tried)
 
@@ -117,7 +123,7 @@ def test_trials_that_could_not_have_failed_are_named_with_their_reasons() -> Non
     ],
 )
 def test_how_a_command_ended(code: int, stopped: bool, words: str) -> None:
-    outcome = Outcome("command", (), Tally(), code, 1.0, stopped=stopped)
+    outcome = LegOutcome("command", (), Tally(), code, 1.0, stopped=stopped)
     assert ending(outcome) == words
     asked = [reason for reason in open_questions([outcome]) if reason.startswith("the command")]
     assert bool(asked) == (code != 0 and not stopped)
@@ -152,7 +158,7 @@ def test_speculation_without_accepted_and_rejected_drafts_has_no_verdict(
     enough = {"forwards": 1, "reads": 1, "replays": 1, **counts}
     tally.take("1", {"kind": "start"})
     tally.take("1", {"kind": "counts", "counts": enough})
-    one = Outcome("n-gram", (), tally, 0, 1.0, log="n-gram.log")
+    one = LegOutcome("n-gram", (), tally, 0, 1.0, log="n-gram.log")
     assert list(open_questions([one])) == ([] if why is None else [why])
     both = list(open_questions([one, leg("other", dict.fromkeys(NEEDED, 1))]))
     assert both == ([] if why is None else [f"{why} in n-gram"])
@@ -164,19 +170,19 @@ ENOUGH = dict.fromkeys(NEEDED, 1)
 
 def leg(
     name: str, counts: Mapping[str, int], *, replays: bool = True, stopped: bool = False
-) -> Outcome:
+) -> LegOutcome:
     """Return the outcome of a leg that ended, with these counts."""
     tally = Tally()
     tally.take("1", {"kind": "start", "device": "cpu"})
     tally.take("1", {"kind": "scope", "settings": {"page_size": name}})
     tally.take("1", {"kind": "counts", "counts": dict(counts)})
-    return Outcome(name, (), tally, 0, 1.0, replays=replays, stopped=stopped, log=f"{name}.log")
+    return LegOutcome(name, (), tally, 0, 1.0, replays=replays, stopped=stopped, log=f"{name}.log")
 
 
 @pytest.mark.parametrize("name", NEEDED)
 def test_a_leg_that_tested_too_little_leaves_the_run_undecided(name: str) -> None:
     legs = [leg("1", ENOUGH), leg("64", {**ENOUGH, name: 0})]
-    record = make(Asked("watch"), legs, None)
+    record = make(WatchOptions("watch"), legs, None)
     assert (record.verdict, record.undecided) == ("undecided", (f"{NEEDED[name]} in 64",))
     assert any(one.what == "row 64" and one.why == NEEDED[name] for one in record.not_tried)
     assert any(one.what == "page size: 64" for one in record.not_tried)
@@ -184,7 +190,7 @@ def test_a_leg_that_tested_too_little_leaves_the_run_undecided(name: str) -> Non
 
 def test_a_leg_may_do_without_graphs_but_not_all_legs() -> None:
     eager = leg("64", {**ENOUGH, "replays": 0}, replays=False)
-    assert make(Asked("watch"), [leg("1", ENOUGH), eager], None).verdict == "no finding"
+    assert make(WatchOptions("watch"), [leg("1", ENOUGH), eager], None).verdict == "no finding"
     assert list(open_questions([eager])) == [NEEDED["replays"]]
 
 

@@ -12,16 +12,16 @@ from paritybit.launch.schema import (
     IN_BASELINE,
     Build,
     Cause,
+    ExcerptLine,
     Finding,
-    Leg,
-    NotTried,
-    SourceLine,
+    LegRecord,
+    Untried,
     Verdict,
-    Watched,
+    WatchRecord,
     Who,
 )
 
-LEG = Leg("decode graphs", (), "ended", 0, 1.0, {}, {}, {}, ())
+LEG = LegRecord("decode graphs", (), "ended", 0, 1.0, {}, {}, {}, ())
 
 
 def finding(cause: str, number: int = 1) -> Finding:
@@ -33,9 +33,9 @@ def finding(cause: str, number: int = 1) -> Finding:
     )
 
 
-def watched(findings: Sequence[Finding], legs: Sequence[str] = (LEG.name,)) -> Watched:
+def watched(findings: Sequence[Finding], legs: Sequence[str] = (LEG.name,)) -> WatchRecord:
     verdict: Verdict = "finding" if findings else "no finding"
-    return Watched(
+    return WatchRecord(
         environment=Build("1", "3.11", None, None, None),
         command="paritybit watch",
         verdict=verdict,
@@ -61,10 +61,10 @@ def record(folder: Path) -> Any:
     return json.loads((folder / "out" / "latest" / "watch.json").read_text())
 
 
-def shown() -> Watched:
+def shown() -> WatchRecord:
     """Return a record with all that its page can show."""
-    lines = tuple(SourceLine(number, f"    line = {number}") for number in range(9, 14))
-    lines += (SourceLine(14, f"    longest = {'x' * 140!r}"),)
+    lines = tuple(ExcerptLine(number, f"    line = {number}") for number in range(9, 14))
+    lines += (ExcerptLine(14, f"    longest = {'x' * 140!r}"),)
     stray = Finding(
         *("stray write", "the replay of decode changed slot 17 (swa)", "s | swa"),
         number=25,
@@ -98,7 +98,7 @@ def shown() -> Watched:
         started="2026-11-26T02:00:00+00:00",
         counts={"forwards": 500, "replays": 200, "padded_replays": 90, "reads": 40_000, "idle": 3},
         undecided=("the engine was killed",),
-        not_tried=(NotTried("row few window slots", "the run was interrupted before"),),
+        not_tried=(Untried("row few window slots", "the run was interrupted before"),),
         absent=("leak: a cause (https://github.com/example/engine/issues/1)",),
     )
     return replace(now, baseline=label(before), changes=changes(before, now))

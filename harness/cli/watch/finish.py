@@ -25,8 +25,8 @@ from paritybit.drive.adapters import adapter_of
 from paritybit.engines.loading import folder_of_package
 from paritybit.launch import case as cases
 from paritybit.launch import record as records
-from paritybit.launch.schema import Watched
-from paritybit.launch.verdict import Outcome
+from paritybit.launch.schema import WatchRecord
+from paritybit.launch.verdict import LegOutcome
 
 PAGE, RECORD, RESULTS, SUITE = "index.html", "watch.json", "findings.sarif", "junit.xml"
 
@@ -56,7 +56,7 @@ def finish(run: Run, options: Options) -> int:
 
 def written(
     run: Run,
-    record: Watched,
+    record: WatchRecord,
     found: Mapping[str, cases.WatchCase],
     report: Report,
     prefix: str,
@@ -79,7 +79,7 @@ def written(
             yield error
 
 
-def show(run: Run, record: Watched, report: Report) -> None:
+def show(run: Run, record: WatchRecord, report: Report) -> None:
     """Print the first causes, what did not occur, the page and the verdict."""
     for line, style in terminal.lines(report, run.folder):
         run.display.put(line, style)
@@ -90,7 +90,7 @@ def show(run: Run, record: Watched, report: Report) -> None:
     run.display.put(f"{verdict}{record.message}", style="bold")
 
 
-def tolerated(record: Watched, options: Options) -> bool:
+def tolerated(record: WatchRecord, options: Options) -> bool:
     """Whether a run without a verdict is allowed."""
     return record.verdict == "undecided" and options.warn
 
@@ -114,10 +114,10 @@ def interruption(run: Run, options: Options) -> int | None:
     return None if number == signal.SIGTERM and options.engine is None else number
 
 
-def made(run: Run, options: Options, interrupted: str | None) -> Watched:
+def made(run: Run, options: Options, interrupted: str | None) -> WatchRecord:
     """Return the record of a run."""
     engine = options.engine
-    asked = records.Asked(
+    asked = records.WatchOptions(
         command=shlex.join(["paritybit", *map(shown, options.words)]),
         every=options.every,
         checks=run.checks,
@@ -136,8 +136,8 @@ def made(run: Run, options: Options, interrupted: str | None) -> Watched:
 
 
 def with_cases(
-    record: Watched, outcomes: Sequence[Outcome]
-) -> tuple[Watched, dict[str, cases.WatchCase]]:
+    record: WatchRecord, outcomes: Sequence[LegOutcome]
+) -> tuple[WatchRecord, dict[str, cases.WatchCase]]:
     """Return a record whose findings name their cases, and the cases by file name."""
     found = cases.cases_of(record, outcomes)
     return cases.named(record, found), found

@@ -30,7 +30,7 @@ from paritybit.launch import matrix
 from paritybit.launch.command import Running
 from paritybit.launch.follow import Stops
 from paritybit.launch.matrix import Release
-from paritybit.launch.schema import Watched
+from paritybit.launch.schema import WatchRecord
 from paritybit.launch.words import plural
 
 PAUSE = 0.2
@@ -82,7 +82,7 @@ class Walk:
                 if self.stops.received is not None:
                     return Release(version, None, "the run was interrupted before")
                 return Release(version, None, last_line(home / LOG).removeprefix("paritybit: "))
-        found = load(record, Watched)
+        found = load(record, WatchRecord)
         if found.verdict == "undecided" and not found.counts.get("forwards"):
             return Release(version, None, why_not(record.parent))
         with self.lock:

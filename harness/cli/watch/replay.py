@@ -18,8 +18,8 @@ from paritybit.drive.job import Job, command
 from paritybit.drive.legs import LACKING, Leg
 from paritybit.inject import prepare
 from paritybit.launch.case import WatchCase
-from paritybit.launch.follow import Limits, Stops
-from paritybit.launch.verdict import Outcome, open_questions
+from paritybit.launch.follow import StopLimits, Stops
+from paritybit.launch.verdict import LegOutcome, open_questions
 from paritybit.launch.words import plural
 
 OTHER = -1
@@ -82,17 +82,17 @@ def require_here(case: WatchCase, name: str, spec: str | None) -> None:
         raise CannotRunError(f"{name} was recorded on a GPU, but none is visible here")
 
 
-def served(run: Run, asked: Adapter, engine: Environment, case: WatchCase) -> Outcome:
+def served(run: Run, asked: Adapter, engine: Environment, case: WatchCase) -> LegOutcome:
     """Serve an engine the script of a case until the finding appears or the script ends."""
     run.folder.mkdir()
     job = Job(case.script.settings, case.script.waves)
     words, variables = command(asked, engine, job, run.folder)
-    limits = Limits(LONGEST, after_finding=0.0, sought=case.key)
+    limits = StopLimits(LONGEST, after_finding=0.0, sought=case.key)
     with run.display.showing():
         return run.watch(Leg(case.leg), words, variables, limits)
 
 
-def judged(display: Display, case: WatchCase, name: str, outcome: Outcome) -> int:
+def judged(display: Display, case: WatchCase, name: str, outcome: LegOutcome) -> int:
     """Print the result of a case. Returns 1 for its finding, 0 without any finding, else 125.
 
     A different finding gives 125, because it says nothing about the recorded one.

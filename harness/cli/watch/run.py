@@ -39,12 +39,12 @@ from paritybit.drive.warm import Warm, warm
 from paritybit.engines.required import install_missed
 from paritybit.inject import environment_with, prepare
 from paritybit.launch.command import Running
-from paritybit.launch.follow import Following, Limits, Stops
+from paritybit.launch.follow import Following, StopLimits, Stops
 from paritybit.launch.journals import Journals
 from paritybit.launch.known import Known, of_tree
 from paritybit.launch.schema import Finding
 from paritybit.launch.tally import Tally
-from paritybit.launch.verdict import Outcome
+from paritybit.launch.verdict import LegOutcome
 from paritybit.launch.words import plural
 from paritybit.watch.settings import Settings
 
@@ -116,7 +116,7 @@ class Run:
     checks: tuple[str, ...] | None
     known: Known = field(default_factory=Known)
     started: str = field(default_factory=now)
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[LegOutcome] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
     pairs: frozenset[Pair] = frozenset()
     installing: threading.Lock = field(default_factory=threading.Lock)
@@ -141,9 +141,9 @@ class Run:
         leg: Leg,
         words: Sequence[str],
         variables: Mapping[str, str],
-        limits: Limits,
+        limits: StopLimits,
         warm: Warm | None = None,
-    ) -> Outcome:
+    ) -> LegOutcome:
         """Serve a row in its own folder, which also gets its output."""
         out = self.new_folder(leg.name)
         variables = environment_with(variables, self.imports, self.settings(out))
@@ -158,7 +158,7 @@ class Run:
             self.outcomes.append(outcome)
         return outcome
 
-    def followed(self, running: Running, leg: Leg, out: Path, limits: Limits) -> Outcome:
+    def followed(self, running: Running, leg: Leg, out: Path, limits: StopLimits) -> LegOutcome:
         """Follow a running command, and return its outcome."""
 
         def show(tally: Tally, finding: Finding | None) -> None:
@@ -167,7 +167,7 @@ class Run:
 
         following = Following(running, Journals(out), self.stops, show, limits)
         tally = following.follow()
-        return Outcome(
+        return LegOutcome(
             name=leg.name,
             arguments=leg.arguments,
             values=leg.values,
@@ -222,7 +222,7 @@ def watch(options: Options, note: Callable[[Run], object]) -> int:
         note(run)
         variables = environment_with(os.environ, run.imports, run.settings(run.folder))
         running = Running(options.command, variables)
-        limits = Limits(known=run.known)
+        limits = StopLimits(known=run.known)
         outcome = run.followed(running, Leg(COMMAND), run.folder, limits)
         run.outcomes.append(outcome)
         return finish(run, options)
@@ -290,11 +290,11 @@ class Serving:
                 turn = self.plan.next()
                 if turn is None:
                     return
-                limits = Limits(None, after, known=run.known, found=self.found)
+                limits = StopLimits(None, after, known=run.known, found=self.found)
                 self.plan.note_start(self.row(turn, limits, importers))
         run.not_run |= {leg.name: why for leg in self.plan.left}
 
-    def row(self, turn: Turn, limits: Limits, importers: Warm | None) -> float:
+    def row(self, turn: Turn, limits: StopLimits, importers: Warm | None) -> float:
         """Serve a row, and return the seconds that the engine took to start.
 
         If the engine cannot start without a required package, install it and retry.
