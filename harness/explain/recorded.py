@@ -234,7 +234,10 @@ class RecordedForward(Recorder):
         name, place, value = element
         if value.dtype.is_floating_point or value.dtype is torch.bool:
             return True
-        bound = index_bounds(self.pair.config, self.pair.graph_pools.sizes).get(name, 0)
+        bounds = index_bounds(self.pair.config, self.pair.graph_pools.sizes)
+        # Of other integers, the replay and the capture held the largest without an error.
+        most = max(int(one[name].max()) for one in (self.static, self.fresh))
+        bound = bounds.get(name, most + 1)
         if name in (LENGTHS, ON_HOST):
             bound = self.pair.config.max_context + 1
         if not 0 <= int(value) < bound:

@@ -143,11 +143,12 @@ def test_each_suspect_explains_a_bug(name: str, device: str) -> None:
     assert report(found) == expected
 
 
-def test_a_kept_output_explains_a_step_that_reads_it(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The report names the value, and the step whose output was kept without a copy."""
-    lockstep = build(device, "decode")
+def test_a_kept_output_explains_a_step_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report names the value, and the step whose output was kept without a copy.
+
+    On CUDA the violation does not repeat, because graphs share the memory of their outputs.
+    """
+    lockstep = build("cpu", "decode")
     lockstep.watch({"logits_parity"})
     keeping_views(lockstep, "decode", monkeypatch)
     outcome, timeline = observe(lockstep, SCHEDULE)
