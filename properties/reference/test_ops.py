@@ -8,14 +8,14 @@ import pytest
 import torch
 from paritybit.reference.ops import Ops
 
-from properties.support.interpreting import run_interpreted
-from properties.support.subjects.op_checks import (
+from properties.reference.op_checks import (
     ALL,
     CHECKS,
     FEW,
     Check,
     run_checks,
 )
+from properties.support.interpreting import run_interpreted
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=[check.__name__ for check in CHECKS])
@@ -54,7 +54,7 @@ def test_cuda_ops_keep_every_contract(device: str) -> None:
 
         run_checks(CudaOps(), device)
         return
-    process = run_interpreted("properties.support.subjects.op_checks")
+    process = run_interpreted("properties.reference.op_checks")
     assert process.returncode == 0, process.stderr
     assert int(process.stdout) == len(FEW) > 0
 

@@ -17,7 +17,7 @@ from paritybit.reference.model import Model
 from paritybit.reference.oracle import dense_logits
 from torch import Tensor
 
-from properties.support.reference.transformers_models import (
+from properties.reference.transformers_models import (
     COUNTERPARTS,
     InFloat64,
     library_model,
