@@ -97,19 +97,6 @@ def test_nothing_to_say(watch: Watch, script: Script, text: str, why: str) -> No
     assert why in done.stderr.splitlines()[-1]
 
 
-def test_processes_that_a_command_leaves_behind_are_stopped(
-    watch: Watch, script: Script, tmp_path: Path
-) -> None:
-    text = (
-        "engine()\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],"
-        " stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
-        "open('pid', 'w').write(str(child.pid))\n"
-    )
-    assert watch("--", *script(text)).returncode == OK
-    assert not alive(int((tmp_path / "pid").read_text()))
-
-
 FINDS = """
 findings = [replace(STRAY, key=f"stray write | {number}") for number in range(5)]
 engine(findings).end()

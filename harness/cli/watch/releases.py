@@ -21,15 +21,14 @@ from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.run import last_line
 from paritybit.harness.records.codec import load
 from paritybit.harness.records.files import write_whole
+from paritybit.reports.releases import Release, causes_in, matrix
 from rich.console import Console
 
 from paritybit import __version__
 from paritybit.engines import fetch
 from paritybit.engines.packages import PACKAGES
-from paritybit.launch import matrix
 from paritybit.launch.command import Running
 from paritybit.launch.follow import Stops
-from paritybit.launch.matrix import Release
 from paritybit.launch.schema import WatchRecord
 from paritybit.launch.words import plural
 
@@ -118,14 +117,14 @@ def run_releases(engine: str, names: Sequence[str], seconds: int, seed: int, fol
     display.put(f"watch {plural(len(versions), 'release')} of {engine}")
     with stops.heard(), ThreadPoolExecutor(AT_ONCE) as pool:
         releases = list(pool.map(walk.watched, versions))
-    write(folder, releases)
+    write_whole(folder / MATRIX, matrix(releases))
     display.put(f"matrix: {folder / MATRIX}")
     if stops.received is not None:
         return INTERRUPTED
     tried = [release for release in releases if release.tried]
     display.put(
         f"{len(tried)} of {plural(len(releases), 'release')} tried, "
-        f"{plural(len(matrix.causes(releases)), 'cause')} of findings",
+        f"{plural(len(causes_in(releases)), 'cause')} of findings",
         style="bold",
     )
     return OK if tried else CANNOT_RUN
@@ -149,17 +148,3 @@ def versions_of(engine: str, names: Sequence[str]) -> Sequence[str]:
 
 
 MATRIX = "releases.md"
-
-
-def write(folder: Path, releases: Sequence[Release]) -> None:
-    """Write the matrix, and what was tried."""
-    lines = ["# Findings in whole releases", "", *matrix.table(releases), ""]
-    lines += [
-        "Each cell has the number of findings, "
-        f"`{matrix.FREE}` for none, and `{matrix.UNTRIED}` where there is no verdict.",
-        "",
-        "## What was tried",
-        "",
-        *matrix.scope(releases),
-    ]
-    write_whole(folder / MATRIX, "\n".join(lines) + "\n")
