@@ -302,6 +302,7 @@ def test_releases_are_watched_once_and_shown_side_by_side(
             (home / "release.log").write_text("paritybit: it does not start\n")
 
     monkeypatch.setattr(Walk, "run", run)
+    monkeypatch.setattr("paritybit.harness.cli.watch.releases.AT_ONCE", 1)
     releases = ("releases", "--releases", "0.5.11,0.5.12,0.5.13", "--out", "all")
     assert paritybit(*releases) == OK
     first, second, third = (f"0.5.1{number}" for number in (1, 2, 3))

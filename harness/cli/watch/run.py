@@ -14,9 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,14 @@ from paritybit.harness.cli.exit_codes import FINDING
 from paritybit.harness.cli.folders import run_folder
 from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.plan import OVER, Plan, Turn, legs_of, workers_of
-from paritybit.harness.errors import CannotRunError, MalformedError, known, no_verdict, refused
+from paritybit.harness.errors import (
+    CannotRunError,
+    MalformedError,
+    known,
+    no_verdict,
+    quoted,
+    refused,
+)
 from paritybit.harness.machine.gpus import visible_gpus
 from rich.console import Console
 
@@ -200,7 +208,7 @@ def run_watch(options: Options) -> int:
     """
     runs: list[Run] = []
     try:
-        return watch(options, runs.append)
+        return watch(options, runs)
     except BaseException as error:
         if not any(run.found for run in runs):
             raise
@@ -210,16 +218,15 @@ def run_watch(options: Options) -> int:
         return refused(f"there are findings, but their report is not complete: {why}", FINDING)
 
 
-def watch(options: Options, note: Callable[[Run], object]) -> int:
-    """Watch as `run_watch` does. `note` gets the run when it has begun."""
+def watch(options: Options, runs: list[Run]) -> int:
+    """Watch as `run_watch` does. `runs` gets the run when it begins."""
     require_sense(options)
-    checks = checks_of(options.checks)
     known_findings = of_tree(options.known, options.engine, options.baseline)
+    begin = partial(begun, options, runs, checks_of(options.checks), known_findings)
     if options.engine is not None:
-        return watch_engine(options, options.engine, checks, known_findings, note)
+        return watch_engine(options, options.engine, begin)
     console = Console(stderr=True, soft_wrap=True)
-    with begun(options, checks, known_findings, Display(console, redraws=False)) as run:
-        note(run)
+    with begin(Display(console, redraws=False)) as run:
         variables = environment_with(os.environ, run.imports, run.settings(run.folder))
         running = Running(options.command, variables)
         limits = StopLimits(known=run.known)
@@ -229,11 +236,7 @@ def watch(options: Options, note: Callable[[Run], object]) -> int:
 
 
 def watch_engine(
-    options: Options,
-    spec: str,
-    checks: tuple[str, ...] | None,
-    known_findings: Known,
-    note: Callable[[Run], object],
+    options: Options, spec: str, begin: Callable[[Display], AbstractContextManager[Run]]
 ) -> int:
     """Serve generated requests to an engine, row by row, until one has a finding."""
     device = device_of(options.device or "auto")
@@ -248,8 +251,7 @@ def watch_engine(
     engine = asked.prepare(spec)
     console = Console(soft_wrap=True)
     options = replace(options, device=device)
-    with begun(options, checks, known_findings, Display(console, redraws=True)) as run:
-        note(run)
+    with begin(Display(console, redraws=True)) as run:
         run.pairs = table.array.pairs
         seconds, workers = float(options.seconds or SECONDS), workers_of(device)
         plan = Plan(legs, seconds, workers, named=bool(options.settings))
@@ -339,11 +341,12 @@ class Serving:
 @contextmanager
 def begun(
     options: Options,
+    runs: list[Run],
     checks: tuple[str, ...] | None,
     known_findings: Known,
     display: Display,
 ) -> Iterator[Run]:
-    """Create the folders of a run, and handle signals in this context."""
+    """Create a run with its folders, add it to `runs`, and handle signals in this context."""
     stops = Stops()
     with (
         tempfile.TemporaryDirectory(prefix="paritybit-") as scratch,
@@ -351,7 +354,9 @@ def begun(
         stops.heard(),
     ):
         prepare(Path(scratch), __version__)
-        yield Run(folder, Path(scratch), display, stops, options.every, checks, known_findings)
+        every, imports = options.every, Path(scratch)
+        runs.append(Run(folder, imports, display, stops, every, checks, known_findings))
+        yield runs[-1]
 
 
 def finish(run: Run, options: Options) -> int:
@@ -374,6 +379,9 @@ def require_sense(options: Options) -> None:
         )
     if not options.command[0]:
         raise MalformedError("the command after -- is empty")
+    if "==" in options.command[0]:
+        name = quoted(options.command[0])
+        raise MalformedError(f"{name} is no command: use --engine for a release")
     for name in ONLY_ENGINE:
         if getattr(options, name) not in (None, False, []):
             raise MalformedError(f"--{name.replace('_', '-')} needs --engine")

@@ -94,6 +94,7 @@ MALFORMED_LINES: dict[str, str] = {
     "watch --checks nothing -- true": "unknown check 'nothing'",
     "watch --undecided pass -- true": "'pass' is not one of 'fail', 'warn'",
     "watch --known none.json -- true": "none.json",
+    "watch sglang==0.5.12": "'sglang==0.5.12' is no command: use --engine for a release",
     "watch --": "watch needs a command after --",
     "releases --engine trtllm": "'trtllm' is not one of 'sglang', 'transformers', 'vllm'",
     "releases --releases new": "'new' is not a release number such as 0.5",
