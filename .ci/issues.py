@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Open or update one issue per engine and cause of findings, from records of `paritybit watch`.
 
-Usage: .ci/issues.py [--post] RECORD... Without --post, it prints what it would do and asks nothing
-of anybody. With it, it needs GITHUB_REPOSITORY and GITHUB_TOKEN. A closed issue is left alone.
+Usage: .ci/issues.py [--post] RECORD... Without --post, it only prints what it would do. With it, it
+needs GITHUB_REPOSITORY and GITHUB_TOKEN. It does not change closed issues.
 """
 
 import argparse
@@ -26,7 +26,7 @@ MOST_PAGES = 50
 
 
 def main(words: list[str]) -> int:
-    """Handle each cause of the records; return 0."""
+    """Open or update an issue for each cause in the records. Returns 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--post", action="store_true", help="open and update issues")
     parser.add_argument("records", nargs="*", type=Path, metavar="RECORD")
@@ -41,14 +41,14 @@ def main(words: list[str]) -> int:
 
 
 def read(path: Path) -> list[SeenCause]:
-    """Return what a record has; its cases lie next to it."""
+    """Return the causes in a record, whose cases are in the folder next to it."""
     files = sorted((path.parent / "cases").glob("*.json"))
     cases = {file.name: load(file, WatchCase) for file in files}
     return list(seen_in(load(path, WatchRecord), cases))
 
 
 def settle(issue: Issue, mine: dict | None, *, post: bool) -> None:
-    """Open an issue, or update the one that there is, or say what would be done."""
+    """Open an issue, or update an existing one. Without `post`, print what would be done."""
     data = {"title": issue.title, "body": issue.body}
     if not post:
         print(f"would open or update: {issue.title}\n{issue.body}")

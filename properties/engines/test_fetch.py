@@ -3,7 +3,6 @@
 import errno
 import importlib.util
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ from paritybit.harness.errors import CannotRunError
 
 from paritybit.__main__ import main
 from paritybit.engines import fetch
-from properties.support.harness.command_line import CANNOT_RUN, LONGEST
-from properties.support.places import ROOT
+from properties.support.harness.command_line import CANNOT_RUN
 
 
 @pytest.mark.parametrize("place", ["/proc/engines", "a file"])
@@ -75,46 +73,3 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
         (target / "sglang").touch()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert list(tmp_path.iterdir()) == []
-
-
-FETCHES = {
-    "both are fetched": ("0 0", 0),
-    "no index answers": ("125 125", 0),
-    "the first has another hash": ("2 0", 1),
-    "the second has another hash": ("0 2", 1),
-    "an error of ours": ("1 1", 1),
-}
-"""How the fetches of the two releases end that CI tries, and how its script does."""
-
-ENDS_AS_TOLD = """#!/bin/sh
-set -- "$@" $ENDS
-case "$*" in
-  *"paritybit engine 0.5.11"*) exit "$5";;
-  *"paritybit engine 0.5.23"*) exit "$6";;
-  *"--engine sglang==0.5.11"*) exit 1;;
-esac
-"""
-
-
-@pytest.mark.parametrize("what", FETCHES)
-def test_in_ci_only_an_index_that_does_not_answer_excuses_a_release_that_was_not_tried(
-    what: str, tmp_path: Path
-) -> None:
-    """The interpreter is one that ends as it is told; both trials end as they should."""
-    ends, code = FETCHES[what]
-    interpreter = tmp_path / "python"
-    interpreter.write_text(ENDS_AS_TOLD)
-    interpreter.chmod(0o755)
-    variables = {**os.environ, "PYTHON": str(interpreter), "ENDS": ends}
-    done = subprocess.run(
-        [ROOT / ".ci/engines"],
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=LONGEST,
-        check=False,
-    )
-    assert (done.returncode, done.stdout.count("was not tried")) == (
-        code,
-        ends.split().count("125"),
-    )
