@@ -24,7 +24,6 @@ PLURALS = {
     "bug": "bugs",
     "runner": "runners",
     "preset": "presets",
-    "shape": "shapes",
     "property": "properties",
 }
 """The name of each kind of names in `paritybit list`."""
