@@ -1,8 +1,7 @@
-"""What a run leaves for a CI job: JUnit, a Markdown summary, annotations, and its last lines."""
+"""What a run leaves for a CI job: SARIF, JUnit, annotations, and the lines of the engine."""
 
 import json
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -10,41 +9,41 @@ from msgspec.structs import replace
 from paritybit.reports.junit import junit_of
 
 from paritybit.launch.schema import Cause, Finding, Who
-from paritybit.launch.scope import not_served
 from paritybit.launch.words import CauseGroup
 from properties.launch.conftest import Script, Watch
-from properties.support.known import STRAY, THREAD, listed
-from properties.support.records import LEG, watched
-
-SOURCE = "subjects/captured.py:12"
+from properties.support.known import STRAY, listed
+from properties.support.records import watched
 
 
-def found(cause: str, **fields: Any) -> Finding:
-    stray = Finding("stray write", "slot 7 changed", f"s | {cause}", number=2, leg=LEG.name)
-    return replace(stray, cause=Cause("the tail", cause, SOURCE), **fields)
-
-
-def test_a_failing_leg_stands_in_the_suite_at_the_line_of_the_engine() -> None:
-    known = found("b", known=THREAD)
-    record = watched([found("a"), known, found("a", leg="overlap", known=THREAD)])
-    legs = (LEG, replace(LEG, name="overlap"))
-    rows = {"few slots": "lacking", **{f"row {number}": "no time" for number in range(9)}}
-    record = replace(record, legs=legs, not_tried=tuple(not_served(rows)))
-    suite = ET.fromstring(junit_of(record, "python/")).find("testsuite")
-    assert suite is not None
-    assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
-        "tests": "5", "failures": "1", "errors": "0", "skipped": "2"
-    }  # fmt: skip
-    first, second, skipped, many, verdict = suite.findall("testcase")
-    assert (first.get("file"), first.get("line")) == ("python/subjects/captured.py", "12")
-    failure = first.find("failure")
-    assert failure is not None
-    assert failure.get("message") == "stray write: slot 7 changed"
-    assert "cause: the tail (" in str(failure.text)
-    assert THREAD in str(first.findtext("system-out"))
-    assert second.find("failure") is None
-    assert (skipped.get("name"), many.get("name")) == ("few slots", "9 rows of settings")
-    assert verdict.find("error") is None
+def test_a_finding_in_sarif_is_at_the_line_of_its_cause(
+    watch: Watch, script: Script, tmp_path: Path
+) -> None:
+    text = "from dataclasses import replace\nfreed = {'forward': 3, 'source': 'sglang/a.py:7'}\n"
+    text += "other = replace(STRAY, cause=None, freed=None, key='o', check='other')\n"
+    text += "leak = replace(STRAY, key='k', check='leak', cause=None, freed=freed)\n"
+    text += "later = replace(STRAY, key='l', text='a later one')\n"
+    text += "engine([STRAY, STRAY, later, leak, other])"
+    watch("--", *script(text))
+    path = tmp_path / "out" / "latest" / "findings.sarif"
+    (run,) = json.loads(path.read_text())["runs"]
+    stray, leak, other = run["results"]
+    assert (stray["ruleId"], stray["level"], stray["occurrenceCount"]) == (
+        "stray-write",
+        "error",
+        2,
+    )
+    where = stray["locations"][0]["physicalLocation"]
+    assert where["artifactLocation"] == {"uri": "runner.py", "uriBaseId": "%SRCROOT%"}
+    assert where["region"] == {"startLine": 373}
+    assert "read: read by request r2, position 14" in stray["message"]["text"]
+    assert "suppressions" not in stray
+    (freed,) = leak["locations"]
+    assert freed["physicalLocation"]["artifactLocation"]["uri"] == "sglang/a.py"
+    (first,) = other["locations"]
+    assert first["physicalLocation"]["artifactLocation"]["uri"] == "toy/__init__.py"
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    assert rules == ["leak", "other", "stray-write"]
+    assert run["invocations"][0]["executionSuccessful"]
 
 
 def test_a_run_without_a_verdict_is_an_error_of_the_suite() -> None:
@@ -101,5 +100,5 @@ def test_a_finding_carries_the_lines_of_the_engine_around_it(
 def test_the_line_of_a_cause_is_told_from_the_line_that_freed_a_slot(
     cause: Cause | None, freed: Who | None, place: str | None
 ) -> None:
-    finding = Finding("leak", "text", "key", 1, "leg", "group", cause=cause, freed=freed)
+    finding = Finding("leak", "text", "key", cause=cause, freed=freed)
     assert CauseGroup("group", (finding,)).place == place

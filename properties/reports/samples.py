@@ -4,12 +4,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
+from paritybit.harness.records.codec import encoded
 from paritybit.reports import laboratory, sanitizer, terminal
 from paritybit.reports.annotations import annotations
+from paritybit.reports.junit import junit_of
 from paritybit.reports.markdown import summary
 from paritybit.reports.model import Report
 from paritybit.reports.page import render
+from paritybit.reports.sarif import sarif_of
 from rich.console import Console
 
 from properties.support.records import shown
@@ -32,10 +36,18 @@ def files() -> Iterator[tuple[str, str]]:
     for name, report in reports().items():
         yield f"{name}.md", summary(report)
         yield f"{name}.txt", printed(report)
+    yield "watch.sarif", encoded(without_version(sarif_of(shown(), "python/")))
+    yield "watch.xml", junit_of(shown(), "python/")
     for name in ("red", "watch"):
         report = reports()[name]
         sections = tuple(one for one in report.sections if one.anchor != "words")
         yield f"{name}.html", main_part(render(replace(report, sections=sections)))
+
+
+def without_version(sarif: dict[str, Any]) -> dict[str, Any]:
+    """Return a SARIF file without the version of paritybit."""
+    sarif["runs"][0]["tool"]["driver"]["version"] = ""
+    return sarif
 
 
 def printed(report: Report) -> str:
