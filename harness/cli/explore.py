@@ -11,7 +11,7 @@ from rich.console import Console
 from paritybit.explore.bound import Bound
 from paritybit.explore.case import ExploreCase, violation_of
 from paritybit.explore.engines import search_of
-from paritybit.explore.search import Explored, SnapshotError
+from paritybit.explore.search import CopyError, Explored
 from paritybit.launch.record import write
 
 NEEDED = "evictions", "shared prefixes", "tombstones"
@@ -29,7 +29,7 @@ def run_explore(engine: str, bound: Bound, depth: int, seconds: int, out: Path) 
 
     try:
         found = search.run(depth, seconds, report)
-    except SnapshotError as error:
+    except CopyError as error:
         raise CannotRunError(str(error)) from error
     speed = found.states / max(found.seconds, 1e-9)
     console.print(

@@ -1,5 +1,6 @@
 """The engines that can be explored, and the interface of their modules."""
 
+import copy
 import gc
 import importlib
 from collections.abc import Callable
@@ -9,8 +10,7 @@ from typing import Any, Protocol
 from paritybit.engines import fetch
 from paritybit.engines.packages import PACKAGES, SGLANG, VLLM
 from paritybit.explore.bound import Bound
-from paritybit.explore.search import Machine, Search, ViolationError
-from paritybit.explore.snapshots import Snapshots
+from paritybit.explore.search import Machine, Search, ViolationError, share
 from paritybit.harness.errors import CannotRunError, headline
 
 MODULES = {
@@ -63,10 +63,10 @@ def search_of(spec: str, bound: Bound) -> tuple[str, Search]:
         with suppress(ViolationError):  # The search finds it again, with its schedule.
             for action in FIRST:
                 first.act(action)
-        snapshots = Snapshots(module.shared(engine))
-        snapshots.save(make()).restore().key()
+        share(module.shared(engine))
+        copy.deepcopy(make()).key()
         gc.freeze()  # The modules of the engine stay, so the collector can ignore them.
-        return found.name, Search(make, snapshots)
+        return found.name, Search(make)
     except Exception as error:
         raise CannotRunError(
             f"the prefix cache of {found.name} is not recognised: {headline(repr(error))}"

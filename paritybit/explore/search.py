@@ -5,32 +5,34 @@ only numbers that the engine treats as opaque: block numbers are renamed by firs
 states with the same key differ by a bijection that every action preserves. Because the search is
 breadth first, the first path to a violation is a shortest one.
 
-States are restored from snapshots. Some successors of a snapshot are compared with the state after
-the replayed path. A violation counts only if replaying its path from the start also leads to one.
+A state is a copy of a machine by `copy.deepcopy`. Some copies are compared with the state after the
+replayed path. A violation counts only if replaying its path from the start also leads to one.
 """
 
+import copy
+import copyreg
 import marshal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from importlib import import_module
+from types import ModuleType
 from typing import Any, Protocol
 
 from paritybit.connectors.failures import fault_of
-from paritybit.explore.snapshots import Objects, Snapshot, Snapshots
 from paritybit.harness.errors import CannotRunError
 from paritybit.harness.machine.garbage import few_collections
 
 PROGRESS = 1.0
 """Seconds between two reports of progress."""
 
-ROOM = 400_000_000
-"""The most bytes of snapshots per level. Other states of the level are reached by their path."""
+MOST_COPIES = 4000
+"""The most machines that a level keeps. Its other states are reached by their paths."""
 
 COMPARED = 200
-"""After one in COMPARED snapshots, one of its actions is compared with its replayed path."""
-
+"""The state after one in COMPARED actions is compared with its replayed path."""
 
 REFERENCELESS = 2
 """The version of `marshal` in which equal values have equal bytes, as it has no references."""
@@ -40,8 +42,8 @@ class ViolationError(Exception):
     """A law is violated after an action."""
 
 
-class SnapshotError(Exception):
-    """A snapshot differs from the state at the end of its path."""
+class CopyError(Exception):
+    """A copy of a machine differs from the state at the end of its path."""
 
 
 @contextmanager
@@ -72,12 +74,8 @@ class Machine(Protocol):
         """Return the actions that the scheduler may perform in this state."""
         ...
 
-    def act(self, action: str) -> Objects | None:
-        """Perform an action. Raises ViolationError if a law is violated during the action.
-
-        Returns the existing objects that `act` and `check` may have changed. None means that any
-        object may have changed.
-        """
+    def act(self, action: str) -> None:
+        """Perform an action. Raises ViolationError if a law is violated during the action."""
         ...
 
     def check(self) -> None:
@@ -117,24 +115,27 @@ class Explored:
 
 @dataclass(frozen=True)
 class State:
-    """A state: the path to it, and a snapshot if there was room for it."""
+    """A state: the path to it, and a machine if it was kept."""
 
     path: tuple[str, ...]
-    saved: Snapshot | None
+    machine: Machine | None
+
+
+def share(kinds: Iterable[type]) -> None:
+    """Make `copy.deepcopy` return the objects of immutable types, and modules, unchanged."""
+    copyreg.pickle(ModuleType, lambda module: (import_module, (module.__name__,)))
+    for kind in kinds:
+        kind.__deepcopy__ = lambda one, memo: one  # type: ignore[attr-defined]
 
 
 class Search:
     """A search over machines that `make` creates. Without `merge`, equal states are not merged."""
 
-    def __init__(
-        self, make: Callable[[], Machine], snapshots: Snapshots, *, merge: bool = True
-    ) -> None:
-        self.make, self.snapshots, self.merge = make, snapshots, merge
+    def __init__(self, make: Callable[[], Machine], *, merge: bool = True) -> None:
+        self.make, self.merge = make, merge
         self.found = Explored()
         self.seen = {digest(make())}
-        self.room = ROOM
-        self.visits = 0
-        self.present: Snapshot | None = None
+        self.kept = 0
         self.reached: set[str] = set()
 
     def run(
@@ -150,7 +151,7 @@ class Search:
         found, level = self.found, [State((), None)]
         try:
             for number in range(1, depth + 1):
-                self.room, following = ROOM, list[State]()
+                self.kept, following = 0, list[State]()
                 for state in level:
                     found.seconds = time.monotonic() - begun
                     if found.seconds > seconds:
@@ -175,21 +176,14 @@ class Search:
     def expanded(self, state: State, *, last: bool) -> list[State]:
         """Return the new states that are one action after a state."""
         new: list[State] = []
-        saved = state.saved or self.snapshots.save(replayed(self.make, state.path))
-        machine: Machine = saved.restore(self.present)
-        self.present = saved
-        self.visits += 1
-        compared = state.saved is not None and self.visits % COMPARED == 0
-        actions = machine.actions()
-        chosen = self.visits // COMPARED % len(actions) if compared else -1
-        for number, action in enumerate(actions):
+        whole = state.machine or replayed(self.make, state.path)
+        actions = whole.actions()
+        for action in actions:
             path = (*state.path, action)
-            if self.present is not saved:
-                saved.restore(self.present)
-            self.present = None
+            machine = whole if action == actions[-1] else copy.deepcopy(whole)
             try:
                 with judging_errors():
-                    touched = machine.act(action)
+                    machine.act(action)
                     machine.check()
             except ViolationError:
                 self.found.path, self.found.violation = path, self.confirmed(path)
@@ -197,34 +191,30 @@ class Search:
             finally:
                 self.reached |= machine.reached
             self.found.transitions += 1
-            if number == chosen:
+            if self.found.transitions % COMPARED == 0:
                 self.compare(machine, path)
-            key, kept = digest(machine), None
+            key = digest(machine)
             if key not in self.seen or not self.merge:
                 self.seen.add(key)
                 self.found.states += 1
-                if not last and self.room > 0:
-                    kept = self.present = self.snapshots.save(machine, saved, touched)
-                    self.room -= kept.size
-                new.append(State(path, kept))
-            if touched is not None:
-                self.snapshots.undo(saved, touched)
-                self.present = saved
+                keeps = not last and self.kept < MOST_COPIES
+                self.kept += keeps
+                new.append(State(path, machine if keeps else None))
         return new
 
     def compare(self, machine: Machine, path: tuple[str, ...]) -> None:
-        """Raise SnapshotError if a machine is not in the state at the end of a path."""
+        """Raise CopyError if a machine is not in the state at the end of a path."""
         if digest(machine) != digest(replayed(self.make, path)):
-            raise SnapshotError(f"the snapshot after {', '.join(path)} is another state")
+            raise CopyError(f"the copy after {', '.join(path)} is another state")
 
     def confirmed(self, path: tuple[str, ...]) -> str:
-        """Return the violation at the end of a path. Raises SnapshotError if there is none."""
+        """Return the violation at the end of a path. Raises CopyError if there is none."""
         try:
             with judging_errors():
                 replayed(self.make, path).check()
         except ViolationError as error:
             return str(error)
-        raise SnapshotError(f"no violation at the end of {', '.join(path)}, from the start")
+        raise CopyError(f"no violation at the end of {', '.join(path)}, from the start")
 
 
 def replayed(make: Callable[[], Machine], path: tuple[str, ...]) -> Machine:

@@ -48,15 +48,6 @@ def branch(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
 
 
 @jit
-def branch_before(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
-    """Store a block if the count was zero, and then the count."""
-    held = tl.load(count)
-    if held == 0:
-        tl.store(out + tl.arange(0, width), 1)
-    tl.store(count, held + 1)
-
-
-@jit
 def address(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
     """Load from a table at the count, and store the entry to a block."""
     held = tl.load(count)
@@ -70,15 +61,6 @@ def outside(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
     held = tl.load(count).to(tl.int64)
     tl.store(count, held + 1)
     tl.store(out, tl.load(table + held * 2**40))
-
-
-@jit
-def looked_up(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
-    """Look up the count. The thread that stores it also stores the entry."""
-    held = tl.load(count)
-    entry = tl.load(table + held)
-    tl.store(out, entry)
-    tl.store(count, held + 1)
 
 
 @jit
@@ -96,24 +78,6 @@ def mask(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
     tl.store(count, held + 1)
     place = tl.arange(0, width)
     tl.store(out + place, 1, mask=place < held)
-
-
-@jit
-def value(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
-    """Store the count to a block."""
-    held = tl.load(count)
-    tl.store(count, held + 1)
-    tl.store(out + tl.arange(0, width), held)
-
-
-@jit
-def leaves(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
-    """Leave before a reduction unless the count was zero."""
-    held = tl.load(count)
-    tl.store(count, held + 1)
-    if held > 0:
-        return
-    tl.store(out, tl.sum(tl.load(table + tl.arange(0, width)), axis=0))
 
 
 @jit
@@ -166,15 +130,6 @@ def with_reduction(count: Any, table: Any, out: Any, width: tl.constexpr) -> Non
 
 
 @jit
-def with_scan(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
-    """Sum the parts of a block before the store."""
-    held = tl.load(count)
-    total = tl.cumsum(tl.load(table + tl.arange(0, width)), axis=0)
-    tl.store(count, held + 1)
-    tl.store(out + held + tl.arange(0, width), total)
-
-
-@jit
 def barrier_after(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
     """Wait for all warps after the store, which is too late."""
     held = tl.load(count)
@@ -190,13 +145,6 @@ def with_atomic(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
     place = tl.atomic_add(table, 1)
     tl.store(count, held + 1)
     tl.store(out + held + place + tl.arange(0, width), 1)
-
-
-@jit
-def unused(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
-    """Increment the count, and use it for nothing else."""
-    tl.store(count, tl.load(count) + 1)
-    tl.store(out + tl.arange(0, width), 1)
 
 
 @jit
@@ -219,14 +167,6 @@ def checked(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
         return
     tl.store(count, held + 1)
     tl.store(out + tl.arange(0, width), 1)
-
-
-@jit
-def unchanged(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
-    """Store the value that was loaded."""
-    held = tl.load(count)
-    tl.store(count, held)
-    tl.store(out + held + tl.arange(0, width), 1)
 
 
 @jit
@@ -294,9 +234,8 @@ def launched(kernel: Kernel, start: int = 0, **named: Any) -> None:
 
 
 KERNELS = (
-    *(branch, branch_before, address, outside, block_address, mask, value, leaves, joins),
-    *(added, in_function, barrier_after, with_barrier, with_reduction, with_scan, with_atomic),
-    *(unused, appended, looked_up, checked, unchanged, elsewhere, block, turns),
+    *(branch, address, outside, block_address, mask, joins, added, in_function, barrier_after),
+    *(with_barrier, with_reduction, with_atomic, appended, checked, elsewhere, block, turns),
 )
 
 UNTRIED = ("block", "one warp", "tuned, one warp")

@@ -11,13 +11,10 @@ from properties.support.interpreting import run_interpreted
 
 EFFECTS = {
     "branch": "ends before a block store",
-    "branch_before": "ends before a block store",
     "address": "executes a block store with other operands",
     "outside": "loads from outside of all tensors",
     "block_address": "executes a block store with other operands",
     "mask": "executes a block store with other operands",
-    "value": "executes a block store with other operands",
-    "leaves": "ends before a reduction",
     "joins": "executes a barrier more",
     "in_function": "executes a block store with other operands",
     "barrier_after": "executes a block store with other operands",

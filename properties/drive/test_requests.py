@@ -43,17 +43,6 @@ def played(waves_played: list[Wave], polls: int) -> list[str]:
     return found
 
 
-def kin(limits: Limits, seeds: int) -> list[tuple[Planned, Planned]]:
-    """Return the pairs of requests of so many seeds that arrive at once and begin alike."""
-    return [
-        (one, other)
-        for seed in range(seeds)
-        for wave in islice(waves(seed, limits), len(KINDS))
-        for one, other in combinations(wave.requests, 2)
-        if one.arrives == other.arrives and one.prompt[0].text == other.prompt[0].text
-    ]
-
-
 def test_the_same_seed_gives_the_same_requests() -> None:
     first, again, other = (list(islice(waves(seed, LIMITS), 12)) for seed in (3, 3, 4))
     assert first == again
@@ -87,50 +76,6 @@ def test_what_faults_need_is_among_the_requests() -> None:
     )
     prompts = {tuple(planned.ids()[: LIMITS.window]) for planned in requests}
     assert len(prompts) < len(requests)
-
-
-def test_families_and_crowds_are_among_the_requests() -> None:
-    """Prompts with one beginning computed at once, rows that outgrow the pool, one that fills it.
-
-    A family begins within a window of another member's end. A crowd arrives at once.
-    """
-    found = list(islice(waves(0, LIMITS), len(KINDS)))
-    families = [
-        (one, other)
-        for one, other in kin(LIMITS, 3)
-        if 0 < one.length - other.length < LIMITS.window
-    ]
-    assert len(families) > 3 * LIMITS.rows
-    crowds = [
-        wave
-        for wave in found
-        if len(wave.requests) == LIMITS.rows
-        and not any(planned.arrives for planned in wave.requests)
-        and all(planned.tokens > 2 * LIMITS.window for planned in wave.requests)
-    ]
-    (crowd,) = crowds
-    assert sum(planned.length + planned.tokens for planned in crowd.requests) > LIMITS.pool
-    largest = max(one.length + one.tokens for wave in found for one in wave.requests)
-    assert largest >= LIMITS.pool - LIMITS.page - 1
-
-
-def test_a_small_pool_is_squeezed() -> None:
-    """All rows but one decode for long while prompts of several chunks arrive, and a last one.
-
-    Requests ask for as much as the pool holds, and for more.
-    """
-    found = list(islice(waves(0, SMALL), 8 * len(KINDS)))
-    squeezed = found[0].requests
-    steady = [one for one in squeezed if one.arrives < 3 and one.tokens >= 3 * SMALL.window]
-    assert len(steady) == SMALL.rows - 1
-    before = min(one.tokens for one in steady)
-    chunked = [one for one in squeezed if one.length > 2 * SMALL.chunk and one.arrives < before]
-    assert chunked
-    assert squeezed[-1].length > SMALL.pool - 4 * SMALL.window
-    requests = [planned for wave in found for planned in wave.requests]
-    asked = {one.length + one.tokens for one in requests}
-    assert any(SMALL.pool - 2 <= total < SMALL.pool for total in asked)
-    assert any(total > SMALL.pool for total in asked)
 
 
 def test_a_prompt_that_takes_the_window_pool_is_reused() -> None:
@@ -168,25 +113,6 @@ def test_a_prompt_is_taken_over_while_strangers_need_the_pool(limits: Limits) ->
             assert asked > limits.windows
             turns += 1
     assert turns >= 2
-
-
-@pytest.mark.parametrize("limits", [SMALL, LIMITS])
-def test_short_requests_pass_while_the_pool_fills(limits: Limits) -> None:
-    """All rows but two take the pool together and end together; the others get two tokens."""
-    for wave in islice(waves(0, limits), len(KINDS) + 2):
-        first = [one for one in wave.requests if not one.arrives]
-        tokens = {one.tokens for one in first}
-        asked = sum(one.length + one.tokens for one in first)
-        if len(first) != limits.rows - 2 or len(tokens) > 1 or abs(limits.pool - asked) >= 16:
-            continue
-        (most,) = tokens
-        before = min(one.arrives for one in wave.requests if one.tokens == most and one.arrives)
-        short = [one for one in wave.requests if 0 < one.arrives < before]
-        assert {one.tokens for one in short} == {2}
-        assert {one.length for one in short} == {1}
-        assert len(short) >= most
-        return
-    pytest.fail("no such wave")
 
 
 def test_a_second_turn_continues_the_conversation() -> None:

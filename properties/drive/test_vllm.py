@@ -21,11 +21,9 @@ from paritybit.drive.vllm.legs import TABLE
 from paritybit.drive.vllm.settings import (
     COMPILED,
     DRAFTS,
-    GRAPHS,
     ROWS,
     Served,
     require_drafter,
-    said,
 )
 from paritybit.drive.vllm.stand_ins import stand_in_for_libdevice
 
@@ -76,14 +74,6 @@ def test_attention_reads_the_blocks_of_each_row() -> None:
     for window in (-1, 1, 3, 5):
         agree([1, 7, 13], [1, 1, 1], window)
         agree([5, 9, 4, 16], [5, 2, 1, 7], window)
-
-
-def test_a_batch_of_padding_alone_is_left_alone() -> None:
-    q = torch.zeros(2, HEADS, WIDTH)
-    cache = torch.zeros(2, PAGE, HEADS, WIDTH)
-    out, none = torch.ones_like(q), torch.zeros(2, dtype=torch.int64)
-    attend(q, cache, cache, out, none, none[:1], 1.0, (-1, 0), none[:1, None])
-    assert bool((out == 1).all())
 
 
 @pytest.mark.parametrize("starts", [[0, 2, 3, 9, 3], [0, 2, 3, 4, 9], [0, 2, 3, 1, 3]])
@@ -149,21 +139,6 @@ def test_a_release_without_a_drafter_is_left_out(monkeypatch: pytest.MonkeyPatch
         require_drafter(Served(speculative="ngram", runner=2))
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        (
-            "1 validation error for VllmConfig\n  Value error, Async scheduling\n needs EAGLE "
-            "[type=value_error, input_value=ArgsKwargs(())]\n    For further information visit x",
-            "Async scheduling needs EAGLE",
-        ),
-        ("block_size must be 16", "block_size must be 16"),
-    ],
-)
-def test_what_a_release_says_of_settings_is_shown_alone(text: str, shown: str) -> None:
-    assert said(ValueError(text)) == shown
-
-
 def test_the_logarithm_of_libdevice_is_right_for_small_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -185,13 +160,6 @@ def test_a_process_finds_its_packages_and_a_gpu_needs_compiled_code(tmp_path: Pa
     (tmp_path / "engine/vllm").mkdir(parents=True)
     (tmp_path / "engine/vllm/_C_stable_libtorch.abi3.so").touch()
     ADAPTER.variables(engine, Served(device="cuda"))
-
-
-def test_graphs_are_captured_for_every_batch() -> None:
-    for graphs, (_, sizes) in GRAPHS.items():
-        served = Served(graphs=graphs)
-        assert not sizes or max(sizes) >= ROWS
-        assert served.limits().page == served.page_size
 
 
 @pytest.mark.parametrize(
@@ -258,12 +226,3 @@ def test_experts_in_torch_mix_what_each_expert_makes_of_each_token(act: str) -> 
             at = slice(place, place + 1)
             mix(alone, inputs[at], w13, w2, None, None, weights[at], ids[at], skipped, act, "amx")
             assert torch.equal(alone[0], out[place])
-
-
-def test_the_biases_of_experts_are_added_in_both_layers() -> None:
-    inputs, weights = torch.zeros(1, 4), torch.ones(1, 1)
-    w13, w2 = torch.zeros(2, 6, 4), torch.ones(2, 4, 3)
-    biases = torch.tensor([[0.0] * 6, [1.0] * 6]), torch.tensor([[5.0] * 4, [2.0] * 4])
-    out = torch.empty(1, 4)
-    mix(out, inputs, w13, w2, *biases, weights, torch.tensor([[1]]), False, "silu", "amx")
-    assert out[0, 0].item() == pytest.approx(2 + 3 * torch.sigmoid(torch.tensor(1.0)).item())

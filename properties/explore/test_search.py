@@ -1,16 +1,16 @@
 """The search over schedules, on a toy allocator whose faults can be switched on."""
 
+import copy
 import gc
 import itertools
 from collections.abc import Hashable
+from typing import ClassVar
 
 import pytest
 
 from paritybit.explore import search as module
 from paritybit.explore.laws import Shadow, ownership
-from paritybit.explore.search import Explored, Search, SnapshotError, ViolationError
-from paritybit.explore.snapshots import Snapshots
-from properties.explore.named import UnnamedError, compared, without
+from paritybit.explore.search import CopyError, Explored, Search, ViolationError, share
 from properties.explore.toy import Toy
 
 
@@ -21,7 +21,7 @@ def toy(fault: str = "") -> Explored:
 
 def search(fault: str = "", *, merge: bool = True) -> Search:
     """Return a search over the toy."""
-    return Search(lambda: Toy(fault), Snapshots(()), merge=merge)
+    return Search(lambda: Toy(fault), merge=merge)
 
 
 def test_all_states_are_visited_once() -> None:
@@ -61,12 +61,12 @@ def test_merged_states_have_the_violations_of_all_paths(fault: str) -> None:
     assert merged.states <= single.states
 
 
-def test_a_snapshot_that_is_another_state_ends_the_search() -> None:
+def test_a_copy_that_is_another_state_ends_the_search() -> None:
     one = search()
     one.run(2, 60.0)
-    with pytest.raises(SnapshotError, match="another state"):
+    with pytest.raises(CopyError, match="another state"):
         one.compare(Toy(), ("take 0",))
-    with pytest.raises(SnapshotError, match="no violation"):
+    with pytest.raises(CopyError, match="no violation"):
         one.confirmed(("take 0",))
 
 
@@ -77,31 +77,47 @@ def test_what_was_frozen_before_a_search_stays_frozen() -> None:
     assert gc.get_freeze_count() > 0
 
 
-class Naming(Toy):
-    """A toy that names what its actions change."""
+class Global(Toy):
+    """A toy whose copies share a list, as an engine's module may have one."""
 
-    def act(self, action: str) -> tuple[object, ...]:  # type: ignore[override]
-        """Do it."""
+    shared: ClassVar[list[int]] = []
+
+    def act(self, action: str) -> None:
+        """Perform an action, and note it."""
         super().act(action)
-        return self.reached, self.free, *self.held, self.shadow.written
+        self.shared.append(1)
+
+    def key(self) -> Hashable:
+        """Return the state with the length of the list."""
+        return super().key(), len(self.shared)
 
 
-def test_actions_that_name_what_they_change() -> None:
-    found = Search(Naming, Snapshots(())).run(8, 60.0)
-    assert (found.closed, found.states, found.transitions) == (True, 10, toy().transitions)
-    assert compared(Search(Naming, Snapshots(())), 8) > found.transitions
-
-
-@pytest.mark.parametrize("place", [0, 4])
-def test_an_object_that_is_not_named_is_found(place: int) -> None:
-    with without(Naming, "take", place), pytest.raises(UnnamedError):
-        compared(Search(Naming, Snapshots(())), 8)
-
-
-def test_a_snapshot_is_compared_with_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_compared_with_their_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "COMPARED", 1)
-    with without(Naming, "give", 1), pytest.raises(SnapshotError):
-        Search(Naming, Snapshots(())).run(8, 60.0)
+    assert toy().closed
+    with pytest.raises(CopyError, match="another state"):
+        Search(Global).run(8, 60.0)
+
+
+def test_states_beyond_the_kept_copies_are_reached_by_their_paths(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = toy()
+    monkeypatch.setattr(module, "MOST_COPIES", 1)
+    found = toy()
+    assert (found.states, found.transitions) == (kept.states, kept.transitions)
+
+
+def test_objects_of_shared_types_are_not_copied() -> None:
+    class Settings:
+        """Never changes."""
+
+    share((Settings,))
+    one = [Settings(), [1], gc]
+    other = copy.deepcopy(one)
+    assert other[0] is one[0]
+    assert other[1] is not one[1]
+    assert other[2] is gc
 
 
 def test_an_interrupted_search_keeps_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:

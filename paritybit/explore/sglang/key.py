@@ -79,7 +79,7 @@ class Key:
         self.marks: dict[Any, int] = {}
         found: list[Any] = [self.nodes(), tree.orders(), tree.sizes(), self.free()]
         requests = scheduler.requests()
-        self.requests = {id(one): (one, self.request(one)) for one in requests}
+        self.requests = {one.rid: self.request(one) for one in requests}
         found += map(self.written, (FULL, SLIDING), shadows)
         self.fixed = marshal.dumps(found, REFERENCELESS)
 
@@ -172,7 +172,7 @@ class Key:
         last = [] if scheduler.last is None else scheduler.last.reqs
         return (
             self.fixed,
-            [known[id(one)][1] if id(one) in known else self.request(one) for one in requests],
+            [known[one.rid] if one.rid in known else self.request(one) for one in requests],
             [bool(one.to_finish) for one in requests],
             [requests.index(one) for one in running if one in requests],
             [requests.index(one) for one in last if one in requests],

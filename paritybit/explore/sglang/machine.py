@@ -29,8 +29,6 @@ def shared(engine: Engine) -> tuple[type, ...]:
     return (
         Bag,
         Bound,
-        Key,
-        Tree,
         World,
         engine.part("srt.mem_cache.memory_pool:MHATokenToKVPool"),
         engine.part("srt.sampling.sampling_params:SamplingParams"),
@@ -74,7 +72,7 @@ class SglangMachine:
             found.append("reset")
         return found
 
-    def act(self, action: str) -> tuple[Any, ...] | None:
+    def act(self, action: str) -> None:
         """Perform an action. Raises ViolationError if a step violates a law.
 
         Requests that arrive and end reach the engine with the next step.
@@ -88,17 +86,15 @@ class SglangMachine:
             self.arrived += 1
             prompt = self.bound.prompts[int(number)]
             scheduler.waiting.append(self.world.request(f"r{self.arrived}", prompt))
-            return self, scheduler.waiting
+            return
         if name == "end":
-            ended = scheduler.requests()[int(number)]
-            scheduler.stop(ended)
-            return self, scheduler.waiting, ended
+            scheduler.stop(scheduler.requests()[int(number)])
+            return
         # sglang's loop uses `no_grad`. Both modes compute the same values without gradients.
         # Inference mode has no version counters, so it is faster for tiny tensors.
         with torch.inference_mode():
             self.step() if name == "step" else self.reset()
         self.held, self.named = self.holds(), None
-        return None
 
     def step(self) -> None:
         """Perform a step of the scheduler, and note the events in it."""
