@@ -447,6 +447,23 @@ def test_a_tensor_is_unread_only_if_it_is_so_several_times() -> None:
     assert toy.serve() == {"tensor 0 of layer 0 is not read"}
 
 
+def test_a_tensor_that_some_forwards_ignore_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forwards that read it come between. Its other tensors show in those that do not."""
+    toy, run = Toy(), Toy.run
+    toy.watcher.relations.streak = 3
+
+    def ignoring(one: Toy, cached: int) -> None:
+        one.keys_of = {1: 0} if cached // CHUNK % 2 else {}
+        run(one, cached)
+
+    monkeypatch.setattr(Toy, "run", ignoring)
+    found = set[str]()
+    for _ in range(12):
+        found |= toy.serve()
+        toy.kv.zero_()
+    assert "tensor 0 of layer 1 is not read" in found
+
+
 def test_other_values_leave_the_draws_of_the_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forward draws numbers itself, too. Each run of it that is repeated draws further ones."""
     monkeypatch.setattr("paritybit.watch.replays.influence.LARGEST", 2**10)
@@ -485,10 +502,11 @@ def test_keys_that_do_not_show_are_made_to() -> None:
     assert "tensor 0 of layer 0 is not read" in Toy(tiny=True, keys_of={0: 1}).serve()
 
 
-def test_a_tensor_that_nothing_writes_is_counted() -> None:
+def test_a_tensor_that_nothing_writes_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers may share what each should have alone, or an engine may not need it."""
+    monkeypatch.setattr("properties.watch.test_influence.CHUNK", 2)
     toy = Toy(shared=True)
-    assert toy.serve() == set()
+    assert set().union(*(toy.serve() for _ in range(4))) <= {"another layer"}
     assert toy.journal.counts[f"not tried: wrong read: {UNWRITTEN}"] > 0
 
 
@@ -586,3 +604,30 @@ def test_rounding_may_choose_another_expert(fault: float, found: bool) -> None:
     with trial.restoring():
         difference = against_eager(trial, Reads.of(Forward("extend", rows), ledgers))
     assert (difference is not None) == found
+
+
+def test_the_state_that_a_row_goes_on_from_is_tried_alone() -> None:
+    """A row keeps its slots in `full`, and replaces its state in `state`."""
+
+    def row(name: str, cached: int, state: int) -> Row:
+        slots = torch.full((cached + 2,), -1)
+        slots[-1] = state
+        slots[cached - 1] = state if cached else -1
+        full = torch.arange(cached + 2) + 10 * state
+        return Row(name, list(range(cached + 2)), cached, 2, {"full": full, "state": slots})
+
+    ledgers: Any = {
+        name: SimpleNamespace(
+            group=Group(name, (), window=None if name == "full" else 1),
+            reserved=torch.empty(0, dtype=torch.int64),
+            index=lambda slots: slots[slots >= 0],
+        )
+        for name in ("full", "state")
+    }
+    forward = Forward("extend", (row("a", 4, 3), row("new", 0, 4), row("b", 2, 5)))
+    reads = Reads.of(forward, ledgers)
+    alone = [reads.states(seed) for seed in range(2)]
+    assert [one and one.slots["state"].tolist() for one in alone] == [[3], [5]]
+    assert all(one is not None and not len(one.slots["full"]) for one in alone)
+    without = Reads.of(Forward("extend", (row("new", 0, 4),)), ledgers)
+    assert without.states(0) is None

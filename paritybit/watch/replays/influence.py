@@ -67,6 +67,25 @@ class Reads:
         """Whether it is known what the forward reads."""
         return any(row.computed or row.only_reads for row in self.forward.rows)
 
+    def states(self, seed: int) -> "Reads | None":
+        """Return the reads of a row's state alone, or None if no row goes on from a state.
+
+        The seed chooses the row. Rows of a group that replaces its state read one slot each.
+        """
+        held = [
+            (name, row)
+            for row in self.forward.rows
+            for name in row.slots
+            if row.cached > 0 and not appends(row, name)
+        ]
+        if not held:
+            return None
+        name, row = held[seed % len(held)]
+        slots = row.slots[name][row.cached - 1 : row.cached]
+        others = {other: mine[:0] for other, mine in self.slots.items()}
+        mine = slots.to(self.slots[name].device, self.slots[name].dtype)
+        return replace(self, slots={**others, name: mine[mine >= 0]})
+
     def kept(self, trial: Trial, name: str) -> Tensor:
         """Return the slots of a group whose content may matter, or that may stay as they are."""
         ledger, owned = trial.ledgers[name], trial.owned[name]
@@ -173,6 +192,11 @@ class Wrong:
     def key(self) -> str:
         """What is equal for wrong reads of one kind."""
         return self.cause["what"] if self.cause else self.text
+
+
+@dataclass(frozen=True)
+class Certain(Wrong):
+    """A wrong read in a forward whose other tensors show. It need not occur in consecutive ones."""
 
 
 def foreign(

@@ -13,6 +13,7 @@ from paritybit.watch.replays.causes import Suspect
 from paritybit.watch.replays.differences import Difference, difference
 from paritybit.watch.replays.influence import (
     NO_ROWS,
+    Certain,
     NotTried,
     Reads,
     Wrong,
@@ -50,6 +51,9 @@ SHAKEN = 16
 FAILS = "the replay fails with other values in padding"
 
 UNUSED = "other values in padding change nothing that padding computes"
+
+
+Results = Sequence[Wrong | NotTried | None]
 
 
 @dataclass(frozen=True)
@@ -177,46 +181,85 @@ class Relations:
         suspects: Sequence[Suspect] = (),
         single: bool = True,
     ) -> Iterator[Tried]:
-        """Test which slots a replay reads, in one of three ways. `single` allows single keys."""
+        """Test which slots a replay reads, in one of three ways. `single` allows single keys.
+
+        The state that a row goes on from is tried each time, because few forwards have such rows.
+        """
         if not reads.known:
             yield Tried(NAMES[3], reason=NO_ROWS)
             return
         kind = trial.replay.kind
-        turn = self.turns[kind] = self.turns.get(kind, -1) + 1
-        way = turn % (WAYS if single and aimable(reads) else WAYS - 1)
+        if states := reads.states(number):
+            yield from self.unread(trial, states, number, suspects, f"{kind} from states")
+        if any(map(len, reads.slots.values())):
+            turn = self.turns[kind] = self.turns.get(kind, -1) + 1
+            way = turn % (WAYS if single and aimable(reads) else WAYS - 1)
+        else:
+            way = 0
         if way == 0:
             yield self.foreign(trial, reads, Draw(number), suspects)
-            return
+        elif way == 1:
+            yield from self.unread(trial, reads, number, suspects, kind)
+        else:
+            found = aimed(trial, reads, number)
+            key = (f"{found.group} {found.key}" if isinstance(found, Wrong) else "", kind)
+
+            def again(trial: Trial, seed: int) -> Results:
+                return [aimed(trial, reads, seed)]
+
+            yield self.wrongly(trial, again, 0, found, number, suspects, key, sure=False)
+
+    def unread(
+        self, trial: Trial, reads: Reads, number: int, suspects: Sequence[Suspect], kind: str
+    ) -> Iterator[Tried]:
+        """Test that the content of a tensor matters. Each test of a kind takes the next tensor."""
         tensor = self.tensors.get(kind, 0)
 
-        def results(trial: Trial) -> list[Wrong | NotTried | None]:
-            if way == 1:
-                return [*unread(trial, reads, tensor, number, self.shown)]
-            return [aimed(trial, reads, number)]
+        def results(trial: Trial, seed: int) -> Results:
+            return [*unread(trial, reads, tensor, seed, self.shown)]
 
-        found = results(trial)
-        wrong = any(isinstance(one, Wrong) for one in found)
-        if way == 1 and not wrong and any(map(len, reads.slots.values())):
-            # Else the next test tries it again. Other keys say nothing of one that is read wrongly.
+        found = results(trial, number)
+        if not any(isinstance(one, Wrong) for one in found) and any(map(len, reads.slots.values())):
+            # Else the next test tries it again.
             self.tensors[kind], self.streaks["a tensor", kind] = tensor + 1, 0
         for place, one in enumerate(found):
-            if not isinstance(one, Wrong):
-                yield Tried(NAMES[3], reason=None if one is None else one.reason)
-                continue
-            key = ("a tensor" if way == 1 else f"{one.group} {one.key}", kind)
-            self.streaks[key] = self.streaks.get(key, 0) + 1
-            if self.streaks[key] < self.streak:
-                yield Tried(NAMES[3])
-                continue
+            certain = isinstance(one, Certain)
+            key = (f"a tensor of {one.group}" if isinstance(one, Certain) else "a tensor", kind)
+            yield self.wrongly(trial, results, place, one, number, suspects, key, certain)
 
-            def violated(trial: Trial, place: int = place) -> bool:
-                return results(trial)[place:][:1] != [None]
+    def wrongly(
+        self,
+        trial: Trial,
+        results: Callable[[Trial, int], Results],
+        place: int,
+        one: Wrong | NotTried | None,
+        number: int,
+        suspects: Sequence[Suspect],
+        key: tuple[str, str],
+        sure: bool,
+    ) -> Tried:
+        """Return the result of a test, which is a wrong read once it occurred several times.
 
-            # The padding of an input cannot keep live rows from reading what they must.
-            unread_one = one.key.endswith("not read")
-            able = [suspect for suspect in suspects if suspect.live or not unread_one]
-            cause = cause_among(able, trial, violated)
-            yield Tried(NAMES[3], cause=cause, wrong=replace(one, cause=cause or one.cause))
+        `results` repeats the test with a seed, and `place` is that of this result. With `sure`,
+        other values must show the same. `key` counts the wrong reads.
+        """
+        if not isinstance(one, Wrong):
+            return Tried(NAMES[3], reason=None if one is None else one.reason)
+        self.streaks[key] = self.streaks.get(key, 0) + 1
+        others = range(number + 1, number + self.streak) if sure else ()
+        if self.streaks[key] < self.streak or not all(
+            isinstance(results(trial, seed)[place], Wrong) for seed in others
+        ):
+            return Tried(NAMES[3])
+
+        def violated(trial: Trial) -> bool:
+            return results(trial, number)[place:][:1] != [None]
+
+        # The padding of an input cannot keep live rows from reading what they must.
+        unread_one = one.key.endswith("not read")
+        able = [suspect for suspect in suspects if suspect.live or not unread_one]
+        cause = cause_among(able, trial, violated)
+        return Tried(NAMES[3], cause=cause, wrong=replace(one, cause=cause or one.cause))
 
     def foreign(self, trial: Trial, reads: Reads, draw: Draw, suspects: Sequence[Suspect]) -> Tried:
         """Test that a replay reads no slot that its rows do not read."""

@@ -8,6 +8,7 @@ does the same tensor of the other layers; or the tensor itself showed in another
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from paritybit.watch.bits import as_integers
@@ -18,6 +19,7 @@ from paritybit.watch.replays.influence import (
     HIDDEN,
     NOTHING_READ,
     SAME_BYTES,
+    Certain,
     Change,
     NotTried,
     Reads,
@@ -73,8 +75,12 @@ def unread(
     if any(row.only_reads for row in reads.forward.rows):
         yield NotTried("a model without KV of its own may ignore layers")
         return
-    for ledger in trial.ledgers.values():
-        found = unread_part(trial, reads, Part.of(ledger, turn), seed, shown)
+    read = [ledger for name, ledger in trial.ledgers.items() if len(reads.slots[name])]
+    for ledger in read or trial.ledgers.values():
+        turns = range(turn, turn + len(ledger.checksums.tensors))
+        parts = [Part.of(ledger, one) for one in turns]
+        part = next((one for one in parts if len(slots_for(reads, ledger, one))), parts[0])
+        found = unread_part(trial, reads, part, seed, shown)
         yield found
         if isinstance(found, Wrong):
             return
@@ -85,8 +91,7 @@ def unread_part(
 ) -> Wrong | NotTried | None:
     """Return a tensor whose content in the slots that live rows read changes nothing."""
     ledger, name, number = trial.ledgers[part.group], part.group, part.number
-    last = part.layer == len(ledger.group.layers) - 1
-    slots = slots_read(reads.forward, ledger, last=last)
+    last, slots = is_last(ledger, part), slots_for(reads, ledger, part)
     slots = sampled(slots, fitting(ledger, [number, *part.others], LARGEST), seed)
     if reason := unusable(trial, reads, part, slots):
         return NotTried(reason)
@@ -104,12 +109,28 @@ def unread_part(
         if found is not None:
             return None
         control |= both
-    if (name, number) not in shown and not (control and neighbours_show(trial, reads, part, seed)):
+    known = (name, number) in shown
+    certain = (control or known) and neighbours_show(trial, reads, part, seed)
+    if not (known or certain):
         return NotTried(HIDDEN)
     layer = ledger.group.layers[part.layer].name
     what = f"tensor {part.which} of {layer}"
     text = f"does not depend on {what} in the slots that live rows read"
-    return Wrong(text, name, layer, cause={"what": f"{what} is not read"})
+    kind = Certain if certain else Wrong
+    return kind(text, name, layer, cause={"what": f"{what} is not read"})
+
+
+def is_last(ledger: Ledger, part: Part) -> bool:
+    """Return whether a tensor is of the last layer of its group."""
+    return part.layer == len(ledger.group.layers) - 1
+
+
+def slots_for(reads: Reads, ledger: Ledger, part: Part) -> Tensor:
+    """Return the slots in which a tensor is tried, int64 [n]."""
+    mine = reads.slots[part.group]
+    if not is_last(ledger, part):
+        return mine
+    return mine[torch.isin(mine, slots_read(reads.forward, ledger, last=True))]
 
 
 def unusable(trial: Trial, reads: Reads, part: Part, slots: Tensor) -> str | None:
@@ -154,9 +175,10 @@ def neighbours_show(trial: Trial, reads: Reads, part: Part, seed: int) -> bool:
             if (name, n) != (part.group, part.layer) and len(tensors) > part.which
         ]
         numbers = [number for tensors in layers for number in tensors]
-        if numbers and len(reads.slots[name]):
+        read = slots_read(reads.forward, ledger)
+        if numbers and len(read):
             count = fitting(ledger, numbers, LARGEST // len(trial.ledgers))
-            slots = sampled(reads.slots[name], count, seed)
+            slots = sampled(read, count, seed)
             mine = [tensors[part.which] for tensors in layers]
             fixed.append(Change(name, slots, [n for n in numbers if n not in mine], Draw(seed)))
             moved.append(Change(name, slots, mine, Draw(seed)))
