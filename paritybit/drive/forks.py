@@ -3,11 +3,10 @@
 import gc
 import json
 import os
-import select
 import signal
-import time
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Pipe
 from typing import Any
 
 from torch import distributed
@@ -26,22 +25,22 @@ def in_fork(work: Callable[[], Any], seconds: float) -> Any:
     Raises ForkFailedError if it fails or takes longer than `seconds`. The engine must not use
     threads or a GPU.
     """
-    reads, writes = os.pipe()
+    reads, writes = Pipe(duplex=False)
     if (before := journal.of_process()) is not None:
         before.settle()
     gc.freeze()  # A collection in the fork would copy every page that it touches.
     child = os.fork()
     if child == 0:
         try:
-            os.close(reads)
-            os.write(writes, outcome(work).encode())
+            writes.send_bytes(outcome(work).encode())
         finally:
             os._exit(0)
-    os.close(writes)
-    try:
-        text = received(reads, time.monotonic() + seconds)
-    finally:
-        os.close(reads)
+    writes.close()
+    with reads:
+        try:
+            text = reads.recv_bytes() if reads.poll(seconds) else None
+        except EOFError:
+            text = b""
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
     if text is None:
@@ -72,16 +71,3 @@ def outcome(work: Callable[[], Any]) -> str:
 
 def passed(*_: object, **__: object) -> None:
     """Pass a barrier immediately, because a fork has no threads that could wait for the group."""
-
-
-def received(reads: int, deadline: float) -> bytes | None:
-    """Return the content of a pipe until it is closed, or None if that is not in time."""
-    parts: list[bytes] = []
-    while True:
-        ready, _, _ = select.select([reads], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            return None
-        part = os.read(reads, 1 << 16)
-        if not part:
-            return b"".join(parts)
-        parts.append(part)

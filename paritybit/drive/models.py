@@ -4,7 +4,7 @@ import contextlib
 import importlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,9 @@ class Model:
     """
 
     name: str
-    says: str
     config: Mapping[str, Any]
     draft: Mapping[str, Any] | None = None
     assistant: Mapping[str, Any] | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> Path:
         """Write the configuration to a new folder, and return the folder."""
@@ -92,7 +90,6 @@ _GEMMA4 = {
 
 GEMMA4 = Model(
     name="gemma4",
-    says="Gemma 4 text: three sliding layers, one full",
     config={**_GEMMA4, "architectures": ["Gemma4ForCausalLM"]},
     assistant={
         "architectures": ["Gemma4AssistantForCausalLM"],
@@ -111,7 +108,6 @@ GEMMA4 = Model(
 
 GPT_OSS = Model(
     name="gpt_oss",
-    says="GPT-OSS: attention sinks, mixture of experts, every second layer slides",
     config={
         **_SLIDING,
         "architectures": ["GptOssForCausalLM"],
@@ -148,7 +144,6 @@ GPT_OSS = Model(
 
 MIMO = Model(
     name="mimo",
-    says="MiMo-V2-Flash: K and V of different widths, three sliding layers, one full",
     config={
         **_SLIDING,
         "architectures": ["MiMoV2FlashForCausalLM"],
@@ -188,7 +183,6 @@ MIMO = Model(
 
 QWEN2_VL = Model(
     name="qwen2_vl",
-    says="Qwen2-VL: three positions per token, as images have, and full attention alone",
     config={
         **_SIZES,
         "architectures": ["Qwen2VLForConditionalGeneration"],
@@ -211,7 +205,6 @@ QWEN2_VL = Model(
 
 LFM2 = Model(
     name="lfm2",
-    says="LFM2: two layers of short convolutions, whose state is kept per request, two full ones",
     config={
         **_SIZES,
         "architectures": ["Lfm2ForCausalLM"],

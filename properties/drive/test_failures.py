@@ -39,84 +39,62 @@ def raised(code: str, path: str, function: str = "step") -> Exception:
     raise AssertionError(f"{code} raises nothing")
 
 
-@pytest.mark.parametrize(
-    ("code", "path", "counts", "found"),
-    [
-        ("torch.zeros(0).view(0, -1, 4)", "/e/sglang/srt/layers/rope.py", SERVED, True),
-        ("raise ValueError('no room')", "/e/vllm/v1/core/sched.py", SERVED, True),
-        ("raise ValueError('no room')", f"{CACHE}/sglang-0.5.23/sglang/srt/a.py", SERVED, True),
-        ("raise ValueError('no room')", f"{PACKAGE}/connectors/sglang/a.py", SERVED, False),
-        ("torch.zeros(0).view(0, -1, 4)", "/e/site-packages/triton/runtime.py", SERVED, False),
-        ("import nowhere_at_all", "/e/sglang/srt/layers/rope.py", SERVED, False),
-        ("raise NotImplementedError", "/e/sglang/srt/layers/rope.py", SERVED, False),
-        ("raise RuntimeError('CUDA error: busy')", "/e/sglang/srt/layers/rope.py", SERVED, False),
-        (
-            "raise ValueError('no CUDA graph for 9 rows')",
-            "/e/sglang/srt/layers/rope.py",
-            SERVED,
-            True,
-        ),
-        ("torch.zeros(1, device='cuda')", "/e/sglang/srt/layers/rope.py", SERVED, False),
-        ("torch.Stream(device='cuda')", "/e/sglang/srt/layers/rope.py", SERVED, False),
-        ("torch.accelerator.current_stream()", "/e/sglang/srt/layers/rope.py", SERVED, False),
-        ("torch.cuda.CUDAGraph()", "/e/sglang/srt/layers/rope.py", SERVED, False),
-        ("torch._C._cuda_setDevice(0)", "/e/sglang/srt/layers/rope.py", SERVED, False),
-        ("torch.ops.sgl_kernel.top_k(1)", "/e/sglang/srt/layers/rope.py", SERVED, False),
-        ("raise RuntimeError('it requires a GPU')", "/e/vllm/v1/outputs.py", SERVED, False),
-        ("raise RuntimeError('NCCL error: unhandled')", "/e/vllm/v1/outputs.py", SERVED, False),
-        (
-            "raise torch.AcceleratorError('CUDA error: out of memory')",
-            "/e/vllm/a.py",
-            SERVED,
-            False,
-        ),
-        ("raise RuntimeError() from torch.OutOfMemoryError()", "/e/vllm/v1/a.py", SERVED, False),
-        ("type('Stream', (), {})().wait_stream", "/e/vllm/v1/outputs.py", SERVED, False),
-        ("type('Stream', (), {}).wait_event", "/e/vllm/v1/outputs.py", SERVED, False),
-        ("type('Stream', (), {}).ref_count", "/e/vllm/v1/core/pool.py", SERVED, True),
-        ("type('Block', (), {})().record", "/e/vllm/v1/core/pool.py", SERVED, True),
-        ("raise AttributeError('no room')", "/e/vllm/v1/core/pool.py", SERVED, True),
-        ("Shadow().allocator", "/e/vllm/v1/core/pool.py", SERVED, False),
-        ("Shadow().write(page=1)", "/e/vllm/v1/core/pool.py", SERVED, False),
-        ("(lambda page: page)()", "/e/vllm/v1/core/pool.py", SERVED, True),
-        ("raise ValueError('no room')", "/e/sglang/srt/layers/rope.py", {}, False),
-        (
-            "raise ValueError('no room')",
-            "/e/sglang/srt/layers/rope.py",
-            {**SERVED, "failed forwards: extend": 1},
-            False,
-        ),
-        (
-            "raise ValueError('no room')",
-            "/e/sglang/srt/layers/rope.py",
-            {**SERVED, "failed forwards: decode": 1},
-            True,
-        ),
-    ],
-)
-def test_an_error_of_the_engine_s_own_code_is_a_finding(
-    code: str, path: str, counts: dict[str, int], found: bool
-) -> None:
+NO_ROOM, SGLANG, VLLM = "raise ValueError('no room')", "/e/sglang/srt/a.py", "/e/vllm/v1/core/a.py"
+
+OF_THE_ENGINE = {
+    "its own error": (NO_ROOM, VLLM, SERVED),
+    "in a downloaded release": (NO_ROOM, f"{CACHE}/sglang-0.5.23/sglang/srt/a.py", SERVED),
+    "in torch": ("torch.zeros(0).view(0, -1, 4)", SGLANG, SERVED),
+    "a message about CUDA graphs": ("raise ValueError('no CUDA graph for 9 rows')", SGLANG, SERVED),
+    "a wrong call": ("(lambda page: page)()", VLLM, SERVED),
+    "a missing attribute": ("type('Stream', (), {}).ref_count", VLLM, SERVED),
+    "another kind of forward failed": (
+        NO_ROOM, SGLANG, {**SERVED, "failed forwards: decode": 1},
+    ),
+}  # fmt: skip
+
+NOT_OF_THE_ENGINE = {
+    "in paritybit": (NO_ROOM, f"{PACKAGE}/connectors/sglang/a.py", SERVED),
+    "in another library": (NO_ROOM, "/e/site-packages/triton/runtime.py", SERVED),
+    "a missing package": ("import nowhere_at_all", SGLANG, SERVED),
+    "not implemented": ("raise NotImplementedError", SGLANG, SERVED),
+    "a busy device": ("raise RuntimeError('CUDA error: busy')", SGLANG, SERVED),
+    "no device": ("torch.zeros(1, device='cuda')", SGLANG, SERVED),
+    "no stream": ("torch.Stream(device='cuda')", SGLANG, SERVED),
+    "no graph": ("torch.cuda.CUDAGraph()", SGLANG, SERVED),
+    "a missing op": ("torch.ops.sgl_kernel.top_k(1)", SGLANG, SERVED),
+    "a required GPU": ("raise RuntimeError('it requires a GPU')", VLLM, SERVED),
+    "other processes": ("raise RuntimeError('NCCL error: unhandled')", VLLM, SERVED),
+    "out of memory": ("raise RuntimeError() from torch.OutOfMemoryError()", VLLM, SERVED),
+    "a part of CUDA that is replaced": (
+        "type('Stream', (), {})().wait_stream", VLLM, SERVED,
+    ),
+    "an object of paritybit": ("Shadow().write(page=1)", VLLM, SERVED),
+    "before the first forward": (NO_ROOM, SGLANG, {}),
+    "such a forward failed before": (NO_ROOM, SGLANG, {**SERVED, "failed forwards: extend": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*OF_THE_ENGINE, *NOT_OF_THE_ENGINE])
+def test_an_error_of_the_engine_s_own_code_is_a_finding(case: str) -> None:
+    code, path, counts = (OF_THE_ENGINE | NOT_OF_THE_ENGINE)[case]
     fault = fault_of(raised(code, path), counts)
-    assert (fault is not None) == found
+    assert (fault is not None) == (case in OF_THE_ENGINE)
     if fault is not None:
         assert fault.source is not None
         assert f"{path}:2".endswith(f"/{fault.source}")
-        assert fault.source.startswith(("sglang/srt", "vllm/v1"))
         assert "step ends the engine" in fault.what
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "CUDA error: an illegal memory access was encountered",
         "CUDA error: device-side assert triggered",
-        "CUDA error: misaligned address",
         "Triton Error [CUDA]: an illegal memory access was encountered",
         "HIP error: an illegal memory access was encountered",
     ],
 )
-@pytest.mark.parametrize("counts", [{}, SERVED, {**SERVED, "failed forwards: extend": 1}])
+@pytest.mark.parametrize("counts", [{}, SERVED])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_fault_of_a_kernel_is_the_engine_s_and_its_line_is_no_cause(
     text: str, counts: dict[str, int], wrapped: bool

@@ -134,16 +134,12 @@ def test_the_processes_of_a_fork_end_with_the_importer(toy: Toy) -> None:
     assert not Path(f"/proc/{child}").exists()
 
 
-def test_a_signal_ends_an_import(toy: Toy) -> None:
+def test_an_import_that_fails_or_is_ended_ends_the_job(toy: Toy) -> None:
     fork = toy.start("a", "0", SLOW="60")
     fork.send_signal(signal.SIGTERM)
     assert fork.wait(LONG) == -signal.SIGTERM
-
-
-def test_an_import_that_fails_ends_the_command(toy: Toy) -> None:
-    for name in ("a", "b"):
+    for name in ("b", "c"):
         assert toy.start(name, "0", BROKEN="1").wait(LONG) == 3
-    assert toy.imports == 2
 
 
 def test_only_jobs_on_a_cpu_are_forked(tmp_path: Path) -> None:

@@ -69,7 +69,6 @@ accepts a given number of tokens per forward on average.
 
 DRAFT = Model(
     "eagle",
-    "one full layer over the hidden states of the target",
     {**(GPT_OSS.draft or {}), "architectures": ["EagleLlamaForCausalLM"]},
 )
 """The draft model for EAGLE, which shares the embeddings of its target."""
