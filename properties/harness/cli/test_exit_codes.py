@@ -95,11 +95,11 @@ def test_a_traceback_that_cannot_be_written_is_part_of_the_sentence(
 def test_a_tree_that_cannot_be_imported_gives_no_verdict(tmp_path: Path) -> None:
     """So that `git bisect run` skips such a commit."""
     copy_packages(tmp_path)
-    (tmp_path / "subjects/pool.py").write_text("def broken(:\n")
+    (tmp_path / "harness/cli/replay.py").write_text("def broken(:\n")
     path = {"PYTHONPATH": str(tmp_path)}
     done = python("-m", "paritybit", "replay", str(CASE), folder=tmp_path, variables=path)
     assert (done.returncode, done.stdout) == (CANNOT_RUN, "")
-    assert "pool.py" in kept_traceback(done.stderr)
+    assert "replay.py" in kept_traceback(done.stderr)
 
 
 STOPPED = """
@@ -176,9 +176,9 @@ def test_ctrl_c_that_an_import_swallows_runs_nothing(
 
 
 def test_a_terminal_of_few_signs_is_no_error() -> None:
-    words = ("-m", "paritybit", "regress", "--bug", "é…")
+    words = ("-m", "paritybit", "watch", "--engine", "é…")
     done = python(*words, variables={"PYTHONIOENCODING": "ascii"})
-    assert done.stderr.startswith("paritybit: unknown bug '\\xe9\\u2026'; ")
+    assert done.stderr.startswith("paritybit: '\\xe9\\u2026' is not an engine; ")
 
 
 def test_a_deleted_current_folder_gives_no_verdict(

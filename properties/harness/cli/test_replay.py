@@ -20,7 +20,6 @@ from properties.support.harness.command_line import (
     OK,
     edit,
     kept_traceback,
-    python,
 )
 from properties.support.harness.scripted import ERROR, Scripted, violating
 
@@ -69,9 +68,6 @@ def test_a_case_is_read_once_so_that_it_may_come_through_a_pipe(
     writer.join(LONGEST)
     assert not writer.is_alive()
     assert "4 steps, 2 replays (1 padded): differs" in capsys.readouterr().out
-    done = python("-m", "paritybit", "replay", "/dev/stdin", stdin=text)
-    assert (done.returncode, done.stderr) == (FINDING, "")
-    assert "4 steps, 2 replays (1 padded): differs" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["\x1b[2Ja", "b\nc"], ids=ascii)
