@@ -221,7 +221,7 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True)
 class Ownership:
-    """Which pages and rows of one world are held, and which are free, after a step.
+    """Which pages and rows of one run are held, and which are free, after a step.
 
     `holders` are the running requests. The free pages and rows are in the allocator's order. `all`
     are the pages and rows that requests may hold. `retracted` are the other requests with tokens,

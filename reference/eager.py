@@ -238,7 +238,7 @@ class EagerKV:
 
 
 class EagerDecoder:
-    """Runs batches eagerly over the pools of one world."""
+    """Runs batches eagerly over the pools of one run."""
 
     def __init__(self, ops: Ops, model: Model, draft: Model, pools: KVPools) -> None:
         self.ops = ops

@@ -22,7 +22,7 @@ class SharedBufferError(ValueError):
 
 
 class BufferPool:
-    """The static buffers of one world, shared by name as in the engine.
+    """The static buffers of one run, shared by name as in the engine.
 
     A pooled buffer that is large enough is reused. Otherwise a new, larger one replaces it in the
     pool, and the runners that hold the old one keep it. The stale tail of a buffer may therefore

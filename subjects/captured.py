@@ -40,7 +40,7 @@ class CapturedEngine:
     It runs forwards by replay if a graph exists, else eagerly. Its KV is the storage of `pools`, in
     the reference's layout and slot numbers.
 
-    - `pools`: the graph world's pools, which hold its KV.
+    - `pools`: the graph run's pools, which hold its KV.
     - `records_ops`: graphs keep the inputs and outputs of their ops.
     - `replayed`: the counting graphs that the last forward replayed, once for each replay.
     - `modes`: the modes whose runners are captured at once. `capture` captures others.

@@ -52,7 +52,7 @@ def contract(runner: type[GraphRunner], scheme: LocationScheme) -> Contract:
 
 
 class Engine:
-    """A subject and the other runners of its engine over one world's pools.
+    """A subject and the other runners of its engine over one run's pools.
 
     `capture` captures the runners. Raises SharedBufferError if two runners want a shared buffer in
     different dtypes.

@@ -1,6 +1,6 @@
-"""Play a schedule on a pair of worlds and check the properties at each step.
+"""Play a schedule on a pair of runs and check the properties at each step.
 
-The play stops at the first violation that makes the worlds diverge, because every later step
+The play stops at the first violation that makes the runs diverge, because every later step
 would differ too. Any other violation is reported once, and the play continues.
 """
 
@@ -39,7 +39,7 @@ from torch import Tensor
 class Outcome:
     """The result of playing one schedule.
 
-    - `steps`: steps with a forward. In an idle step only the graph world runs one.
+    - `steps`: steps with a forward. In an idle step only the graph run runs one.
     - `replays`, `padded_replays`: replays of the runner under test.
     - `events`: how often each state was reached, by any runner.
     - `most`: the largest values that any replay reached, by the names in `coverage.MOST`.
@@ -174,7 +174,7 @@ class Lockstep:
         extra_runs: Mapping[str, ExtraRun] = NO_EXTRA_RUNS,
         recorder: Recorder = NO_RECORDER,
     ) -> Outcome:
-        """Play a schedule from equal bytes until its end or until the worlds diverge.
+        """Play a schedule from equal bytes until its end or until the runs diverge.
 
         - `observer`: called after every step.
         - `until`: further properties whose first violation ends the play.
@@ -317,7 +317,7 @@ class Lockstep:
 
 
 def live_outputs(observation: Observation) -> list[Tensor]:
-    """Return copies of a step's outputs for live rows, the eager world's first."""
+    """Return copies of a step's outputs for live rows, the eager run's first."""
     return [
         values.clone()
         for output in (observation.eager.output, observation.graph.output)

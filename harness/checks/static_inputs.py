@@ -178,7 +178,7 @@ class Part(NamedTuple):
     name: str
     live: bool
     first: int
-    held: Tensor
+    current: Tensor
     right: Tensor
 
 
@@ -240,8 +240,8 @@ def _parts_of(
         room = min(live, buffer.shape[along])
         yield Part(row.name, True, 0, buffer.narrow(along, 0, room), right)
     if fill is not None and extents[row.axis] > live:
-        held = buffer.narrow(along, live, extents[row.axis] - live)
-        yield Part(row.name, False, live, held, torch.full_like(held, fill))
+        current = buffer.narrow(along, live, extents[row.axis] - live)
+        yield Part(row.name, False, live, current, torch.full_like(current, fill))
 
 
 def live_part(observation: Observation, batch: ForwardBatch, row: StaticInput) -> Tensor:

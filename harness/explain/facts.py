@@ -225,7 +225,7 @@ class SlotMap:
 
     `owners` has the request of each slot, or NOBODY. `live` are the requests in the batch,
     `written` the slots that the step changed, and `differs` the slots that differ between the
-    worlds. The first `page_size` slots are reserved.
+    runs. The first `page_size` slots are reserved.
     """
 
     model: str
@@ -244,7 +244,7 @@ class SlotMap:
 
 @dataclass(frozen=True)
 class Situation:
-    """The step with the violation, as the graph world ran it.
+    """The step with the violation, as the graph run ran it.
 
     `runner` is None for an eager forward. `bucket` and `live_size`, in the bucket's unit, are None
     if no graph was replayed. `failed` says why the step failed, if it did.

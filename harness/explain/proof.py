@@ -42,7 +42,7 @@ def prove(found: Explanation, message: str, sides: tuple[str, str] | None) -> It
     """Yield the sentences that explain a violation, in order.
 
     `message` is the violation's own. `sides` name the two compared runs if they are not the
-    worlds'.
+    eager and the graph run.
     """
     difference = found.difference
     yield _setting(found.at) if found.slot is None else _whose(found.slot)
@@ -91,18 +91,18 @@ def _right(elements: Sequence[WrongElement]) -> str:
 
 def _element(one: WrongElement, cause: Suspect) -> str:
     """Describe an element with a wrong value, and who wrote it."""
-    held = f"{one.name} = {one.value}"
+    value = f"{one.name} = {one.value}"
     if cause.name == "kept output" and one.left_by is not None:
         by = one.left_by
         return (
-            f"{held} is a view of {by.place} of the static output of step {by.step} ({by.runner}), "
-            "which a later step overwrote"
+            f"{value} is a view of {by.place} of the static output of step {by.step} "
+            f"({by.runner}), which a later step overwrote"
         )
     if one.left_by is None or one.how is None:
-        return f"{held}, whereas the eager run has {one.right}"
+        return f"{value}, whereas the eager run has {one.right}"
     if one.stale and one.how != "equalized":
-        return f"{held} was left there by {_who(one.left_by)}; expected {one.right}"
-    return f"{held} {WRITTEN[one.how]}; expected {one.right}"
+        return f"{value} was left there by {_who(one.left_by)}; expected {one.right}"
+    return f"{value} {WRITTEN[one.how]}; expected {one.right}"
 
 
 def _who(writer: Writer) -> str:

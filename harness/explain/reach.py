@@ -127,9 +127,9 @@ class Reaching:
     def _follow(self, schedule: Schedule) -> tuple[int | None, int | None]:
         """Return the places of the first steps of a schedule that reach and trigger the bug."""
         reached_at: int | None = None
-        asked = modes_of(schedule.steps, self.pair.modes)
-        self.pair.capture(asked)
-        self.right.engine.capture(asked)
+        modes = modes_of(schedule.steps, self.pair.modes)
+        self.pair.capture(modes)
+        self.right.engine.capture(modes)
         self.pair.begin(schedule)
         self.right.reset()
         for place, step, upcoming in schedule.ahead():
@@ -163,7 +163,7 @@ class Reaching:
         return replay.padded or not fields or not fields <= TAIL_FIELDS
 
     def _tables_differ(self, place: int) -> bool:
-        """Whether the worlds allocate or map slots differently after a step."""
+        """Whether the runs allocate or map slots differently after a step."""
         end = self.pair.end(place)
         lists = [
             (one.free_full, one.free_swa, one.free_rows, one.free_states)

@@ -25,8 +25,8 @@ from paritybit.harness.explain.pictures import slot_maps, static_inputs
 from paritybit.harness.explain.proof import prove
 from paritybit.harness.explain.recorded import RecordedForward, record_forward
 from paritybit.harness.explain.resets import Reset
-from paritybit.harness.explain.sources import calling, contract_row, line_of, unique
-from paritybit.harness.explain.suspects import tried
+from paritybit.harness.explain.sources import call_lines, contract_row, line_of, unique
+from paritybit.harness.explain.suspects import try_suspects
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, raised_at
@@ -117,7 +117,7 @@ def explanation(
     chosen = [one for one in order if one.property == target] or order
     first = None
     for violation in chosen[:MOST_EXPLAINED]:
-        found = _explained(lockstep, schedule, timeline, violation)
+        found = _explain(lockstep, schedule, timeline, violation)
         if found.cause is not None:
             return found
         first = first or found
@@ -140,12 +140,12 @@ def without_trial(
 
     `suspects` are those that were tried by playing the whole schedule.
     """
-    lines = unique((*_raised(violation), *_rows_named(at.runner, violation.message)))
+    lines = unique((*_raise_lines(violation), *_rows_named(at.runner, violation.message)))
     found = Explanation(violation.property, at, (), suspects=suspects, sources=lines)
     return replace(found, proof=tuple(prove(found, violation.message, None)))
 
 
-def _explained(
+def _explain(
     lockstep: Lockstep,
     schedule: Schedule,
     timeline: Sequence[TimelineEntry],
@@ -249,7 +249,7 @@ def _of_forward(
                 taken=difference.taken,
                 slot=slot_of(recorded, difference),
             )
-        suspects = tried(recorded, rule)
+        suspects = try_suspects(recorded, rule)
         found = replace(found, suspects=suspects or (), repeats=suspects is not None)
         lines = unique(_lines(recorded, found, violation, difference))
     sides = FRESH_SIDES if of_fresh else None
@@ -263,7 +263,7 @@ def _lines(
     difference: Found | None,
 ) -> Iterator[SourceLine]:
     """Yield the lines to look at, the nearest to the cause first."""
-    yield from _raised(violation)
+    yield from _raise_lines(violation)
     yield from (line for lines in recorded.sites.lines[:1] for line in lines)
     runner, cause = recorded.runner, found.cause
     if runner is not None:
@@ -275,18 +275,18 @@ def _lines(
         if found.taken is not None and found.taken.key is not None:
             yield line_of("the key lists are written", type(runner).plan)
     if difference is not None:
-        yield from _called(recorded, difference.call)
+        yield from _op_lines(recorded, difference.call)
     elif runner is not None and recorded.run.failed is None:
         yield line_of("the graph is captured", type(runner).capture_all)
 
 
-def _called(recorded: RecordedForward, place: int) -> tuple[SourceLine, ...]:
+def _op_lines(recorded: RecordedForward, place: int) -> tuple[SourceLine, ...]:
     """Return the lines that call op number `place` when the captured function runs eagerly."""
     found: list[SourceLine] = []
 
     def meet(name: str, arguments: tuple[object, ...]) -> tuple[object, ...]:
         if len(recorded.engine.ops.calls or ()) == place:
-            found.extend(calling(f"{name} is called"))
+            found.extend(call_lines(f"{name} is called"))
         return arguments
 
     recorded.again(Reset(captured=False), meet)
@@ -302,6 +302,6 @@ def _rows_named(runner: str | None, message: str) -> Iterator[SourceLine]:
         yield from () if row is None else (row,)
 
 
-def _raised(violation: Violation) -> Iterator[SourceLine]:
+def _raise_lines(violation: Violation) -> Iterator[SourceLine]:
     """Yield the lines that raised the error of a violation, if any."""
     yield from (SourceLine(*line) for line in violation.where.get(RAISED, ()))

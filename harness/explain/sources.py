@@ -39,12 +39,12 @@ def line_of(what: str, code: Any) -> SourceLine:
     return SourceLine(what, file, inspect.getsourcelines(plain)[1])
 
 
-def calling(what: str) -> tuple[SourceLine, ...]:
+def call_lines(what: str) -> tuple[SourceLine, ...]:
     """Return the lines of the engine that led to this call, innermost first."""
-    return tuple(_called(what))[:MOST_CALLERS]
+    return tuple(_call_lines(what))[:MOST_CALLERS]
 
 
-def _called(what: str) -> Iterator[SourceLine]:
+def _call_lines(what: str) -> Iterator[SourceLine]:
     for frame in reversed(traceback.extract_stack()):
         file = file_of_engine(frame.filename)
         if file is None or not file.startswith(ENGINE) or file in BETWEEN:
@@ -63,7 +63,7 @@ class SiteTrap(RecordTrap):
 
     def hear(self, record: logging.LogRecord) -> None:
         """Keep the lines of one message."""
-        self.lines.append(calling("logged"))
+        self.lines.append(call_lines("logged"))
 
 
 @cache

@@ -35,8 +35,8 @@ def cells(recorded: RecordedForward) -> list[Reset]:
     pairs = enumerate(zip(recorded.tables, recorded.eager_tables, strict=True))
     return [
         Reset(cells=(TableCell(number, place, int(right.view(-1)[place])),))
-        for number, (held, right) in pairs
-        for place in (held != right).flatten().nonzero().flatten().tolist()
+        for number, (current, right) in pairs
+        for place in (current != right).flatten().nonzero().flatten().tolist()
     ]
 
 
@@ -48,21 +48,22 @@ def kept_outputs(recorded: RecordedForward) -> list[Reset]:
     graph, eager = recorded.plan.graph.batch, recorded.plan.eager.batch
     if graph is None or eager is None:
         return []
-    pairs = ((name, held, eager.spec_info.get(name)) for name, held in graph.spec_info.items())
+    names = graph.spec_info.keys() & eager.spec_info.keys()
+    pairs = ((name, graph.spec_info[name], eager.spec_info[name]) for name in sorted(names))
     return [
         Reset(batch={name: right})
-        for name, held, right in pairs
-        if right is not None and next(overwritten(recorded, held, right), None) is not None
+        for name, current, right in pairs
+        if next(find_overwritten(recorded, current, right), None) is not None
     ]
 
 
-def overwritten(
-    recorded: RecordedForward, held: Tensor, right: Tensor
+def find_overwritten(
+    recorded: RecordedForward, current: Tensor, right: Tensor
 ) -> Iterator[tuple[int, EarlierOutput, int]]:
     """Yield each wrong row of a value with the earlier output that has it, and its row there."""
-    if held.shape != right.shape or held.dim() < 2:
+    if current.shape != right.shape or current.dim() < 2:
         return
-    for row in (bits(held) != bits(right)).flatten(1).any(1).nonzero().flatten().tolist():
+    for row in (bits(current) != bits(right)).flatten(1).any(1).nonzero().flatten().tolist():
         for earlier in reversed(recorded.outputs):
             for values in earlier.output.values():
                 if values.shape[1:] == right.shape[1:] and values.dtype == right.dtype:
@@ -101,12 +102,12 @@ def rejected(recorded: RecordedForward) -> Iterator[StaticElement]:
     if seen is None or seen.replay is None or seen.replay.runner not in FILLS:
         return
     for part in parts(seen):
-        if part.held.shape != part.right.shape or part.name not in seen.static:
+        if part.current.shape != part.right.shape or part.name not in seen.static:
             continue
-        right, buffer = part.right.to(part.held), seen.static[part.name]
-        first = int(part.held.storage_offset() - buffer.storage_offset())
-        for place in (bits(part.held) != bits(right)).nonzero().tolist():
-            strides = zip(place, part.held.stride(), strict=True)
+        right, buffer = part.right.to(part.current), seen.static[part.name]
+        first = int(part.current.storage_offset() - buffer.storage_offset())
+        for place in (bits(part.current) != bits(right)).nonzero().tolist():
+            strides = zip(place, part.current.stride(), strict=True)
             element = first + sum(at * stride for at, stride in strides)
             yield part.name, element, right[tuple(place)].clone()
 
@@ -115,10 +116,10 @@ def stale(recorded: RecordedForward) -> Iterator[StaticElement]:
     """Yield the elements that this forward did not write and a fresh runner differs in."""
     runner = recorded.runner
     for name, buffer in ({} if runner is None else runner.static_buffers()).items():
-        held, fresh = recorded.static[name], recorded.fresh[name]
-        if fresh.shape != held.shape:
+        current, fresh = recorded.static[name], recorded.fresh[name]
+        if fresh.shape != current.shape:
             continue
-        places = (bits(held) != bits(fresh)).flatten().nonzero().flatten().tolist()
+        places = (bits(current) != bits(fresh)).flatten().nonzero().flatten().tolist()
         writes = recorded.ledger.of(buffer) if places else []
         for place in places:
             if writes[place].forward_id.forward < recorded.forward_id.forward:
@@ -149,7 +150,7 @@ A function returns a reset for each of its parts. Of several functions, one must
 """
 
 
-def tried(recorded: RecordedForward, rule: Property) -> tuple[Suspect, ...] | None:
+def try_suspects(recorded: RecordedForward, rule: Property) -> tuple[Suspect, ...] | None:
     """Try every suspect of a violation. Returns None if the violation does not repeat.
 
     Without a reset the violation must occur before the first and after the last trial. Otherwise it
@@ -227,13 +228,13 @@ def _cell(recorded: RecordedForward, cell: TableCell) -> WrongElement:
 
 
 def _kept(recorded: RecordedForward, name: str, right: Tensor) -> Iterator[WrongElement]:
-    """Yield the first overwritten row of a value, and the step whose output it is."""
+    """Yield the first find_overwritten row of a value, and the step whose output it is."""
     batch = recorded.plan.graph.batch
     assert batch is not None
-    held = batch.spec_info[name]
-    for row, earlier, at in overwritten(recorded, held, right):
-        place = (row, *[0] * (held.dim() - 1))
-        value, should = (str(one[place].item()) for one in (held, right))
+    current = batch.spec_info[name]
+    for row, earlier, at in find_overwritten(recorded, current, right):
+        place = (row, *[0] * (current.dim() - 1))
+        value, should = (str(one[place].item()) for one in (current, right))
         by = Writer(earlier.step, earlier.runner, at, None)
         yield WrongElement(name, place, value, should, by, None, stale=True)
         return

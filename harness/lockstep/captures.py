@@ -1,11 +1,35 @@
 """The captures of both engines of a pair."""
 
+import traceback
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from paritybit.harness.lockstep.logs import LogTrap
+from paritybit.harness.lockstep.tracebacks import SUBJECT_RUNS, SUBJECTS, SubjectFailedError
 from paritybit.reference.batch import Mode
+from paritybit.subjects.buffers import SharedBufferError
 from paritybit.subjects.captured import CapturedEngine
+
+
+@contextmanager
+def capture_runs() -> Iterator[None]:
+    """Turn an error that code in `subjects/` raises in this context into SubjectFailedError.
+
+    SharedBufferError stays as it is: see `Lockstep.refused`.
+    """
+    try:
+        with SUBJECT_RUNS:
+            yield
+    except SubjectFailedError as error:
+        cause = error.__cause__
+        frames = traceback.extract_tb(cause.__traceback__) if cause is not None else []
+        if isinstance(cause, SharedBufferError) or not frames:
+            raise (cause or error) from None
+        if not Path(frames[-1].filename).is_relative_to(SUBJECTS):
+            raise (cause or error) from None
+        raise
 
 
 class Captures:
@@ -38,7 +62,7 @@ class Captures:
         return [engine for engine in self.engines if engine.lacks(modes)]
 
     def capture(self, modes: Collection[Mode]) -> None:
-        """Capture the runners of these modes that are not captured yet. Reset the worlds first."""
+        """Capture the runners of these modes that are not captured yet. Reset the runs first."""
         before = self._counted.total()
         with self._log:
             for engine in self.lacks(modes):

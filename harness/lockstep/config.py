@@ -132,7 +132,7 @@ class TrialConfig:
 
     @property
     def sizes(self) -> PoolSizes:
-        """The sizes of both worlds' pools."""
+        """The sizes of both runs' pools."""
         return PoolSizes(self.full_slots, self.swa_slots, self.page_size, self.rows)
 
     @property
@@ -207,14 +207,14 @@ def require_cuda() -> None:
         raise CannotRunError("--device cuda needs a usable CUDA device, but none was found")
 
 
-def resolve_device(asked: str) -> str:
+def resolve_device(name: str) -> str:
     """Return `cpu` or `cuda` for `auto`, `cpu` or `cuda`. Raises as `known` and `require_cuda`."""
-    known("device", asked, ("auto", *DEVICES))
-    if asked == "auto":
+    known("device", name, ("auto", *DEVICES))
+    if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if asked == "cuda":
+    if name == "cuda":
         require_cuda()
-    return asked
+    return name
 
 
 SUBJECT_LOGGER = logging.getLogger("paritybit.subject")

@@ -30,7 +30,7 @@ def warnings_logged() -> Iterator[None]:
     with np.errstate(all="ignore"), warnings.catch_warnings():
         for category in HEARD:
             warnings.simplefilter("always", category)
-        shown = warnings.showwarning
+        show = warnings.showwarning
 
         def log(
             message: Warning | str,
@@ -43,7 +43,7 @@ def warnings_logged() -> Iterator[None]:
             if issubclass(category, HEARD):
                 SUBJECT_LOGGER.warning("%s", message)
             else:
-                shown(message, category, filename, lineno, file, line)
+                show(message, category, filename, lineno, file, line)
 
         warnings.showwarning = log
         yield

@@ -119,8 +119,8 @@ class Noise:
 
     def _any_bits(self, like: Tensor) -> Tensor:
         """Return NaN and random bits in turn, as a flat tensor with the size of `like`."""
-        words = torch.empty(-(-like.nbytes // 8), dtype=torch.int64)
-        noise = words.random_(-(2**63), None, generator=self.generator)
+        integers = torch.empty(-(-like.nbytes // 8), dtype=torch.int64)
+        noise = integers.random_(-(2**63), None, generator=self.generator)
         values = noise.view(like.dtype)[: like.numel()]
         values[::2] = math.nan
         return values.to(like.device)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One world before and after its forward.
+    """One run before and after its forward.
 
     - `before`, `after`: KV and other state.
     - `mapping`: the full-to-SWA mapping right before the forward.
@@ -130,9 +130,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class StepEnd:
-    """The owners in both worlds after a step, with or without a forward.
+    """The owners in both runs after a step, with or without a forward.
 
-    `place` is the place of the step in its schedule. `sizes` are the sizes of each world's pools.
+    `place` is the place of the step in its schedule. `sizes` are the sizes of each run's pools.
     """
 
     place: int
@@ -143,14 +143,14 @@ class StepEnd:
 
 @dataclass(frozen=True)
 class Observation:
-    """One step in both worlds.
+    """One step in both runs.
 
     - `place`: the place of the step in its schedule.
     - `compared`: mask in the storages' layout. False for elements that are not compared.
-    - `replay`, `facts`: of the graph world. None if no graph was replayed.
+    - `replay`, `facts`: of the graph run. None if no graph was replayed.
     - `expected_graph`: whether a captured graph must run the step.
     - `end`: the owners after the step.
-    - `keys`: the key lists of the graph world's forward. None if it read none.
+    - `keys`: the key lists of the graph run's forward. None if it read none.
     - `static`: the static buffers of the runner after the replay, by name.
     - `payload`: [T, H], added to the embeddings in an extend.
     - `extra`: results of extra runs, by the property that asked for them.

@@ -157,12 +157,12 @@ class OverlappedScheduler(Scheduler):
     def _free_pages(self) -> int:
         return len(self.allocator.free_full) + len(self.allocator.free_swa)
 
-    def _add(self, asked: int, chunk: int) -> Request | None:
+    def _add(self, length: int, chunk: int) -> Request | None:
         """Admit a request. Count the event if a forward in flight still has to write to its row.
 
         That forward runs an earlier request with this row, and writes inside the new tokens.
         """
-        request = super()._add(asked, chunk)
+        request = super()._add(length, chunk)
         if request is not None:
             kept = self.kept_in_flight.get(request.token_row, request.known)
             self.events[HANDED_OVER_IN_FLIGHT] += kept < request.known
@@ -273,10 +273,10 @@ class OverlappedScheduler(Scheduler):
         """Commit a forward as `Scheduler` does, unless that was done while it was in flight."""
         if batch.mode not in READ_BY_HOST:
             return list(range(batch.live_requests))
-        said = super().commit(batch, output)
+        rows = super().commit(batch, output)
         self.observed = self.tokens.clone()
         self.over = self._over()
-        return said
+        return rows
 
     def _batch(self, work: StagedForward, values: Arrived) -> ForwardBatch:
         host = work.staged.host

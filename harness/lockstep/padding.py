@@ -34,34 +34,34 @@ ONE = ("hidden_states", "topk_p", "input_embeds")
 """Static buffers of floats. With values of a live request, each element of their tails is 1."""
 
 
-def padding_values(world: Scheduler, spans: Sequence[Span], forwards: int) -> Mapping[str, int]:
+def padding_values(scheduler: Scheduler, spans: Sequence[Span], forwards: int) -> Mapping[str, int]:
     """Return the values of kept tails for a forward over `spans`, by static buffer.
 
     `forwards` counts the earlier forwards of the schedule. The choice is not periodic, so no cycle
     of steps always gets the same one.
     """
-    request = _someone(world, spans) if forwards.bit_count() % 2 else None
-    return LEVEL if request is None else {**_values_of(world, request), **LEVEL}
+    request = _someone(scheduler, spans) if forwards.bit_count() % 2 else None
+    return LEVEL if request is None else {**_values_of(scheduler, request), **LEVEL}
 
 
-def _someone(world: Scheduler, spans: Sequence[Span]) -> Request | None:
+def _someone(scheduler: Scheduler, spans: Sequence[Span]) -> Request | None:
     """Return a request with KV, if possible one that is not in the batch."""
     rows = {span.row for span in spans}
-    alive = [request for request in world.running if request.allocation and request.length]
+    alive = [request for request in scheduler.running if request.allocation and request.length]
     parked = [
         request for request in alive if request.allocation and request.allocation.row not in rows
     ]
     return next(iter([*parked, *alive]), None)
 
 
-def _values_of(world: Scheduler, request: Request) -> Mapping[str, int]:
+def _values_of(scheduler: Scheduler, request: Request) -> Mapping[str, int]:
     """Return the values that static buffers have for a request's last token, by name."""
     assert request.allocation is not None
     position = request.length - 1
-    full, swa = (world.owner(request).slot(kind, position) for kind in Kind)
+    full, swa = (scheduler.owner(request).slot(kind, position) for kind in Kind)
     return {
-        "input_ids": request.serial % world.config.vocab,
-        "topk_index": request.serial % world.config.vocab,
+        "input_ids": request.serial % scheduler.config.vocab,
+        "topk_index": request.serial % scheduler.config.vocab,
         "req_pool_indices": request.allocation.row,
         "seq_lens": request.length,
         "seq_lens_cpu": request.length,

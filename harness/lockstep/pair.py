@@ -1,7 +1,7 @@
-"""The two worlds of a trial. `Pair.step` plays each step in both.
+"""The two runs of a trial. `Pair.step` plays each step in both.
 
-A world is a KV pool, a scheduler and an engine that runs forwards. The eager world runs the
-eager reference, the graph world the engine under test. The two pools start with equal bits.
+A run is a KV pool, a scheduler and an engine that runs forwards. The eager run has the eager
+reference, the graph run the engine under test. The two pools start with equal bits.
 
 A third engine, the fresh engine, is a second copy of the engine under test over the same KV. It
 is reset to its state after capture before each use, so its results depend on no earlier step.
@@ -15,8 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from paritybit.harness.lockstep.captures import Captures
-from paritybit.harness.lockstep.capturing import capture_runs
+from paritybit.harness.lockstep.captures import Captures, capture_runs
 from paritybit.harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from paritybit.harness.lockstep.copies import Copies
 from paritybit.harness.lockstep.logs import LogTrap, warnings_logged
@@ -45,14 +44,14 @@ Engines = tuple[CapturedEngine, CapturedEngine]
 """The subject and the fresh engine."""
 
 ExtraRun = Callable[["Pair", PlannedStep], Any]
-"""Runs a planned step once more, before the step itself. It leaves both worlds unchanged."""
+"""Runs a planned step once more, before the step itself. It leaves both runs unchanged."""
 
 
 class Recorder:
     """Callbacks around the parts of a step. This class does nothing."""
 
     def planned(self, pair: "Pair", planned: PlannedStep) -> None:
-        """Receive a step that both worlds have planned and neither has run."""
+        """Receive a step that both runs have planned and neither has run."""
 
     def eager(self) -> AbstractContextManager[Any]:
         """Return a context for the eager forward."""
@@ -74,10 +73,10 @@ NO_RECORDER = Recorder()
 
 
 class Pair:
-    """The two worlds of one trial. Call `begin` before each schedule.
+    """The two runs of one trial. Call `begin` before each schedule.
 
     With `records_ops`, graphs keep the inputs and outputs of each op; on a CPU they always do.
-    `engines` builds the subject and the fresh engine over the graph world's pools; the default
+    `engines` builds the subject and the fresh engine over the graph run's pools; the default
     builds two engines. Raises SharedBufferError if the runners
     of the built-in engine disagree on a shared buffer, and SubjectFailedError if its own code fails
     as it is captured.
@@ -130,7 +129,7 @@ class Pair:
 
     @property
     def models(self) -> Mapping[Role, Model]:
-        """The correct target and draft model. The worlds run `run_models`, which may have bugs."""
+        """The correct target and draft model. The runs run `run_models`, which may have bugs."""
         return {Role.TARGET: self.model, Role.DRAFT: self.draft}
 
     def begin(self, schedule: Schedule) -> None:
@@ -141,7 +140,7 @@ class Pair:
     def capture(self, modes: Collection[Mode]) -> None:
         """Capture the runners of some modes, unless they are captured.
 
-        A capture resets the pair: the worlds then have no requests.
+        A capture resets the pair: the runs then have no requests.
         """
         if self.captures.lacks(modes):
             with torch.inference_mode(), capture_runs():
@@ -149,7 +148,7 @@ class Pair:
                 self.captures.capture(modes)
 
     def reset(self, seed: int) -> None:
-        """Make both worlds equal, byte for byte, and reset the subject to its captured state."""
+        """Make both runs equal, byte for byte, and reset the subject to its captured state."""
         self.log.take()
         self.forwards, self._consumed = 0, {}
         self.eager.reset(seed)
@@ -157,9 +156,9 @@ class Pair:
         self.subject.reset()
 
     def plan(self, step: Step, place: int = 0) -> PlannedStep | None:
-        """Plan a step in both worlds. Returns None if the step needs no forward.
+        """Plan a step in both runs. Returns None if the step needs no forward.
 
-        Raises SubjectFailedError if only one of the worlds needs a forward.
+        Raises SubjectFailedError if only one of the runs needs a forward.
         """
         eager, graph = self.eager.plan(step), self.graph.plan(step)
         if eager is None and graph is None:
@@ -182,11 +181,11 @@ class Pair:
         sampling: bool = False,
         recorder: Recorder = NO_RECORDER,
     ) -> Observation | None:
-        """Play one step in both worlds: plan, run, observe, commit. None if it runs no forward.
+        """Play one step in both runs: plan, run, observe, commit. None if it runs no forward.
 
         `extra_runs`, by name, run before the step if a graph can run it, and with overlapping
         steps only if the forward stream lags, because all that they read is then written. The graph
-        world then plans the `upcoming` steps while the forward is in flight. With `sampling`, the
+        run then plans the `upcoming` steps while the forward is in flight. With `sampling`, the
         observation has samples. Raises SubjectFailedError if the subject fails.
         """
         with self.log:
@@ -248,7 +247,7 @@ class Pair:
         return found
 
     def end(self, place: int) -> StepEnd:
-        """Return the owners of all slots in both worlds after the step at `place`."""
+        """Return the owners of all slots in both runs after the step at `place`."""
         sizes = self.graph_pools.sizes
         return StepEnd(place, sizes, self.eager.ownership(), self.graph.ownership())
 
@@ -263,7 +262,7 @@ class Pair:
             return self.subject.forward(planned.graph.batch, planned.mode)
 
     def _run_eager(self, planned: PlannedStep, recorder: Recorder) -> Output | None:
-        """Run the eager world's forward. Returns None for an idle step."""
+        """Run the eager run's forward. Returns None for an idle step."""
         batch = planned.eager.batch
         with recorder.eager():
             output = self.decoder.forward(batch) if batch is not None else None
@@ -292,7 +291,7 @@ class Pair:
         return run(planned.graph.batch, planned.graph.batch)
 
     def restore_graph(self) -> None:
-        """Restore the graph world's KV to its bytes before this step's forwards."""
+        """Restore the graph run's KV to its bytes before this step's forwards."""
         self.copies.restore_graph()
 
     def _snapshots_after(
@@ -302,7 +301,7 @@ class Pair:
         ran: RanForward,
         graph_owners: tuple[Owner, ...],
     ) -> tuple[Snapshot, Snapshot]:
-        """Return snapshots of both worlds right after their forwards, the eager world's first."""
+        """Return snapshots of both runs right after their forwards, the eager run's first."""
         copies = self.copies
         eager = Snapshot(
             before=copies.eager_before,
@@ -361,7 +360,7 @@ def captured_engine(
     modes: Collection[Mode],
     capturing: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> CapturedEngine:
-    """Return the built-in engine over the graph world's KV, with the runners of `modes` captured.
+    """Return the built-in engine over the graph run's KV, with the runners of `modes` captured.
 
     It shares the storage of KV and tables with the pair, but no Python object.
     """

@@ -1,4 +1,4 @@
-"""The requests of one world with their rows, slots and tokens, and the batches made of them."""
+"""The requests of one run with their rows, slots and tokens, and the batches made of them."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class RequestBook:
-    """The requests of one world, their pages and their tokens.
+    """The requests of one run, their pages and their tokens.
 
     - `max_bs`: the largest number of requests in a batch.
     - `modes`: the modes for which the engine has runners.

@@ -63,7 +63,7 @@ class PlannedForward:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """One step as both worlds planned it.
+    """One step as both runs planned it.
 
     - `place`: the place of the step in its schedule.
     - `forwards`: the number of earlier forwards in the schedule.
@@ -82,7 +82,7 @@ class PlannedStep:
         return self.graph.mode
 
     def given(self, batch: ForwardBatch | None) -> "PlannedStep":
-        """Return this step with another batch for the graph world."""
+        """Return this step with another batch for the graph run."""
         if batch is self.graph.batch:
             return self
         return replace(self, graph=replace(self.graph, batch=batch))

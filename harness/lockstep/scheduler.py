@@ -1,6 +1,6 @@
-"""The scheduler of one world. It plans steps on the host and processes the outputs of forwards.
+"""The scheduler of one run. It plans steps on the host and processes the outputs of forwards.
 
-Both worlds use the same class, each with the outputs of its own forwards. A scheduler has no
+Both runs use the same class, each with the outputs of its own forwards. A scheduler has no
 globals, so a process can have many. It samples greedily on the device.
 """
 
@@ -45,7 +45,7 @@ COMMITS: dict[Mode, Callable[[RequestBook, ForwardBatch, Output], list[int]]] = 
 
 
 class Scheduler(RequestBook):
-    """State and scheduling of one world. Arguments are as in `RequestBook`."""
+    """State and scheduling of one run. Arguments are as in `RequestBook`."""
 
     def plan(self, step: Step) -> PlannedForward | None:
         """Run the host part of a step. Returns the forward that it needs, or None."""
@@ -77,11 +77,11 @@ class Scheduler(RequestBook):
         request = self._add(step.prompt, step.chunk)
         return self._extend(request, step.chunk) if request is not None else None
 
-    def _add(self, asked: int, chunk: int) -> Request | None:
+    def _add(self, length: int, chunk: int) -> Request | None:
         """Admit a request with slots for its first `chunk` tokens. None if there are too few."""
         if not self.free_token_rows:
             return None
-        prompt = min(max(asked, 1), self.config.max_context - 1)
+        prompt = min(max(length, 1), self.config.max_context - 1)
         request = Request(self.admitted, prompt, prompt, self.free_token_rows[-1])
         if not self._enter(request, chunk):
             return None
@@ -223,7 +223,7 @@ def keep_sampled(
 
 
 def samples_of(
-    world: Scheduler, batch: ForwardBatch, output: Output, rows: Sequence[int]
+    scheduler: Scheduler, batch: ForwardBatch, output: Output, rows: Sequence[int]
 ) -> list[Sample]:
     """Return the samples in `output` for the requests of a batch.
 
@@ -235,7 +235,7 @@ def samples_of(
     draft = batch.mode is Mode.DRAFT_EXTEND
     found = []
     for place, span in enumerate(batch.spans):
-        request = world.request_of(span.row)
+        request = scheduler.request_of(span.row)
         if span.tree:
             first = place * len(span.tree)
             nodes = path_to(span.tree, rows[place] - first)
@@ -243,17 +243,18 @@ def samples_of(
         else:
             logits = {span.end: place}
         found += [
-            sample_of(world, request, length, output["logits"][row], draft=draft)
+            sample_of(scheduler, request, length, output["logits"][row], draft=draft)
             for length, row in logits.items()
         ]
     return found
 
 
 def sample_of(
-    world: Scheduler, request: Request, length: int, logits: Tensor, *, draft: bool
+    scheduler: Scheduler, request: Request, length: int, logits: Tensor, *, draft: bool
 ) -> Sample:
     """Return the sample of target or draft model after the first `length` tokens."""
-    tokens = world.tokens[request.token_row]
+    tokens = scheduler.tokens[request.token_row]
+    hidden = scheduler.hidden_states[request.token_row]
     return Sample(
         serial=request.serial,
         tokens=tokens[draft : length + draft].clone(),
@@ -261,5 +262,5 @@ def sample_of(
         tracked=request.tracked,
         mrope_delta=request.mrope_delta,
         encoder_len=request.encoder_len,
-        hidden_states=world.hidden_states[request.token_row, :length].clone() if draft else None,
+        hidden_states=hidden[:length].clone() if draft else None,
     )

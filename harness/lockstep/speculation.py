@@ -1,6 +1,6 @@
 """The scheduler's part of speculation: drafting, verifying, accepting and freeing.
 
-Both worlds use it, each with the outputs of its own forwards.
+Both runs use it, each with the outputs of its own forwards.
 """
 
 import random
@@ -68,7 +68,7 @@ def accept(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
 
     Returns, per request, the row of the logits that give its next token.
     """
-    said = []
+    rows = []
     drafts = SPECULATION.draft_tokens
     greedy = output["logits"].argmax(-1).tolist()
     for place, span in enumerate(batch.spans):
@@ -90,8 +90,8 @@ def accept(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
         book.events["draft rejected"] += len(path) < drafts
         book.events["all drafts accepted"] += len(path) == drafts
         book.events["accepted beside the first branch"] += path != list(range(len(path)))
-        said.append(first + path[-1])
-    return said
+        rows.append(first + path[-1])
+    return rows
 
 
 def propose(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:

@@ -49,8 +49,8 @@ class SubjectRuns(ContextDecorator):
     ) -> None:
         """Raise SubjectFailedError for the kinds of errors that a faulty subject can cause."""
         if isinstance(error, IndexError | RuntimeError | ValueError):
-            said = str(error).strip().splitlines() or [type(error).__name__]
-            raise SubjectFailedError(without_paths(said[0])) from error
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise SubjectFailedError(without_paths(lines[0])) from error
 
 
 SUBJECT_RUNS = SubjectRuns()
@@ -106,11 +106,11 @@ def without_paths(value: Any) -> Any:
 def without_absolute_paths(text: str) -> str:
     """Return the text of a traceback with paths relative to this tree, or the end of the path."""
 
-    def shown(found: re.Match[str]) -> str:
+    def shorten(found: re.Match[str]) -> str:
         path = Path(found[1])
         inside = path.is_relative_to(SOURCES)
         return (
             f'File "{path.relative_to(SOURCES) if inside else Path(*path.parts[-OUTSIDE_PARTS:])}"'
         )
 
-    return re.sub(r'File "(/[^"]+)"', shown, text)
+    return re.sub(r'File "(/[^"]+)"', shorten, text)

@@ -262,31 +262,6 @@ def test_a_freed_page_and_row_are_the_first_to_be_issued_again(ledger: Ledger) -
     assert (again.allocation.row, again.allocation.full_pages, again.allocation.swa_pages) == freed
 
 
-def test_a_row_is_issued_again_with_the_state_slot_of_another(ledger: Ledger) -> None:
-    """A table that knows a state slot by its row is wrong by then; the slot itself is next."""
-    first = ledger.admit()
-    assert first is not None
-    row, state_slot = first.allocation.row, first.allocation.state_slot
-    ledger.free(first)
-    again, other = ledger.admit(), ledger.admit()
-    assert again is not None and other is not None
-    assert (again.allocation.row, other.allocation.state_slot) == (row, state_slot)
-    assert again.allocation.state_slot != state_slot
-    check_ownership(ledger)
-
-
-def test_a_page_is_evicted_only_whole(ledger: Ledger) -> None:
-    request = ledger.admit()
-    assert request is not None and ledger.extend(request, 11)
-    size = ledger.allocator.page_size
-    assert ledger.evict(request, 7) == 7 // size
-    assert ledger.evict(request, 7) == 0
-    assert [page is None for page in request.allocation.swa_pages[: 11 // size]] == [
-        (index + 1) * size <= 7 for index in range(11 // size)
-    ]
-    check_mapping(ledger)
-
-
 def test_pages_beyond_a_truncation_are_free_again_last_page_first(ledger: Ledger) -> None:
     """What is issued next is what a request that was never cut short would have got."""
     size = ledger.allocator.page_size
@@ -304,38 +279,6 @@ def test_pages_beyond_a_truncation_are_free_again_last_page_first(ledger: Ledger
     check_mapping(ledger)
     assert ledger.extend(request, 6)
     assert (request.allocation.full_pages, request.allocation.swa_pages) == held
-
-
-def test_a_truncation_frees_no_evicted_page_twice(ledger: Ledger) -> None:
-    """Below what was evicted, within it, and of a page of which some tokens are kept."""
-    for kept in (8, 6, 2, 0):
-        request = ledger.admit()
-        assert request is not None and ledger.extend(request, 12)
-        assert ledger.evict(request, 8) == 8 // ledger.allocator.page_size
-        ledger.truncate(request, kept)
-        check_ownership(ledger)
-        check_mapping(ledger)
-        ledger.free(request)
-        check_ownership(ledger)
-
-
-@pytest.mark.parametrize("tokens", [8, 9, 100])
-def test_a_truncation_beyond_the_end_changes_nothing(ledger: Ledger, tokens: int) -> None:
-    request = ledger.admit()
-    assert request is not None and ledger.extend(request, 8)
-    ledger.evict(request, 4)
-    before = ledger.state()
-    ledger.allocator.truncate(request.allocation, tokens)
-    assert ledger.state() == before
-
-
-def test_an_evicted_token_has_no_swa_slot(ledger: Ledger) -> None:
-    request = ledger.admit()
-    assert request is not None and ledger.extend(request, 8)
-    ledger.evict(request, 4)
-    with pytest.raises(ValueError, match="token 3 has no SWA slot"):
-        ledger.allocator.swa_slots(request.allocation, 3, 5)
-    assert len(ledger.allocator.swa_slots(request.allocation, 4, 8)) == 4
 
 
 def test_slots_of_a_page_are_contiguous_and_pages_are_shuffled(ledger: Ledger) -> None:

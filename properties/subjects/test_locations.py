@@ -66,16 +66,6 @@ def test_kv_is_stored_at_the_full_slot_or_at_its_swa_slot(
         )
 
 
-def test_a_preset_location_stands_in_for_the_translation_on_swa_layers(device: str) -> None:
-    for layer, kind in enumerate(CONFIG.layers):
-        pool = subject_pool(PRESET, device)
-        pool.set_swa_loc(locs(device, 50, 51).int())
-        pool.ops.log = []
-        slots = stored_slots(pool, layer, locs(device, 3, 30))
-        assert slots == ({3, 30} if kind is Kind.FULL else {50, 51})
-        assert pool.ops.log == ["store_kv"]
-
-
 def stored_slots(pool: SubjectPool, layer: int, loc: Tensor) -> set[int]:
     """Return the slots of `layer` that a store of a value no pool holds has changed."""
     cache = pool.pool.cache(layer)
@@ -86,18 +76,6 @@ def stored_slots(pool: SubjectPool, layer: int, loc: Tensor) -> set[int]:
     assert torch.equal(changed[0], changed[1])
     cache.copy_(before)
     return set(changed[0].nonzero().flatten().tolist())
-
-
-def test_a_preset_location_outlives_an_invalidation_until_it_is_set_again(device: str) -> None:
-    """An invalidation forgets the memo alone."""
-    pool, loc = memo(device), locs(device, 50, 51).int()
-    pool.set_swa_loc(loc)
-    pool.translate_loc_from_full_to_swa(locs(device, 1, 2))
-    pool.invalidate_loc_cache()
-    assert pool.state.memo is None
-    assert pool.state.swa_loc is loc
-    pool.set_swa_loc(None)
-    assert pool.state.swa_loc is None
 
 
 def test_a_preset_location_stays_until_it_is_set_again(device: str) -> None:
@@ -154,17 +132,6 @@ def test_the_memo_warns_at_each_true_change(device: str, caplog: pytest.LogCaptu
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 
-def test_the_memo_is_silent_while_its_tensor_stays(
-    device: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    pool, loc = memo(device), locs(device, 1, 2)
-    pool.ops.log = []
-    first = pool.translate_loc_from_full_to_swa(loc)
-    assert pool.translate_loc_from_full_to_swa(loc) is first
-    assert pool.ops.log == [TRANSLATE]
-    assert caplog.messages == []
-
-
 def test_a_tensor_rewritten_in_place_gets_its_old_translation_silently(
     device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -175,31 +142,4 @@ def test_a_tensor_rewritten_in_place_gets_its_old_translation_silently(
     assert pool.translate_loc_from_full_to_swa(loc).tolist() == [69, 68]
     pool.invalidate_loc_cache()
     assert pool.translate_loc_from_full_to_swa(loc).tolist() == [59, 58]
-    assert caplog.messages == []
-
-
-def test_the_memo_knows_a_tensor_by_its_address_and_element_count(
-    device: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    pool, loc = memo(device), locs(device, 1, 2, 3)
-    pool.translate_loc_from_full_to_swa(loc)
-    assert pool.state.memo is not None
-    assert pool.state.memo.key == (loc.data_ptr(), 3)
-    pool.translate_loc_from_full_to_swa(loc[:])
-    assert caplog.messages == []
-    pool.translate_loc_from_full_to_swa(loc[:2])
-    assert len(caplog.messages) == 1
-    pool.translate_loc_from_full_to_swa(loc[1:])
-    assert len(caplog.messages) == 2
-
-
-@pytest.mark.parametrize("scheme", [PER_LAYER, PRESET])
-def test_without_a_memo_every_translation_is_made_anew(
-    scheme: LocationScheme, device: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    pool, loc = subject_pool(scheme, device), locs(device, 1, 2)
-    assert pool.translate_loc_from_full_to_swa(loc).tolist() == [69, 68]
-    loc.add_(10)
-    assert pool.translate_loc_from_full_to_swa(loc).tolist() == [59, 58]
-    assert pool.translate_loc_from_full_to_swa(locs(device, 7)).tolist() == [63]
     assert caplog.messages == []

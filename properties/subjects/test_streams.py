@@ -1,7 +1,5 @@
 """Emulated streams: in order, as late as the waits allow, and no later."""
 
-import sys
-
 import pytest
 from paritybit.subjects.streams import Streams, Work
 
@@ -62,31 +60,6 @@ def test_a_stream_goes_no_further_than_the_event_it_waits_for(log: Log) -> None:
     assert log.ran == ["before", "forward", "behind", "sample"]
 
 
-def test_waiting_for_a_stream_that_waits_runs_the_other_one_as_far_as_needed(log: Log) -> None:
-    """And not an item further."""
-    streams = Streams()
-    streams.lag(forward=False)
-    streams.schedule.run(log.work("write"))
-    written = streams.schedule.record()
-    streams.schedule.run(log.work("next write"))
-    streams.forward.wait(written)
-    streams.forward.run(log.work("forward"))
-    done = streams.forward.record()
-    assert log.ran == []
-    done.synchronise()
-    assert log.ran == ["write", "forward"]
-
-
-def test_work_that_was_forgotten_never_runs(log: Log) -> None:
-    """Nothing of a schedule reaches into the next one."""
-    streams = Streams()
-    streams.lag(forward=True)
-    streams.forward.run(log.work("forward"))
-    streams.clear()
-    streams.forward.record().synchronise()
-    assert log.ran == []
-
-
 def test_an_error_of_the_work_reaches_whoever_waits_for_it(log: Log) -> None:
     """As an error of the device does."""
 
@@ -98,19 +71,6 @@ def test_an_error_of_the_work_reaches_whoever_waits_for_it(log: Log) -> None:
     streams.forward.run(failing)
     with pytest.raises(IndexError, match="out of range"):
         streams.forward.record().synchronise()
-
-
-def test_any_number_of_pieces_of_work_may_wait_for_one_event(log: Log) -> None:
-    """They run one after the other, not each within the one before."""
-    streams, names = Streams(), [str(number) for number in range(sys.getrecursionlimit())]
-    streams.lag(forward=True)
-    streams.forward.run(log.work("forward"))
-    event = streams.forward.record()
-    streams.schedule.wait(event)
-    for name in names:
-        streams.schedule.run(log.work(name))
-    event.synchronise()
-    assert log.ran == ["forward", *names]
 
 
 def test_work_that_raises_does_not_stop_the_stream(log: Log) -> None:

@@ -1,4 +1,4 @@
-"""dense_agreement: detects errors that are equal in both worlds, such as a window off by one."""
+"""dense_agreement: detects errors that are equal in both runs, such as a window off by one."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -8,7 +8,7 @@ ID = "token_trajectory"
 
 
 def judge_schedule(playing: Playing) -> list[Violation]:
-    """Compare all greedy tokens of both worlds."""
+    """Compare all greedy tokens of both runs."""
     eager, graph = playing.eager_tokens, playing.graph_tokens
     if torch.equal(eager, graph):
         return []

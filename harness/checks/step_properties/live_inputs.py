@@ -67,21 +67,21 @@ def odd_inputs(observation: Observation, replay: Replay) -> Iterator[str]:
 
 def _wrong_part(replay: Replay, part: Part) -> Description | None:
     """Describe the first wrong element of a part of a static input, or return None."""
-    held, right = part.held, part.right
+    current, right = part.current, part.right
     where = {"runner": replay.runner, "input": part.name, "live": part.live}
-    if held.shape != right.shape:
-        shapes = {"shape": list(held.shape), "right_shape": list(right.shape)}
-        words = f"has room for {shapes['shape']}; the batch needs {shapes['right_shape']}"
-        return f"{replay.runner}: {part.name} {words}", where | shapes
-    right = right.to(held.device, held.dtype)
-    wrong = unequal(held, right)
+    if current.shape != right.shape:
+        shapes = {"shape": list(current.shape), "right_shape": list(right.shape)}
+        room = f"has room for {shapes['shape']}; the batch needs {shapes['right_shape']}"
+        return f"{replay.runner}: {part.name} {room}", where | shapes
+    right = right.to(current.device, current.dtype)
+    wrong = unequal(current, right)
     if not wrong.any():
         return None
     place = tuple(wrong.nonzero()[0].tolist())
     element = [part.first + place[0], *place[1:]]
     if part.name == "mrope_positions":
         element = [place[0], part.first + place[1]]
-    value, expected = held[place].item(), right[place].item()
+    value, expected = current[place].item(), right[place].item()
     index = ", ".join(map(str, element))
     needs = "the batch needs" if part.live else "padding needs"
     return (

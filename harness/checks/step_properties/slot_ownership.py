@@ -122,8 +122,8 @@ def _wrong_cell(run: str, ownership: Ownership, size: int) -> Description | None
         slot = int(np.flatnonzero(wrong)[0])
         value, right = int(mapping[slot]), int(right_mapping[slot])
         where = {"run": run, "table": "full_to_swa_index_mapping", "slot": slot}
-        words = f"full slot {slot} is mapped to SWA slot {value}"
-        return f"in the {run} run, {words}; expected {right}", where | _values(value, right)
+        mapped = f"full slot {slot} is mapped to SWA slot {value}"
+        return f"in the {run} run, {mapped}; expected {right}", where | _values(value, right)
     rows = [(owner.row, np.array(slots_written(owner))) for owner in ownership.holders]
     if 0 not in ownership.all.rows:
         rows.append((0, np.zeros(table.shape[1], dtype=np.int64)))
@@ -133,8 +133,8 @@ def _wrong_cell(run: str, ownership: Ownership, size: int) -> Description | None
             column = int(columns[0])
             value, right = int(table[row, column]), int(right_cells[column])
             where = {"run": run, "table": "req_to_token", "row": row, "column": column}
-            words = f"row {row}, column {column} of req_to_token is full slot {value}"
-            return f"in the {run} run, {words}; expected {right}", where | _values(value, right)
+            mapped = f"row {row}, column {column} of req_to_token is full slot {value}"
+            return f"in the {run} run, {mapped}; expected {right}", where | _values(value, right)
     return None
 
 

@@ -14,7 +14,7 @@ from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
-from paritybit.harness.schedules.schedule import Admit, Decode, Schedule, Step
+from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
 from paritybit.reference.batch import ForwardBatch
 from paritybit.reference.model import Output
 from paritybit.subjects.protocol import Forward
@@ -66,7 +66,7 @@ def in_the_eager_forward(
 
 
 def in_planning(lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """The scheduler of the graph world fails."""
+    """The scheduler of the graph run fails."""
     plan, fail = lockstep.pair.graph.plan, raising(error)
     monkeypatch.setattr(
         lockstep.pair.graph, "plan", lambda step: (fail if isinstance(step, Decode) else plan)(step)
@@ -74,7 +74,7 @@ def in_planning(lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exce
 
 
 def in_committing(lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """The scheduler of the eager world fails to follow a forward."""
+    """The scheduler of the eager run fails to follow a forward."""
     commit, fail = lockstep.pair.eager.commit, raising(error)
 
     def failing(batch: ForwardBatch, output: Output) -> list[int]:
@@ -156,29 +156,6 @@ def test_what_was_violated_before_an_error_is_kept(
     assert outcome.violations == (Violation("log_hygiene", 0, "!"),)
     assert outcome.error is not None
     assert outcome.steps == FAILS_AT
-
-
-def test_an_error_of_the_observer_is_no_violation(lockstep: Lockstep) -> None:
-    def the_part_that_fails(
-        place: int, step: Step, observation: Observation | None, violated: frozenset[str]
-    ) -> None:
-        raise KeyError("no such request")
-
-    outcome = lockstep.play(SCHEDULE, the_part_that_fails)
-    assert outcome.violations == ()
-    assert outcome.error is not None and "the_part_that_fails" in outcome.error
-
-
-def test_a_lockstep_plays_clean_again_after_an_error(
-    lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step that was broken off leaves nothing that the next reset does not mend."""
-    for plant in NOT_THE_SUBJECT:
-        with monkeypatch.context() as patch:
-            assert outcome_of(plant, lockstep, patch, RuntimeError("out of something")).error
-        lockstep.watch(PROPERTIES)
-        outcome = lockstep.play(SCHEDULE)
-        assert (outcome.error, outcome.violations) == (None, ())
 
 
 def in_the_subject(number: int) -> Planted:

@@ -1,4 +1,4 @@
-"""Extra runs of a step leave no trace in either world, and noise reaches whatever nobody owns."""
+"""Extra runs of a step leave no trace in either run, and noise reaches whatever nobody owns."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -21,13 +21,13 @@ from paritybit.subjects.protocol import Forward
 from paritybit.subjects.runners import ONE_PER_ENGINE
 from torch import Tensor
 
-from properties.support.harness.planting import SCHEDULE, captured, on_forward, play, shared
+from properties.support.harness.planting import SCHEDULE, captured, shared
 
 EXTRA_RUNS = {name: rule.extra_run for name, rule in PROPERTIES.items() if rule.extra_run}
 
 
 def bytes_of_world(pools: KVPools) -> dict[str, Tensor]:
-    """Return a copy of all bytes of a world: its KV and both of its tables."""
+    """Return a copy of all bytes of a side: its KV and both of its tables."""
     found = {
         "storage": pools.storage,
         "req_to_token": pools.tables.req_to_token,
@@ -36,10 +36,10 @@ def bytes_of_world(pools: KVPools) -> dict[str, Tensor]:
     return {name: values.clone() for name, values in found.items()}
 
 
-def state_of(world: Scheduler) -> dict[str, object]:
+def state_of(side: Scheduler) -> dict[str, object]:
     """Return a copy of all that a scheduler keeps beside its pools, tokens included."""
-    allocator = world.allocator
-    assert isinstance(world.hidden_states, Tensor)
+    allocator = side.allocator
+    assert isinstance(side.hidden_states, Tensor)
     free = (
         list(allocator.free_full),
         list(allocator.free_swa),
@@ -47,17 +47,17 @@ def state_of(world: Scheduler) -> dict[str, object]:
         list(allocator.free_states),
     )
     return {
-        "tokens": world.tokens.tolist(),
-        "hidden_states": bits(world.hidden_states).tolist(),
+        "tokens": side.tokens.tolist(),
+        "hidden_states": bits(side.hidden_states).tolist(),
         "requests": [
             {
                 name: vars(held).copy() if isinstance(held, PageAllocation | DraftState) else held
                 for name, held in vars(request).items()
             }
-            for request in (*world.running, *world.retracted)
+            for request in (*side.running, *side.retracted)
         ],
-        "free": (*free, list(world.free_token_rows)),
-        "counts": (world.admitted, set(world.freed_slots), Counter(world.events)),
+        "free": (*free, list(side.free_token_rows)),
+        "counts": (side.admitted, set(side.freed_slots), Counter(side.events)),
     }
 
 
@@ -65,8 +65,8 @@ def states_of(pair: Pair) -> dict[str, str]:
     """Return both schedulers' states, in words that can be compared."""
     return {
         f"{name}: {part}": repr(held)
-        for name, world in (("eager", pair.eager), ("graph", pair.graph))
-        for part, held in state_of(world).items()
+        for name, side in (("eager", pair.eager), ("graph", pair.graph))
+        for part, held in state_of(side).items()
     }
 
 
@@ -80,7 +80,7 @@ def buffers_of(engine: CapturedEngine) -> dict[str, Tensor]:
 
 
 def bytes_of(pair: Pair, engine: CapturedEngine) -> dict[str, Tensor]:
-    """Return a copy of all bytes of both worlds and of one engine's static buffers."""
+    """Return a copy of all bytes of both runs and of one engine's static buffers."""
     return {
         **{f"eager: {name}": x for name, x in bytes_of_world(pair.eager_pools).items()},
         **{f"graph: {name}": x for name, x in bytes_of_world(pair.graph_pools).items()},
@@ -95,7 +95,7 @@ def changed_since(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[st
 
 
 def traces(lockstep: Lockstep, run: ExtraRun, pair: Pair, planned: PlannedStep) -> set[str]:
-    """Return what an extra run left changed: in the worlds, the subject or its Python state.
+    """Return what an extra run left changed: in the runs, the subject or its Python state.
 
     Of the fresh engine, what is still changed once it is given its just-captured bytes back.
     """
@@ -135,24 +135,6 @@ def test_an_extra_run_leaves_no_byte_behind_in_any_mode(engine: str, device: str
     play_all_steps(lockstep, {name: watching(name, run) for name, run in EXTRA_RUNS.items()})
     modes = captured(lockstep)[0].runners
     assert left == {(name, mode): set() for name in EXTRA_RUNS for mode in modes}
-
-
-def counting_up(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each forward counts its batch's tokens up when it is done, as a loop over steps does."""
-
-    def change(batch: ForwardBatch | None, _: Forward) -> None:
-        if batch is not None:
-            batch.seq_lens.add_(1)
-
-    on_forward(lockstep, monkeypatch, change, fresh_engine=True)
-
-
-@pytest.mark.parametrize("engine", ONE_PER_ENGINE)
-def test_a_step_runs_the_batch_as_it_was_before_the_extra_runs(
-    engine: str, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, outcome = play(device, engine, counting_up, monkeypatch)
-    assert outcome.violations == ()
 
 
 LENGTHS = (

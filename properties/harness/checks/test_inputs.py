@@ -32,7 +32,7 @@ def test_the_first_and_last_element_of_each_part_are_named_when_wrong(
     for number, (name, live) in enumerate(judged):
         for corner in (0, -1):
             spoiled = make(mode)
-            held = list(parts(spoiled))[number].held
+            held = list(parts(spoiled))[number].current
             if not held.numel():
                 continue
             index = (corner,) * held.dim()

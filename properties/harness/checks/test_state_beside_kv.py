@@ -4,16 +4,13 @@ Faults of our own runners are planted in their contracts; what a check says is a
 observations made by hand.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-import torch
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.property import Violation, judge
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.explain.report import explanation, observe
-from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation, Snapshot
 from paritybit.harness.schedules.schedule import (
@@ -21,12 +18,7 @@ from paritybit.harness.schedules.schedule import (
     Decode,
     Draft,
     DraftExtend,
-    Extend,
-    Finish,
     Idle,
-    Prefill,
-    Resume,
-    Retract,
     Schedule,
     Step,
     Verify,
@@ -38,7 +30,7 @@ from paritybit.subjects.engine import Subject
 from paritybit.subjects.protocol import Replay
 from torch import Tensor
 
-from properties.support.harness.observations import LAYOUT, OWNERS, idle, observation
+from properties.support.harness.observations import LAYOUT, OWNERS, observation
 from properties.support.harness.planting import on_replay
 
 pytestmark = pytest.mark.usefixtures("captures_when_needed")
@@ -147,12 +139,12 @@ def test_a_scatter_into_the_row_of_a_parked_request_is_seen(
     Nothing that is live reads them: without the table's comparison nobody would know.
     """
     lockstep = build("eagle_draft", device, monkeypatch)
-    world = lockstep.pair.graph
+    side = lockstep.pair.graph
     table = lockstep.pair.graph_pools.state.draft_table
 
     def scatter(batch: ForwardBatch | None, replay: Replay) -> None:
         if batch is not None and batch.live_requests == 1:
-            parked = world.running[-1].allocation
+            parked = side.running[-1].allocation
             assert parked is not None
             table[parked.row, 0] += 1.0
 
@@ -170,73 +162,14 @@ def test_a_scatter_into_the_row_of_a_parked_request_is_seen(
     )
 
 
-WAYS: dict[str, tuple[Step, ...]] = {
-    "together": (
-        *([Finish(0)] * len(ADMITTED)),
-        *(Prefill((5, 9, 1), 4), Prefill((3,), 4), Prefill((), 9), Decode(ALL)),
-    ),
-    "in chunks": (Admit(11, 4), Extend(0, 3), Extend(0, 99), Decode((0, 1, 2, 3))),
-    "resumed": (Decode(ALL), Retract(1), Finish(0), Admit(7, 99), Resume(0), Decode(ALL)),
-    "verified": (Verify(ALL, 3), Verify((2, 0), 0), Decode(ALL), Verify(ALL, 1), Decode(ALL)),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_state_is_what_its_request_s_tokens_make_of_none(
-    way: str, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However they came in: both worlds hold the bits of one scan over all of them."""
-    lockstep = build("target_verify", device, monkeypatch)
-    pair = lockstep.pair
-    assert not played(lockstep, *WAYS[way]).violations
-    with torch.inference_mode():
-        for world in (pair.eager, pair.graph):
-            states = world.pools.state.sections[Section.RECURRENT]
-            for request in world.running:
-                assert request.allocation is not None
-                tokens = world.tokens[request.token_row, : request.length]
-                alone = torch.arange(-1, len(tokens) - 1, device=tokens.device)
-                expected = pair.decoder.ops.scan_states(
-                    states[:, 0],
-                    torch.full_like(alone, -1),
-                    alone,
-                    len(tokens),
-                    pair.model.embedding,
-                    tokens,
-                    pair.model.decay,
-                )[-1]
-                found = states[request.allocation.state_slot, 0]
-                assert torch.equal(bits(found), bits(expected)), request.serial
-
-
-def place_of(world: Snapshot, section: Section) -> Tensor:
-    """Return a section of one world after the step."""
-    return LAYOUT.sections_of(world.after)[section]
+def place_of(side: Snapshot, section: Section) -> Tensor:
+    """Return a section of one run after the step."""
+    return LAYOUT.sections_of(side.after)[section]
 
 
 def said(name: str, found: Observation) -> Violation | None:
     """Return what a property of steps says of an observation."""
     return next(iter(judge([PROPERTIES[name]], found)), None)
-
-
-@pytest.mark.parametrize("make", [observation, idle])
-@pytest.mark.parametrize("section", Section)
-@pytest.mark.parametrize("mode", Mode)
-def test_state_of_a_parked_request_may_not_change_in_either_world(
-    mode: Mode, section: Section, make: Callable[[Mode], Observation]
-) -> None:
-    """Alike in both worlds, which parity forgives."""
-    found = make(mode)
-    batch = {span.row for span in found.graph.spans}
-    parked = next((owner for owner in OWNERS if owner.row not in batch), None)
-    place = parked.place(section) if parked is not None else 4
-    for world in (found.eager, found.graph):
-        place_of(world, section)[place, 0, 2] += 1.0
-    assert said("kv_parity", found) is None
-    stray = said("write_frame", found)
-    assert stray is not None
-    owner = f"request {parked.serial}" if parked is not None else "nobody"
-    assert stray.where == {"run": "graph", "section": section, "place": place, "owner": owner}
 
 
 FRAMES = {
@@ -261,23 +194,6 @@ def test_a_step_writes_the_state_of_its_own_requests_that_its_mode_writes(
     found = observation(mode)
     serial = found.graph.serial_at(found.graph.spans[0].row)
     place = next(owner.place(section) for owner in OWNERS if owner.serial == serial)
-    for world in (found.eager, found.graph):
-        place_of(world, section)[place, row] = 3.5
+    for side in (found.eager, found.graph):
+        place_of(side, section)[place, row] = 3.5
     assert (said("write_frame", found) is None) == (FRAMES.get(mode) == (section, row))
-
-
-@pytest.mark.parametrize("section", Section)
-def test_the_reserved_place_is_compared_nowhere(section: Section) -> None:
-    found = observation()
-    place_of(found.graph, section)[0] = 7.5
-    assert said("kv_parity", found) is None and said("write_frame", found) is None
-
-
-def test_noise_that_reaches_an_owned_state_is_named() -> None:
-    found = observation()
-    noisy = found.extra["padding_noninterference"]
-    place = OWNERS[0].place(Section.RECURRENT)
-    LAYOUT.sections_of(noisy.storage)[Section.RECURRENT][place, 0, 0] += 1.0
-    seen = said("padding_noninterference", found)
-    assert seen is not None
-    assert f"recurrent state slot {place} of request 7" in seen.message

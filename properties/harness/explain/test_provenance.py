@@ -227,8 +227,8 @@ def test_ops_are_paired_by_name_and_by_how_often_it_was_called() -> None:
 def test_the_rows_of_a_draft_are_its_branches() -> None:
     trial = TrialConfig(runner="eagle_draft")
     pools = KVPools(CONFIG, draft_config(CONFIG), trial.sizes, torch.float32, torch.device("cpu"))
-    world = Scheduler(CONFIG, pools, 4)
-    work = world.plan(Admit(3, 9))
+    scheduler = Scheduler(CONFIG, pools, 4)
+    work = scheduler.plan(Admit(3, 9))
     assert work is not None and work.batch is not None and work.mode is Mode.EXTEND
     assert row_requests(work.batch, (4,)) == (4, 4, 4)
     branches = torch.arange(2).repeat_interleave(SPECULATION.topk)

@@ -1,1 +1,1 @@
-"""Tests of the worlds, and of what their scheduler makes of speculation."""
+"""Tests of the runs, and of what their scheduler makes of speculation."""

@@ -1,4 +1,4 @@
-"""What every test of the worlds lives in."""
+"""What every test of the runs lives in."""
 
 from properties.support.fixtures import captures_when_needed, inference
 

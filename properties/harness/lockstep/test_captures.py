@@ -2,9 +2,7 @@
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 import pytest
 import torch
@@ -30,11 +28,8 @@ from paritybit.harness.schedules.schedule import (
     modes_of,
 )
 from paritybit.reference.batch import Mode
-from paritybit.reference.config import Role
 from paritybit.subjects.captured import CapturedEngine, uncollected
-from paritybit.subjects.protocol import Overrides
 from paritybit.subjects.runners import ONE_PER_ENGINE
-from paritybit.subjects.runners.eagle_draft_extend import EagleDraftExtendRunner
 from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
@@ -176,29 +171,6 @@ def test_what_a_schedule_needs_is_captured_when_it_is_first_played() -> None:
     assert captured(lockstep)[0].runners[Mode.DECODE].captured[4] is graph
 
 
-def test_graphs_that_are_captured_on_request_count_their_replays() -> None:
-    """A graph that nothing counts was not seen to be replayed."""
-    lockstep = Lockstep(ON_REQUEST)
-    for schedule in (DECODES, VERIFIES):
-        assert "captured_path" not in lockstep.play(schedule).violated
-    segments: list[Any] = captured(lockstep)[0].runners[Mode.DECODE].captured[2].segments
-    segments[0] = segments[0].graph
-    (found,) = lockstep.play(DECODES).violations
-    assert (found.property, found.message) == ("captured_path", "the graph was replayed 0 times")
-
-
-def test_what_steps_left_in_static_buffers_is_not_taken_for_just_captured() -> None:
-    pair = Lockstep(ON_REQUEST.clean).pair
-    engine = captured_in(pair, [[Mode.DECODE]])
-    before = statics_of(engine)
-    for buffers in engine.all_static_buffers():
-        for buffer in buffers.values():
-            buffer.fill_(1)
-    engine.capture([Mode.TARGET_VERIFY])
-    engine.reset()
-    assert differing(before, statics_of(engine)) == []
-
-
 @pytest.mark.parametrize(
     "orders", [[[Mode.DECODE], [Mode.TARGET_VERIFY]], [[Mode.DECODE, Mode.TARGET_VERIFY]]]
 )
@@ -223,60 +195,6 @@ def test_a_buffer_that_a_later_capture_moves_is_not_the_one_that_a_graph_reads(
     ]
 
 
-def test_a_buffer_that_moves_between_two_buckets_is_not_the_one_that_the_first_graph_reads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = captured_in(Lockstep(ON_REQUEST.clean).pair, [])
-    runner = engine.runners[Mode.DECODE]
-    new_capture, buffers = runner.new_capture, runner.inputs.buffers
-
-    def moving() -> Any:
-        if runner.captured:
-            buffers["seq_lens"] = buffers["seq_lens"].clone()
-        return new_capture()
-
-    monkeypatch.setattr(runner, "new_capture", moving)
-    engine.capture([Mode.DECODE])
-    breaches = []
-    for largest in (False, True):  # The largest bucket is captured first.
-        replay = engine.forward_overridden(None, Mode.DECODE, Overrides(largest=largest)).replay
-        assert replay is not None
-        breaches.append([one.split(";")[0] for one in contract_breaches(engine.facts(replay))])
-    assert breaches == [[], ["static buffer seq_lens is not the tensor that was captured"]]
-
-
-def test_each_forward_counts_only_its_own_replays() -> None:
-    """Explanations run a forward many times, and the property judges each run."""
-    engine = captured_in(Lockstep(ON_REQUEST.clean).pair, [[Mode.DECODE]])
-    engine.count_allocations()
-    counted = []
-    for overrides in (None, Overrides(), Overrides(), Overrides(largest=True)):
-        forward = (
-            engine.forward(None, Mode.DECODE)
-            if overrides is None
-            else engine.forward_overridden(None, Mode.DECODE, overrides)
-        )
-        assert forward.replay is not None
-        counted.append(engine.facts(forward.replay).replays)
-    assert counted == [[1]] * 4
-
-
-@pytest.mark.parametrize("role", Role)
-def test_a_weight_that_a_capture_changes_is_not_changed_for_the_eager_run(
-    role: Role, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both engines do the same, as where a warm-up calibrates a scale."""
-    capture_all = EagleDraftExtendRunner.capture_all
-
-    def scaling(runner: EagleDraftExtendRunner) -> None:
-        {Role.TARGET: runner.target, Role.DRAFT: runner.draft}[role].head.mul_(0.5)
-        capture_all(runner)
-
-    monkeypatch.setattr(EagleDraftExtendRunner, "capture_all", scaling)
-    lockstep = Lockstep(replace(ON_REQUEST.clean, runner="eagle_draft_extend"))
-    assert "logits_parity" in lockstep.play(SCHEDULE).violated
-
-
 def test_a_lockstep_is_freed_without_the_collector() -> None:
     """The collector runs rarely, and a pair and its captured engines hold much memory."""
     lockstep = Lockstep(ON_REQUEST)
@@ -293,18 +211,3 @@ def test_a_step_that_needs_what_is_not_captured_is_an_error_of_ours() -> None:
     pair.reset(0)
     with pytest.raises(RuntimeError, match="step 0 replays extend, which is not captured"):
         pair.step(Admit(3, 9), 0)
-
-
-@pytest.mark.parametrize("bugs", [(), ("loc_memo_capture",), ("req_pool_pad", "loc_memo_capture")])
-def test_such_a_trial_has_captured_every_runner_before_any_step(bugs: tuple[str, ...]) -> None:
-    trial = ON_REQUEST.clean.with_bug(*bugs) if bugs else ON_REQUEST.clean
-    lockstep = Lockstep(trial)
-    assert modes_captured(lockstep) == [lockstep.pair.modes] * 2
-
-
-def test_what_a_runner_remembers_of_one_schedule_is_forgotten_before_the_next() -> None:
-    """Otherwise the second schedule would decode with the plan of the first."""
-    lockstep = Lockstep(TrialConfig().with_bug("plan_by_host_address"))
-    for prompt in (1, 2):
-        schedule = Schedule((Admit(prompt, 99), Decode((0,))))
-        assert lockstep.play(schedule).violated == frozenset()

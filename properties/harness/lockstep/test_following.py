@@ -1,4 +1,4 @@
-"""An engine follows its world as that plans: what it raises then is the subject's."""
+"""An engine follows its side as that plans: what it raises then is the subject's."""
 
 import pytest
 from paritybit.harness.lockstep.config import TrialConfig

@@ -9,15 +9,14 @@ from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.pair import Pair
-from paritybit.harness.schedules.boundaries import Row, rows, scenes
+from paritybit.harness.schedules.boundaries import rows, scenes
 from paritybit.harness.schedules.buckets import FILLINGS, filling
 from paritybit.harness.schedules.coverage import most_together
 from paritybit.harness.schedules.schedule import Admit, Decode, Extend, Prefill, Schedule, Step
 from paritybit.reference.batch import ForwardBatch
-from paritybit.subjects.protocol import KeyLists
 from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.runners.base import GraphRunner
-from paritybit.subjects.runners.prefill import MOST_REQUESTS, PrefillRunner
+from paritybit.subjects.runners.prefill import MOST_REQUESTS
 
 pytestmark = pytest.mark.usefixtures("captures_when_needed")
 
@@ -39,7 +38,7 @@ def together(trial: TrialConfig) -> Schedule:
 
 
 def tokens_of(pair: Pair, steps: tuple[Step, ...]) -> torch.Tensor:
-    """Return all tokens of the graph world after some steps."""
+    """Return all tokens of the graph run after some steps."""
     with torch.inference_mode():
         pair.begin(Schedule(steps, seed=3))
         for place, step in enumerate(steps):
@@ -57,17 +56,6 @@ def test_requests_have_the_tokens_that_they_have_alone(
     together = tokens_of(pair, TOGETHER)
     assert [request.known for request in pair.eager.running] == [8, 6, 12]
     assert torch.equal(together, tokens_of(Pair(replace(trial, overlap=False)), APART))
-
-
-def test_more_tokens_together_than_a_graph_holds_run_eagerly(device: str) -> None:
-    """And all properties hold of them, as of those that are replayed."""
-    lockstep = Lockstep(TrialConfig("piecewise", device=device), PROPERTIES)
-    outcome = lockstep.play(
-        Schedule((Prefill((20, 9, 7, 5), 20), Prefill((4, 4), 4), Decode(ROWS)))
-    )
-    assert (outcome.error, outcome.violations) == (None, ())
-    assert (outcome.steps, outcome.replays) == (3, 1)
-    assert outcome.events["prefill of several requests"] == 1
 
 
 @pytest.mark.parametrize(
@@ -109,41 +97,3 @@ def test_a_prefill_that_is_not_replayed_with_as_many_requests_as_fit_is_seen(
     outcome = Lockstep(trial).play(together(trial))
     assert outcome.error is None
     assert "captured_path" in outcome.violated
-
-
-def test_key_lists_of_the_last_prefill_that_looked_the_same_are_seen(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is remembered is the runner's declared state, which a reset brings back."""
-    runner = RUNNERS["piecewise"]
-    assert issubclass(runner, PrefillRunner)
-    fresh_keys = runner.fresh_keys
-
-    def remembered(self: PrefillRunner, batch: ForwardBatch) -> KeyLists:
-        lists = fresh_keys(self, batch)
-        key = [batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), batch.extend_lens.tolist()]
-        key += [lists.full.slots.tolist()]
-        if self.state is None or self.state[0] != key:
-            self.state = key, lists
-        return self.state[1]  # type: ignore[no-any-return]
-
-    monkeypatch.setattr(runner, "fresh_keys", remembered)
-    trial = TrialConfig("piecewise", device=device)
-    alike = [Row(4, "longest", event, filled="short") for event in ("again", "evicted")]
-    outcome = Lockstep(trial).play(Schedule(scenes(ground_of(trial), alike)))
-    assert outcome.error is None
-    assert {"logits_parity", "read_frame"} <= set(outcome.violated)
-
-
-def test_no_more_are_prefilled_than_a_batch_holds_and_there_is_room_for(device: str) -> None:
-    trial = TrialConfig("piecewise", device=device)
-    pair = Pair(trial)
-    pair.begin(Schedule(()))
-    planned = pair.graph.plan(Prefill((1,) * 12, 1))
-    assert planned is not None and len(planned.spans) == max(trial.buckets)
-    again = pair.graph.plan(Prefill((3,) * 12, 2))
-    assert again is not None and len(again.spans) == max(trial.buckets)
-    assert pair.graph.admitted == max(trial.buckets)
-    pair.begin(Schedule(()))
-    planned = pair.graph.plan(Prefill((40,) * 4, 40))
-    assert planned is not None and 0 < len(planned.spans) < 4

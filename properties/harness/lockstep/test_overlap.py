@@ -80,7 +80,7 @@ class Whole(Overlap):
 
 
 def played(pair: Pair, schedule: Schedule) -> list[Tensor]:
-    """Return all that playing a schedule gave and left in the graph world."""
+    """Return all that playing a schedule gave and left in the graph run."""
     found: list[Tensor] = []
     with torch.inference_mode():
         pair.reset(schedule.seed)
@@ -93,7 +93,7 @@ def played(pair: Pair, schedule: Schedule) -> list[Tensor]:
 
 @pytest.mark.parametrize("runner", ["decode", "breakable"])
 def test_the_same_bits_come_out_whether_steps_overlap_or_not(runner: str) -> None:
-    """Outputs, tokens and all KV of the graph world, over drawn schedules."""
+    """Outputs, tokens and all KV of the graph run, over drawn schedules."""
     trial = replace(SMALL, runner=runner, page_size=4)
     in_order, overlapped = (
         Pair(one, engines=subject_alone) for one in (trial, replace(trial, overlap=True))
@@ -122,15 +122,6 @@ def test_a_clean_build_violates_nothing_where_steps_overlap() -> None:
     assert (outcome.violations, outcome.error) == ((), None)
     assert outcome.events[OVERLAPPED] > len(steps) / 2
     assert outcome.events[FREED_IN_FLIGHT] > 0
-
-
-def test_a_step_that_frees_nothing_is_not_counted_as_a_free() -> None:
-    """The window of a short request covers all of its tokens, so an eviction frees no page."""
-    lockstep = Lockstep(replace(SMALL, overlap=True))
-    steps: list[Step] = [Admit(3, 3), Decode((0,)), Evict(0), Decode((0,))]
-    outcome = lockstep.play(Schedule(tuple(steps)))
-    assert outcome.events[OVERLAPPED] > 0
-    assert outcome.events[FREED_IN_FLIGHT] == 0
 
 
 @pytest.mark.parametrize("bug", RACES)
@@ -178,13 +169,6 @@ def test_a_row_is_handed_over_while_a_forward_in_flight_has_yet_to_keep_its_toke
     assert outcome.error is None
     assert outcome.events[HANDED_OVER_IN_FLIGHT] > 0
     assert ("logits_parity" in outcome.violated) is (before is DoneBeforeSampling)
-
-
-def test_a_verify_is_not_planned_ahead() -> None:
-    """The host has to read the root of its tree first."""
-    outcome = Lockstep(replace(SMALL, overlap=True)).play(Schedule((Admit(3, 3), Verify((0,), 1))))
-    assert outcome.steps == 2
-    assert outcome.events[OVERLAPPED] == 0
 
 
 def test_nothing_overlaps_where_nothing_is_launched() -> None:

@@ -1,11 +1,10 @@
 """Speculation as the scheduler sees it: what is drafted, accepted, evicted and given back.
 
-Worlds are played eagerly; what they make of a path is held against the dense oracle.
+Sides are played eagerly; what they make of a path is held against the dense oracle.
 """
 
-import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import cycle
 
@@ -27,7 +26,6 @@ from paritybit.harness.schedules.schedule import (
     Draft,
     DraftExtend,
     Evict,
-    Extend,
     Finish,
     Resume,
     Retract,
@@ -66,7 +64,7 @@ def models(preset: str, device: str) -> tuple[Model, Model]:
 
 
 class Play:
-    """One world, played eagerly."""
+    """One run, played eagerly."""
 
     def __init__(
         self,
@@ -84,16 +82,16 @@ class Play:
         self.pools = KVPools(self.config, self.draft.config, sizes, torch.float32, place)
         ops = TrialConfig(device=device).ops()
         self.decoder = EagerDecoder(ops, self.model, self.draft, self.pools)
-        self.world = Scheduler(self.config, self.pools, 8, modes)
+        self.side = Scheduler(self.config, self.pools, 8, modes)
 
     def __call__(self, *steps: Step) -> Output:
         """Play steps, each of which must ask for a forward if it can; return the last output."""
         output: Output | None = None
         for step in steps:
-            work = self.world.plan(step)
+            work = self.side.plan(step)
             if work is not None and work.batch is not None:
                 output = self.decoder.forward(work.batch)
-                self.world.commit(work.batch, output)
+                self.side.commit(work.batch, output)
             else:
                 assert isinstance(step, Evict | Finish | Retract), step
         assert output is not None or isinstance(steps[-1], Evict | Finish | Retract)
@@ -101,30 +99,30 @@ class Play:
 
     def planned(self, step: Step) -> ForwardBatch:
         """Plan a step; return the batch that it asks for."""
-        work = self.world.plan(step)
+        work = self.side.plan(step)
         assert work is not None and work.batch is not None
         return work.batch
 
     def asks(self, step: Step) -> bool:
         """Play a step; return whether it asked for a forward."""
-        work = self.world.plan(step)
+        work = self.side.plan(step)
         if work is None or work.batch is None:
             return False
-        self.world.commit(work.batch, self.decoder.forward(work.batch))
+        self.side.commit(work.batch, self.decoder.forward(work.batch))
         return True
 
     def request(self, place: int = 0) -> Request:
         """Return a running request."""
-        return self.world.running[place]
+        return self.side.running[place]
 
     def tokens(self, request: Request) -> list[int]:
         """Return all tokens of a request whose value is known."""
-        found: list[int] = self.world.tokens[request.token_row, : request.known].tolist()
+        found: list[int] = self.side.tokens[request.token_row, : request.known].tolist()
         return found
 
     def kv(self, request: Request, kind: Kind, role: Role = Role.TARGET) -> Tensor:
         """Return K and V of a request's tokens, in their order, of those not evicted."""
-        full, swa = self.world.owned(request)
+        full, swa = self.side.owned(request)
         return self.pools[role].arena[kind][:, :, full if kind is Kind.FULL else swa]
 
     def poison(self) -> None:
@@ -134,15 +132,15 @@ class Play:
         """
         for role, kind, arena in self.pools.arenas_of(self.pools.storage):
             free = torch.ones(arena.shape[2], dtype=torch.bool)
-            for request in self.world.running:
+            for request in self.side.running:
                 run = request.length if role is Role.TARGET else request.drafted
-                full, swa = self.world.owned(request)
+                full, swa = self.side.owned(request)
                 lost = len(full) - len(swa)
                 free[full[:run] if kind is Kind.FULL else swa[: max(0, run - lost)]] = False
             arena[:, :, free.to(arena.device)] = torch.nan
         states = self.pools.state.sections[Section.RECURRENT]
         states[:, 1:] = torch.nan
-        owned = {r.allocation.state_slot for r in self.world.running if r.allocation is not None}
+        owned = {r.allocation.state_slot for r in self.side.running if r.allocation is not None}
         for slot in {*range(len(states))} - owned:
             states[slot] = torch.nan
 
@@ -161,12 +159,12 @@ class Play:
         return dense_draft_logits(
             self.draft,
             torch.tensor(self.tokens(request)[1 : request.drafted + 1]),
-            self.world.hidden_states[request.token_row, : request.drafted],
+            self.side.hidden_states[request.token_row, : request.drafted],
         )[-1]
 
     def free(self) -> tuple[list[int], list[int]]:
         """Return the free pages of both sub-pools, in the order of their return."""
-        return list(self.world.allocator.free_full), list(self.world.allocator.free_swa)
+        return list(self.side.allocator.free_full), list(self.side.allocator.free_swa)
 
 
 def agree(found: Tensor, wanted: Tensor) -> bool:
@@ -237,8 +235,8 @@ def check_verified(
     """Verify a tree: tokens, KV, hidden states and pages, what is said next; nothing beside it."""
     play, plain = (Play(device, page_size, EAGLE, preset) for _ in range(2))
     window = play.config.window
-    for world in (play, plain):
-        world(Admit(5, WHOLE), Admit(window - 2, WHOLE))
+    for side in (play, plain):
+        side(Admit(5, WHOLE), Admit(window - 2, WHOLE))
     beside, request = play.request(0), play.request(1)
     other = [bits(play.kv(beside, kind)).clone() for kind in Kind]
     before = play.tokens(request)
@@ -264,13 +262,13 @@ def check_verified(
 
     decoded = plain.request(1)
     for position in range(decoded.length, request.length):
-        plain.world.tokens[decoded.token_row, position] = play.tokens(request)[position]
+        plain.side.tokens[decoded.token_row, position] = play.tokens(request)[position]
         plain(Decode((1,)))
     assert decoded.length == request.length
     for kind in Kind:
         assert torch.allclose(play.kv(request, kind), plain.kv(decoded, kind), rtol=1e-3, atol=1e-4)
     hidden, wanted = (
-        played.world.hidden_states[found.token_row, : found.length]
+        played.side.hidden_states[found.token_row, : found.length]
         for played, found in ((play, request), (plain, decoded))
     )
     assert torch.allclose(hidden, wanted, rtol=1e-3, atol=1e-4)
@@ -287,15 +285,15 @@ def test_what_a_draft_proposed_is_verified_with_the_root_the_request_stands_at(
     play(Admit(3, WHOLE), Admit(play.config.window - 1, WHOLE))
     for round_number in range(5):
         play(DraftExtend((0, 1)), Draft((0, 1)))
-        for request in play.world.running:
+        for request in play.side.running:
             assert len(request.tree) == NODES
             assert request.tree[0] == (play.tokens(request)[request.length], -1)
-        found = [request.tree for request in play.world.running]
+        found = [request.tree for request in play.side.running]
         accept = round_number % NODES
         batch = play.planned(Verify((0, 1), accept))
         assert [span.tree for span in batch.spans] == found
         output = play.decoder.forward(batch)
-        rows = play.world.commit(batch, output)
+        rows = play.side.commit(batch, output)
         said = output["logits"].argmax(-1).tolist()
         for place, (tree, row) in enumerate(zip(found, rows, strict=True)):
             first = place * NODES
@@ -304,7 +302,7 @@ def test_what_a_draft_proposed_is_verified_with_the_root_the_request_stands_at(
             drafts = [tree[node][0] for node in path]
             assert play.tokens(play.request(place))[-len(path) - 1 :] == [*drafts, said[row]]
     logits = play(Decode((0, 1)))["logits"]
-    for request, row in zip(play.world.running, logits, strict=True):
+    for request, row in zip(play.side.running, logits, strict=True):
         assert request.length > play.config.window
         assert agree(row, play.dense(request))
 
@@ -318,76 +316,7 @@ def caught_up(
     return play
 
 
-@EITHER
-def test_only_a_draft_model_that_has_caught_up_can_draft(
-    modes: frozenset[Mode], page_size: int, device: str
-) -> None:
-    """It runs what is in the target's pool and it has not run, one token ahead of the target."""
-    play = Play(device, page_size, modes)
-    play(Admit(7, WHOLE))
-    request = play.request()
-    assert not play.asks(Draft((0,)))
-    for step, since, until in (
-        (None, 0, 7),
-        (Decode((0,)), 7, 8),
-        (Decode((0,)), 8, 9),
-        (Verify((0,), 2), 9, None),
-    ):
-        if isinstance(step, Verify):
-            planted(play, request, SHAPES["a chain"])
-        if step is not None:
-            play(step)
-            assert not play.asks(Draft((0,)))
-        end = request.length if until is None else until
-        assert end >= since + (3 if until is None else 1)
-        batch = play.planned(DraftExtend((0,)))
-        assert batch.positions.tolist() == list(range(since, end))
-        assert batch.input_ids.tolist() == play.tokens(request)[since + 1 : end + 1]
-        wanted = play.world.hidden_states[request.token_row, since:end]
-        assert torch.equal(bits(batch.spec_info["hidden_states"]), bits(wanted))
-        assert batch.spec_info["extend_seq_lens"].tolist() == [end - since]
-        output = play.decoder.forward(batch)
-        assert play.world.commit(batch, output) == []
-        assert request.drafted == request.length == end
-        assert agree(output["logits"][0], play.dense_draft(request))
-        assert request.state is not None
-        assert torch.equal(request.state.topk_index, output["topk_index"][0])
-        assert torch.equal(bits(request.state.topk_p), bits(output["topk_p"][0]))
-        assert torch.equal(bits(request.state.hidden), bits(output["hidden"][0]))
-        assert not play.asks(DraftExtend((0,)))
-        play(Draft((0,)))
-
-
-def test_eviction_waits_for_no_draft_model_that_never_ran(device: str) -> None:
-    """It then cannot catch up, until the request is prefilled again."""
-    play = Play(device)
-    play(Admit(15, WHOLE), *[Decode((0,))] * 4)
-    request, window = play.request(), play.config.window
-    assert request.length == 19
-    play(Evict(0))
-    assert request.allocation is not None
-    assert request.allocation.swa_pages.count(None) == 19 - window + 1
-    assert not play.asks(DraftExtend((0,)))
-    play(Retract(0), Resume(0), DraftExtend((0,)))
-    assert play.request().drafted == 20
-
-
 SPECULATIVE: tuple[Step, ...] = (Draft((0,)), Verify((0,), 1), DraftExtend((0,)))
-
-
-@ENGINES
-def test_nothing_is_speculated_beyond_the_longest_context(
-    modes: frozenset[Mode], device: str
-) -> None:
-    """A verify needs room for its tree and the token after it, a draft for its slots."""
-    longest = PRESETS["gpt_oss"].max_context
-    least_room = {"verify": NODES + 1, "draft": SPECULATION.slots if modes is EAGLE else 1}
-    for room in range(1, 8):
-        play = Play(device, modes=modes)
-        play(Admit(longest - room, WHOLE), DraftExtend((0,)))
-        assert play.asks(Draft((0,))) is (room >= least_room["draft"])
-        assert play.asks(Verify((0,), 3)) is (room >= least_room["verify"])
-        assert play.request().known <= longest
 
 
 def test_a_request_that_fills_the_context_is_left_alone(device: str) -> None:
@@ -401,32 +330,6 @@ def test_a_request_that_fills_the_context_is_left_alone(device: str) -> None:
     play(DraftExtend((0,)))
     assert request.drafted == request.length - 1
     assert not any(play.asks(step) for step in (*SPECULATIVE, Decode((0,))))
-
-
-@PAGES
-@ENGINES
-def test_a_pool_without_room_stops_what_needs_slots(
-    modes: frozenset[Mode], page_size: int, device: str
-) -> None:
-    """And changes nothing. Of two requests, the one that there is room for goes on."""
-    play = Play(device, page_size, modes, slots={1: 20, 4: 24}[page_size])
-    play(Admit(7, WHOLE), Admit(5, WHOLE), DraftExtend((0, 1)), Admit(4, WHOLE))
-    free = play.free()
-    assert [len(pages) * page_size for pages in free] == [4, 4]
-    assert play.asks(Draft((0,))) is (modes is FROZEN)
-    assert play.free() == free
-    batch = play.planned(Verify((0, 1), 0))
-    assert [play.world.request_of(span.row) for span in batch.spans] == [play.request(0)]
-    play.world.commit(batch, play.decoder.forward(batch))
-    while play.asks(Admit(1, 1)):
-        assert len(play.world.running) < 8
-    free = play.free()
-    held = [(request.length, request.known) for request in play.world.running]
-    assert free[0] == []
-    assert not play.asks(Verify((0,), 1))
-    assert play.free() == free
-    assert [(request.length, request.known) for request in play.world.running] == held
-    assert play.asks(DraftExtend((0, 1)))
 
 
 SMALL = st.integers(0, 5)
@@ -456,11 +359,11 @@ SCHEDULES = st.builds(
 """Any steps with any numbers, and among them admissions and whole rounds of speculation."""
 
 
-def check_ledger(world: Scheduler) -> None:
+def check_ledger(side: Scheduler) -> None:
     """Every page and row is its holders' or free, and every request is what it says it is."""
-    sizes, free = world.pools.sizes, world.allocator
-    held = [request.allocation for request in world.running if request.allocation is not None]
-    assert len(held) == len(world.running)
+    sizes, free = side.pools.sizes, side.allocator
+    held = [request.allocation for request in side.running if request.allocation is not None]
+    assert len(held) == len(side.running)
     pages = {
         "full": ([page for holder in held for page in holder.full_pages], free.free_full),
         "swa": ([p for holder in held for p in holder.swa_pages if p is not None], free.free_swa),
@@ -473,27 +376,27 @@ def check_ledger(world: Scheduler) -> None:
     }
     for name, (owned, unowned) in pages.items():
         assert sorted([*owned, *unowned]) == list(range(1, last[name] + 1)), name
-    every = world.running + world.retracted
-    rows = [request.token_row for request in every] + world.free_token_rows
-    assert sorted(rows) == list(range(world.token_rows))
+    every = side.running + side.retracted
+    rows = [request.token_row for request in every] + side.free_token_rows
+    assert sorted(rows) == list(range(side.token_rows))
     for request in every:
-        assert request.drafted <= request.length <= request.known <= world.config.max_context
+        assert request.drafted <= request.length <= request.known <= side.config.max_context
         caught_up = request.drafted == request.length == request.known - 1
         assert request.state is None or caught_up
         assert not request.tree or request.state is not None
-    assert all(request.allocation is None for request in world.retracted)
-    assert all(request.drafted == 0 for request in world.retracted)
+    assert all(request.allocation is None for request in side.retracted)
+    assert all(request.drafted == 0 for request in side.retracted)
 
 
-def check_committed(world: Scheduler) -> None:
+def check_committed(side: Scheduler) -> None:
     """Nobody holds a page of no token, and every token in the pool is mapped, if not evicted."""
-    mapping, tables = world.pools.tables.full_to_swa_index_mapping, world.pools.tables
-    owned = [world.owned(request) for request in world.running]
-    size = world.pools.sizes.page_size
+    mapping, tables = side.pools.tables.full_to_swa_index_mapping, side.pools.tables
+    owned = [side.owned(request) for request in side.running]
+    size = side.pools.sizes.page_size
     for slots in zip(*owned, strict=True):
         held = [slot for of_request in slots for slot in of_request]
         assert len(held) == len(set(held))
-    for request, (full, swa) in zip(world.running, owned, strict=True):
+    for request, (full, swa) in zip(side.running, owned, strict=True):
         allocation = request.allocation
         assert allocation is not None
         pages = -(-request.length // size)
@@ -516,7 +419,7 @@ def test_whatever_is_played_the_ledger_is_exact(modes: frozenset[Mode], page_siz
         torch.float32,
         torch.device("cpu"),
     )
-    world = Scheduler(config, pools, 4, modes)
+    side = Scheduler(config, pools, 4, modes)
     events: Counter[str] = Counter()
 
     @settings(max_examples=80)  # The draws depend on what modules are imported.
@@ -524,16 +427,16 @@ def test_whatever_is_played_the_ledger_is_exact(modes: frozenset[Mode], page_siz
     @example(Schedule((Admit(3, WHOLE), Retract(0), Resume(0))))  # Few that are drawn resume any.
     def play(schedule: Schedule) -> None:
         generator = torch.Generator().manual_seed(schedule.seed)
-        world.reset(schedule.seed)
+        side.reset(schedule.seed)
         for _, step in schedule.flat():
-            work = world.plan(step)
-            check_ledger(world)
+            work = side.plan(step)
+            check_ledger(side)
             if work is not None and work.batch is not None:
-                assert 1 <= len(work.batch.spans) <= world.max_bs
-                world.commit(work.batch, made_up(work.batch, generator))
-                check_ledger(world)
-            check_committed(world)
-        events.update(world.events)
+                assert 1 <= len(work.batch.spans) <= side.max_bs
+                side.commit(work.batch, made_up(work.batch, generator))
+                check_ledger(side)
+            check_committed(side)
+        events.update(side.events)
 
     play()
     reached = {
@@ -542,44 +445,3 @@ def test_whatever_is_played_the_ledger_is_exact(modes: frozenset[Mode], page_siz
         *("pool full", "evicted", "retracted", "resumed", "finished"),
     }
     assert {event for event in reached if not events[event]} == set()
-
-
-def life(seed: int) -> Iterator[Step]:
-    """Yield steps of every kind, so that requests come, speculate, lag behind and go."""
-    draw = random.Random(seed)
-    kinds: list[Callable[[tuple[int, ...]], Step]] = [
-        lambda picks: Admit(draw.randrange(1, 20), draw.choice([4, WHOLE])),
-        lambda picks: Extend(picks[0], 6),
-        Decode,
-        Draft,
-        DraftExtend,
-        lambda picks: Verify(picks, draw.randrange(NODES)),
-        lambda picks: Evict(picks[0]),
-        lambda picks: Retract(picks[0]),
-        lambda picks: Resume(picks[0]),
-        lambda picks: Finish(picks[0]),
-    ]
-    for kind in draw.choices(kinds, [4, 1, 3, 5, 6, 4, 4, 1, 1, 1], k=120):
-        yield kind(tuple(draw.randrange(6) for _ in range(draw.randrange(1, 5))))
-
-
-@PAGES
-@ENGINES
-def test_no_forward_reads_what_holds_no_token(
-    modes: frozenset[Mode], page_size: int, device: str
-) -> None:
-    """All that no token's KV is in is NaN before each forward: a read of it would show."""
-    play = Play(device, page_size, modes)
-    forwards: Counter[Mode] = Counter()
-    play.world.reset(page_size)
-    for step in life(page_size):
-        work = play.world.plan(step)
-        if work is not None and work.batch is not None:
-            play.poison()
-            output = play.decoder.forward(work.batch)
-            assert all(bool(value.isfinite().all()) for value in output.values()), step
-            play.world.commit(work.batch, output)
-            forwards[work.mode] += 1
-    assert set(forwards) == modes
-    assert min(forwards.values()) >= 5
-    assert play.world.events["evicted"] > 0

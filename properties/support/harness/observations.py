@@ -1,7 +1,7 @@
-"""Observations made by hand: one right step of two requests in two worlds, for a test to spoil.
+"""Observations made by hand: one right step of two requests in two sides, for a test to spoil.
 
 Knows the shapes that an observation has, and plays nothing: there is no engine here, no
-pair and no scheduler. Slot 0 differs between the worlds and has changed, as it may in every
+pair and no scheduler. Slot 0 differs between the runs and has changed, as it may in every
 mode that writes.
 """
 
@@ -136,21 +136,21 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
 def end_of(mode: Mode, batch: ForwardBatch) -> StepEnd:
     """Return what a right step left: the last token is the likeliest one, and no draft is it."""
     end = right_end(knowing(mode, OWNERS, batch.spans, said=1), SIZES, CONFIG)
-    for world in (end.eager, end.graph):
-        for row, owner in enumerate(world.holders):
-            world.tokens[row, owner.known - 1] = COLUMNS - 1
-            world.tokens[row, owner.known - 2] = 1  # The root of a tree.
+    for side in (end.eager, end.graph):
+        for row, owner in enumerate(side.holders):
+            side.tokens[row, owner.known - 1] = COLUMNS - 1
+            side.tokens[row, owner.known - 2] = 1  # The root of a tree.
     return end
 
 
 def idle(mode: Mode = Mode.DECODE) -> Observation:
     """Return a right idle replay of a mode: no batch, no live output, nothing written."""
     found = observation(mode)
-    worlds = (
-        replace(world, before=found.eager.before.clone(), after=found.eager.before.clone())
-        for world in (found.eager, found.graph)
+    sides = (
+        replace(side, before=found.eager.before.clone(), after=found.eager.before.clone())
+        for side in (found.eager, found.graph)
     )
-    eager, graph = (replace(world, batch=None, output=None) for world in worlds)
+    eager, graph = (replace(side, batch=None, output=None) for side in sides)
     without = replace(
         found,
         eager=eager,
@@ -301,7 +301,7 @@ def reordered(batch: ForwardBatch, output: Output, order: tuple[int, ...]) -> Ou
     return found
 
 
-def arena_of(world: Snapshot, role: Role, kind: Kind) -> Tensor:
-    """Return a sub-pool of one world after the step, [layers, 2, slots, kv_heads, head_dim]."""
-    arenas = {(model, which): arena for model, which, arena in LAYOUT.arenas_of(world.after)}
+def arena_of(side: Snapshot, role: Role, kind: Kind) -> Tensor:
+    """Return a sub-pool of one run after the step, [layers, 2, slots, kv_heads, head_dim]."""
+    arenas = {(model, which): arena for model, which, arena in LAYOUT.arenas_of(side.after)}
     return arenas[role, kind]

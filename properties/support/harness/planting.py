@@ -169,7 +169,7 @@ def on_eager(
     monkeypatch: pytest.MonkeyPatch,
     change: Callable[[ForwardBatch, Output], None],
 ) -> None:
-    """Let `change` alter what each forward of the eager world left behind."""
+    """Let `change` alter what each forward of the eager run left behind."""
     forward = lockstep.pair.decoder.forward
 
     def changed(batch: ForwardBatch) -> Output:

@@ -131,14 +131,14 @@ def right_end(owners: Sequence[Owner], sizes: PoolSizes, config: ModelConfig) ->
         return tuple(number for number in range(1, count + 1) if number not in held)
 
     rows = range(2 * sizes.rows)
-    worlds = []
+    sides = []
     for _ in range(2):
         tables = Tables(sizes, config.max_context, torch.device("cpu"))
         for owner in owners:
             tables.req_to_token[owner.row, : owner.length] = torch.tensor(owner.full_pages)
             swa = [0 if page is None else page for page in owner.swa_pages]
             tables.full_to_swa_index_mapping[list(owner.full_pages)] = torch.tensor(swa)
-        worlds.append(
+        sides.append(
             Ownership(
                 holders=tuple(owners),
                 all=Numbers.of(sizes),
@@ -152,4 +152,4 @@ def right_end(owners: Sequence[Owner], sizes: PoolSizes, config: ModelConfig) ->
                 free_token_rows=tuple(rows[len(owners) :]),
             )
         )
-    return StepEnd(3, sizes, *worlds)
+    return StepEnd(3, sizes, *sides)

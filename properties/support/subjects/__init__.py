@@ -1,1 +1,1 @@
-"""What tests of the subjects and of the reference share: engines, worlds, one row per runner."""
+"""What tests of the subjects and of the reference share: engines, sides, one row per runner."""
