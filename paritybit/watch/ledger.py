@@ -49,6 +49,12 @@ def folded(checksums: Tensor) -> Tensor:
     return small.masked_fill_(small == 0, EMPTY)
 
 
+def told(call: Mapping[str, Any]) -> str:
+    """Return the forward and the lines of a call as text."""
+    lines = ", ".join(one for one in (call["source"], call.get("via")) if one)
+    return f"before forward {call['forward']}{f' by {lines}' if lines else ''}"
+
+
 @dataclass
 class Names:
     """Assigns numbers to the names of requests. The oldest names are forgotten."""
@@ -317,10 +323,14 @@ class Ledger:
     def allocation(self, slot: int) -> str | None:
         """Return when and at which line a slot was allocated last, as text. None if unknown."""
         call = self.calls.get(int(self.taken[slot]))
-        if call is None:
-            return None
-        lines = ", ".join(one for one in (call["source"], call.get("via")) if one)
-        return f"allocated before forward {call['forward']}{f' by {lines}' if lines else ''}"
+        return None if call is None else f"allocated {told(call)}"
+
+    def freed_beside(self, slot: int) -> str | None:
+        """Return when and at which line other slots of a slot's request were freed, as text."""
+        alike = (self.request == self.request[slot]) & (self.freed > 0) & (self.forward > 0)
+        calls = self.freed[alike]
+        call = self.calls.get(int(calls.max())) if len(calls) else None
+        return None if call is None else f"other slots of the request were freed {told(call)}"
 
     def freeing(self, slot: int, reused: bool = False) -> dict[str, Any] | None:
         """Return the call that freed a slot, or None if the slot is in use.

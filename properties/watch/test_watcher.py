@@ -414,11 +414,17 @@ def test_a_leaked_slot_names_the_line_that_allocated_it(scene: Scene, frees_too:
     if frees_too:
         scene.watcher.freed("full", torch.tensor([20]), ("four.py:4",))
     scene.forward("a", TOKENS[:5], 0, SLOTS)
+    scene.forward("b", [1], 0, [21])
+    scene.watcher.freed("full", torch.tensor(SLOTS[1:5]), ("five.py:5 in release",))
+    scene.watcher.freed("full", torch.tensor([21]), ("six.py:6",))
     none = torch.empty(0, dtype=torch.int64)
-    scene.watcher.idle({"full": (torch.tensor(SLOTS[1:]), none)})
+    scene.watcher.idle({"full": (torch.tensor([*SLOTS[1:], 21]), none)})
     (found,) = scene.lines("finding")
     assert found["writer"]["request"] == "a"
-    assert found["origin"] == "allocated before forward 1 by one.py:1, called at two.py:2"
+    allocated, freed = found["origin"].split("; ")[0], found["origin"].split("; ", 1)[1]
+    assert allocated == "allocated before forward 1 by one.py:1, called at two.py:2"
+    beside = "other slots of the request were freed before forward 3 by five.py:5, in release"
+    assert freed == beside
 
 
 def test_a_double_free_names_both_lines(scene: Scene) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paritybit.watch.journal import Finding
+from paritybit.watch.ledger import Ledger
 from paritybit.watch.observations import SHOWN, Cached, Check, Idle, IdleRows, key_of
 
 
@@ -77,8 +78,13 @@ def found(idle: Idle, wrong: Tensor, what: str) -> Iterable[Finding]:
         count=len(slots),
         writer=None if ledger is None else ledger.writer(slot),
         freed=None if ledger is None else ledger.freeing(slot),
-        origin=None if ledger is None else ledger.allocation(slot),
+        origin=None if ledger is None else origin_of(ledger, slot),
     )
+
+
+def origin_of(ledger: Ledger, slot: int) -> str | None:
+    """Return which lines allocated a slot, and freed others of its request, if they are known."""
+    return "; ".join(filter(None, (ledger.allocation(slot), ledger.freed_beside(slot)))) or None
 
 
 CHECK = Check(

@@ -33,7 +33,7 @@ AT_FIRST = 64
 
 THEN = 4
 
-SAMPLED = 16
+SAMPLED = 4
 """If forwards are sampled, one in SAMPLED replays of a kind is tested."""
 
 WAYS = 3
