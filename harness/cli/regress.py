@@ -15,7 +15,7 @@ from paritybit.harness.errors import CannotRunError, known, refused
 from paritybit.harness.lockstep.config import resolve_device
 from paritybit.harness.machine.stopping import heard_at_the_end
 from paritybit.harness.records import record as run_record
-from paritybit.harness.records.case import write_case
+from paritybit.harness.records.codec import save
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.schema import Record, Status
 from paritybit.reference.config import PRESETS
@@ -83,8 +83,8 @@ def finish(console: Console, run: Run, folder: Path) -> int:
     code = code_of_run(run, data)
     try:
         for name, case in cases_of(data).items():
-            write_case(case, folder / CASES / name)
-        run_record.write(data, folder / "run.json")
+            save(case, folder / CASES / name)
+        save(data, folder / "run.json")
         write_whole(folder / "index.html", render(report))
         swap_link(folder)
     except CannotRunError as error:

@@ -1,14 +1,12 @@
 """Case files: one failing schedule that anyone can replay, independent of Hypothesis."""
 
-from pathlib import Path
 from typing import Literal
 
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.errors import MalformedError, known
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.records.codec import File, encoded
-from paritybit.harness.records.files import write_whole
+from paritybit.harness.records.codec import File
 from paritybit.harness.schedules.buckets import SMALLEST
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.reference.config import CHAIN
@@ -71,11 +69,6 @@ def trial_name(trial: TrialConfig) -> str:
     }
     parts = ["clean", trial.runner, trial.preset, str(trial.scheme)]
     return "-".join([*parts, *(kind for kind, is_it in kinds.items() if is_it)])
-
-
-def write_case(case: Case, path: Path) -> None:
-    """Write a case file. Raises CannotRunError if it cannot be written."""
-    write_whole(path, encoded(case))
 
 
 def check_sizes(trial: TrialConfig) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from paritybit.harness.errors import MalformedError, UnknownNameError, cut, quoted
-from paritybit.harness.records.files import read_bytes
+from paritybit.harness.records.files import read_bytes, write_whole
 
 Kind = TypeVar("Kind", bound="File")
 
@@ -41,6 +41,11 @@ def _plain(value: object) -> str:
     if isinstance(value, str):
         return str(value)
     raise NotImplementedError
+
+
+def save(value: Any, path: Path) -> None:
+    """Write a struct or plain data as a JSON file. Raises as `write_whole` does."""
+    write_whole(path, encoded(value))
 
 
 def load(path: Path, *kinds: type[Kind]) -> Kind:

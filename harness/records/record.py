@@ -1,4 +1,4 @@
-"""Reads and writes run records, and writes measured figures with their environment."""
+"""The environment of a run, and measured figures with their environment."""
 
 import importlib.metadata
 import os
@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from paritybit.harness.errors import MalformedError
 from paritybit.harness.machine.gpus import first_name
-from paritybit.harness.records.codec import encoded
-from paritybit.harness.records.files import write_whole
+from paritybit.harness.records.codec import save
 from paritybit.harness.records.revision import repository, revision
-from paritybit.harness.records.schema import Record, RunEnvironment
+from paritybit.harness.records.schema import RunEnvironment
 
 from paritybit import __version__
 
@@ -59,11 +58,6 @@ def package_version(name: str) -> str | None:
         return None
 
 
-def write(record: Record, path: Path) -> None:
-    """Write a run record. Raises CannotRunError if it cannot be written."""
-    write_whole(path, encoded(record))
-
-
 def write_evidence(
     kind: str,
     device: str,
@@ -79,7 +73,7 @@ def write_evidence(
         "environment": environment(device),
         "figures": figures,
     }
-    write_whole(path, encoded(data))
+    save(data, path)
 
 
 def require_writable(path: Path) -> None:

@@ -18,8 +18,7 @@ from msgspec.structs import replace
 from paritybit import __version__
 from paritybit.drive.legs import Pair
 from paritybit.harness.lockstep.tracebacks import without_paths
-from paritybit.harness.records.codec import encoded
-from paritybit.harness.records.files import write_whole
+from paritybit.harness.records.codec import save
 from paritybit.harness.records.revision import repository, revision
 from paritybit.launch.changes import changes, label
 from paritybit.launch.journals import Journals
@@ -239,4 +238,4 @@ def write(data: Any, path: Path) -> None:
 
     Raises CannotRunError if the file cannot be written.
     """
-    write_whole(path, encoded(without_paths(msgspec.to_builtins(data))))
+    save(without_paths(msgspec.to_builtins(data)), path)

@@ -17,12 +17,8 @@ from paritybit.harness.checks.property import Violation
 from paritybit.harness.errors import UnknownNameError
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.scheduler import Scheduler
-from paritybit.harness.records.case import (
-    MOST_STEPS,
-    Case,
-    write_case,
-)
-from paritybit.harness.records.codec import encoded, load
+from paritybit.harness.records.case import MOST_STEPS, Case
+from paritybit.harness.records.codec import encoded, load, save
 from paritybit.harness.schedules.boundaries import Ground
 from paritybit.harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from paritybit.harness.schedules.generate import schedules
@@ -81,9 +77,9 @@ def test_a_schedule_reads_back_from_its_json_text(schedule: Schedule) -> None:
 
 def test_a_case_reads_back_and_is_written_again_byte_for_byte(tmp_path: Path) -> None:
     first, second = tmp_path / "first.json", tmp_path / "second.json"
-    write_case(CASE, first)
+    save(CASE, first)
     assert load(first, Case) == CASE
-    write_case(load(first, Case), second)
+    save(load(first, Case), second)
     assert second.read_bytes() == first.read_bytes()
 
 

@@ -18,8 +18,8 @@ from paritybit.harness.campaigns.replay import Named, judged, lockstep_of
 from paritybit.harness.campaigns.task import Task, kept_broken, run_task
 from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.records.case import Case, write_case
-from paritybit.harness.records.codec import load
+from paritybit.harness.records.case import Case
+from paritybit.harness.records.codec import load, save
 from paritybit.harness.records.schema import Status
 from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
 from paritybit.subjects.protocol import Forward
@@ -72,7 +72,7 @@ def test_what_only_this_process_remembers_is_undeclared_state(
     assert finding.case.schedule == result.hunt_result.drawn
     assert finding.violations[-1].property == "declared_state"
     path = tmp_path / "case.json"
-    write_case(finding.case, path)
+    save(finding.case, path)
     assert load(path, Case).history == finding.case.history
     assert main(["replay", str(path)]) == CANNOT_RUN
     assert "shows nothing here: the finding depends on undeclared" in capsys.readouterr().err
@@ -99,7 +99,7 @@ def test_a_fresh_process_that_gives_no_outcome_is_a_failure_with_its_error() -> 
 
 def test_a_case_with_a_history_plays_it_first_and_reads_back(tmp_path: Path) -> None:
     case = Case(TRIAL, SCHEDULE, None, 0, (), OTHERS)
-    write_case(case, tmp_path / "case.json")
+    save(case, tmp_path / "case.json")
     assert load(tmp_path / "case.json", Case) == case
     assert tuple(lockstep_of(case).history) == OTHERS
     data = json.loads((tmp_path / "case.json").read_text())

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from paritybit.harness.records.record import write
+from paritybit.harness.records.codec import save
 
 from paritybit.__main__ import main
 from properties.support.harness.command_line import OK
@@ -16,7 +16,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "paritybit-out" / "latest"
     folder.mkdir(parents=True)
-    write(watched([finding("a"), finding("b")]), folder / "watch.json")
+    save(watched([finding("a"), finding("b")]), folder / "watch.json")
     return folder
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from paritybit.harness.cli.folders import new_folder, run_folder, swap_link
 from paritybit.harness.errors import CannotRunError
+from paritybit.harness.records.codec import save
 from paritybit.harness.records.files import write_whole
-from paritybit.harness.records.record import write
 
 from properties.support.harness.command_line import CANNOT_RUN, full_disk
 from properties.support.reports.records import green
@@ -59,7 +59,7 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
 def test_a_page_that_cannot_be_written_leaves_the_old_one_and_gives_no_verdict(
     tmp_path: Path, refused: Any
 ) -> None:
-    write(green(), tmp_path / "run.json")
+    save(green(), tmp_path / "run.json")
     (tmp_path / "index.html").write_text("old")
     with full_disk(1000):
         said = refused(CANNOT_RUN, "report", tmp_path / "run.json")

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from paritybit.harness.records.record import write
+from paritybit.harness.records.codec import save
 
 from properties.support.harness.command_line import CANNOT_RUN, LONGEST, MALFORMED, OK
 from properties.support.places import ROOT
@@ -35,7 +35,7 @@ def in_a_shell(line: str, *words: object) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
     """The record of a run."""
-    write(green(), tmp_path / "run.json")
+    save(green(), tmp_path / "run.json")
     return tmp_path / "run.json"
 
 

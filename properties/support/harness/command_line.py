@@ -18,7 +18,8 @@ from unittest.mock import patch
 from paritybit.harness.cli import app
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.machine.stopping import Stop
-from paritybit.harness.records.case import Case, write_case
+from paritybit.harness.records.case import Case
+from paritybit.harness.records.codec import save
 from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
 from typer.main import get_command
 
@@ -60,7 +61,7 @@ def write_swa_pad_case(path: Path) -> None:
     """Write a case of swa_pad that differs at step 3, of one captured size."""
     schedule = Schedule((Admit(1, 16), Admit(1, 16), Decode((0, 1)), Decode((0,))))
     trial = TrialConfig(buckets=(2,), token_buckets=(4,)).with_bug("swa_pad")
-    write_case(Case(trial, schedule, "kv_parity", 0, ()), path)
+    save(Case(trial, schedule, "kv_parity", 0, ()), path)
 
 
 def edit(path: Path, *keys: str, value: Any) -> None:
