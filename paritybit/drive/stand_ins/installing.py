@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from paritybit.drive.stand_ins.races import look_for_races
+from paritybit.drive.stand_ins.spoiled import LEFT, spoil_new_memory
 from paritybit.watch import journal
 
 
@@ -21,12 +22,17 @@ class StandIn:
     install: Callable[[], str | None]
 
 
+SPOILED = StandIn(
+    f"integers in new memory: {LEFT}", "on a CPU they are often zero by luck", spoil_new_memory
+)
+
+
 def install(device: str, anywhere: Sequence[StandIn], on_a_cpu: Sequence[StandIn]) -> None:
     """Install and report the stand-ins for a device, before the engine is imported."""
     if device == "cpu":
         torch.set_num_threads(1)  # Tiny tensors: more threads only wait for one another.
         look_for_races()
-    put((*anywhere, *(on_a_cpu if device == "cpu" else ())))
+    put((*anywhere, *((SPOILED, *on_a_cpu) if device == "cpu" else ())))
 
 
 def put(stand_ins: Sequence[StandIn]) -> None:
