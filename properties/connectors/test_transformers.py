@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.transformers import MODULE, connect, hooks, streams
-from paritybit.connectors.transformers.batch import Batch, Planned
+from paritybit.connectors.transformers.batch import Batch, Planned, written_on_device
 from paritybit.connectors.transformers.cache import free_and_cached, groups_of, owned, parts_of
 from paritybit.connectors.transformers.engine import Engine
 from paritybit.connectors.transformers.inputs import laws_of, lists_of
@@ -163,6 +163,8 @@ def test_a_batch_without_lists_reads_nothing_and_a_table_of_pages_is_a_list() ->
     assert a_batch(read_index=[empty, empty]).rows()[0].slots[FULL].tolist() == [-1] * 5 + [29]
     batch = a_batch(block_table=torch.tensor([[[12, 14], [16, -1]]] * 2))
     assert batch.rows()[0].slots[FULL].tolist() == [24, 25, 26, 27, 28, 29]
+    given = {**batch.given, "position_ids": torch.tensor([[5, 1]])}
+    assert written_on_device(2, given, batch.parts)[FULL].tolist() == [29, 33]
 
 
 def wrong(batch: Batch) -> set[str]:

@@ -154,5 +154,5 @@ def written_on_device(
         mine = table[part.allocator.index]
         column = (position // part.page).clamp(max=mine.shape[1] - 1)
         page = mine[:count].gather(1, column[:, None])[:, 0]
-        found[name] = page.long() * part.page + position % part.page
+        found[name] = part.slots(page.long() * part.page + position % part.page)
     return found

@@ -25,9 +25,12 @@ TABLE = Table(
         "graphs": {"graphs": {}, "no graphs": {"graphs": False}},
         "scheduler": {"first in, first out": {}, "prefill first": {"scheduler": "prefill_first"}},
         "model": {"Gemma 4": {}, "attention sinks": {"model": "gpt_oss"}},
+        "lists": {"lists of slots": {}, "tables of blocks": {"tables": True}},
         "cache": {"prefix cache": {}, "no prefix cache": {"prefix_cache": False}},
         "operator": {"no actions": {}, "actions": {"actions": True}},
     },
+    # Tables are for full attention, by kernels without sinks.
+    apart=[(["tables of blocks"], ["sliding window", "attention sinks"])],
     # 5.24.0 fails for a prompt of one token without graphs, and if the host's pool is nearly full,
     # which it becomes with several samples per prompt: see `docs/findings.md`.
     failing=[

@@ -15,6 +15,9 @@ ROWS, CHUNK, POOL = 8, 64, 512
 Q_PADDING, KV_PADDING = 16, 128
 """Graphs are captured for multiples of these sizes."""
 
+FLASH = "flash_attention_2"
+"""The attention that has tables of blocks."""
+
 SCHEDULERS = ("fifo", "prefill_first")
 
 SIMPLE: Mapping[str, Setting] = {
@@ -23,6 +26,7 @@ SIMPLE: Mapping[str, Setting] = {
     "offload": False,
     "samples": 1,
     "sampling": False,
+    "tables": False,
     "scheduler": "fifo",
     "page_size": 16,
 }
@@ -35,7 +39,8 @@ class Served(Common):
 
     `full` gives all layers full attention, because only such models share prefixes. `samples` is
     the number of sequences per request. Several samples are forked after the prompt. With
-    `sampling`, each request has its own parameters of sampling.
+    `sampling`, each request has its own parameters of sampling. With `tables`, decoding gets tables
+    of blocks, which the engine has for flash attention only: a CPU has a stand-in.
     """
 
     CHOICES: ClassVar = {"scheduler": SCHEDULERS}
@@ -47,6 +52,7 @@ class Served(Common):
     samples: int = 1
     scheduler: str = "fifo"
     sampling: bool = False
+    tables: bool = False
 
     def limits(self) -> Limits:
         """Return the limits for requests."""
@@ -62,6 +68,8 @@ class Served(Common):
     @property
     def attention(self) -> str:
         """The attention implementation: torch code of the engine, with sinks if needed."""
+        if self.tables and self.device == "cpu":
+            return FLASH
         return "eager" if self.model == "gpt_oss" else "sdpa"
 
     @property

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paritybit.drive.stand_ins.installing import StandIn
+from paritybit.drive.transformers.flash import stand_in_for_flash_attention
 from paritybit.engines.graphs import (
     CpuGraph,
     Event,
@@ -105,6 +106,11 @@ ON_A_CPU = (
         "CUDA graphs, streams and events: a tape of torch ops, replayed over the same tensors",
         "a CPU has none",
         stand_in_for_graphs,
+    ),
+    StandIn(
+        "flash attention: torch ops, for tables of blocks",
+        "it is made for GPUs",
+        stand_in_for_flash_attention,
     ),
 )
 """The stand-ins for a CPU."""

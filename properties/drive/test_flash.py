@@ -1,0 +1,39 @@
+"""The stand-in for flash attention computes the same from lists and from tables of blocks."""
+
+import torch
+
+from paritybit.drive.transformers.flash import varlen, with_tables
+
+PAGE = 2
+
+
+def test_tables_of_blocks_have_the_attention_of_whole_sequences() -> None:
+    torch.manual_seed(0)
+    cached, width = [3, 0], 8
+    k_cache, v_cache = torch.zeros(2, 6, PAGE, 1, width)
+    tables = torch.tensor([[4, 1], [2, 0], [0, 0]])
+    q, k, v = torch.randn(3, 1, 2, width), *torch.randn(2, 3, 1, 1, width)
+    keys, values = [], []
+    for row, count in enumerate(cached):
+        old = torch.randn(2, count, 1, width)
+        position = torch.arange(count)
+        place = tables[row, position // PAGE], position % PAGE
+        k_cache[place], v_cache[place] = old
+        keys += [old[0], k[row]]
+        values += [old[1], v[row]]
+    lengths = torch.tensor([*cached, -1])  # The last row is padding.
+    found = with_tables(q, k_cache, v_cache, k, v, lengths, tables, 0.5, causal=True)
+    starts = torch.tensor([0, 1, 2, 2]), torch.tensor([0, 4, 5, 5])
+    whole = varlen(q[:, 0], torch.cat(keys), torch.cat(values), *starts, 1, 4, 0.5, causal=True)
+    assert torch.allclose(found[:, 0], whole)
+    assert k_cache[1, 1].equal(k[0, 0])  # The new token of the first sequence is at position 3.
+    assert not k_cache[0].any()  # Padding writes nothing.
+
+
+def test_a_prompt_of_several_tokens_is_causal() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 1, 8)
+    starts = torch.tensor([0, 2])
+    found = varlen(q, k, v, starts, starts, 2, 2, causal=True)
+    assert torch.allclose(found[0], v[0])
+    assert not torch.allclose(found[1], v[1])
