@@ -167,7 +167,7 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
     The fewer trials a run has, the more schedules each gets, so that few trials reach as much.
     """
     trials = list(clean_trials(settings))
-    few = max(settings.few, settings.examples // (5 + len(trials)))
+    few = max(settings.few, settings.examples // (2 + len(trials)))
     return [Task(trial, seed, few) for seed, trial in enumerate(trials, settings.seed)]
 
 

@@ -1,14 +1,12 @@
-"""Scenes that systematically combine the boundary conditions of a forward.
+"""Scenes, which combine the boundary conditions of a forward.
 
 A scene admits requests, fills a bucket with them, lets an event happen and replays again. It has
-one value of each of `FACTORS`. `rows` returns scenes in which every two compatible values occur
-together. The first scenes cover the most pairs.
+one value of each of `FACTORS`.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from itertools import chain, combinations, product
+from itertools import chain
 from typing import NamedTuple
 
 from paritybit.harness.schedules.schedule import (
@@ -114,37 +112,6 @@ class Ground:
         """Whether the pools have room for a scene."""
         large = row.bucket > max(self.sizes) // 2
         return not large or (row.length != "longest" and row.event != "again")
-
-
-@cache
-def rows(ground: Ground) -> tuple[Row, ...]:
-    """Return scenes in which every two compatible values occur, those with most pairs first."""
-    every = map(Row._make, product(ground.sizes[::-1], *FACTORS.values()))
-    return few_rows(tuple(filter(ground.fits, every)))
-
-
-@cache
-def few_rows(fitting: tuple[Row, ...]) -> tuple[Row, ...]:
-    """Return rows in which every two values of all rows occur, those with most pairs first.
-
-    Many grounds have the same rows. The new pairs of a row only become fewer. A row is therefore
-    counted again only if its last count exceeds that of the best row so far.
-    """
-    pairs = {
-        row: {*combinations(enumerate(row), 1), *combinations(enumerate(row), 2)} for row in fitting
-    }
-    new = {row: len(found) for row, found in pairs.items()}
-    missing, chosen = set(chain(*pairs.values())), list[Row]()
-    while missing:
-        most = 0
-        for row, count in new.items():
-            if count > most:
-                new[row] = len(pairs[row] & missing)
-                if new[row] > most:
-                    best, most = row, new[row]
-        chosen.append(best)
-        missing -= pairs[best]
-    return tuple(chosen)
 
 
 def scenes(ground: Ground, played: Iterable[Row]) -> Steps:

@@ -115,11 +115,6 @@ def required_events(runners: Iterable[str]) -> tuple[str, ...]:
     return (*always, *required_replays(names), *filled)
 
 
-def required_together(runners: Iterable[str]) -> tuple[str, ...]:
-    """Return what trials of prefill runners must reach: batches of the most requests."""
-    return tuple(most_together(name) for name in runners if RUNNERS[name].token_buckets)
-
-
 def most_together(runner: str) -> str:
     """Return the name of the event that a runner prefilled as many requests as fit a batch."""
     return f"{runner}: prefill of {max(BUCKETS)} requests"

@@ -1,6 +1,7 @@
 """Prompts prefilled in one forward: each request is what it is when it is prefilled by itself."""
 
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.pair import Pair
-from paritybit.harness.schedules.boundaries import rows, scenes
+from paritybit.harness.schedules.boundaries import FACTORS, Row, scenes
 from paritybit.harness.schedules.buckets import FILLINGS, filling
 from paritybit.harness.schedules.coverage import most_together
 from paritybit.harness.schedules.schedule import Admit, Decode, Extend, Prefill, Schedule, Step
@@ -34,7 +35,9 @@ APART: tuple[Step, ...] = (
 def together(trial: TrialConfig) -> Schedule:
     """Return the scenes of a prefill runner in which prompts come together."""
     ground = ground_of(trial)
-    return Schedule(scenes(ground, [row for row in rows(ground) if row.prompts == "together"]))
+    kinds = zip(cycle(ground.sizes), cycle(FACTORS["length"]), FACTORS["event"] * 2, strict=False)
+    found = [Row(size, length, event, "together") for size, length, event in kinds]
+    return Schedule(scenes(ground, filter(ground.fits, found)))
 
 
 def tokens_of(pair: Pair, steps: tuple[Step, ...]) -> torch.Tensor:

@@ -6,7 +6,6 @@ NVIDIA's programs are stand-ins on the PATH.
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +13,8 @@ from typing import Any
 
 import pytest
 from paritybit.harness.errors import CannotRunError
-from paritybit.harness.machine import keeper, mps
-from paritybit.harness.machine.keeper import MISSING
-from paritybit.harness.machine.mps import answers, private_daemon
+from paritybit.harness.machine import mps
+from paritybit.harness.machine.mps import MISSING, answers, private_daemon
 
 from properties.support.harness.command_line import (
     LONGEST,
@@ -24,7 +22,7 @@ from properties.support.harness.command_line import (
 )
 from properties.support.harness.fake_gpus import FakeGpus
 
-VARIABLES = (keeper.PIPES, keeper.LOGS)
+VARIABLES = (mps.PIPES, mps.LOGS)
 
 
 @pytest.fixture
@@ -46,8 +44,8 @@ def test_within_there_is_a_daemon_and_after_it_none(fakes: FakeGpus) -> None:
         assert answers()
         ((process, pipe, gpus),) = fakes.daemons
         assert Path(f"/proc/{process}").exists()
-        assert (os.environ[keeper.PIPES], gpus) == (str(pipe), "all")
-        assert Path(os.environ[keeper.LOGS]).is_dir()
+        assert (os.environ[mps.PIPES], gpus) == (str(pipe), "all")
+        assert Path(os.environ[mps.LOGS]).is_dir()
         assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
     assert fakes.gone()
     assert fakes.commands[-1].startswith("quit")
@@ -62,7 +60,7 @@ def test_a_daemon_answers_where_the_probe_is_carried_out(
     says: str, answered: bool, fakes: FakeGpus
 ) -> None:
     """A failed probe is no daemon, nor is one that says that it found none."""
-    (fakes.folder / keeper.CONTROL).write_text(f"#!/bin/sh\n{says}\n")
+    (fakes.folder / mps.CONTROL).write_text(f"#!/bin/sh\n{says}\n")
     assert answers() == answered
 
 
@@ -77,7 +75,7 @@ def running(fakes: FakeGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """The pipe folder of a daemon of someone else's, which the environment names."""
     pipe = tmp_path / "of-someone"
     pipe.mkdir()
-    monkeypatch.setenv(keeper.PIPES, str(pipe))
+    monkeypatch.setenv(mps.PIPES, str(pipe))
     with subprocess.Popen([fakes.folder / "nvidia-cuda-mps-control", "-f"]) as process:
         try:
             deadline = time.monotonic() + LONGEST
@@ -94,9 +92,9 @@ def running(fakes: FakeGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_daemon_that_was_running_answers_and_is_never_touched(running: Path) -> None:
     assert answers()
     with private_daemon("cuda"):
-        assert os.environ[keeper.PIPES] != str(running)
+        assert os.environ[mps.PIPES] != str(running)
     assert (running / "control").exists()
-    assert os.environ[keeper.PIPES] == str(running)
+    assert os.environ[mps.PIPES] == str(running)
 
 
 WAITING = """
@@ -139,7 +137,7 @@ def test_ctrl_c_does_not_wait_for_a_daemon_that_does_not_answer(fakes: FakeGpus)
             assert process.poll() is None
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=keeper.START_SECONDS / 2)
+        process.communicate(timeout=mps.START_SECONDS / 2)
     assert fakes.gone()
 
 
@@ -174,22 +172,3 @@ def test_where_no_daemon_can_start_one_sentence_says_why(
         raise AssertionError
     assert str(ended.value) == f"--mps cannot start an MPS daemon{why}"
     assert dict(os.environ) == before
-
-
-@pytest.mark.parametrize(
-    ("source", "why"),
-    [("", "exited without an answer"), ("import time; time.sleep(3600)", "did not answer")],
-    ids=["it ends", "it hangs"],
-)
-def test_a_keeper_that_says_nothing_is_no_daemon(
-    source: str, why: str, fakes: FakeGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And one that neither says anything nor ends is waited for no longer than its limit."""
-    silent = tmp_path / "silent.py"
-    silent.write_text(source)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # Nobody removes what is in there.
-    monkeypatch.setattr(keeper, "__file__", str(silent))
-    monkeypatch.setattr(mps, "LONGEST_SECONDS", 0.2 if source else mps.LONGEST_SECONDS)
-    with pytest.raises(CannotRunError, match=why), private_daemon("cuda"):
-        raise AssertionError
-    assert fakes.daemons == []
