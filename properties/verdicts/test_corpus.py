@@ -17,6 +17,7 @@ from paritybit.subjects.bugs.catalogue import BUGS, FIRST
 from properties.support.places import CORPUS
 
 MOST_STEPS = 6
+"""As many steps as the mechanism of any of these bugs needs, or one more."""
 
 CASES = {path.stem: load(path, Case) for path in sorted(CORPUS.glob("*.json"))}
 CLEAN = sorted({case.trial.clean for case in CASES.values()}, key=str)
