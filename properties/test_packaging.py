@@ -167,16 +167,6 @@ def test_site_packages_gains_the_package_and_its_metadata_alone(installed: Insta
     assert installed.gained == {"paritybit", f"paritybit-{__version__}.dist-info"}
 
 
-SCRIPT = """
-import sys
-from paritybit.__main__ import main
-assert main(["list", "--json"]) == 0
-main("regress --bug swa_pad@decode --preset gpt_oss --device cpu -- -n 1 -k hunt".split())
-sys.exit(main(["replay", sys.argv[1]]))
-"""
-"""Lists, tests by one hunt of the main job, and replays."""
-
-
 def test_an_installed_paritybit_lists_tests_and_replays_outside_a_checkout(
     installed: Installed,
 ) -> None:
@@ -184,16 +174,17 @@ def test_an_installed_paritybit_lists_tests_and_replays_outside_a_checkout(
     before = installed.files()
     script = installed.python.with_name("paritybit")
     assert run([script, "--version"], installed.project) == (OK, f"paritybit {__version__}\n")
-    case = CORPUS / "swa_pad@decode.json"
-    code, said = run([installed.python, "-c", SCRIPT, case], installed.project)
-    assert code == FINDING, said
-    assert '"swa_pad": "' in said, said
+    code, said = installed.paritybit("list", "--json")
+    assert code == OK and '"swa_pad": "' in said, said
+    words = ("--bug", "swa_pad@decode", "--device", "cpu", "--", "-n", "1", "-k", "hunt")
+    code, said = installed.paritybit("regress", *words)
+    assert code == OK, said
     latest = installed.project / "paritybit-out" / "latest"
     rows = json.loads((latest / "run.json").read_text())["bugs"]
     assert {row["status"] for row in rows} == {"caught"}, said
     assert (latest / "index.html").is_file()
-    shown = said.rpartition("page: ")[2]
-    assert "hermetic_replay" in shown or "kv_parity" in shown, said
+    code, said = installed.paritybit("replay", str(CORPUS / "swa_pad@decode.json"))
+    assert code == FINDING and "kv_parity" in said, said
     assert {path.name for path in installed.project.iterdir()} == {"harness", "paritybit-out"}
     assert installed.files() == before
 
