@@ -175,3 +175,19 @@ def test_a_run_that_is_stopped_keeps_its_results_and_leaves_no_process(
     assert record["verdict"] == "interrupted"
     assert {row["status"] for row in record["bugs"]} == {"caught"}
     assert "did not finish" in record["message"]
+
+
+def test_the_suite_with_a_bug_runs_the_clean_trials_alone_and_fails() -> None:
+    words = ("-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "properties/verdicts")
+    done = subprocess.run(
+        [sys.executable, *words, "--bug", "swa_pad@decode", "--device", "cpu"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout
+    assert "bug swa_pad@decode switched on: tests are expected to fail" in done.stdout
+    assert "caught: kv_parity at step" in done.stdout
+    assert "1 failed" in done.stdout and "passed" not in done.stdout
