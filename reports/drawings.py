@@ -1,7 +1,7 @@
 """Drawings of a violation in the laboratory: bit patterns, steps, static inputs and slots."""
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -123,14 +123,17 @@ def static_inputs(found: Explanation, paddings: Mapping[str, str]) -> tuple[Cell
     if not rows:
         return None
     now = found.at.step
-    culprits = {one.holder: one.place[0] for one in (found.cause.elements if found.cause else ())}
+    elements = found.cause.elements if found.cause is not None else ()
+    culprits = {
+        row.name: {one.place[0] for one in elements if one.holder == row.name} for row in rows
+    }
     faults = {row.name: fault_of(row, now, paddings.get(row.name, row.padding)) for row in rows}
-    first = [row for row in rows if row.name in culprits or faults[row.name]]
+    first = [row for row in rows if culprits[row.name] or faults[row.name]]
     first = first or [row for row in rows if row.stale]
 
     def drawn(some: Sequence[StaticInputRow]) -> Cells:
         return Cells(
-            tuple(input_of(row, now, culprits.get(row.name), faults[row.name]) for row in some),
+            tuple(input_of(row, now, culprits[row.name], faults[row.name]) for row in some),
             INPUT_KEY,
         )
 
@@ -138,13 +141,13 @@ def static_inputs(found: Explanation, paddings: Mapping[str, str]) -> tuple[Cell
 
 
 def input_of(
-    row: StaticInputRow, now: int, culprit: int | None, fault: str
+    row: StaticInputRow, now: int, culprits: Collection[int], fault: str
 ) -> tuple[Fact, tuple[Cell, ...]]:
     """Return one static input with the value of each element and the step that wrote it."""
     boxes = [
         Cell(
             str(value),
-            " ".join(kinds_of(row, place, culprit)),
+            " ".join(kinds_of(row, place, culprits)),
             "" if left_by == now else source_text(left_by),
         )
         for place, (value, left_by) in enumerate(zip(row.values, row.left_by, strict=True))
@@ -154,14 +157,14 @@ def input_of(
     return Fact.of(row.name, about), tuple(boxes[:MOST_ELEMENTS])
 
 
-def kinds_of(row: StaticInputRow, place: int, culprit: int | None) -> Iterator[str]:
+def kinds_of(row: StaticInputRow, place: int, culprits: Collection[int]) -> Iterator[str]:
     """Yield the kinds of an element. An axis may have several sections, each with a live part."""
     sections = 3 if row.axis == "3 x token" else 1
     section = max(1, len(row.values) // sections)
     yield "live" if place % section < row.live else "padded"
     if place in row.stale:
         yield "stale"
-    if place == culprit:
+    if place in culprits:
         yield "culprit"
 
 
@@ -170,7 +173,7 @@ def fault_of(row: StaticInputRow, now: int, padding: str) -> str:
     left = [
         place
         for place in range(len(row.values))
-        if row.left_by[place] != now and "padded" in kinds_of(row, place, None)
+        if row.left_by[place] != now and "padded" in kinds_of(row, place, ())
     ]
     if not padding.startswith("fill ") or padding == "fill once" or not left:
         return ""

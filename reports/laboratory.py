@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from paritybit.harness.errors import headline
 from paritybit.harness.explain.facts import Explanation, Outcome, SourceLine
@@ -122,7 +122,7 @@ def report_of(record: Record) -> Report:
             ),
             PageSection("coverage", "Coverage", tuple(coverage(record))),
             PageSection("environment", "Environment", (Facts(tuple(environment(record))),)),
-            PageSection("properties", "Properties", (glossary_of(record.properties, "property"),)),
+            PageSection("properties", "Properties", (glossary_of(record.properties),)),
             PageSection("words", "Glossary", (glossary_of(GLOSSARY),)),
         ),
     )
@@ -553,7 +553,6 @@ def environment(record: Record) -> Iterator[Fact]:
     yield Fact.of("schedules for each bug on each runner, at most", record.examples)
 
 
-def glossary_of(words: Mapping[str, str] | Iterable[str], anchor: str = "") -> Facts:
+def glossary_of(words: Mapping[str, str]) -> Facts:
     """Return words with their definitions."""
-    assert isinstance(words, Mapping)
-    return Facts(tuple(Fact.of(word, text) for word, text in words.items()), anchor)
+    return Facts(tuple(Fact.of(word, text) for word, text in words.items()))

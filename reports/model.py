@@ -73,11 +73,10 @@ class Items:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and values. `anchor` is the prefix of the ids of its names, or ''."""
+    """Names and values."""
 
     kind: ClassVar = "facts"
     facts: tuple[Fact, ...]
-    anchor: str = ""
 
 
 @dataclass(frozen=True)
