@@ -14,7 +14,7 @@ from paritybit.harness.explain.facts import (
     StaticInputRow,
     TimelineEntry,
 )
-from paritybit.reports.model import Bits, Cell, Cells, Fact, listed
+from paritybit.reports.model import Bits, Cell, Cells, Fact, Key, listed
 
 SIDES: Mapping[str, tuple[str, str]] = {
     "hermetic_replay": ("freshly captured", "after earlier replays"),
@@ -31,28 +31,40 @@ MOST_STEPS, MOST_ROWS, MOST_ELEMENTS, MOST_SLOTS = 40, 64, 48, 1024
 COLUMNS = 32
 """The number of slots in a row."""
 
-STEP_KEY = (
-    ("live", "live row of a replay, with its request’s number"),
-    ("eager", "row of an eager forward"),
-    ("padded", "padded row"),
-    ("parked", "parked request with live KV"),
+KEYS = (
+    Key(
+        "Steps",
+        {
+            "live": "live row of a replay, with its request’s number",
+            "eager": "row of an eager forward",
+            "padded": "padded row",
+            "parked": "parked request with live KV",
+        },
+    ),
+    Key(
+        "Static inputs",
+        {
+            "live": "live",
+            "padded": "padded",
+            "padded stale": "stale: a freshly captured runner holds another value",
+            "padded stale culprit": "cause",
+        },
+    ),
+    Key(
+        "Slots",
+        {
+            "live": "slot of a request in the batch, with its number",
+            "parked": "slot of a parked request",
+            "reserved": "reserved slot",
+            "": "unowned slot",
+            "written": "written by this step",
+            "differs": "differs between eager and graph",
+            "wrong": "used by mistake",
+            "right": "expected slot",
+        },
+    ),
 )
-INPUT_KEY = (
-    ("live", "live"),
-    ("padded", "padded"),
-    ("padded stale", "stale: a freshly captured runner holds another value"),
-    ("padded stale culprit", "cause"),
-)
-SLOT_KEY = (
-    ("live", "slot of a request in the batch, with its number"),
-    ("parked", "slot of a parked request"),
-    ("reserved", "reserved slot"),
-    ("free", "unowned slot"),
-    ("free written", "written by this step"),
-    ("free differs", "differs between eager and graph"),
-    ("free wrong", "used by mistake"),
-    ("free right", "expected slot"),
-)
+"""What the kinds of boxes mean."""
 
 
 def bits(property_name: str, where: Mapping[str, Any]) -> Bits | None:
@@ -96,7 +108,7 @@ def float_of(text: str) -> str:
 def steps(entries: Sequence[TimelineEntry]) -> Cells | None:
     """Return the last steps of a schedule, one per row, or None without steps."""
     drawn = entries[-MOST_STEPS:]
-    return Cells(tuple(map(step, drawn)), STEP_KEY) if drawn else None
+    return Cells(tuple(map(step, drawn))) if drawn else None
 
 
 def step(entry: TimelineEntry) -> tuple[Fact, tuple[Cell, ...]]:
@@ -113,31 +125,23 @@ def step(entry: TimelineEntry) -> tuple[Fact, tuple[Cell, ...]]:
     return Fact.of(name, f"{path}{violated}"), tuple(boxes[: 2 * MOST_ROWS])
 
 
-def static_inputs(found: Explanation, paddings: Mapping[str, str]) -> tuple[Cells, Cells] | None:
-    """Return the static inputs to look at and the others, or None without a replay.
+def static_inputs(found: Explanation, paddings: Mapping[str, str]) -> Cells | None:
+    """Return the static inputs to look at, or None without a replay.
 
-    The first are a cause or break their contract, or else are stale. `paddings` has the padding of
-    the right contract by static input.
+    They are a cause or break their contract, or else are stale. `paddings` has the padding of the
+    right contract by static input.
     """
-    rows = found.static_inputs
-    if not rows:
-        return None
     now = found.at.step
     elements = found.cause.elements if found.cause is not None else ()
-    culprits = {
-        row.name: {one.place[0] for one in elements if one.holder == row.name} for row in rows
-    }
-    faults = {row.name: fault_of(row, now, paddings.get(row.name, row.padding)) for row in rows}
-    first = [row for row in rows if culprits[row.name] or faults[row.name]]
-    first = first or [row for row in rows if row.stale]
-
-    def drawn(some: Sequence[StaticInputRow]) -> Cells:
-        return Cells(
-            tuple(input_of(row, now, culprits[row.name], faults[row.name]) for row in some),
-            INPUT_KEY,
-        )
-
-    return drawn(first), drawn([row for row in rows if row not in first])
+    drawn, stale = [], []
+    for row in found.static_inputs:
+        culprits = {one.place[0] for one in elements if one.holder == row.name}
+        fault = fault_of(row, now, paddings.get(row.name, row.padding))
+        if culprits or fault:
+            drawn.append(input_of(row, now, culprits, fault))
+        elif row.stale:
+            stale.append(input_of(row, now, culprits, fault))
+    return Cells(tuple(drawn or stale)) if drawn or stale else None
 
 
 def input_of(
@@ -226,7 +230,7 @@ def slot_map(pool: SlotMap, taken: SlotTaken | None, right: int | None) -> Cells
         about += f"; used by mistake: {taken.slot}; expected: {'–' if right is None else right}"
     lines = [tuple(boxes[at : at + COLUMNS]) for at in range(0, len(boxes), COLUMNS)]
     heads = [Fact.of(str(COLUMNS * n), "" if n else about) for n in range(len(lines))]
-    return Cells(tuple(zip(heads, lines, strict=True)), SLOT_KEY, grid=True)
+    return Cells(tuple(zip(heads, lines, strict=True)), grid=True)
 
 
 def states(pool: SlotMap, slot: int, taken: SlotTaken | None, right: int | None) -> Iterator[str]:
@@ -234,9 +238,7 @@ def states(pool: SlotMap, slot: int, taken: SlotTaken | None, right: int | None)
     owner = pool.owners[slot]
     if slot < pool.page_size:
         yield "reserved"
-    elif owner == NOBODY:
-        yield "free"
-    else:
+    elif owner != NOBODY:
         yield "live" if owner in pool.live else "parked"
     yield from ["written"] * (slot in pool.written)
     yield from ["differs"] * (slot in pool.differs)
