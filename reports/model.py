@@ -6,9 +6,12 @@ nothing: verdicts come from records.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
+
+MOST_VALUES = 16
+"""The number of values that a text lists."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,11 @@ class Items:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and values."""
+    """Names and values. `anchor` is the prefix of the ids of its names, or ''."""
 
     kind: ClassVar = "facts"
     facts: tuple[Fact, ...]
+    anchor: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,23 +116,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Cells:
-    """Rows of boxes, each with a name and a line about it.
+    """Rows of boxes, each with a name and a line about it, and the meaning of their kinds.
 
     With `grid`, each row has as many boxes, like the slots of a pool.
     """
 
     kind: ClassVar = "cells"
     rows: tuple[tuple[Fact, tuple[Cell, ...]], ...]
+    key: tuple[tuple[str, str], ...]
     grid: bool = False
-
-
-@dataclass(frozen=True)
-class Key:
-    """The meaning of the kinds of boxes in one kind of drawing."""
-
-    kind: ClassVar = "key"
-    title: str
-    meanings: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -179,7 +175,6 @@ Block = (
     | DataTable
     | Arrows
     | Cells
-    | Key
     | Bits
     | Source
     | Fold
@@ -262,6 +257,16 @@ def linked(text: str) -> tuple[Piece, ...]:
 def listed(values: Iterable[object]) -> str:
     """Return the values separated by commas, or a dash for none."""
     return ", ".join(map(str, values)) or "–"
+
+
+def value_text(value: object) -> str:
+    """Return a JSON value as text."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        more = f" and {len(value) - MOST_VALUES} more" if len(value) > MOST_VALUES else ""
+        return ", ".join(map(value_text, value[:MOST_VALUES])) + more
+    return str(value)
 
 
 def duration(seconds: float) -> str:

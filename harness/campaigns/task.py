@@ -318,7 +318,7 @@ def judge(
         return _judge_found(task, finding)
     if target is not None:
         return Status.WRONG_PROPERTY if hunt_result.violated else Status.MISSED
-    compared = task.bug is not None or hunt_result.events["held against the oracle"]
+    compared = task.bug is not None or hunt_result.events["compared with the oracle"]
     overlapped = not task.trial.overlap or hunt_result.events[OVERLAPPED]
     if not (hunt_result.replays and hunt_result.padded_replays and compared and overlapped):
         return Status.VACUOUS

@@ -260,7 +260,7 @@ class Lockstep:
             judged.samples += observation.samples
             if judged.violated.intersection(ending):
                 break
-        outcome.events["held against the oracle"] = len(judged.samples)
+        outcome.events["compared with the oracle"] = len(judged.samples)
         judged.violations += self._judge_schedule(schedule, judged)
 
     def _refusal(self, schedule: Schedule, message: str) -> tuple[Violation, ...]:

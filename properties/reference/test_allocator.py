@@ -1,6 +1,6 @@
 """The allocator: nothing reserved is handed out, nothing twice, and all comes back.
 
-Lists of operations are drawn by Hypothesis and played against a ledger kept here.
+Lists of operations are drawn by Hypothesis and played against a ledger here.
 """
 
 from collections.abc import Callable
@@ -99,10 +99,10 @@ class Ledger:
     def truncate(self, request: Request, tokens: int) -> None:
         """Keep a request's first tokens, and as many slots as their pages have."""
         self.allocator.truncate(request.allocation, tokens)
-        held = -(-tokens // self.allocator.page_size) * self.allocator.page_size
+        slots = -(-tokens // self.allocator.page_size) * self.allocator.page_size
         request.length = min(request.length, tokens)
-        request.evicted = min(request.evicted, held)
-        request.mapped = min(request.mapped, held)
+        request.evicted = min(request.evicted, slots)
+        request.mapped = min(request.mapped, slots)
 
     def evict(self, request: Request, tokens: int) -> int:
         """Evict a request's first tokens, as far as whole pages allow; return how many pages."""
@@ -202,9 +202,9 @@ def check_mapping(ledger: Ledger) -> None:
     allocator = ledger.allocator
     wanted = [0] * (FULL_SLOTS + allocator.page_size) + [-1]
     for request in ledger.requests:
-        kept = request.evicted, request.mapped
+        mapped = request.evicted, request.mapped
         full, swa = (
-            slots(request.allocation, *kept)
+            slots(request.allocation, *mapped)
             for slots in (allocator.full_slots, allocator.swa_slots)
         )
         for full_slot, swa_slot in zip(full, swa, strict=True):
@@ -267,18 +267,18 @@ def test_pages_beyond_a_truncation_are_free_again_last_page_first(ledger: Ledger
     size = ledger.allocator.page_size
     request = ledger.admit()
     assert request is not None and ledger.extend(request, 11)
-    held = list(request.allocation.full_pages), list(request.allocation.swa_pages)
-    kept = -(-5 // size)
+    pages = list(request.allocation.full_pages), list(request.allocation.swa_pages)
+    pages_left = -(-5 // size)
     ledger.truncate(request, 5)
-    assert request.allocation.full_pages == held[0][:kept]
-    assert request.allocation.swa_pages == held[1][:kept]
-    freed = len(held[0]) - kept
-    assert ledger.allocator.free_full[-freed:] == held[0][: -freed - 1 : -1]
-    assert ledger.allocator.free_swa[-freed:] == held[1][: -freed - 1 : -1]
+    assert request.allocation.full_pages == pages[0][:pages_left]
+    assert request.allocation.swa_pages == pages[1][:pages_left]
+    freed = len(pages[0]) - pages_left
+    assert ledger.allocator.free_full[-freed:] == pages[0][: -freed - 1 : -1]
+    assert ledger.allocator.free_swa[-freed:] == pages[1][: -freed - 1 : -1]
     check_ownership(ledger)
     check_mapping(ledger)
     assert ledger.extend(request, 6)
-    assert (request.allocation.full_pages, request.allocation.swa_pages) == held
+    assert (request.allocation.full_pages, request.allocation.swa_pages) == pages
 
 
 def test_slots_of_a_page_are_contiguous_and_pages_are_shuffled(ledger: Ledger) -> None:

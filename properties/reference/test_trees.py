@@ -65,11 +65,11 @@ def test_a_child_whose_parent_was_dropped_hangs_below_the_next_one_above(
     _, tokens, chosen = found
     tree = tree_of(5, scores, tokens, chosen)
     assert tree[0] == (5, -1)
-    kept = sorted(sorted(range(len(scores)), key=lambda place: -scores[place])[: NODES - 1])
+    best = sorted(sorted(range(len(scores)), key=lambda place: -scores[place])[: NODES - 1])
     above = ancestries(chosen)
-    for node, ((token, parent), place) in enumerate(zip(tree[1:], kept, strict=True), 1):
-        nearest = next((other for other in above[place] if other in kept), None)
-        assert parent == (0 if nearest is None else kept.index(nearest) + 1)
+    for node, ((token, parent), place) in enumerate(zip(tree[1:], best, strict=True), 1):
+        nearest = next((other for other in above[place] if other in best), None)
+        assert parent == (0 if nearest is None else best.index(nearest) + 1)
         assert 0 <= parent < node
         assert token == tokens[place]
 
@@ -93,8 +93,8 @@ def trees(draw: st.DrawFn) -> Tree:
 @given(tree=trees(), data=st.data(), at_least=st.integers(0, 9))
 def test_an_accepted_path_is_its_definition(tree: Tree, data: st.DataObject, at_least: int) -> None:
     """Of all paths from the root, the one at which every choice is right and none is left."""
-    said = data.draw(st.lists(st.integers(0, 2), min_size=len(tree), max_size=len(tree)))
-    path = accepted_path(tree, said, at_least)
+    greedy = data.draw(st.lists(st.integers(0, 2), min_size=len(tree), max_size=len(tree)))
+    path = accepted_path(tree, greedy, at_least)
     assert path == path_to(parents_of(tree), path[-1])
 
     def right(node: int) -> int | None:
@@ -102,7 +102,7 @@ def test_an_accepted_path_is_its_definition(tree: Tree, data: st.DataObject, at_
         children = [child for child, (_, parent) in enumerate(tree) if parent == node]
         accepted = len(path_to(parents_of(tree), node)) - 1
         for child in children:
-            if tree[child][0] == said[node]:
+            if tree[child][0] == greedy[node]:
                 return child
         return max(children) if children and accepted < at_least else None
 

@@ -131,7 +131,7 @@ def outcome_of(
 
 
 @pytest.mark.parametrize("plant", NOT_THE_SUBJECT, ids=lambda plant: plant.__name__)
-def test_an_error_outside_the_subject_is_told_with_its_traceback_and_violates_nothing(
+def test_an_error_outside_the_subject_is_reported_and_violates_nothing(
     plant: Planted, lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = outcome_of(plant, lockstep, monkeypatch, KeyError("out of something"))
@@ -144,7 +144,7 @@ def test_an_error_outside_the_subject_is_told_with_its_traceback_and_violates_no
     assert outcome.error.splitlines()[-1].startswith("KeyError")
 
 
-def test_what_was_violated_before_an_error_is_kept(
+def test_violations_before_an_error_are_reported(
     lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And so are the counts of the steps that were played."""

@@ -26,7 +26,7 @@ from properties.support.harness.planting import SCHEDULE, captured, shared
 EXTRA_RUNS = {name: rule.extra_run for name, rule in PROPERTIES.items() if rule.extra_run}
 
 
-def bytes_of_world(pools: KVPools) -> dict[str, Tensor]:
+def bytes_of_pools(pools: KVPools) -> dict[str, Tensor]:
     """Return a copy of all bytes of a side: its KV and both of its tables."""
     found = {
         "storage": pools.storage,
@@ -82,8 +82,8 @@ def buffers_of(engine: CapturedEngine) -> dict[str, Tensor]:
 def bytes_of(pair: Pair, engine: CapturedEngine) -> dict[str, Tensor]:
     """Return a copy of all bytes of both runs and of one engine's static buffers."""
     return {
-        **{f"eager: {name}": x for name, x in bytes_of_world(pair.eager_pools).items()},
-        **{f"graph: {name}": x for name, x in bytes_of_world(pair.graph_pools).items()},
+        **{f"eager: {name}": x for name, x in bytes_of_pools(pair.eager_pools).items()},
+        **{f"graph: {name}": x for name, x in bytes_of_pools(pair.graph_pools).items()},
         **{name: buffer.clone() for name, buffer in buffers_of(engine).items()},
     }
 

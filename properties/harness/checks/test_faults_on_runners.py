@@ -5,89 +5,27 @@ whatever runner it judges, is asked once, on an observation made by hand.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cache
 
 import pytest
 from paritybit.harness.checks.play import Lockstep
-from paritybit.harness.checks.step_properties.captured_path import graph_breaches
-from paritybit.harness.checks.table import STEP_PROPERTIES
-from paritybit.harness.lockstep.observation import Observation
-from paritybit.harness.schedules.schedule import Step
-from paritybit.reference.batch import ForwardBatch, Mode
-from paritybit.reference.model import Heads, Output
-from paritybit.subjects.pool import TRANSLATE
-from paritybit.subjects.protocol import Replay, ReplayFacts
+from paritybit.reference.batch import ForwardBatch
+from paritybit.reference.model import Heads
+from paritybit.subjects.protocol import Replay
 from paritybit.subjects.runners import RUNNERS
-from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.runners.prefill import PrefillRunner
-from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
 from properties.support.harness.faults import eager_fallback, reads_free_bytes, wrong_kv
 from properties.support.harness.planting import (
-    SCHEDULE,
     WITHOUT_REPLAYS,
     Plant,
-    captured,
-    engine_of,
     on_replay,
     play,
     runners_named,
-    shared,
 )
 from properties.support.harness.tensors import first_of, flip
 
 PREFILLS = tuple(name for name, runner in RUNNERS.items() if issubclass(runner, PrefillRunner))
-
-
-@cache
-def clean_replays(device: str, engine: str) -> dict[str, Observation]:
-    """Return, of a clean playing, the last padded replay of a batch by every runner."""
-    found: dict[str, Observation] = {}
-
-    def observer(
-        place: int, step: Step, observation: Observation | None, violated: frozenset[str]
-    ) -> None:
-        if observation is not None and observation.replay is not None and observation.graph.batch:
-            found[observation.replay.runner] = observation
-
-    lockstep = shared(device, engine)
-    lockstep.watch(STEP_PROPERTIES)
-    assert lockstep.play(SCHEDULE, observer).violations == ()
-    return found
-
-
-def facts_of_replay(device: str, runner: str) -> tuple[GraphRunner, Callable[[], ReplayFacts]]:
-    """Return a runner, and what asks its engine for the facts of its last clean replay again."""
-    lockstep = shared(device, engine_of(runner))
-    replay = clean_replays(device, engine_of(runner))[runner].replay
-    assert replay is not None
-    subject, _ = captured(lockstep)
-    return runners_named(lockstep, runner)[0], lambda: subject.facts(replay)
-
-
-def operations_of(facts: ReplayFacts) -> list[str]:
-    """Return the ops that the replayed graphs hold."""
-    return list(facts.graph.operations)
-
-
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_a_graph_that_translates_more_or_less_than_its_scheme_does_is_off_its_path(
-    runner: str, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    under_test, facts = facts_of_replay(device, runner)
-    operations, right = operations_of(facts()), under_test.translations(LocationScheme.PRESET)
-    assert operations.count(TRANSLATE) == right
-    changed = {right + 1: [*operations, TRANSLATE]}
-    if right:
-        place = operations.index(TRANSLATE)
-        changed[right - 1] = operations[:place] + operations[place + 1 :]
-    for held, wrong in changed.items():
-        monkeypatch.setitem(vars(under_test), "operations", lambda bucket, held=wrong: held)
-        assert graph_breaches(facts()) == [
-            f"the graph contains {held} translations; its location scheme needs {right}"
-        ]
 
 
 def padded_element(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,17 +105,6 @@ def allocation(under_test: PrefillRunner, held: float, *, folded: bool) -> Calla
 
 
 @pytest.mark.parametrize("runner", PREFILLS[:1])
-def test_a_prefill_may_leave_anything_in_padded_attention(
-    runner: str, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = float("nan"), float("inf")
-    _, outcome = play(
-        device, runner, uninitialised(held, folded=False), monkeypatch, WITHOUT_REPLAYS
-    )
-    assert outcome.violations == ()
-
-
-@pytest.mark.parametrize("runner", PREFILLS[:1])
 def test_a_prefill_that_reads_padded_attention_is_interfered_with(
     runner: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,23 +112,3 @@ def test_a_prefill_that_reads_padded_attention_is_interfered_with(
     plant = uninitialised((0.0, 3.0), folded=True)
     _, outcome = play(device, runner, plant, monkeypatch, WITHOUT_REPLAYS)
     assert outcome.violated == {"padding_noninterference", "hermetic_replay", "batch_invariance"}
-
-
-def test_draft_logits_that_only_the_eager_path_has_wrong_disagree_with_the_oracle(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        forward = lockstep.pair.decoder.forward
-
-        def shifted(batch: ForwardBatch) -> Output:
-            if batch.mode is Mode.DRAFT_EXTEND:
-                hidden = batch.spec_info["hidden_states"].roll(1, 0)
-                batch = replace(batch, spec_info={**batch.spec_info, "hidden_states": hidden})
-            return forward(batch)
-
-        monkeypatch.setattr(lockstep.pair.decoder, "forward", shifted)
-
-    _, outcome = play(device, "eagle_draft_extend", plant, monkeypatch, WITHOUT_REPLAYS)
-    assert outcome.violated >= {"logits_parity", "kv_parity", "dense_agreement"}
-    off = [found.message for found in outcome.violations if found.property == "dense_agreement"]
-    assert all("eager draft logits differ from the dense oracle" in message for message in off)

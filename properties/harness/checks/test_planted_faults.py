@@ -70,7 +70,7 @@ def test_every_property_has_a_fault_that_it_alone_sees() -> None:
     assert {property_id for property_id, _, _ in FAULTS} == set(PROPERTIES)
 
 
-def test_a_batch_dependent_op_is_seen_though_both_worlds_use_it(
+def test_a_batch_dependent_op_that_both_runs_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One op that sums in another order for wide batches, shared by both runs."""

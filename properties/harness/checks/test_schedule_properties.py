@@ -188,21 +188,3 @@ def test_logits_off_the_oracle_violate_agreement(by: float, draft: bool, playing
     assert found.message.startswith(start)
     assert found.where["owner"] == "request 3"
     assert found.where["bound"] == DENSE_BOUND[torch.float32] == 2e-4
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda one: replace(one, tokens=one.tokens.roll(1)),
-        lambda one: replace(one, tracked=False),
-        lambda one: replace(one, encoder_len=one.encoder_len - 1),
-    ],
-    ids=["tokens", "tracked", "encoder_len"],
-)
-def test_the_oracle_reads_whatever_a_request_brings(
-    change: Callable[[Sample], Sample], playing: Playing
-) -> None:
-    """Logits of another prompt, tracking or encoder length do not pass."""
-    (sample, _) = playing.samples
-    wrong = replace(playing, samples=(replace(change(sample), logits=sample.logits),))
-    assert [found.property for found in violations(wrong)] == ["dense_agreement"]

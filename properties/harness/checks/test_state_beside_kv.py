@@ -10,7 +10,6 @@ import pytest
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.property import Violation, judge
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from paritybit.harness.explain.report import explanation, observe
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation, Snapshot
 from paritybit.harness.schedules.schedule import (
@@ -108,29 +107,6 @@ def test_a_stale_index_of_padded_rows_is_seen_in_the_state_it_reaches(
         assert found[name].where["owner"].startswith("request ")
 
 
-@pytest.mark.parametrize("runner", ["decode", "eagle_draft"])
-def test_a_stale_state_index_is_explained_by_its_element(
-    runner: str, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The op that stored through it, the request whose place that is, and who left it."""
-    stale, steps, section = STALE[runner]
-    lockstep = build(runner, device, monkeypatch, stale, records_ops=True)
-    schedule = Schedule((*ADMITTED, *steps), seed=3)
-    outcome, timeline = observe(lockstep, schedule)
-    seen = next(v for v in outcome.violations if v.property == "kv_parity")
-    told = explanation(lockstep, schedule, outcome, timeline, "kv_parity")
-    assert told is not None and told.difference is not None
-    assert (told.difference.op, told.difference.live) == ("store_rows", False)
-    cause, slot, taken = told.cause, told.slot, told.taken
-    assert cause is not None and slot is not None and taken is not None
-    assert cause.name == "static inputs"
-    assert [(one.holder, one.stale) for one in cause.elements] == [(stale, True)]
-    assert taken.slot == slot.slot == seen.where["place"]
-    assert slot.owner == seen.where["owner"]
-    named = {"recurrent state": "Target recurrent state", "draft table": "Draft table"}[section]
-    assert told.proof[0].startswith(f"{named} slot {slot.slot} belongs to {slot.owner}")
-
-
 def test_a_scatter_into_the_row_of_a_parked_request_is_seen(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +143,7 @@ def place_of(side: Snapshot, section: Section) -> Tensor:
     return LAYOUT.sections_of(side.after)[section]
 
 
-def said(name: str, found: Observation) -> Violation | None:
+def violation_of(name: str, found: Observation) -> Violation | None:
     """Return what a property of steps says of an observation."""
     return next(iter(judge([PROPERTIES[name]], found)), None)
 
@@ -196,4 +172,4 @@ def test_a_step_writes_the_state_of_its_own_requests_that_its_mode_writes(
     place = next(owner.place(section) for owner in OWNERS if owner.serial == serial)
     for side in (found.eager, found.graph):
         place_of(side, section)[place, row] = 3.5
-    assert (said("write_frame", found) is None) == (FRAMES.get(mode) == (section, row))
+    assert (violation_of("write_frame", found) is None) == (FRAMES.get(mode) == (section, row))

@@ -243,9 +243,7 @@ def test_a_step_may_write_its_own_slots_in_the_pool_of_the_model_that_writes_alo
 
 @pytest.mark.parametrize("side", ["eager", "graph"])
 @pytest.mark.parametrize(("slot", "owner"), [(FREE, "nobody"), (13, "request 4")])
-def test_a_stray_write_of_one_world_is_described_with_that_world_and_the_owner(
-    side: str, slot: int, owner: str
-) -> None:
+def test_a_stray_write_names_the_run_and_the_owner(side: str, slot: int, owner: str) -> None:
     spoiled = observation()
     arena_of(getattr(spoiled, side), Role.TARGET, Kind.SWA)[-1, 0, slot, 0, 0] = 1.5
     message, where = described("write_frame", spoiled)

@@ -218,11 +218,11 @@ def test_a_violation_that_does_not_repeat_has_no_cause(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No trial shows anything if the step is right without a reset after the last one."""
-    holds, asked = RecordedForward.holds, list[Reset]()
+    holds, resets = RecordedForward.holds, list[Reset]()
 
     def forgetting(recorded: RecordedForward, rule: object, run: object, reset: Reset) -> bool:
-        asked.append(reset)
-        if reset == NO_RESET and len(asked) > 1:
+        resets.append(reset)
+        if reset == NO_RESET and len(resets) > 1:
             return True
         return holds(recorded, PROPERTIES["kv_parity"], run, reset)  # type: ignore[arg-type]
 

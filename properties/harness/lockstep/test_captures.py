@@ -131,14 +131,14 @@ def test_the_modes_of_a_schedule_are_all_that_it_runs(runner: str) -> None:
     ran = set[Mode]()
 
     def play(schedule: Schedule) -> None:
-        asked = modes_of(schedule.steps, lockstep.pair.modes)
+        needed = modes_of(schedule.steps, lockstep.pair.modes)
         here = set[Mode]()
 
         def see(_: int, __: Step, observation: Observation | None, ___: frozenset[str]) -> None:
             here.update([] if observation is None else [observation.mode])
 
         assert lockstep.play(schedule, see).error is None
-        assert here & lockstep.pair.modes <= asked
+        assert here & lockstep.pair.modes <= needed
         ran.update(here)
 
     draw(lockstep.trial, play, 0, 6)

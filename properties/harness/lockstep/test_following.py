@@ -7,7 +7,7 @@ from paritybit.harness.lockstep.tracebacks import SubjectFailedError
 from paritybit.harness.schedules.schedule import Admit
 
 
-def test_what_an_engine_raises_as_it_follows_its_world_is_the_subject_s() -> None:
+def test_an_error_of_ownership_changed_is_an_error_of_the_subject() -> None:
     broken = list[str]()
 
     def engines(pair: Pair) -> Engines:

@@ -1,4 +1,4 @@
-"""What is held against the oracle: all logits that are a request's own, at every length."""
+"""What is compared with the oracle: all logits that are a request's own, at every length."""
 
 from dataclasses import replace
 
@@ -76,20 +76,20 @@ def test_every_length_that_has_logits_is_sampled_in_every_forward() -> None:
     assert modes == TRIAL.modes
 
 
-def test_all_that_is_sampled_is_held_and_agrees() -> None:
+def test_all_samples_agree_with_the_oracle() -> None:
     """Around the window and at the end, of the target and of the draft model."""
     lockstep = Lockstep(replace(TRIAL, page_size=4), {"dense_agreement"}, engines=subject_alone)
     window = lockstep.pair.config.window
-    held: list[tuple[bool, int]] = []
+    compared: list[tuple[bool, int]] = []
 
     def observer(
         place: int, step: Step, observation: Observation | None, violated: frozenset[str]
     ) -> None:
         if observation is not None:
-            held.extend((one.of_draft, len(one.tokens)) for one in observation.samples)
+            compared.extend((one.of_draft, len(one.tokens)) for one in observation.samples)
 
     outcome = lockstep.play(SCHEDULE, observer)
     assert (outcome.error, outcome.violations) == (None, ())
-    assert outcome.events["held against the oracle"] == len(held)
-    assert {(False, window + off) for off in (-1, 0, 1)} <= set(held)
-    assert {draft for draft, length in held if length > window} == {False, True}
+    assert outcome.events["compared with the oracle"] == len(compared)
+    assert {(False, window + off) for off in (-1, 0, 1)} <= set(compared)
+    assert {draft for draft, length in compared if length > window} == {False, True}

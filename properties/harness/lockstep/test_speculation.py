@@ -98,12 +98,12 @@ class Play:
         return output or {}
 
     def planned(self, step: Step) -> ForwardBatch:
-        """Plan a step; return the batch that it asks for."""
+        """Plan a step; return its batch."""
         work = self.side.plan(step)
         assert work is not None and work.batch is not None
         return work.batch
 
-    def asks(self, step: Step) -> bool:
+    def runs_forward(self, step: Step) -> bool:
         """Play a step; return whether it asked for a forward."""
         work = self.side.plan(step)
         if work is None or work.batch is None:
@@ -232,7 +232,7 @@ def test_as_many_drafts_are_accepted_as_a_verify_asks_for(
 def check_verified(
     accept: int, parents: Sequence[int], preset: str, page_size: int, device: str
 ) -> None:
-    """Verify a tree: tokens, KV, hidden states and pages, what is said next; nothing beside it."""
+    """Verify a tree: tokens, KV, hidden states and pages, the next token, and nothing else."""
     play, plain = (Play(device, page_size, EAGLE, preset) for _ in range(2))
     window = play.config.window
     for side in (play, plain):
@@ -294,13 +294,16 @@ def test_what_a_draft_proposed_is_verified_with_the_root_the_request_stands_at(
         assert [span.tree for span in batch.spans] == found
         output = play.decoder.forward(batch)
         rows = play.side.commit(batch, output)
-        said = output["logits"].argmax(-1).tolist()
+        greedy_tokens = output["logits"].argmax(-1).tolist()
         for place, (tree, row) in enumerate(zip(found, rows, strict=True)):
             first = place * NODES
-            path = accepted_path(tree, said[first : first + NODES], accept)
+            path = accepted_path(tree, greedy_tokens[first : first + NODES], accept)
             assert row == first + path[-1]
             drafts = [tree[node][0] for node in path]
-            assert play.tokens(play.request(place))[-len(path) - 1 :] == [*drafts, said[row]]
+            assert play.tokens(play.request(place))[-len(path) - 1 :] == [
+                *drafts,
+                greedy_tokens[row],
+            ]
     logits = play(Decode((0, 1)))["logits"]
     for request, row in zip(play.side.running, logits, strict=True):
         assert request.length > play.config.window
@@ -323,13 +326,13 @@ def test_a_request_that_fills_the_context_is_left_alone(device: str) -> None:
     """The draft model stays a token behind: nobody knows the token that it would need."""
     play = caught_up(device, modes=FROZEN, prompts=(46,))
     play(Decode((0,)))
-    assert not play.asks(Decode((0,)))
+    assert not play.runs_forward(Decode((0,)))
     play(Retract(0), Resume(0))
     request = play.request()
     assert request.length == request.known == play.config.max_context
     play(DraftExtend((0,)))
     assert request.drafted == request.length - 1
-    assert not any(play.asks(step) for step in (*SPECULATIVE, Decode((0,))))
+    assert not any(play.runs_forward(step) for step in (*SPECULATIVE, Decode((0,))))
 
 
 SMALL = st.integers(0, 5)

@@ -4,9 +4,8 @@ Each is one wrong byte, path or message, in one or in both runs; the schedule of
 clean without it. A fault planted in both runs alike must not be seen by parity.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
-from typing import Any
 
 import pytest
 from paritybit.harness.checks.play import Lockstep
@@ -14,11 +13,10 @@ from paritybit.harness.lockstep.config import SUBJECT_LOGGER
 from paritybit.harness.lockstep.scheduler import Scheduler
 from paritybit.reference import oracle
 from paritybit.reference.allocator import Allocator, PageAllocation
-from paritybit.reference.batch import DraftState, ForwardBatch, Mode, Span, prepare
+from paritybit.reference.batch import DraftState, ForwardBatch, Mode
 from paritybit.reference.config import Kind, Role
 from paritybit.reference.eager import EagerDecoder
 from paritybit.reference.model import Output
-from paritybit.reference.pool import Tables
 from paritybit.subjects.buffers import StaticInputs
 from paritybit.subjects.protocol import Forward, Overrides, Replay
 from paritybit.subjects.runners import RUNNERS
@@ -260,17 +258,17 @@ def keeping_views(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPat
     side = lockstep.pair.graph
     commit = side.commit
 
-    def kept(batch: ForwardBatch, output: Output) -> list[int]:
-        said = commit(batch, output)
+    def keeping(batch: ForwardBatch, output: Output) -> list[int]:
+        rows = commit(batch, output)
         if batch.mode is Mode.DRAFT_EXTEND:
             for place, span in enumerate(batch.spans):
                 request = side.request_of(span.row)
                 if request.state is not None:
                     views = (output[name][place] for name in ("topk_p", "topk_index", "hidden"))
                     request.state = DraftState(*views)
-        return said
+        return rows
 
-    monkeypatch.setattr(side, "commit", kept)
+    monkeypatch.setattr(side, "commit", keeping)
 
 
 def freed_twice(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,21 +300,6 @@ def still_mapped(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatc
         return pages
 
     monkeypatch.setattr(allocator, "evict", mapped)
-
-
-def graph_left_out(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the graph gives is computed eagerly, in its own output."""
-    for one in runners_named(lockstep, runner):
-
-        def eagerly(
-            batch: ForwardBatch | None, bucket: int, *, captured: bool = True, one: Any = one
-        ) -> Output:
-            output: Output = one.captured[bucket].output
-            for name, values in type(one).launch(one, batch, bucket, captured=False).items():
-                output[name].copy_(values)
-            return output
-
-        monkeypatch.setattr(one, "launch", eagerly)
 
 
 def replayed_twice(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,19 +360,6 @@ def window_off_by_one(lockstep: Lockstep, runner: str, monkeypatch: pytest.Monke
     )
 
 
-def hidden_states_off_by_one(
-    lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A draft model that both runs hand the hidden state of the token before."""
-
-    def shifted(
-        mode: Mode, spans: Sequence[Span], tokens: Tensor, hidden_states: Tensor, tables: Tables
-    ) -> ForwardBatch:
-        return prepare(mode, spans, tokens, hidden_states.roll(1, 1), tables)
-
-    monkeypatch.setattr("paritybit.harness.lockstep.request_book.prepare", shifted)
-
-
 def after_the_last_decode(
     side: Scheduler, monkeypatch: pytest.MonkeyPatch, change: Callable[[Output], Output]
 ) -> None:
@@ -447,13 +417,11 @@ FAULTS: list[tuple[str, str, Plant]] = [
     ("slot_ownership", "decode", leaked_page),
     ("index_contract", "decode", moved_buffer),
     ("captured_path", "decode", eager_fallback),
-    ("captured_path", "decode", graph_left_out),
     ("captured_path", "target_verify", replayed_twice),
     ("log_hygiene", "decode", warning),
     ("determinism", "cpu_graph", drifting),
     ("batch_invariance", "decode", other_bits_alone),
     ("dense_agreement", "decode", window_off_by_one),
-    ("dense_agreement", "eagle_draft_extend", hidden_states_off_by_one),
     ("next_tokens", "decode", unlikely_token),
     ("token_trajectory", "decode", wrong_token),
 ]

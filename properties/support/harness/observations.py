@@ -86,7 +86,7 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
     batch = batch_of(mode, tables)
     before, after = storages(batch)
     output = output_of(batch)
-    owners = knowing(mode, OWNERS, batch.spans, said=0)
+    owners = knowing(mode, OWNERS, batch.spans, more=0)
     static = {name: torch.cat([values, values[:1] + 1]) for name, values in output.items()}
     live = {name: values[: len(output[name])] for name, values in static.items()}
     eager, graph = (
@@ -135,7 +135,7 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
 
 def end_of(mode: Mode, batch: ForwardBatch) -> StepEnd:
     """Return what a right step left: the last token is the likeliest one, and no draft is it."""
-    end = right_end(knowing(mode, OWNERS, batch.spans, said=1), SIZES, CONFIG)
+    end = right_end(knowing(mode, OWNERS, batch.spans, more=1), SIZES, CONFIG)
     for side in (end.eager, end.graph):
         for row, owner in enumerate(side.holders):
             side.tokens[row, owner.known - 1] = COLUMNS - 1

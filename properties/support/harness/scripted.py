@@ -58,5 +58,5 @@ def losing(_: Scripted, schedule: Schedule) -> Outcome:
 def clean() -> Outcome:
     """Return the outcome of a playing that violated nothing and held something to the oracle."""
     outcome = violating()
-    outcome.events["held against the oracle"] = 1
+    outcome.events["compared with the oracle"] = 1
     return outcome
