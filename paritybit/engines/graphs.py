@@ -8,7 +8,6 @@ Python code of the engine.
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -135,6 +134,21 @@ class Event:
         return 0.0
 
 
+class Stream:
+    """Stands in for `torch.cuda.Stream`. On a CPU, all work is complete immediately."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        """Accept the arguments of a stream."""
+
+    def wait_stream(self, *others: Any) -> None:
+        """Do nothing."""
+
+    wait_event = record_event = synchronize = wait_stream
+
+
+STREAM = Stream()
+
+
 def implement_on_cpu(namespace: str) -> None:
     """Register the operators that a namespace implements for CUDA on the CPU from now on."""
     implement: Any = torch.library.Library.impl
@@ -152,49 +166,28 @@ def as_written(function: Any = None, **settings: Any) -> Any:
 
 
 def emulate(ops: Ops) -> None:
-    """Add the functions for capturing graphs to torch's CPU module.
+    """Add the functions for graphs, streams and events to torch's CPU and CUDA modules.
 
-    Some graph runners use torch's CUDA module on every device, so it gets them, too. Functions that
-    the engine compiles for a GPU run without compilation.
+    Functions that the engine compiles for a GPU run without compilation.
     """
     torch.compile = torch.compiler.disable = as_written  # type: ignore[assignment]
     CpuGraph.ops = ops
     torch.cuda.CUDAGraph = CpuGraph  # type: ignore[assignment,misc]
     torch.cuda.graph = recording  # type: ignore[assignment,misc]
+    torch.cuda.Stream = Stream  # type: ignore[assignment,misc]
+    torch.cuda.Event = Event  # type: ignore[assignment,misc]
+    torch.cuda.graph_pool_handle = lambda: NO_POOL  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda *arguments: None
     torch.accelerator.empty_cache = lambda: None
-    stream = SimpleNamespace(wait_stream=lambda other: None, wait_event=lambda event: None)
     for name, value in {
         "graph": recording,
         "graph_pool_handle": lambda: NO_POOL,
         "Event": Event,
         "is_current_stream_capturing": lambda: CpuGraph.recording is not None,
-        "current_stream": lambda *arguments: stream,
+        "current_stream": lambda *arguments: STREAM,
     }.items():
         setattr(torch.cpu, name, value)
     torch.cuda.current_stream = torch.cpu.current_stream  # type: ignore[assignment]
-
-
-class Stream:
-    """Stands in for `torch.cuda.Stream`. On a CPU, all work is complete immediately."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        """Accept the arguments of a stream."""
-
-    def wait_stream(self, *others: Any) -> None:
-        """Do nothing."""
-
-    wait_event = record_event = synchronize = wait_stream
-
-
-STREAM = Stream()
-
-
-def emulate_streams() -> None:
-    """Add streams, events and a memory-pool handle to torch's CUDA module."""
-    torch.cuda.Stream = Stream  # type: ignore[assignment,misc]
-    torch.cuda.Event = Event  # type: ignore[assignment,misc]
-    torch.cuda.graph_pool_handle = lambda: NO_POOL  # type: ignore[assignment,return-value]
 
 
 def unpin_memory() -> None:
@@ -219,7 +212,6 @@ def emulate_device(ops: Ops) -> None:
     Graphs keep each launch of Triton's interpreter as one step.
     """
     emulate(ops)
-    emulate_streams()
     unpin_memory()
     torch.cuda.get_device_capability = lambda *device: (9, 0)
     launches = importlib.import_module("triton.runtime.interpreter").GridExecutor

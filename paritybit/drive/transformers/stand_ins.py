@@ -16,7 +16,6 @@ from paritybit.engines.graphs import (
     Event,
     Stream,
     emulate,
-    emulate_streams,
     recording,
     unpin_memory,
     whole,
@@ -36,7 +35,6 @@ class Pool:
 def stand_in_for_graphs() -> None:
     """Add graphs to torch's CUDA module, and make continuous batching use it as accelerator."""
     emulate(Ops())
-    emulate_streams()
     unpin_memory()
     torch.backends.cuda.enable_flash_sdp(False)  # A tape cannot record it as one op.
     cuda, module = accelerator(), torch.get_device_module
