@@ -1,7 +1,7 @@
 """Drawings of a violation in the laboratory: bit patterns, steps, static inputs and slots."""
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -14,7 +14,7 @@ from paritybit.harness.explain.facts import (
     StaticInputRow,
     TimelineEntry,
 )
-from paritybit.reports.model import Bits, Cell, Cells, Fact, listed
+from paritybit.reports.model import Bits, Cell, Cells, Fact, Key, listed
 
 SIDES: Mapping[str, tuple[str, str]] = {
     "hermetic_replay": ("freshly captured", "after earlier replays"),
@@ -31,28 +31,40 @@ MOST_STEPS, MOST_ROWS, MOST_ELEMENTS, MOST_SLOTS = 40, 64, 48, 1024
 COLUMNS = 32
 """The number of slots in a row."""
 
-STEP_KEY = (
-    ("live", "live row of a replay, with its request’s number"),
-    ("eager", "row of an eager forward"),
-    ("padded", "padded row"),
-    ("parked", "parked request with live KV"),
+KEYS = (
+    Key(
+        "Steps",
+        {
+            "live": "live row of a replay, with its request’s number",
+            "eager": "row of an eager forward",
+            "padded": "padded row",
+            "parked": "parked request with live KV",
+        },
+    ),
+    Key(
+        "Static inputs",
+        {
+            "live": "live",
+            "padded": "padded",
+            "padded stale": "stale: a freshly captured runner holds another value",
+            "padded stale culprit": "cause",
+        },
+    ),
+    Key(
+        "Slots",
+        {
+            "live": "slot of a request in the batch, with its number",
+            "parked": "slot of a parked request",
+            "reserved": "reserved slot",
+            "": "unowned slot",
+            "written": "written by this step",
+            "differs": "differs between eager and graph",
+            "wrong": "used by mistake",
+            "right": "expected slot",
+        },
+    ),
 )
-INPUT_KEY = (
-    ("live", "live"),
-    ("padded", "padded"),
-    ("padded stale", "stale: a freshly captured runner holds another value"),
-    ("padded stale culprit", "cause"),
-)
-SLOT_KEY = (
-    ("live", "slot of a request in the batch, with its number"),
-    ("parked", "slot of a parked request"),
-    ("reserved", "reserved slot"),
-    ("free", "unowned slot"),
-    ("free written", "written by this step"),
-    ("free differs", "differs between eager and graph"),
-    ("free wrong", "used by mistake"),
-    ("free right", "expected slot"),
-)
+"""What the kinds of boxes mean."""
 
 
 def bits(property_name: str, where: Mapping[str, Any]) -> Bits | None:
@@ -96,7 +108,7 @@ def float_of(text: str) -> str:
 def steps(entries: Sequence[TimelineEntry]) -> Cells | None:
     """Return the last steps of a schedule, one per row, or None without steps."""
     drawn = entries[-MOST_STEPS:]
-    return Cells(tuple(map(step, drawn)), STEP_KEY) if drawn else None
+    return Cells(tuple(map(step, drawn))) if drawn else None
 
 
 def step(entry: TimelineEntry) -> tuple[Fact, tuple[Cell, ...]]:
@@ -113,38 +125,33 @@ def step(entry: TimelineEntry) -> tuple[Fact, tuple[Cell, ...]]:
     return Fact.of(name, f"{path}{violated}"), tuple(boxes[: 2 * MOST_ROWS])
 
 
-def static_inputs(found: Explanation, paddings: Mapping[str, str]) -> tuple[Cells, Cells] | None:
-    """Return the static inputs to look at and the others, or None without a replay.
+def static_inputs(found: Explanation, paddings: Mapping[str, str]) -> Cells | None:
+    """Return the static inputs to look at, or None without a replay.
 
-    The first are a cause or break their contract, or else are stale. `paddings` has the padding of
-    the right contract by static input.
+    They are a cause or break their contract, or else are stale. `paddings` has the padding of the
+    right contract by static input.
     """
-    rows = found.static_inputs
-    if not rows:
-        return None
     now = found.at.step
-    culprits = {one.holder: one.place[0] for one in (found.cause.elements if found.cause else ())}
-    faults = {row.name: fault_of(row, now, paddings.get(row.name, row.padding)) for row in rows}
-    first = [row for row in rows if row.name in culprits or faults[row.name]]
-    first = first or [row for row in rows if row.stale]
-
-    def drawn(some: Sequence[StaticInputRow]) -> Cells:
-        return Cells(
-            tuple(input_of(row, now, culprits.get(row.name), faults[row.name]) for row in some),
-            INPUT_KEY,
-        )
-
-    return drawn(first), drawn([row for row in rows if row not in first])
+    elements = found.cause.elements if found.cause is not None else ()
+    drawn, stale = [], []
+    for row in found.static_inputs:
+        culprits = {one.place[0] for one in elements if one.holder == row.name}
+        fault = fault_of(row, now, paddings.get(row.name, row.padding))
+        if culprits or fault:
+            drawn.append(input_of(row, now, culprits, fault))
+        elif row.stale:
+            stale.append(input_of(row, now, culprits, fault))
+    return Cells(tuple(drawn or stale)) if drawn or stale else None
 
 
 def input_of(
-    row: StaticInputRow, now: int, culprit: int | None, fault: str
+    row: StaticInputRow, now: int, culprits: Collection[int], fault: str
 ) -> tuple[Fact, tuple[Cell, ...]]:
     """Return one static input with the value of each element and the step that wrote it."""
     boxes = [
         Cell(
             str(value),
-            " ".join(kinds_of(row, place, culprit)),
+            " ".join(kinds_of(row, place, culprits)),
             "" if left_by == now else source_text(left_by),
         )
         for place, (value, left_by) in enumerate(zip(row.values, row.left_by, strict=True))
@@ -154,14 +161,14 @@ def input_of(
     return Fact.of(row.name, about), tuple(boxes[:MOST_ELEMENTS])
 
 
-def kinds_of(row: StaticInputRow, place: int, culprit: int | None) -> Iterator[str]:
+def kinds_of(row: StaticInputRow, place: int, culprits: Collection[int]) -> Iterator[str]:
     """Yield the kinds of an element. An axis may have several sections, each with a live part."""
     sections = 3 if row.axis == "3 x token" else 1
     section = max(1, len(row.values) // sections)
     yield "live" if place % section < row.live else "padded"
     if place in row.stale:
         yield "stale"
-    if place == culprit:
+    if place in culprits:
         yield "culprit"
 
 
@@ -170,7 +177,7 @@ def fault_of(row: StaticInputRow, now: int, padding: str) -> str:
     left = [
         place
         for place in range(len(row.values))
-        if row.left_by[place] != now and "padded" in kinds_of(row, place, None)
+        if row.left_by[place] != now and "padded" in kinds_of(row, place, ())
     ]
     if not padding.startswith("fill ") or padding == "fill once" or not left:
         return ""
@@ -223,7 +230,7 @@ def slot_map(pool: SlotMap, taken: SlotTaken | None, right: int | None) -> Cells
         about += f"; used by mistake: {taken.slot}; expected: {'–' if right is None else right}"
     lines = [tuple(boxes[at : at + COLUMNS]) for at in range(0, len(boxes), COLUMNS)]
     heads = [Fact.of(str(COLUMNS * n), "" if n else about) for n in range(len(lines))]
-    return Cells(tuple(zip(heads, lines, strict=True)), SLOT_KEY, grid=True)
+    return Cells(tuple(zip(heads, lines, strict=True)), grid=True)
 
 
 def states(pool: SlotMap, slot: int, taken: SlotTaken | None, right: int | None) -> Iterator[str]:
@@ -231,9 +238,7 @@ def states(pool: SlotMap, slot: int, taken: SlotTaken | None, right: int | None)
     owner = pool.owners[slot]
     if slot < pool.page_size:
         yield "reserved"
-    elif owner == NOBODY:
-        yield "free"
-    else:
+    elif owner != NOBODY:
         yield "live" if owner in pool.live else "parked"
     yield from ["written"] * (slot in pool.written)
     yield from ["differs"] * (slot in pool.differs)

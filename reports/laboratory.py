@@ -2,13 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from paritybit.harness.errors import headline
 from paritybit.harness.explain.facts import Explanation, Outcome, SourceLine
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import file_name
-from paritybit.harness.records.codec import encoded
 from paritybit.harness.records.schema import (
     BugOnRunner,
     BugRow,
@@ -34,11 +33,9 @@ from paritybit.reports.model import (
     Paragraph,
     Piece,
     Report,
-    Source,
     anchors,
     duration,
     listed,
-    value_text,
 )
 
 VERDICTS: Mapping[str, tuple[str, str]] = {
@@ -120,9 +117,10 @@ def report_of(record: Record) -> Report:
                 "Findings and detected bugs",
                 tuple(card(record, row, names[id(row)]) for row in rows if has_card(row)),
             ),
+            PageSection("key", "How to read the drawings", drawings.KEYS),
             PageSection("coverage", "Coverage", tuple(coverage(record))),
             PageSection("environment", "Environment", (Facts(tuple(environment(record))),)),
-            PageSection("properties", "Properties", (glossary_of(record.properties, "property"),)),
+            PageSection("properties", "Properties", (glossary_of(record.properties),)),
             PageSection("words", "Glossary", (glossary_of(GLOSSARY),)),
         ),
     )
@@ -438,7 +436,6 @@ def card_blocks(record: Record, row: TrialRow) -> Iterator[Block]:
         yield Paragraph(row.error, "bad")
     if row.finding is not None:
         yield from finding_blocks(record, row, row.finding)
-    yield Fold("The trial’s settings", (Facts(tuple(settings(row.trial))),))
 
 
 def card_facts(row: TrialRow) -> Iterator[Fact]:
@@ -457,14 +454,16 @@ def card_facts(row: TrialRow) -> Iterator[Fact]:
     yield Fact.of("schedules, steps", f"{row.schedules:,}, {row.steps:,}")
     yield Fact.of("replays, padded", f"{row.replays:,}, {row.padded_replays:,}")
     yield Fact.of("time taken", duration(row.seconds))
+    yield Fact.of("settings", settings(row.trial))
 
 
-def settings(trial: TrialConfig) -> Iterator[Fact]:
-    """Yield the settings of a trial."""
-    for name in trial.__dataclass_fields__:
-        value = getattr(trial, name)
-        text = listed(value) if isinstance(value, tuple) else value_text(value)
-        yield Fact.of(name.replace("_", " "), text)
+def settings(trial: TrialConfig) -> str:
+    """Describe the settings of a trial."""
+    return (
+        f"{trial.dtype} on {trial.device}, page size {trial.page_size}, {trial.full_slots} full "
+        f"and {trial.swa_slots} SWA slots, {trial.rows} rows, buckets {listed(trial.buckets)} and "
+        f"{listed(trial.token_buckets)} tokens, topk {trial.topk}"
+    )
 
 
 def finding_blocks(record: Record, row: TrialRow, finding: Counterexample) -> Iterator[Block]:
@@ -497,8 +496,6 @@ def finding_blocks(record: Record, row: TrialRow, finding: Counterexample) -> It
         yield Fold("Also violated", (Items(tuple(others)),))
     yield from drawn(record, row, finding)
     yield replay_of(record, finding)
-    text = tuple(enumerate(encoded(finding.case).splitlines(), 1))
-    yield Fold(f"The case file, {file_name(finding.case)}", (Source(text, None),))
 
 
 def drawn(record: Record, row: TrialRow, finding: Counterexample) -> Iterator[Block]:
@@ -516,12 +513,8 @@ def drawn(record: Record, row: TrialRow, finding: Counterexample) -> Iterator[Bl
     paddings = record.paddings.get(f"{runner}, {row.trial.scheme}", {})
     inputs = drawings.static_inputs(found, paddings)
     if inputs is not None:
-        first, others = inputs
         yield Paragraph(f"Static inputs at {where}", "title")
-        if first.rows:
-            yield first
-        if others.rows:
-            yield Fold(f"{len(others.rows)} static inputs without a fault", (others,))
+        yield inputs
     for pool in drawings.slots(found):
         yield Paragraph(f"Slots after {where}", "title")
         yield pool
@@ -553,7 +546,6 @@ def environment(record: Record) -> Iterator[Fact]:
     yield Fact.of("schedules for each bug on each runner, at most", record.examples)
 
 
-def glossary_of(words: Mapping[str, str] | Iterable[str], anchor: str = "") -> Facts:
+def glossary_of(words: Mapping[str, str]) -> Facts:
     """Return words with their definitions."""
-    assert isinstance(words, Mapping)
-    return Facts(tuple(Fact.of(word, text) for word, text in words.items()), anchor)
+    return Facts(tuple(Fact.of(word, text) for word, text in words.items()))

@@ -6,12 +6,9 @@ nothing: verdicts come from records.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
-
-MOST_VALUES = 16
-"""The number of values that a text lists."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +70,10 @@ class Items:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and values. `anchor` is the prefix of the ids of its names, or ''."""
+    """Names and values."""
 
     kind: ClassVar = "facts"
     facts: tuple[Fact, ...]
-    anchor: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,15 +112,23 @@ class Cell:
 
 @dataclass(frozen=True)
 class Cells:
-    """Rows of boxes, each with a name and a line about it, and the meaning of their kinds.
+    """Rows of boxes, each with a name and a line about it.
 
     With `grid`, each row has as many boxes, like the slots of a pool.
     """
 
     kind: ClassVar = "cells"
     rows: tuple[tuple[Fact, tuple[Cell, ...]], ...]
-    key: tuple[tuple[str, str], ...]
     grid: bool = False
+
+
+@dataclass(frozen=True)
+class Key:
+    """The meaning of the kinds of boxes in one kind of drawing."""
+
+    kind: ClassVar = "key"
+    title: str
+    meanings: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,7 @@ Block = (
     | DataTable
     | Arrows
     | Cells
+    | Key
     | Bits
     | Source
     | Fold
@@ -257,16 +262,6 @@ def linked(text: str) -> tuple[Piece, ...]:
 def listed(values: Iterable[object]) -> str:
     """Return the values separated by commas, or a dash for none."""
     return ", ".join(map(str, values)) or "–"
-
-
-def value_text(value: object) -> str:
-    """Return a JSON value as text."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list):
-        more = f" and {len(value) - MOST_VALUES} more" if len(value) > MOST_VALUES else ""
-        return ", ".join(map(value_text, value[:MOST_VALUES])) + more
-    return str(value)
 
 
 def duration(seconds: float) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import typer
 from paritybit.harness.cli.folders import OUT
@@ -118,13 +118,12 @@ def print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-Version = Annotated[
-    bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version")
-]
-
-
 @app.callback(context_settings=HELP, help=ABOUT)
-def paritybit(version: Version = False) -> None:
+def paritybit(
+    version: bool = typer.Option(
+        False, "--version", callback=print_version, is_eager=True, help="Print the version"
+    ),
+) -> None:
     """Handle the options that come before a command."""
 
 
@@ -134,75 +133,74 @@ Kind = Literal["bugs", "runners", "presets", "properties", "findings", "words"]
 EngineName = Literal["sglang", "transformers", "vllm"]
 
 
-def number(about: str, default: str | bool = True, least: int = 1, most: int = MOST) -> Any:
-    """Return an option with a whole number. `default` is shown where the default is None."""
-    return typer.Option(parser=count(least, most), metavar="N", show_default=default, help=about)
+def flag(name: str, about: str) -> Any:
+    """Return an option without a value."""
+    return typer.Option(False, f"--{name}", help=about)
 
 
-def file(about: str, default: str | bool = True) -> Any:
+def number(default: int | None, about: str, least: int = 1, most: int = MOST, **more: Any) -> Any:
+    """Return an option with a whole number."""
+    return typer.Option(default, parser=count(least, most), metavar="N", help=about, **more)
+
+
+def file(default: Path | None, about: str, **more: Any) -> Any:
     """Return an option with the path of a file or folder."""
-    return typer.Option(parser=path, metavar="PATH", show_default=default, help=about)
+    return typer.Option(default, parser=path, metavar="PATH", help=about, **more)
 
 
-def listed(about: str, default: str = "all") -> Any:
+def listed(about: str, otherwise: str = "all") -> Any:
     """Return an option with comma-separated names, which may be given several times."""
-    return typer.Option(callback=names, metavar="NAMES", show_default=default, help=about)
+    return typer.Option([], callback=names, metavar="NAMES", show_default=otherwise, help=about)
 
 
-ENGINE = "Release such as sglang==0.5.23, or the folder of a source tree"
+def seed_option(default: int | None = 0) -> Any:
+    """Return the option for the random seed."""
+    return number(default, "Random seed", least=0, show_default="0")
 
-Out = Annotated[Path, file("Folder in which each run creates its own folder")]
-Seed = Annotated[int, number("Random seed", least=0)]
-Seconds = Annotated[int, number("Seconds of the run, with the starts of the engine")]
-DeviceOption = Annotated[Device, typer.Option(help="Device to use")]
-Engine = Annotated[str | None, typer.Option(metavar="ENGINE", help=ENGINE)]
-NeededEngine = Annotated[str, typer.Option(metavar="ENGINE", help=ENGINE)]
-Case = Annotated[Path, typer.Argument(parser=path, help="Case file that watch wrote")]
+
+def engine_option(default: Any) -> Any:
+    """Return the option for an engine. It is required if the default is `...`."""
+    about = "Release such as sglang==0.5.23, or the folder of a source tree"
+    return typer.Option(default, metavar="ENGINE", help=about)
+
+
+def out_option() -> Any:
+    """Return the option for the folder of runs."""
+    return file(OUT, "Folder in which each run creates its own folder")
 
 
 @command(ENGINES, allow_interspersed_args=False)
 def watch(
     context: typer.Context,
-    program: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="COMMAND", help="Command whose processes are checked"),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(metavar="ENGINE", help=f"{ENGINE}, to serve generated requests to"),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Serve only this shape of a model, such as gemma4")
-    ] = None,
-    device: Annotated[Device | None, typer.Option(help="Device of the engine")] = None,
-    seed: Annotated[int | None, number("Random seed of model and requests", "0", least=0)] = None,
-    seconds: Annotated[
-        int | None, number("Seconds of the run, with the starts of the engine", "300")
-    ] = None,
-    settings: Annotated[
-        list[str],
-        listed("Rows of settings, such as 'page size 16 + overlap'", "the seed's covering array"),
-    ] = [],  # noqa: B006
-    rows: Annotated[
-        str | None,
-        typer.Option(metavar="FIRST-LAST", help="Rows of the covering array, such as 9-20 or 9-"),
-    ] = None,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Serve the other rows after a finding, too")
-    ] = False,
-    checks: Annotated[list[str], listed("Checks to run, such as stray-write")] = [],  # noqa: B006
-    every: Annotated[int, number("Check about one in N forward passes")] = 1,
-    known: Annotated[
-        Path | None,
-        file("Known findings, which do not fail the run", "paritybit-known.json in ENGINE"),
-    ] = None,
-    baseline: Annotated[
-        Path | None, file("Record of an earlier run, whose findings do not fail this one")
-    ] = None,
-    undecided: Annotated[
-        Undecided, typer.Option(help="What a run without a verdict does")
-    ] = "fail",
-    out: Out = OUT,
+    program: list[str] = typer.Argument(
+        None, metavar="COMMAND", help="Command whose processes are checked"
+    ),
+    engine: str | None = engine_option(None),
+    model: str | None = typer.Option(None, help="Serve only this shape of a model, such as gemma4"),
+    device: Device | None = typer.Option(None, help="Device of the engine", show_default="auto"),
+    seed: int | None = seed_option(None),
+    seconds: int | None = number(
+        None, "Seconds of the run, with the starts of the engine", show_default="300"
+    ),
+    settings: list[str] = listed(
+        "Rows of settings, such as 'page size 16 + overlap'", "the seed's covering array"
+    ),
+    rows: str | None = typer.Option(
+        None, metavar="FIRST-LAST", help="Rows of the covering array, such as 9-20 or 9-"
+    ),
+    keep_going: bool = flag("keep-going", "Serve the other rows after a finding, too"),
+    checks: list[str] = listed("Checks to run, such as stray-write"),
+    every: int = number(1, "Check about one in N forward passes"),
+    known: Path | None = file(
+        None,
+        "Known findings, which do not fail the run",
+        show_default="paritybit-known.json in ENGINE",
+    ),
+    baseline: Path | None = file(
+        None, "Record of an earlier run, whose findings do not fail this one"
+    ),
+    undecided: Undecided = typer.Option("fail", help="What a run without a verdict does"),
+    out: Path = out_option(),
 ) -> int:
     """Check an engine, or a command's processes, with the sanitizer.
 
@@ -233,15 +231,11 @@ def watch(
 
 @command(ENGINES)
 def releases(
-    engine: Annotated[
-        EngineName, typer.Option(help="Engine whose releases are watched")
-    ] = "sglang",
-    releases: Annotated[
-        list[str], listed("Releases, or newest", "all whose hashes are pinned")
-    ] = [],  # noqa: B006
-    seconds: Annotated[int, number("Seconds for each release")] = 300,
-    seed: Seed = 0,
-    out: Annotated[Path, file("Folder of all results; results in it are kept")] = OUT / "releases",
+    engine: EngineName = typer.Option("sglang", help="Engine whose releases are watched"),
+    releases: list[str] = listed("Releases, or newest", "all whose hashes are pinned"),
+    seconds: int = number(300, "Seconds for each release"),
+    seed: int = seed_option(),
+    out: Path = file(OUT / "releases", "Folder of all results; results in it are kept"),
 ) -> int:
     """Watch releases of an engine, and show which have which finding."""
     from paritybit.harness.cli.watch.releases import run_releases
@@ -251,17 +245,15 @@ def releases(
 
 @command(ENGINES)
 def explore(
-    engine: NeededEngine,
-    slots: Annotated[int, number("Pages in the pool")] = 18,
-    requests: Annotated[int, number("Requests at a time")] = 2,
-    depth: Annotated[int, number("Actions in a schedule")] = 12,
-    page_size: Annotated[int, number("Tokens in a page")] = 1,
-    window: Annotated[int, number("Tokens of the sliding window")] = 2,
-    keys: Annotated[
-        int, number("Tokens in a key of sglang's prefix cache; 2 as with EAGLE", most=2)
-    ] = 1,
-    seconds: Annotated[int, number("Seconds after which the search stops")] = 120,
-    out: Out = OUT,
+    engine: str = engine_option(...),
+    slots: int = number(18, "Pages in the pool"),
+    requests: int = number(2, "Requests at a time"),
+    depth: int = number(12, "Actions in a schedule"),
+    page_size: int = number(1, "Tokens in a page"),
+    window: int = number(2, "Tokens of the sliding window"),
+    keys: int = number(1, "Tokens in a key of sglang's prefix cache; 2 as with EAGLE", most=2),
+    seconds: int = number(120, "Seconds after which the search stops"),
+    out: Path = out_option(),
 ) -> int:
     """Explore every schedule of an engine's prefix cache up to a bound."""
     from paritybit.harness.cli.explore import run_explore
@@ -274,9 +266,7 @@ def explore(
 
 @command(ENGINES)
 def engine(
-    version: Annotated[
-        str, typer.Argument(help="Release, such as vllm==0.33.0; 0.5.23 is one of sglang")
-    ],
+    version: str = typer.Argument(help="Release, such as vllm==0.33.0; 0.5.23 is one of sglang"),
 ) -> int:
     """Download a release of an engine into a folder of its own."""
     from paritybit.drive.adapters import release_of
@@ -290,8 +280,8 @@ def engine(
 
 @command(FINDINGS)
 def replay(
-    case: Annotated[list[Path], typer.Argument(parser=path, help="Case files, or folders of them")],
-    engine: Engine = None,
+    case: list[Path] = typer.Argument(parser=path, help="Case files, or folders of them"),
+    engine: str | None = engine_option(None),
 ) -> int:
     """Replay cases.
 
@@ -305,9 +295,9 @@ def replay(
 
 @command(FINDINGS)
 def shrink(
-    case: Case,
-    engine: NeededEngine,
-    seconds: Annotated[int, number("Seconds of the search")] = 120,
+    case: Path = typer.Argument(parser=path, help="Case file that watch wrote"),
+    engine: str = engine_option(...),
+    seconds: int = number(120, "Seconds of the search"),
 ) -> int:
     """Find a smaller case of watch with the same finding.
 
@@ -320,21 +310,15 @@ def shrink(
 
 @command(FINDINGS)
 def report(
-    record: Annotated[
-        Path,
-        typer.Argument(parser=path, help="Record or folder of a run; watch may have been killed"),
-    ] = LATEST,
-    later: Annotated[
-        Path | None,
-        typer.Argument(parser=path, help="Record or folder of a later run of watch, to compare"),
-    ] = None,
-    page: Annotated[Path | None, file("File of the page", "index.html next to the record")] = None,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print a summary in Markdown, such as for CI")
-    ] = False,
-    issue: Annotated[
-        bool, typer.Option("--issue", help="Print an issue for each cause of findings of watch")
-    ] = False,
+    record: Path = typer.Argument(
+        LATEST, parser=path, help="Record or folder of a run; watch may have been killed"
+    ),
+    later: Path | None = typer.Argument(
+        None, parser=path, help="Record or folder of a later run of watch, to compare"
+    ),
+    page: Path | None = file(None, "File of the page", show_default="index.html next to RECORD"),
+    markdown: bool = flag("markdown", "Print a summary in Markdown, such as for CI"),
+    issue: bool = flag("issue", "Print an issue for each cause of findings of watch"),
 ) -> int:
     """Write the page of a run, compare two runs, or write issues.
 
@@ -349,18 +333,16 @@ def report(
 @command(LABORATORY)
 def regress(
     context: typer.Context,
-    pytest: Annotated[
-        list[str] | None, typer.Argument(metavar="-- PYTEST OPTIONS", help="Options for pytest")
-    ] = None,
-    bug: Annotated[list[str], listed("Bugs, each BUG or BUG@RUNNER")] = [],  # noqa: B006
-    runner: Annotated[list[str], listed("Runners")] = [],  # noqa: B006
-    preset: Annotated[list[str], listed("Models")] = [],  # noqa: B006
-    seed: Seed = 0,
-    mps: Annotated[
-        bool, typer.Option("--mps", help="Start an NVIDIA MPS daemon, to share GPUs")
-    ] = False,
-    device: DeviceOption = "auto",
-    out: Out = OUT,
+    pytest: list[str] = typer.Argument(
+        None, metavar="-- PYTEST OPTIONS", help="Options for pytest"
+    ),
+    bug: list[str] = listed("Bugs, each BUG or BUG@RUNNER"),
+    runner: list[str] = listed("Runners"),
+    preset: list[str] = listed("Models"),
+    seed: int = seed_option(),
+    mps: bool = flag("mps", "Start an NVIDIA MPS daemon, to share GPUs"),
+    device: Device = typer.Option("auto", help="Device to use"),
+    out: Path = out_option(),
 ) -> int:
     """Test the built-in engine without a bug, then with each known bug.
 
@@ -387,10 +369,8 @@ def regress(
 
 @command(LABORATORY, "list")
 def list_names(
-    kind: Annotated[
-        Kind | None, typer.Argument(show_default="a summary of all", help="Kind of names")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    kind: Kind | None = typer.Argument(None, show_default="a summary of all", help="Kind of names"),
+    json: bool = flag("json", "Print JSON"),
 ) -> int:
     """List bugs, runners, models, properties, findings or words."""
     from paritybit.harness.cli.names import run_list

@@ -174,9 +174,13 @@ def shrink(engine: Engine, served: Common, job: Job) -> bool:
     Each proposal is played in a fork of the freshly started engine. It has as many forwards as the
     smallest script so far, times two, to show the finding. A proposal without the finding therefore
     costs little. Returns False, and writes nothing, if the script itself does not show the finding.
+
+    Requests are served alone only for a finding of this comparison, because it serves them in forks
+    of its own, whose findings this process does not have.
     """
     deadline, key = time.monotonic() + job.seconds, str(job.shrink)
     most = math.inf
+    served = replace(served, alone=served.alone and key.startswith(CHECK))
 
     def play(waves: Waves) -> int | None:
         with suppress(PlayedError, EngineFailedError, Exception):

@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from paritybit.watch.fills import OWN, Fills
+from paritybit.watch.flow import sources
 from paritybit.watch.sources import (
     GIVEN,
     NAMED,
     TARGET,
     line_of,
+    name_of,
     named_in,
     split,
     text_of,
@@ -40,6 +42,9 @@ LARGEST = 2**20
 
 MOST_IDLE = 100
 """The number of forward passes in which an input is sought and does not occur."""
+
+MOST_CALLS = 100
+"""The most calls of a function that are considered."""
 
 MOST_CALLERS = 12
 """The most callers of a line that are considered."""
@@ -140,6 +145,10 @@ class Lines:
         self.ended = False
         self.last: tuple[FrameType, int] | None = None
         self.ran: dict[FrameType, dict[int, None]] = {}
+        self.made: dict[FrameType, list[tuple[int, str]]] = {}
+        """The calls that each function has made: the line, and the function that it called."""
+        self.used: dict[str, tuple[str, int, tuple[tuple[int, str], ...]]] = {}
+        """For a line that is known: its file and number, and the calls before it."""
         self.inside: dict[CodeType, bool] = {}
         self.bound: dict[tuple[CodeType, int], tuple[list[tuple[str, str]], list[str]]] = {}
         self.sought: set[str] = set()
@@ -172,6 +181,15 @@ class Lines:
         near = self.neighbour(mine)
         told = "" if near is None else f"; {near[2]} is filled at {self.known[near][0]}"
         return None, f"no line {did} it before {tries} forwards{told}"
+
+    def with_results(self, cause: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Add to a cause the functions whose results its line uses, if they are known."""
+        function, *rest = str(cause.get("via") or "").split("; ")
+        given = self.used.get(f"{cause.get('source')} {function}")
+        found = sources(*given) if given is not None else []
+        if not found:
+            return cause
+        return {**cause, "via": "; ".join((function, f"with results of {', '.join(found)}", *rest))}
 
     def _writers(self, key: Key) -> list[str]:
         """Return the lines that wrote an input, also those that wrote what it held already."""
@@ -245,6 +263,7 @@ class Lines:
             sys.settrace(None)
             self.last = None
             self.ran.clear()
+            self.made.clear()
 
     @contextmanager
     def learning(self) -> Iterator[None]:
@@ -305,6 +324,10 @@ class Lines:
         if code not in self.inside:
             path = code.co_filename
             self.inside[code] = self.folder in path and not path.startswith(OWN)
+        if self.inside[code] and not code.co_name.startswith("<"):
+            caller = self._caller(frame)
+            if caller is not None:
+                self.made.setdefault(caller[0], []).append((caller[1], name_of(code)))
         return self._at(frame, event, argument) if self.inside[code] else None
 
     def _at(self, frame: FrameType, event: str, argument: Any) -> Any:
@@ -316,6 +339,7 @@ class Lines:
                 self._bind(frame, self.last[1])
             if event == "return":
                 self.ran.pop(frame, None)
+                self.made.pop(frame, None)
                 self.last = self._caller(frame)
             else:
                 ran = self.ran.setdefault(frame, {})
@@ -370,7 +394,11 @@ class Lines:
             for how, lines in (("which calls", inner), ("called at", outer)):
                 if lines:
                     via.append(f"{how} {', '.join(self._shown(*one) for one in lines)}")
-        return self._shown(*first), "; ".join(via) or None
+        shown = self._shown(*first)
+        if first[0] in self.made:
+            calls = tuple(self.made[first[0]][-MOST_CALLS:])
+            self.used[shown] = first[0].f_code.co_filename, first[1], calls
+        return shown, "; ".join(via) or None
 
     def _holds(self, frame: FrameType, line: int, words: set[str], address: int) -> bool:
         """Return whether a line names a tensor at an address by one of the words."""

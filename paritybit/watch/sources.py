@@ -14,8 +14,13 @@ def named_in(name: str) -> list[str]:
 
 def line_of(path: str, line: int, code: CodeType) -> str:
     """Return a line of the engine as text, with the function that it belongs to."""
-    name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no qualified names.
-    return f"{path}:{line} in {name.replace('<locals>.', '')}"
+    return f"{path}:{line} in {name_of(code)}"
+
+
+def name_of(code: CodeType) -> str:
+    """Return the name of a function with that of its class."""
+    name: str = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no qualified names.
+    return name.replace("<locals>.", "")
 
 
 def split(line: str, via: str | None = None) -> tuple[str, str | None]:

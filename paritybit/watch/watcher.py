@@ -91,7 +91,9 @@ class Watcher(Replaying):
 
     def write(self, findings: Iterable[Finding]) -> None:
         """Write findings to the journal. The first finding of each key also writes the traffic."""
-        for finding in findings:
+        for one in findings:
+            cause = None if one.cause is None else self.lines.with_results(one.cause)
+            finding = replace(one, cause=cause)
             new = finding.key not in self.journal.findings
             super().write((finding,))
             if new:

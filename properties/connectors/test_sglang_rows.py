@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paritybit.connectors.sglang import sampling
-from paritybit.connectors.sglang.rows import totals
+from paritybit.connectors.sglang.rows import roots, totals
 from paritybit.connectors.sglang.sampling import EVERY, Placed, rows
 from paritybit.watch.checks import wrong_row
 from paritybit.watch.observations import RowsGiven
@@ -146,6 +146,20 @@ def test_a_report_says_how_a_request_came_into_its_row() -> None:
     assert placed.moves(requests, "decode")["c"] == ("merge_batch", "it was added as row 2")
     assert placed.moves(requests[1:], "decode")["c"] == ("filter_batch", "it had row 2 before")
     assert placed.moves(requests[1:], "decode") == {}
+
+
+@pytest.mark.parametrize(
+    ("ids", "wrong"), [([7, 1, 9, 2], []), ([9, 1, 7, 2], [0, 1]), ([7, 1, 8, 2], [1])]
+)
+def test_drafts_begin_with_the_last_token_of_their_request(
+    ids: list[int], wrong: list[int]
+) -> None:
+    asked = [("a", [5, 6], [7]), ("b", [8], [9]), ("c", [4], [])]
+    requests = [parts.request(name, 1, prompt, output) for name, prompt, output in asked]
+    batch = parts.decode([1, 2, 3], [2, 1, 1], [*ids, 3, 3], [1, 2, 3])
+    batch.spec_info = Part(draft_token_num=2)
+    (given,) = roots(batch, requests)  # The host does not know the last one of the third yet.
+    assert wrong_row.differing(given).nonzero().flatten().tolist() == wrong
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,15 @@
 """The stand-in for flash attention computes the same from lists and from tables of blocks."""
 
+import sys
+from types import SimpleNamespace
+
+import pytest
 import torch
 
+from paritybit.drive.legs import LackingError
 from paritybit.drive.transformers.flash import varlen, with_tables
+from paritybit.drive.transformers.serving import Transformers
+from paritybit.drive.transformers.settings import Served
 
 PAGE = 2
 
@@ -37,3 +44,12 @@ def test_a_prompt_of_several_tokens_is_causal() -> None:
     found = varlen(q, k, v, starts, starts, 2, 2, causal=True)
     assert torch.allclose(found[0], v[0])
     assert not torch.allclose(found[1], v[1])
+
+
+def test_a_release_that_captures_no_flash_attention_lacks_tables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    older = SimpleNamespace(create_causal_mask=lambda past_key_values: None)
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", older)
+    with pytest.raises(LackingError, match="captures no graphs"):
+        Transformers(Served(full=True, tables=True))._manager(None)

@@ -191,14 +191,19 @@ class Finds(Toy):
         super().step(arrived)
 
 
-def shrinks(engine: Toy, waves_given: Waves, best: Path) -> bool:
-    job = Job(Served().scope(), waves_given, shrink="toy | -", best=str(best), seconds=60.0)
-    return shrink(engine, Served(), job)
+def shrinks(engine: Toy, waves_given: Waves, best: Path, *, alone: bool = False) -> bool:
+    served = Served(alone=alone)
+    job = Job(served.scope(), waves_given, shrink="toy | -", best=str(best), seconds=60.0)
+    return shrink(engine, served, job)
 
 
-def test_a_started_engine_shrinks_a_script_in_forks(lines: Journal, tmp_path: Path) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_started_engine_shrinks_a_script_in_forks(
+    lines: Journal, tmp_path: Path, alone: bool
+) -> None:
+    """Also if the finding is from the first wave, whose requests are served alone, too."""
     best = tmp_path / "best.json"
-    assert shrinks(Finds(), drawn(2, 2), best)
+    assert shrinks(Finds(), drawn(2, 2), best, alone=alone)
     (wave,) = read(best).waves
     assert [one.length for one in wave.requests] == [3, 1]
     assert lines.findings == {}

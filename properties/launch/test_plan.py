@@ -26,7 +26,6 @@ from paritybit.drive.legs import Leg
 from paritybit.drive.script import Part, Planned, Script, Wave
 from paritybit.drive.sglang.settings import Served
 from paritybit.launch.follow import Stops
-from paritybit.launch.record import write
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     FINDING,
@@ -37,7 +36,6 @@ from properties.support.harness.command_line import (
 )
 from properties.support.known import STRAY, THREAD, listed
 from properties.support.places import ROOT
-from properties.support.records import watched
 
 LEGS = (Leg("decode graphs"), Leg("overlap", settings={"overlap": True}))
 
@@ -263,18 +261,6 @@ def test_a_hostile_case_is_refused_and_starts_nothing(
         assert paritybit(command, "case.json", "--engine", "sglang==0.5.11") == MALFORMED
         assert capsys.readouterr().err.count("\n") == 1
     assert sorted(Path.cwd().iterdir()) == before
-
-
-def test_a_record_of_a_wrong_type_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(watched([]), tmp_path / "record.json")
-    data = json.loads((tmp_path / "record.json").read_text())
-    for key, value in (("verdict", "good"), ("legs", [{}]), ("counts", {"reads": "1"})):
-        Path("changed.json").write_text(json.dumps({**data, key: value}))
-        assert main(["report", "changed.json"]) == MALFORMED
-        assert "is not a valid paritybit-watch file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("module", ["run", "finish"])

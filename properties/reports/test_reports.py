@@ -198,7 +198,7 @@ def test_a_tail_that_breaks_its_contract_comes_first_with_its_fault() -> None:
     found = explained(red())
     drawn = drawings.static_inputs(found, {"out_cache_loc_swa": "fill 0"})
     assert drawn is not None
-    ((about, boxes),) = drawn[0].rows
+    ((about, boxes),) = drawn.rows
     assert about.name == "out_cache_loc_swa"
     assert "element 1 was not refilled" in about.text
     assert "culprit" in boxes[1].kinds

@@ -291,6 +291,53 @@ def test_a_line_for_another_kind_of_forward_is_named_as_such(engine: ModuleType)
     assert via == "in Runner.prepare; that is before extend forwards"
 
 
+COMPUTED = """
+class Runner:
+    def __init__(self, buffer):
+        self.buffer = buffer
+
+    def prepare(self, n):
+        unrelated = self.other(n)
+        ends, order = self.sorted(
+            self.first(n))
+        self.count = self.other(n)
+        self.buffer[:2].copy_(
+            ends)
+        return unrelated
+
+    def first(self, n):
+        return n + 1
+
+    def sorted(self, n):
+        return torch.full((2,), n), n
+
+    def other(self, n):
+        return n
+"""
+
+
+def test_a_cause_names_the_functions_whose_results_its_line_uses(tmp_path: Path) -> None:
+    path = tmp_path / "engine" / "computed.py"
+    path.parent.mkdir()
+    path.write_text(COMPUTED)
+    scope: dict[str, Any] = {"torch": torch}
+    exec(compile(COMPUTED, path, "exec"), scope)
+    learned, buffer = Lines("engine"), torch.zeros(4)
+    runner = scope["Runner"](buffer)
+    for number in range(1, 4):
+        with learned.learning():
+            runner.prepare(float(number))
+        learned.note("batch", {"buffer": buffer})
+        learned.done()
+    source, via = learned.of("batch", "buffer")
+    assert (source, via) == ("engine/computed.py:11", "in Runner.prepare")
+    cause = {"what": "buffer", "source": source, "via": via}
+    told = learned.with_results(cause)["via"]
+    assert told == "in Runner.prepare; with results of Runner.sorted, Runner.first"
+    for other in ({"what": "x"}, {**cause, "source": "engine/computed.py:7"}):
+        assert learned.with_results(other) == other
+
+
 def test_an_input_without_a_line_names_the_line_of_its_neighbour(engine: ModuleType) -> None:
     learned, runner = Lines("engine"), engine.Runner()
     rebound = torch.zeros(4)

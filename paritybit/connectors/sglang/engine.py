@@ -81,8 +81,8 @@ class Engine:
         self.hidden, self.placed = HiddenStates(), sampling.Placed()
         self.all_rows = 0
         self.dropped = False
-        self.batches: type = object
-        """The class of the scheduler's batches."""
+        self.batches = self.drafting = object
+        """The classes of the scheduler's batches, and of their inputs of drafts."""
         self.lags = 0
         """The number of tokens of a request that the host may not know yet."""
         self.names_next = False
@@ -159,6 +159,7 @@ class Engine:
                 self.journal.scope(disable_overlap_schedule=not scheduler.enable_overlap)
             self.lags = int(getattr(scheduler, "enable_overlap", True))
         self.requests, self.batches = batch.reqs, type(batch)
+        self.drafting = type(getattr(batch, "spec_info", None))
         try:
             with self.learning():
                 return original(scheduler, batch, *args, **kwargs)
@@ -328,6 +329,9 @@ class Engine:
             if mode == "decode":
                 counts = rows.totals(batch, mine, self.lags)
                 watcher.rows("batch", counts, sampling.moved_by(self.batches, moves))
+            if mode == "target_verify":
+                found = rows.roots(batch, mine)
+                watcher.rows("drafts", found, sampling.moved_by(self.drafting, moves))
 
     def hook_lists(self, runner: Any) -> None:
         """Wrap the method that builds index lists, once per class of attention backend."""

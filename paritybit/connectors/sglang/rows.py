@@ -173,6 +173,23 @@ def totals(batch: Any, requests: Sequence[Any], lag: int) -> list[RowValues]:
     return [RowValues("seq_lens", names, held, right, filled=batch.seq_lens)]
 
 
+def roots(batch: Any, requests: Sequence[Any]) -> list[RowValues]:
+    """Return the token with which the drafts of each row of a batch begin, if the host knows it.
+
+    It is the last token that was sampled for the request.
+    """
+    drafted, cached = int(batch.spec_info.draft_token_num), batch.seq_lens.tolist()
+    held = batch.input_ids.cpu()[::drafted]
+    right, names = held.clone(), [one.rid for one in requests]
+    if not len(held) == len(names) == len(cached):
+        return []
+    for row, (request, place) in enumerate(zip(requests, cached, strict=True)):
+        known = [*request.origin_input_ids, *request.output_ids]
+        if place < len(known):
+            right[row] = known[place]
+    return [RowValues("input_ids", names, held, right, filled=batch.input_ids)]
+
+
 def host(values: Any, tensor: Any) -> list[int]:
     """Return lengths as a list: those of the host if there are any, else those of the device."""
     values = tensor if values is None else values

@@ -2,6 +2,7 @@
 
 import importlib
 from functools import wraps
+from inspect import signature
 from typing import Any
 
 import torch
@@ -38,6 +39,15 @@ def stand_in_for_flash_attention() -> None:
             batching.max_blocks_per_request = asked
 
     initialization.ensure_decode_fast_path_is_available = ensured
+
+
+def captured() -> bool:
+    """Return whether graphs can be captured with flash attention in this release.
+
+    Older releases read positions on the host, as their masks do not know the cache of a batch.
+    """
+    masks: Any = importlib.import_module("transformers.masking_utils")
+    return "cache" in signature(masks.create_causal_mask).parameters
 
 
 def varlen(

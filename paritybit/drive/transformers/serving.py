@@ -12,7 +12,8 @@ from paritybit.drive.failures import EngineFailedError
 from paritybit.drive.legs import LackingError
 from paritybit.drive.player import PlayedError
 from paritybit.drive.script import Planned
-from paritybit.drive.transformers.settings import Served
+from paritybit.drive.transformers.flash import captured
+from paritybit.drive.transformers.settings import FLASH, Served
 from paritybit.engines.loading import named
 
 SAMPLE = "__child#"
@@ -73,6 +74,8 @@ class Transformers(Engine):
 
     def _manager(self, transformers: Any) -> Any:
         """Return the engine's manager of a model with random weights."""
+        if self.served.attention == FLASH and self.served.graphs and not captured():
+            raise LackingError("this release captures no graphs with flash attention")
         torch.manual_seed(self.served.seed)
         config = self.served.configuration()
         try:

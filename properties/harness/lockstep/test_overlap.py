@@ -197,3 +197,12 @@ def test_steps_overlap_in_a_clean_trial_of_each_engine_that_launches() -> None:
         assert [task.trial.runner for task in found] == runners
         for event in (OVERLAPPED, HANDED_OVER_IN_FLIGHT):
             assert (event in settings.required_events) is bool(runners)
+
+
+def test_a_step_that_frees_nothing_is_not_counted_as_a_free() -> None:
+    """The window of a short request covers all of its tokens, so an eviction frees no page."""
+    lockstep = Lockstep(replace(SMALL, overlap=True))
+    steps: list[Step] = [Admit(3, 3), Decode((0,)), Evict(0), Decode((0,))]
+    outcome = lockstep.play(Schedule(tuple(steps)))
+    assert outcome.events[OVERLAPPED] > 0
+    assert outcome.events[FREED_IN_FLIGHT] == 0
