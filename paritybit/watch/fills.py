@@ -42,6 +42,7 @@ DEEPEST = 40
 OWN = str(Path(__file__).parents[1])
 """The folder of paritybit, whose connectors have the names of engines."""
 
+FAILED = "what the engine fills could not be followed"
 UNSEEN = "not every change of {} was seen"
 SCATTERED = "{} is not filled from its first entries on"
 
@@ -118,7 +119,7 @@ class Fills(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.folder, self.known = folder, dict[int, Filled]()
         self.thread: int | None = None
-        self.entered = self.active = False
+        self.entered = self.active = self.failed = False
         self.left_out: dict[str, bool] = {}
         """Why tensors are not followed, and whether `reasons` has given it."""
 
@@ -160,14 +161,24 @@ class Fills(TorchDispatchMode):
     ) -> Any:
         """Run an operation, and note what it wrote."""
         result = func(*args, **(kwargs or {}))
-        if not self.active:
+        if not self.active or self.failed:
             return result
-        for place, name in written_by(func):
-            given = args[place] if place < len(args) else (kwargs or {}).get(name)
-            for one in given if isinstance(given, list | tuple) else (given,):
-                if isinstance(one, Tensor):
-                    self._note(one)
+        try:
+            for place, name in written_by(func):
+                given = args[place] if place < len(args) else (kwargs or {}).get(name)
+                for one in given if isinstance(given, list | tuple) else (given,):
+                    if isinstance(one, Tensor):
+                        self._note(one)
+        except Exception:  # It would be raised in the engine.
+            self.failed = True
+            self.known.clear()
+            self.left_out.setdefault(FAILED, False)
         return result
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True: what the engine compiles stays compiled. Its writes are not seen."""
+        return True
 
     def _note(self, tensor: Tensor) -> None:
         """Note that a line of the engine wrote a tensor."""

@@ -152,6 +152,19 @@ def test_what_cannot_be_followed_is_not_tried(scene: Scene, engine: dict[str, An
     assert any("not every change of segments" in reason for reason in reasons)
 
 
+def test_an_error_while_following_does_not_reach_the_engine(
+    scene: Scene, engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paritybit.watch.fills.line_of", lambda *_: 1 / 0)
+    runner = Runner(scene)
+    for ends in BATCHES:
+        runner.serve(engine["fill"], ends)
+    assert runner.segments.tolist() == [4, 2, 4, 4, 0]
+    assert scene.checks() == []
+    reasons = [name for name in scene.counts() if name.startswith("not tried: padding leak")]
+    assert any("could not be followed" in reason for reason in reasons)
+
+
 def test_lines_that_write_what_an_input_holds_already_are_named(
     scene: Scene, engine: dict[str, Any]
 ) -> None:
