@@ -157,9 +157,13 @@ def test_drafts_begin_with_the_last_token_of_their_request(
     asked = [("a", [5, 6], [7]), ("b", [8], [9]), ("c", [4], [])]
     requests = [parts.request(name, 1, prompt, output) for name, prompt, output in asked]
     batch = parts.decode([1, 2, 3], [2, 1, 1], [*ids, 3, 3], [1, 2, 3])
-    batch.spec_info = Part(draft_token_num=2)
+    batch.spec_info = type("EagleVerifyInput", (Part,), {})(draft_token_num=2)
     (given,) = roots(batch, requests)  # The host does not know the last one of the third yet.
     assert wrong_row.differing(given).nonzero().flatten().tolist() == wrong
+    batch.spec_info.ragged_verify_layout = object()
+    assert roots(batch, requests) == []
+    batch.spec_info = Part(draft_token_num=2)  # Drafts of another kind may begin otherwise.
+    assert roots(batch, requests) == []
 
 
 @pytest.mark.parametrize(

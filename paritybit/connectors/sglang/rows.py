@@ -178,7 +178,11 @@ def roots(batch: Any, requests: Sequence[Any]) -> list[RowValues]:
 
     It is the last token that was sampled for the request.
     """
-    drafted, cached = int(batch.spec_info.draft_token_num), batch.seq_lens.tolist()
+    info = batch.spec_info
+    ragged = getattr(info, "ragged_verify_layout", None) is not None
+    if ragged or not type(info).__name__.startswith("Eagle"):
+        return []
+    drafted, cached = int(info.draft_token_num), batch.seq_lens.tolist()
     held = batch.input_ids.cpu()[::drafted]
     right, names = held.clone(), [one.rid for one in requests]
     if not len(held) == len(names) == len(cached):
