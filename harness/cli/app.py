@@ -111,9 +111,9 @@ def sentence_of(error: Any) -> str:
     return f"{message} (see {where} --help)"
 
 
-def print_version(asked: bool) -> None:
-    """Print the version and end, if that is asked for."""
-    if asked:
+def print_version(requested: bool) -> None:
+    """Print the version and end, if that is requested."""
+    if requested:
         typer.echo(f"paritybit {__version__}")
         raise typer.Exit
 

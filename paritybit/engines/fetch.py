@@ -174,15 +174,15 @@ def _download(version: str | None, into: Path, package: Package) -> Path:
     if pins is not None:
         (into / "pinned.txt").write_text(pins)
         words = ["--require-hashes", "-r", str(into / "pinned.txt")]
-    said = pip("download", "--no-deps", "--only-binary", ":all:", "--dest", str(into), *words)
+    output = pip("download", "--no-deps", "--only-binary", ":all:", "--dest", str(into), *words)
     wheels = list(into.glob("*.whl"))
     if wheels:
         return wheels[0]
-    if OTHER_HASH in said:
+    if OTHER_HASH in output:
         raise MalformedError(
             f"the hash of {wanted} on the package index differs from the pinned hash"
         )
-    listed = re.search(r"from versions: (.*)\)", said)
+    listed = re.search(r"from versions: (.*)\)", output)
     if version is not None and listed is not None and listed[1].strip() not in {"", "none"}:
         raise MalformedError(
             f"the package index has no {package.name} {version} for this Python version"
@@ -214,13 +214,13 @@ def install(name: str, requirements: Path) -> None:
         return
     with filling(home) as target:
         words = ("--no-deps", "--require-hashes", "--target", str(target), "-r", str(requirements))
-        said = pip("install", *words)
+        output = pip("install", *words)
     if not home.exists():
-        if OTHER_HASH in said:
+        if OTHER_HASH in output:
             raise MalformedError(
                 "the hash of a dependency of the engine differs from the pinned hash"
             )
-        last = (said.strip().splitlines() or ["no output"])[-1]
+        last = (output.strip().splitlines() or ["no output"])[-1]
         raise CannotRunError(f"cannot install the dependencies of the engine: {last}")
 
 

@@ -55,13 +55,13 @@ def folders(source: Path) -> list[str]:
     return [str(home) for home in homes if home.is_dir()]
 
 
-def install_missed(source: Path, said: str) -> bool:
+def install_missed(source: Path, output: str) -> bool:
     """Install the package that a process could not import, if its engine requires it.
 
-    `said` is the output of the process. Returns whether a package was installed, which is False
+    `output` is the output of the process. Returns whether a package was installed, which is False
     without a package index.
     """
-    missed = MISSED.findall(said)
+    missed = MISSED.findall(output)
     name = plain(missed[-1]) if missed else ""
     requirement, home = required(source).get(name), fetch.dependencies_folder() / f"{FOLDER}{name}"
     if requirement is None or home.is_dir():

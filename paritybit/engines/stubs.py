@@ -103,10 +103,10 @@ def importing() -> bool:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        held = frame.f_globals
-        if held is vars(importlib._bootstrap):
+        names = frame.f_globals
+        if names is vars(importlib._bootstrap):
             return True
-        if held is not globals() and held.get("__package__") == __package__:
+        if names is not globals() and names.get("__package__") == __package__:
             return False
         frame = frame.f_back
     return False

@@ -278,10 +278,10 @@ def test_releases_are_watched_once_and_shown_side_by_side(
     for version, broken in (("0.5.11", "decode graphs"), ("0.5.12", "")):
         paritybit(*WATCH, BROKEN=broken)
         records[version] = RUN.resolve()
-    ran: list[tuple[str, str]] = []
+    ran: list[str] = []
 
-    def run(_: Walk, home: Path, version: str, *words: str) -> None:
-        ran.append((version, words[0]))
+    def run(_: Walk, home: Path, version: str) -> None:
+        ran.append(version)
         if version in records:
             shutil.copytree(records[version], home / "latest")
         else:
@@ -292,15 +292,14 @@ def test_releases_are_watched_once_and_shown_side_by_side(
     releases = ("releases", "--releases", "0.5.11,0.5.12,0.5.13", "--out", "all")
     assert paritybit(*releases) == OK
     first, second, third = (f"0.5.1{number}" for number in (1, 2, 3))
-    watched = [(version, "watch") for version in (first, second, third)]
-    assert sorted(ran) == watched
+    assert sorted(ran) == [first, second, third]
     lines = Path("all/releases.md").read_text().splitlines()
     row = next(line for line in lines if "cache\\_loc\\_swa |" in line)
     assert [cell.strip() for cell in row.split("|")[3:6]] == ["1", "–", "?"]
     assert "pull/24743" in row
     assert any("0.5.13 | not tried: it does not start" in line for line in lines)
     assert paritybit(*releases) == OK
-    assert ran[3:] == [watched[2]]
+    assert ran[3:] == [third]
     assert paritybit("releases", "--releases", "new", "--out", "all") == MALFORMED
 
 
@@ -310,8 +309,8 @@ def test_what_an_interrupted_walk_found_is_kept(
     paritybit(*WATCH, BROKEN="decode graphs")
     kept, ran = RUN.resolve(), list[str]()
 
-    def run(walk: Walk, home: Path, version: str, *words: str) -> None:
-        ran.append(f"{words[0]} {version}")
+    def run(walk: Walk, home: Path, version: str) -> None:
+        ran.append(version)
         (home / "latest").unlink(missing_ok=True)
         shutil.copytree(kept, home / f"run-{len(ran)}")
         (home / "latest").symlink_to(f"run-{len(ran)}")
@@ -321,12 +320,12 @@ def test_what_an_interrupted_walk_found_is_kept(
     monkeypatch.setattr("paritybit.harness.cli.watch.releases.AT_ONCE", 1)
     releases = ("releases", "--releases", "0.5.11,0.5.12", "--out", "all")
     assert paritybit(*releases) == INTERRUPTED
-    assert ran == ["watch 0.5.11"]
+    assert ran == ["0.5.11"]
     text = Path("all/releases.md").read_text()
     assert "cache\\_loc\\_swa |" in text
     assert "0.5.12 | not tried: the run was interrupted before" in text
     assert paritybit(*releases) == INTERRUPTED
-    assert ran == ["watch 0.5.11", "watch 0.5.11"]
+    assert ran == ["0.5.11", "0.5.11"]
 
 
 def test_a_release_that_does_not_start_is_not_tried(

@@ -99,9 +99,9 @@ def prefix_of(engine: str | None) -> str:
     """Return the path from the root of a source tree to its package, or '' for a release."""
     if engine is None:
         return ""
-    asked = adapter_of(engine).package
-    package = folder_of_package(Path(engine), asked.name, asked.marker)
-    inside = "." if package is None else package.parent.relative_to(engine).as_posix()
+    package = adapter_of(engine).package
+    home = folder_of_package(Path(engine), package.name, package.marker)
+    inside = "." if home is None else home.parent.relative_to(engine).as_posix()
     return "" if inside == "." else f"{inside}/"
 
 
@@ -117,7 +117,7 @@ def interruption(run: Run, options: Options) -> int | None:
 def made(run: Run, options: Options, interrupted: str | None) -> WatchRecord:
     """Return the record of a run."""
     engine = options.engine
-    asked = records.WatchOptions(
+    settings = records.WatchOptions(
         command=shlex.join(["paritybit", *map(shown, options.words)]),
         every=options.every,
         checks=run.checks,
@@ -132,7 +132,7 @@ def made(run: Run, options: Options, interrupted: str | None) -> WatchRecord:
         not_run=run.not_run,
         pairs=run.pairs,
     )
-    return records.make(asked, run.outcomes, interrupted)
+    return records.make(settings, run.outcomes, interrupted)
 
 
 def with_cases(

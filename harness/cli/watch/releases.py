@@ -37,7 +37,8 @@ PAUSE = 0.2
 NEWEST = "newest"
 """Stands for the newest release."""
 
-LOG = "release.log"
+LOG, SETTINGS = "release.log", "settings.json"
+"""Files in the folder of a release. The second is written when its run is complete."""
 
 AT_ONCE = 2
 """The number of releases that are watched at a time."""
@@ -56,7 +57,7 @@ class Walk:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """The settings that must agree for an earlier result to count."""
         return {"seed": self.seed, "seconds": self.seconds, "paritybit": __version__}
 
@@ -67,20 +68,18 @@ class Walk:
         """
         home = self.folder / version
         home.mkdir(parents=True, exist_ok=True)
-        done = home / "asked.json"
         record = home / "latest" / "watch.json"
-        if not (record.exists() and done.exists() and json.loads(done.read_text()) == self.asked):
-            words = ("watch", "--keep-going", "--seconds", str(self.seconds))
+        if not self.is_done(home, record):
             before = record.resolve() if record.exists() else None
             if self.stops.received is None:
-                self.run(home, version, *words, "--seed", str(self.seed), "--out", str(home))
+                self.run(home, version)
             new = record.exists() and record.resolve() != before
-            if self.stops.received is None and new:
-                write_whole(done, json.dumps(self.asked))
-            elif not new:
-                if self.stops.received is not None:
-                    return Release(version, None, "the run was interrupted before")
+            if not new and self.stops.received is not None:
+                return Release(version, None, "the run was interrupted before")
+            if not new:
                 return Release(version, None, last_line(home / LOG).removeprefix("paritybit: "))
+            if self.stops.received is None:
+                write_whole(home / SETTINGS, json.dumps(self.settings))
         found = load(record, WatchRecord)
         if found.verdict == "undecided" and not found.counts.get("forwards"):
             return Release(version, None, why_not(record.parent))
@@ -88,19 +87,24 @@ class Walk:
             self.display.put(f"{version}: {found.verdict}: {found.message}")
         return Release(version, found)
 
-    def run(self, home: Path, version: str, *words: str) -> None:
-        """Run a paritybit command on a release in its own process."""
-        run_aside((*words, "--engine", f"{self.package}=={version}"), home / LOG, self.stops)
+    def is_done(self, home: Path, record: Path) -> bool:
+        """Return whether a release has a complete result with the same settings."""
+        settings = home / SETTINGS
+        if not (record.exists() and settings.exists()):
+            return False
+        return bool(json.loads(settings.read_text()) == self.settings)
 
-
-def run_aside(words: Sequence[str], log: Path, stops: Stops) -> None:
-    """Run a paritybit command in its own process, with its output in a file."""
-    with log.open("ab") as output:
-        running = Running([sys.executable, "-m", "paritybit", *words], os.environ, output)
-        while not running.wait(PAUSE):
-            if stops.received is not None and not running.asked_to_stop:
-                running.ask_to_stop(signal.SIGINT)
-        running.clear()
+    def run(self, home: Path, version: str) -> None:
+        """Watch a release in its own process, with its output in a file."""
+        words = ("watch", "--engine", f"{self.package}=={version}", "--keep-going")
+        numbers = ("--seconds", str(self.seconds), "--seed", str(self.seed))
+        with (home / LOG).open("ab") as output:
+            command = [sys.executable, "-m", "paritybit", *words, *numbers, "--out", str(home)]
+            running = Running(command, os.environ, output)
+            while not running.wait(PAUSE):
+                if self.stops.received is not None and not running.asked_to_stop:
+                    running.ask_to_stop(signal.SIGINT)
+            running.clear()
 
 
 def why_not(run: Path) -> str:

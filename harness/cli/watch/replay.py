@@ -38,8 +38,8 @@ def replay_watched(cases: Sequence[tuple[WatchCase, str]], spec: str | None) -> 
     for case, name in cases:
         require_here(case, name, spec)
     assert spec is not None
-    asked = adapter_of(spec)
-    engine = asked.prepare(spec)
+    adapter = adapter_of(spec)
+    engine = adapter.prepare(spec)
     display = Display(Console(soft_wrap=True), redraws=True)
     codes: list[int] = []
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
@@ -49,7 +49,7 @@ def replay_watched(cases: Sequence[tuple[WatchCase, str]], spec: str | None) -> 
             folder = Path(scratch) / f"case-{number}"
             run = Run(folder, Path(scratch), display, stops, case.every, case.checks)
             with stops.heard():
-                outcome = served(run, asked, engine, case)
+                outcome = served(run, adapter, engine, case)
             if stops.received is not None and case.key not in outcome.tally.findings:
                 return refused("interrupted", STOPPED[stops.received])
             codes.append(judged(display, case, name, outcome))
@@ -82,20 +82,21 @@ def require_here(case: WatchCase, name: str, spec: str | None) -> None:
         raise CannotRunError(f"{name} was recorded on a GPU, but none is visible here")
 
 
-def served(run: Run, asked: Adapter, engine: Environment, case: WatchCase) -> LegOutcome:
+def served(run: Run, adapter: Adapter, engine: Environment, case: WatchCase) -> LegOutcome:
     """Serve an engine the script of a case until the finding appears or the script ends."""
     run.folder.mkdir()
     job = Job(case.script.settings, case.script.waves)
-    words, variables = command(asked, engine, job, run.folder)
+    words, variables = command(adapter, engine, job, run.folder)
     limits = StopLimits(LONGEST, after_finding=0.0, sought=case.key)
     with run.display.showing():
         return run.watch(Leg(case.leg), words, variables, limits)
 
 
 def judged(display: Display, case: WatchCase, name: str, outcome: LegOutcome) -> int:
-    """Print the result of a case. Returns 1 for its finding, 0 without any finding, else 125.
+    """Print the result of a case.
 
-    A different finding gives 125, because it says nothing about the recorded one.
+    Returns 1 for its finding, 0 without any finding, OTHER with other findings only, and 125
+    without a verdict.
     """
     found = outcome.tally.findings
     if case.key in found:

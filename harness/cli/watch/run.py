@@ -240,15 +240,15 @@ def watch_engine(
 ) -> int:
     """Serve generated requests to an engine, row by row, until one has a finding."""
     device = device_of(options.device or "auto")
-    asked = adapter_of(spec)
+    adapter = adapter_of(spec)
     if options.model is not None:
         known("model", options.model, MODELS)
     try:
-        table = asked.table.on(device, options.model)
+        table = adapter.table.on(device, options.model)
     except ValueError as error:
         raise MalformedError(str(error)) from error
     legs = legs_of(table, options.seed or 0, options.settings, options.rows)
-    engine = asked.prepare(spec)
+    engine = adapter.prepare(spec)
     console = Console(soft_wrap=True)
     options = replace(options, device=device)
     with begin(Display(console, redraws=True)) as run:
@@ -257,7 +257,7 @@ def watch_engine(
         plan = Plan(legs, seconds, workers, named=bool(options.settings))
         rows = plural(len(legs), "row")
         run.display.put(f"watch {engine.name} on {device}: {rows} of settings, {seconds:.0f} s")
-        serving = Serving(run, asked, engine, plan, options, device)
+        serving = Serving(run, adapter, engine, plan, options, device)
         with run.display.showing(), ThreadPoolExecutor(workers) as pool:
             for done in [pool.submit(serving.rows) for _ in range(workers)]:
                 done.result()
@@ -315,9 +315,9 @@ class Serving:
             began = any(process.started for process in outcome.tally.processes.values())
             if began or outcome.code in (0, LACKING) or outcome.log is None:
                 return outcome.starting
-            said = (run.folder / outcome.log).read_text(encoding="utf-8", errors="replace")
+            output = (run.folder / outcome.log).read_text(encoding="utf-8", errors="replace")
             with run.installing:
-                if not install_missed(self.engine.source, said):
+                if not install_missed(self.engine.source, output):
                     return outcome.starting
             run.outcomes.remove(outcome)
             shutil.rmtree((run.folder / outcome.log).parent)
@@ -387,16 +387,16 @@ def require_sense(options: Options) -> None:
             raise MalformedError(f"--{name.replace('_', '-')} needs --engine")
 
 
-def checks_of(asked: Sequence[str]) -> tuple[str, ...] | None:
+def checks_of(requested: Sequence[str]) -> tuple[str, ...] | None:
     """Return the names of the requested checks, or None for all.
 
     A name may have `-` or `_` in place of a space. Raises UnknownNameError for unknown names.
     """
-    if not asked:
+    if not requested:
         return None
     names = check_names()
-    found = tuple(re.sub("[-_]", " ", name.lower()) for name in asked)
-    for name, plain in zip(asked, found, strict=True):
+    found = tuple(re.sub("[-_]", " ", name.lower()) for name in requested)
+    for name, plain in zip(requested, found, strict=True):
         known("check", plain if plain in names else name, names)
     return found
 
@@ -406,12 +406,12 @@ def check_names() -> tuple[str, ...]:
     return tuple(importlib.import_module("paritybit.watch.checks").CHECKS)
 
 
-def device_of(asked: str) -> str:
+def device_of(device: str) -> str:
     """Return cpu or cuda for auto, cpu or cuda. Raises CannotRunError for cuda without a GPU."""
     gpus = bool(visible_gpus())
-    if asked == "cuda" and not gpus:
+    if device == "cuda" and not gpus:
         raise CannotRunError("--device cuda needs a GPU, but none is visible")
-    return ("cuda" if gpus else "cpu") if asked == "auto" else asked
+    return ("cuda" if gpus else "cpu") if device == "auto" else device
 
 
 SIGNALS: Mapping[int, str] = {

@@ -41,7 +41,7 @@ PAUSE = 0.2
 class Shrinking:
     """Shrinks cases of one engine. `say` is called with the smallest script so far."""
 
-    asked: Adapter
+    adapter: Adapter
     engine: Environment
     scratch: Path
     stops: Stops
@@ -69,7 +69,7 @@ class Shrinking:
     def simplest(self, case: WatchCase, deadline: float) -> Script | None:
         """Return the smallest script found in time with the checks of a case, or None."""
         script = case.script
-        for name, value in self.asked.simple.items():
+        for name, value in self.adapter.simple.items():
             if time.monotonic() > deadline or self.stops.received is not None:
                 break
             if script.settings[name] != value:
@@ -85,7 +85,7 @@ class Shrinking:
         folder.mkdir()
         best = folder / "best.json"
         job = Job(script.settings, script.waves, shrink=case.key, best=str(best), seconds=seconds)
-        words, variables = command(self.asked, self.engine, job, folder)
+        words, variables = command(self.adapter, self.engine, job, folder)
         settings = Settings(str(folder), case.checks, case.every).text()
         variables = environment_with(variables, self.scratch, settings)
         with (folder / "engine.log").open("wb") as log:
@@ -108,13 +108,13 @@ class Shrinking:
 
 @contextmanager
 def searching(
-    asked: Adapter, engine: Environment, stops: Stops, say: Callable[[Script], object]
+    adapter: Adapter, engine: Environment, stops: Stops, say: Callable[[Script], object]
 ) -> Iterator[Shrinking]:
     """Create a folder for the processes of a search, and handle signals in this context."""
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch, stops.heard():
         prepare(Path(scratch), __version__)
         with warm(Path(scratch), "cpu") as importers:
-            yield Shrinking(asked, engine, Path(scratch), stops, say, importers)
+            yield Shrinking(adapter, engine, Path(scratch), stops, say, importers)
 
 
 def run_shrink(path: Path, spec: str, seconds: int) -> int:
@@ -123,8 +123,8 @@ def run_shrink(path: Path, spec: str, seconds: int) -> int:
     require_here(case, path.name, spec)
     if case.script.settings["device"] != "cpu":
         raise CannotRunError("a case of a GPU cannot be shrunk: the search forks the engine")
-    asked = adapter_of(spec)
-    engine = asked.prepare(spec)
+    adapter = adapter_of(spec)
+    engine = adapter.prepare(spec)
     display, stops = Display(Console(soft_wrap=True), redraws=True), Stops()
     begun, sizes = time.monotonic(), [""]
 
@@ -133,7 +133,7 @@ def run_shrink(path: Path, spec: str, seconds: int) -> int:
             sizes.append(size_of(script))
             display.put(f"{time.monotonic() - begun:.0f} s: {sizes[-1]}")
 
-    with searching(asked, engine, stops, say) as search:
+    with searching(adapter, engine, stops, say) as search:
         display.put(f"shrink {path.name}: {size_of(case.script)}")
         found = search.smallest(case, float(seconds))
     if found is None:
