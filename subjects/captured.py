@@ -103,7 +103,7 @@ class CapturedEngine:
     def _capture_by(self, capture: Callable[[], None]) -> None:
         """Capture, and prepare what is asked about graphs."""
         self.ops.calls = [] if self.records_ops else None
-        with uncollected(), self._capturing():
+        with without_collector(), self._capturing():
             capture()
         self.ops.calls = None
         if self.counts:
@@ -265,7 +265,7 @@ class CapturedEngine:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def without_collector() -> Iterator[None]:
     """Disable the garbage collector in this context. A capture creates many permanent objects."""
     collects = gc.isenabled()
     gc.disable()

@@ -97,7 +97,7 @@ Observer = Callable[[int, Step, Observation | None, frozenset[str]], None]
 """Called after each step with its place, the step, its observation, and the new violations."""
 
 
-def unobserved(
+def ignore_step(
     place: int, step: Step, observation: Observation | None, violated: frozenset[str]
 ) -> None:
     """Do nothing."""
@@ -169,7 +169,7 @@ class Lockstep:
     def play(
         self,
         schedule: Schedule,
-        observer: Observer = unobserved,
+        observer: Observer = ignore_step,
         until: Collection[str] = (),
         extra_runs: Mapping[str, ExtraRun] = NO_EXTRA_RUNS,
         recorder: Recorder = NO_RECORDER,

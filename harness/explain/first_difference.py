@@ -56,18 +56,18 @@ def first_difference(left: Side, right: Side) -> Found | None:
     Stores are compared by all slots except slot 0, other ops by the rows that `left` has too.
     """
     runs = tuple(caches(side.pools, side.before.clone()) for side in (left, right))
-    for number, one, other in paired(left.calls, right.calls):
+    for number, one, other in pair_ops(left.calls, right.calls):
         if other.name in STORES:
             store = None if one is None else store_of(one, left.pools)
-            found = _stored(number, other.name, store, store_of(other, right.pools), runs)
+            found = _compare_stores(number, other.name, store, store_of(other, right.pools), runs)
         else:
-            found = None if one is None else _gave(number, one, other, right.pools)
+            found = None if one is None else _compare_results(number, one, other, right.pools)
         if found is not None:
             return found
     return None
 
 
-def paired(
+def pair_ops(
     left: Sequence[OpCall], right: Sequence[OpCall]
 ) -> Iterator[tuple[int, OpCall | None, OpCall]]:
     """Yield each op of `right` with its place and the corresponding op of `left`.
@@ -85,7 +85,7 @@ def paired(
         counts[call.name] += 1
 
 
-def _stored(
+def _compare_stores(
     number: int,
     op: str,
     left: Store | None,
@@ -136,10 +136,10 @@ def _location(cache: Cache, left: list[int], right: list[int], row: int) -> Slot
     of_op = wrote if wrote is not None else should
     if wrote == should or of_op is None or of_op >= len(right):
         return None
-    return _taken(cache, of_op, right[of_op], left[of_op] if of_op < len(left) else None)
+    return _wrong_slot(cache, of_op, right[of_op], left[of_op] if of_op < len(left) else None)
 
 
-def _taken(cache: Cache, row: int, wrong: int, right: int | None) -> SlotTaken | None:
+def _wrong_slot(cache: Cache, row: int, wrong: int, right: int | None) -> SlotTaken | None:
     """Return the slot of a row of a cache that an op's row took. None if it is the right one."""
     slot = wrong // cache.slot_rows
     expected = None if right is None else right // cache.slot_rows
@@ -151,7 +151,7 @@ def _last(rows: Sequence[int], row: int) -> int | None:
     return max((place for place, one in enumerate(rows) if one == row), default=None)
 
 
-def _gave(number: int, left: OpCall, right: OpCall, pools: KVPools) -> Found | None:
+def _compare_results(number: int, left: OpCall, right: OpCall, pools: KVPools) -> Found | None:
     """Compare the result rows of two ops: those of `left` with the first ones of `right`."""
     pairs = zip(results_of(left), results_of(right), strict=True)
     for number_of_tensor, (one, other) in enumerate(pairs):
@@ -164,7 +164,7 @@ def _gave(number: int, left: OpCall, right: OpCall, pools: KVPools) -> Found | N
         if right.name == "scan_states":
             cache = STATES[Section.RECURRENT]
             wrong, expected = (int(call.inputs[1][place[0]]) for call in (right, left))
-            taken = None if wrong == expected else _taken(cache, place[0], wrong, expected)
+            taken = None if wrong == expected else _wrong_slot(cache, place[0], wrong, expected)
         elif right.name == "attention":
             cache, _ = cache_of(right.inputs[1], pools)
             taken = _key(cache, place[0], keys_of(left, place[0]), keys_of(right, place[0]))

@@ -75,10 +75,10 @@ def _but(found: Explanation) -> str:
         )
     if not without:
         return "But the cause is not known, because no repetition of a forward can show it."
-    return f"But the cause is not known, because a reset of {_listed(without)} does not help."
+    return f"But the cause is not known, because a reset of {_join(without)} does not help."
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import torch
 from paritybit.harness.explain.facts import Reach
-from paritybit.harness.lockstep.bits import bits, cloned, outputs_differ
+from paritybit.harness.lockstep.bits import bits, clone_output, outputs_differ
 from paritybit.harness.lockstep.config import FRESH_LOGGER
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair, captured_engine
@@ -55,7 +55,7 @@ class RightEngine:
         """Run a planned step, and keep its results."""
         pair.equalize_padding(self.engine, planned)
         self.forward = self.engine.forward(planned.graph.batch, planned.mode)
-        self.output = cloned(self.forward.output)
+        self.output = clone_output(self.forward.output)
         self.storage.copy_(pair.graph_pools.storage)
         pair.restore_graph()
 
@@ -133,7 +133,7 @@ class Reaching:
         self.pair.begin(schedule)
         self.right.reset()
         for place, step, upcoming in schedule.ahead():
-            executed = self._executed()
+            executed = self._calls()
             try:
                 runs = {"right engine": self.right.run}
                 seen = self.pair.step(step, place, runs, upcoming=upcoming)
@@ -142,17 +142,17 @@ class Reaching:
             triggered = self._tables_differ(place) or (
                 seen is not None and self.right.differs(self.pair, seen)
             )
-            ran = self._executed() > executed or (seen is not None and self._replayed(seen))
+            ran = self._calls() > executed or (seen is not None and self._replays_bug(seen))
             if reached_at is None and (ran or triggered):
                 reached_at = place
             if triggered:
                 return reached_at, place
         return reached_at, None
 
-    def _executed(self) -> int:
+    def _calls(self) -> int:
         return self.pair.on_trial.parts.executed.total()
 
-    def _replayed(self, seen: Observation) -> bool:
+    def _replays_bug(self, seen: Observation) -> bool:
         """Whether a step replayed what the bug changes, for a bug without code."""
         if self.bug.parts and not self.pair.captures.executed:
             return False

@@ -21,7 +21,7 @@ from paritybit.harness.explain.resets import (
     run,
 )
 from paritybit.harness.explain.sources import SiteTrap
-from paritybit.harness.lockstep.bits import bits, cloned, outputs_differ
+from paritybit.harness.lockstep.bits import bits, clone_output, outputs_differ
 from paritybit.harness.lockstep.fresh_run import just_captured
 from paritybit.harness.lockstep.logs import warnings_logged
 from paritybit.harness.lockstep.noise import index_bounds
@@ -101,7 +101,7 @@ class RecordedForward(Recorder):
         if self.forwards == self.last and self.runner is not None:
             just_captured(pair, planned)
             self.fresh_calls = run(pair, pair.fresh_engine, planned, Overrides()).calls
-            self.fresh = copied(pair.fresh_engine.runners[planned.mode])
+            self.fresh = copy_buffers(pair.fresh_engine.runners[planned.mode])
             pair.restore_graph()
         self.state = self.engine.state()
         self.sites.lines.clear()
@@ -128,7 +128,7 @@ class RecordedForward(Recorder):
     def forwarding(self) -> Iterator[None]:
         """Record the subject's ops and what they leave, even if it fails."""
         failed: str | None = None
-        self.static_before = copied(self.runner)
+        self.static_before = copy_buffers(self.runner)
         with self.ledger.during(self.forward_id), calls_of(self.engine.ops) as calls:
             try:
                 yield
@@ -140,21 +140,21 @@ class RecordedForward(Recorder):
                     {}, list(calls), self.pair.graph_pools.storage.clone(), failed
                 )
                 self.eager_storage = self.pair.eager_pools.storage.clone()
-                self.static = copied(self.runner)
+                self.static = copy_buffers(self.runner)
 
-    def ended(self, place: int, observation: Observation | None) -> bool:
+    def end_step(self, place: int, observation: Observation | None) -> bool:
         """Follow the end of a step. Returns whether it ran forward `last`."""
         if observation is None:
             return False
         if self.forwards - 1 == self.last:
-            self.run = replace(self.run, output=cloned(observation.graph.output or {}))
+            self.run = replace(self.run, output=clone_output(observation.graph.output or {}))
             static = self.static if observation.static else {}
             self.observation = replace(observation, static=static)
             return True
         self.written.follow(self.forward_id, self.run.calls)
         replay = observation.replay
         if replay is not None:
-            output = cloned(replay.live_output)
+            output = clone_output(replay.live_output)
             self.outputs.append(EarlierOutput(place, replay.runner, output))
         return False
 
@@ -194,7 +194,7 @@ class RecordedForward(Recorder):
         self._restore_tables()
         for cell in reset.cells:
             both(pair.graph_pools.tables)[cell.table].view(-1)[cell.place] = cell.value
-        engine = self._rewound(reset)
+        engine = self._rewind(reset)
         batch = self.plan.graph.batch
         if batch is not None and reset.batch:
             batch = replace(batch, spec_info={**batch.spec_info, **reset.batch})
@@ -209,7 +209,7 @@ class RecordedForward(Recorder):
             engine.ops.given = None
             self._restore_tables()
 
-    def _rewound(self, reset: Reset) -> CapturedEngine:
+    def _rewind(self, reset: Reset) -> CapturedEngine:
         """Return the engine that runs the forward, with its state from before, and `reset`."""
         engine = self.engine
         if reset.fresh:
@@ -266,7 +266,7 @@ class RecordedForward(Recorder):
             replay=replay,
             facts=self._facts(engine, replay, fresh=reset.fresh),
             keys=forward.keys,
-            static=copied(engine.runners.get(self.plan.mode)) if replay is not None else {},
+            static=copy_buffers(engine.runners.get(self.plan.mode)) if replay is not None else {},
             # The fresh engine is not heard, and no replay runs all lines of the function.
             warnings=run.warnings if reset.captured and not reset.fresh else seen.warnings,
         )
@@ -295,7 +295,7 @@ def both(tables: Tables) -> tuple[Tensor, Tensor]:
     return tables.req_to_token, tables.full_to_swa_index_mapping
 
 
-def copied(runner: GraphRunner | None) -> dict[str, Tensor]:
+def copy_buffers(runner: GraphRunner | None) -> dict[str, Tensor]:
     """Return a runner's current static buffers, by name."""
     if runner is None:
         return {}
@@ -324,6 +324,6 @@ def record_forward(
                     raise
                 return recorded
             # Follow the step before anything overwrites its results.
-            if recorded.ended(place, observation):
+            if recorded.end_step(place, observation):
                 return recorded
     raise ValueError(f"the schedule has {recorded.forwards} forwards; there is no forward {number}")

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from paritybit.harness.lockstep.bits import cloned
+from paritybit.harness.lockstep.bits import clone_output
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.reference.model import Output
@@ -89,7 +89,7 @@ def run(
     with calls_of(engine.ops) as calls:
         try:
             forward = engine.forward_overridden(planned.graph.batch, planned.mode, overrides)
-            output = cloned(forward.output)
+            output = clone_output(forward.output)
         except Exception as error:  # A reset may make the subject fail in any way.
             failed = (str(error).splitlines() or [type(error).__name__])[0]
     return RepeatedRun(output, list(calls), pair.graph_pools.storage.clone(), failed, forward)

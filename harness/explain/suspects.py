@@ -77,7 +77,7 @@ def as_required(recorded: RecordedForward) -> list[Reset]:
 
     A stale element whose right value is not known gets that of a freshly captured runner.
     """
-    return by_buffer([*rejected(recorded), *stale(recorded)])
+    return by_buffer([*find_rejected(recorded), *stale(recorded)])
 
 
 def as_captured(recorded: RecordedForward) -> list[Reset]:
@@ -96,7 +96,7 @@ def by_buffer(elements: Iterable[StaticElement]) -> list[Reset]:
     ]
 
 
-def rejected(recorded: RecordedForward) -> Iterator[StaticElement]:
+def find_rejected(recorded: RecordedForward) -> Iterator[StaticElement]:
     """Yield the elements of static inputs that differ from what live_inputs requires."""
     seen = recorded.observation
     if seen is None or seen.replay is None or seen.replay.runner not in FILLS:
@@ -216,7 +216,7 @@ def _elements(recorded: RecordedForward, reset: Reset) -> tuple[WrongElement, ..
     return (
         *(element_of(recorded, one) for one in shown[:MOST_SHOWN]),
         *(_cell(recorded, cell) for cell in reset.cells[:MOST_SHOWN]),
-        *(one for name, right in reset.batch.items() for one in _kept(recorded, name, right)),
+        *(one for name, right in reset.batch.items() for one in _view_of(recorded, name, right)),
     )
 
 
@@ -227,8 +227,8 @@ def _cell(recorded: RecordedForward, cell: TableCell) -> WrongElement:
     return WrongElement(TABLES[cell.table], place, value, str(cell.value))
 
 
-def _kept(recorded: RecordedForward, name: str, right: Tensor) -> Iterator[WrongElement]:
-    """Yield the first find_overwritten row of a value, and the step whose output it is."""
+def _view_of(recorded: RecordedForward, name: str, right: Tensor) -> Iterator[WrongElement]:
+    """Yield the first overwritten row of a value, and the step whose output it is."""
     batch = recorded.plan.graph.batch
     assert batch is not None
     current = batch.spec_info[name]

@@ -50,6 +50,6 @@ def first_index(mask: Tensor) -> tuple[int, ...]:
     return tuple(torch.nonzero(mask)[0].tolist())
 
 
-def cloned(output: Output) -> Output:
+def clone_output(output: Output) -> Output:
     """Return a copy of an output, which later replays do not change."""
     return {name: values.clone() for name, values in output.items()}

@@ -79,7 +79,7 @@ class StagedForward(PlannedForward):
         return self.listed
 
 
-def watched(overlap: Overlap) -> Overlap:
+def guard(overlap: Overlap) -> Overlap:
     """Return `overlap`, changed so that an error in a table write counts as the subject's.
 
     Staged values may have been overwritten by another batch and be out of bounds.
@@ -100,7 +100,7 @@ class OverlappedScheduler(Scheduler):
     """
 
     def __init__(self, *args: Any, overlap: Overlap) -> None:
-        self.overlap = watched(overlap)
+        self.overlap = guard(overlap)
         self.kept_in_flight: dict[int, int] = {}
         self.ahead: deque[tuple[Step, PlannedForward | None, StepOver]] = deque()
         super().__init__(*args, order=overlap)
@@ -108,7 +108,7 @@ class OverlappedScheduler(Scheduler):
     def order_by(self, overlap: Overlap) -> None:
         """Order the device work by `overlap` from the next reset on."""
         self.overlap.clear()
-        self.overlap = self.order = self.allocator.order = watched(overlap)
+        self.overlap = self.order = self.allocator.order = guard(overlap)
 
     def reset(self, seed: int) -> None:
         """Reset as `Scheduler` does, with no forward in flight and no step planned ahead."""
@@ -239,7 +239,7 @@ class OverlappedScheduler(Scheduler):
             right = self._batch(staged, arrived(staged.staged.host))
             return forward(batches[0], right)
 
-        keep = self._followed(staged) if staged is not None else None
+        keep = self._follow(staged) if staged is not None else None
 
         def follow(ran: RanForward) -> None:
             if keep is not None and batches[0] is not None:
@@ -256,7 +256,7 @@ class OverlappedScheduler(Scheduler):
         self.over = over
         return flight.result
 
-    def _followed(self, work: StagedForward) -> Keep | None:
+    def _follow(self, work: StagedForward) -> Keep | None:
         """Update the host's state in advance for a forward. Returns the update left for the device.
 
         Returns None if the host must read the result first.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from paritybit.harness.checks.differences import first_output_difference
 from paritybit.harness.checks.property import Description, Property
-from paritybit.harness.lockstep.bits import cloned
+from paritybit.harness.lockstep.bits import clone_output
 from paritybit.harness.lockstep.fresh_run import Collect, FreshRun, restoring_tables
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
@@ -48,7 +48,7 @@ def prepare(pair: Pair, planned: PlannedStep) -> Collect | None:
             found.append(Variant(description, order, output))
             pair.copies.restore_eager()
     pair.fresh_engine.reset()
-    return lambda forward: (*found, Variant(LARGEST, everyone, cloned(forward.output)))
+    return lambda forward: (*found, Variant(LARGEST, everyone, clone_output(forward.output)))
 
 
 def judge(observation: Observation) -> Description | None:

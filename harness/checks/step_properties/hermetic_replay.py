@@ -2,7 +2,7 @@
 
 from paritybit.harness.checks.differences import first_output_difference
 from paritybit.harness.checks.property import Description, Property
-from paritybit.harness.lockstep.bits import cloned
+from paritybit.harness.lockstep.bits import clone_output
 from paritybit.harness.lockstep.fresh_run import Collect, FreshRun, just_captured
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
@@ -20,7 +20,7 @@ def prepare(pair: Pair, planned: PlannedStep) -> Collect:
 def defined_output(forward: Forward) -> Output | None:
     """Return the defined output of a replay, or None without a replay."""
     replay = forward.replay
-    return None if replay is None else cloned(replay.defined)
+    return None if replay is None else clone_output(replay.defined)
 
 
 def judge(observation: Observation) -> Description | None:

@@ -48,16 +48,16 @@ def wrong(run: str, side: Snapshot, end: Ownership) -> Iterator[Description]:
     for owner in end.holders:
         expected = known.get(owner.serial, owner.known)
         if owner.known != expected:
-            yield _described(run, owner.serial, "the number of tokens", owner.known, expected)
+            yield _describe(run, owner.serial, "the number of tokens", owner.known, expected)
         first, tokens = right.get(owner.serial, (0, []))
         row = end.tokens[owner.token_row, first : first + len(tokens)].tolist()
         for number, (token, implied_token) in enumerate(zip(row, tokens, strict=True)):
             if token != implied_token:
                 what = f"token {first + number}"
-                yield _described(run, owner.serial, what, token, implied_token)
+                yield _describe(run, owner.serial, what, token, implied_token)
 
 
-def _described(run: str, serial: int, what: str, value: int, right: int) -> Description:
+def _describe(run: str, serial: int, what: str, value: int, right: int) -> Description:
     message = f"in the {run} run, {what} of request {serial} is {value}; its logits imply {right}"
     return message, {"run": run, "owner": f"request {serial}", "value": value, "right": right}
 

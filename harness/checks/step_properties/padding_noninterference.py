@@ -8,7 +8,7 @@ from paritybit.harness.checks.differences import (
     first_output_difference,
 )
 from paritybit.harness.checks.property import Description, Property
-from paritybit.harness.lockstep.bits import cloned, first_index, unequal
+from paritybit.harness.lockstep.bits import clone_output, first_index, unequal
 from paritybit.harness.lockstep.fresh_run import Collect, FreshRun
 from paritybit.harness.lockstep.noise import Noise
 from paritybit.harness.lockstep.observation import Observation
@@ -42,8 +42,8 @@ def prepare(pair: Pair, planned: PlannedStep) -> Collect:
     owned = noise.owned(pair.graph, batch)
     noise.fill_pool(pair.graph, owned)
     return lambda forward: NoisyRun(
-        cloned(forward.output),
-        None if forward.replay is None else cloned(forward.replay.defined),
+        clone_output(forward.output),
+        None if forward.replay is None else clone_output(forward.replay.defined),
         pools.storage.clone(),
         owned,
     )

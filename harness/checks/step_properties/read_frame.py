@@ -64,15 +64,15 @@ def _describe(
     )
     is_live = row % of_forward < live
     words = [
-        f"reads {_named(observation, kind, more)}" if more else "",
-        f"does not read {_named(observation, kind, lacking)}" if lacking else "",
+        f"reads {_name_row(observation, kind, more)}" if more else "",
+        f"does not read {_name_row(observation, kind, lacking)}" if lacking else "",
     ]
     where = {"kind": str(kind), "row": row, "live": is_live, "too_many": more, "too_few": lacking}
     message = " and ".join(word for word in words if word)
     return f"{'live' if is_live else 'padded'} row {row} {message}", where
 
 
-def _named(observation: Observation, kind: Kind, slots: list[int]) -> str:
+def _name_row(observation: Observation, kind: Kind, slots: list[int]) -> str:
     """Name slots of a sub-pool, the first with its owner."""
     if slots[0] >= observation.layout.sizes.slots(kind):
         return "an invalid slot, or more keys than a request can have"

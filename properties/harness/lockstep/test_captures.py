@@ -9,7 +9,7 @@ import torch
 from paritybit.harness.campaigns.hunt import draw
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.step_properties.index_contract import contract_breaches
-from paritybit.harness.lockstep.bits import bits, cloned
+from paritybit.harness.lockstep.bits import bits, clone_output
 from paritybit.harness.lockstep.config import FRESH_LOGGER, TrialConfig
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.padding import spoiled_memory
@@ -28,7 +28,7 @@ from paritybit.harness.schedules.schedule import (
     modes_of,
 )
 from paritybit.reference.batch import Mode
-from paritybit.subjects.captured import CapturedEngine, uncollected
+from paritybit.subjects.captured import CapturedEngine, without_collector
 from paritybit.subjects.runners import ONE_PER_ENGINE
 from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
@@ -76,7 +76,8 @@ def held_after(pair: Pair, engine: CapturedEngine, planned: PlannedStep) -> dict
     engine.reset()
     pair.equalize_padding(engine, planned)
     forward = engine.forward(planned.graph.batch, planned.mode)
-    held = {**statics_of(engine), **cloned(forward.output), "KV": pair.graph_pools.storage.clone()}
+    output = clone_output(forward.output)
+    held = {**statics_of(engine), **output, "KV": pair.graph_pools.storage.clone()}
     pair.restore_graph()
     return held
 
@@ -200,7 +201,7 @@ def test_a_lockstep_is_freed_without_the_collector() -> None:
     lockstep = Lockstep(ON_REQUEST)
     lockstep.play(SCHEDULE)
     held = [weakref.ref(one) for one in (lockstep.pair, *lockstep.pair.captures.engines)]
-    with uncollected():
+    with without_collector():
         del lockstep
         assert [one() for one in held] == [None, None, None]
 
