@@ -32,12 +32,17 @@ from properties.support.places import ROOT, say
 MOST_SECONDS = 1500.0
 """Seconds after which a run is taken to hang."""
 
+COMMANDS = ("watch", "explore")
+
 STATES = re.compile(r"(\d+) states, \d+ actions tried")
 
 
 @dataclass
 class Trials:
-    """Runs engines with and without faults. `out` keeps the folder and the log of each run."""
+    """Runs engines with and without faults. `out` keeps the folder and the log of each run.
+
+    `commands` are those to run, of `watch` and `explore`.
+    """
 
     sources: Path
     out: Path
@@ -45,13 +50,14 @@ class Trials:
     seed: int
     seconds: float
     known: dict[tuple[Any, ...], Outcome]
+    commands: Sequence[str] = COMMANDS
     lock: Lock = field(default_factory=Lock)
 
     def tried(self, fault: Fault) -> Iterator[tuple[Fault, Outcome]]:
         """Yield the outcomes of a fault, after those of the unmodified engine that are new."""
-        for explore in (None, fault.explore) if fault.explore is not None else (None,):
-            if explore is None and not fault.watched:
-                continue
+        ways: list[str | None] = [None] if fault.watched and "watch" in self.commands else []
+        ways += [fault.explore] if fault.explore is not None and "explore" in self.commands else []
+        for explore in ways:
             with self.lock:
                 control = self.outcome(fault, explore, planted=False, usual=None)
             yield fault, control
@@ -202,6 +208,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--only", metavar="NAME,...", help="Plant these faults")
     parser.add_argument("--record", type=Path, default=Path("paritybit-out/planted.json"))
     parser.add_argument("--out", type=Path, help="Folder of the runs (a new one)")
+    parser.add_argument("--command", choices=COMMANDS, help="Run only this command")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=60.0, help="Of each watch run (60)")
@@ -215,7 +222,8 @@ def main() -> int:
     faults = chosen([FOLDER / f"{name}.toml" for name in asked.tables], asked.only)
     known = read_record(asked.record)
     out = (asked.out or Path(tempfile.mkdtemp(prefix="planted-"))).resolve()
-    trials = Trials(fetch.folder(), out, asked.device, asked.seed, asked.seconds, known)
+    commands = COMMANDS if asked.command is None else (asked.command,)
+    trials = Trials(fetch.folder(), out, asked.device, asked.seed, asked.seconds, known, commands)
     wrong: list[str] = []
     with ThreadPoolExecutor(asked.jobs, "planted") as pool:
         running = [pool.submit(lambda one: [*trials.tried(one)], fault) for fault in faults]
