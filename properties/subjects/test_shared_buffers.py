@@ -5,8 +5,6 @@ Who needs more than is pooled makes a larger buffer, and who came before keeps t
 
 import pytest
 import torch
-from paritybit.harness.checks.play import Lockstep
-from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.subjects.buffers import BufferPool, SharedBufferError, StaticInputs
 from paritybit.subjects.contracts import Axis, keep
 
@@ -44,12 +42,6 @@ def test_a_name_has_one_dtype(device: str) -> None:
         pool.get("ids", (2,), torch.int32, 0)
 
 
-def test_a_host_buffer_is_on_the_host(device: str) -> None:
-    pool = BufferPool(torch.device(device))
-    assert pool.get("lens", (2,), torch.int32, 1, host=True).device.type == "cpu"
-    assert pool.get("ids", (2,), torch.int32, 1).device.type == torch.device(device).type
-
-
 def test_a_stale_tail_may_hold_the_bytes_of_another_runner(device: str) -> None:
     pool, rows = BufferPool(torch.device(device)), (keep("ids", Axis.TOKEN, torch.int64),)
     larger, smaller = (
@@ -69,12 +61,3 @@ def test_a_runner_that_keeps_its_buffers_to_itself_shares_none(device: str) -> N
         held += [buffer.data_ptr() for buffer in runner.inputs.buffers.values()]
     assert not set(places["breakable"]) & set(places["others"])
     assert len(set(places["others"])) < len(places["others"])
-
-
-def test_a_bug_in_a_shared_row_changes_it_for_all_runners_that_share_it(device: str) -> None:
-    trial = TrialConfig("decode", device=device).with_bug("swa_int64")
-    subject, _ = captured(Lockstep(trial))
-    buffers = {one.name: one.inputs.buffers for one in subject.runners.values()}
-    name = "out_cache_loc_swa"
-    dtypes = {runner: held[name].dtype for runner, held in buffers.items() if name in held}
-    assert dtypes == dict.fromkeys(("decode", "target_verify", "piecewise"), torch.int64)

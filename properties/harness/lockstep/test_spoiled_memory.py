@@ -30,17 +30,6 @@ def test_a_graph_shows_what_it_did_not_write(device: str) -> None:
         assert graph.output[1].isnan().all()
 
 
-def test_a_tape_holds_what_was_last_written_where_it_writes_nothing() -> None:
-    """Filling is no part of it: what a replay leaves there must show at the next one."""
-    graph = Capture[Tensor](TrialConfig().ops(), None)
-    with torch.inference_mode(), spoiled_memory():
-        graph.run(lambda: half_written(torch.ones(2, 3)))
-    with torch.inference_mode():
-        graph.output[1] = 5
-    graph.replay()
-    assert graph.output[1].tolist() == [5.0] * 3
-
-
 ALLOCATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "empty": lambda like: torch.empty(like.shape),
     "empty_like": lambda like: torch.empty_like(input=like),
@@ -56,11 +45,3 @@ def test_whatever_is_only_allocated_is_filled(way: str) -> None:
     like = torch.ones(2, 3)
     with torch.inference_mode(), spoiled_memory():
         assert ALLOCATORS[way](like).isnan().all()
-
-
-def test_new_indices_and_what_is_filled_are_left_alone() -> None:
-    """An index that is NaN there would lead anywhere."""
-    with spoiled_memory():
-        assert torch.empty(2, dtype=torch.int64).dtype == torch.int64
-        assert torch.zeros(2).tolist() == [0.0, 0.0]
-        assert torch.empty(0).shape == (0,)

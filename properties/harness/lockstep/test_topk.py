@@ -33,11 +33,6 @@ def test_a_topk_other_than_1_and_2_is_refused(topk: int) -> None:
         TrialConfig("eagle_draft", topk=topk)
 
 
-def test_a_bug_of_chains_brings_its_topk() -> None:
-    trial = TrialConfig("eagle_draft").with_bug("chain_lists_not_rebuilt")
-    assert (trial.topk, trial.clean.topk) == (1, 1)
-
-
 SPECULATE: tuple[Step, ...] = (
     *(Admit(5, 5), Admit(9, 9), DraftExtend((0, 1)), Draft((0, 1)), Verify((0, 1), 1)),
     *(DraftExtend((0, 1)), Draft((1,)), Verify((1,), 0)),
