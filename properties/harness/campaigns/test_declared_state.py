@@ -39,8 +39,8 @@ HARMLESS = TRIAL.with_bug("loc_memo_warning.entry")
 SCHEDULE = Schedule((Admit(1, 1), Admit(2, 2), Decode((0, 1))), seed=1)
 OTHERS = SCHEDULE, Schedule((Admit(3, 3),))
 
-MANY = 60
-"""More replays than a drawn schedule of these trials has, extra runs included."""
+MANY = 20
+"""More replays than the first drawn schedules of these trials have, extra runs included."""
 
 
 def playing(trial: TrialConfig, *schedules: Schedule) -> FreshPlaying:
