@@ -1,8 +1,8 @@
 """Serves generated requests to a whole engine.
 
-Each engine has its own package here. Its module `environment` downloads a release and returns the
-command that starts it. All other modules run in the process of the engine: they create a tiny model
-with random weights, replace parts that are missing on this machine, and play requests.
+Each engine has its own package here. Its module `adapter` prepares a release and names what the
+engine's process needs. `python -m paritybit.drive ENGINE JOB` runs in that process: it creates a
+tiny model with random weights, replaces parts that are missing on this machine, and does a job.
 """
 
 ENGINES = ("sglang", "transformers", "vllm")

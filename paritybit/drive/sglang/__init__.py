@@ -1,4 +1,1 @@
-"""Serves generated requests to a whole sglang: its scheduler, with a tiny model.
-
-The engine is started in its own process, as the package above does for every engine.
-"""
+"""Serves generated requests to a whole sglang: its scheduler, with a tiny model."""
