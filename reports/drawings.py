@@ -115,7 +115,7 @@ def step(entry: TimelineEntry) -> tuple[Fact, tuple[Cell, ...]]:
     """Return one step: its live requests, its padding, and the parked requests."""
     live = "eager" if entry.bucket is None else "live"
     boxes = [Cell(str(request), live) for request in entry.live]
-    boxes += [Cell("", "padded")] * min(entry.padded, MOST_ROWS)
+    boxes += [Cell("", "padded")] * max(0, min(entry.padded, MOST_ROWS))
     boxes += [Cell(str(request), "parked") for request in entry.parked]
     path = "no forward" if entry.mode is None else "eager"
     if entry.bucket is not None:

@@ -174,8 +174,9 @@ def test_bit_patterns(left: str, right: str, message: str, value: str) -> None:
     assert "".join(text for text, _ in found.sides[0][1]) == left
 
 
-def test_a_drawing_of_a_hostile_record_is_small() -> None:
-    entry = TimelineEntry(0, "decode", "decode", "decode", 2, tuple(range(9_999)), 10**9, (), 0)
+@pytest.mark.parametrize("padded", [10**9, 10**400, -(10**400)])
+def test_a_drawing_of_a_hostile_record_is_small(padded: int) -> None:
+    entry = TimelineEntry(0, "decode", "decode", "decode", 2, tuple(range(9_999)), padded, (), 0)
     drawn = drawings.steps([entry] * 9_999)
     assert isinstance(drawn, Cells)
     assert sum(len(boxes) for _, boxes in drawn.rows) < 10_000
