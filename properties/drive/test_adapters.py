@@ -13,9 +13,8 @@ from paritybit.drive.limits import Limits
 from paritybit.drive.models import GPT_OSS
 from paritybit.drive.operating.adapters import MODULES, RANK, loads, name_of, weights, with_adapters
 from paritybit.drive.requests import waves
-from paritybit.drive.script import Part, Planned, Script, Wave, require_sense, wave_of
+from paritybit.drive.script import wave_of
 from paritybit.drive.sglang.settings import Served
-from paritybit.drive.shrink import simpler_forms
 from paritybit.drive.stand_ins import lora
 from paritybit.drive.stand_ins.lora import (
     chunks_expanded,
@@ -50,12 +49,7 @@ def test_requests_ask_for_every_adapter_and_for_none() -> None:
     assert bare == first
 
 
-def test_a_search_leaves_out_an_adapter_and_an_unknown_one_is_refused() -> None:
-    one = Planned("a", (Part("a", 1),), 1, adapter=2)
-    assert Planned("a", (Part("a", 1),), 1) in simpler_forms(one)
-    script = Script(Served().scope(), (Wave((Planned("a", (Part("a", 1),), 1, adapter=9),)),))
-    with pytest.raises(ValueError, match="an adapter of wave 0"):
-        require_sense(script)
+def test_a_number_of_adapters_that_no_engine_serves_is_refused() -> None:
     for kind, count in ((Served, -1), (Served, 9), (vllm.Served, 9)):
         with pytest.raises(ValueError, match="adapters is between 0 and 8"):
             kind.of({**kind().scope(), "adapters": count})

@@ -1,7 +1,6 @@
 """`paritybit explore`: its cases, its exit codes, and vLLM where it is at hand."""
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -199,25 +198,10 @@ def test_an_engine_whose_first_step_fails_is_not_explored(monkeypatch: pytest.Mo
         engines.search_of("vllm==0.33.0", Bound())
 
 
-def test_a_search_is_the_same_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = []
-    for _ in range(2):
-        assert of_toy("twice", monkeypatch, tmp_path) == FINDING
-        said.append(untimed(capsys.readouterr().out))
-    assert said[0] == said[1]
-
-
 def interrupt(toy: Toy) -> None:
     """Stop the search when two pages are held."""
     if len(toy.free) == 1:
         raise KeyboardInterrupt
-
-
-def untimed(text: str) -> str:
-    """Return what a command printed, without times and the names of folders."""
-    return re.sub(r"[\d.]+ s \(\d+|\S+/explore.json", "", text)
 
 
 @pytest.mark.skipif(

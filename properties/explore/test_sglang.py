@@ -16,9 +16,7 @@ from paritybit.engines.packages import SGLANG
 from paritybit.explore.bound import Bound
 from paritybit.explore.search import ViolationError
 from paritybit.explore.sglang.cache import Tree
-from paritybit.explore.sglang.key import scalars_of
 from paritybit.explore.sglang.machine import SglangMachine
-from paritybit.explore.sglang.scheduler import prefix_of, record
 from paritybit.explore.sglang.world import require_room, sliding_pages
 from properties.planting.faults import FOLDER, plant, read
 from properties.support.harness.command_line import python
@@ -86,19 +84,6 @@ def test_the_older_tree_is_read() -> None:
 def test_an_unknown_tree_is_refused() -> None:
     with pytest.raises(PartMissingError, match="SimpleNamespace is not known"):
         Tree(SimpleNamespace(root_node=None), [], ([], []))
-
-
-def test_notes_of_a_request_are_found_where_a_release_keeps_them() -> None:
-    request = SimpleNamespace(kv=SimpleNamespace(kv_committed_len=3), kv_allocated_len=4)
-    assert (record(request, "kv_committed_len"), record(request, "kv_allocated_len")) == (3, 4)
-    with pytest.raises(PartMissingError):
-        record(request, "cache_protected_len")
-    assert prefix_of(SimpleNamespace(prefix_indices=[1, 2])) == 2
-
-
-def test_a_key_has_the_plain_values_of_a_request_alone() -> None:
-    one = SimpleNamespace(b=1, a="x", rid="r1", last_node=3, listed=[1], evicted={"swa": 2})
-    assert scalars_of(one) == ["x", 1, [2], ...]
 
 
 @pytest.mark.parametrize(
