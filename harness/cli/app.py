@@ -161,7 +161,8 @@ def seed_option(default: int | None = 0) -> Any:
 def engine_option(default: Any) -> Any:
     """Return the option for an engine. It is required if the default is `...`."""
     about = "Release such as sglang==0.5.23, or the folder of a source tree"
-    return typer.Option(default, metavar="ENGINE", help=about)
+    # typer 0.27 takes the name from the metavar.
+    return typer.Option(default, "--engine", metavar="ENGINE", help=about)
 
 
 def out_option() -> Any:

@@ -239,18 +239,29 @@ def incomplete(error: AttributeError) -> bool:
     return any(hasattr(part, name) and part.__name__ in given.__name__ for part in PARTS)
 
 
-SIGNATURE = re.compile(r"^(\w+)[\w.<>]*\(\) (got|missing|takes) ")
+SIGNATURE = re.compile(r"^([\w.<>]+)\(\) (got|missing|takes) ")
 """Matches the message for a call with other arguments than a function takes."""
 
 
 def misfits(error: TypeError) -> bool:
     """Return whether a function of paritybit, in place of another, does not take its arguments."""
     called = SIGNATURE.match(str(error))
-    return called is not None and any(
-        getattr(vars(module).get(called[1]), "__module__", None) == name
+    if called is None:
+        return False
+    first, *inner = (part for part in called[1].split(".") if part != "<locals>")
+    return any(
+        getattr(owner := vars(module).get(first), "__module__", None) == name
+        and (not inner or defines(owner, inner[0]))
         for name, module in sys.modules.copy().items()
         if name.partition(".")[0] == PACKAGE.name
     )
+
+
+def defines(owner: object, name: str) -> bool:
+    """Return whether a class has a method of this name, or a function such a nested function."""
+    code = getattr(owner, "__code__", None)
+    nested = {one.co_name for one in code.co_consts if isinstance(one, CodeType)} if code else set()
+    return name in nested or (isinstance(owner, type) and hasattr(owner, name))
 
 
 def own_frames(error: BaseException) -> list[Frame]:

@@ -77,6 +77,8 @@ NOT_OF_THE_ENGINE = {
 
 @pytest.mark.parametrize("case", [*OF_THE_ENGINE, *NOT_OF_THE_ENGINE])
 def test_an_error_of_the_engine_s_own_code_is_a_finding(case: str) -> None:
+    if case in ("no device", "no stream", "no graph") and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
     code, path, counts = (OF_THE_ENGINE | NOT_OF_THE_ENGINE)[case]
     fault = fault_of(raised(code, path), counts)
     assert (fault is not None) == (case in OF_THE_ENGINE)
@@ -84,6 +86,11 @@ def test_an_error_of_the_engine_s_own_code_is_a_finding(case: str) -> None:
         assert fault.source is not None
         assert f"{path}:2".endswith(f"/{fault.source}")
         assert "step ends the engine" in fault.what
+
+
+def test_a_wrong_call_in_a_function_with_a_name_of_ours_is_the_engine_s() -> None:
+    error = raised("(lambda page: page)()", VLLM, judge_failure.__name__)
+    assert fault_of(error, SERVED) is not None
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ class Sampling:
     late: bool = False
     """Whether the older runner may count drafts that are rejected, when a request may end."""
     ahead: bool = False
-    """Whether it may also not know the drafts yet, and so not penalise them."""
+    """Whether it may also not know the drafts and the accepted tokens yet."""
     taken: int = 0
     """The number of logits rows that the sampler has processed."""
 
@@ -181,8 +181,11 @@ class Sampling:
         held = [seeds.get(row, NONE) for row in range(size)]
         right = [NONE if one.seed is None or not one.temperature else one.seed for one in asked]
         yield rows_of("seed of the generator", names, torch.tensor(held), right)
-        held, source = batch.num_computed_tokens_cpu_tensor, place_of(runner._update_states)
-        yield rows_of("num_computed_tokens", names, held[:size], self.cached, source, lasting=False)
+        if not self.ahead:  # Else the host's numbers are corrected later, and kernels have others.
+            held, source = batch.num_computed_tokens_cpu_tensor, place_of(runner._update_states)
+            yield rows_of(
+                "num_computed_tokens", names, held[:size], self.cached, source, lasting=False
+            )
         prompts = [row.prompt for row in self.rows]
         yield rows_of(
             "num_prompt_tokens", names, batch.num_prompt_tokens_cpu_tensor[:size], prompts
@@ -259,7 +262,7 @@ class Sampling:
             rows = [row.without(["logit bias"]) for row in self.verified()]
         else:
             rows = self.rows
-        if self.ahead:
+        if self.ahead or any(self.drafts):
             rows = [replace(one, used=one.used and not one.asked.counts) for one in rows]
         if len(rows) == len(raw):
             sources = of_older(owner)

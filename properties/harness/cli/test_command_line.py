@@ -176,7 +176,7 @@ def test_a_list_may_be_given_several_times() -> None:
 def test_options_after_the_command_of_watch_are_its_own(dashes: list[str]) -> None:
     options = parsed("watch", "--every", "3", *dashes, "python", "--every", "x", "--", "--help")
     assert options["every"] == 3
-    assert options["program"] == ["python", "--every", "x", "--", "--help"]
+    assert [*options["program"]] == ["python", "--every", "x", "--", "--help"]
 
 
 def test_a_bug_without_a_runner_is_hunted_on_all_it_can_harm() -> None:
