@@ -18,7 +18,7 @@ from paritybit.watch.ledger import Ledger, Names
 from paritybit.watch.replays.aimed import Aim, aimed, held_at
 from paritybit.watch.replays.influence import HIDDEN, NotTried, Reads
 from paritybit.watch.replays.overlaps import overlaps
-from paritybit.watch.replays.relations import NAMES, against_eager
+from paritybit.watch.replays.relations import NAMES, STREAK, Relations, against_eager
 from paritybit.watch.replays.trial import SavedSlots, Trial
 from paritybit.watch.replays.unread import UNWRITTEN
 from paritybit.watch.replays.values import STEPS, Draw, other_values
@@ -574,8 +574,8 @@ class Routed(Toy):
         return torch.where(self.gates + self.rounding < self.border, hidden, -hidden) + self.fault
 
 
-@pytest.mark.parametrize(("fault", "found"), [(0.0, False), (1.0, True)])
-def test_rounding_may_choose_another_expert(fault: float, found: bool) -> None:
+def routed(fault: float) -> tuple[Trial, Reads]:
+    """Return a replay that ran, whose eager run rounds otherwise and has a fault."""
     toy = Routed()
     for cached in range(0, 4 * CHUNK, CHUNK):
         toy.run(cached)
@@ -601,33 +601,20 @@ def test_rounding_may_choose_another_expert(fault: float, found: bool) -> None:
     trial = Trial(replay, owned, ledgers, lambda: None)
     replay.run()
     trial.ran(None)
+    return trial, Reads.of(Forward("extend", rows), ledgers)
+
+
+@pytest.mark.parametrize(("fault", "found"), [(0.0, False), (1.0, True)])
+def test_rounding_may_choose_another_expert(fault: float, found: bool) -> None:
+    trial, reads = routed(fault)
     with trial.restoring():
-        difference = against_eager(trial, Reads.of(Forward("extend", rows), ledgers))
+        difference = against_eager(trial, reads)
     assert (difference is not None) == found
 
 
-def test_the_state_that_a_row_goes_on_from_is_tried_alone() -> None:
-    """A row keeps its slots in `full`, and replaces its state in `state`."""
-
-    def row(name: str, cached: int, state: int) -> Row:
-        slots = torch.full((cached + 2,), -1)
-        slots[-1] = state
-        slots[cached - 1] = state if cached else -1
-        full = torch.arange(cached + 2) + 10 * state
-        return Row(name, list(range(cached + 2)), cached, 2, {"full": full, "state": slots})
-
-    ledgers: Any = {
-        name: SimpleNamespace(
-            group=Group(name, (), window=None if name == "full" else 1),
-            reserved=torch.empty(0, dtype=torch.int64),
-            index=lambda slots: slots[slots >= 0],
-        )
-        for name in ("full", "state")
-    }
-    forward = Forward("extend", (row("a", 4, 3), row("new", 0, 4), row("b", 2, 5)))
-    reads = Reads.of(forward, ledgers)
-    alone = [reads.states(seed) for seed in range(2)]
-    assert [one and one.slots["state"].tolist() for one in alone] == [[3], [5]]
-    assert all(one is not None and not len(one.slots["full"]) for one in alone)
-    without = Reads.of(Forward("extend", (row("new", 0, 4),)), ledgers)
-    assert without.states(0) is None
+def test_a_difference_from_eager_without_a_cause_must_occur_several_times() -> None:
+    trial, reads = routed(fault=1.0)
+    relations = Relations(1, NAMES[2:3])
+    with trial.restoring():
+        found = [next(relations.tried(trial, NAMES[2:3], n, reads)).found for n in range(STREAK)]
+    assert [one is not None for one in found] == [False] * (STREAK - 1) + [True]
