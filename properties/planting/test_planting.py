@@ -23,7 +23,7 @@ COUNTS = {
     "public": 39,
     "sglang": 146,
     "transformers": 37,
-    "unseen": 30,
+    "unseen": 60,
     "vllm": 71,
 }
 

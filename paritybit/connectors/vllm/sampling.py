@@ -241,6 +241,14 @@ class Sampling:
 
     # Logits.
 
+    def sure(self, rows: list[Sampled], drafts: bool) -> list[Sampled]:
+        """Return rows whose logits are known.
+
+        With drafts, those of requests with penalties are not: the engine leaves out tokens of a
+        request that was just added.
+        """
+        return [replace(one, used=one.used and not (drafts and one.asked.counts)) for one in rows]
+
     def logits(
         self, owner: Any, raw: Tensor, result: Tensor, given: Any, cut: bool
     ) -> Iterator[RowValues]:
@@ -250,7 +258,7 @@ class Sampling:
         `cut` says whether the newer runner also drops unlikely tokens.
         """
         if given is None:
-            rows = self.every()[self.taken : self.taken + len(raw)]
+            rows = self.sure(self.every()[self.taken : self.taken + len(raw)], any(self.drafts))
             self.taken += len(raw)
             sources = of_newer(owner)
             yield from logits_of(rows, raw, result, heated=True, cut=cut, sources=sources)
@@ -262,8 +270,7 @@ class Sampling:
             rows = [row.without(["logit bias"]) for row in self.verified()]
         else:
             rows = self.rows
-        if self.ahead or any(self.drafts):
-            rows = [replace(one, used=one.used and not one.asked.counts) for one in rows]
+        rows = self.sure(rows, self.ahead or any(self.drafts))
         if len(rows) == len(raw):
             sources = of_older(owner)
             yield from logits_of(rows, raw, result, late=self.late, sources=sources)
