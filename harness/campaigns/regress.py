@@ -4,10 +4,8 @@ The tests are in `test_trials`. pytest-xdist runs them in worker processes. A wo
 takes too long is replaced, and its test fails.
 """
 
-import os
 import pickle
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from paritybit.harness.campaigns.plugin import run_config
 from paritybit.harness.campaigns.run import Run
 from paritybit.harness.campaigns.task import Result, without_result
 from paritybit.harness.machine import mps
+from paritybit.harness.machine.environment import variables_set
 from paritybit.harness.records.schema import Status
 from rich.console import Console
 from rich.markup import escape
@@ -29,6 +28,7 @@ PLUGINS = "xdist.plugin", "_hypothesis_pytestplugin", "paritybit.harness.campaig
 """The plugins of a run. Other installed plugins are not loaded."""
 
 ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
+"""Variables that hide the settings of the user's own pytest."""
 
 SECONDS = 1800
 """The time limit of a test. It is many times the time on a slow machine."""
@@ -78,24 +78,10 @@ def options_of(run: Run, cache: Path) -> list[str]:
 
 def _pytest(words: Sequence[str], reporter: "Reporter") -> None:
     """Run pytest in this process, with a progress bar."""
-    with isolated(), reporter.bar:
+    with variables_set(ENVIRONMENT), reporter.bar:
         code = pytest.main(list(words), plugins=[reporter])
     ended = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED}
     reporter.run.broken |= code not in ended
-
-
-@contextmanager
-def isolated() -> Iterator[None]:
-    """Hide the settings of the user's own pytest in this context."""
-    before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    os.environ.update(ENVIRONMENT)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
 
 
 class Reporter:

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paritybit.harness.errors import CannotRunError
+from paritybit.harness.machine.environment import variables_set
 from paritybit.harness.machine.gpus import VISIBLE, visible_gpus
 from paritybit.harness.machine.guard import Guarded
 
@@ -70,18 +71,10 @@ def private_daemon(device: str) -> Iterator[None]:
         raise CannotRunError(f"{REFUSED} because this run uses the CPU")
     if not visible_gpus():
         raise CannotRunError(f"{REFUSED} because no GPU is visible")
-    before = {name: os.environ.get(name) for name in (PIPES, LOGS, BY_DRIVER)}
     with tempfile.TemporaryDirectory(prefix="paritybit-mps-") as folder:
         variables = {PIPES: f"{folder}/pipe", LOGS: f"{folder}/log"}
-        with _daemon(Path(folder), variables):
-            os.environ.update({**variables, BY_DRIVER: "1"})
-            try:
-                yield
-            finally:
-                for name, value in before.items():
-                    os.environ.pop(name)
-                    if value is not None:
-                        os.environ[name] = value
+        with _daemon(Path(folder), variables), variables_set({**variables, BY_DRIVER: "1"}):
+            yield
 
 
 @contextmanager

@@ -151,6 +151,29 @@ def test_with_drafts_the_older_runner_may_count_them_when_a_request_may_end(late
     assert list(mine.logits(sampler, raw, raw, given, cut=False)) == []
 
 
+@pytest.mark.parametrize("runner", ["older", "newer"])
+@pytest.mark.parametrize(("drafts", "found"), [(0, {"penalties": "a"}), (1, {})])
+def test_penalties_are_not_judged_in_a_batch_with_drafts(
+    runner: str, drafts: int, found: dict[str, str]
+) -> None:
+    steps = Part(apply_temperature=print, apply_min_p=print)
+    sampler = Part(
+        apply_penalties=print, apply_logits_processors=print,
+        logits_processors=[], sampling_states=steps,
+    )  # fmt: skip
+    given = Part(all_greedy=False, logitsprocs=Part(all=[])) if runner == "older" else None
+    row, raw = Sampled("a", Asked(frequency=1.0), 2, [1, 2, 3, 4]), torch.ones(1, VOCABULARY)
+    mine = Sampling([row], [drafts], [3 - drafts], VOCABULARY)
+    assert wrong(list(mine.logits(sampler, raw, raw, given, cut=False))) == found
+
+
+def test_host_counts_are_not_judged_if_the_host_runs_ahead() -> None:
+    runner, mine = older(), sampling()
+    runner.input_batch.num_computed_tokens_cpu_tensor[1] = 6
+    mine.ahead = True
+    assert wrong(list(mine.older(runner, None))) == {}
+
+
 def newer(slots: list[int]) -> tuple[Part, Part]:
     """Return a newer runner, and a batch whose requests have these slots; b has slot 3."""
 

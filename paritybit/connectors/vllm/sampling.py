@@ -181,7 +181,7 @@ class Sampling:
         held = [seeds.get(row, NONE) for row in range(size)]
         right = [NONE if one.seed is None or not one.temperature else one.seed for one in asked]
         yield rows_of("seed of the generator", names, torch.tensor(held), right)
-        if not self.ahead:  # Else the host's numbers are corrected later, and kernels have others.
+        if not self.ahead:  # Else the host may have other numbers than the kernels.
             held, source = batch.num_computed_tokens_cpu_tensor, place_of(runner._update_states)
             yield rows_of(
                 "num_computed_tokens", names, held[:size], self.cached, source, lasting=False
@@ -244,8 +244,8 @@ class Sampling:
     def sure(self, rows: list[Sampled], drafts: bool) -> list[Sampled]:
         """Return rows whose logits are known.
 
-        With drafts, those of requests with penalties are not: the engine leaves out tokens of a
-        request that was just added.
+        With drafts, those of requests with penalties are not. It is not understood which tokens the
+        engine counts for a request that was just added.
         """
         return [replace(one, used=one.used and not (drafts and one.asked.counts)) for one in rows]
 
