@@ -241,6 +241,13 @@ def explained(
     return UNTOLD, told, None
 
 
+def untried(name: str, requests: Sequence[str], why: str) -> Iterator[RowValues]:
+    """Yield a value that is not judged in rows of these requests, if there are any."""
+    if requests:
+        none = torch.empty(0)
+        yield RowValues(name, requests, none, none, untried=why)
+
+
 def rows_of(
     name: str,
     requests: Sequence[str],

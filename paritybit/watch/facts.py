@@ -186,6 +186,7 @@ class RowValues:
     - `lasting`: the value stays while the request runs, so whatever moved the request may have left
       it behind.
     - `explain`: returns, for a wrong row, what is wrong, a text about it, and the line.
+    - `untried`: why the value is not judged in these rows. The rest then has no meaning.
     """
 
     name: str
@@ -198,6 +199,7 @@ class RowValues:
     filled: torch.Tensor | None = None
     lasting: bool = True
     explain: Callable[[int], tuple[str, str, str | None]] | None = None
+    untried: str | None = None
 
 
 PIECES = "the code between the graphs of a forward pass cannot be repeated"

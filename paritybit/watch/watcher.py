@@ -31,6 +31,9 @@ from paritybit.watch.settings import Settings
 LISTS = "lists"
 """The kind of index lists, for the lines that fill them."""
 
+ROW = "wrong row"
+"""The check of the values that an engine uses for rows."""
+
 BEFORE = "changed before the forward"
 """Describes a change of slots if nothing more is known about it."""
 
@@ -239,6 +242,10 @@ class Watcher(Replaying):
         `kind` says what uses them, such as the sampler. `moves` has, for each request that came
         into its row since the last forward, the line that put it there, and a text about it.
         """
+        for one in values:
+            if one.untried is not None:
+                self.not_tried(ROW, f"{one.name}: {one.untried}", len(one.requests))
+        values = [one for one in values if one.untried is None]
         filled = {one.name: one.filled for one in values if one.filled is not None}
         self.lines.note(kind, filled)
         for one in values:

@@ -158,12 +158,15 @@ def test_drafts_begin_with_the_last_token_of_their_request(
     requests = [parts.request(name, 1, prompt, output) for name, prompt, output in asked]
     batch = parts.decode([1, 2, 3], [2, 1, 1], [*ids, 3, 3], [1, 2, 3])
     batch.spec_info = type("EagleVerifyInput", (Part,), {})(draft_token_num=2)
-    (given,) = roots(batch, requests)  # The host does not know the last one of the third yet.
+    given, late = roots(batch, requests)  # The host does not know the last one of the third yet.
     assert wrong_row.differing(given).nonzero().flatten().tolist() == wrong
+    assert late.requests == ["c"]
+    assert late.untried == "the host does not know the last token yet"
     batch.spec_info.ragged_verify_layout = object()
-    assert roots(batch, requests) == []
+    (of_ragged,) = roots(batch, requests)
     batch.spec_info = Part(draft_token_num=2)  # Drafts of another kind may begin otherwise.
-    assert roots(batch, requests) == []
+    (of_others,) = roots(batch, requests)
+    assert of_ragged.untried == of_others.untried == "the kind of drafts is not known"
 
 
 @pytest.mark.parametrize(
@@ -180,4 +183,5 @@ def test_each_row_has_the_number_of_tokens_of_its_request(
     (given,) = totals(batch, requests, lag)
     assert wrong_row.differing(given).nonzero().flatten().tolist() == wrong
     batch.spec_info = object()
-    assert totals(batch, requests, lag) == []
+    (beside,) = totals(batch, requests, lag)
+    assert (beside.requests, beside.untried) == (["a", "b"], "the host does not count drafts")

@@ -148,7 +148,8 @@ def test_with_drafts_the_older_runner_may_count_them_when_a_request_may_end(late
     assert len(wrong(list(mine.logits(sampler, raw, masked, given, cut=False)))) == 1
     mine.ahead = True  # It may not know the last drafts yet, and then penalises none of them.
     mine.rows = [Sampled("a", Asked(frequency=1.0), 2, [1, 2, 3, 4])]
-    assert list(mine.logits(sampler, raw, raw, given, cut=False)) == []
+    (left_out,) = mine.logits(sampler, raw, raw, given, cut=False)
+    assert left_out.untried is not None
 
 
 @pytest.mark.parametrize("runner", ["older", "newer"])
@@ -164,14 +165,23 @@ def test_penalties_are_not_judged_in_a_batch_with_drafts(
     given = Part(all_greedy=False, logitsprocs=Part(all=[])) if runner == "older" else None
     row, raw = Sampled("a", Asked(frequency=1.0), 2, [1, 2, 3, 4]), torch.ones(1, VOCABULARY)
     mine = Sampling([row], [drafts], [3 - drafts], VOCABULARY)
-    assert wrong(list(mine.logits(sampler, raw, raw, given, cut=False))) == found
+    values = list(mine.logits(sampler, raw, raw, given, cut=False))
+    assert wrong(values) == found
+    assert untried(values) == ({"penalties and forbidden words": ["a"]} if drafts else {})
+
+
+def untried(values: list[RowValues]) -> dict[str, list[str]]:
+    """Return the requests in whose rows a value is not judged, by name."""
+    return {one.name: list(one.requests) for one in values if one.untried is not None}
 
 
 def test_host_counts_are_not_judged_if_the_host_runs_ahead() -> None:
     runner, mine = older(), sampling()
     runner.input_batch.num_computed_tokens_cpu_tensor[1] = 6
     mine.ahead = True
-    assert wrong(list(mine.older(runner, None))) == {}
+    values = list(mine.older(runner, None))
+    assert wrong(values) == {}
+    assert untried(values) == {"num_computed_tokens": ["a", "b", "c"]}
 
 
 def newer(slots: list[int]) -> tuple[Part, Part]:

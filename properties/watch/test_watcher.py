@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.watch.facts import Forward, Group, IndexList, Layer, Replay, StaticInput
+from paritybit.watch.facts import (
+    Forward,
+    Group,
+    IndexList,
+    Layer,
+    Replay,
+    RowValues,
+    StaticInput,
+)
 from paritybit.watch.watcher import Watcher
 from properties.support.watching import Scene, row
 
@@ -528,6 +536,15 @@ def test_branches_of_a_tree_of_draft_tokens_share_slots(scene: Scene) -> None:
     scene.run(Forward("verify", (one, other)), [30, 31, 32])
     scene.forward("a", [*TOKENS[:3], 20, 22, 23], 5, [*SLOTS[:3], 30, 32, 33])
     assert scene.checks() == []
+
+
+def test_a_value_of_rows_that_is_not_judged_is_counted_as_not_tried(scene: Scene) -> None:
+    none = torch.empty(0)
+    given = [RowValues("penalties", ["a", "b"], none, none, untried="drafts")]
+    scene.watcher.rows("sampler", given)
+    scene.watcher.rows("sampler", given)
+    assert scene.counts()["not tried: wrong row: penalties: drafts"] == 4
+    assert scene.counts()["tried: wrong row"] == 0
 
 
 def listed(entries: list[int], **more: Any) -> IndexList:

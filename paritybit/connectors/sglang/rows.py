@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.sampling import untried
 from paritybit.connectors.sglang.pools import Pool
 from paritybit.watch.facts import Forward, Row, RowValues, StaticInput
 
@@ -163,13 +164,14 @@ def totals(batch: Any, requests: Sequence[Any], lag: int) -> list[RowValues]:
 
     The host may not know the last `lag` tokens of a request yet.
     """
-    held = batch.seq_lens.cpu()
-    if batch.spec_info is not None or len(held) != len(requests):
+    held, names = batch.seq_lens.cpu(), [one.rid for one in requests]
+    if batch.spec_info is not None:
+        return list(untried("seq_lens", names, "the host does not count drafts"))
+    if len(held) != len(requests):
         return []
     known = [len(one.origin_input_ids) + len(one.output_ids) for one in requests]
     right = torch.tensor(known, dtype=held.dtype)
     right += (held - right).clamp(0, lag)
-    names = [one.rid for one in requests]
     return [RowValues("seq_lens", names, held, right, filled=batch.seq_lens)]
 
 
@@ -180,18 +182,22 @@ def roots(batch: Any, requests: Sequence[Any]) -> list[RowValues]:
     """
     info = batch.spec_info
     ragged = getattr(info, "ragged_verify_layout", None) is not None
+    names = [one.rid for one in requests]
     if ragged or not type(info).__name__.startswith("Eagle"):
-        return []
+        return list(untried("input_ids", names, "the kind of drafts is not known"))
     drafted, cached = int(info.draft_token_num), batch.seq_lens.tolist()
     held = batch.input_ids.cpu()[::drafted]
-    right, names = held.clone(), [one.rid for one in requests]
+    right, late = held.clone(), list[str]()
     if not len(held) == len(names) == len(cached):
         return []
     for row, (request, place) in enumerate(zip(requests, cached, strict=True)):
         known = [*request.origin_input_ids, *request.output_ids]
         if place < len(known):
             right[row] = known[place]
-    return [RowValues("input_ids", names, held, right, filled=batch.input_ids)]
+        else:
+            late.append(request.rid)
+    found = RowValues("input_ids", names, held, right, filled=batch.input_ids)
+    return [found, *untried("input_ids", late, "the host does not know the last token yet")]
 
 
 def host(values: Any, tensor: Any) -> list[int]:

@@ -13,12 +13,18 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors import hooking
-from paritybit.connectors.sampling import Asked, Sampled, logits_of, rows_of
+from paritybit.connectors.sampling import Asked, Sampled, logits_of, rows_of, untried
 from paritybit.connectors.vllm.speculation import Account
 from paritybit.watch.facts import Forward, RowValues
 
 GREEDY = 1e-5
 """Requests with a lower temperature get the likeliest token."""
+
+AHEAD = "the host runs ahead of the kernels"
+COUNTED = "it is not known which tokens the engine counts beside drafts"
+FEWER = "the engine verifies fewer drafts than were scheduled"
+LATE = "the engine may count drafts that are rejected"
+"""Why values are not judged."""
 
 NONE = -1
 """Stands for the seed of a request without one."""
@@ -186,6 +192,8 @@ class Sampling:
             yield rows_of(
                 "num_computed_tokens", names, held[:size], self.cached, source, lasting=False
             )
+        else:
+            yield from untried("num_computed_tokens", names, AHEAD)
         prompts = [row.prompt for row in self.rows]
         yield rows_of(
             "num_prompt_tokens", names, batch.num_prompt_tokens_cpu_tensor[:size], prompts
@@ -214,7 +222,8 @@ class Sampling:
         rows, states = self.every(), runner.sampler.sampling_states
         names, asked = [row.request for row in rows], [row.asked for row in rows]
         if len(batch.expanded_idx_mapping) != len(rows):
-            return  # The engine verifies fewer drafts than were scheduled.
+            yield from untried("parameters of sampling", names, FEWER)
+            return
         slots = batch.expanded_idx_mapping.long()
         penalties, every = runner.sampler.penalties_state, self.vocabulary
         for name, owner, right in (
@@ -258,8 +267,10 @@ class Sampling:
         `cut` says whether the newer runner also drops unlikely tokens.
         """
         if given is None:
-            rows = self.sure(self.every()[self.taken : self.taken + len(raw)], any(self.drafts))
+            rows, drafts = self.every()[self.taken : self.taken + len(raw)], any(self.drafts)
             self.taken += len(raw)
+            yield from unsure(rows, drafts)
+            rows = self.sure(rows, drafts)
             sources = of_newer(owner)
             yield from logits_of(rows, raw, result, heated=True, cut=cut, sources=sources)
             return
@@ -270,10 +281,20 @@ class Sampling:
             rows = [row.without(["logit bias"]) for row in self.verified()]
         else:
             rows = self.rows
-        rows = self.sure(rows, self.ahead or any(self.drafts))
+        drafts = self.ahead or any(self.drafts)
         if len(rows) == len(raw):
+            yield from unsure(rows, drafts, self.late)
+            rows = self.sure(rows, drafts)
             sources = of_older(owner)
             yield from logits_of(rows, raw, result, late=self.late, sources=sources)
+
+
+def unsure(rows: list[Sampled], drafts: bool, late: bool = False) -> Iterator[RowValues]:
+    """Yield what is not judged in rows of logits, beside drafts or if the engine counts late."""
+    names = [one.request for one in rows if drafts and one.used and one.asked.counts]
+    yield from untried("penalties and forbidden words", names, COUNTED)
+    names = [one.request for one in rows if late and one.used and one.asked.least]
+    yield from untried("minimum of tokens", names, LATE)
 
 
 def of_older(sampler: Any) -> dict[str, str | None]:

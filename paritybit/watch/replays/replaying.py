@@ -312,9 +312,9 @@ class Replaying(Between):
                 ),
             )  # fmt: skip
 
-    def not_tried(self, check: str, reason: str) -> None:
-        """Count a trial of a check that could not have failed."""
-        self.journal.count(**{f"{NOT_TRIED}{check}: {reason}": 1})
+    def not_tried(self, check: str, reason: str, number: int = 1) -> None:
+        """Count trials of a check that could not have failed."""
+        self.journal.count(**{f"{NOT_TRIED}{check}: {reason}": number})
 
     def check_restored(self, now: UnderWay, trial: Trial) -> None:
         """Look for slots that changed only when the replay was repeated.
