@@ -447,10 +447,6 @@ def card_facts(row: TrialRow) -> Iterator[Fact]:
             yield Fact.of("cannot affect the runner because", row.unaffected)
         yield Fact.of("public thread", row.thread)
         yield Fact.of("schedules to detection", row.drawn)
-        if row.reach is not None:
-            reach = row.reach
-            yield Fact.of("reached", f"in {reach.reached} of {reach.schedules} schedules")
-            yield Fact.of("triggered", f"in {reach.triggered} of {reach.schedules} schedules")
     yield Fact.of("schedules, steps", f"{row.schedules:,}, {row.steps:,}")
     yield Fact.of("replays, padded", f"{row.replays:,}, {row.padded_replays:,}")
     yield Fact.of("time taken", duration(row.seconds))

@@ -100,7 +100,6 @@ def row(result: Result) -> schema.TrialRow:
         detected_by=result.task.target,
         unaffected=result.task.unaffected,
         drawn=hunt_result.schedules if result.finding else None,
-        reach=result.reach,
     )
 
 

@@ -6,7 +6,7 @@ they can be sent to other processes.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from paritybit.harness.campaigns.confirm import Confirmed, confirmed
@@ -14,7 +14,6 @@ from paritybit.harness.campaigns.fresh import begin_fresh, play_fresh
 from paritybit.harness.campaigns.hunt import (
     HuntResult,
     PlayingFailedError,
-    draw,
     ends,
     failed,
     hunt,
@@ -27,8 +26,7 @@ from paritybit.harness.checks.expectations import expectation, unaffected_reason
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.errors import headline
-from paritybit.harness.explain.facts import Reach, TimelineEntry
-from paritybit.harness.explain.reach import AT_CAPTURE, Reaching
+from paritybit.harness.explain.facts import TimelineEntry
 from paritybit.harness.explain.report import (
     NOT_EXPLAINED,
     Explained,
@@ -83,9 +81,7 @@ class Result:
     """The result of a task.
 
     - `capture_warnings`: the number of warnings logged while its graphs were captured.
-    - `error`: the traceback of an internal error, without absolute paths. Unless the status is
-      FAILED, only `reach` is missing because of it.
-    - `reach`: how far a bug that must be detected got.
+    - `error`: the traceback of an internal error, without absolute paths.
     """
 
     task: Task
@@ -95,7 +91,6 @@ class Result:
     capture_warnings: int
     seconds: float
     error: str | None = None
-    reach: Reach | None = None
 
     @property
     def spoiled(self) -> bool:
@@ -106,9 +101,7 @@ class Result:
     @property
     def unexplained(self) -> str | None:
         """The traceback of an error in explaining the result, which leaves its status as it is."""
-        if self.status is Status.FAILED:
-            return None
-        return self.error or (self.finding.error if self.finding is not None else None)
+        return self.finding.error if self.finding is not None else None
 
     @property
     def sentence(self) -> str:
@@ -152,24 +145,8 @@ def run_task(task: Task) -> Result:
     """Run one task. A clean trial is checked for all properties, a hunt as in `watched_for`.
 
     A finding is played again in a fresh process. If a bug must be detected, that process starts in
-    advance, so that it initialises its device and captures during the hunt, and the result has its
-    `reach`.
+    advance, so that it initialises its device and captures during the hunt.
     """
-    result = _run(task)
-    if result.spoiled:
-        return result
-    try:
-        return replace(result, reach=_reach(task, result.finding))
-    except Exception as error:
-        return replace(result, error=traceback_of(error))
-
-
-in_turn = InTurn(run_task)
-"""Runs the tasks of this process."""
-
-
-def _run(task: Task) -> Result:
-    """Run one task without its `reach`."""
     started = time.monotonic()
     try:
         lockstep = kept_lockstep(task.trial)
@@ -210,6 +187,10 @@ def _run(task: Task) -> Result:
         seconds=time.monotonic() - started,
         error=error,
     )
+
+
+in_turn = InTurn(run_task)
+"""Runs the tasks of this process."""
 
 
 def found_by(
@@ -287,22 +268,6 @@ def explained(
         return Explained(explanation(lockstep, schedule, outcome, timeline, target))
     except Exception as error:
         return Explained(error=traceback_of(error))
-
-
-def _reach(task: Task, finding: Counterexample | None) -> Reach | None:
-    """Return how far a bug that must be detected got, in the finding or in all drawn schedules.
-
-    Returns None if no bug must be detected.
-    """
-    if task.bug is None or task.target is None:
-        return None
-    lockstep = kept_lockstep(task.trial)
-    if lockstep.refused is not None:
-        return AT_CAPTURE
-    schedules = [] if finding is None else [finding.case.schedule]
-    if finding is None:
-        draw(task.trial, schedules.append, task.seed, task.examples)
-    return Reaching(lockstep.pair, task.bug).count(schedules)
 
 
 def judge(

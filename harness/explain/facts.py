@@ -56,21 +56,6 @@ class TimelineEntry:
 
 
 @dataclass(frozen=True)
-class Reach:
-    """How far a bug got in some schedules, detected or not.
-
-    Of `schedules`, `reached` ran its code and `triggered` gave another result. `reached_at` and
-    `triggered_at` are the places of the first such steps in the first such schedule, or None.
-    """
-
-    schedules: int
-    reached: int
-    triggered: int
-    reached_at: int | None
-    triggered_at: int | None
-
-
-@dataclass(frozen=True)
 class Writer:
     """What wrote something last: a row of a step's forward.
 

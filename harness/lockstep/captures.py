@@ -1,7 +1,6 @@
 """The captures of both engines of a pair."""
 
 import traceback
-from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,21 +34,17 @@ def capture_runs() -> Iterator[None]:
 class Captures:
     """The captures of both engines of a pair.
 
-    - `executed`: whether a bug's code ran while they were built and captured. `counted` counts
-      its calls.
-    - `warnings`: the messages that `log` collected meanwhile.
+    `warnings` are the messages that `log` collected meanwhile.
     """
 
     def __init__(
         self,
         subject: CapturedEngine,
         fresh: CapturedEngine,
-        counted: Counter[str],
         log: LogTrap,
     ) -> None:
         self.subject, self.fresh = subject, fresh
-        self._counted, self._log = counted, log
-        self.executed = counted.total() > 0
+        self._log = log
         self.warnings = log.take()
 
     @property
@@ -63,9 +58,7 @@ class Captures:
 
     def capture(self, modes: Collection[Mode]) -> None:
         """Capture the runners of these modes that are not captured yet. Reset the runs first."""
-        before = self._counted.total()
         with self._log:
             for engine in self.lacks(modes):
                 engine.capture(modes)
-            self.executed = self.executed or self._counted.total() > before
         self.warnings += self._log.take()

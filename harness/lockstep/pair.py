@@ -110,7 +110,7 @@ class Pair:
         with self.log, torch.inference_mode():
             both = capture_runs()(engines or captured_engines)(self)
             self.subject, self.fresh_engine = both
-            self.captures = Captures(*both, parts.executed, self.log)
+            self.captures = Captures(*both, self.log)
         widest = max(config.buckets)
         self.modes = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
         self.eager = Scheduler(self.config, self.eager_pools, widest, self.modes)

@@ -9,7 +9,7 @@ import msgspec
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import DECLARED_STATE
 from paritybit.harness.errors import headline
-from paritybit.harness.explain.facts import Explanation, Reach, TimelineEntry
+from paritybit.harness.explain.facts import Explanation, TimelineEntry
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import Case
 from paritybit.harness.records.codec import File
@@ -123,8 +123,6 @@ class BugRow(TrialRow, frozen=True):
     - `detected_by`: the property that must detect the bug, or None.
     - `unaffected`: why the bug cannot affect the runner, or None.
     - `drawn`: schedules drawn until detection, or None. 0 means that the capture failed.
-    - `reach`: how far the bug got in the finding, or in all schedules without one. None if it was
-      not recorded.
     """
 
     bug: str
@@ -133,7 +131,6 @@ class BugRow(TrialRow, frozen=True):
     detected_by: str | None
     unaffected: str | None
     drawn: Count | None
-    reach: Reach | None
 
     @property
     def seen(self) -> frozenset[str]:
@@ -192,4 +189,4 @@ class Record(File, frozen=True, tag="paritybit-run"):
     properties: dict[str, str]
     required_events: tuple[str, ...]
     scope: Scope
-    version: Literal[6] = 6
+    version: Literal[7] = 7

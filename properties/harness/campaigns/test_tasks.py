@@ -67,8 +67,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
         monkeypatch.setattr(tasks, "observe", lambda one, schedule: (one.play(schedule), []))
         monkeypatch.setattr(tasks, "begin_fresh", lambda *_: None)
         monkeypatch.setattr(tasks, "play_fresh", fresh)
-        for part in ("explanation", "_reach"):
-            monkeypatch.setattr(tasks, part, parts.get(part, lambda *_: None))
+        monkeypatch.setattr(tasks, "explanation", parts.get("explanation", lambda *_: None))
         return run_task(Task(trial, 0, 3))
 
     return run
@@ -145,16 +144,13 @@ def test_an_internal_error_in_any_playing_is_a_failure_with_its_traceback(
     assert result.sentence == "failed: ZeroDivisionError: of ours"
 
 
-@pytest.mark.parametrize("part", ["explanation", "_reach"])
-def test_an_error_of_the_explainer_leaves_the_verdict(
-    part: str, ended: Callable[..., Result]
-) -> None:
+def test_an_error_of_the_explainer_leaves_the_verdict(ended: Callable[..., Result]) -> None:
     """The process is not used again."""
 
     def fail(*_: Any) -> None:
         raise RuntimeError("cannot explain")
 
-    result = ended(always(violating(TARGET)), **{part: fail})
+    result = ended(always(violating(TARGET)), explanation=fail)
     assert (result.status, result.spoiled) == (Status.CAUGHT, True)
     assert result.unexplained is not None
     assert headline(result.unexplained) == "RuntimeError: cannot explain"
