@@ -18,7 +18,6 @@ from paritybit.subjects.contracts import LISTED_CONVERSIONS, Policy
 from paritybit.subjects.engine import Engine, Subject, contract
 from paritybit.subjects.graphs.counting import CountingGraph
 from paritybit.subjects.graphs.protocol import Graph
-from paritybit.subjects.parts import Part
 from paritybit.subjects.pool import TRANSLATE
 from paritybit.subjects.protocol import (
     BufferFacts,
@@ -71,8 +70,7 @@ class CapturedEngine:
         self._capturing = capturing
         self.buffers: dict[tuple[str, int], dict[str, BufferFacts]] = {}
         self.outputs: dict[tuple[str, int], dict[str, BufferFacts]] = {}
-        engine = subject.parts.of(Part.ENGINE, Engine)
-        self.engine = engine(ops, models, pools, subject, buckets, token_buckets, logger)
+        self.engine = Engine(ops, models, pools, subject, buckets, token_buckets, logger)
         self.runners = self.engine.runners
         self._by_name = {runner.name: runner for runner in self.runners.values()}
         self._capture(modes)

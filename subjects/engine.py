@@ -16,7 +16,7 @@ from paritybit.subjects.access import ListedKV
 from paritybit.subjects.buffers import BufferPool
 from paritybit.subjects.contracts import Changes, Contract, override
 from paritybit.subjects.key_lists import fresh_span_keys
-from paritybit.subjects.parts import RIGHT_PARTS, Part, Parts
+from paritybit.subjects.parts import RIGHT_PARTS, Parts
 from paritybit.subjects.pool import SubjectPool
 from paritybit.subjects.protocol import Forward, Overrides
 from paritybit.subjects.runners import engine_runners
@@ -72,19 +72,18 @@ class Engine:
         self.models = models
         scheme = subject.toggles.scheme
         self.clean = Toggles(scheme)
-        pool = subject.parts.of(Part.POOL, SubjectPool)
+        pool = subject.parts.of(SubjectPool)
         self.pools = {role: pool(pools[role], ops, scheme, logger) for role in Role}
         self.states = pools.state
         on_cuda = models[Role.TARGET].device.type == "cuda"
         memory_pool = torch.cuda.graph_pool_handle() if on_cuda else None
-        buffer_pool = subject.parts.of(Part.BUFFERS, BufferPool)
-        buffers = buffer_pool(models[Role.TARGET].device)
+        buffers = BufferPool(models[Role.TARGET].device)
         self.runners: dict[Mode, GraphRunner] = {}
-        for runner in self.in_capture_order(engine_runners(subject.runner)):
+        for runner in engine_runners(subject.runner):
             under_test = runner.name == subject.runner
             changes = subject.shared if runner.shares_buffers else {}
             parts = subject.parts if under_test else RIGHT_PARTS
-            self.runners[runner.mode] = parts.of(Part.RUNNER, runner)(
+            self.runners[runner.mode] = parts.of(runner)(
                 RunnerSpec(
                     ops=ops,
                     models=models,
@@ -97,7 +96,7 @@ class Engine:
                     ),
                     toggles=subject.toggles if under_test else self.clean,
                     buckets=token_buckets if runner.token_buckets else request_buckets,
-                    buffers=buffers if runner.shares_buffers else buffer_pool(buffers.device),
+                    buffers=buffers if runner.shares_buffers else BufferPool(buffers.device),
                     memory_pool=memory_pool,
                     parts=parts,
                 )
@@ -146,12 +145,6 @@ class Engine:
         if batch is None:
             raise LookupError(f"no runner for an idle step of mode {idle}")
         return self._forward_eagerly(batch, toggles)
-
-    def in_capture_order(
-        self, runners: tuple[type[GraphRunner], ...]
-    ) -> tuple[type[GraphRunner], ...]:
-        """Return the runners of the engine in the order of their captures."""
-        return runners
 
     def allocator_changed(self) -> None:
         """Handle a change of slot ownership, which the allocator reports to the target's pool."""

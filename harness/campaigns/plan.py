@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from paritybit.harness.campaigns.task import Task
-from paritybit.harness.checks.expectations import affected_runners, unaffected_reason
 from paritybit.harness.errors import MalformedError, known
 from paritybit.harness.lockstep.config import TURNS, TrialConfig
 from paritybit.harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
@@ -16,7 +15,6 @@ from paritybit.harness.schedules.coverage import (
 )
 from paritybit.reference.config import CHAIN, PRESETS
 from paritybit.subjects.bugs.catalogue import BUGS
-from paritybit.subjects.bugs.switching import lacking
 from paritybit.subjects.runners import RUNNERS, engine_runners
 from paritybit.subjects.toggles import LocationScheme
 
@@ -33,10 +31,7 @@ Hunt = tuple[str, str]
 def all_hunts(runners: Iterable[str] = tuple(RUNNERS)) -> tuple[Hunt, ...]:
     """Return each (bug, runner) such that the bug can be switched on in the runner."""
     return tuple(
-        (name, runner)
-        for name, bug in BUGS.items()
-        for runner in runners
-        if not lacking(bug, runner)
+        (name, runner) for name, bug in BUGS.items() for runner in runners if bug.fits(runner)
     )
 
 
@@ -45,7 +40,7 @@ def one_hunt_per_bug(runners: Iterable[str] = tuple(RUNNERS)) -> tuple[Hunt, ...
     allowed = set(runners)
     hunts = []
     for place, (name, bug) in enumerate(BUGS.items()):
-        affected = [runner for runner in affected_runners(bug) if runner in allowed]
+        affected = [runner for runner in bug.expected if runner in allowed]
         if affected and "." not in name:
             hunts.append((name, affected[place % len(affected)]))
     return tuple(hunts)
@@ -68,14 +63,11 @@ def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[Hunt, ...]:
         known("bug", name, BUGS)
         if runner:
             known("runner", runner, RUNNERS)
-        wanted = [runner] if runner else runners or affected_runners(BUGS[name]) or list(RUNNERS)
-        unfit = [one for one in wanted if lacking(BUGS[name], one)]
+        wanted = [runner] if runner else runners or list(BUGS[name].expected or RUNNERS)
+        unfit = [one for one in wanted if not BUGS[name].fits(one)]
         if unfit:
-            reason = unaffected_reason(BUGS[name], unfit[0])
-            valid = ", ".join(one for one in RUNNERS if not lacking(BUGS[name], one))
-            raise MalformedError(
-                f"{name} cannot be switched on in {unfit[0]}: {reason}; valid: {valid}"
-            )
+            valid = ", ".join(filter(BUGS[name].fits, RUNNERS))
+            raise MalformedError(f"{name} cannot be switched on in {unfit[0]}; valid: {valid}")
         found += [(name, one) for one in wanted]
     return tuple(dict.fromkeys(found))
 
@@ -197,7 +189,7 @@ def hunting_tasks(settings: RunConfig) -> list[Task]:
     tasks: list[Task] = []
     for bug, runner in settings.hunts:
         trial = trial_of(settings, runner, BUGS[bug].scheme).with_bug(bug)
-        affected = unaffected_reason(BUGS[bug], runner) is None
+        affected = runner in BUGS[bug].expected
         tasks.append(Task(trial, settings.seed, settings.examples if affected else settings.few))
     return tasks
 

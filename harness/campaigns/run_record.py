@@ -6,13 +6,11 @@ from typing import Any, cast
 from paritybit.harness.campaigns.run import Run, verdict
 from paritybit.harness.campaigns.scope import scope
 from paritybit.harness.campaigns.task import Result
-from paritybit.harness.checks.expectations import unaffected_reason
 from paritybit.harness.checks.table import STATEMENTS
 from paritybit.harness.records import schema
 from paritybit.harness.records.case import Case, file_name
 from paritybit.harness.records.record import environment
 from paritybit.subjects.bugs.catalogue import BUGS
-from paritybit.subjects.bugs.switching import lacking
 from paritybit.subjects.engine import contract
 from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.toggles import LocationScheme
@@ -57,8 +55,8 @@ def _pairs() -> tuple[schema.BugOnRunner, ...]:
         schema.BugOnRunner(
             bug=name,
             runner=runner,
-            unaffected=unaffected_reason(bug, runner),
-            can_be_switched_on=not lacking(bug, runner),
+            unaffected=bug.unaffected_reason(runner),
+            can_be_switched_on=bug.fits(runner),
         )
         for name, bug in BUGS.items()
         for runner in RUNNERS

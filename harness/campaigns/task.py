@@ -22,7 +22,6 @@ from paritybit.harness.campaigns.hunt import (
     without_error,
 )
 from paritybit.harness.campaigns.isolated import InTurn
-from paritybit.harness.checks.expectations import expectation, unaffected_reason
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.errors import headline
@@ -63,12 +62,12 @@ class Task:
     @property
     def unaffected(self) -> str | None:
         """Why the bug cannot affect the runner. None if it can, or without a bug."""
-        return unaffected_reason(self.bug, self.trial.runner) if self.bug is not None else None
+        return self.bug.unaffected_reason(self.trial.runner) if self.bug is not None else None
 
     @property
     def target(self) -> str | None:
         """The property that must be violated, or None."""
-        return expectation(self.bug, self.trial.runner).detected_by if self.bug else None
+        return self.bug.expected.get(self.trial.runner) if self.bug is not None else None
 
     @property
     def name(self) -> str:

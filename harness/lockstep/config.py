@@ -16,7 +16,7 @@ from paritybit.reference.config import CHAIN, PRESETS, SPECULATION, ModelConfig
 from paritybit.reference.ops import Ops
 from paritybit.reference.pool import PoolSizes
 from paritybit.subjects.bugs.catalogue import BUGS
-from paritybit.subjects.bugs.switching import NO_FLIGHT, broken_subject, common_scheme, lacking
+from paritybit.subjects.bugs.switching import common_scheme, subject_with
 from paritybit.subjects.engine import Subject
 from paritybit.subjects.runners import RUNNERS, engine_runners
 from paritybit.subjects.runners.prefill import MOST_REQUESTS
@@ -74,7 +74,7 @@ class TrialConfig:
         known("scheme", self.scheme, list(LocationScheme))
         for name in self.bugs:
             known("bug", name, BUGS)
-            if self.scheme not in BUGS[name].schemes or lacking(BUGS[name], self.runner):
+            if self.scheme not in BUGS[name].schemes or not BUGS[name].fits(self.runner):
                 raise MalformedError(
                     f"bug {name} does not exist in location scheme {self.scheme} of {self.runner}"
                 )
@@ -86,7 +86,8 @@ class TrialConfig:
             raise MalformedError(f"the topk of a trial must be {' or '.join(map(str, TOPK))}")
         if self.overlap and not RUNNERS[self.runner].captures:
             raise MalformedError(
-                f"the engine of {self.runner} cannot overlap steps because {NO_FLIGHT}"
+                f"the engine of {self.runner} cannot overlap steps because it launches no work"
+                " asynchronously"
             )
         if self.overlap and self.device != "cpu":
             raise MalformedError("overlapping steps are emulated, and need the device cpu")
@@ -142,7 +143,7 @@ class TrialConfig:
 
     def subject(self) -> Subject:
         """Return what is on trial."""
-        return broken_subject([BUGS[name] for name in self.bugs], self.runner, self.scheme)
+        return subject_with([BUGS[name] for name in self.bugs], self.runner, self.scheme)
 
     @property
     def modes(self) -> frozenset[Mode]:
@@ -190,7 +191,7 @@ class TrialConfig:
 def shared_scheme(names: Iterable[str]) -> LocationScheme:
     """Return a location scheme in which all bugs exist. Raises MalformedError for none."""
     try:
-        return common_scheme(BUGS[name] for name in names)
+        return common_scheme([BUGS[name] for name in names])
     except ValueError as error:
         raise MalformedError(str(error)) from error
 

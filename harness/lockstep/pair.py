@@ -35,7 +35,6 @@ from paritybit.reference.pool import KVPools, Tables
 from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.engine import Subject
 from paritybit.subjects.overlap import Overlap
-from paritybit.subjects.parts import Part
 from paritybit.subjects.protocol import Forward
 
 DRAFT_SEED = 1
@@ -101,7 +100,7 @@ class Pair:
         self.on_trial = config.subject()
         self.run_models = {role: self.on_trial.run(model) for role, model in self.models.items()}
         parts = self.on_trial.parts
-        tables = parts.of(Part.TABLES, Tables)
+        tables = parts.of(Tables)
         self.graph_pools = KVPools(self.config, drafting, config.sizes, dtype, device, tables)
         self.layout = self.graph_pools.layout
         models = self.run_models[Role.TARGET], self.run_models[Role.DRAFT]
@@ -115,11 +114,11 @@ class Pair:
         self.modes = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
         self.eager = Scheduler(self.config, self.eager_pools, widest, self.modes)
         following = subject_runs()(self.subject.ownership_changed)
-        allocator = parts.of(Part.ALLOCATOR, Allocator)
+        allocator = parts.of(Allocator)
         of_graph = self.config, self.graph_pools, widest, self.modes, following, allocator
         self.overlapped: OverlappedScheduler | None = None
         if config.overlap:
-            overlap = parts.of(Part.OVERLAP, Overlap)()
+            overlap = parts.of(Overlap)()
             self.overlapped = OverlappedScheduler(*of_graph, overlap=overlap)
         self.graph: Scheduler = self.overlapped or Scheduler(*of_graph)
         self.copies = Copies(self.eager_pools, self.graph_pools)
@@ -365,7 +364,7 @@ def captured_engine(
     It shares the storage of KV and tables with the pair, but no Python object.
     """
     trial = pair.trial
-    ops = subject.parts.of(Part.OPS, type(trial.ops()))
+    ops = subject.parts.of(type(trial.ops()))
     return CapturedEngine(
         ops(),
         {role: deepcopy(model) for role, model in pair.run_models.items()},

@@ -5,7 +5,6 @@ from functools import cache
 
 import pytest
 import torch
-from paritybit.harness.checks.expectations import affected_runners
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
 from paritybit.harness.schedules.schedule import Admit, Decode
@@ -103,7 +102,7 @@ def test_a_preset_location_stays_until_it_is_set_again(device: str) -> None:
         assert subject.engine.pools[Role.DRAFT].state.swa_loc is None
 
 
-@pytest.mark.parametrize("runner", affected_runners(BUGS["loc_memo_capture"]))
+@pytest.mark.parametrize("runner", BUGS["loc_memo_capture"].expected)
 def test_a_capture_that_finds_the_memo_of_its_warm_up_holds_no_translation(
     runner: str, device: str
 ) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.subjects.bugs.catalogue import BUGS
-from paritybit.subjects.bugs.switching import broken_subject, common_scheme
+from paritybit.subjects.bugs.switching import common_scheme, subject_with
 from paritybit.subjects.contracts import Policy
 from paritybit.subjects.toggles import LocationScheme
 
@@ -12,18 +12,18 @@ from paritybit.subjects.toggles import LocationScheme
 def test_bugs_of_one_static_input_add_up() -> None:
     """One bug changes its padding policy, the other its dtype, the latter for all runners."""
     pair = [BUGS["swa_pad"], BUGS["swa_int64"]]
-    subject = broken_subject(pair, "decode", LocationScheme.PRESET)
+    subject = subject_with(pair, "decode", LocationScheme.PRESET)
     (row,) = (row for row in subject.contract if row.name == "out_cache_loc_swa")
     assert (row.policy, row.dtype) == (Policy.KEEP, torch.int64)
     assert subject.shared == {"out_cache_loc_swa": {"dtype": torch.int64}}
-    assert subject == broken_subject(reversed(pair), "decode", LocationScheme.PRESET)
+    assert subject == subject_with(pair[::-1], "decode", LocationScheme.PRESET)
 
 
 def test_call_sites_that_bugs_leave_out_add_up() -> None:
     sites = ("loc_memo_warning.entry", "loc_memo_warning.before_window")
-    both = broken_subject([BUGS[name] for name in sites], "decode", LocationScheme.MEMO)
+    both = subject_with([BUGS[name] for name in sites], "decode", LocationScheme.MEMO)
     pair = BUGS["loc_memo_warning.entry+before_window"]
-    assert both == broken_subject([pair], "decode", LocationScheme.MEMO)
+    assert both == subject_with([pair], "decode", LocationScheme.MEMO)
 
 
 def test_bugs_are_combined_in_a_location_scheme_that_all_of_them_have() -> None:

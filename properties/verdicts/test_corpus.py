@@ -6,7 +6,6 @@ Each case shows its bug as it did when it was found, and nothing without the bug
 from dataclasses import replace
 
 import pytest
-from paritybit.harness.checks.expectations import detected_by
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
@@ -30,7 +29,7 @@ def test_the_corpus_has_a_case_of_every_historical_bug() -> None:
     for name, case in CASES.items():
         assert name == f"{case.trial.bug}@{case.trial.runner}"
         assert case.trial.bug is not None
-        assert case.target == detected_by(BUGS[case.trial.bug], case.trial.runner)
+        assert case.target == BUGS[case.trial.bug].expected[case.trial.runner]
         assert (case.trial.device, case.seed) == ("cpu", 0)
         assert len(case.schedule.steps) <= MOST_STEPS
 

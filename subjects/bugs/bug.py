@@ -1,37 +1,38 @@
-"""The type of an entry of the catalogue."""
+"""The type of an entry of the catalogue, and groups of runners for its expectations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paritybit.reference.batch import Mode
 from paritybit.reference.config import SPECULATION
-from paritybit.subjects.bugs.expected import Row
 from paritybit.subjects.contracts import Changes
-from paritybit.subjects.parts import Part
 from paritybit.subjects.toggles import LocationScheme
 
-DECIDING_CAPTURES = frozenset(
-    {Part.RUNNER, Part.INPUTS, Part.METADATA, Part.CAPTURE, Part.ENGINE, Part.BUFFERS}
-)
-"""Parts that affect captures, or what static buffers contain after them."""
+FULL_GRAPH = ("decode", "target_verify")
+DRAFTS = ("eagle_draft", "frozen_kv_mtp")
+PREFILL = ("piecewise", "breakable")
+PADS_REQUESTS = (*FULL_GRAPH, "cpu_graph", "eagle_draft", "eagle_draft_extend", "frozen_kv_mtp")
+EVERY_RUNNER = (*PADS_REQUESTS, *PREFILL)
 
-THREAD = "https://github.com/sgl-project/sglang/pull/{}"
 
-
-def pull(repository: str, number: int) -> str:
+def pull(number: int, repository: str = "sgl-project/sglang") -> str:
     """Return the URL of a pull request in a public repository ("owner/name")."""
     return f"https://github.com/{repository}/pull/{number}"
+
+
+def seen(detected_by: str, *runners: str) -> dict[str, str]:
+    """Return the expectation that a property detects a bug on these runners."""
+    return dict.fromkeys(runners, detected_by)
 
 
 @dataclass(frozen=True)
 class Bug:
     """One bug: where it was seen, how it works, and how it differs from correct code.
 
-    - `family`: the kind of bug.
     - `thread`: the public thread that describes it.
-    - `expected`: which property must detect it on which kinds of runners, written before the bug is
-      tested.
+    - `expected`: for each runner that it affects, the property that must detect it, written before
+      the bug is tested. `harness/checks/table.py` lists the properties.
+    - `unaffected`: for each other runner in which it can be switched on, why no property can.
     - `scheme`: the location scheme in which it is tested. `also_in` lists others in which it can be
       switched on.
 
@@ -41,51 +42,44 @@ class Bug:
       change.
     - `without`: sites of `MemoResets` to drop.
     - `toggles`: replaced fields of `Toggles`.
-    - `parts`: classes that precede the correct ones, with the methods that differ.
+    - `parts`: subclasses of correct classes: see `Parts`.
     - `model`: numbers added to fields of the models in both runs. Only the oracle stays correct.
 
-    Where it can be switched on and detected:
-
-    - `needs`: static inputs that a runner must have, in addition to those of `rows`.
-    - `modes`: the runner must run one of them. Empty means any mode.
-    - `topk`: the number of branches that drafts keep in its trials.
-    - `at_capture`: it affects what captures leave, share or record, although it changes none of
-      DECIDING_CAPTURES. See `captures_all`.
-    - `overlap`: it shows only if steps overlap.
+    It shows only with `topk` branches of drafts, and with `overlap` only if steps overlap.
     """
 
     name: str
-    family: str
-    scheme: LocationScheme
     thread: str
     mechanism: str
-    expected: Row
+    expected: Mapping[str, str]
+    unaffected: Mapping[str, str] = field(default_factory=dict)
+    scheme: LocationScheme = LocationScheme.MEMO
+    also_in: tuple[LocationScheme, ...] = ()
     rows: Changes = field(default_factory=dict)
     in_shared: bool = False
     without: tuple[str, ...] = ()
     toggles: Mapping[str, Any] = field(default_factory=dict)
-    parts: Mapping[Part, type] = field(default_factory=dict)
+    parts: tuple[type, ...] = ()
     model: Mapping[str, int] = field(default_factory=dict)
-    needs: tuple[str, ...] = ()
-    modes: frozenset[Mode] = frozenset()
     topk: int = SPECULATION.topk
-    at_capture: bool = False
     overlap: bool = False
-    also_in: tuple[LocationScheme, ...] = ()
 
     @property
     def schemes(self) -> tuple[LocationScheme, ...]:
-        """All location schemes in which it can be switched on.
-
-        The first is the one it is tested in.
-        """
+        """All location schemes in which it can be switched on. It is tested in the first."""
         return (self.scheme, *self.also_in)
 
     @property
     def captures_all(self) -> bool:
-        """Whether its trials capture all runners before the first step, as an engine does.
+        """Whether its trials capture all runners before the first step, as an engine does."""
+        return bool(self.parts or self.without or self.toggles)
 
-        They do if the bug may depend on the number or order of captures, or on what they share.
-        """
-        decides = bool(DECIDING_CAPTURES & self.parts.keys())
-        return self.at_capture or decides or bool(self.without or self.toggles)
+    def fits(self, runner: str) -> bool:
+        """Whether it can be switched on in a runner."""
+        return runner in self.expected or runner in self.unaffected
+
+    def unaffected_reason(self, runner: str) -> str | None:
+        """Return why the bug cannot affect a runner, or None if it can."""
+        if runner in self.expected:
+            return None
+        return self.unaffected.get(runner, "it cannot be switched on in this runner")

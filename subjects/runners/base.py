@@ -22,7 +22,7 @@ from paritybit.subjects.contracts import HIDDEN, TOPK, Axis, Contract, Extents
 from paritybit.subjects.graphs.capture import Capture
 from paritybit.subjects.graphs.protocol import Graph
 from paritybit.subjects.key_lists import Lists, StaticLists
-from paritybit.subjects.parts import Part, Parts
+from paritybit.subjects.parts import Parts
 from paritybit.subjects.pool import LocState, SubjectPool
 from paritybit.subjects.protocol import KeyLists, Overrides, Replay
 from paritybit.subjects.toggles import LocationScheme, Toggles
@@ -90,16 +90,15 @@ class GraphRunner(ABC):
         self.buckets = tuple(sorted(spec.buckets))
         self.memory_pool = spec.memory_pool
         config = self.target.config
-        self.listed_kv = spec.parts.of(Part.ACCESS, ListedKV)
-        self.capture_type = spec.parts.of(Part.CAPTURE, Capture)
-        self.inputs = spec.parts.of(Part.INPUTS, StaticInputs)(
+        self.listed_kv = spec.parts.of(ListedKV)
+        self.inputs = StaticInputs(
             spec.contract,
             self.extents(self.buckets[-1]),
             spec.buffers,
             self.target.dtype,
             {HIDDEN: config.hidden, TOPK: self.topk},
         )
-        self.metadata = spec.parts.of(Part.METADATA, StaticLists)(
+        self.metadata = spec.parts.of(StaticLists)(
             self.metadata_sizes(self.buckets[-1]), spec.buffers
         )
         self.captured: dict[int, Capture[Any]] = {}
@@ -204,7 +203,7 @@ class GraphRunner(ABC):
 
     def new_capture(self) -> Capture[Any]:
         """Return a new, empty capture in this runner's memory pool."""
-        capture = self.capture_type(self.ops, self.memory_pool)
+        capture: Capture[Any] = Capture(self.ops, self.memory_pool)
         capture.static = {**self.inputs.buffers, **self.metadata.buffers}
         return capture
 

@@ -31,7 +31,6 @@ from paritybit.reference.batch import Mode
 from paritybit.reference.order import Arrived
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.overlap import Flight, Overlap, Result, Staged
-from paritybit.subjects.parts import Part
 from torch import Tensor
 
 RACES = [name for name, bug in BUGS.items() if bug.overlap]
@@ -43,7 +42,6 @@ STAGED_IN_FLIGHT = Schedule((Admit(2, 2), Decode((0,)), Admit(3, 3)))
 EVICTED_IN_FLIGHT = Schedule((Admit(40, 40), Decode((0,)), Evict(0)))
 
 SHOWN_BY = {
-    "barrier_before_launch": LEAVES_IN_FLIGHT,
     "freed_row_rewritten": LEAVES_IN_FLIGHT,
     "evicted_in_flight": EVICTED_IN_FLIGHT,
     "pinned_slots_reused": STAGED_IN_FLIGHT,
@@ -142,9 +140,7 @@ def broken(before: type[Overlap]) -> Lockstep:
     lockstep = Lockstep(replace(SMALL, overlap=True))
     overlapped = lockstep.pair.overlapped
     assert overlapped is not None
-    parts = lockstep.pair.on_trial.parts.with_before({Part.OVERLAP: before})
-    order = parts.of(Part.OVERLAP, Overlap)
-    overlapped.order_by(order())
+    overlapped.order_by(before())
     return lockstep
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from paritybit.harness.checks.expectations import expectation
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.errors import MalformedError
@@ -85,5 +84,5 @@ def test_a_bug_that_assumes_chains_is_green_with_topk_1(bug: str, runner: str) -
         lockstep = Lockstep(replace(trial, topk=topk), watched)
         outcome = lockstep.play(Schedule(SPECULATE))
         assert outcome.error is None
-        target = expectation(BUGS[bug], runner).detected_by
+        target = BUGS[bug].expected[runner]
         assert outcome.violated == set() if topk == 1 else target in outcome.violated

@@ -1,0 +1,170 @@
+"""Padded rows and dummy runs: stale values, values that are treated as real, wrong arithmetic."""
+
+import torch
+from paritybit.reference.allocator import Allocator
+from paritybit.reference.batch import ForwardBatch
+from paritybit.reference.ops import ListedKeys, Ops, Reused
+from paritybit.reference.pool import Tables
+from paritybit.subjects.bugs.bug import FULL_GRAPH, PREFILL, Bug, pull, seen
+from paritybit.subjects.contracts import Policy
+from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.runners.prefill import PrefillRunner
+from paritybit.subjects.states import extend_paths
+from torch import Tensor
+
+KEPT = {"policy": Policy.KEEP}
+
+
+class UnwrittenRequestTable(Tables):
+    def reset(self) -> None:
+        super().reset()
+        slots = self.full_to_swa_index_mapping.shape[0] - 2
+        columns = torch.arange(self.req_to_token.shape[1], device=self.req_to_token.device)
+        self.req_to_token[0] = columns % slots + 1
+
+
+class DummyRunKeepsSlots(GraphRunner):
+    def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
+        slots = self.inputs.buffers["out_cache_loc"]
+        before = slots.clone()
+        super().populate(batch, bucket, padded=padded)
+        if batch is None:
+            slots.copy_(before)
+
+
+class AdvancesPaddedTokens(PrefillRunner):
+    def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
+        super().populate(batch, bucket, padded=padded)
+        beyond = 0 if batch is None else bucket - batch.live_tokens
+        if batch is None or beyond == 0:
+            return
+        ids = self.view("input_ids", bucket)[batch.live_tokens :]
+        last = torch.full_like(ids, batch.live_requests - 1)
+        slots = self.inputs.buffers["mamba_track_indices"]
+        paths = extend_paths(slots, last, torch.ones_like(ids), beyond)
+        self.target.advance_states(self.ops, self.states.recurrent, paths, ids)
+
+
+class LoadsMaskedValues(Ops):
+    def _attention(
+        self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None, reused: Reused
+    ) -> Tensor:
+        mixed = super()._attention(query, cache, keys, sinks, reused)
+        place = keys.begin[:, None] + torch.arange(keys.max_keys, device=query.device)
+        listed = place < keys.end[:, None]
+        values = cache[1][keys.slots[place.clamp(0, keys.slots.shape[0] - 1)]]
+        masked = torch.where(listed[:, :, None, None], 0.0, values) * 0.0
+        grouped = mixed.view(len(mixed), cache.shape[2], -1, mixed.shape[2])
+        return (grouped + masked.sum(1)[:, :, None]).view(mixed.shape)
+
+
+class CountsStatesFromZero(Allocator):
+    def clear(self, seed: int) -> None:
+        super().clear(seed)
+        self.free_states = [slot - 1 for slot in self.free_states]
+
+
+BUGS = (
+    Bug(
+        name="verify_positions_pad",
+        thread=pull(24401),
+        mechanism=(
+            "positions is not reset when the batch is padded. Padded rows apply the "
+            "rotary positions of an earlier, fuller batch."
+        ),
+        expected=seen("live_inputs", *FULL_GRAPH),
+        rows={"positions": KEPT},
+    ),
+    Bug(
+        name="extend_positions_pad",
+        thread=pull(22958),
+        mechanism=(
+            "The copied runner does not reset positions. Padded tokens get the positions of "
+            "an earlier batch. In a model without sinks this changes no output, because each "
+            "padded token sees at most one key."
+        ),
+        expected=seen("live_inputs", "eagle_draft_extend"),
+        rows={"positions": KEPT},
+    ),
+    Bug(
+        name="extend_counts_pad",
+        thread=pull(22958),
+        mechanism=(
+            "The copied runner does not reset extend_seq_lens. The last token of a padded "
+            "request is looked up at a position from an earlier batch."
+        ),
+        expected=seen("hermetic_replay", "eagle_draft_extend"),
+        rows={"extend_seq_lens": KEPT},
+    ),
+    Bug(
+        name="request_table_unwritten",
+        thread=pull(1782),
+        mechanism=(
+            "req_to_token is allocated without being zeroed. Padded rows follow its "
+            "reserved row to whatever slots the memory contains."
+        ),
+        expected=seen("read_frame", "decode"),
+        parts=(UnwrittenRequestTable,),
+    ),
+    Bug(
+        name="dummy_drafts_kv",
+        thread=pull(56734, "vllm-project/vllm"),
+        mechanism=(
+            "The draft steps of a dummy run find their slots through the tables of the last "
+            "batch. They write draft KV into slots that other requests may own now."
+        ),
+        expected=seen("write_frame", "eagle_draft"),
+        parts=(DummyRunKeepsSlots,),
+    ),
+    Bug(
+        name="dummy_slots_unmasked",
+        thread="https://github.com/vllm-project/vllm-ascend/issues/10245",
+        mechanism=(
+            "A dummy batch between real ones does not mask its KV writes. It writes through "
+            "the slots that the last batch left in the buffer."
+        ),
+        expected=seen("write_frame", "target_verify"),
+        parts=(DummyRunKeepsSlots,),
+    ),
+    Bug(
+        name="padded_tokens_advance_states",
+        thread=pull(969, "lightseekorg/tokenspeed"),
+        mechanism=(
+            "A prefill graph pads tokens up to its size. The recurrent layers treat the padded "
+            "tokens as real, and advance the state of the last request."
+        ),
+        expected=seen("kv_parity", *PREFILL),
+        parts=(AdvancesPaddedTokens,),
+    ),
+    Bug(
+        name="masked_values_loaded",
+        thread=pull(57158, "vllm-project/vllm"),
+        mechanism=(
+            "Attention loads the values of masked keys, from the null slot or from "
+            "whatever follows in the list, and multiplies them by zero. If such a value "
+            "is NaN, it reaches live rows."
+        ),
+        expected=seen("padding_noninterference", "target_verify"),
+        parts=(LoadsMaskedValues,),
+    ),
+    Bug(
+        name="padding_clamped_to_a_slot",
+        thread=pull(700, "lightseekorg/tokenspeed"),
+        mechanism=(
+            "The marker of a padded row is clamped into the range of valid slots. The "
+            "lowest valid slot can belong to a request, and all padding is stored there."
+        ),
+        expected=seen("write_frame", "decode"),
+        rows={"out_cache_loc": {"value": 1}},
+    ),
+    Bug(
+        name="state_slot_zero_issued",
+        thread=pull(17404),
+        mechanism=(
+            "The allocator hands out recurrent-state slots from 0, but captures and "
+            "padded rows write to slot 0. A request that is served first hides the bug."
+        ),
+        expected=seen("slot_ownership", "decode"),
+        parts=(CountsStatesFromZero,),
+    ),
+)
