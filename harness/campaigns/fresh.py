@@ -1,15 +1,13 @@
-"""Plays schedules in a fresh process, which has captured a trial and played nothing else.
+"""Runs work in fresh processes.
 
-The process captures what the schedules need, as in the hunt, or everything. It is forked from
-multiprocessing's fork server, which has imported all modules and used no device. On a CPU it stays,
-and each playing is a fork of it. CUDA does not survive a fork, so on a GPU the process plays once
-and ends.
+They are forked from multiprocessing's fork server, which has imported all modules and used no
+device.
 """
 
 import gc
 import os
 import signal
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,9 +15,9 @@ from functools import cache, lru_cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
-from typing import TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from paritybit.harness.campaigns.hunt import PlayingFailedError, time_limit
+from paritybit.harness.campaigns.hunt import PlayingFailedError
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
@@ -37,10 +35,58 @@ With one, a process initialises CUDA faster. Only parallel streams need more.
 KERNELS = ("paritybit.reference.cuda_ops",)
 """Further modules for processes that use a GPU."""
 
+LONGEST = 1800
+"""Seconds after which a process that plays ends itself. It takes a few."""
+
 DIED = "a fresh process died"
 
+T = TypeVar("T")
+R = TypeVar("R", bound="Reported")
 Given = TypeVar("Given")
 Got = TypeVar("Got")
+
+
+@cache
+def fork_server() -> ForkServerContext:
+    """Return the context in which a process is forked from a server with all modules imported."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__, *(KERNELS if visible_gpus() else ())])
+    return context
+
+
+def in_new_process(run: Callable[[Given], Got], given: Given) -> Got:
+    """Return what `run` returns in a new process. Raises BrokenProcessPool if it dies."""
+    with ProcessPoolExecutor(1, mp_context=fork_server()) as pool:
+        return pool.submit(run, given).result()
+
+
+class Reported(Protocol):
+    """The result of a task. If `spoiled`, its process must not run another task."""
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether the process is no longer usable because of a lost device or an error."""
+        ...
+
+
+class InTurn(Generic[T, R]):
+    """Runs tasks in this process, and in new ones once a task has spoiled this one.
+
+    `run` is a module-level function.
+    """
+
+    def __init__(self, run: Callable[[T], R]) -> None:
+        self.run = run
+        self.spoiled = False
+
+    def __call__(self, task: T) -> R:
+        """Return the result of a task. Raises its error, or BrokenProcessPool if a process dies."""
+        if self.spoiled:
+            return in_new_process(self.run, task)
+        self.spoiled = True
+        result = self.run(task)
+        self.spoiled = result.spoiled
+        return result
 
 
 @dataclass(frozen=True)
@@ -62,125 +108,56 @@ PlayFresh = Callable[[FreshPlaying], Outcome]
 """Plays in a fresh process. Raises PlayingFailedError if the process returns no outcome."""
 
 
-@cache
-def fork_server() -> ForkServerContext:
-    """Return the context in which a process is forked from a server with all modules imported."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__, *(KERNELS if visible_gpus() else ())])
-    return context
-
-
-def in_new_process(run: Callable[[Given], Got], given: Given) -> Got:
-    """Return what `run` returns in a new process. Raises BrokenProcessPool if it dies."""
-    with ProcessPoolExecutor(1, mp_context=fork_server()) as pool:
-        return pool.submit(run, given).result()
-
-
 def begin_fresh(trial: TrialConfig, properties: frozenset[str]) -> None:
     """Start the process for a later playing. It initialises its device and captures meanwhile."""
-    _captured(trial, properties, captures_all=False)
+    _started(trial, properties, captures_all=False)
 
 
 def play_fresh(playing: FreshPlaying) -> Outcome:
     """Play in a fresh process. Raises PlayingFailedError if it returns no outcome."""
-    process = _captured(playing.trial, playing.properties, captures_all=playing.captures_all)
-    try:
-        return process.play(playing)
-    finally:
-        if not process.usable:
-            _captured.cache_clear()
-            process.pipe.close()
-
-
-class _Captured:
-    """A process that has captured a trial. On a CPU it plays in forks of itself.
-
-    It captures further runners that the schedules need before it forks. It ends when `pipe` is
-    closed.
-    """
-
-    def __init__(
-        self, trial: TrialConfig, properties: frozenset[str], *, captures_all: bool
-    ) -> None:
-        self.usable = True
-        self.lasts = trial.device == "cpu"
-        self.pipe, theirs = fork_server().Pipe()
-        with theirs:
-            words = theirs, trial, properties, captures_all, self.lasts
-            fork_server().Process(target=_serve, args=words, daemon=True).start()
-
-    def play(self, playing: FreshPlaying) -> Outcome:
-        """Return the outcome of the last schedule."""
-        self.usable = False
-        allowed = time_limit(len(playing.schedules))
+    pipe = _started(playing.trial, playing.properties, captures_all=playing.captures_all)
+    _started.cache_clear()
+    with pipe:
         with suppress(OSError):  # It has ended, and may have sent a reason.
-            self.pipe.send(playing)
+            pipe.send(playing)
         try:
-            if not self.pipe.poll(allowed):
-                raise PlayingFailedError(f"a fresh process took more than {allowed:.0f} s")
-            outcome: Outcome | str = self.pipe.recv()
+            outcome: Outcome | str = pipe.recv()
         except (EOFError, OSError) as error:
             raise PlayingFailedError(DIED) from error
-        if isinstance(outcome, str):
-            raise PlayingFailedError(outcome)
-        self.usable = self.lasts
-        return outcome
+    if isinstance(outcome, str):
+        raise PlayingFailedError(outcome)
+    return outcome
 
 
-_captured = lru_cache(maxsize=1)(_Captured)
-"""The process of the last trial."""
+@lru_cache(maxsize=1)
+def _started(trial: TrialConfig, properties: frozenset[str], *, captures_all: bool) -> Connection:
+    """Start a process that captures a trial. Returns its pipe. It ends when that is closed."""
+    pipe, theirs = fork_server().Pipe()
+    with theirs:
+        words = theirs, trial, properties, captures_all
+        fork_server().Process(target=_serve, args=words, daemon=True).start()
+    return pipe
 
 
 def _serve(
-    pipe: Connection,
-    trial: TrialConfig,
-    properties: Collection[str],
-    captures_all: bool,
-    lasts: bool,
+    pipe: Connection, trial: TrialConfig, properties: frozenset[str], captures_all: bool
 ) -> None:
-    """Capture a trial, then play what comes through the pipe until it is closed."""
+    """Capture a trial, play what comes through the pipe, and send the outcome or a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.alarm(LONGEST)
     if not trial.overlap:
         os.environ.setdefault(ONE_CONNECTION, "1")
-    gc.disable()  # Captured objects stay, and the forks that play end.
-    with suppress(EOFError, BrokenPipeError):
+    gc.disable()  # Captured objects stay until the process ends.
+    with suppress(BrokenPipeError):
         try:
             needs_both = any(PROPERTIES[name].extra_run for name in properties)
             lockstep = Lockstep(trial, properties, engines=None if needs_both else subject_alone)
             if captures_all:
                 lockstep.pair.capture(lockstep.pair.modes)
+            playing: FreshPlaying = pipe.recv()
+            outcomes = [lockstep.play(one, until=playing.until) for one in playing.schedules]
+            pipe.send(outcomes[-1])
+        except DeviceLostError as lost:
+            pipe.send(lost.outcome)
         except Exception as error:
             pipe.send(traceback_of(error))
-            return
-        while True:
-            playing = pipe.recv()
-            try:
-                for schedule in playing.schedules:
-                    lockstep.capture(schedule)
-            except Exception as error:
-                pipe.send(traceback_of(error))
-                return
-            if not lasts:
-                pipe.send(_outcome(lockstep, playing))
-                return
-            child = os.fork()
-            if child == 0:
-                signal.alarm(int(time_limit(len(playing.schedules))))  # No one else would end it.
-                pipe.send(_outcome(lockstep, playing))
-                os._exit(0)
-            _, status = os.waitpid(child, 0)
-            if status:
-                pipe.send(DIED)
-
-
-def _outcome(lockstep: Lockstep, playing: FreshPlaying) -> Outcome | str:
-    """Return the outcome of the last schedule, or the traceback of an error outside the play."""
-    *history, last = playing.schedules
-    try:
-        for schedule in history:
-            lockstep.play(schedule, until=playing.until)
-        return lockstep.play(last, until=playing.until)
-    except DeviceLostError as lost:
-        return lost.outcome
-    except Exception as error:
-        return traceback_of(error)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.property import Violation
-from paritybit.harness.checks.table import DIVERGING_PROPERTIES, PROPERTIES
+from paritybit.harness.checks.table import DIVERGING_PROPERTIES, PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.errors import NoVerdictError
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.schedules.boundaries import Ground
@@ -21,21 +21,8 @@ from paritybit.harness.schedules.schedule import Schedule, Step
 from paritybit.harness.schedules.shrink import shrink
 from paritybit.subjects.runners import RUNNERS
 
-START_SECONDS = 600.0
-SECONDS_PER_SCHEDULE = 60.0
-"""Time limits in seconds for the start of a task, captures included, and for each schedule.
-
-They are many times the time on a slow machine. A task that takes longer hangs.
-"""
-
-
 SHRINKING_STEPS = 1500
 """The limit of steps played to shrink a schedule: about 30 seconds on a slow machine."""
-
-
-def time_limit(count: int) -> float:
-    """Return the time limit in seconds for a task with `count` schedules."""
-    return START_SECONDS + SECONDS_PER_SCHEDULE * count
 
 
 class PlayingFailedError(NoVerdictError):
@@ -50,7 +37,7 @@ class HuntResult:
     """The result of a hunt. Counts include all schedules played, except those played to shrink.
 
     - `schedules`: the schedules played until the hunt was over: see `over`.
-    - `events`, `most`: see `Outcome`.
+    - `events`: see `Outcome`.
     - `violated`: how many of them violated each property.
     - `schedule`: the shrunk counterexample, or None.
     - `drawn`: the schedule that it was shrunk from.
@@ -64,7 +51,6 @@ class HuntResult:
     replays: int = 0
     padded_replays: int = 0
     events: Counter[str] = field(default_factory=Counter)
-    most: Counter[str] = field(default_factory=Counter)
     violated: Counter[str] = field(default_factory=Counter)
     schedule: Schedule | None = None
     drawn: Schedule | None = None
@@ -90,7 +76,6 @@ class HuntResult:
         self.replays += outcome.replays
         self.padded_replays += outcome.padded_replays
         self.events.update(outcome.events)
-        self.most |= outcome.most
         self.violated.update(outcome.violated)
         self.error = self.error or outcome.error
         self.device_lost = self.device_lost or outcome.device_lost
@@ -106,15 +91,9 @@ class HuntResult:
         return self.over
 
     def shrink(self, lockstep: Lockstep, target: str | None) -> None:
-        """Shrink the schedule that was found, and check only the properties in `hunted`.
-
-        Shrinking ends after SHRINKING_STEPS steps.
-        """
+        """Shrink the schedule that was found. Shrinking ends after SHRINKING_STEPS steps."""
         if self.schedule is None:
             return
-        watched = lockstep.properties
-        lockstep.watch(hunted(target, watched))
-
         played = 0
         holding = holding_steps(lockstep, self.schedule, self.seen, target)
 
@@ -135,7 +114,6 @@ class HuntResult:
         if holding:  # The drawn schedule failed at the step after these.
             self.schedule = self.schedule.up_to(len(holding))
         self.schedule = shrink(self.schedule, fails)
-        lockstep.watch(watched)
 
 
 def ends(target: str | None) -> frozenset[str]:
@@ -143,26 +121,12 @@ def ends(target: str | None) -> frozenset[str]:
     return frozenset() if target is None else frozenset({target})
 
 
-def hunted(target: str | None, watched: Iterable[str]) -> frozenset[str]:
-    """Return the properties to check for a target: it and those that end a playing, or all."""
-    return frozenset(watched) if target is None else DIVERGING_PROPERTIES | ends(target)
+def hunted(target: str | None) -> frozenset[str]:
+    """Return the properties that a hunt checks: the target and those that end a playing.
 
-
-def search_few_first(
-    lockstep: Lockstep, target: str | None, search: Callable[[Lockstep], HuntResult]
-) -> HuntResult:
-    """Search for a target with few properties checked, which is faster.
-
-    A search that finds nothing is repeated with all watched properties.
+    Without a target these are all properties of steps.
     """
-    watched = lockstep.properties
-    if target is not None:
-        lockstep.watch(hunted(target, watched))
-        hunt_result = search(lockstep)
-        lockstep.watch(watched)
-        if hunt_result.over:
-            return hunt_result
-    return search(lockstep)
+    return STEP_PROPERTIES if target is None else DIVERGING_PROPERTIES | ends(target)
 
 
 def holding_steps(
@@ -211,8 +175,7 @@ def hunt(
 ) -> HuntResult:
     """Draw up to `examples` schedules until one violates `target` (None: anything), and shrink it.
 
-    Violations of other properties are counted. Shrinking checks only the properties in `hunted`. An
-    internal error ends the hunt.
+    Violations of other properties are counted. An internal error ends the hunt.
     """
     hunt_result = HuntResult()
 
@@ -223,17 +186,6 @@ def hunt(
     with suppress(EnoughDrawn):
         draw(lockstep.trial, search, seed_value, examples)
     hunt_result.shrink(lockstep, target)
-    return hunt_result
-
-
-def play_all(lockstep: Lockstep, seed_value: int, examples: int) -> HuntResult:
-    """Draw `examples` schedules and play all of them, even after a violation."""
-    hunt_result = HuntResult()
-
-    def play(schedule: Schedule) -> None:
-        hunt_result.add(lockstep.play(schedule))
-
-    draw(lockstep.trial, play, seed_value, examples)
     return hunt_result
 
 

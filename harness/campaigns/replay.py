@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from paritybit.harness.campaigns.fresh import InTurn
 from paritybit.harness.campaigns.hunt import without_error
-from paritybit.harness.campaigns.isolated import InTurn
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
 from paritybit.harness.checks.table import DECLARED_STATE, PROPERTIES, STATEMENTS
 from paritybit.harness.errors import CannotRunError, MalformedError, UnknownNameError, headline

@@ -9,7 +9,6 @@ from paritybit.harness.campaigns.run import Run, first_of
 from paritybit.harness.campaigns.task import Result
 from paritybit.harness.lockstep.config import DEVICES
 from paritybit.harness.records.schema import Scope
-from paritybit.harness.schedules.coverage import CONTEXT, PROMPTS, ROWS, SLOT
 from paritybit.reference.config import PRESETS, SPECULATION
 from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.toggles import LocationScheme
@@ -21,34 +20,29 @@ NARROWED = ("model", "location scheme")
 def scope(run: Run) -> Scope:
     """Return the scope of a run's clean trials. A trial without a replay tried nothing."""
     results = [r for r in run.results if r.task.bug is None and r.hunt_result.replays]
-    events, most = Counter[str](), Counter[str]()
+    events = Counter[str]()
     for result in results:
         events.update(result.hunt_result.events)
-        most |= result.hunt_result.most
     everything = replace(run.settings, hunts=all_hunts(), presets=tuple(PRESETS))
     states = [event for event in everything.required_events if not events[event]]
     for axis, values in missing_of(results).items():
         states += [f"replay with {axis} {value}" for value in values if axis in NARROWED]
     unreached = tuple(states)
     return Scope(
-        "; ".join(tried(results, most)) if results else "nothing",
+        "; ".join(tried(results)) if results else "nothing",
         "; ".join(untried(results, unreached)),
         unreached,
     )
 
 
-def tried(results: list[Result], most: Counter[str]) -> Iterable[str]:
+def tried(results: list[Result]) -> Iterable[str]:
     """Yield what the trials tried, one quantity at a time."""
     trials = [result.task.trial for result in results]
     yield f"runners {listed(dict.fromkeys(trial.runner for trial in trials))}"
     yield f"device {listed(sorted({trial.device for trial in trials}))}"
     yield f"models {listed(sorted({trial.preset for trial in trials}))}"
     yield f"pages of {listed(sorted({trial.page_size for trial in trials}))} slots"
-    yield f"slot numbers up to {most[SLOT]:,}"
-    yield f"contexts up to {most[CONTEXT]} tokens"
-    if most[PROMPTS]:
-        yield f"at most {most[PROMPTS]} prompt{'s' * (most[PROMPTS] > 1)} in one forward"
-    yield f"at most {most[ROWS]} request{'s' * (most[ROWS] > 1)} in one forward"
+    yield f"buckets of up to {max(max(trial.buckets) for trial in trials)} requests"
     if widths := drafted(results):
         yield f"topk {listed(widths)}, {SPECULATION.draft_tokens} draft tokens"
     if any(trial.overlap for trial in trials):

@@ -7,10 +7,10 @@ they can be sent to other processes.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
-from paritybit.harness.campaigns.confirm import Confirmed, confirmed
-from paritybit.harness.campaigns.fresh import begin_fresh, play_fresh
+from paritybit.harness.campaigns.confirm import confirmed
+from paritybit.harness.campaigns.fresh import InTurn, begin_fresh, play_fresh
 from paritybit.harness.campaigns.hunt import (
     HuntResult,
     PlayingFailedError,
@@ -18,11 +18,10 @@ from paritybit.harness.campaigns.hunt import (
     failed,
     hunt,
     hunted,
-    search_few_first,
     without_error,
 )
-from paritybit.harness.campaigns.isolated import InTurn
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
+from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.errors import headline
 from paritybit.harness.explain.facts import TimelineEntry
@@ -118,11 +117,6 @@ def without_result(task: Task, error: str, seconds: float = 0.0) -> Result:
     return Result(task, Status.FAILED, HuntResult(), None, 0, seconds, error=error)
 
 
-def watched_for(target: str | None) -> frozenset[str]:
-    """Return the properties that a hunt for `target` checks: those of steps, and the target."""
-    return STEP_PROPERTIES | ends(target)
-
-
 @lru_cache(maxsize=1)
 def kept_clean(trial: TrialConfig) -> Lockstep:
     """Return the lockstep of a clean trial, kept for all bugs that are compared with it."""
@@ -141,7 +135,7 @@ def kept_lockstep(trial: TrialConfig) -> Lockstep:
 
 
 def run_task(task: Task) -> Result:
-    """Run one task. A clean trial is checked for all properties, a hunt as in `watched_for`.
+    """Run one task. A clean trial is checked for all properties, a hunt for those in `hunted`.
 
     A finding is played again in a fresh process. If a bug must be detected, that process starts in
     advance, so that it initialises its device and captures during the hunt.
@@ -151,20 +145,21 @@ def run_task(task: Task) -> Result:
         lockstep = kept_lockstep(task.trial)
     except SubjectFailedError as failure:
         return _unbuilt(task, failure, time.monotonic() - started)
-    watched = frozenset(PROPERTIES) if task.bug is None else watched_for(task.target)
+    properties = frozenset(PROPERTIES) if task.bug is None else hunted(task.target)
     if task.target is not None:
-        begin_fresh(task.trial, hunted(task.target, watched))
-    lockstep.watch(watched)
+        begin_fresh(task.trial, properties)
+    lockstep.watch(properties)
     hunt_result, finding, error = HuntResult(), None, None
     seen: _Observed | None = None
     try:
-        hunt_result = search_few_first(lockstep, task.target, partial(_search, task))
+        hunt_result = hunt(lockstep, task.target, task.seed, task.examples)
         warnings = len(lockstep.capture_warnings)
         without_error(hunt_result)
         if hunt_result.schedule is not None:
-            shown = confirmed(task.trial, hunt_result, task.target, watched, play_fresh)
+            shown = confirmed(task.trial, hunt_result, task.target, properties, play_fresh)
             if shown.undeclared is not None:
-                finding = undeclared(task, shown)
+                violations = (*hunt_result.seen, shown.undeclared)
+                finding = Counterexample(case_of(task, shown.schedule, violations, shown.history))
             else:
                 seen = _observed(task, shown.schedule)
                 finding = found_by(task, seen.schedule, seen.outcome, seen.timeline)
@@ -192,6 +187,16 @@ in_turn = InTurn(run_task)
 """Runs the tasks of this process."""
 
 
+def case_of(
+    task: Task,
+    schedule: Schedule,
+    violations: tuple[Violation, ...],
+    history: tuple[Schedule, ...] = (),
+) -> Case:
+    """Return the case of a task's finding."""
+    return Case(task.trial, schedule, task.target, task.seed, violations, history)
+
+
 def found_by(
     task: Task,
     schedule: Schedule,
@@ -200,17 +205,8 @@ def found_by(
     found: Explained = NOT_EXPLAINED,
 ) -> Counterexample:
     """Return the finding of a task from one playing of a schedule."""
-    violations = tuple(outcome.violations)
-    case = Case(task.trial, schedule, task.target, task.seed, violations)
+    case = case_of(task, schedule, outcome.violations)
     return Counterexample(case, timeline, found.explanation, found.error)
-
-
-def undeclared(task: Task, shown: Confirmed) -> Counterexample:
-    """Return the finding that no fresh process reproduces. It has no explanation."""
-    case = Case(
-        *(task.trial, shown.schedule, task.target, task.seed, shown.violations, shown.history)
-    )
-    return Counterexample(case)
 
 
 def _unbuilt(task: Task, failure: SubjectFailedError, seconds: float) -> Result:
@@ -220,11 +216,6 @@ def _unbuilt(task: Task, failure: SubjectFailedError, seconds: float) -> Result:
     wanted = Status.CAUGHT if task.target in outcome.violated else Status.WRONG_PROPERTY
     status = Status.RED if task.bug is None else wanted
     return Result(task, status, HuntResult(), finding, 0, seconds)
-
-
-def _search(task: Task, lockstep: Lockstep) -> HuntResult:
-    """Play the task's schedules until one violates the target, and shrink it."""
-    return hunt(lockstep, task.target, task.seed, task.examples)
 
 
 @dataclass(frozen=True)
@@ -301,6 +292,6 @@ def _judge_found(task: Task, finding: Counterexample) -> Status:
     if target not in {violation.property for violation in finding.violations}:
         return Status.NOT_REPRODUCED
     clean = kept_lockstep(task.trial.clean)
-    clean.watch(watched_for(target))
+    clean.watch(STEP_PROPERTIES | ends(target))
     violations = without_error(clean.play(finding.case.schedule)).violations
     return Status.CLEAN_IS_RED if violations else Status.CAUGHT

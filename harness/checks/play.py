@@ -5,7 +5,7 @@ would differ too. Any other violation is reported once, and the play continues.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -27,9 +27,9 @@ from paritybit.harness.checks.table import (
 from paritybit.harness.errors import DeviceError, headline
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation, Sample
-from paritybit.harness.lockstep.pair import NO_RECORDER, Engines, ExtraRun, Pair, Recorder
+from paritybit.harness.lockstep.pair import Engines, Pair
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
-from paritybit.harness.schedules.coverage import Coverage, most_of
+from paritybit.harness.schedules.coverage import Coverage
 from paritybit.harness.schedules.schedule import Schedule, Step, modes_of
 from paritybit.subjects.buffers import SharedBufferError
 from torch import Tensor
@@ -42,7 +42,6 @@ class Outcome:
     - `steps`: steps with a forward. In an idle step only the graph run runs one.
     - `replays`, `padded_replays`: replays of the runner under test.
     - `events`: how often each state was reached, by any runner.
-    - `most`: the largest values that any replay reached, by the names in `coverage.MOST`.
     - `error`: the traceback of an error outside the subject. The playing then proves nothing.
     - `device_lost`: the process can no longer use its device.
     """
@@ -52,7 +51,6 @@ class Outcome:
     replays: int = 0
     padded_replays: int = 0
     events: Counter[str] = field(default_factory=Counter)
-    most: Counter[str] = field(default_factory=Counter)
     error: str | None = None
     device_lost: bool = False
 
@@ -90,8 +88,6 @@ class DeviceLostError(DeviceError):
 
 HISTORY = 250
 """The number of schedules that a lockstep remembers."""
-
-NO_EXTRA_RUNS: Mapping[str, ExtraRun] = {}
 
 Observer = Callable[[int, Step, Observation | None, frozenset[str]], None]
 """Called after each step with its place, the step, its observation, and the new violations."""
@@ -171,15 +167,11 @@ class Lockstep:
         schedule: Schedule,
         observer: Observer = ignore_step,
         until: Collection[str] = (),
-        extra_runs: Mapping[str, ExtraRun] = NO_EXTRA_RUNS,
-        recorder: Recorder = NO_RECORDER,
     ) -> Outcome:
         """Play a schedule from equal bytes until its end or until the runs diverge.
 
         - `observer`: called after every step.
         - `until`: further properties whose first violation ends the play.
-        - `extra_runs`: extra runs of each step, for the observer.
-        - `recorder`: called around the parts of each step.
 
         | what fails | result |
         |---|---|
@@ -199,7 +191,7 @@ class Lockstep:
                 else:
                     ending = DIVERGING_PROPERTIES.union(until)
                     self.capture(schedule)
-                    self._play(schedule, outcome, judged, observer, ending, extra_runs, recorder)
+                    self._play(schedule, outcome, judged, observer, ending)
             except SubjectFailedError as error:
                 judged.add(judge_error(PROPERTIES.values(), error, judged.place))
                 outcome.device_lost = isinstance(error.__cause__, torch.AcceleratorError)
@@ -223,25 +215,18 @@ class Lockstep:
         judged: Judged,
         observer: Observer,
         ending: Collection[str],
-        extra_runs: Mapping[str, ExtraRun],
-        recorder: Recorder = NO_RECORDER,
     ) -> None:
         """Play and check the steps, then check the schedule as a whole."""
         coverage = Coverage(outcome.events, self.pair.config.speculation.topk)
         sampling = any(rule.samples for rule in self._rules)
         keeps_outputs = any(rule.plays_again for rule in self._rules)
-        asked_for = {rule.id: rule.extra_run for rule in self._rules if rule.extra_run}
+        extra_runs = {rule.id: rule.extra_run for rule in self._rules if rule.extra_run}
         self.pair.begin(schedule)
         for place, step, upcoming in schedule.ahead():
             judged.place = place
             judged.steps += 1
             observation = self.pair.step(
-                step,
-                place,
-                {**asked_for, **extra_runs},
-                upcoming=upcoming,
-                sampling=sampling,
-                recorder=recorder,
+                step, place, extra_runs, upcoming=upcoming, sampling=sampling
             )
             if observation is None:
                 new = judged.add(judge_end(self._rules, self.pair.end(place)))
@@ -252,7 +237,6 @@ class Lockstep:
             outcome.count(observation)
             if observation.replay is not None:
                 coverage.see(observation.replay, len(observation.graph.spans))
-                outcome.most |= most_of(observation.replay, observation.graph.spans)
             new = judged.add(judge(self._rules, observation))
             observer(place, step, observation, new)
             if keeps_outputs:

@@ -1,7 +1,7 @@
 """Counts the states that schedules reach at each step, to detect a generator that misses some."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from paritybit.harness.schedules.buckets import (
     BUCKETS,
@@ -12,7 +12,7 @@ from paritybit.harness.schedules.buckets import (
     filling,
     fillings,
 )
-from paritybit.reference.batch import Mode, Span
+from paritybit.reference.batch import Mode
 from paritybit.subjects.protocol import Replay
 from paritybit.subjects.runners import RUNNERS, engine_runners
 
@@ -127,24 +127,6 @@ def required_at_edges(runners: Iterable[str]) -> tuple[str, ...]:
         for name in runners
     ]
     return (LONGEST, *full) if full else ()
-
-
-CONTEXT = "tokens of context"
-PROMPTS = "prompts in one forward"
-ROWS = "requests in one forward"
-SLOT = "slot number"
-
-MOST = (CONTEXT, PROMPTS, ROWS, SLOT)
-"""Quantities of replays of which the largest is recorded."""
-
-
-def most_of(replay: Replay, spans: Sequence[Span]) -> Counter[str]:
-    """Return the quantities of MOST for the replay of a batch, without zeros."""
-    prefills = Coverage.prefills(replay.runner)
-    contexts = max((span.end for span in spans), default=0)
-    slots = max((slot for span in spans for slot in span.full_slots), default=0)
-    rows = len(spans)
-    return +Counter({CONTEXT: contexts, PROMPTS: rows * prefills, ROWS: rows, SLOT: slots})
 
 
 class Coverage:

@@ -7,7 +7,7 @@ that it had, with the runners that they affected.
 from dataclasses import replace
 
 import pytest
-from paritybit.harness.campaigns.hunt import play_all
+from paritybit.harness.campaigns.hunt import HuntResult, draw
 from paritybit.harness.campaigns.plan import RunConfig, trial_of
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import STEP_PROPERTIES
@@ -68,7 +68,8 @@ def test_the_bugs_of_a_point_violate_their_properties_and_no_other(
     scheme, table = HISTORY[point]
     bugs = catalogued(bug for bug, affected in table.items() if runner in affected)
     trial = replace(trial_of(RunConfig(device), runner, scheme), bugs=bugs)
-    played = play_all(Lockstep(trial, STEP_PROPERTIES), 0, SCHEDULES)
+    lockstep, played = Lockstep(trial, STEP_PROPERTIES), HuntResult()
+    draw(trial, lambda schedule: played.add(lockstep.play(schedule)), 0, SCHEDULES)
     detecting = {BUGS[bug].expected[runner] for bug in bugs}
     if "swa_int64" in bugs:  # The runs differ from the first prefill on, which hides stale rows.
         detecting -= {"hermetic_replay"}

@@ -195,7 +195,7 @@ def test_a_case_that_fails_among_others_leaves_them_their_verdicts(
         outcomes = iter([violating(error=ERROR), violating(*after)])
         scripted = Scripted(load(first, Case).trial, lambda *_: next(outcomes))
         monkeypatch.setattr("paritybit.harness.campaigns.replay.kept_lockstep", lambda _: scripted)
-        here = "paritybit.harness.campaigns.isolated.in_new_process"
+        here = "paritybit.harness.campaigns.fresh.in_new_process"
         monkeypatch.setattr(here, lambda run, given: run(given))
         return main(["replay", str(first), str(second)])
 
