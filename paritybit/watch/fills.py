@@ -119,7 +119,7 @@ class Fills(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.folder, self.known = folder, dict[int, Filled]()
         self.thread: int | None = None
-        self.entered = self.active = self.failed = False
+        self.entered = self.active = self.failed = self.inference = False
         self.left_out: dict[str, bool] = {}
         """Why tensors are not followed, and whether `reasons` has given it."""
 
@@ -129,6 +129,7 @@ class Fills(TorchDispatchMode):
         """Follow what this thread writes."""
         if not self.entered:
             self.thread, self.entered = threading.get_ident(), True
+            self.inference = torch.is_inference_mode_enabled()
             self.__enter__()  # type: ignore[no-untyped-call]
         if self.mine:
             self.active = True
@@ -137,12 +138,17 @@ class Fills(TorchDispatchMode):
     def stop(self) -> None:
         """Follow nothing until `start`.
 
-        The mode is not left yet: at the end of an inference mode that the engine entered meanwhile,
-        torch dispatches to modes again, and fails if there is none.
+        The mode is not left if the engine may have entered an inference mode meanwhile: at its end,
+        torch dispatches to modes again, and fails if there is none. `torch.tensor` also does so,
+        and each operation after it takes several times as long. So this is called often.
         """
-        if self.mine:
+        if not self.mine:
+            return
+        if self.inference or torch.is_inference_mode_enabled():
             self.active = False
             followed(False)
+        else:
+            self.leave()
 
     def leave(self) -> None:
         """Leave the mode, where no inference mode is open that the engine began after `start`."""

@@ -250,54 +250,84 @@ class EngineError:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """A difference between two runs.
+
+    `where` is the first layer or output that differs. `size` is relative to the largest value
+    there. `kv` is True if KV differs, and False if only outputs differ.
+    """
+
+    where: str
+    group: str | None
+    size: float
+    limit: float
+    kv: bool
+
+    @property
+    def beyond_rounding(self) -> bool:
+        """Whether rounding cannot explain the difference."""
+        return self.size > self.limit
+
+
+@dataclass(frozen=True)
 class Relation:
     """A replay that gave another result under a condition that must not change the result.
 
-    `group` and `where` name the layer or output that differs by more than rounding. `size` is the
-    difference relative to the largest value there. `padding` is the input whose padded part makes
-    the difference.
+    `padding` is the input whose padded part makes the difference.
     """
 
     number: int
     forward: Forward
     kind: str
-    group: str | None
-    where: str
-    size: float
+    found: Difference
     cause: Mapping[str, Any] | None = None
     padding: StaticInput | None = None
 
     def finding(self, check: str, what: str) -> Finding:
         """Return the finding of a check for this relation."""
-        layer = self.where if self.group else None
+        group, where = self.found.group, self.found.where
         return Finding(
             check=check,
-            text=f"{what}: {self.where} differs by {self.size:.2g} of its largest value",
-            key=key_of(check, self.group, self.cause),
+            text=f"{what}: {where} differs by {self.found.size:.2g} of its largest value",
+            key=key_of(check, group, self.cause),
             forward=self.number,
             forward_kind=self.forward.kind,
-            group=self.group,
+            group=group,
             replay=self.kind,
-            layer=layer,
+            layer=where if group else None,
             cause=self.cause,
         )
 
 
 @dataclass(frozen=True)
-class WrongRead:
-    """A replay that reads other slots than its live rows. `text` says what it does.
+class Wrong:
+    """What a forward reads or ignores and must not. `text` says what it does.
 
-    `group`, `layer` and `slots` name what it reads or ignores, as far as they are known.
+    `group`, `layer` and `slots` name what it reads or ignores, as far as they are known. `once`
+    says that one occurrence is enough.
     """
 
-    number: int
-    forward: Forward
-    kind: str
     text: str
     group: str | None = None
     layer: str | None = None
     slots: tuple[int, ...] = ()
     cause: Mapping[str, Any] | None = None
+    once: bool = False
+
+    @property
+    def key(self) -> str:
+        """What is equal for wrong reads of one kind."""
+        return f"{self.group} {self.cause['what'] if self.cause else self.text}"
+
+
+@dataclass(frozen=True)
+class WrongRead:
+    """A replay that reads other slots than its live rows."""
+
+    number: int
+    forward: Forward
+    kind: str
+    found: Wrong
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,17 @@ from paritybit.watch.journal import Finding
 from paritybit.watch.observations import Check, WrongRead, key_of, uncounted
 
 
-def judge(found: WrongRead) -> Iterable[Finding]:
+def judge(read: WrongRead) -> Iterable[Finding]:
     """Yield the finding."""
+    found = read.found
     yield Finding(
         check=CHECK.name,
-        text=f"{found.kind} {found.text}",
+        text=f"{read.kind} {found.text}",
         key=key_of(CHECK.name, found.group, found.cause),
-        forward=found.number,
-        forward_kind=found.forward.kind,
+        forward=read.number,
+        forward_kind=read.forward.kind,
         group=found.group,
-        replay=found.kind,
+        replay=read.kind,
         layer=found.layer,
         slots=found.slots,
         count=max(1, len(found.slots)),

@@ -5,7 +5,7 @@ layer says, for each query, whether it read the changed key. The KV of the layer
 layers before it, depends on no key of this layer.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -13,24 +13,23 @@ import torch
 from torch import Tensor
 
 from paritybit.watch.facts import Group, Row
+from paritybit.watch.observations import Wrong
 from paritybit.watch.reading import first_read
-from paritybit.watch.replays.differences import LEAST
+from paritybit.watch.replays.differences import LEAST, beyond
 from paritybit.watch.replays.influence import (
     HIDDEN,
     NOTHING_READ,
     Change,
     NotTried,
     Reads,
-    Wrong,
+    Result,
     appends,
-    beyond,
     changed,
-    fitting,
     layers_of,
     only_tokens,
 )
 from paritybit.watch.replays.trial import LARGEST, Trial, Values
-from paritybit.watch.replays.values import STEPS, Draw, draws, sampled
+from paritybit.watch.replays.values import STEPS, Draw, draws
 
 EXACT = (torch.float32, torch.float64)
 """Dtypes that show each key of a window, however little weight it has."""
@@ -43,6 +42,8 @@ FEW = 2
 
 MUCH = 2.0**-4
 """A relative difference that another scale of a batch's activations does not explain."""
+
+NOTHING: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -60,28 +61,41 @@ class Aim:
         """Return whether the key is in the window of a query. `slack` makes the window smaller."""
         return self.window is None or query - self.position < self.window - slack
 
+    @property
+    def readers(self) -> frozenset[int]:
+        """The queries of the row that certainly see the key. Some kernels leave out the oldest."""
+        row = self.row
+        queries = range(row.cached, row.cached + row.computed - row.spare)
+        return frozenset(query for query in queries if self.sees(query, slack=1))
+
 
 @dataclass(frozen=True)
 class Moved:
-    """The queries of a row whose KV changed in a layer: much, beyond rounding, or in any bit.
+    """By how much the KV of a row's queries changed in a layer, relative to its largest value.
 
-    `known` are the queries whose KV is known, and `exact` whether it has 32 bits or more.
+    `sizes` has the queries whose KV is known. `exact` is whether it has 32 bits or more.
     """
 
     group: str
     layer: int
-    known: frozenset[int]
-    much: frozenset[int]
-    beyond: frozenset[int]
-    some: frozenset[int]
+    sizes: Mapping[int, float]
     exact: bool
+
+    def by(self, size: float) -> frozenset[int]:
+        """Return the queries whose KV changed by more than a size."""
+        return frozenset(query for query, mine in self.sizes.items() if mine > size)
+
+    @property
+    def unmoved(self) -> frozenset[int]:
+        """The queries of which each bit is known, and none changed."""
+        return frozenset(self.sizes) - self.by(0.0) if self.exact else NOTHING
 
 
 Held = Sequence[tuple[Row, set[int]]]
 """The rows of a forward, each with the positions at which it has the slot of the changed key."""
 
 
-def aimed(trial: Trial, reads: Reads, number: int) -> Wrong | NotTried | None:
+def aimed(trial: Trial, reads: Reads, number: int) -> Result:
     """Change a key that `number` draws, and return the query that reads it wrongly, if one does.
 
     As a control, the change must show, or if no query sees the key, that of all keys that the row
@@ -95,10 +109,15 @@ def aimed(trial: Trial, reads: Reads, number: int) -> Wrong | NotTried | None:
     if any(places - {aim.position} for _, places in held):
         return NotTried("the drawn key left the window, and its slot was given away")
     exact = all(tensor.dtype in EXACT for tensor in group.layers[aim.layer].tensors)
-    if any(aim.sees(query, slack=1) for query in queries_of(aim)):
+    if aim.readers:
+        # If bits are exact, the first sizes are the tensor's own and a large one. Otherwise they
+        # grow, because a large value may change the scale of the activations of a batch.
+        first = [Draw(number), Draw(number, PLAIN)] if exact else []
+        tries = [*first, *(draw for draw in draws(number) if draw not in first)]
         last = aim.layer == len(group.layers) - 1
-        most = FEW if last and only_tokens(trial) else None
-        return read_by(trial, reads, aim, held, ordered(number, exact)[:most])
+        return read_by(
+            trial, reads, aim, held, tries[: FEW if last and only_tokens(trial) else None]
+        )
     control, _ = moved_by_all(trial, reads, aim, held, number)
     if control is None:
         return NotTried(HIDDEN)
@@ -107,44 +126,31 @@ def aimed(trial: Trial, reads: Reads, number: int) -> Wrong | NotTried | None:
     return found if isinstance(found, Wrong) else None
 
 
-def ordered(seed: int, exact: bool) -> list[Draw]:
-    """Return draws of all sizes, of which the first ones usually suffice.
-
-    If each bit of a result is `exact`, the first two are of the tensor's own size and a large one.
-    Otherwise they grow: a large value may change the scale of the activations of a batch.
-    """
-    first = [Draw(seed), Draw(seed, PLAIN)] if exact else []
-    return [*first, *(draw for draw in draws(seed) if draw not in first)]
-
-
-def read_by(
-    trial: Trial, reads: Reads, aim: Aim, held: Held, tries: Sequence[Draw]
-) -> Wrong | NotTried | None:
+def read_by(trial: Trial, reads: Reads, aim: Aim, held: Held, tries: Sequence[Draw]) -> Result:
     """Return the query that reads a key wrongly, or not at all although it is in its window."""
     slot = torch.tensor([aim.slot], device=trial.ledgers[aim.group].device)
     tensors = layers_of(trial.ledgers[aim.group])[aim.layer]
-    wanted = missed = needed(reads.forward.rows, aim)
+    wanted = missed = NOTHING if branches(held, aim) else aim.readers
     shown = clear = False
     for number, draw in enumerate(tries):
         change = Change(aim.group, slot, tensors, draw)
         with changed(trial, reads, [change], keep=False) as values:
-            own = [*moved(trial, values, aim.row)]
+            own = moved(trial, values, aim.row)
             after = next_layer(trial, values, aim, own, held)
             if beyond(trial.first, values):
                 shown = True
                 if wrong := dependent(trial, values, aim, own, after, held):
                     return wrong
-            missed &= unmoved(after)
-            clear |= after is not None and bool(after.beyond & wanted)
+        missed &= NOTHING if after is None else after.unmoved
+        clear |= after is not None and bool(after.by(LEAST) & wanted)
         exact = after is not None and after.exact
         if shown and not missed and (number or not exact):
             return None
     if missed and not clear:
         missed &= moved_by_all(trial, reads, aim, held, tries[0].seed)[1]
     if missed:
-        name, key = named(trial, aim)
-        text = f"position {min(missed)} does not depend on {key}, which is in its window"
-        return wrong_of(aim, name, text, "a key that is not read")
+        text = f"position {min(missed)} does not depend on {{}}, which is in its window"
+        return wrong_of(trial, aim, text, "a key that is not read")
     return None if shown else NotTried(HIDDEN)
 
 
@@ -155,42 +161,21 @@ def dependent(
 
     `own` are the layers of the row, and `after` is the one after the key's.
     """
-    touched = None
-    sharing = {sequence(row) for row, places in held if places}
-    for row, places in held:
-        another = sequence(row) not in (sequence(aim.row), *sharing)
-        if another and not places and any(one.much for one in moved(trial, values, row)):
-            touched = row
-    name, key = named(trial, aim)
-    if touched is not None:
-        return wrong_of(aim, name, f"request {touched.request} depends on {key}", "another request")
+    sharing = {sequence(aim.row), *(sequence(row) for row, places in held if places)}
+    others = [row for row, places in held if not places and sequence(row) not in sharing]
+    touched = [row for row in others if any(one.by(MUCH) for one in moved(trial, values, row))]
+    if touched:
+        text = f"request {touched[-1].request} depends on {{}}"
+        return wrong_of(trial, aim, text, "another request")
     mine = [one for one in own if one.group == aim.group]
-    if any(one.beyond for one in mine if one.layer <= aim.layer):
-        return wrong_of(aim, name, f"an earlier layer depends on {key}", "another layer")
-    if after is None or branches([row for row, _ in held], aim):
+    if any(one.by(LEAST) for one in mine if one.layer <= aim.layer):
+        return wrong_of(trial, aim, "an earlier layer depends on {}", "another layer")
+    if after is None or branches(held, aim):
         return None
-    if outside := sorted(query for query in after.beyond if not aim.sees(query)):
-        text = f"position {outside[0]} depends on {key}, which is outside of its window"
-        return wrong_of(aim, name, text, "a key outside of a window")
+    if outside := sorted(query for query in after.by(LEAST) if not aim.sees(query)):
+        text = f"position {outside[0]} depends on {{}}, which is outside of its window"
+        return wrong_of(trial, aim, text, "a key outside of a window")
     return None
-
-
-def queries_of(aim: Aim) -> range:
-    """Return the positions of the queries of the key's row."""
-    row = aim.row
-    return range(row.cached, row.cached + row.computed - row.spare)
-
-
-def needed(rows: Sequence[Row], aim: Aim) -> frozenset[int]:
-    """Return the queries that certainly read the key."""
-    if branches(rows, aim):
-        return frozenset()
-    return frozenset(query for query in queries_of(aim) if aim.sees(query, slack=1))
-
-
-def unmoved(after: Moved | None) -> frozenset[int]:
-    """Return the queries of which each bit in a layer is known, and none changed."""
-    return frozenset() if after is None or not after.exact else after.known - after.some
 
 
 def moved_by_all(
@@ -201,16 +186,14 @@ def moved_by_all(
     It is the control for queries that no change of the one key moves.
     """
     ledger, row = trial.ledgers[aim.group], aim.row
-    tensors = layers_of(ledger)[aim.layer]
     keys = ledger.index(row.slots[aim.group][first_read(row, ledger.group) : row.cached])
-    keys = sampled(keys, fitting(ledger, tensors, LARGEST), seed)
+    every = Change.fitting(ledger, keys, layers_of(ledger)[aim.layer], LARGEST, Draw(seed))
     for draw in draws(seed):
-        change = Change(aim.group, keys, tensors, draw)
-        with changed(trial, reads, [change], keep=False) as values:
-            after = next_layer(trial, values, aim, [*moved(trial, values, row)], held)
-        if after is not None and after.beyond:
-            return draw, after.beyond
-    return None, frozenset()
+        with changed(trial, reads, [replace(every, draw=draw)], keep=False) as values:
+            after = next_layer(trial, values, aim, moved(trial, values, row), held)
+        if after is not None and (queries := after.by(LEAST)):
+            return draw, queries
+    return None, NOTHING
 
 
 def next_layer(
@@ -226,37 +209,26 @@ def next_layer(
     for row, places in held:
         if row is not aim.row and not places and sequence(row) == sequence(aim.row):
             found += moved(trial, values, row)
-    if later := [one for one in found if one.some]:
-        return min(later, key=lambda one: len(one.some))
+    if later := [one for one in found if one.by(0.0)]:
+        return min(later, key=lambda one: len(one.by(0.0)))
     of_group = [one for one in own if one.group == aim.group]
     return next((one for one in of_group if one.layer == aim.layer + 1), None)
 
 
-def branches(rows: Sequence[Row], aim: Aim) -> bool:
-    """Return whether a request has several rows.
+def branches(held: Held, aim: Aim) -> bool:
+    """Return whether the key's request has several rows.
 
     Kernels may count the window of a tree's branch by the number of its nodes.
     """
-    return sum(row.request == aim.row.request for row in rows) > 1
+    return sum(row.request == aim.row.request for row, _ in held) > 1
 
 
-def named(trial: Trial, aim: Aim) -> tuple[str, str]:
-    """Return the name of the layer that was changed, and the name of the key."""
-    name = trial.ledgers[aim.group].group.layers[aim.layer].name
-    return name, f"position {aim.position} of request {aim.row.request} in {name}"
-
-
-def wrong_of(aim: Aim, layer: str, text: str, cause: str) -> Wrong:
-    """Return the wrong read."""
-    return Wrong(f"reads wrongly: {text}", aim.group, layer, (aim.slot,), {"what": cause})
-
-
-def aimable(reads: Reads) -> bool:
-    """Return whether the keys of a forward can be tried one by one.
-
-    A draft's next step depends on what the one before it drafted.
-    """
-    return not reads.forward.model
+def wrong_of(trial: Trial, aim: Aim, text: str, what: str) -> Wrong:
+    """Return the wrong read of a key, whose name replaces `{}` in the text."""
+    layer = trial.ledgers[aim.group].group.layers[aim.layer].name
+    key = f"position {aim.position} of request {aim.row.request} in {layer}"
+    text = text.replace("{}", key)
+    return Wrong(f"reads wrongly: {text}", aim.group, layer, (aim.slot,), {"what": what})
 
 
 def drawn(trial: Trial, reads: Reads, random: Random) -> Aim | None:
@@ -299,9 +271,9 @@ def held_at(row: Row, group: Group, slot: int) -> set[int]:
     return {first + place for place in (slots[first:] == slot).nonzero().flatten().tolist()}
 
 
-def moved(trial: Trial, values: Values, row: Row) -> Iterator[Moved]:
-    """Yield, for each layer, which queries of a row have other KV than in the first run."""
-    last = row.cached + row.computed - row.spare
+def moved(trial: Trial, values: Values, row: Row) -> list[Moved]:
+    """Return, for each layer, by how much the KV of a row's queries differs from the first run."""
+    last, found = row.cached + row.computed - row.spare, list[Moved]()
     for one, other in zip(trial.first.owned, values.owned, strict=True):
         name = one.ledger.group.name
         if name not in row.slots:
@@ -309,20 +281,15 @@ def moved(trial: Trial, values: Values, row: Row) -> Iterator[Moved]:
         mine = row.slots[name][row.cached : last].to(one.slots.device, torch.int64)
         place = placed(mine, one.slots)
         known = (place >= 0).nonzero().flatten()
+        queries = (known + row.cached).tolist()
         parts = iter(zip(one.rows, other.rows, strict=True))
         for number, layer in enumerate(one.ledger.group.layers):
             pairs = [next(parts) for _ in layer.tensors]
             sizes = [relative(a[place[known]], b[place[known]]) for a, b in pairs]
-            size = torch.stack(sizes).amax(0) if len(known) else known.float()
-            yield Moved(
-                name,
-                number,
-                frozenset((known + row.cached).tolist()),
-                frozenset((known[size > MUCH] + row.cached).tolist()),
-                frozenset((known[size > LEAST] + row.cached).tolist()),
-                frozenset((known[size > 0] + row.cached).tolist()),
-                all(a.dtype in EXACT for a, _ in pairs),
-            )
+            largest = torch.stack(sizes).amax(0).tolist() if queries else []
+            exact = all(a.dtype in EXACT for a, _ in pairs)
+            found.append(Moved(name, number, dict(zip(queries, largest, strict=True)), exact))
+    return found
 
 
 def placed(slots: Tensor, among: Tensor) -> Tensor:

@@ -6,12 +6,12 @@ difference is therefore measured in the first layer of each group that differs.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from paritybit.watch.bits import as_integers
+from paritybit.watch.observations import Difference
 from paritybit.watch.replays.trial import SavedSlots, Values
 
 ROUNDINGS = 4
@@ -22,26 +22,6 @@ LEAST = 2.0**-10
 
 OPAQUE = 2.0**-3
 """The epsilon of KV whose dtype has no numbers, such as packed bytes: that of a float of 8 bits."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A difference between two runs.
-
-    `where` is the first layer or output that differs. `size` is relative to the largest value
-    there. `kv` is True if KV differs, and False if only outputs differ.
-    """
-
-    where: str
-    group: str | None
-    size: float
-    limit: float
-    kv: bool
-
-    @property
-    def beyond_rounding(self) -> bool:
-        """Whether rounding cannot explain the difference."""
-        return self.size > self.limit
 
 
 def difference(one: Values, other: Values, *, kernels: bool = False) -> Difference | None:
@@ -68,6 +48,12 @@ def difference(one: Values, other: Values, *, kernels: bool = False) -> Differen
     floats = {name: size for name, size in numbers.items() if size > 0}
     where, size = max((floats or differing).items(), key=lambda item: item[1])
     return Difference(where, None, size, limit, kv=False)
+
+
+def beyond(one: Values, other: Values) -> bool:
+    """Return whether two runs differ by more than rounding."""
+    found = difference(one, other)
+    return found is not None and found.beyond_rounding
 
 
 def rows(values: Values) -> list[Tensor]:

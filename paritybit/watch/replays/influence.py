@@ -18,15 +18,18 @@ from torch import Tensor
 from paritybit.watch.bits import as_integers
 from paritybit.watch.facts import Forward, Row
 from paritybit.watch.ledger import Ledger
+from paritybit.watch.observations import Wrong
 from paritybit.watch.reading import slots_computed, slots_read
-from paritybit.watch.replays.differences import Difference, difference
+from paritybit.watch.replays.differences import beyond, difference
 from paritybit.watch.replays.trial import LARGEST, SavedSlots, Trial, Values
-from paritybit.watch.replays.values import STEPS, Draw, other_values, sampled, shaken
+from paritybit.watch.replays.values import STEPS, Draw, other_values, sampled
 
 NOTHING_READ = "no live row reads a cached slot"
 NO_ROWS = "it is not known which slots the rows read"
 SAME_BYTES = "there were no other values to write"
 HIDDEN = "no change of what live rows read shows"
+
+FOREIGN = Wrong("depends on slots that no live row reads")
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,13 @@ class Change:
     tensors: Sequence[int]
     draw: Draw
 
-    def drawn(self, draw: Draw) -> "Change":
-        """Return the same change with other values."""
-        return replace(self, draw=draw)
+    @classmethod
+    def fitting(
+        cls, ledger: Ledger, slots: Tensor, tensors: Sequence[int], most: int, draw: Draw
+    ) -> "Change":
+        """Return a change of as many of the slots as have at most `most` bytes."""
+        slots = sampled(slots, fitting(ledger, tensors, most), draw.seed)
+        return cls(ledger.group.name, slots, tensors, draw)
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,9 @@ class NotTried:
     """A trial that could not have failed, and the reason."""
 
     reason: str
+
+
+Result = Wrong | NotTried | None
 
 
 @dataclass(frozen=True)
@@ -81,10 +91,9 @@ class Reads:
         if not held:
             return None
         name, row = held[seed % len(held)]
-        slots = row.slots[name][row.cached - 1 : row.cached]
-        others = {other: mine[:0] for other, mine in self.slots.items()}
-        mine = slots.to(self.slots[name].device, self.slots[name].dtype)
-        return replace(self, slots={**others, name: mine[mine >= 0]})
+        mine = row.slots[name][row.cached - 1 : row.cached].to(self.slots[name])
+        none = {other: slots[:0] for other, slots in self.slots.items()}
+        return replace(self, slots={**none, name: mine[mine >= 0]})
 
     def kept(self, trial: Trial, name: str) -> Tensor:
         """Return the slots of a group whose content may matter, or that may stay as they are."""
@@ -99,56 +108,44 @@ class Reads:
         before it reads them. If there are too many to be saved, some layers are drawn, then slots.
         Those that the rows hold, but do not read, come first.
         """
-        found, seed = [], draw.seed
-        most = LARGEST // (2 * len(trial.ledgers))
+        found, most = [], LARGEST // (2 * len(trial.ledgers))
         for number, (name, ledger) in enumerate(trial.ledgers.items()):
             kept, mine = self.kept(trial, name), trial.owned[name]
             free = ledger.usable[:-1].clone()
             free[kept] = False
             free[mine] = False
-            held = [row.slots[name] for row in self.forward.rows if name in row.slots]
-            first = ledger.index(torch.cat(held)).unique() if held else ledger.reserved[:0]
-            first = first[free[first]]
-            free[first] = False
-            slots = free.nonzero().flatten()
-            tensors = some_layers(ledger, len(first) + len(slots), most, seed)
-            count = fitting(ledger, tensors, most)
-            first = sampled(first, count, seed)
-            slots = torch.cat((first, sampled(slots, count - len(first), seed)))
-            found.append(Change(name, slots, tensors, draw))
-            wrote = written(trial, number)
-            fresh = mine[~torch.isin(mine, kept)]
-            fresh = sampled(fresh, fitting(ledger, wrote, most), seed)
-            found.append(Change(name, fresh, wrote, draw))
+            rows = [row.slots[name] for row in self.forward.rows if name in row.slots]
+            held = ledger.index(torch.cat(rows)).unique() if rows else ledger.reserved[:0]
+            held = held[free[held]]
+            tensors = some_layers(ledger, int(free.sum()), most, draw.seed)
+            free[held] = False
+            count, rest = fitting(ledger, tensors, most), free.nonzero().flatten()
+            held = sampled(held, count, draw.seed)
+            slots = torch.cat((held, sampled(rest, count - len(held), draw.seed)))
+            fresh, wrote = mine[~torch.isin(mine, kept)], written(trial, number)
+            found += [
+                Change(name, slots, tensors, draw),
+                Change.fitting(ledger, fresh, wrote, most, draw),
+            ]
         return found
-
-    def shaken(self, trial: Trial, seed: int) -> list[SavedSlots]:
-        """Return what live rows certainly read, with other last bits."""
-        changes = self.certain(trial, Draw(seed))
-        return [
-            shaken(SavedSlots.of(trial.ledgers[one.group], one.slots, one.tensors), seed)
-            for one in changes
-        ]
 
     def certain(self, trial: Trial, draw: Draw) -> list[Change]:
         """Return slots that live rows certainly read, in all tensors of as many layers as fit."""
-        found, most, seed = [], LARGEST // len(trial.ledgers), draw.seed
-        for name, ledger in trial.ledgers.items():
-            tensors = some_layers(ledger, len(self.slots[name]), most, seed)
-            slots = sampled(self.slots[name], fitting(ledger, tensors, most), seed)
-            found.append(Change(name, slots, tensors, draw))
-        return [change for change in found if len(change.slots)]
-
-
-def bytes_of(ledger: Ledger, numbers: Sequence[int]) -> int:
-    """Return the bytes of a slot in some tensors of a group."""
-    sums = ledger.checksums
-    return sum(sums.row(sums.tensors[n]) * sums.tensors[n].element_size() for n in numbers)
+        most = LARGEST // len(trial.ledgers)
+        return [
+            Change.fitting(
+                ledger, slots, some_layers(ledger, len(slots), most, draw.seed), most, draw
+            )
+            for name, ledger in trial.ledgers.items()
+            if len(slots := self.slots[name])
+        ]
 
 
 def fitting(ledger: Ledger, numbers: Sequence[int], most: int) -> int:
     """Return how many slots have at most `most` bytes in some tensors of a group, at least one."""
-    return max(1, most // max(1, bytes_of(ledger, numbers)))
+    sums = ledger.checksums
+    size = sum(sums.row(sums.tensors[n]) * sums.tensors[n].element_size() for n in numbers)
+    return max(1, most // max(1, size))
 
 
 def layers_of(ledger: Ledger) -> list[range]:
@@ -178,69 +175,46 @@ def written(trial: Trial, number: int) -> Sequence[int]:
     return [n for n, (one, other) in pairs if not torch.equal(as_integers(one), as_integers(other))]
 
 
-@dataclass(frozen=True)
-class Wrong:
-    """A wrong read: what a replay does, in which group and layer, at which slot, and why."""
-
-    text: str
-    group: str | None = None
-    layer: str | None = None
-    slots: tuple[int, ...] = ()
-    cause: Mapping[str, str] | None = None
-
-    @property
-    def key(self) -> str:
-        """What is equal for wrong reads of one kind."""
-        return self.cause["what"] if self.cause else self.text
-
-
-@dataclass(frozen=True)
-class Certain(Wrong):
-    """A wrong read in a forward whose other tensors show. It need not occur in consecutive ones."""
-
-
 def foreign(
-    trial: Trial, reads: Reads, draw: Draw, shown: bool = False
-) -> tuple[Difference | NotTried | None, Draw]:
-    """Return the difference that other values in slots make that no live row reads, and the draw.
+    trial: Trial, reads: Reads, seed: int, shown: bool = False, *, named: bool = False
+) -> Result:
+    """Return a wrong read if other values in slots that no live row reads make a difference.
 
     As a control, slots that live rows read get values of the same size. If there are no such slots,
-    `shown` is whether a control has shown before.
+    `shown` is whether a control has shown before. With `named`, the slot is sought.
     """
+    draw = Draw(seed)
     certain = reads.certain(trial, draw)
     for step in range(STEPS if certain else 0):
-        draw = replace(draw, step=step)
-        mine = [change.drawn(draw) for change in certain]
+        draw = Draw(seed, step)
+        mine = [replace(change, draw=draw) for change in certain]
         with changed(trial, reads, mine, keep=False) as values:
             if shown := beyond(trial.first, values):
                 break
-    with changed(trial, reads, reads.others(trial, draw)) as values:
-        found = difference(trial.first, values)
-        if found is not None or (shown and values.altered):
-            return found, draw
-    return NotTried(SAME_BYTES if shown else HIDDEN if certain else NOTHING_READ), draw
+    others = reads.others(trial, draw)
+    with changed(trial, reads, others) as values:
+        found, altered = difference(trial.first, values), values.altered
+    if found is not None:
+        if not found.beyond_rounding:
+            return None
+        return blamed_slot(trial, reads, others) if named else replace(FOREIGN, once=found.kv)
+    if shown and altered:
+        return None
+    return NotTried(SAME_BYTES if shown else HIDDEN if certain else NOTHING_READ)
 
 
-def beyond(one: Values, other: Values) -> bool:
-    """Return whether two runs differ by more than rounding."""
-    found = difference(one, other)
-    return found is not None and found.beyond_rounding
-
-
-def blamed_slot(trial: Trial, reads: Reads, draw: Draw) -> Wrong:
+def blamed_slot(trial: Trial, reads: Reads, others: Sequence[Change]) -> Wrong:
     """Return the wrong read of a slot that no live row reads. The slot is found by halving."""
-    left = [
-        replace(one, slots=slot) for one in reads.others(trial, draw) for slot in one.slots.split(1)
-    ]
+    left = [replace(one, slots=slot) for one in others for slot in one.slots.split(1)]
     while len(left) > 1:
         half = len(left) // 2
         parts = left[:half], left[half:]
         left = next((part for part in parts if differs(trial, reads, part)), [])
     if not left:
-        return Wrong("depends on slots that no live row reads")
+        return FOREIGN
     group, slot = left[0].group, int(left[0].slots)
-    text, cause = described(reads.forward, group, slot)
-    return Wrong(text, group, slots=(slot,), cause={"what": cause})
+    text, what = described(reads.forward, group, slot)
+    return Wrong(text, group, slots=(slot,), cause={"what": what})
 
 
 def differs(trial: Trial, reads: Reads, parts: Sequence[Change]) -> bool:
@@ -248,9 +222,9 @@ def differs(trial: Trial, reads: Reads, parts: Sequence[Change]) -> bool:
     slots: dict[tuple[str, tuple[int, ...]], list[Tensor]] = {}
     for part in parts:
         slots.setdefault((part.group, tuple(part.tensors)), []).append(part.slots)
-    draw = parts[0].draw
     changes = [
-        Change(group, torch.cat(one), numbers, draw) for (group, numbers), one in slots.items()
+        Change(group, torch.cat(one), numbers, parts[0].draw)
+        for (group, numbers), one in slots.items()
     ]
     with changed(trial, reads, changes) as values:
         return beyond(trial.first, values)

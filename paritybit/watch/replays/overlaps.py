@@ -10,7 +10,7 @@ from itertools import combinations
 from torch import Tensor
 
 from paritybit.watch.facts import Group, Layer
-from paritybit.watch.replays.influence import Wrong
+from paritybit.watch.observations import Wrong
 
 
 @dataclass(frozen=True)

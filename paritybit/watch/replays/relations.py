@@ -8,25 +8,18 @@ import torch
 from torch import Tensor
 
 from paritybit.watch.facts import StaticInput
-from paritybit.watch.replays.aimed import aimable, aimed
+from paritybit.watch.observations import Difference, Wrong
+from paritybit.watch.replays.aimed import aimed
 from paritybit.watch.replays.causes import Suspect
-from paritybit.watch.replays.differences import Difference, difference
-from paritybit.watch.replays.influence import (
-    NO_ROWS,
-    Certain,
-    NotTried,
-    Reads,
-    Wrong,
-    blamed_slot,
-    changed,
-    foreign,
-)
+from paritybit.watch.replays.differences import difference
+from paritybit.watch.replays.influence import FOREIGN, NO_ROWS, Reads, Result, foreign
 from paritybit.watch.replays.trial import Trial, other_tails
-from paritybit.watch.replays.unread import unread
-from paritybit.watch.replays.values import Draw
+from paritybit.watch.replays.unread import Shown, unread
 
 NAMES = ("unrepeatable replay", "padding leak", "graph and eager differ", "wrong read")
 """The checks for relations, in the order in which they are tested."""
+
+REPEAT, PADDING, EAGER, READ = NAMES
 
 AT_FIRST = 64
 """The first replays of a kind are all tested, then every `THEN`-th one."""
@@ -36,43 +29,41 @@ THEN = 4
 SAMPLED = 4
 """If forwards are sampled, one in SAMPLED replays of a kind is tested."""
 
-WAYS = 3
-"""The number of ways to see which slots a replay reads. Each test of it takes the next one."""
-
 STREAK = 3
-"""How many times in a row a difference must occur that rounding may cause.
+"""How many times a difference must occur that something else may cause.
 
-This is one in outputs alone, or one between graph and eager without a known cause.
+In a row: one in outputs alone, and one between graph and eager without a known cause, because
+rounding may choose another expert now and then. At any time: a read of one key or tensor, because a
+forward may need none of it.
 """
 
 NOISE = 8
 """How many times larger than the variation of eager runs a difference from eager must be."""
 
-SHAKEN = 16
-"""The number of eager runs from KV with other last bits."""
-
 FAILS = "the replay fails with other values in padding"
-
 UNUSED = "other values in padding change nothing that padding computes"
+COUPLED = "live rows depend on padding"
+UNEQUAL = "two equal replays differ"
+CHANGING = "the forward pass does not repeat"
 
-
-Results = Sequence[Wrong | NotTried | None]
+Differs = Callable[[Trial], Difference | None]
+Way = Callable[[Trial, int], Sequence[Result]]
+"""Tests which slots a replay reads, with a seed."""
 
 
 @dataclass(frozen=True)
 class Tried:
     """The result of testing a relation.
 
-    `found` is a difference that rounding cannot explain. `rounding` is True if the bits differ, but
-    rounding can explain it. `wrong` describes a wrong read. `padding` is the input whose padding
-    alone makes the difference, if there is no cause. `reason` is why the relation was not tested.
+    `found` is a wrong read, or a difference that rounding cannot explain. `rounding` is True if the
+    bits differ, but rounding can explain it. `padding` is the input whose padding alone makes the
+    difference, if there is no cause. `reason` is why the relation was not tested.
     """
 
     name: str
-    found: Difference | None = None
+    found: Difference | Wrong | None = None
     rounding: bool = False
     cause: Mapping[str, Any] | None = None
-    wrong: Wrong | None = None
     padding: StaticInput | None = None
     reason: str | None = None
 
@@ -88,7 +79,7 @@ class Relations:
     streaks: dict[tuple[str, str], int] = field(default_factory=dict)
     turns: dict[str, int] = field(default_factory=dict)
     tensors: dict[str, int] = field(default_factory=dict)
-    shown: set[tuple[str, int]] = field(default_factory=set)
+    shown: Shown = field(default_factory=set)
     """The tensors of groups whose other values have shown clearly."""
 
     def due(self, kind: str) -> tuple[str, ...]:
@@ -116,62 +107,64 @@ class Relations:
         If it matters by rounding alone, single keys are not tried.
         `suspects` are the inputs that may explain a relation that does not hold.
         """
-        again = None
-        if names != NAMES[2:3]:
+        if names != (EAGER,):
             trial.again()
-            again = self.judged(trial, NAMES[0], difference(trial.first, trial.values()))
+            again = self.judged(trial, REPEAT, difference(trial.first, trial.values()))
             yield again
-        if again is not None and (again.found or again.rounding):
-            for name in names:
-                if name != NAMES[0]:
-                    yield Tried(name, reason="two equal replays differ")
-            return
-        found: Difference | None = None
-        padding = NAMES[1] in names or NAMES[3] in names
-        if padding and (tails := other_tails(trial.replay.inputs, number)):
-            before = trial.padding()
-
-            def leak(trial: Trial) -> Difference | None:
-                trial.again(tails)
-                return difference(trial.first, trial.values())
-
-            try:
-                found = leak(trial)
-            except Exception:
-                yield from (Tried(name, reason=FAILS) for name in names if name in NAMES[1::2])
+            if again.found or again.rounding:
+                yield from (Tried(name, reason=UNEQUAL) for name in names if name != REPEAT)
                 return
-            unused = found is None and all(map(torch.equal, before, trial.padding()))
-            if NAMES[1] in names and unused:
-                yield Tried(NAMES[1], reason=UNUSED)
-            elif NAMES[1] in names:
-                # With any valid values in its tail, an input must do no harm.
-                others = [one for one in suspects if one.static.name not in tails]
-                tried = explained(self.judged(trial, NAMES[1], found), trial, others, leak)
-                if tried.found is not None and tried.cause is None:
-                    tried = replace(tried, padding=leaking(trial, tails))
-                yield tried
-        if NAMES[2] in names and trial.replay.eager is not None:
-            yield self.eager(trial, reads, suspects)
-        if NAMES[3] in names and found is not None and found.beyond_rounding:
-            yield Tried(NAMES[3], reason="live rows depend on padding")
-        elif NAMES[3] in names:
-            yield from self.read(trial, reads, number, suspects, single=found is None)
+        leak: Difference | None = None
+        if {PADDING, READ} & {*names} and (tails := other_tails(trial.replay.inputs, number)):
+            before = trial.padding()
+            try:
+                leak = with_tails(trial, tails)
+            except Exception:
+                yield from (Tried(name, reason=FAILS) for name in names if name in (PADDING, READ))
+                return
+            unused = leak is None and all(map(torch.equal, before, trial.padding()))
+            if PADDING in names and unused:
+                yield Tried(PADDING, reason=UNUSED)
+            elif PADDING in names:
+                yield self.leak(trial, leak, tails, suspects)
+        if EAGER in names and trial.replay.eager is not None:
+            yield self.eager(trial, suspects)
+        if READ in names and leak is not None and leak.beyond_rounding:
+            yield Tried(READ, reason=COUPLED)
+        elif READ in names:
+            yield from self.read(trial, reads, number, suspects, single=leak is None)
 
-    def eager(self, trial: Trial, reads: Reads, suspects: Sequence[Suspect]) -> Tried:
-        """Test that a replay gives what an eager run gives.
+    def leak(
+        self,
+        trial: Trial,
+        found: Difference | None,
+        tails: Mapping[str, Tensor],
+        suspects: Sequence[Suspect],
+    ) -> Tried:
+        """Return the result for the difference that other tails make.
 
-        Rounding may choose another expert now and then, which no size shows. A difference without a
-        known cause must therefore occur several times.
+        With any valid values in its tail, an input must do no harm, so it is no cause.
         """
+        others = [one for one in suspects if one.static.name not in tails]
+        tried = self.judged(trial, PADDING, found)
+        tried = explained(tried, trial, others, lambda trial: with_tails(trial, tails))
+        if tried.found is None or tried.cause is not None:
+            return tried
+        for name, value in tails.items():
+            alone = with_tails(trial, {name: value})
+            if alone is not None and alone.beyond_rounding:
+                mine = (one for one in trial.replay.inputs if one.name == name)
+                return replace(tried, padding=next(mine))
+        return tried
 
-        def differs(trial: Trial) -> Difference | None:
-            return against_eager(trial, reads)
-
-        tried = explained(self.judged(trial, NAMES[2], differs(trial)), trial, suspects, differs)
-        often = self.streaks[NAMES[2], trial.replay.kind] >= self.streak
+    def eager(self, trial: Trial, suspects: Sequence[Suspect]) -> Tried:
+        """Test that a replay gives what an eager run gives."""
+        tried = self.judged(trial, EAGER, against_eager(trial))
+        tried = explained(tried, trial, suspects, against_eager)
+        often = self.streaks[EAGER, trial.replay.kind] >= self.streak
         if tried.found is None or tried.cause is not None or often:
             return tried
-        return Tried(NAMES[2], rounding=True)
+        return Tried(EAGER, rounding=True)
 
     def tried_eagerly(self, trial: Trial, number: int, reads: Reads) -> Iterator[Tried]:
         """Test which slots a forward without a graph reads.
@@ -184,7 +177,7 @@ class Relations:
             trial.again()
             if difference(trial.first, trial.values()) is not None:
                 self.streaks = before
-                yield Tried(NAMES[3], reason="the forward pass does not repeat")
+                yield Tried(READ, reason=CHANGING)
                 return
         yield from tried
 
@@ -199,30 +192,40 @@ class Relations:
         """Test which slots a replay reads, in one of three ways. `single` allows single keys.
 
         The state that a row goes on from is tried each time, because few forwards have such rows.
+        The keys of a draft are not tried one by one: its next step depends on what the one before
+        drafted.
         """
         if not reads.known:
-            yield Tried(NAMES[3], reason=NO_ROWS)
+            yield Tried(READ, reason=NO_ROWS)
             return
         kind = trial.replay.kind
         if states := reads.states(number):
             yield from self.unread(trial, states, number, suspects, f"{kind} from states")
+        shown, way = bool(self.shown), 0
         if any(map(len, reads.slots.values())):
             turn = self.turns[kind] = self.turns.get(kind, -1) + 1
-            way = turn % (WAYS if single and aimable(reads) else WAYS - 1)
-        else:
-            way = 0
-        if way == 0:
-            yield self.foreign(trial, reads, Draw(number), suspects)
-        elif way == 1:
+            way = turn % (3 if single and not reads.forward.model else 2)
+
+        def of_slots(trial: Trial, seed: int) -> Sequence[Result]:
+            return [foreign(trial, reads, seed, shown)]
+
+        def of_key(trial: Trial, seed: int) -> Sequence[Result]:
+            return [aimed(trial, reads, seed)]
+
+        if way == 1:
             yield from self.unread(trial, reads, number, suspects, kind)
+        elif way == 2:
+            yield self.wrongly(trial, of_key, 0, of_key(trial, number)[0], number, suspects)
         else:
-            found = aimed(trial, reads, number)
-            key = (f"{found.group} {found.key}" if isinstance(found, Wrong) else "", kind)
-
-            def again(trial: Trial, seed: int) -> Results:
-                return [aimed(trial, reads, seed)]
-
-            yield self.wrongly(trial, again, 0, found, number, suspects, key, sure=False)
+            (found,) = of_slots(trial, number)
+            if not isinstance(found, Wrong):
+                self.streaks.pop((FOREIGN.key, kind), None)
+            tried = self.wrongly(trial, of_slots, 0, found, number, suspects)
+            if tried.found is not None:
+                which = foreign(trial, reads, number, shown, named=True)
+                if isinstance(which, Wrong):
+                    tried = replace(tried, found=replace(which, cause=tried.cause or which.cause))
+            yield tried
 
     def unread(
         self, trial: Trial, reads: Reads, number: int, suspects: Sequence[Suspect], kind: str
@@ -230,96 +233,68 @@ class Relations:
         """Test that the content of a tensor matters. Each test of a kind takes the next tensor."""
         tensor = self.tensors.get(kind, 0)
 
-        def results(trial: Trial, seed: int) -> Results:
+        def of_tensor(trial: Trial, seed: int) -> Sequence[Result]:
             return [*unread(trial, reads, tensor, seed, self.shown)]
 
-        found = results(trial, number)
+        found = of_tensor(trial, number)
         if not any(isinstance(one, Wrong) for one in found) and any(map(len, reads.slots.values())):
-            # Else the next test tries it again.
-            self.tensors[kind], self.streaks["a tensor", kind] = tensor + 1, 0
+            self.tensors[kind] = tensor + 1  # Else the next test tries it again.
         for place, one in enumerate(found):
-            certain = isinstance(one, Certain)
-            key = (f"a tensor of {one.group}" if isinstance(one, Certain) else "a tensor", kind)
-            yield self.wrongly(trial, results, place, one, number, suspects, key, certain)
+            seeds = range(number + 1, number + self.streak)
+            yield self.wrongly(trial, of_tensor, place, one, number, suspects, seeds)
 
     def wrongly(
         self,
         trial: Trial,
-        results: Callable[[Trial, int], Results],
+        way: Way,
         place: int,
-        one: Wrong | NotTried | None,
+        found: Result,
         number: int,
         suspects: Sequence[Suspect],
-        key: tuple[str, str],
-        sure: bool,
+        seeds: Sequence[int] = (),
     ) -> Tried:
         """Return the result of a test, which is a wrong read once it occurred several times.
 
-        `results` repeats the test with a seed, and `place` is that of this result. With `sure`,
-        other values must show the same. `key` counts the wrong reads.
+        `way` repeats the test, and `place` is that of this result. With each of `seeds`, it must
+        show the same.
         """
-        if not isinstance(one, Wrong):
-            return Tried(NAMES[3], reason=None if one is None else one.reason)
+        if not isinstance(found, Wrong):
+            return Tried(READ, reason=None if found is None else found.reason)
+        key = found.key, trial.replay.kind
         self.streaks[key] = self.streaks.get(key, 0) + 1
-        others = range(number + 1, number + self.streak) if sure else ()
-        if self.streaks[key] < self.streak or not all(
-            isinstance(results(trial, seed)[place], Wrong) for seed in others
-        ):
-            return Tried(NAMES[3])
+        if not found.once and self.streaks[key] < self.streak:
+            return Tried(READ)
+        if not all(isinstance(way(trial, seed)[place], Wrong) for seed in seeds):
+            return Tried(READ)
 
         def violated(trial: Trial) -> bool:
-            return results(trial, number)[place:][:1] != [None]
+            return way(trial, number)[place:][:1] != [None]
 
         # The padding of an input cannot keep live rows from reading what they must.
-        unread_one = one.key.endswith("not read")
-        able = [suspect for suspect in suspects if suspect.live or not unread_one]
+        able = [
+            suspect for suspect in suspects if suspect.live or not found.key.endswith("not read")
+        ]
         cause = cause_among(able, trial, violated)
-        return Tried(NAMES[3], cause=cause, wrong=replace(one, cause=cause or one.cause))
-
-    def foreign(self, trial: Trial, reads: Reads, draw: Draw, suspects: Sequence[Suspect]) -> Tried:
-        """Test that a replay reads no slot that its rows do not read."""
-        found, draw = foreign(trial, reads, draw, bool(self.shown))
-        if isinstance(found, NotTried):
-            return Tried(NAMES[3], reason=found.reason)
-        tried = self.judged(trial, NAMES[3], found)
-        if tried.found is None:
-            return tried
-
-        def again(trial: Trial) -> Difference | None:
-            with changed(trial, reads, reads.others(trial, draw)) as values:
-                return difference(trial.first, values)
-
-        tried = explained(tried, trial, suspects, again)
-        which = blamed_slot(trial, reads, draw)
-        return replace(tried, wrong=replace(which, cause=tried.cause or which.cause))
+        return Tried(READ, replace(found, cause=cause or found.cause), cause=cause)
 
     def judged(self, trial: Trial, name: str, found: Difference | None) -> Tried:
         """Return the result for a difference between two runs."""
         key = (name, trial.replay.kind)
         beyond = found is not None and found.beyond_rounding
         self.streaks[key] = self.streaks.get(key, 0) + 1 if beyond else 0
-        lone = found is not None and not found.kv and name != NAMES[0]
+        lone = found is not None and not found.kv and name != REPEAT
         if beyond and not (lone and self.streaks[key] < self.streak):
             return Tried(name, found)
         return Tried(name, rounding=found is not None)
 
 
-def leaking(trial: Trial, tails: Mapping[str, Tensor]) -> StaticInput | None:
-    """Return the input whose changed tail alone makes a difference, or None if there is none."""
-    for name, value in tails.items():
-        trial.again({name: value})
-        found = difference(trial.first, trial.values())
-        if found is not None and found.beyond_rounding:
-            return next(one for one in trial.replay.inputs if one.name == name)
-    return None
+def with_tails(trial: Trial, tails: Mapping[str, Tensor]) -> Difference | None:
+    """Return the difference that other tails of inputs make."""
+    trial.again(tails)
+    return difference(trial.first, trial.values())
 
 
-def explained(
-    tried: Tried,
-    trial: Trial,
-    suspects: Sequence[Suspect],
-    differs: Callable[[Trial], Difference | None],
-) -> Tried:
+def explained(tried: Tried, trial: Trial, suspects: Sequence[Suspect], differs: Differs) -> Tried:
     """Return a result with its cause. `differs` tests the relation on a trial."""
     if tried.found is None:
         return tried
@@ -339,20 +314,14 @@ def cause_among(
     return next(found, None)
 
 
-def against_eager(trial: Trial, reads: Reads) -> Difference | None:
+def against_eager(trial: Trial) -> Difference | None:
     """Return the difference between the replay and an eager run.
 
-    Returns None if it is within the variation between eager runs, of which some start from KV with
-    other last bits. Rounding may make any difference in a later layer, if a router chooses another
-    expert.
+    Returns None if it is within the variation between eager runs.
     """
     eager = trial.run_eagerly()
     found = difference(trial.first, eager, kernels=True)
     if found is None or not found.beyond_rounding:
         return found
-    for seed in range(SHAKEN + 1):
-        other = reads.shaken(trial, seed) if seed else []
-        noise = difference(eager, trial.run_eagerly(other), kernels=True)
-        if noise is not None and found.size <= NOISE * noise.size:
-            return None
-    return found
+    noise = difference(eager, trial.run_eagerly(), kernels=True)
+    return None if noise is not None and found.size <= NOISE * noise.size else found

@@ -2,7 +2,8 @@
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +18,7 @@ from paritybit.watch.fills import Fills
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Story
 from paritybit.watch.lines import Lines
-from paritybit.watch.observations import Captured, Inputs, Relation, StrayWrites, WrongRead
+from paritybit.watch.observations import Captured, Inputs, Relation, StrayWrites, Wrong, WrongRead
 from paritybit.watch.replays.causes import Explained, Suspect, explain, suspects_of
 from paritybit.watch.replays.influence import Reads
 from paritybit.watch.replays.overlaps import overlaps
@@ -99,7 +100,7 @@ class Replaying(Between):
             found, self.overlaps = self.overlaps, []
             for wrong in found:
                 kind = f"{now.forward.kind} forward"
-                self.judge(NAMES[-1], WrongRead(now.number, now.forward, kind, **vars(wrong)))
+                self.judge(NAMES[-1], WrongRead(now.number, now.forward, kind, wrong))
 
     @guarded
     def captured(self, graph: object, kind: str, inputs: Sequence[StaticInput]) -> None:
@@ -131,9 +132,22 @@ class Replaying(Between):
         if self.now is None or self.busy:
             return replay.run()
         self._prepare(replay)
+        self.quieten()
         result = replay.run()
         self._replayed(replay, result)
         return result
+
+    def quieten(self) -> None:
+        """Follow no operation of torch any more, because a forward pass runs now."""
+        if self.lines.fills is not None:
+            self.lines.fills.stop()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Ignore reports of the engine while the sanitizer itself runs it."""
+        self.quieten()
+        with super().alone():
+            yield
 
     @guarded
     def _prepare(self, replay: Replay) -> None:
@@ -300,17 +314,11 @@ class Replaying(Between):
         self.journal.count(**{f"rounding: {tried.name}": int(tried.rounding)})
         if tried.cause is not None:
             self.blamed.add(tried.cause["input"])
-        if (wrong := tried.wrong) is not None:
-            self.judge(tried.name, WrongRead(now.number, now.forward, replay.kind, **vars(wrong)))
+        given = now.number, now.forward, replay.kind
+        if isinstance(tried.found, Wrong):
+            self.judge(tried.name, WrongRead(*given, tried.found))
         elif tried.found is not None:
-            found = tried.found
-            self.judge(
-                tried.name,
-                Relation(
-                    now.number, now.forward, replay.kind, found.group, found.where, found.size,
-                    tried.cause, tried.padding,
-                ),
-            )  # fmt: skip
+            self.judge(tried.name, Relation(*given, tried.found, tried.cause, tried.padding))
 
     def not_tried(self, check: str, reason: str, number: int = 1) -> None:
         """Count trials of a check that could not have failed."""

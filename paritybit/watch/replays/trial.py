@@ -212,21 +212,11 @@ class Trial:
             raise RuntimeError(NOT_OPEN)
         self.replay.run()
 
-    def run_eagerly(self, other: Sequence[SavedSlots] = ()) -> Values:
-        """Run the batch without the graph, from the state before the replay.
-
-        During the run, some slots have `other` content.
-        """
+    def run_eagerly(self) -> Values:
+        """Run the batch without the graph, from the state before the replay."""
         assert self.replay.eager is not None
         self.rewind()
-        saved = [SavedSlots.of(one.ledger, one.slots, one.numbers) for one in other]
-        try:
-            for one in other:
-                one.restore()
-            outputs = {name: value.clone() for name, value in self.replay.eager().items()}
-        finally:
-            for one in saved:
-                one.restore()
+        outputs = {name: value.clone() for name, value in self.replay.eager().items()}
         return Values(outputs, self.owned_slots())
 
     def again(self, changes: Mapping[str, Tensor] = {}) -> None:

@@ -104,18 +104,3 @@ def other_values(saved: SavedSlots, read: Tensor, draw: Draw) -> SavedSlots:
         else:
             found.append(rows)
     return SavedSlots(ledger, saved.slots, saved.numbers, found)
-
-
-def shaken(saved: SavedSlots, seed: int) -> SavedSlots:
-    """Return slots with other last bits, as another order of sums may leave them.
-
-    These are three bits of each number, or one bit of some numbers of eight bits.
-    """
-    found = []
-    for number, rows in zip(saved.numbers, saved.rows, strict=True):
-        bits = as_integers(rows)
-        drawing = torch.Generator(rows.device).manual_seed(seed * MOST_TENSORS + number)
-        last = torch.randint(0, 16, bits.shape, generator=drawing, device=rows.device)
-        last = last % 8 if rows.dtype in NUMBERS else last == 0
-        found.append((bits ^ last.to(bits.dtype)).view(rows.dtype))
-    return SavedSlots(saved.ledger, saved.slots, saved.numbers, found)
