@@ -35,7 +35,7 @@ def main(words: list[str]) -> int:
     issues = existing() if options.post else []
     for key, seen in by_cause(found).items():
         mine = next((one for one in issues if f"<!-- {key} -->" in (one["body"] or "")), None)
-        settle(issue_of(key, seen, mine["body"] if mine else ""), mine, post=options.post)
+        settle(issue_of(key, seen), mine, post=options.post)
     print(f"{len(found)} findings by cause and run, in {len(options.records)} records")
     return 0
 

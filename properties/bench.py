@@ -16,7 +16,8 @@ import typer
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig, resolve_device
-from paritybit.harness.records import record as run_record
+from paritybit.harness.records.codec import save
+from paritybit.harness.records.environment import environment
 from paritybit.harness.schedules.schedule import Admit, Decode, Evict, Finish, Schedule, Step
 from paritybit.reference.config import PRESETS
 from paritybit.subjects.toggles import LocationScheme
@@ -72,7 +73,7 @@ def bench(
         figures |= watching(engine)
     Console().print(table(figures))
     if record is not None:
-        run_record.write_evidence("bench", device, figures, record)
+        save({"environment": environment(device), "figures": figures}, record)
 
 
 def table(figures: dict[str, float]) -> Table:

@@ -14,7 +14,7 @@ from paritybit.harness.explain.facts import (
     StaticInputRow,
     TimelineEntry,
 )
-from paritybit.reports.model import Bits, Cell, Cells, Fact, Key, listed
+from paritybit.reports.model import Bits, Cell, Cells, Fact, Legend, listed
 
 SIDES: Mapping[str, tuple[str, str]] = {
     "hermetic_replay": ("freshly captured", "after earlier replays"),
@@ -31,8 +31,8 @@ MOST_STEPS, MOST_ROWS, MOST_ELEMENTS, MOST_SLOTS = 40, 64, 48, 1024
 COLUMNS = 32
 """The number of slots in a row."""
 
-KEYS = (
-    Key(
+LEGENDS = (
+    Legend(
         "Steps",
         {
             "live": "live row of a replay, with its request’s number",
@@ -41,7 +41,7 @@ KEYS = (
             "parked": "parked request with live KV",
         },
     ),
-    Key(
+    Legend(
         "Static inputs",
         {
             "live": "live",
@@ -50,7 +50,7 @@ KEYS = (
             "padded stale culprit": "cause",
         },
     ),
-    Key(
+    Legend(
         "Slots",
         {
             "live": "slot of a request in the batch, with its number",

@@ -1,16 +1,14 @@
 """Issues about findings: one per engine and cause, for all runs that have it.
 
-The text is made from records and from the existing text of the issue. Each run has a row, and a run
-of the same release or branch replaces its row.
+Each run of a cause has a row.
 """
 
 import hashlib
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from paritybit.harness.records.codec import encoded
-from paritybit.reports.markdown import cause_lines, text
+from paritybit.reports.markdown import cause_lines, table, text
 from paritybit.reports.sanitizer import cause_of
 
 from paritybit.launch.case import WatchCase
@@ -21,8 +19,6 @@ LONGEST_TITLE = 200
 
 LONGEST_CASE = 20_000
 """The length limit of a case in an issue. A longer one is in the artifact of its job."""
-
-HEAD = "| engine | findings | day |\n|---|---|---|\n"
 
 
 @dataclass(frozen=True)
@@ -53,10 +49,9 @@ class SeenCause:
         return f"paritybit-cause-{digest[:16]}"
 
     @property
-    def row(self) -> str:
+    def row(self) -> tuple[str, str, str]:
         """The row of this run in the issue."""
-        day = (self.record.started or "").partition("T")[0]
-        return f"| {text(self.where)} | {text(self.cause.count)} | {day} |"
+        return self.where, self.cause.count, (self.record.started or "").partition("T")[0]
 
 
 @dataclass(frozen=True)
@@ -83,15 +78,14 @@ def by_cause(found: Iterable[SeenCause]) -> dict[str, list[SeenCause]]:
     return groups
 
 
-def issue_of(key: str, found: list[SeenCause], before: str = "") -> Issue:
-    """Return the issue for a cause. `before` is the text of the existing issue, or ''."""
+def issue_of(key: str, found: Sequence[SeenCause]) -> Issue:
+    """Return the issue for a cause in some runs."""
     last = found[-1]
-    rows = {row.partition(" | ")[0]: row for row in (*rows_of(before), *(one.row for one in found))}
     body = [
         f"<!-- {key} -->",
         "`paritybit watch` found this. The issue is updated when it runs again.",
         "",
-        HEAD + "\n".join(rows.values()),
+        *table(("engine", "findings", "day"), (one.row for one in found)),
         "",
         f"## In {text(last.where)}",
         "",
@@ -101,12 +95,6 @@ def issue_of(key: str, found: list[SeenCause], before: str = "") -> Issue:
     ]
     title = f"{last.engine}: {last.cause.name}"[:LONGEST_TITLE]
     return Issue(key, title, "\n".join(body) + "\n")
-
-
-def rows_of(body: str) -> list[str]:
-    """Return the rows of runs in the text of an issue."""
-    table = body.replace("\r\n", "\n").partition(HEAD)[2].partition("\n\n")[0]
-    return [line for line in table.splitlines() if re.fullmatch(r"\| .* \| .* \| .* \|", line)]
 
 
 def excerpt(seen: SeenCause) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """The report of a run of `regress`."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -13,7 +12,6 @@ from paritybit.harness.records.schema import (
     BugRow,
     Counterexample,
     Record,
-    RunEnvironment,
     Status,
     TrialRow,
 )
@@ -22,7 +20,6 @@ from paritybit.reports.glossary import GLOSSARY
 from paritybit.reports.model import (
     Block,
     Card,
-    CommandLine,
     DataTable,
     Fact,
     Facts,
@@ -32,9 +29,11 @@ from paritybit.reports.model import (
     PageSection,
     Paragraph,
     Piece,
+    Replay,
     Report,
     anchors,
     duration,
+    environment_facts,
     listed,
 )
 
@@ -73,8 +72,7 @@ OUTCOMES: Mapping[Outcome, str] = {
 }
 """What a reset of one suspect showed."""
 
-MARKS = "● must detect the bug and does; ○ detects it too; ✗ must detect it but does not"
-RUNNER_MARKS = (
+MARKS = (
     "schedules needed to detect the bug; ○ tested, cannot affect the runner; – cannot be switched "
     "on in this runner; ✗ unexpected result; empty: not selected"
 )
@@ -110,14 +108,13 @@ def report_of(record: Record) -> Report:
         causes=tuple(causes(record, names)),
         sections=(
             PageSection("clean", "Clean trials", (clean_trials(record),)),
-            PageSection("bugs", "Bugs and properties", (properties_matrix(record),)),
-            PageSection("runners", "Bugs and runners", tuple(runners_part(record, names))),
+            PageSection("bugs", "Bugs and runners", tuple(bugs(record, names))),
             PageSection(
                 "findings",
                 "Findings and detected bugs",
                 tuple(card(record, row, names[id(row)]) for row in rows if has_card(row)),
             ),
-            PageSection("key", "How to read the drawings", drawings.KEYS),
+            PageSection("key", "How to read the drawings", drawings.LEGENDS),
             PageSection("coverage", "Coverage", tuple(coverage(record))),
             PageSection("environment", "Environment", (Facts(tuple(environment(record))),)),
             PageSection("properties", "Properties", (glossary_of(record.properties),)),
@@ -193,11 +190,9 @@ def causes(record: Record, names: Mapping[int, str]) -> Iterator[Failure]:
         yield Failure(
             name=f"{status}: {cause}",
             count="1 trial" if not others else f"{len(rows)} trials",
-            facts=tuple(answers(record, first, others)),
-            place=", ".join(f"{one.file}:{one.line}" for one in lines[:1]),
+            facts=tuple(answers(first, others)),
             line=(lines[0].file, lines[0].line) if lines else None,
-            proof=tuple(sentences(first)),
-            replay=None if first.finding is None else replay_of(record, first.finding),
+            replay=None if first.finding is None else replay_of(first.finding),
             anchor=names[id(first)] if has_card(first) else "",
         )
 
@@ -244,7 +239,7 @@ def runner_of(finding: Counterexample, trial: TrialConfig) -> str:
     return f"no forward ({entry.step})" if entry.mode is None else entry.runner or "eager forward"
 
 
-def answers(record: Record, row: TrialRow, others: Sequence[TrialRow]) -> Iterator[Fact]:
+def answers(row: TrialRow, others: Sequence[TrialRow]) -> Iterator[Fact]:
     """Yield what failed, on which runner, why, where in the source, and the other failures."""
     finding = row.finding
     what = MEANINGS[row.status]
@@ -257,11 +252,8 @@ def answers(record: Record, row: TrialRow, others: Sequence[TrialRow]) -> Iterat
     if finding is not None:
         yield Fact.of("runner", runner_of(finding, row.trial))
     yield Fact.of("why", why(row))
-    lines = sources_of(finding)[:MOST_LINES]
-    pieces = [linked_line(one, record.environment) for one in lines]
-    if pieces:
-        between = [piece for one in pieces for piece in (Piece(", "), one)]
-        yield Fact("source", tuple(between[1:]))
+    if lines := sources_of(finding)[:MOST_LINES]:
+        yield Fact.of("source", source_lines(lines))
     if others:
         more = f" and {len(others) - MOST_LISTED} more" if len(others) > MOST_LISTED else ""
         yield Fact.of("also", listed(map(title_of, others[:MOST_LISTED])) + more)
@@ -291,38 +283,14 @@ def blame(found: Explanation) -> str:
     return f"{cause.name}: {first.name} = {first.value}; expected: {first.right}{rest}"
 
 
-def sentences(row: TrialRow) -> Iterator[str]:
-    """Yield sentences about a failure: the expected property, the violations, and the proof."""
-    finding = row.finding
-    if isinstance(row, BugRow) and row.detected_by is not None:
-        yield f"must be detected by {row.detected_by}"
-    if finding is None:
-        yield from [row.raised] if row.raised else []
-        return
-    others = list(dict.fromkeys(one.property for one in finding.violations[1:]))
-    yield from [f"also violated: {listed(others)}"] if others else []
-    if finding.explanation is not None:
-        yield from finding.explanation.proof
-        yield f"cause: {blame(finding.explanation)}"
+def source_lines(lines: Sequence[SourceLine]) -> str:
+    """Return lines of code as text."""
+    return listed(f"{one.file}:{one.line} ({one.what})" for one in lines)
 
 
-REPOSITORY = re.compile(r"https://[\w.-]+(?::\d+)?(?:/[\w.~-]+)+")
-"""A public repository address: no user, no query, no characters with a meaning in markup."""
-
-
-def linked_line(line: SourceLine, environment: RunEnvironment) -> Piece:
-    """Return a line as `file:line (what)`, with a link if commit and repository are known."""
-    commit, repository = environment.commit or "", environment.repository or ""
-    known = re.fullmatch("[0-9a-f]{7,64}", commit) and REPOSITORY.fullmatch(repository)
-    href = f"{repository}/blob/{commit}/{line.file}#L{line.line}" if known else ""
-    return Piece(f"{line.file}:{line.line} ({line.what})", href)
-
-
-def replay_of(record: Record, finding: Counterexample) -> CommandLine:
+def replay_of(finding: Counterexample) -> Replay:
     """Return the command that replays a finding."""
-    name = file_name(finding.case)
-    shown = f"{record.cases}/{name}"
-    return CommandLine(f"paritybit replay {shown}", f"cases/{name}", shown)
+    return Replay(f"cases/{file_name(finding.case)}")
 
 
 def clean_trials(record: Record) -> DataTable:
@@ -355,39 +323,21 @@ def by_bug(record: Record) -> dict[str, list[BugRow]]:
     return found
 
 
-def properties_matrix(record: Record) -> DataTable:
-    """Return which property detects which bug, over all runners."""
-    rows = []
-    for bug, hunts in by_bug(record).items():
-        able = [one for one in hunts if one.detected_by is not None] or hunts
-        worst = next((one for one in hunts if not one.status.expected), able[0])
-        marks = [Piece(*mark(able, name)) for name in record.properties]
-        rows.append((Piece(bug), *marks, status_piece(worst)))
-    title = f"bug × property: {len(record.bugs)} hunts, each on its shrunk schedule"
-    head = ("bug", *record.properties, "verdict")
-    return DataTable(title, head, tuple(rows), MARKS, printed=True, matrix=True)
+def bugs(record: Record, names: Mapping[int, str]) -> Iterator[Block]:
+    """Yield the table of bugs, with the property that must detect each, and its hunts by runner.
 
-
-def mark(hunts: Sequence[BugRow], name: str) -> tuple[str, str, str]:
-    """Return the sign of a property for the hunts of a bug, without a link, and its tone."""
-    must = [one for one in hunts if one.detected_by == name]
-    if must:
-        all_ = all(name in one.seen for one in must)
-        return ("●", "", "good") if all_ else ("✗", "", "bad")
-    return ("○" if any(name in one.seen for one in hunts) else "", "", "")
-
-
-def runners_part(record: Record, names: Mapping[int, str]) -> Iterator[Block]:
-    """Yield the table of bugs and runners, and why a bug cannot affect a runner."""
+    A list after it says why a bug cannot affect a runner.
+    """
     hunted, runners = by_bug(record), list(dict.fromkeys(pair.runner for pair in record.pairs))
     pairs = {(pair.bug, pair.runner): pair for pair in record.pairs}
-    rows = tuple(
-        (Piece(bug), *(pair_piece(pairs.get((bug, one)), hunts, one, names) for one in runners))
-        for bug, hunts in hunted.items()
-    )
-    yield DataTable(
-        "bug × runner", ("bug", *runners), rows, RUNNER_MARKS, printed=True, matrix=True
-    )
+    rows = []
+    for bug, hunts in hunted.items():
+        by = dict.fromkeys(one.detected_by for one in hunts if one.detected_by is not None)
+        cells = (pair_piece(pairs.get((bug, one)), hunts, one, names) for one in runners)
+        rows.append((Piece(bug), *cells, Piece(listed(by))))
+    head = ("bug", *runners, "detected by")
+    title = f"{len(record.bugs)} hunts, each of a bug on a runner"
+    yield DataTable(title, head, tuple(rows), MARKS, printed=True, matrix=True)
     reasons = [
         Fact.of(f"{pair.bug}@{pair.runner}", pair.unaffected)
         for pair in record.pairs
@@ -477,9 +427,8 @@ def finding_blocks(record: Record, row: TrialRow, finding: Counterexample) -> It
         tried = [Fact.of(one.name, OUTCOMES[one.outcome]) for one in found.suspects]
         if tried:
             yield Fold("Each suspect was reset alone, and the step ran again", (Facts((*tried,)),))
-        lines = [f"{one.file}:{one.line} ({one.what})" for one in found.sources]
-        if lines:
-            yield Facts((Fact.of("lines to look at", listed(lines)),))
+        if found.sources:
+            yield Facts((Fact.of("lines to look at", source_lines(found.sources)),))
         difference = found.difference
         where = {} if difference is None else vars(difference)
         pattern = drawings.bits(found.property_id, where)
@@ -491,7 +440,7 @@ def finding_blocks(record: Record, row: TrialRow, finding: Counterexample) -> It
     if others:
         yield Fold("Also violated", (Items(tuple(others)),))
     yield from drawn(record, row, finding)
-    yield replay_of(record, finding)
+    yield replay_of(finding)
 
 
 def drawn(record: Record, row: TrialRow, finding: Counterexample) -> Iterator[Block]:
@@ -521,8 +470,6 @@ def coverage(record: Record) -> Iterator[Block]:
     counts = events(record)
     required = [Fact.of(name, f"{counts[name]:,}") for name in record.required_events]
     yield Facts(tuple(required))
-    others = [Fact.of(name, f"{counts[name]:,}") for name in sorted(counts)]
-    yield Fold("All states", (Facts(tuple(others)),))
     if record.scope.unreached:
         title = f"Not reached, of the states of a full run ({len(record.scope.unreached)})"
         yield Fold(title, (Items(record.scope.unreached),))
@@ -530,14 +477,8 @@ def coverage(record: Record) -> Iterator[Block]:
 
 def environment(record: Record) -> Iterator[Fact]:
     """Yield the environment and the settings of a run."""
-    found = record.environment
-    dirty = ", with uncommitted changes" if found.dirty else ""
-    yield Fact.of("device", f"{found.device_name} ({found.device})")
-    yield Fact.of("paritybit", found.paritybit)
-    yield Fact.of("commit", f"{(found.commit or 'not recorded')[:12]}{dirty}")
-    for name, version in found.versions.items():
-        yield Fact.of(name, version or "not installed")
-    yield Fact.of("processes", found.processes)
+    yield from environment_facts(record.environment)
+    yield Fact.of("processes", record.environment.processes)
     yield Fact.of("seed", record.seed)
     yield Fact.of("schedules for each bug on each runner, at most", record.examples)
 

@@ -47,19 +47,17 @@ def summary_lines(report: Report) -> Iterator[str]:
     yield from table(("figure", "value"), ((fact.name, fact.text) for fact in report.figures))
 
 
-SHOWN = ("runners", "baseline")
+SHOWN = ("bugs", "baseline")
 """The sections whose tables a summary has."""
 
 
 def cause_lines(cause: Failure) -> Iterator[str]:
-    """Yield a cause: its count, its line of code, what is known, and how to replay it."""
+    """Yield a cause: its count, what is known, and how to replay it."""
     known = f" \\({text(cause.known)}\\)" if cause.known else ""
     yield f"- **{text(cause.name)}**{known}: {text(cause.count)}"
-    if cause.place:
-        yield f"  - {text(cause.place)}"
     yield from (f"  - {text(fact.name)}: {text(fact.text)}" for fact in cause.facts)
     if cause.replay is not None:
-        yield f"  - replay: `{cause.replay.text.replace('`', '')}`"
+        yield f"  - replay: `{cause.replay.text().replace('`', '')}`"
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:

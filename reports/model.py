@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from paritybit.harness.records.environment import Environment
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -39,16 +41,16 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class CommandLine:
-    """A command of `paritybit` that reads a file next to the page, and what it is copied as.
+class Replay:
+    """A command that replays a case. It runs in the folder of the run; `file` is the case."""
 
-    `text` is the command as it runs in the folder of the run; `file` is its file, or ''.
-    """
+    kind: ClassVar = "replay"
+    file: str
+    options: str = ""
 
-    kind: ClassVar = "command"
-    text: str
-    file: str = ""
-    shown: str = ""
+    def text(self, folder: str = "") -> str:
+        """Return the command. `folder` is the folder of the run, if it runs elsewhere."""
+        return f"paritybit replay {folder}{self.file}{self.options}"
 
 
 @dataclass(frozen=True)
@@ -94,14 +96,6 @@ class DataTable:
 
 
 @dataclass(frozen=True)
-class Arrows:
-    """Steps with notes, from a cause to its effect."""
-
-    kind: ClassVar = "chain"
-    steps: tuple[Fact, ...]
-
-
-@dataclass(frozen=True)
 class Cell:
     """A value in a drawing. `kinds` are the classes of its box. `note` is a line below it."""
 
@@ -123,10 +117,10 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class Key:
+class Legend:
     """The meaning of the kinds of boxes in one kind of drawing."""
 
-    kind: ClassVar = "key"
+    kind: ClassVar = "legend"
     title: str
     meanings: Mapping[str, str]
 
@@ -172,18 +166,7 @@ class Card:
 
 
 Block = (
-    CommandLine
-    | Paragraph
-    | Items
-    | Facts
-    | DataTable
-    | Arrows
-    | Cells
-    | Key
-    | Bits
-    | Source
-    | Fold
-    | Card
+    Replay | Paragraph | Items | Facts | DataTable | Cells | Legend | Bits | Source | Fold | Card
 )
 """A part of a report. `kind` is its name in the template."""
 
@@ -194,9 +177,8 @@ class Failure:
 
     - `count`: how many there are.
     - `known`: where it is known from. A known cause fails nothing.
-    - `place`: its line of code, and `line` the same as file and number.
+    - `line`: the file and the number of its line of code.
     - `facts`: what failed, why, and where, in a few words.
-    - `proof`: what is known of its first failure.
     - `anchor`: the card about it, or ''.
     """
 
@@ -204,10 +186,8 @@ class Failure:
     count: str
     facts: tuple[Fact, ...]
     known: str = ""
-    place: str = ""
     line: tuple[str, int] | None = None
-    proof: tuple[str, ...] = ()
-    replay: CommandLine | None = None
+    replay: Replay | None = None
     anchor: str = ""
 
 
@@ -270,6 +250,17 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s"
+
+
+def environment_facts(found: Environment) -> Iterator[Fact]:
+    """Yield what is known of the environment of a run."""
+    dirty = ", with uncommitted changes" if found.dirty else ""
+    if found.device:
+        yield Fact.of("device", found.device)
+    yield Fact.of("paritybit", found.paritybit)
+    yield Fact.of("commit", f"{(found.commit or 'not recorded')[:12]}{dirty}")
+    for name, version in found.versions.items():
+        yield Fact.of(name, version or "not installed")
 
 
 def anchors(names: Iterable[str]) -> Iterator[str]:

@@ -3,10 +3,8 @@
 from collections.abc import Iterator
 
 from paritybit.reports.model import (
-    Arrows,
     Block,
     Card,
-    CommandLine,
     DataTable,
     Fact,
     Facts,
@@ -16,16 +14,17 @@ from paritybit.reports.model import (
     PageSection,
     Paragraph,
     Piece,
+    Replay,
     Report,
     Source,
     duration,
+    environment_facts,
     listed,
 )
 
 from paritybit.launch.schema import Finding, LegRecord, WatchRecord
 from paritybit.launch.words import (
     CauseGroup,
-    by,
     causes_of,
     lines_of,
     plural,
@@ -108,19 +107,15 @@ def cause_of(group: CauseGroup, anchor: str, engine: str) -> Failure:
         count=group.count,
         facts=tuple(Fact.of(name, text) for name, text in about),
         known=group.known or "",
-        place=group.place or "",
         line=next(filter(None, map(source_of, group.findings)), None),
         replay=replay_of(first, engine),
         anchor=anchor,
     )
 
 
-def replay_of(finding: Finding, engine: str) -> CommandLine | None:
+def replay_of(finding: Finding, engine: str) -> Replay | None:
     """Return the command that replays a finding, or None without a case."""
-    if finding.case is None:
-        return None
-    file = f"cases/{finding.case}"
-    return CommandLine(f"paritybit replay {file} --engine {engine}", file, file)
+    return None if finding.case is None else Replay(f"cases/{finding.case}", f" --engine {engine}")
 
 
 def card(group: CauseGroup, anchor: str, follows: str | None, engine: str) -> Card:
@@ -142,7 +137,6 @@ def finding_blocks(finding: Finding, engine: str) -> Iterator[Block]:
     known = " · known" if finding.known else ""
     yield Paragraph(f"{finding.check} · {finding.number:,} × · {finding.leg}{known}", "title")
     yield Paragraph(finding.text, "lead")
-    yield Arrows(tuple(steps_of(finding)))
     facts = [Fact.of(name, text) for name, text in lines_of(finding)]
     if len(finding.slots) > 1:
         facts.append(Fact.of("slots", listed(finding.slots)))
@@ -153,26 +147,6 @@ def finding_blocks(finding: Finding, engine: str) -> Iterator[Block]:
         yield Source(lines, None if source is None else source[1])
     if (command := replay_of(finding, engine)) is not None:
         yield command
-
-
-def steps_of(finding: Finding) -> Iterator[Fact]:
-    """Yield the steps from the cause of a finding over its slot to the affected requests."""
-    cause = finding.cause
-    if cause is not None:
-        note = cause.source or ("" if cause.input else cause.what)
-        yield Fact.of(cause.input or "cause", note or "static input")
-    if finding.forward is not None:
-        kind = finding.forward_kind or "a"
-        what = f"replay of {finding.replay}" if finding.replay else f"{kind} forward"
-        yield Fact.of(what, f"forward {finding.forward}")
-    if finding.slots:
-        more = f" and {finding.count - 1} more" if finding.count > 1 else ""
-        layer = f", {finding.layer}" if finding.layer else ""
-        yield Fact.of(f"slot {finding.slots[0]}{more}", f"group {finding.group}{layer}")
-    if finding.writer is not None:
-        yield Fact.of("written for", by(finding.writer))
-    if finding.reader is not None:
-        yield Fact.of("read by", by(finding.reader))
 
 
 def absent(record: WatchRecord) -> Iterator[Block]:
@@ -230,10 +204,7 @@ def stand_ins(record: WatchRecord) -> Iterator[Block]:
 
 def environment(record: WatchRecord) -> Iterator[Fact]:
     """Yield the environment of a run and of its processes."""
-    found = record.environment
-    dirty = " with changes" if found.dirty else ""
-    yield Fact.of("paritybit", f"{found.paritybit}, commit {(found.commit or '–')[:12]}{dirty}")
-    yield Fact.of("Python", found.python)
+    yield from environment_facts(record.environment)
     yield Fact.of("checks", listed(record.checks) if record.checks else "all")
     yield Fact.of("checked", f"one forward pass in {record.every}")
     if record.engine:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from string import ascii_uppercase
 
-from paritybit.reports.model import CommandLine, DataTable, Failure, Piece, Report
+from paritybit.reports.model import DataTable, Failure, Piece, Report
 from rich.markup import escape
 from rich.table import Table as Grid
 
@@ -29,19 +29,19 @@ def tables(report: Report) -> Iterator[Grid | str]:
 
 
 def grid(table: DataTable) -> Iterator[Grid | str]:
-    """Yield a table and its notes. The columns of a matrix have letters."""
+    """Yield a table and its notes. The inner columns of a matrix have letters."""
     made = Grid(box=None, padding=(0, 1, 0, 0))
     first, *others = table.head
-    letters = dict(zip(others, ascii_uppercase, strict=False)) if table.matrix else {}
+    letters = dict(zip(others[:-1], ascii_uppercase, strict=False)) if table.matrix else {}
     made.add_column(first, overflow="fold")
     for name in others:
-        letter = letters.get(name, name) if name != "verdict" else name
-        made.add_column(letter, justify="center" if table.matrix else "left")
+        letter = letters.get(name)
+        made.add_column(letter or name, justify="center" if letter else "left")
     for row in table.rows:
         made.add_row(*map(styled, row))
     yield f"\n[bold]{escape(table.title)}[/]"
     yield made
-    named = [f"{letter} {name}" for name, letter in letters.items() if name != "verdict"]
+    named = [f"{letter} {name}" for name, letter in letters.items()]
     yield from filter(None, (escape(", ".join(named)), escape(table.note)))
 
 
@@ -69,11 +69,5 @@ def lines(report: Report, folder: Path) -> Iterator[Line]:
 def cause_lines(cause: Failure, folder: Path) -> Iterator[str]:
     """Yield what is known of a cause, and the command that replays it."""
     yield from (f"{fact.name:{NAMES}}{fact.text}" for fact in cause.facts)
-    yield from cause.proof
     if cause.replay is not None:
-        yield f"replay: {in_folder(cause.replay, folder)}"
-
-
-def in_folder(command: CommandLine, folder: Path) -> str:
-    """Return a command with the place of its file from the current folder."""
-    return command.text.replace(command.shown, str(folder / command.file))
+        yield f"replay: {cause.replay.text(f'{folder}/')}"

@@ -9,7 +9,7 @@ from paritybit.harness.campaigns.task import Result
 from paritybit.harness.checks.table import STATEMENTS
 from paritybit.harness.records import schema
 from paritybit.harness.records.case import Case, file_name
-from paritybit.harness.records.record import environment
+from paritybit.harness.records.environment import environment
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.engine import contract
 from paritybit.subjects.runners import RUNNERS
@@ -19,13 +19,12 @@ CASES = "cases"
 """The folder of a run's case files, next to its record."""
 
 
-def record(run: Run, shown: str) -> schema.Record:
-    """Return the record of a run. `shown` is the folder of its cases for use in commands."""
+def record(run: Run) -> schema.Record:
+    """Return the record of a run."""
     outcome, message = verdict(run)
     rows = [row(result) for result in ordered(run)]
     return schema.Record(
         command=run.command,
-        cases=shown,
         seed=run.settings.seed,
         examples=run.settings.examples,
         started=run.started.strftime("%Y-%m-%dT%H:%M:%SZ"),

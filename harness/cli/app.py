@@ -4,7 +4,6 @@ Each function imports what its command needs, so help and errors in a command li
 torch nor an engine.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from paritybit.harness.cli.folders import OUT
 from paritybit.harness.cli.values import MOST, count, names, path
 from paritybit.harness.errors import MalformedError
 from paritybit.harness.machine.stopping import Stop
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from paritybit import __version__
@@ -65,19 +64,6 @@ class Commands(TyperGroup):
                 )
 
 
-class Command(TyperCommand):
-    """A command. An option of one value that is given twice is an error."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words of a command. Raises UsageError if they are malformed."""
-        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
-        times: Counter[Any] = Counter(order)
-        for option in times:
-            if times[option] > 1 and option.param_type_name == "option" and not option.multiple:
-                raise typer.BadParameter("it was given more than once", ctx=ctx, param=option)
-        return super().parse_args(ctx, args)
-
-
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 
 app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None)
@@ -85,7 +71,7 @@ app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None)
 
 def command(group: str, name: str | None = None, **settings: Any) -> Callable[[Function], Function]:
     """Return the decorator of the function of a command."""
-    return app.command(name, cls=Command, rich_help_panel=group, context_settings=HELP | settings)
+    return app.command(name, rich_help_panel=group, context_settings=HELP | settings)
 
 
 def run(line: Line) -> int:
@@ -207,11 +193,13 @@ def watch(
 
     Give either --engine, or a command after --.
     """
-    from paritybit.harness.cli.watch.run import Options, run_watch
+    from paritybit.harness.cli.watch.run import Options, checks_of, command_of, run_watch
+
+    from paritybit.launch.known import of_tree
 
     options = Options(
-        words=context.obj.words,
-        command=tuple(program or ()),
+        command=command_of(context.obj.words),
+        program=tuple(program or ()),
         engine=engine,
         model=model,
         device=device,
@@ -220,10 +208,9 @@ def watch(
         settings=settings,
         rows=rows,
         keep_going=keep_going,
-        checks=checks,
+        checks=checks_of(checks),
         every=every,
-        known=known,
-        baseline=baseline,
+        known=of_tree(known, engine, baseline),
         warn=undecided == "warn",
         out=out,
     )

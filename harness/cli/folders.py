@@ -15,21 +15,21 @@ LATEST = "latest"
 """The name of the link to the folder of the last run."""
 
 
-def shown(word: str, keep: int = 1) -> str:
+def shown(word: str) -> str:
     """Return a word of a command line without an absolute path, for a record.
 
-    A path below the current folder becomes relative to it. Of any other path, the last `keep`
-    parts are kept.
+    A path below the current folder becomes relative to it. Of any other path, the last part is
+    kept.
     """
     if word.startswith("--") and "=" in word:
         option, _, value = word.partition("=")
-        return f"{option}={shown(value, keep)}"
+        return f"{option}={shown(value)}"
     path, here = Path(word.removeprefix("file://")), Path.cwd()
     if path.is_relative_to(here):
         return str(path.relative_to(here))
     inside = [part for part in path.parts if part not in {"..", path.anchor}]
-    leaves = path.is_absolute() or (".." in path.parts and len(inside) > keep)
-    return str(Path(*inside[-keep:])) if leaves else word
+    leaves = path.is_absolute() or (".." in path.parts and len(inside) > 1)
+    return str(Path(*inside[-1:])) if leaves else word
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from paritybit.harness.cli.folders import run_folder, shown, swap_link
 from paritybit.harness.errors import CannotRunError, known, refused
 from paritybit.harness.lockstep.config import resolve_device
 from paritybit.harness.machine.stopping import heard_at_the_end
-from paritybit.harness.records import record as run_record
 from paritybit.harness.records.codec import save
+from paritybit.harness.records.environment import device_name
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.schema import Record, Status
 from paritybit.reference.config import PRESETS
@@ -58,7 +58,7 @@ def run_regress(
     options = [*["--mps"] * mps, *pytest]
     with run_folder(out) as folder:
         console = Console()
-        console.print(f"paritybit regress on {run_record.device_name(settings.device)}")
+        console.print(f"paritybit regress on {device_name(settings.device)}")
         console.print(WORDS)
         run_tests(run, console, out.resolve() / "pytest-cache", options)
         with heard_at_the_end():
@@ -67,7 +67,7 @@ def run_regress(
 
 def finish(console: Console, run: Run, folder: Path) -> int:
     """Print the results of a run, write cases, record and page, and return the exit code."""
-    data = record(run, shown(str(folder / CASES), keep=3))
+    data = record(run)
     report = report_of(data)
     console.print(*terminal.tables(report), sep="\n")
     lines = [*terminal.lines(report, folder), (f"{data.verdict}: {data.message}", "bold")]

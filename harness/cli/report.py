@@ -3,9 +3,7 @@
 from pathlib import Path
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
-from paritybit.harness.cli.watch.run import check_names
 from paritybit.harness.errors import MalformedError
-from paritybit.harness.records import record as run_record
 from paritybit.harness.records.codec import load
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.schema import Record
@@ -63,7 +61,7 @@ def loaded(path: Path) -> Record | WatchRecord:
     for name in RECORDS:
         if (path / name).exists():
             return loaded(path / name)
-    found = of_journals(path, check_names())
+    found = of_journals(path)
     if found is None:
         raise MalformedError(f"{path} has no record and no journal of a run")
     return found
@@ -85,9 +83,7 @@ def watched(record: Record | WatchRecord, path: Path) -> WatchRecord:
 
 def write_page(record: Record | WatchRecord, page: Path) -> int:
     """Write the page of a record, and print its verdict and the path of the page."""
-    text = render(report_of(record))
-    run_record.require_writable(page)
-    write_whole(page, text)
+    write_whole(page, render(report_of(record)))
     verdict = "" if record.message.startswith(record.verdict) else f"{record.verdict}: "
     print(f"{verdict}{record.message}")
     print(page)

@@ -4,11 +4,9 @@
 silent pipe and holds no more than a fixed number of bytes.
 """
 
-import errno
 import os
 import select
 import stat
-import time
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -54,7 +52,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def _opened(path: str, flags: int) -> int:
-    """Open a file for `read_bytes`. A pipe without a writer does not block."""
+    """Open a file. A pipe without a process at its other end does not block."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
@@ -81,28 +79,14 @@ def write_whole(path: Path, text: str) -> None:
     """
     try:
         if path.exists() and not path.is_file():  # A device or a pipe is not replaced.
-            with open(path, "wb", opener=_opened_to_write) as file:
+            with open(path, "wb", opener=_opened) as file:
+                os.set_blocking(file.fileno(), True)
                 file.write(text.encode(errors="backslashreplace"))
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             _replace(path.resolve(), text)
     except OSError as error:
         raise CannotRunError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def _opened_to_write(path: str, flags: int) -> int:
-    """Open a device or a pipe. Raises OSError for a pipe that gets no reader."""
-    deadline = time.monotonic() + PIPE_SECONDS
-    while True:
-        try:
-            descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
-        except OSError as error:
-            if error.errno != errno.ENXIO or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-        else:
-            os.set_blocking(descriptor, True)
-            return descriptor
 
 
 def _replace(path: Path, text: str) -> None:

@@ -13,6 +13,7 @@ from paritybit.harness.explain.facts import Explanation, TimelineEntry
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import Case
 from paritybit.harness.records.codec import File
+from paritybit.harness.records.environment import Environment
 from paritybit.harness.schedules.schedule import Count
 
 from paritybit.compat import StrEnum
@@ -48,25 +49,6 @@ class Status(StrEnum):
     def expected(self) -> bool:
         """Whether a trial or hunt that ended so proves what it must prove."""
         return self in {Status.GREEN, Status.CAUGHT, Status.UNAFFECTED}
-
-
-class RunEnvironment(msgspec.Struct, frozen=True):
-    """The environment of a run: device, versions, commit. None for unknown values.
-
-    - `versions`: the versions of Python and of packages, by name.
-    - `dirty`: whether the tree differed from the commit.
-    - `repository`: the public address of the commit.
-    - `processes`: the number of worker processes; 0 if the command itself did the work.
-    """
-
-    device: str
-    device_name: str
-    paritybit: str
-    versions: dict[str, str | None]
-    commit: str | None
-    dirty: bool | None
-    repository: str | None
-    processes: Count | None = None
 
 
 class Counterexample(msgspec.Struct, frozen=True):
@@ -167,21 +149,19 @@ class Record(File, frozen=True, tag="paritybit-run"):
     """A whole run.
 
     - `started`: UTC in ISO 8601.
-    - `cases`: the folder of the case files, as commands name it.
     - `paddings`: the padding of each static input by `runner, scheme`, in the right contract.
     - `properties`: the statement of each property, by id.
     - `required_events`: the states that the clean trials together must reach.
     """
 
     command: str
-    cases: str
     seed: int
     examples: Positive
     started: str
     seconds: float
     verdict: Verdict
     message: str
-    environment: RunEnvironment
+    environment: Environment
     clean: tuple[TrialRow, ...]
     bugs: tuple[BugRow, ...]
     pairs: tuple[BugOnRunner, ...]

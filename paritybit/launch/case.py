@@ -76,8 +76,7 @@ def shared(finding: Finding) -> tuple[str, str]:
 
 def release_of(tally: Tally) -> str:
     """Return the engine that a command loaded, as `NAME==VERSION`."""
-    started = next((one.started for one in tally.processes.values() if one.started), {})
-    return f"{started.get('engine')}=={started.get('release')}"
+    return next((f"{one.engine}=={one.release}" for one in tally.started), "not known")
 
 
 def named(record: WatchRecord, cases: Mapping[str, WatchCase]) -> WatchRecord:

@@ -3,31 +3,29 @@
 The module does not import torch, so that the command stops quickly.
 """
 
+import importlib
 import math
-import platform
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from paritybit import __version__
 from paritybit.drive.legs import Pair
 from paritybit.harness.lockstep.tracebacks import without_paths
 from paritybit.harness.records.codec import save
-from paritybit.harness.records.revision import repository, revision
+from paritybit.harness.records.environment import environment
 from paritybit.launch.changes import changes, label
 from paritybit.launch.journals import Journals
 from paritybit.launch.known import Known, missing
 from paritybit.launch.schema import (
-    Build,
     Finding,
     LegRecord,
-    ProcessRecord,
     Untried,
     WatchRecord,
 )
@@ -41,7 +39,7 @@ CUT_SHORT = "the time was over before it had served each kind of wave"
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """The options of a run. `checks` is None for all of `known_checks`.
+    """The options of a run that its record states. `checks` is None for all.
 
     `known` are the findings that do not fail the run.
     """
@@ -49,7 +47,6 @@ class WatchOptions:
     command: str
     every: int = 1
     checks: tuple[str, ...] | None = None
-    known_checks: tuple[str, ...] = ()
     engine: str | None = None
     model: str | None = None
     device: str | None = None
@@ -57,18 +54,25 @@ class WatchOptions:
     known: Known = field(default_factory=Known)
     started: str | None = None
     revision: str | None = None
-    not_run: Mapping[str, str] = field(default_factory=dict)
-    """The rows of the plan that did not run, with the reasons."""
-    pairs: frozenset[Pair] = frozenset()
-    """The pairs of settings that the covering array has."""
+
+
+def check_names() -> tuple[str, ...]:
+    """Return the names of all checks. The import is slow."""
+    return tuple(importlib.import_module("paritybit.watch.checks").CHECKS)
 
 
 def make(
-    asked: WatchOptions, outcomes: Sequence[LegOutcome], interrupted: str | None
+    asked: WatchOptions,
+    outcomes: Sequence[LegOutcome],
+    interrupted: str | None = None,
+    not_run: Mapping[str, str] = MappingProxyType({}),
+    pairs: Set[Pair] = frozenset(),
 ) -> WatchRecord:
     """Return the record of a run.
 
-    `interrupted` is the name of the signal that interrupted the run, or None.
+    `interrupted` is the name of the signal that interrupted the run, or None. `not_run` are the
+    rows of the plan that did not run, with the reasons, and `pairs` the pairs of settings that the
+    covering array has.
     """
     counts: Counter[str] = Counter()
     for outcome in outcomes:
@@ -76,28 +80,27 @@ def make(
     findings = tuple(
         marked(found, asked.known) for outcome in outcomes for found in findings_of(outcome)
     )
-    unselected = [] if asked.checks is None else sorted({*asked.known_checks} - {*asked.checks})
+    unselected = [] if asked.checks is None else sorted({*check_names()} - {*asked.checks})
     settings: dict[str, list[str]] = {}
     unseen = {one.name: why for one in outcomes if (why := next(lacking(one), None))}
     served = set[Pair]()
     for outcome in outcomes:
         if outcome.name in unseen:
             continue
-        served |= set(map(frozenset, combinations(outcome.values, 2))) & asked.pairs
+        served |= set(map(frozenset, combinations(outcome.values, 2))) & pairs
         for name, values in settings_of(outcome).items():
             settings.setdefault(name, []).extend(values)
-    if asked.pairs:
-        counts.update({PAIRS: len(asked.pairs), SERVED_PAIRS: len(served)})
+    if pairs:
+        counts.update({PAIRS: len(pairs), SERVED_PAIRS: len(served)})
     cut = {one.name: CUT_SHORT for one in outcomes if one.short}
-    rows = {**asked.not_run, **cut, **unseen}
+    rows = {**not_run, **cut, **unseen}
     absent, unchecked = without_finding(asked, findings, counts)
     idle = idle_kernels(outcomes)
     untried = (*unchecked, *not_tried(settings, counts, unselected, rows, idle))
     undecided = tuple(dict.fromkeys(open_questions(outcomes)))
     verdict, message = judged(findings, undecided, counts, untried, interrupted)
-    commit, dirty = revision()
     record = WatchRecord(
-        environment=Build(__version__, platform.python_version(), commit, dirty, repository()),
+        environment=environment(),
         command=asked.command,
         verdict=verdict,
         message=message,
@@ -124,10 +127,10 @@ def make(
     return replace(record, baseline=label(baseline), changes=changes(baseline, record))
 
 
-def of_journals(folder: Path, known_checks: Sequence[str]) -> WatchRecord | None:
+def of_journals(folder: Path) -> WatchRecord | None:
     """Return the record of a run that was killed before it wrote one, or None without journals.
 
-    `known_checks` are the names of all checks. It is not known how the commands ended.
+    It is not known how the commands ended.
     """
     outcomes, starts = list[LegOutcome](), list[Mapping[str, Any]]()
     for place in (folder, *sorted((folder / "legs").glob("*/"))):
@@ -147,17 +150,16 @@ def of_journals(folder: Path, known_checks: Sequence[str]) -> WatchRecord | None
     if not outcomes:
         return None
     chosen = [one["checks"] for one in starts if isinstance(one.get("checks"), list)]
-    checks = tuple(name for name in known_checks if any(name in names for names in chosen))
+    checks = tuple(name for name in check_names() if any(name in names for names in chosen))
     rates = [one["every"] for one in starts if type(one.get("every")) is int]
     engines = {f"{one.get('engine')}=={one.get('release')}" for one in starts}
     asked = WatchOptions(
         command="unknown: this record was made from journals",
         every=max(rates, default=1),
-        checks=checks if 0 < len(checks) < len(known_checks) else None,
-        known_checks=tuple(known_checks),
+        checks=checks if 0 < len(checks) < len(check_names()) else None,
         engine=engines.pop() if len(engines) == 1 and outcomes[0].name != "command" else None,
     )
-    return make(asked, outcomes, None)
+    return make(asked, outcomes)
 
 
 def idle_kernels(outcomes: Sequence[LegOutcome]) -> list[str]:
@@ -193,8 +195,7 @@ def marked(finding: Finding, known: Known) -> Finding:
 
 def settings_of(outcome: LegOutcome) -> dict[str, list[str]]:
     """Return the settings that were in use, by name, including the devices of the processes."""
-    processes = outcome.tally.processes.values()
-    devices = {str(one.started["device"]).partition(":")[0] for one in processes if one.started}
+    devices = {str(one.device).partition(":")[0] for one in outcome.tally.started}
     return {**outcome.tally.settings, **({"device": sorted(devices)} if devices else {})}
 
 
@@ -210,17 +211,7 @@ def leg_of(outcome: LegOutcome) -> LegRecord:
         counts=tally.counts(),
         settings={name: tuple(values) for name, values in settings_of(outcome).items()},
         stand_ins=dict(tally.stand_ins),
-        processes=tuple(
-            ProcessRecord(
-                **{
-                    name: None if value is None else str(value)
-                    for name, value in one.started.items()
-                },
-                ended=one.ended,
-            )
-            for one in tally.processes.values()
-            if one.started
-        ),
+        processes=tally.started,
     )
 
 

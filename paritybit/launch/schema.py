@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from paritybit.harness.records.codec import File
+from paritybit.harness.records.environment import Environment
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
@@ -160,16 +161,6 @@ class Untried(msgspec.Struct, frozen=True):
     why: str
 
 
-class Build(msgspec.Struct, frozen=True):
-    """The version of paritybit, its commit, and whether its tree was modified, if known."""
-
-    paritybit: str
-    python: str
-    commit: str | None
-    dirty: bool | None
-    repository: str | None
-
-
 class CauseChange(msgspec.Struct, frozen=True):
     """The change of a cause between two runs, and how often each check found it in them."""
 
@@ -190,7 +181,7 @@ class WatchRecord(File, frozen=True, tag="paritybit-watch"):
     - `changes`: the change of each cause since the baseline.
     """
 
-    environment: Build
+    environment: Environment
     command: str
     verdict: Verdict
     message: str
@@ -212,4 +203,4 @@ class WatchRecord(File, frozen=True, tag="paritybit-watch"):
     revision: str | None = None
     baseline: str | None = None
     changes: tuple[CauseChange, ...] = ()
-    version: Literal[3] = 3
+    version: Literal[4] = 4

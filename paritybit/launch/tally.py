@@ -11,7 +11,7 @@ import msgspec
 from paritybit.drive.script import Script, require_sense
 from paritybit.harness.lockstep.tracebacks import without_paths
 from paritybit.launch.journals import Entry
-from paritybit.launch.schema import Finding, finding_of
+from paritybit.launch.schema import Finding, ProcessRecord, finding_of
 from paritybit.launch.traffic import script_of_traffic
 
 STARTED = ("engine", "release", "device", "torch", "python")
@@ -40,13 +40,12 @@ class Process:
     written, by key.
     """
 
-    started: dict[str, Any] = field(default_factory=dict)
+    started: ProcessRecord | None = None
     counts: dict[str, int] = field(default_factory=dict)
     findings: dict[str, int] = field(default_factory=dict)
     written: Counter[str] = field(default_factory=Counter)
     script: Entry = field(default_factory=dict)
     waves: list[Any] = field(default_factory=list)
-    ended: bool = False
     touched: dict[object, dict[str, "Order"]] = field(default_factory=dict)
     """When each cause had its first finding about each request, slot and forward."""
 
@@ -79,7 +78,9 @@ class Tally:
         mine = self.processes.setdefault(process, Process())
         match entry["kind"]:
             case "start":
-                mine.started = {name: entry.get(name) for name in STARTED}
+                known = {name: entry.get(name) for name in STARTED}
+                texts = {name: None if one is None else str(one) for name, one in known.items()}
+                mine.started = ProcessRecord(**texts, ended=False)
             case "counts":
                 mine.counts = numbers(entry.get("counts"))
                 mine.findings = numbers(entry.get("findings"))
@@ -100,8 +101,8 @@ class Tally:
             case "kernels":
                 for name, ran in flags(entry.get("ran")).items():
                     self.kernels[name] = ran or self.kernels.get(name, False)
-            case "end":
-                mine.ended = True
+            case "end" if mine.started is not None:
+                mine.started = msgspec.structs.replace(mine.started, ended=True)
         return None
 
     def _found(self, process: Process, finding: Finding) -> Finding | None:
@@ -156,8 +157,8 @@ class Tally:
                 script = msgspec.convert(data, Script)
                 require_sense(script)
                 return script
-            engine = str(process.started.get("engine"))
-            return script_of_traffic(self.traffic.get(key) or (), self.settings, engine)
+            engine = process.started.engine if process.started is not None else None
+            return script_of_traffic(self.traffic.get(key) or (), self.settings, str(engine))
         return None
 
     def _set(self, settings: object) -> None:
@@ -165,6 +166,11 @@ class Tally:
             values = self.settings.setdefault(str(name), [])
             if str(value) not in values:
                 values.append(str(value))
+
+    @property
+    def started(self) -> tuple[ProcessRecord, ...]:
+        """The processes that loaded an engine."""
+        return tuple(one.started for one in self.processes.values() if one.started is not None)
 
     def count(self, name: str) -> int:
         """Return a count over all processes."""

@@ -113,7 +113,7 @@ def open_questions(outcomes: Sequence[LegOutcome]) -> Iterator[str]:
             if counts.get(name) == 0:
                 yield sentence if len(outcomes) == 1 else f"{sentence} in {outcome.name}"
                 break
-    if not any(process.started for one in outcomes for process in one.tally.processes.values()):
+    if not any(one.tally.started for one in outcomes):
         yield NO_ENGINE
         return
     nowhere = [

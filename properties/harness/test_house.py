@@ -44,6 +44,7 @@ DATA_FOR_REPORTS = (
     "paritybit.harness.lockstep.config",
     "paritybit.harness.records.case",
     "paritybit.harness.records.codec",
+    "paritybit.harness.records.environment",
     "paritybit.harness.records.schema",
     "paritybit.launch.case",
     "paritybit.launch.schema",

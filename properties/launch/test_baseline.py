@@ -5,7 +5,7 @@ from pathlib import Path
 
 from paritybit.launch.changes import FIXED, NEW, STAYS
 from properties.launch.conftest import Script, Watch
-from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, OK
 from properties.support.known import STRAY, listed
 from properties.support.records import record
 
@@ -54,13 +54,6 @@ def test_a_known_finding_that_has_expired_fails_whatever_the_baseline_has(
     known = listed(tmp_path, {**STRAY, "expires": "2020-01-01"})
     done = watch("--baseline", baseline, "--known", known, "--", *words, "1")
     assert done.returncode == FINDING
-
-
-def test_another_file_is_no_baseline(watch: Watch, script: Script, tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text('{"format": "paritybit-run"}')
-    done = watch("--baseline", str(tmp_path / "run.json"), "--", *script("engine()"))
-    assert done.returncode == MALFORMED
-    assert "Traceback" not in done.stderr
 
 
 def test_a_run_without_a_verdict_fails_unless_it_is_told_not_to(

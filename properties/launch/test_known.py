@@ -2,14 +2,12 @@
 
 import datetime
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import structs
 
-from paritybit.launch.follow import StopLimits
 from paritybit.launch.known import Entry, Known, of_tree
 from paritybit.launch.schema import Cause, Finding
 from properties.launch.conftest import Script, Watch
@@ -72,16 +70,6 @@ def test_a_finding_is_known_until_the_day_that_is_named() -> None:
         finding = Finding("leak", "text", "key", cause=Cause("swa"))
         assert held.where(finding) == (THREAD if known else None)
         assert held.where(structs.replace(finding, cause=Cause("full"))) is None
-
-
-def test_only_a_finding_that_is_not_known_ends_a_leg() -> None:
-    limits = StopLimits(known=Known((Entry(**STRAY),)))
-    finding = Finding("stray write", "text", "k", cause=Cause("out_cache_loc_swa"))
-    assert not limits.counts(finding)
-    assert limits.counts(structs.replace(finding, check="leak"))
-    sought = replace(limits, sought="k")
-    assert sought.counts(finding)
-    assert not sought.counts(structs.replace(finding, key="other"))
 
 
 def test_a_source_tree_brings_its_own_file(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ import pytest
 from msgspec.structs import replace
 from paritybit.reports.junit import junit_of
 
-from paritybit.launch.schema import Cause, Finding, Who
-from paritybit.launch.words import CauseGroup
 from properties.launch.conftest import Script, Watch
 from properties.support.known import STRAY, listed
 from properties.support.records import watched
@@ -85,20 +83,3 @@ def test_a_finding_carries_the_lines_of_the_engine_around_it(
     region = result["locations"][0]["physicalLocation"]["contextRegion"]
     assert (region["startLine"], region["endLine"]) == (1, 5)
     assert region["snippet"]["text"].startswith("line = 1\n")
-
-
-@pytest.mark.parametrize(
-    ("cause", "freed", "place"),
-    [
-        (Cause("what", source="engine/a.py:3"), Who(source="engine/b.py:7"), "at engine/a.py:3"),
-        (Cause("what"), Who(source="engine/b.py:7"), "freed at engine/b.py:7"),
-        (None, Who(source="engine/b.py:7"), "freed at engine/b.py:7"),
-        (None, Who(forward=3), None),
-        (None, None, None),
-    ],
-)
-def test_the_line_of_a_cause_is_told_from_the_line_that_freed_a_slot(
-    cause: Cause | None, freed: Who | None, place: str | None
-) -> None:
-    finding = Finding("leak", "text", "key", cause=cause, freed=freed)
-    assert CauseGroup("group", (finding,)).place == place

@@ -13,7 +13,7 @@ from paritybit.launch import tally as tally_module
 from paritybit.launch.record import WatchOptions, make
 from paritybit.launch.scope import AXES, STATES, SettingAxis, not_tried
 from paritybit.launch.tally import Tally
-from paritybit.launch.verdict import NEEDED, LegOutcome, ending, open_questions, scope_of
+from paritybit.launch.verdict import NEEDED, LegOutcome, open_questions, scope_of
 
 ALL = {axis.name: list(axis.values) for axis in AXES}
 REACHED = dict.fromkeys(STATES, 1)
@@ -33,33 +33,10 @@ def test_a_value_that_was_not_in_use_is_named_with_those_that_were(axis: Setting
     assert unknown.why == "the engine does not state this setting"
 
 
-@pytest.mark.parametrize("name", STATES)
-def test_a_state_that_was_not_reached_is_named(name: str) -> None:
-    (one,) = not_tried(ALL, {**REACHED, name: 0})
-    assert (one.what, one.why) == STATES[name]
-
-
 def test_what_was_switched_off_is_named() -> None:
     counts = {**REACHED, "skipped_forwards": 1200, "unresolved_reads": 3}
     found = [one.what for one in not_tried(ALL, counts, ["leak"], {"overlap": "no time"})]
     assert found == ["row overlap", "check: leak", "1,200 forward passes", "3 owners of reads"]
-
-
-def test_a_kernel_is_not_tried_if_no_process_ran_it() -> None:
-    tallies = Tally(), Tally()
-    ran = {"engine.both": True, "engine.one": False, "engine.none": False}
-    tallies[0].take("process-1", {"kind": "kernels", "ran": ran})
-    tallies[0].take("process-2", {"kind": "kernels", "ran": {**ran, "engine.odd": 1}})
-    tallies[1].take("process-3", {"kind": "kernels", "ran": {**ran, "engine.one": True}})
-    outcomes = [LegOutcome(f"leg {n}", (), tally, 0, 1.0) for n, tally in enumerate(tallies)]
-    found = [
-        one
-        for one in make(WatchOptions("watch"), outcomes, None).not_tried
-        if "kernels" in one.what
-    ]
-    (idle,) = [one for one in found if "Triton" in one.what]
-    assert idle.what == "1 Triton kernels, or functions of kernels"
-    assert idle.why.endswith(": engine.none")
 
 
 def test_a_check_that_compared_nothing_is_named() -> None:
@@ -67,9 +44,7 @@ def test_a_check_that_compared_nothing_is_named() -> None:
         leg("1", {**ENOUGH, "tried: leak": 0, "tried: company (gemma4)": 0}),
         leg("64", {**ENOUGH, "tried: leak": 0, "tried: company (gemma4)": 3}),
     ]
-    found = [
-        one for one in make(WatchOptions("watch"), legs, None).not_tried if "check" in one.what
-    ]
+    found = [one for one in make(WatchOptions("watch"), legs).not_tried if "check" in one.what]
     assert [(one.what, one.why) for one in found] == [("check: leak", "it compared nothing")]
 
 
@@ -78,23 +53,16 @@ def test_pairs_of_settings_that_were_served_are_counted() -> None:
     pairs = frozenset(frozenset(pair) for row in rows for pair in combinations(row, 2))
     legs = [replace(leg(f"row {n}", ENOUGH), values=row) for n, row in enumerate(rows)]
     legs[2] = replace(legs[2], tally=leg("row 2", {}).tally)  # It served nothing.
-    made = make(WatchOptions("watch", pairs=pairs), legs[:3], None)
+    made = make(WatchOptions("watch"), legs[:3], pairs=pairs)
     assert "5 of 10 pairs of settings" in made.message
     found = [one.what for one in made.not_tried]
     assert "5 of 10 pairs of settings" in found
-    assert "pairs" not in make(WatchOptions("watch"), legs, None).message
-
-
-def test_rows_that_were_not_served_are_named_together_if_they_are_many() -> None:
-    over = {f"row {number}": "the time was over" for number in range(5)}
-    found = list(not_tried(ALL, REACHED, rows={**over, "x": "the release lacks it"}))
-    assert [one.what for one in found] == ["5 rows of settings", "row x"]
-    assert found[0].why == "the time was over: row 0; row 1; row 2; row 3; row 4"
+    assert "pairs" not in make(WatchOptions("watch"), legs).message
 
 
 def test_a_row_that_ended_before_its_floor_is_named_and_leaves_a_verdict() -> None:
     short = leg("64", {**ENOUGH, "replays": 0, WHOLE: 0})
-    record = make(WatchOptions("watch"), [leg("1", {**ENOUGH, WHOLE: 1}), short], None)
+    record = make(WatchOptions("watch"), [leg("1", {**ENOUGH, WHOLE: 1}), short])
     assert record.verdict == "no finding"
     assert any(one.what == "row 64" for one in record.not_tried)
 
@@ -109,24 +77,6 @@ def test_trials_that_could_not_have_failed_are_named_with_their_reasons() -> Non
     ]
     (one,) = not_tried(ALL, {**REACHED, "tried: wrong read": 0, **untried})
     assert (one.what, one.why) == ("check: wrong read", "nothing shows; it waits: for ranks")
-
-
-@pytest.mark.parametrize(
-    ("code", "stopped", "words"),
-    [
-        (0, False, "ended"),
-        (7, False, "failed by itself with exit code 7"),
-        (-9, False, "was killed by SIGKILL"),
-        (-64, False, "was killed by SIGRTMAX"),
-        (-99, False, "was killed by signal 99"),
-        (143, True, "was stopped"),
-    ],
-)
-def test_how_a_command_ended(code: int, stopped: bool, words: str) -> None:
-    outcome = LegOutcome("command", (), Tally(), code, 1.0, stopped=stopped)
-    assert ending(outcome) == words
-    asked = [reason for reason in open_questions([outcome]) if reason.startswith("the command")]
-    assert bool(asked) == (code != 0 and not stopped)
 
 
 def test_a_tally_adds_processes_up_and_survives_lines_of_other_types() -> None:
@@ -182,7 +132,7 @@ def leg(
 @pytest.mark.parametrize("name", NEEDED)
 def test_a_leg_that_tested_too_little_leaves_the_run_undecided(name: str) -> None:
     legs = [leg("1", ENOUGH), leg("64", {**ENOUGH, name: 0})]
-    record = make(WatchOptions("watch"), legs, None)
+    record = make(WatchOptions("watch"), legs)
     assert (record.verdict, record.undecided) == ("undecided", (f"{NEEDED[name]} in 64",))
     assert any(one.what == "row 64" and one.why == NEEDED[name] for one in record.not_tried)
     assert any(one.what == "page size: 64" for one in record.not_tried)
@@ -190,7 +140,7 @@ def test_a_leg_that_tested_too_little_leaves_the_run_undecided(name: str) -> Non
 
 def test_a_leg_may_do_without_graphs_but_not_all_legs() -> None:
     eager = leg("64", {**ENOUGH, "replays": 0}, replays=False)
-    assert make(WatchOptions("watch"), [leg("1", ENOUGH), eager], None).verdict == "no finding"
+    assert make(WatchOptions("watch"), [leg("1", ENOUGH), eager]).verdict == "no finding"
     assert list(open_questions([eager])) == [NEEDED["replays"]]
 
 

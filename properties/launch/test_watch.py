@@ -11,7 +11,6 @@ import pytest
 from paritybit.harness.cli.watch import finish
 
 from paritybit.__main__ import main
-from paritybit.launch import journals
 from paritybit.watch.journal import Journal
 from properties.launch.conftest import Script, Start, Watch, variables
 from properties.support.harness.command_line import (
@@ -146,17 +145,6 @@ def test_a_finding_that_could_not_be_written_is_no_success(watch: Watch, script:
     done = watch("--", *script(text))
     assert done.returncode == CANNOT_RUN
     assert "could not write all lines of its journal" in done.stderr.splitlines()[-1]
-
-
-def test_a_finding_of_a_long_run_is_read(
-    watch: Watch, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A journal is read to its end, whatever its size; a line of many bytes is skipped."""
-    monkeypatch.setattr(journals, "MOST_BYTES", 2_000)
-    text = "j = engine()\nfor _ in range(200): j.undecided('x' * 100); j.said.clear()\n"
-    text += "j.undecided('x' * 9_000); j.finding(STRAY)"
-    done = watch("--", *script(text))
-    assert done.returncode == FINDING, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -319,36 +307,3 @@ def test_a_second_signal_kills_a_command_that_does_not_stop(
     process.communicate()
     assert process.returncode == FINDING
     assert record(tmp_path)["legs"][0]["code"] == -signal.SIGKILL
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--", ""], "the command after -- is empty"),
-        (["--", "no-such-program"], "cannot run 'no-such-program': not found"),
-        (["--", "/"], "cannot run '/': Permission denied"),
-        (["--every", "0", "--", "true"], "'--every': '0' is not a whole number"),
-        (["--keep-going", "--", "true"], "--keep-going needs --engine"),
-    ],
-)
-def test_a_malformed_command_line_is_refused_in_one_sentence(
-    words: list[str],
-    sentence: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["watch", *words]) == MALFORMED
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert said.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_output_folder_that_cannot_be_made_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-    assert main(["watch", "--out", str(tmp_path / "file"), "--", "true"]) == MALFORMED
-    assert "cannot write to report folder" in capsys.readouterr().err

@@ -8,18 +8,20 @@ from html.parser import HTMLParser
 
 import pytest
 from msgspec.structs import replace
-from paritybit.harness.explain.facts import Explanation, TimelineEntry
-from paritybit.harness.records.schema import Record, Status
+from paritybit.harness.explain.facts import TimelineEntry
+from paritybit.harness.records.codec import encoded
 from paritybit.reports import drawings, laboratory, sanitizer
 from paritybit.reports.annotations import annotations, github_error
-from paritybit.reports.laboratory import MEANINGS
+from paritybit.reports.issue import by_cause, issue_of, seen_in
 from paritybit.reports.markdown import summary
 from paritybit.reports.model import Cells, Report, linked
 from paritybit.reports.page import render
 
+from paritybit.drive.script import Script
+from paritybit.launch.case import WatchCase
 from properties.reports.samples import FOLDER, files, reports
 from properties.support.records import shown
-from properties.support.reports.records import green, red
+from properties.support.reports.records import red
 
 EVIL = (
     "<script>alert(1)</script>\"'`|*_ [x](javascript:alert(1)) javascript:alert(1) ${{ x }} {{ y }}"
@@ -88,7 +90,6 @@ def evil_run() -> Report:
         record,
         message=EVIL,
         command=EVIL,
-        cases=EVIL,
         started=EVIL,
         properties={EVIL: EVIL},
         clean=(replace(row, finding=finding, error=EVIL),),
@@ -122,6 +123,24 @@ def test_no_text_of_a_record_becomes_markup(report: Report) -> None:
     assert all(line.count("\n") == 0 for line in annotations(report))
 
 
+def test_each_cause_that_is_not_known_has_one_issue_over_all_runs() -> None:
+    """It has the lines of the engine, and a case that is not too long."""
+    case = WatchCase("sglang==1", "leg", Script({}, ()), 1, None, "key", "short", None)
+    runs = [replace(shown(), engine=engine) for engine in ("sglang==1", "sglang==2", "vllm==1")]
+    groups = by_cause(one for run in runs for one in seen_in(run, {"finding-1.json": case}))
+    issues = [issue_of(key, found) for key, found in groups.items()]
+    assert [one.title for one in issues] == ["sglang: out_cache_loc_swa", "vllm: out_cache_loc_swa"]
+    assert len({one.key for one in issues}) == 2
+    body = issues[0].body
+    assert f"<!-- {issues[0].key} -->" in body
+    assert "| sglang==1 | 25 × stray write |" in body and "| sglang==2 | " in body
+    assert "   11      line = 11" in body
+    assert encoded(case) in body
+    long = {"finding-1.json": replace(case, text="x" * 30_000)}
+    ((key, found),) = by_cause(seen_in(shown(), long)).items()
+    assert "x" * 200 not in issue_of(key, found).body
+
+
 def test_an_annotation_is_one_line() -> None:
     line = github_error("50%, a:b\r\n::error::x", file="a,b", title="c:d\n")
     assert line == "::error file=a%2Cb,title=c%3Ad%0A::50%25, a:b%0D%0A::error::x"
@@ -132,10 +151,6 @@ def test_only_public_addresses_become_links() -> None:
     assert [(one.text, one.href) for one in pieces] == [
         ("see ", ""), ("a/b#7", "https://github.com/a/b/pull/7"), (", javascript:x", "")
     ]  # fmt: skip
-
-
-def test_each_status_has_a_meaning() -> None:
-    assert MEANINGS.keys() == set(Status)
 
 
 def test_failures_with_one_cause_are_one_and_the_shortest_is_told() -> None:
@@ -150,11 +165,7 @@ def test_failures_with_one_cause_are_one_and_the_shortest_is_told() -> None:
     report = laboratory.report_of(replace(record, clean=(long, row)))
     assert [one.count for one in report.causes] == ["2 trials", "1 trial"]
     (first, *_) = laboratory.report_of(record).causes
-    assert report.causes[0].proof == first.proof
-
-
-def test_a_page_needs_no_case_of_a_finding() -> None:
-    assert "Nothing" not in render(laboratory.report_of(replace(green(), bugs=(), clean=())))
+    assert report.causes[0].replay == first.replay
 
 
 @pytest.mark.parametrize(
@@ -180,27 +191,3 @@ def test_a_drawing_of_a_hostile_record_is_small(padded: int) -> None:
     drawn = drawings.steps([entry] * 9_999)
     assert isinstance(drawn, Cells)
     assert sum(len(boxes) for _, boxes in drawn.rows) < 10_000
-
-
-def explained(record: Record) -> Explanation:
-    (row,) = record.clean
-    assert row.finding is not None and row.finding.explanation is not None
-    return row.finding.explanation
-
-
-def test_the_slot_used_by_mistake_and_the_right_one_are_drawn() -> None:
-    (pool,) = drawings.slots(explained(red()))
-    kinds = {box.kinds for _, boxes in pool.rows for box in boxes}
-    assert any("wrong" in one and "differs" in one for one in kinds)
-    assert any("right" in one for one in kinds)
-
-
-def test_a_tail_that_breaks_its_contract_comes_first_with_its_fault() -> None:
-    found = explained(red())
-    drawn = drawings.static_inputs(found, {"out_cache_loc_swa": "fill 0"})
-    assert drawn is not None
-    ((about, boxes),) = drawn.rows
-    assert about.name == "out_cache_loc_swa"
-    assert "element 1 was not refilled" in about.text
-    assert "culprit" in boxes[1].kinds
-    assert drawings.static_inputs(replaced(found, static_inputs=()), {}) is None

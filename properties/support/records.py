@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
+from paritybit.harness.records.environment import Environment
 
 from paritybit.launch.changes import changes, label
 from paritybit.launch.schema import (
     IN_BASELINE,
-    Build,
     Cause,
     ExcerptLine,
     Finding,
@@ -36,7 +36,7 @@ def finding(cause: str, number: int = 1) -> Finding:
 def watched(findings: Sequence[Finding], legs: Sequence[str] = (LEG.name,)) -> WatchRecord:
     verdict: Verdict = "finding" if findings else "no finding"
     return WatchRecord(
-        environment=Build("1", "3.11", None, None, None),
+        environment=Environment("1", {"python": "3.11"}, None, None),
         command="paritybit watch",
         verdict=verdict,
         message="",

@@ -3,12 +3,9 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from paritybit.harness.errors import printable
 from rich.console import Console
-from rich.text import Text
 
 from paritybit.launch.schema import Finding
 from paritybit.launch.tally import Tally
@@ -18,7 +15,7 @@ from paritybit.launch.words import lines_of, plural
 FIRST_LINE, RAREST_LINE = 5.0, 300.0
 """Seconds before the first line of progress, and the maximum between two lines.
 
-The interval doubles from line to line. It applies to output in which lines cannot be redrawn.
+The interval doubles from line to line.
 """
 
 MOST = 12
@@ -29,31 +26,16 @@ NAMES = 9
 
 
 class Display:
-    """Shows a run on a console.
+    """Shows a run on a console, with lines of progress at increasing intervals."""
 
-    With `redraws`, the progress is one line that is redrawn. The console must then be a terminal
-    that no other process writes to. Otherwise lines are printed at increasing intervals.
-    """
-
-    def __init__(self, console: Console, *, redraws: bool) -> None:
-        self.console = console
-        self.redraws = redraws and console.is_terminal
+    def __init__(self, *, stderr: bool = False) -> None:
+        self.console = Console(stderr=stderr, soft_wrap=True)
         self.tallies: dict[str, Tally] = {}
         self.lock = threading.Lock()
         self.found, self.causes = 0, set[str]()
         self.started = time.monotonic()
         self.pause = FIRST_LINE
         self.next = self.started + self.pause
-        self.status = console.status("starting") if self.redraws else None
-
-    @contextmanager
-    def showing(self) -> Iterator[None]:
-        """Redraw the progress within this context."""
-        if self.status is None:
-            yield
-            return
-        with self.status:
-            yield
 
     def show(self, leg: str, tally: Tally, finding: Finding | None) -> None:
         """Show the tally of a row and its new finding, if any. Several threads may call it."""
@@ -62,9 +44,7 @@ class Display:
             if finding is not None:
                 self.put_new(finding)
             now = time.monotonic()
-            if self.status is not None:
-                self.status.update(Text(self.progress(leg, now)))
-            elif now >= self.next:
+            if now >= self.next:
                 self.put(self.progress(leg, now))
                 self.pause = min(2 * self.pause, RAREST_LINE)
                 self.next = now + self.pause

@@ -1,18 +1,17 @@
 """The end of a run of `watch`: its record, its cases, its page, the verdict and the exit code."""
 
-import shlex
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK, STOPPED
 from paritybit.harness.cli.folders import shown, swap_link
-from paritybit.harness.cli.watch.run import SIGNALS, Options, Run, check_names
+from paritybit.harness.cli.watch.run import SIGNALS, Options, WatchRun
 from paritybit.harness.errors import CannotRunError, refused
 from paritybit.harness.machine.stopping import heard_at_the_end
 from paritybit.harness.records.files import write_whole
-from paritybit.harness.records.revision import commit_of
 from paritybit.reports import terminal
 from paritybit.reports.annotations import annotations, on_github
 from paritybit.reports.junit import junit_of
@@ -26,7 +25,6 @@ from paritybit.engines.loading import folder_of_package
 from paritybit.launch import case as cases
 from paritybit.launch import record as records
 from paritybit.launch.schema import WatchRecord
-from paritybit.launch.verdict import LegOutcome
 
 PAGE, RECORD, RESULTS, SUITE = "index.html", "watch.json", "findings.sarif", "junit.xml"
 
@@ -34,12 +32,15 @@ CODES: Mapping[str, int] = {"finding": FINDING, "no finding": OK, "undecided": C
 """Exit codes by verdict."""
 
 
-def finish(run: Run, options: Options) -> int:
+def finish(run: WatchRun, options: Options) -> int:
     """Write record, cases and page, show the verdict, and return the exit code."""
     with heard_at_the_end():
         number = interruption(run, options)
-        record = made(run, options, None if number is None else SIGNALS[number])
-        record, found = with_cases(record, run.outcomes)
+        interrupted = None if number is None else SIGNALS[number]
+        asked = replace(options, engine=options.engine and shown(options.engine))
+        record = records.make(asked, run.outcomes, interrupted, run.not_run, run.pairs)
+        found = cases.cases_of(record, run.outcomes)
+        record = cases.named(record, found)
         report = report_of(record)
         errors = list(written(run, record, found, report, prefix_of(options.engine)))
         if on_github():
@@ -55,7 +56,7 @@ def finish(run: Run, options: Options) -> int:
 
 
 def written(
-    run: Run,
+    run: WatchRun,
     record: WatchRecord,
     found: Mapping[str, cases.WatchCase],
     report: Report,
@@ -79,7 +80,7 @@ def written(
             yield error
 
 
-def show(run: Run, record: WatchRecord, report: Report) -> None:
+def show(run: WatchRun, record: WatchRecord, report: Report) -> None:
     """Print the first causes, what did not occur, the page and the verdict."""
     for line, style in terminal.lines(report, run.folder):
         run.display.put(line, style)
@@ -105,39 +106,10 @@ def prefix_of(engine: str | None) -> str:
     return "" if inside == "." else f"{inside}/"
 
 
-def interruption(run: Run, options: Options) -> int | None:
+def interruption(run: WatchRun, options: Options) -> int | None:
     """Return the signal that interrupted a run, or None.
 
     SIGTERM is the usual way to stop a server, so a command that it ends is not interrupted.
     """
     number = run.stops.received
     return None if number == signal.SIGTERM and options.engine is None else number
-
-
-def made(run: Run, options: Options, interrupted: str | None) -> WatchRecord:
-    """Return the record of a run."""
-    engine = options.engine
-    settings = records.WatchOptions(
-        command=shlex.join(["paritybit", *map(shown, options.words)]),
-        every=options.every,
-        checks=run.checks,
-        known_checks=check_names() if run.checks is not None else (),
-        engine=None if engine is None else shown(engine),
-        model=options.model,
-        device=options.device if engine is not None else None,
-        seed=(options.seed or 0) if engine is not None else None,
-        known=run.known,
-        started=run.started,
-        revision=None if engine is None else commit_of(Path(engine)),
-        not_run=run.not_run,
-        pairs=run.pairs,
-    )
-    return records.make(settings, run.outcomes, interrupted)
-
-
-def with_cases(
-    record: WatchRecord, outcomes: Sequence[LegOutcome]
-) -> tuple[WatchRecord, dict[str, cases.WatchCase]]:
-    """Return a record whose findings name their cases, and the cases by file name."""
-    found = cases.cases_of(record, outcomes)
-    return cases.named(record, found), found

@@ -4,7 +4,6 @@ Each release has its own process and folder. Releases with results in their fold
 an interrupted run can continue.
 """
 
-import json
 import os
 import re
 import signal
@@ -14,7 +13,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, INTERRUPTED, OK
 from paritybit.harness.cli.watch.display import Display
@@ -22,7 +20,6 @@ from paritybit.harness.cli.watch.run import last_line
 from paritybit.harness.records.codec import load
 from paritybit.harness.records.files import write_whole
 from paritybit.reports.releases import Release, causes_in, matrix
-from rich.console import Console
 
 from paritybit import __version__
 from paritybit.engines import fetch
@@ -37,8 +34,8 @@ PAUSE = 0.2
 NEWEST = "newest"
 """Stands for the newest release."""
 
-LOG, SETTINGS = "release.log", "settings.json"
-"""Files in the folder of a release. The second is written when its run is complete."""
+LOG = "release.log"
+"""The file with the output of a release's run, in its folder."""
 
 AT_ONCE = 2
 """The number of releases that are watched at a time."""
@@ -56,43 +53,34 @@ class Walk:
     stops: Stops
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings that must agree for an earlier result to count."""
-        return {"seed": self.seed, "seconds": self.seconds, "paritybit": __version__}
-
     def watched(self, version: str) -> Release:
-        """Return the result of a release. It is watched unless there is a result.
+        """Return the result of a release. It is watched unless there is a complete result.
 
         Findings of an interrupted run are kept, and the next run watches the release again.
         """
         home = self.folder / version
         home.mkdir(parents=True, exist_ok=True)
         record = home / "latest" / "watch.json"
-        if not self.is_done(home, record):
-            before = record.resolve() if record.exists() else None
+        found = load(record, WatchRecord) if record.exists() else None
+        if found is None or not self.is_complete(found):
+            before = None if found is None else record.resolve()
             if self.stops.received is None:
                 self.run(home, version)
-            new = record.exists() and record.resolve() != before
-            if not new and self.stops.received is not None:
-                return Release(version, None, "the run was interrupted before")
-            if not new:
-                return Release(version, None, last_line(home / LOG).removeprefix("paritybit: "))
-            if self.stops.received is None:
-                write_whole(home / SETTINGS, json.dumps(self.settings))
-        found = load(record, WatchRecord)
+            if not record.exists() or record.resolve() == before:
+                interrupted = self.stops.received is not None
+                why = last_line(home / LOG).removeprefix("paritybit: ") if not interrupted else ""
+                return Release(version, None, why or "the run was interrupted before")
+            found = load(record, WatchRecord)
         if found.verdict == "undecided" and not found.counts.get("forwards"):
             return Release(version, None, why_not(record.parent))
         with self.lock:
             self.display.put(f"{version}: {found.verdict}: {found.message}")
         return Release(version, found)
 
-    def is_done(self, home: Path, record: Path) -> bool:
-        """Return whether a release has a complete result with the same settings."""
-        settings = home / SETTINGS
-        if not (record.exists() and settings.exists()):
-            return False
-        return bool(json.loads(settings.read_text()) == self.settings)
+    def is_complete(self, found: WatchRecord) -> bool:
+        """Return whether a record is of a whole run with the same seed and version."""
+        same = (found.seed, found.environment.paritybit) == (self.seed, __version__)
+        return same and found.interrupted is None
 
     def run(self, home: Path, version: str) -> None:
         """Watch a release in its own process, with its output in a file."""
@@ -116,7 +104,7 @@ def why_not(run: Path) -> str:
 def run_releases(engine: str, names: Sequence[str], seconds: int, seed: int, folder: Path) -> int:
     """Watch releases of an engine, write the matrix of findings, and return the exit code."""
     versions = versions_of(engine, names)
-    display, stops = Display(Console(soft_wrap=True), redraws=True), Stops()
+    display, stops = Display(), Stops()
     walk = Walk(engine, folder.resolve(), seed, seconds, display, stops)
     display.put(f"watch {plural(len(versions), 'release')} of {engine}")
     with stops.heard(), ThreadPoolExecutor(AT_ONCE) as pool:

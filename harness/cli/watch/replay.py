@@ -6,10 +6,9 @@ from pathlib import Path
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK, STOPPED
 from paritybit.harness.cli.watch.display import Display
-from paritybit.harness.cli.watch.run import Run
+from paritybit.harness.cli.watch.run import WatchRun
 from paritybit.harness.errors import CannotRunError, MalformedError, cut, refused
 from paritybit.harness.machine.gpus import visible_gpus
-from rich.console import Console
 
 from paritybit import __version__
 from paritybit.drive.adapters import Adapter, adapter_of
@@ -19,6 +18,7 @@ from paritybit.drive.legs import LACKING, Leg
 from paritybit.inject import prepare
 from paritybit.launch.case import WatchCase
 from paritybit.launch.follow import StopLimits, Stops
+from paritybit.launch.record import WatchOptions
 from paritybit.launch.verdict import LegOutcome, open_questions
 from paritybit.launch.words import plural
 
@@ -40,14 +40,15 @@ def replay_watched(cases: Sequence[tuple[WatchCase, str]], spec: str | None) -> 
     assert spec is not None
     adapter = adapter_of(spec)
     engine = adapter.prepare(spec)
-    display = Display(Console(soft_wrap=True), redraws=True)
+    display = Display()
     codes: list[int] = []
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         prepare(Path(scratch), __version__)
         stops = Stops()
         for number, (case, name) in enumerate(cases):
             folder = Path(scratch) / f"case-{number}"
-            run = Run(folder, Path(scratch), display, stops, case.every, case.checks)
+            options = WatchOptions("", case.every, case.checks)
+            run = WatchRun(folder, Path(scratch), display, stops, options)
             with stops.heard():
                 outcome = served(run, adapter, engine, case)
             if stops.received is not None and case.key not in outcome.tally.findings:
@@ -82,14 +83,13 @@ def require_here(case: WatchCase, name: str, spec: str | None) -> None:
         raise CannotRunError(f"{name} was recorded on a GPU, but none is visible here")
 
 
-def served(run: Run, adapter: Adapter, engine: Environment, case: WatchCase) -> LegOutcome:
+def served(run: WatchRun, adapter: Adapter, engine: Environment, case: WatchCase) -> LegOutcome:
     """Serve an engine the script of a case until the finding appears or the script ends."""
     run.folder.mkdir()
     job = Job(case.script.settings, case.script.waves)
     words, variables = command(adapter, engine, job, run.folder)
     limits = StopLimits(LONGEST, after_finding=0.0, sought=case.key)
-    with run.display.showing():
-        return run.watch(Leg(case.leg), words, variables, limits)
+    return run.watch(Leg(case.leg), words, variables, limits)
 
 
 def judged(display: Display, case: WatchCase, name: str, outcome: LegOutcome) -> int:

@@ -7,23 +7,23 @@ A row has settings of an engine: see `plan`. Slow imports happen after the comma
 import importlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from paritybit.harness.cli.exit_codes import FINDING
-from paritybit.harness.cli.folders import run_folder
+from paritybit.harness.cli.folders import run_folder, shown
 from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.plan import OVER, Plan, Turn, legs_of, workers_of
 from paritybit.harness.errors import (
@@ -35,7 +35,7 @@ from paritybit.harness.errors import (
     refused,
 )
 from paritybit.harness.machine.gpus import visible_gpus
-from rich.console import Console
+from paritybit.harness.records.environment import commit_of
 
 from paritybit import __version__
 from paritybit.drive.adapters import Adapter, adapter_of
@@ -49,7 +49,7 @@ from paritybit.inject import environment_with, prepare
 from paritybit.launch.command import Running
 from paritybit.launch.follow import Following, StopLimits, Stops
 from paritybit.launch.journals import Journals
-from paritybit.launch.known import Known, of_tree
+from paritybit.launch.record import WatchOptions, check_names
 from paritybit.launch.schema import Finding
 from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import LegOutcome
@@ -83,33 +83,25 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of `watch`. `words` are the words of its command line.
+@dataclass(frozen=True, kw_only=True)
+class Options(WatchOptions):
+    """The options of `watch`. `program` has the words of the user's command, if there is one.
 
     With `warn`, a run without a verdict ends with exit code 0.
     """
 
-    words: Sequence[str]
-    command: Sequence[str]
-    engine: str | None
-    model: str | None
-    device: str | None
-    seed: int | None
+    program: Sequence[str]
     seconds: int | None
     settings: Sequence[str]
     rows: str | None
     keep_going: bool
-    checks: Sequence[str]
-    every: int
-    known: Path | None
-    baseline: Path | None
     warn: bool
     out: Path
+    started: str | None = field(default_factory=now)
 
 
 @dataclass
-class Run:
+class WatchRun:
     """A run in progress.
 
     `outcomes` has the finished rows, and `not_run` why others did not run. `pairs` are the pairs of
@@ -120,10 +112,7 @@ class Run:
     imports: Path
     display: Display
     stops: Stops
-    every: int
-    checks: tuple[str, ...] | None
-    known: Known = field(default_factory=Known)
-    started: str = field(default_factory=now)
+    options: WatchOptions
     outcomes: list[LegOutcome] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
     pairs: frozenset[Pair] = frozenset()
@@ -132,7 +121,7 @@ class Run:
 
     def settings(self, out: Path) -> str:
         """Return the value of PARITYBIT_WATCH for a folder with journals."""
-        return Settings(str(out.resolve()), self.checks, self.every).text()
+        return Settings(str(out.resolve()), self.options.checks, self.options.every).text()
 
     def new_folder(self, name: str) -> Path:
         """Create the folder of a row. Its name is short, as some file systems want it."""
@@ -206,9 +195,12 @@ def run_watch(options: Options) -> int:
 
     Once a finding that is not known was shown, the exit code is FINDING, whatever happens.
     """
-    runs: list[Run] = []
+    runs: list[WatchRun] = []
     try:
-        return watch(options, runs)
+        require_sense(options)
+        if options.engine is not None:
+            return watch_engine(options, options.engine, runs)
+        return watch_command(options, runs)
     except BaseException as error:
         if not any(run.found for run in runs):
             raise
@@ -218,28 +210,19 @@ def run_watch(options: Options) -> int:
         return refused(f"there are findings, but their report is not complete: {why}", FINDING)
 
 
-def watch(options: Options, runs: list[Run]) -> int:
-    """Watch as `run_watch` does. `runs` gets the run when it begins."""
-    require_sense(options)
-    known_findings = of_tree(options.known, options.engine, options.baseline)
-    begin = partial(begun, options, runs, checks_of(options.checks), known_findings)
-    if options.engine is not None:
-        return watch_engine(options, options.engine, begin)
-    console = Console(stderr=True, soft_wrap=True)
-    with begin(Display(console, redraws=False)) as run:
+def watch_command(options: Options, runs: list[WatchRun]) -> int:
+    """Watch the user's command. `runs` gets the run when it begins."""
+    with begun(options, runs, Display(stderr=True)) as run:
         variables = environment_with(os.environ, run.imports, run.settings(run.folder))
-        running = Running(options.command, variables)
-        limits = StopLimits(known=run.known)
-        outcome = run.followed(running, Leg(COMMAND), run.folder, limits)
-        run.outcomes.append(outcome)
+        running = Running(options.program, variables)
+        limits = StopLimits(known=options.known)
+        run.outcomes.append(run.followed(running, Leg(COMMAND), run.folder, limits))
         return finish(run, options)
 
 
-def watch_engine(
-    options: Options, spec: str, begin: Callable[[Display], AbstractContextManager[Run]]
-) -> int:
+def watch_engine(options: Options, spec: str, runs: list[WatchRun]) -> int:
     """Serve generated requests to an engine, row by row, until one has a finding."""
-    device = device_of(options.device or "auto")
+    device, seed = device_of(options.device or "auto"), options.seed or 0
     adapter = adapter_of(spec)
     if options.model is not None:
         known("model", options.model, MODELS)
@@ -247,18 +230,17 @@ def watch_engine(
         table = adapter.table.on(device, options.model)
     except ValueError as error:
         raise MalformedError(str(error)) from error
-    legs = legs_of(table, options.seed or 0, options.settings, options.rows)
+    legs = legs_of(table, seed, options.settings, options.rows)
     engine = adapter.prepare(spec)
-    console = Console(soft_wrap=True)
-    options = replace(options, device=device)
-    with begin(Display(console, redraws=True)) as run:
+    options = replace(options, device=device, seed=seed, revision=commit_of(Path(spec)))
+    with begun(options, runs, Display()) as run:
         run.pairs = table.array.pairs
         seconds, workers = float(options.seconds or SECONDS), workers_of(device)
         plan = Plan(legs, seconds, workers, named=bool(options.settings))
         rows = plural(len(legs), "row")
         run.display.put(f"watch {engine.name} on {device}: {rows} of settings, {seconds:.0f} s")
-        serving = Serving(run, adapter, engine, plan, options, device)
-        with run.display.showing(), ThreadPoolExecutor(workers) as pool:
+        serving = Serving(run, adapter, engine, plan, options)
+        with ThreadPoolExecutor(workers) as pool:
             for done in [pool.submit(serving.rows) for _ in range(workers)]:
                 done.result()
         run.not_run |= {leg.name: OVER for leg in plan.left if leg.name not in run.not_run}
@@ -271,12 +253,11 @@ def watch_engine(
 class Serving:
     """Serves the rows of a plan to an engine. `found` has the times of findings in all rows."""
 
-    run: Run
+    run: WatchRun
     adapter: Adapter
     engine: Environment
     plan: Plan
     options: Options
-    device: str
     found: list[float] = field(default_factory=list)
 
     def rows(self) -> None:
@@ -287,12 +268,12 @@ class Serving:
         run = self.run
         after = None if self.options.keep_going else AFTER_FINDING
         scratch = tempfile.mkdtemp(dir=run.imports.parent, prefix="paritybit-")
-        with warm(Path(scratch), self.device) as importers:
+        with warm(Path(scratch), str(self.options.device)) as importers:
             while (why := self.reason_to_skip()) is None:
                 turn = self.plan.next()
                 if turn is None:
                     return
-                limits = StopLimits(None, after, known=run.known, found=self.found)
+                limits = StopLimits(None, after, known=self.options.known, found=self.found)
                 self.plan.note_start(self.row(turn, limits, importers))
         run.not_run |= {leg.name: why for leg in self.plan.left}
 
@@ -304,16 +285,15 @@ class Serving:
         run = self.run
         given: dict[str, Any] = {
             **turn.leg.settings,
-            "device": self.device,
-            "seed": self.options.seed or 0,
+            "device": self.options.device,
+            "seed": self.options.seed,
         }
         job = turn.job(self.adapter.settings(**given).scope())
         while True:
             words, variables = command(self.adapter, self.engine, job, run.imports.parent)
             limits.seconds = max(0.0, turn.until - time.time()) + ALLOWANCE
             outcome = run.watch(turn.leg, words, variables, limits, importers)
-            began = any(process.started for process in outcome.tally.processes.values())
-            if began or outcome.code in (0, LACKING) or outcome.log is None:
+            if outcome.tally.started or outcome.code in (0, LACKING) or outcome.log is None:
                 return outcome.starting
             output = (run.folder / outcome.log).read_text(encoding="utf-8", errors="replace")
             with run.installing:
@@ -331,7 +311,7 @@ class Serving:
             outcome.name
             for outcome in run.outcomes
             for finding in outcome.tally.findings.values()
-            if run.known.where(finding) is None
+            if self.options.known.where(finding) is None
         ]
         if found and not self.options.keep_going:
             return f"row {found[0]} had a finding; --keep-going tries the others, too"
@@ -339,13 +319,7 @@ class Serving:
 
 
 @contextmanager
-def begun(
-    options: Options,
-    runs: list[Run],
-    checks: tuple[str, ...] | None,
-    known_findings: Known,
-    display: Display,
-) -> Iterator[Run]:
+def begun(options: Options, runs: list[WatchRun], display: Display) -> Iterator[WatchRun]:
     """Create a run with its folders, add it to `runs`, and handle signals in this context."""
     stops = Stops()
     with (
@@ -354,12 +328,11 @@ def begun(
         stops.heard(),
     ):
         prepare(Path(scratch), __version__)
-        every, imports = options.every, Path(scratch)
-        runs.append(Run(folder, imports, display, stops, every, checks, known_findings))
+        runs.append(WatchRun(folder, Path(scratch), display, stops, options))
         yield runs[-1]
 
 
-def finish(run: Run, options: Options) -> int:
+def finish(run: WatchRun, options: Options) -> int:
     """Write record, cases and page, show the verdict, and return the exit code."""
     ends = importlib.import_module("paritybit.harness.cli.watch.finish")
     code: int = ends.finish(run, options)
@@ -369,18 +342,18 @@ def finish(run: Run, options: Options) -> int:
 def require_sense(options: Options) -> None:
     """Raise MalformedError unless there is one thing to watch, with options that apply to it."""
     if options.engine is not None:
-        if options.command:
+        if options.program:
             raise MalformedError("--engine takes no command: it generates requests itself")
         return
-    if not options.command:
+    if not options.program:
         raise MalformedError(
             "watch needs a command after --, as in: paritybit watch -- python serve.py; or "
             "--engine with a release"
         )
-    if not options.command[0]:
+    if not options.program[0]:
         raise MalformedError("the command after -- is empty")
-    if "==" in options.command[0]:
-        name = quoted(options.command[0])
+    if "==" in options.program[0]:
+        name = quoted(options.program[0])
         raise MalformedError(f"{name} is no command: use --engine for a release")
     for name in ONLY_ENGINE:
         if getattr(options, name) not in (None, False, []):
@@ -401,9 +374,9 @@ def checks_of(requested: Sequence[str]) -> tuple[str, ...] | None:
     return found
 
 
-def check_names() -> tuple[str, ...]:
-    """Return the names of all checks. The import is slow."""
-    return tuple(importlib.import_module("paritybit.watch.checks").CHECKS)
+def command_of(words: Sequence[str]) -> str:
+    """Return the command line of paritybit with some words, for the record."""
+    return shlex.join(["paritybit", *map(shown, words)])
 
 
 def device_of(device: str) -> str:

@@ -14,7 +14,6 @@ from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.replay import require_here
 from paritybit.harness.errors import CannotRunError
 from paritybit.harness.records.codec import load
-from rich.console import Console
 
 from paritybit import __version__
 from paritybit.drive.adapters import Adapter, adapter_of
@@ -125,7 +124,7 @@ def run_shrink(path: Path, spec: str, seconds: int) -> int:
         raise CannotRunError("a case of a GPU cannot be shrunk: the search forks the engine")
     adapter = adapter_of(spec)
     engine = adapter.prepare(spec)
-    display, stops = Display(Console(soft_wrap=True), redraws=True), Stops()
+    display, stops = Display(), Stops()
     begun, sizes = time.monotonic(), [""]
 
     def say(script: Script) -> None:

@@ -83,15 +83,6 @@ def test_an_error_is_one_sentence_and_an_exit_code(
         assert "in run\n    raise error\n" in kept_traceback(captured.err)
 
 
-def test_a_traceback_that_cannot_be_written_is_part_of_the_sentence(
-    monkeypatch: pytest.MonkeyPatch, refused: Any, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
-    monkeypatch.setattr(LIST, raising(LookupError("ours")))
-    said = refused(CANNOT_RUN, "list")
-    assert "No such file" in said and "raise error" in said
-
-
 def test_a_tree_that_cannot_be_imported_gives_no_verdict(tmp_path: Path) -> None:
     """So that `git bisect run` skips such a commit."""
     copy_packages(tmp_path)

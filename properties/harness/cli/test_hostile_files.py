@@ -3,7 +3,6 @@
 Each is refused in one sentence, with exit code 2, before anything is printed.
 """
 
-import json
 import os
 import pickle
 import subprocess
@@ -90,16 +89,6 @@ def hostile(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("command", ["replay", "report", "report --markdown"])
 def test_a_hostile_file_is_refused(command: str, hostile: Path, refused: Any) -> None:
     refused(MALFORMED, *command.split(), hostile)
-
-
-def test_a_pipe_is_read_to_the_end_of_its_writer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "PIPE_SECONDS", 10.0)
-    os.mkfifo(path := tmp_path / "pipe")
-    (whole := tmp_path / "whole").write_text(json.dumps({"text": "x" * 200_000}))
-    with subprocess.Popen(["dd", f"if={whole}", f"of={path}", "status=none"]):
-        assert files.read_bytes(path) == whole.read_bytes()
 
 
 def test_an_endless_pipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,11 +67,3 @@ def test_a_setting_that_would_be_ignored_is_refused(words: tuple[str, ...], said
     done = made("-n", *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(rf"Makefile:\d+: \*\*\* {re.escape(said)}.*  Stop\.\n", done.stderr)
-
-
-def test_several_targets_read_their_own_settings() -> None:
-    done = made("-n", "READY=1", "regress", "watch", "BUG=swa_pad", "ENGINE=x", "MPS=1")
-    assert (done.returncode, done.stderr) == (0, "")
-    regress, watch = done.stdout.splitlines()
-    assert "--bug" in regress and "--mps" in regress and "--engine" not in regress
-    assert "--engine" in watch and "--mps" not in watch

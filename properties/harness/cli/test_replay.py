@@ -16,7 +16,6 @@ from properties.support.harness.command_line import (
     CANNOT_RUN,
     FINDING,
     LONGEST,
-    MALFORMED,
     OK,
     edit,
     kept_traceback,
@@ -70,20 +69,6 @@ def test_a_case_is_read_once_so_that_it_may_come_through_a_pipe(
     assert "4 steps, 2 replays (1 padded): differs" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["\x1b[2Ja", "b\nc"], ids=ascii)
-def test_a_name_that_would_steer_the_terminal_is_printed_escaped(
-    name: str, case_file: Path, capsys: pytest.CaptureFixture[str], refused: Any
-) -> None:
-    case, other = (case_file.with_name(f"{name}.{ending}") for ending in ("json", "not"))
-    case.write_text(case_file.read_text())
-    other.write_text("{")
-    assert "\x1b" not in refused(MALFORMED, "replay", other)
-    assert main(["replay", str(case), str(case)]) == OK
-    said = capsys.readouterr().out
-    assert "\x1b" not in said
-    assert len(list(filter(None, said.splitlines()))) == 3
-
-
 def copies(case_file: Path, *names: str) -> list[Path]:
     """Return copies of a case in a folder of their own."""
     folder = case_file.parent / "cases"
@@ -112,25 +97,6 @@ def test_many_cases_are_each_held_against_what_they_say(
     message = capsys.readouterr().out
     assert re.search(r"^not reproduced +c: clean; expected kv_parity$", message, re.M)
     assert message.endswith("3 cases: 2 reproduced, 1 not reproduced, 0 cannot run here\n")
-
-
-def test_a_case_of_nothing_sought_wants_all_that_it_violated(
-    case_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first, second = copies(case_file, "a", "b")
-    for path, seen in ((first, ["kv_parity"]), (second, ["kv_parity", "log_hygiene"])):
-        edit(path, "target", value=None)
-        edit(
-            path,
-            "violations",
-            value=[{"property": name, "step": 0, "message": ""} for name in seen],
-        )
-    assert main(["replay", str(first), str(second)]) == FINDING
-    message = capsys.readouterr().out
-    assert re.search(r"^reproduced +a: kv_parity", message, re.M)
-    assert re.search(
-        r"^not reproduced +b: kv_parity.*; expected kv_parity, log_hygiene$", message, re.M
-    )
 
 
 def test_a_case_that_cannot_run_here_is_told_among_others(

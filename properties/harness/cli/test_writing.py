@@ -34,28 +34,6 @@ def test_a_full_disk_names_the_file_and_leaves_the_old_one(tmp_path: Path) -> No
     assert [one.name for one in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_an_interruption_while_a_file_is_written_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(_: int) -> None:
-        raise KeyboardInterrupt
-
-    path = tmp_path / "a.txt"
-    write_whole(path, "old\n")
-    monkeypatch.setattr("os.fsync", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        write_whole(path, "new\n")
-    assert path.read_text() == "old\n"
-    assert [one.name for one in tmp_path.iterdir()] == ["a.txt"]
-
-
-def test_a_link_is_followed(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "file")
-    write_whole(tmp_path / "link", "text\n")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "file").read_text() == "text\n"
-
-
 def test_a_page_that_cannot_be_written_leaves_the_old_one_and_gives_no_verdict(
     tmp_path: Path, refused: Any
 ) -> None:

@@ -1,1 +1,0 @@
-"""Properties of the KV sanitizer, apart from those of its parts."""
