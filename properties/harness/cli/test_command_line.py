@@ -50,7 +50,7 @@ MALFORMED_LINES: dict[str, str] = {
     "regress --bug swa_pad,swa_pud": "unknown bug 'swa_pud'",
     "regress --bug swa_pad@nonsense": "unknown runner 'nonsense'; valid: decode, ",
     "regress --bug swa_pad@frozen_kv_mtp": (
-        "swa_pad cannot be switched on in frozen_kv_mtp: it has no static input"
+        "swa_pad cannot be switched on in frozen_kv_mtp; valid: decode"
     ),
     "regress --runner decoder": "unknown runner 'decoder' (did you mean decode?); valid: decode, ",
     "regress --preset gpt_oss,gpt9": "unknown preset 'gpt9'; valid: gemma3, gpt_oss, mimo",
