@@ -1,8 +1,6 @@
 """The tables of faults, and copies of engines with a fault."""
 
-import os
-import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,19 +89,21 @@ def _fault(row: dict[str, Any]) -> Fault:
 def plant(fault: Fault | None, source: Path, target: Path) -> None:
     """Copy the folder that holds an engine's package, with a fault or unchanged.
 
-    Unchanged files are hard links. Raises ValueError if the fault does not apply, OSError if
-    `target` cannot be written.
+    Unchanged files and folders are symbolic links. Raises ValueError if the fault does not apply,
+    OSError if `target` cannot be written.
     """
     changed = {} if fault is None else fault.changed(source)
-    shutil.copytree(source, target, copy_function=_link)
+    _link(source.resolve(), target, [Path(name).parts for name in changed])
     for name, text in changed.items():
-        (target / name).unlink()  # The link, not the file that it shares with the source.
         (target / name).write_text(text, encoding="utf-8")
 
 
-def _link(source: str, target: str) -> None:
-    """Link a file, or copy it where the file system cannot link it."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
+def _link(source: Path, target: Path, without: Sequence[tuple[str, ...]]) -> None:
+    """Make a folder of links to what is in another one, except for some files below it."""
+    target.mkdir(parents=True)
+    for found in source.iterdir():
+        below = [rest for first, *rest in without if first == found.name]
+        if below and found.is_dir():
+            _link(found, target / found.name, [tuple(rest) for rest in below])
+        elif not below and found.name != "__pycache__":
+            (target / found.name).symlink_to(found)

@@ -1,21 +1,25 @@
 """Plant faults in copies of engines, one at a time, and record what finds each.
 
 `python -m properties.planting.run TABLE...` runs `paritybit watch` on each fault of the tables, and
-`paritybit explore` where the table names options for it. Engines are those that `paritybit engine`
-downloaded. The unmodified engine is run first in each setting, and its findings count for no fault.
-Runs that the record has are not repeated. Exits with 0 if each fault is found that the table calls
-found, and no harmless change alters how an engine ends.
+`paritybit explore` where the table names options for it. Faults of releases that `paritybit engine`
+has not downloaded are left out. The unmodified engine is run first in each setting, and its
+findings count for no fault. Runs that the record has are not repeated, and faults that were found
+fastest before come first. Exits with 0 if each fault is found that the table calls found, and no
+harmless change alters how an engine ends.
 """
 
 import argparse
 import json
+import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -25,12 +29,9 @@ from typing import Any
 
 from paritybit.engines import fetch
 from properties.planting.faults import FOLDER, TABLES, Fault, plant, read
-from properties.planting.record import Outcome, Status, write
+from properties.planting.record import RECORD, Outcome, Status, write
 from properties.planting.record import read as read_record
 from properties.support.places import ROOT, say
-
-MOST_SECONDS = 1500.0
-"""Seconds after which a run is taken to hang."""
 
 COMMANDS = ("watch", "explore")
 
@@ -41,7 +42,10 @@ STATES = re.compile(r"(\d+) states, \d+ actions tried")
 class Trials:
     """Runs engines with and without faults. `out` keeps the folder and the log of each run.
 
-    `commands` are those to run, of `watch` and `explore`.
+    - `commands`: those to run, of `watch` and `explore`.
+    - `limit`, `ends`: seconds of a run, and the time on the clock at which the last one ends.
+    - `cores`: cores of each run, 0 for all.
+    - `record`: the file to which each outcome is written at once.
     """
 
     sources: Path
@@ -50,23 +54,32 @@ class Trials:
     seed: int
     seconds: float
     known: dict[tuple[Any, ...], Outcome]
+    record: Path
     commands: Sequence[str] = COMMANDS
+    limit: float = 1500.0
+    ends: float = math.inf
+    cores: int = 0
+    findings: Path | None = None
     lock: Lock = field(default_factory=Lock)
+    controls: dict[tuple[Any, ...], Lock] = field(default_factory=lambda: defaultdict(Lock))
 
     def tried(self, fault: Fault) -> Iterator[tuple[Fault, Outcome]]:
         """Yield the outcomes of a fault, after those of the unmodified engine that are new."""
         ways: list[str | None] = [None] if fault.watched and "watch" in self.commands else []
         ways += [fault.explore] if fault.explore is not None and "explore" in self.commands else []
         for explore in ways:
-            with self.lock:
+            control_of = fault.engine, fault.settings, explore, tuple(fault.environment.items())
+            with self.controls[control_of]:
                 control = self.outcome(fault, explore, planted=False, usual=None)
-            yield fault, control
-            yield fault, self.outcome(fault, explore, planted=True, usual=control)
+            if control is not None:
+                yield fault, control
+                outcome = self.outcome(fault, explore, planted=True, usual=control)
+                yield from [] if outcome is None else [(fault, outcome)]
 
     def outcome(
         self, fault: Fault, explore: str | None, *, planted: bool, usual: Outcome | None
-    ) -> Outcome:
-        """Return the outcome of a run, from the record if it has the run."""
+    ) -> Outcome | None:
+        """Return the outcome of a run, from the record if it has it, or None if time is up."""
         facts: dict[str, Any] = {
             "name": fault.name if planted else "",
             "engine": fault.engine,
@@ -79,7 +92,9 @@ class Trials:
         run = Outcome(status=Status.UNDECIDED, **facts).run
         if run in self.known:
             return self.known[run]
-        engine = self.out / "engines" / current_thread().name / fault.engine.replace("==", "-")
+        if time.monotonic() >= self.ends:
+            return None
+        engine = self.out / "engines" / current_thread().name / _folder(fault.engine)
         shutil.rmtree(engine, ignore_errors=True)
         try:
             plant(fault if planted else None, self.sources / engine.name, engine)
@@ -90,7 +105,11 @@ class Trials:
         found = judged(fault, engine, facts["name"] or "unmodified", usual)
         seconds = round(time.monotonic() - begun, 1)
         outcome = Outcome(**facts, **found, seconds=seconds)
-        self.known[run] = outcome
+        if outcome.status is not Status.FOUND and time.monotonic() >= self.ends:
+            return None
+        with self.lock:
+            self.known[run] = outcome
+            write(self.record, list(self.known.values()))
         return outcome
 
     def watched(
@@ -101,6 +120,7 @@ class Trials:
         words = ["watch", "--engine", str(engine), "--out", str(out), "--device", self.device]
         words += ["--seed", str(self.seed), "--seconds", f"{self.seconds:g}"]
         words += ["--settings", fault.settings] if fault.settings else []
+        words += ["--known", str(self.findings)] if self.findings is not None else []
         # A run that ends with its first finding would end with one of the release's own.
         words += ["--keep-going"] if usual is None or usual.keys else []
         self.run(fault, out, words)
@@ -136,21 +156,37 @@ class Trials:
         """Run a command of paritybit; return its exit code, None if it hangs, and its output."""
         log = out.with_name(f"{out.name}.log")
         log.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "paritybit", *words]
+        own = dict(fault.environment)
+        if self.cores:
+            first = int(current_thread().name.rpartition("_")[2]) * self.cores
+            command = ["taskset", "-c", f"{first}-{first + self.cores - 1}", *command]
+            own |= {"OMP_NUM_THREADS": str(self.cores), "MALLOC_ARENA_MAX": "1"}
         with log.open("wb") as file:
-            try:
-                code = subprocess.run(
-                    [sys.executable, "-m", "paritybit", *words],
-                    cwd=ROOT,
-                    env={**os.environ, **fault.environment},
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    timeout=MOST_SECONDS,
-                    check=False,
-                ).returncode
-            except subprocess.TimeoutExpired:
-                return None, ""
+            run = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, **own},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            code = waited(run, min(self.limit, self.ends - time.monotonic()))
         return code, log.read_text(encoding="utf-8", errors="replace")
+
+
+def waited(run: "subprocess.Popen[bytes]", seconds: float) -> int | None:
+    """Return the exit code of a process, or None after ending its group, as time was up."""
+    for patience, how in ((max(1.0, seconds), signal.SIGTERM), (20.0, signal.SIGKILL)):
+        try:
+            code = run.wait(timeout=patience)
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, how)
+        else:
+            return code if how is signal.SIGTERM else None
+    run.wait()
+    return None
 
 
 def judge(record: Mapping[str, Any], usual: Outcome | None) -> dict[str, Any]:
@@ -189,6 +225,10 @@ def differs(fault: Fault, outcome: Outcome, control: Outcome) -> bool:
     return False
 
 
+def _folder(engine: str) -> str:
+    return engine.replace("==", "-")
+
+
 def chosen(tables: Sequence[Path], only: str | None) -> list[Fault]:
     """Return the faults of tables, or those named. Raises SystemExit for an unknown name."""
     faults = [fault for table in tables for fault in read(table)]
@@ -200,6 +240,16 @@ def chosen(tables: Sequence[Path], only: str | None) -> list[Fault]:
     return [fault for fault in faults if fault.name in names]
 
 
+def fastest_first(faults: Sequence[Fault], record: Mapping[Any, Outcome]) -> list[Fault]:
+    """Return faults in the order of the seconds in which a record shows them found."""
+    seconds = {
+        (one.name, one.engine): one.seconds or math.inf
+        for one in record.values()
+        if one.status is Status.FOUND and one.device == "cpu"
+    }
+    return sorted(faults, key=lambda fault: seconds.get((fault.name, fault.engine), math.inf))
+
+
 def options() -> argparse.Namespace:
     """Return what the command line asks for."""
     parser = argparse.ArgumentParser(description="Plant faults in engines; see what finds each.")
@@ -207,12 +257,16 @@ def options() -> argparse.Namespace:
     parser.add_argument("tables", nargs="+", choices=names, metavar="TABLE", help=", ".join(names))
     parser.add_argument("--only", metavar="NAME,...", help="Plant these faults")
     parser.add_argument("--record", type=Path, default=Path("paritybit-out/planted.json"))
+    parser.add_argument("--known", type=Path, help="Known findings, as of paritybit watch")
     parser.add_argument("--out", type=Path, help="Folder of the runs (a new one)")
     parser.add_argument("--command", choices=COMMANDS, help="Run only this command")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=60.0, help="Of each watch run (60)")
     parser.add_argument("--jobs", type=int, default=1, help="Engines that run at a time (1)")
+    parser.add_argument("--cores", type=int, default=0, help="Of each of them (all)")
+    parser.add_argument("--limit", type=float, default=1500.0, help="Seconds of a run (1500)")
+    parser.add_argument("--budget", type=float, default=math.inf, help="Seconds of all (endless)")
     return parser.parse_args()
 
 
@@ -220,10 +274,16 @@ def main() -> int:
     """Plant the faults asked for, and return the exit code."""
     asked = options()
     faults = chosen([FOLDER / f"{name}.toml" for name in asked.tables], asked.only)
+    here = [fault for fault in faults if (fetch.folder() / _folder(fault.engine)).is_dir()]
+    faults = fastest_first(here, read_record(RECORD))
     known = read_record(asked.record)
     out = (asked.out or Path(tempfile.mkdtemp(prefix="planted-"))).resolve()
     commands = COMMANDS if asked.command is None else (asked.command,)
-    trials = Trials(fetch.folder(), out, asked.device, asked.seed, asked.seconds, known, commands)
+    trials = Trials(
+        *(fetch.folder(), out, asked.device, asked.seed, asked.seconds, known),
+        *(asked.record, commands, asked.limit, time.monotonic() + asked.budget, asked.cores),
+        findings=None if asked.known is None else asked.known.resolve(),
+    )
     wrong: list[str] = []
     with ThreadPoolExecutor(asked.jobs, "planted") as pool:
         running = [pool.submit(lambda one: [*trials.tried(one)], fault) for fault in faults]
@@ -237,7 +297,6 @@ def main() -> int:
                 wrong += [fault.name] if bad else []
                 what = f"{outcome.status} {outcome.check or outcome.note or ''}".strip()
                 say(f"{fault.name}: {what}{' (NOT AS LISTED)' if bad else ''}")
-            write(asked.record, list(known.values()))
     say(f"{len(faults)} faults; {len(wrong)} not as listed; runs are in {out}")
     return 1 if wrong else 0
 
