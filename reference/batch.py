@@ -154,7 +154,8 @@ class ForwardBatch:
 
     `spec_info` holds what speculation adds: custom_mask bool [M], where M is the sum of draft
     tokens x keys over the requests; hidden_states [T or B, H]; topk_p float32 and topk_index int64
-    [B, topk]; extend_seq_lens, num_correct_drafts, num_accept_tokens int32 [B].
+    [B, topk]; extend_seq_lens (also on the host, as extend_seq_lens_cpu), num_correct_drafts and
+    num_accept_tokens int32 [B].
     """
 
     mode: Mode
@@ -287,7 +288,7 @@ def batch_of(
         extend_lens=device["extend_len"],
         extend_lens_cpu=host["extend_len"],
         last_rows=device["last_row"],
-        spec_info=_spec_info(mode, spans, device, hidden_states),
+        spec_info=_spec_info(mode, spans, host, device, hidden_states),
     )
 
 
@@ -360,7 +361,11 @@ def _input_ids(mode: Mode, device: Mapping[str, Tensor], tokens: Tensor) -> Tens
 
 
 def _spec_info(
-    mode: Mode, spans: Sequence[Span], device: Mapping[str, Tensor], hidden_states: Tensor
+    mode: Mode,
+    spans: Sequence[Span],
+    host: Mapping[str, Tensor],
+    device: Mapping[str, Tensor],
+    hidden_states: Tensor,
 ) -> dict[str, Tensor]:
     """Return what speculation adds to a batch: see `ForwardBatch`."""
     if mode is Mode.TARGET_VERIFY:
@@ -371,6 +376,7 @@ def _spec_info(
         return {
             "hidden_states": hidden_states[device["token_row"], device["position"]],
             "extend_seq_lens": accepted,
+            "extend_seq_lens_cpu": host["extend_len"].to(torch.int32),
             "num_accept_tokens": accepted,
             "num_correct_drafts": accepted - 1,
         }

@@ -44,7 +44,7 @@ class ListedKV:
         if self.out_cache_loc is not None:
             self.store(layer, self.out_cache_loc, key, value)
         keys = self.keys_of(kind)
-        masked = self.lists.mask is not None and not self.pool.state.ragged
+        mask = self.lists.mask
         return self.ops.attention(
             query,
             self.pool.pool.cache(self.borrowed.get(layer, layer)),
@@ -52,9 +52,9 @@ class ListedKV:
             keys.end,
             keys.slots,
             self.model.layers[layer].sinks,
-            most_keys(config, kind, masked=self.lists.mask is not None),
-            self.lists.mask if masked else None,
-            keys.mask_start if masked else None,
+            most_keys(config, kind, masked=mask is not None),
+            mask,
+            keys.mask_start,
             reused=self.reused[kind],
         )
 

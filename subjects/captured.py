@@ -114,10 +114,7 @@ class CapturedEngine:
         were.
         """
         now = facts_of(runner.static_buffers())
-        read = {bucket: facts_of(graph.static) for bucket, graph in runner.captured.items()}
-        buffers = {
-            (runner.name, bucket): {**now, **read.get(bucket, {})} for bucket in runner.buckets
-        }
+        buffers = {(runner.name, bucket): now for bucket in runner.buckets}
         self.buffers = {**self.buffers, **buffers}
         outputs = {
             (runner.name, bucket): facts_of(captured.output)
@@ -214,7 +211,6 @@ class CapturedEngine:
         return {
             "pools": {role: pool.state for role, pool in self.engine.pools.items()},
             "runners": {mode: runner.state for mode, runner in self.runners.items()},
-            "graphs": {mode: runner.graphs_held for mode, runner in self.runners.items()},
             "facts": (self.buffers, self.outputs),
         }
 
@@ -223,7 +219,6 @@ class CapturedEngine:
         for role, pool in self.engine.pools.items():
             pool.state = state["pools"][role]
         for mode, runner in self.runners.items():
-            runner.graphs_held = state["graphs"][mode]
             runner.state = state["runners"][mode]
         self.buffers, self.outputs = state["facts"]
 

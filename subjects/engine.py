@@ -15,7 +15,7 @@ from paritybit.reference.speculative import likeliest
 from paritybit.subjects.access import ListedKV
 from paritybit.subjects.buffers import BufferPool
 from paritybit.subjects.contracts import Changes, Contract, override
-from paritybit.subjects.key_lists import fresh_span_keys
+from paritybit.subjects.key_lists import fresh_keys
 from paritybit.subjects.parts import RIGHT_PARTS, Parts
 from paritybit.subjects.pool import SubjectPool
 from paritybit.subjects.protocol import Forward, Overrides
@@ -119,7 +119,8 @@ class Engine:
                 self.captured |= {mode}
                 then(runner)
             else:
-                runner.plan_all()
+                for bucket in reversed(runner.buckets):
+                    runner.plan(bucket)
 
     def forward(
         self,
@@ -155,7 +156,7 @@ class Engine:
         role = Role.DRAFT if batch.mode is Mode.DRAFT_EXTEND else Role.TARGET
         model, pool = self.models[role], self.pools[role]
         pool.invalidate_loc_cache()
-        lists = fresh_span_keys(batch, model.config.window, pool, toggles.memo_resets)
+        lists = fresh_keys(batch, model.config.window, pool, toggles.memo_resets)
         if toggles.scheme is LocationScheme.PRESET:
             pool.set_swa_loc(pool.translate_loc_from_full_to_swa(batch.out_cache_loc))
         access = ListedKV(self.ops, model, pool, batch.out_cache_loc, lists)

@@ -1,23 +1,40 @@
 """Attention metadata: the slots that each token reads.
 
-For graphs the lists are in static buffers. They are written before each replay and cover the padded
-rows too, as in the engine's attention backends. Eager attention gets fresh lists.
+On full layers a request lists its first columns of `req_to_token`, on SWA layers those from the
+first column in the window of its first token, translated to SWA slots. Each token reads a part of
+its request's list. For graphs the lists are in static buffers. They are written before each replay
+and cover the padded rows too, as in the engine's attention backends. Eager attention gets fresh
+lists.
+
+The lists are made on the host with numpy, on a GPU too. For such short lists, torch takes three
+times as long.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from paritybit.reference.batch import ForwardBatch
-from paritybit.reference.config import SPECULATION
+from paritybit.reference.config import SPECULATION, ModelConfig
 from paritybit.subjects.buffers import BufferPool, Conversions, copy_together
-from paritybit.subjects.listing import list_rows, list_spans
 from paritybit.subjects.pool import SubjectPool
 from paritybit.subjects.protocol import KeyLists, Keys
-from paritybit.subjects.toggles import MemoResets, Toggles
+from paritybit.subjects.toggles import MemoResets
 from torch import Tensor
+
+Ints = NDArray[np.integer[Any]]
 
 Lists = dict[str, Tensor]
 """Metadata by buffer name."""
+
+ENDS = ("key_begin", "key_end", "window_key_begin", "window_key_end")
+"""Where each token's part of its request's lists begins and ends."""
+
+MASK_STARTS = ("mask_start", "window_mask_start")
+"""Where each draft token's bits of the tree mask begin, for its first key of either kind."""
 
 
 class StaticLists:
@@ -41,288 +58,170 @@ class StaticLists:
         )
 
 
-def row_sizes(rows: int, max_keys: int, window: int) -> dict[str, tuple[int, torch.dtype]]:
-    """Return the buffers of `row_lists` for at most `rows` rows."""
+def list_sizes(lists: int, tokens: int, config: ModelConfig) -> dict[str, tuple[int, torch.dtype]]:
+    """Return the buffers for a number of lists that as many or more tokens read."""
+    window = config.window - 1 + tokens // lists
     return {
-        "kv_indptr": (rows + 1, torch.int32),
-        "kv_indices": (rows * max_keys, torch.int64),
-        "window_kv_indptr": (rows + 1, torch.int32),
-        "window_kv_indices": (rows * window, torch.int64),
+        "kv_indices": (lists * config.max_context, torch.int64),
+        "window_kv_indices": (lists * window, torch.int64),
+        **dict.fromkeys(ENDS, (tokens, torch.int32)),
     }
 
 
-def row_keys(lists: Mapping[str, Tensor], first: int, rows: int) -> KeyLists:
-    """Return the keys of `rows` rows of `row_lists`, starting at row `first`."""
-    kinds = ("kv_indptr", "kv_indices"), ("window_kv_indptr", "window_kv_indices")
-    full, swa = (
-        Keys(
-            lists[indptr][first : first + rows],
-            lists[indptr][first + 1 : first + rows + 1],
-            lists[indices],
-        )
-        for indptr, indices in kinds
-    )
-    return KeyLists(full, swa)
+@dataclass(frozen=True)
+class Queries:
+    """Requests, each of which runs the last `counts` of its `seq_lens` tokens.
 
-
-def row_lists(
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    seq_lens_cpu: Tensor,
-    window: int,
-    pool: SubjectPool,
-    memo_resets: MemoResets,
-    shift: tuple[Tensor, Tensor] | None = None,
-) -> Lists:
-    """Return the key lists of rows. Row i sees `seq_lens[i]` keys, including its own.
-
-    `req_pool_indices` int64 [rows] are rows of req_to_token. `seq_lens` [rows] are key counts, and
-    `seq_lens_cpu` is their copy on the host, which determines the lengths of the lists. `shift` is
-    (column, by): keys from `column` on are read `by` columns further on.
+    - `rows`: their rows of `req_to_token`, int64 [N].
+    - `seq_lens`, `seq_lens_cpu`: how many keys each lists, including its tokens, [N]. The copy on
+      the host determines the lengths of the lists.
+    - `counts`, `counts_cpu`: one number, or [N].
+    - `tokens`: the tokens of the forward. Those of each request follow those of the previous one.
+      Tokens beyond the last request see no key.
+    - `shift`: (column, by), both [N]. Keys from `column` on are read `by` columns further on.
+    - `positions`: of the nodes of a tree, int64 [tokens]. A node may see all keys of its request
+      from the beginning of its window on, and the tree's mask selects among them.
     """
-    lengths = seq_lens_cpu.tolist()
-    lists = list_rows(
-        req_pool_indices,
-        seq_lens,
-        (sum(lengths), sum(min(length, window) for length in lengths)),
-        window,
-        pool.pool.req_to_token,
-        shift,
+
+    rows: Tensor
+    seq_lens: Tensor
+    seq_lens_cpu: Tensor
+    tokens: int
+    counts: Tensor | int = 1
+    counts_cpu: Tensor | int = 1
+    shift: tuple[Tensor, Tensor] | None = None
+    positions: Tensor | None = None
+
+
+def list_keys(queries: Queries, window: int, table: Tensor) -> Lists:
+    """Return the lists of requests, as full slots of `table`, and each token's part of them.
+
+    Raises IndexError if there are fewer keys than the host counts, or if a row or a column does
+    not exist.
+    """
+    lengths, counts = on_host(queries.seq_lens), on_host(queries.counts)
+    begins = lengths - counts
+    starts = np.maximum(begins - window + 1, 0)
+    full, windows = running_sum(lengths), running_sum(lengths - starts)
+    known, known_counts = on_host(queries.seq_lens_cpu), on_host(queries.counts_cpu)
+    unseen = np.maximum(known - known_counts - window + 1, 0)
+    lists = {
+        "kv_indices": _slots(queries, table, np.zeros_like(starts), full, known.sum()),
+        "window_kv_indices": _slots(queries, table, starts, windows, (known - unseen).sum()),
+    }
+    first_token = running_sum(np.broadcast_to(counts, lengths.shape))
+    place = np.arange(queries.tokens)
+    request = np.searchsorted(first_token[1:], place, side="right")
+    live = request < len(lengths)
+    request = np.minimum(request, len(lengths) - 1)
+    column = (begins - first_token[:-1])[request] + place
+    window_start = (windows[:-1] - starts)[request]
+    if queries.positions is None:
+        seen = np.where(live, np.maximum(column + 1, 0), 0)
+        first = np.maximum(column - window + 1, 0)
+        ends = full[request] + seen, window_start + np.maximum(seen, first)
+    else:
+        first = np.maximum(on_host(queries.positions) - window + 1, 0)
+        ends = full[1:][request], windows[1:][request]
+        node = place - first_token[request]
+        mask_start = full[request] * counts + node * lengths[request]
+        lists |= dict(zip(MASK_STARTS, (mask_start, mask_start + first), strict=True))
+    parts = full[request], ends[0], window_start + first, ends[1]
+    lists |= dict(zip(ENDS, parts, strict=True))
+    return {name: _tensor(name, values, table.device) for name, values in lists.items()}
+
+
+def keys_of(lists: Mapping[str, Tensor], first: int, tokens: int) -> KeyLists:
+    """Return the keys of `tokens` tokens from token `first` on."""
+    part = slice(first, first + tokens)
+    begin, end, window_begin, window_end = (lists[name][part] for name in ENDS)
+    mask_start, window_mask_start = (
+        lists[name][part] if name in lists else None for name in MASK_STARTS
     )
-    return translated(lists, pool, memo_resets)
+    return KeyLists(
+        Keys(begin, end, lists["kv_indices"], mask_start),
+        Keys(window_begin, window_end, lists["window_kv_indices"], window_mask_start),
+    )
 
 
-def draft_lists(
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    seq_lens_cpu: Tensor,
-    window: int,
-    pool: SubjectPool,
-    memo_resets: MemoResets,
-    topk: int,
-) -> Lists:
-    """Return `row_lists` of all forwards of a draft: [forwards, B, topk] rows, flat.
+def translated(lists: Lists, pool: SubjectPool, memo_resets: MemoResets) -> Lists:
+    """Return lists whose window is translated to SWA slots, between PR 26152's sites."""
+    if memo_resets.before_window:
+        pool.invalidate_loc_cache()
+    slots = pool.translate_loc_from_full_to_swa(lists["window_kv_indices"])
+    if memo_resets.after_window:
+        pool.invalidate_loc_cache()
+    return {**lists, "window_kv_indices": slots}
+
+
+def fresh_keys(
+    batch: ForwardBatch, window: int, pool: SubjectPool, memo_resets: MemoResets
+) -> KeyLists:
+    """Return fresh keys of a batch that extends: those of each token's prefix, and its own."""
+    queries = Queries(
+        batch.req_pool_indices,
+        batch.seq_lens,
+        batch.seq_lens_cpu,
+        batch.live_tokens,
+        batch.extend_lens,
+        batch.extend_lens_cpu,
+    )
+    lists = list_keys(queries, window, pool.pool.req_to_token)
+    return keys_of(translated(lists, pool, memo_resets), 0, batch.live_tokens)
+
+
+def draft_queries(rows: Tensor, seq_lens: Tensor, seq_lens_cpu: Tensor, topk: int) -> Queries:
+    """Return the queries of all forwards of a draft: [forwards, B, topk], flat.
 
     At forward s a branch sees the request's keys and its own s + 1 drafts. The drafts of branch b
     are in the columns from seq_len + b * steps on.
     """
-    requests, device = seq_lens.shape[0], seq_lens.device
-    shape = (SPECULATION.forwards, requests, topk)
+    shape = (SPECULATION.forwards, seq_lens.shape[0], topk)
     drafted = torch.arange(1, SPECULATION.forwards + 1, dtype=torch.int32)[:, None, None]
-    branch = torch.arange(topk, device=device).expand(shape).reshape(-1)
+    branch = torch.arange(topk, device=seq_lens.device).expand(shape).reshape(-1)
 
     def per_row(values: Tensor) -> Tensor:
         return values[None, :, None].expand(shape)
 
-    return row_lists(
-        per_row(req_pool_indices).reshape(-1),
-        (per_row(seq_lens) + drafted.to(device)).reshape(-1),
+    return Queries(
+        per_row(rows).reshape(-1),
+        (per_row(seq_lens) + drafted.to(seq_lens.device)).reshape(-1),
         (per_row(seq_lens_cpu) + drafted).reshape(-1),
-        window,
-        pool,
-        memo_resets,
-        (per_row(seq_lens).reshape(-1), branch * SPECULATION.steps),
+        len(branch),
+        shift=(per_row(seq_lens).reshape(-1), branch * SPECULATION.steps),
     )
 
 
-def span_sizes(
-    requests: int, tokens: int, max_keys: int, window: int
-) -> dict[str, tuple[int, torch.dtype]]:
-    """Return the buffers of `span_lists` for at most that many requests and tokens."""
-    ends = ("key_begin", "key_end", "window_key_begin", "window_key_end")
-    return {
-        "kv_indices": (requests * max_keys, torch.int64),
-        "window_kv_indices": (requests * (window + tokens // requests), torch.int64),
-        **dict.fromkeys(ends, (tokens, torch.int32)),
-    }
+def running_sum(lengths: Ints) -> Ints:
+    """Return the sum of the lengths before each one, [N + 1]. The last element is their sum."""
+    return np.concatenate([[0], np.cumsum(lengths)])
 
 
-def span_keys(lists: Mapping[str, Tensor], tokens: int) -> KeyLists:
-    """Return the keys of the first `tokens` tokens of `span_lists`."""
-    return KeyLists(
-        Keys(lists["key_begin"][:tokens], lists["key_end"][:tokens], lists["kv_indices"]),
-        Keys(
-            lists["window_key_begin"][:tokens],
-            lists["window_key_end"][:tokens],
-            lists["window_kv_indices"],
-        ),
-    )
+def on_host(values: Tensor | int) -> Ints:
+    """Return indices as an array on the host. A copy from a device waits for it."""
+    if isinstance(values, int):
+        return np.array(values)
+    found: Ints = values.cpu().numpy()
+    return found
 
 
-def span_lists(
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    counts: Tensor,
-    seq_lens_cpu: Tensor,
-    counts_cpu: Tensor,
-    tokens: int,
-    window: int,
-    pool: SubjectPool,
-    memo_resets: MemoResets,
-) -> Lists:
-    """Return the lists of requests that run the last `counts` of their `seq_lens` tokens.
+def _slots(queries: Queries, table: Tensor, starts: Ints, bounds: Ints, count: int) -> Ints:
+    """Return the first `count` slots of lists that begin at columns `starts`.
 
-    The tensors are [B], on the device or (`_cpu`) on the host. `tokens` and `window` are counts.
-    The tokens of each request follow those of the previous one. Tokens beyond the last request see
-    no key.
+    List i has bounds[i + 1] - bounds[i] columns.
     """
-    lengths, ran = seq_lens_cpu.tolist(), counts_cpu.tolist()
-    unseen = (
-        max(length - count - window + 1, 0) for length, count in zip(lengths, ran, strict=True)
-    )
-    total = sum(lengths)
-    lists = list_spans(
-        req_pool_indices,
-        seq_lens,
-        counts,
-        (total, total - sum(unseen)),
-        tokens,
-        window,
-        pool.pool.req_to_token,
-    )
-    return translated(lists, pool, memo_resets)
+    if bounds[-1] < count:
+        raise IndexError(f"{count} keys must be listed, but the rows have {bounds[-1]}")
+    lengths = np.diff(bounds)
+    column = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - starts, lengths)
+    if queries.shift is not None:
+        since, by = (np.repeat(on_host(values), lengths) for values in queries.shift)
+        column += np.where(column >= since, by, 0)
+    slots: Ints = on_host(table)[np.repeat(on_host(queries.rows), lengths), column]
+    return slots[:count]
 
 
-def fresh_span_keys(
-    batch: ForwardBatch, window: int, pool: SubjectPool, memo_resets: MemoResets
-) -> KeyLists:
-    """Return fresh keys of a batch that extends: one row per token, with its prefix and itself."""
-    lists = span_lists(
-        batch.req_pool_indices,
-        batch.seq_lens,
-        batch.extend_lens,
-        batch.seq_lens_cpu,
-        batch.extend_lens_cpu,
-        batch.live_tokens,
-        window,
-        pool,
-        memo_resets,
-    )
-    return span_keys(lists, batch.live_tokens)
-
-
-def verify_sizes(requests: int, max_keys: int, window: int) -> dict[str, tuple[int, torch.dtype]]:
-    """Return the buffers of `verify_lists` for at most `requests` requests."""
-    tokens = requests * SPECULATION.draft_tokens
-    ends = ("key_begin", "key_end", "window_key_begin", "window_key_end")
-    return {
-        "kv_indices": (requests * max_keys, torch.int64),
-        "swa_page_table": (requests * page_table_width(window), torch.int32),
-        "window_kv_offsets": (requests, torch.int64),
-        **dict.fromkeys(ends, (tokens, torch.int32)),
-        "mask_indptr": (tokens, torch.int64),
-    }
-
-
-def page_table_width(window: int) -> int:
-    """Return the number of columns that a verify sees per request on SWA layers."""
-    return window - 1 + SPECULATION.draft_tokens
-
-
-def verify_keys(
-    lists: Mapping[str, Tensor], tokens: int, custom_mask: Tensor, window: int
-) -> KeyLists:
-    """Return the keys of the first `tokens` tokens of `verify_lists`.
-
-    A token's mask bits on SWA layers begin where its window begins. This place is in the token's
-    row of the page table, which itself begins at the request's offset.
-    """
-    begin, end = lists["window_key_begin"][:tokens], lists["window_key_end"][:tokens]
-    mask_indptr = lists["mask_indptr"][:tokens]
-    page_table, offsets = lists["swa_page_table"], lists["window_kv_offsets"]
-    width = page_table_width(window)
-    slots, mask_start = tree_keys(page_table, offsets, begin, mask_indptr, width)
-    return KeyLists(
-        Keys(
-            lists["key_begin"][:tokens],
-            lists["key_end"][:tokens],
-            lists["kv_indices"],
-            mask_indptr,
-        ),
-        Keys(begin, end, slots, mask_start),
-        custom_mask,
-    )
-
-
-def tree_keys(
-    page_table: Tensor, offsets: Tensor, begin: Tensor, mask_indptr: Tensor, width: int
-) -> tuple[Tensor, Tensor]:
-    """Return the slots of page tables of `width` columns, and where the tokens' mask bits begin.
-
-    Both are int64. The other tensors are those of `verify_lists` for some tokens.
-    """
-    request = torch.arange(begin.shape[0], device=begin.device) // SPECULATION.draft_tokens
-    skipped = begin - request * width + offsets[request]
-    return page_table.to(torch.int64), mask_indptr + skipped
-
-
-def verify_lists(
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    seq_lens_cpu: Tensor,
-    positions: Tensor,
-    window: int,
-    pool: SubjectPool,
-    toggles: Toggles,
-) -> Lists:
-    """Return the lists of B requests. Request i has `seq_lens[i]` keys and a tree of drafts.
-
-    For full layers the lists hold a request's keys and drafts. For SWA layers they are read from a
-    page table of the window: one row per request, translated to SWA slots (PR 24617). A token's
-    keys are all keys of its request from the beginning of its window, and the tree's mask selects
-    among them. `positions` int64 [B draft_tokens] are the tokens' positions.
-    """
-    table, drafts = pool.pool.req_to_token, SPECULATION.draft_tokens
-    total = sum(seq_lens_cpu.tolist()) + drafts * seq_lens_cpu.shape[0]
-    full = list_rows(req_pool_indices, seq_lens + drafts, (total, 0), window, table, None)
-    lists = tree_lists(req_pool_indices, seq_lens, positions, window, table)
-    if toggles.translate_page_table:
-        page_table = translate_window(lists["swa_page_table"], pool, toggles.memo_resets)
-        lists["swa_page_table"] = page_table
-    return {"kv_indices": full["kv_indices"], **lists}
-
-
-def tree_lists(
-    req_pool_indices: Tensor, seq_lens: Tensor, positions: Tensor, window: int, table: Tensor
-) -> Lists:
-    """Return `verify_lists` without its full slots and without translating the page table."""
-    drafts = SPECULATION.draft_tokens
-    ends = seq_lens + drafts
-    place = torch.arange(positions.shape[0], device=positions.device)
-    request, node = place // drafts, place % drafts
-    begins = torch.cumsum(ends, 0) - ends
-    mask_rows = begins * drafts
-    mask_indptr = mask_rows[request] + node * ends[request]
-    offsets = (seq_lens - window + 1).clamp(min=0)
-    width = page_table_width(window)
-    columns = offsets[:, None] + torch.arange(width, device=positions.device)
-    slots = table[req_pool_indices[:, None], columns.clamp(max=table.shape[1] - 1)]
-    first = (positions - window + 1).clamp(min=0)
-    row_start = request * width - offsets[request]
-    return {
-        "swa_page_table": torch.where(columns < ends[:, None], slots, 0).flatten(),
-        "window_kv_offsets": offsets.to(torch.int64),
-        "key_begin": begins[request].to(torch.int32),
-        "key_end": (begins + ends)[request].to(torch.int32),
-        "window_key_begin": (row_start + first).to(torch.int32),
-        "window_key_end": (row_start + ends[request]).to(torch.int32),
-        "mask_indptr": mask_indptr,
-    }
-
-
-def translated(lists: Lists, pool: SubjectPool, memo_resets: MemoResets) -> Lists:
-    """Return the lists, with the window's lists translated to SWA slots."""
-    window_kv_indices = translate_window(lists["window_kv_indices"], pool, memo_resets)
-    return {**lists, "window_kv_indices": window_kv_indices}
-
-
-def translate_window(
-    window_kv_indices: Tensor, pool: SubjectPool, memo_resets: MemoResets
-) -> Tensor:
-    """Translate a window's full slots (int32) to SWA slots (int32), between PR 26152's sites."""
-    if memo_resets.before_window:
-        pool.invalidate_loc_cache()
-    translated = pool.translate_loc_from_full_to_swa(window_kv_indices)
-    if memo_resets.after_window:
-        pool.invalidate_loc_cache()
-    return translated
+def _tensor(name: str, values: Ints, device: torch.device) -> Tensor:
+    """Return a list as a tensor, int32. Places in a mask are int64."""
+    dtype = np.int64 if name in MASK_STARTS else np.int32
+    return torch.from_numpy(values.astype(dtype, copy=False)).to(device)

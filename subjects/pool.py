@@ -33,15 +33,10 @@ class Memo:
 
 @dataclass(frozen=True)
 class LocState:
-    """Python state about write locations: `swa_loc` under PRESET, the memo under MEMO.
-
-    `ragged` is the attention kernel that the engine chose last. The prefill kernel takes no mask,
-    and its tokens see all keys in their lists. The other kernel takes a mask.
-    """
+    """Python state about write locations: `swa_loc` under PRESET, the memo under MEMO."""
 
     swa_loc: Tensor | None = None
     memo: Memo | None = None
-    ragged: bool = False
 
 
 class SubjectPool:
@@ -55,11 +50,6 @@ class SubjectPool:
         self.scheme = scheme
         self.logger = logger
         self.state = LocState()
-
-    def choose_kernel(self, *, ragged: bool) -> None:
-        """Select the attention kernel of the next forwards."""
-        if ragged != self.state.ragged:
-            self.state = replace(self.state, ragged=ragged)
 
     def set_swa_loc(self, loc: Tensor | None) -> None:
         """Preset the SWA write location (PRESET). It stays set until the next call."""

@@ -102,10 +102,9 @@ COMPILED: Mapping[str, torch.dtype] = {"seq_lens": torch.int64}
 """The same for a runner that captures nothing: it converts nothing."""
 
 METADATA: Mapping[str, torch.dtype] = {
-    **dict.fromkeys(("kv_indptr", "window_kv_indptr", "swa_page_table"), torch.int32),
     **dict.fromkeys(("key_begin", "key_end", "window_key_begin", "window_key_end"), torch.int32),
-    **dict.fromkeys(("kv_indices", "window_kv_indices", "window_kv_offsets"), torch.int64),
-    **dict.fromkeys(("mask_indptr", "tree_parents"), torch.int64),
+    **dict.fromkeys(("kv_indices", "window_kv_indices"), torch.int64),
+    **dict.fromkeys(("mask_start", "window_mask_start", "tree_parents"), torch.int64),
 }
 """The dtypes of static buffers for key lists. Their content is checked by read_frame."""
 
@@ -118,50 +117,39 @@ class Room:
     """The required size of a static buffer for key lists, which no batch of small pools fills.
 
     Each row of a bucket needs `elements` plus `contexts` longest contexts plus `windows` windows.
-    `once` elements are needed in addition for any bucket.
     """
 
     elements: int = 0
     contexts: int = 0
     windows: int = 0
-    once: int = 0
 
     def of(self, config: ModelConfig, rows: int) -> int:
         """Return the elements that a number of rows needs."""
         keys = self.contexts * config.max_context + self.windows * config.window
-        return rows * (self.elements + keys) + self.once
+        return rows * (self.elements + keys)
 
 
-OF_ROWS: Mapping[str, Room] = {
-    **dict.fromkeys(("kv_indptr", "window_kv_indptr"), Room(elements=1, once=1)),
-    "kv_indices": Room(contexts=1),
-    "window_kv_indices": Room(windows=1),
-}
-"""The sizes of key lists per row, if each row has its own."""
-
-
-def of_requests(tokens: int) -> dict[str, Room]:
-    """Return the sizes of key lists per request with `tokens` tokens."""
+def list_room(tokens: int) -> dict[str, Room]:
+    """Return the sizes of key lists that `tokens` tokens each read."""
     ends = ("key_begin", "key_end", "window_key_begin", "window_key_end")
-    return {**dict.fromkeys(ends, Room(elements=tokens)), "kv_indices": Room(contexts=1)}
+    return {
+        **dict.fromkeys(ends, Room(elements=tokens)),
+        "kv_indices": Room(contexts=1),
+        "window_kv_indices": Room(elements=tokens - 1, windows=1),
+    }
 
 
 K = SPECULATION.draft_tokens
 ROOM: Mapping[Mode, Mapping[str, Room]] = {
-    Mode.DECODE: OF_ROWS,
-    Mode.DRAFT: OF_ROWS,
-    Mode.FROZEN_DRAFT: OF_ROWS,
+    Mode.DECODE: list_room(1),
+    Mode.DRAFT: list_room(1),
+    Mode.FROZEN_DRAFT: list_room(1),
     Mode.TARGET_VERIFY: {
-        **of_requests(K),
+        **list_room(K),
         "custom_mask": Room(contexts=K),
-        "swa_page_table": Room(elements=K - 1, windows=1),
-        "window_kv_offsets": Room(elements=1),
-        **dict.fromkeys(("mask_indptr", "tree_parents"), Room(elements=K)),
+        **dict.fromkeys(("mask_start", "window_mask_start", "tree_parents"), Room(elements=K)),
     },
-    Mode.DRAFT_EXTEND: {
-        **of_requests(ACCEPTED),
-        "window_kv_indices": Room(elements=ACCEPTED - 1, windows=1),
-    },
+    Mode.DRAFT_EXTEND: list_room(ACCEPTED),
 }
 """The required sizes of buffers for key lists and masks, by mode."""
 

@@ -22,7 +22,6 @@ def index_bounds(config: ModelConfig, sizes: PoolSizes) -> Mapping[str, int]:
         "input_ids": config.vocab,
         "topk_index": config.vocab,
         "custom_mask": 2,
-        "swa_page_table": sizes.slots(Kind.SWA),
         "positions": config.max_context,
         "mrope_positions": config.max_context,
         "req_pool_indices": sizes.rows + 1,

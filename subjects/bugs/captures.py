@@ -1,14 +1,12 @@
 """Graphs that contain state of their capture, and metadata that a replay does not rebuild."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from paritybit.reference.config import CHAIN, SPECULATION, Kind
 from paritybit.subjects.access import ListedKV
 from paritybit.subjects.bugs.bug import DRAFTS, Bug, pull, seen
-from paritybit.subjects.key_lists import Lists, StaticLists
+from paritybit.subjects.key_lists import Lists
 from paritybit.subjects.protocol import Keys
 from paritybit.subjects.runners.base import GraphRunner, RunnerSpec
 from paritybit.subjects.runners.eagle_draft import EagleDraftRunner
@@ -28,29 +26,16 @@ class BakesLongest(ListedKV):
         return Keys(keys.begin, end, keys.slots, keys.mask_start)
 
 
-class ReboundMetadata(StaticLists):
-    rebinds = False
-
-    def write(self, values: Lists) -> None:
-        if self.rebinds:
-            self.buffers = {**self.buffers, REBOUND: values[REBOUND]}
-            values = {name: listed for name, listed in values.items() if name != REBOUND}
-        super().write(values)
-
-
 class RebindsAfterCapture(GraphRunner):
-    def capture_all(self) -> None:
-        super().capture_all()
-        assert isinstance(self.metadata, ReboundMetadata)
-        self.metadata.rebinds = True
+    def plan(self, bucket: int) -> None:
+        lists = self.key_lists(bucket)
+        if len(self.captured) == len(self.buckets):
+            self.state = lists.pop(REBOUND)
+        self.metadata.write(lists)
 
-    @property
-    def state(self) -> Any:
-        return self.metadata.buffers
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.metadata.buffers = state
+    def static_buffers(self) -> Mapping[str, Tensor]:
+        newest = {} if self.state is None else {REBOUND: self.state}
+        return {**super().static_buffers(), **newest}
 
 
 class UniformQueries(EagleDraftExtendRunner):
@@ -60,34 +45,21 @@ class UniformQueries(EagleDraftExtendRunner):
 
 
 class PlansByHostAddress(GraphRunner):
-    plans: Mapping[tuple[int, int], Lists] = {}
-
-    def list_rows(self, bucket: int, lists: Callable[..., Lists]) -> None:
+    def key_lists(self, bucket: int) -> Lists:
         if bucket not in self.captured:
-            super().list_rows(bucket, lists)
-            return
+            return super().key_lists(bucket)
         lengths = self.view("seq_lens_cpu", bucket)
         key = lengths.data_ptr(), lengths.numel()
-
-        def known(*args: Any) -> Lists:
-            if key not in self.plans:
-                self.plans = {**self.plans, key: lists(*args)}
-            return self.plans[key]
-
-        super().list_rows(bucket, known)
-
-    @property
-    def state(self) -> Any:
-        return self.plans
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.plans = state
+        plans = self.state or {}
+        if key not in plans:
+            self.state = plans = {**plans, key: super().key_lists(bucket)}
+        plan: Lists = plans[key]
+        return plan
 
 
 class ListsOneBranch(GraphRunner):
     def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
-        sizes = super().metadata_sizes(bucket)  # type: ignore[safe-super]  # the runner's come next
+        sizes = super().metadata_sizes(bucket)
         slots, dtype = sizes["kv_indices"]
         return {**sizes, "kv_indices": (slots // self.topk, dtype)}
 
@@ -97,20 +69,17 @@ class PlansFirstForward(EagleDraftRunner):
         super().__init__(spec)
         self.of_capture: dict[int, Lists] = {}
 
-    def list_rows(self, bucket: int, lists: Callable[..., Lists]) -> None:
-        super().list_rows(bucket, partial(self.first_anew, bucket, lists))
-
-    def first_anew(self, bucket: int, lists: Callable[..., Lists], *given: Any) -> Lists:
-        """Return new lists for the first forward, and the kept ones for all others."""
-        found, rows = lists(*given), bucket * self.topk
+    def key_lists(self, bucket: int) -> Lists:
+        found, rows = super().key_lists(bucket), bucket * self.topk
         kept = self.of_capture.setdefault(bucket, found)
         joined: Lists = {}
         for kind in ("", "window_"):
-            indptr, slots = f"{kind}kv_indptr", f"{kind}kv_indices"
-            end, kept_end = found[indptr][rows], kept[indptr][rows]
-            later = kept[indptr][rows + 1 :] - kept_end + end
-            joined[indptr] = torch.cat([found[indptr][: rows + 1], later])
-            joined[slots] = torch.cat([found[slots][: int(end)], kept[slots][int(kept_end) :]])
+            begin, end, slots = f"{kind}key_begin", f"{kind}key_end", f"{kind}kv_indices"
+            first, kept_first = (int(lists[end][rows - 1]) for lists in (found, kept))
+            for name in (begin, end):
+                later = kept[name][rows:] - kept_first + first
+                joined[name] = torch.cat([found[name][:rows], later])
+            joined[slots] = torch.cat([found[slots][:first], kept[slots][kept_first:]])
         return joined
 
 
@@ -133,7 +102,7 @@ BUGS = (
             "still reads the tensor it was captured with."
         ),
         expected=seen("index_contract", "decode"),
-        parts=(RebindsAfterCapture, ReboundMetadata),
+        parts=(RebindsAfterCapture,),
     ),
     Bug(
         name="query_layout_uniform",

@@ -10,7 +10,6 @@ from paritybit.reference.ops import Ops
 from paritybit.subjects.graphs.cuda import CudaSegment
 from paritybit.subjects.graphs.protocol import Graph
 from paritybit.subjects.graphs.tape import TapeSegment
-from torch import Tensor
 
 Result = TypeVar("Result")
 
@@ -18,9 +17,8 @@ Result = TypeVar("Result")
 class Capture(Generic[Result]):
     """One run of a function, captured as segments with eager work between them.
 
-    `output` is the function's result. Keep it, and any other tensor that one segment passes to
-    another, as long as the segments are replayed. `memory_pool` is None on a CPU. `static` are the
-    static buffers of its runner when it was made, by name.
+    `output` is the function's result. `kept` is anything else that the segments read, kept alive
+    as long as they are. `memory_pool` is None on a CPU.
     """
 
     def __init__(self, ops: Ops, memory_pool: Any | None) -> None:
@@ -29,7 +27,7 @@ class Capture(Generic[Result]):
         self.segments: list[Graph] = []
         self.breaks: list[Callable[[], None]] = []
         self.output: Result
-        self.static: dict[str, Tensor] = {}
+        self.kept: Any = None
         self._open: CudaSegment | TapeSegment | None = None
 
     def run(self, function: Callable[[], Result]) -> "Capture[Result]":

@@ -1,18 +1,18 @@
 """The base class of graph runners: buckets, static inputs, capture and replay.
 
-A subclass defines the contract, the metadata and the captured function of a runner. The design
-follows the graph runners of sglang.
+A subclass has the contract and the captured function of a runner, and what its key lists contain.
+The design follows the graph runners of sglang.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
-from paritybit.reference.config import Kind, Role
+from paritybit.reference.config import SPECULATION, Kind, Role
 from paritybit.reference.model import Model, Output
 from paritybit.reference.ops import Ops
 from paritybit.reference.state_pool import StatePool
@@ -21,16 +21,23 @@ from paritybit.subjects.buffers import BufferPool, Conversions, StaticInputs
 from paritybit.subjects.contracts import HIDDEN, TOPK, Axis, Contract, Extents
 from paritybit.subjects.graphs.capture import Capture
 from paritybit.subjects.graphs.protocol import Graph
-from paritybit.subjects.key_lists import Lists, StaticLists
+from paritybit.subjects.key_lists import (
+    Lists,
+    Queries,
+    StaticLists,
+    keys_of,
+    list_keys,
+    list_sizes,
+    translated,
+)
 from paritybit.subjects.parts import Parts
-from paritybit.subjects.pool import LocState, SubjectPool
+from paritybit.subjects.pool import SubjectPool
 from paritybit.subjects.protocol import KeyLists, Overrides, Replay
 from paritybit.subjects.toggles import LocationScheme, Toggles
 from torch import Tensor
 
 WARM_UP_RUNS = 1
 """The number of runs before a capture. sglang makes two; here one has the same effect."""
-
 
 NOTHING_OVERRIDDEN = Overrides()
 
@@ -61,11 +68,11 @@ class GraphRunner(ABC):
     |---|---|
     | `kv_role` | the model whose KV it reads and stores |
     | `rows` | the rows of its contract for all location schemes |
+    | `never_populated` | inputs that it allocates but never copies to |
     | `token_buckets` | buckets are in tokens rather than in requests |
     | `shares_buffers` | shares static buffers of the same name with other runners of the engine |
     | `store_count` | the number of forwards inside one graph that store KV |
     | `captures` | whether it captures graphs |
-    | `ragged` | the attention kernel that it uses: see `SubjectPool` |
     | `attention_captured` | whether attention is in the graphs rather than between them |
     """
 
@@ -73,12 +80,14 @@ class GraphRunner(ABC):
     mode: ClassVar[Mode]
     kv_role: ClassVar[Role] = Role.TARGET
     rows: ClassVar[Contract]
+    never_populated: ClassVar[frozenset[str]] = frozenset()
     token_buckets: ClassVar[bool] = False
     shares_buffers: ClassVar[bool] = True
     store_count: ClassVar[int] = 1
     captures: ClassVar[bool] = True
-    ragged: ClassVar[bool] = False
     attention_captured: ClassVar[bool] = True
+    state: Any = None
+    """The Python state that replays change, without static buffers."""
 
     def __init__(self, spec: RunnerSpec) -> None:
         self.ops = spec.ops
@@ -89,46 +98,90 @@ class GraphRunner(ABC):
         self.toggles = spec.toggles
         self.buckets = tuple(sorted(spec.buckets))
         self.memory_pool = spec.memory_pool
-        config = self.target.config
+        self.topk = self.target.config.speculation.topk
+        self.window = self.target.config.window
         self.listed_kv = spec.parts.of(ListedKV)
         self.inputs = StaticInputs(
             spec.contract,
             self.extents(self.buckets[-1]),
             spec.buffers,
             self.target.dtype,
-            {HIDDEN: config.hidden, TOPK: self.topk},
+            {HIDDEN: self.target.config.hidden, TOPK: self.topk},
         )
         self.metadata = spec.parts.of(StaticLists)(
             self.metadata_sizes(self.buckets[-1]), spec.buffers
         )
         self.captured: dict[int, Capture[Any]] = {}
-        self.captured_states: list[LocState] = []
-        self.mixed: list[Tensor] = []
-        self._state: Any = None
-
-    @abstractmethod
-    def extents(self, bucket: int) -> Extents:
-        """Return the length of each axis of the static inputs for a bucket."""
-
-    @abstractmethod
-    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
-        """Return elements and dtype of each static metadata buffer for a bucket, by name."""
-
-    @abstractmethod
-    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
-        """Return the values that a batch copies to the static inputs, by name."""
-
-    @abstractmethod
-    def plan(self, bucket: int) -> None:
-        """Write the metadata for all rows of a bucket, including padded ones."""
-
-    @abstractmethod
-    def keys(self, bucket: int) -> KeyLists | None:
-        """Return the key lists of a bucket's rows, or None if no row reads KV."""
 
     @abstractmethod
     def forward(self, bucket: int) -> Output:
         """Run the function that is captured, over the static buffers of a bucket."""
+
+    @property
+    def tokens_per_request(self) -> int:
+        """How many tokens a bucket has per request."""
+        return 1
+
+    def extents(self, bucket: int) -> Extents:
+        """Return the length of each axis of the static inputs for a bucket."""
+        config = self.target.config
+        return {
+            Axis.REQUEST: bucket,
+            Axis.TOKEN: bucket * self.tokens_per_request,
+            Axis.DRAFT_SLOT: bucket * config.speculation.slots,
+            Axis.MASK: bucket * SPECULATION.draft_tokens * config.max_context,
+        }
+
+    def list_count(self, bucket: int) -> int:
+        """Return how many key lists a bucket has. By default, each token has its own."""
+        return bucket * self.tokens_per_request
+
+    def listed_tokens(self, bucket: int) -> int:
+        """Return how many tokens of a bucket, in all its forwards, read a key list."""
+        return bucket * self.tokens_per_request
+
+    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
+        """Return elements and dtype of each static metadata buffer for a bucket, by name."""
+        return list_sizes(self.list_count(bucket), self.listed_tokens(bucket), self.target.config)
+
+    def queries(self, bucket: int) -> Queries:
+        """Return what the tokens of a bucket attend to. By default, one token per list."""
+        return Queries(
+            self.view("req_pool_indices", bucket),
+            self.view("seq_lens", bucket),
+            self.view("seq_lens_cpu", bucket),
+            self.listed_tokens(bucket),
+        )
+
+    def key_lists(self, bucket: int) -> Lists:
+        """Return the metadata for all tokens of a bucket, including padded ones."""
+        lists = list_keys(self.queries(bucket), self.window, self.pool.pool.req_to_token)
+        return translated(lists, self.pool, self.toggles.memo_resets)
+
+    def plan(self, bucket: int) -> None:
+        """Write the metadata of a bucket."""
+        self.metadata.write(self.key_lists(bucket))
+
+    def static_keys(self, bucket: int) -> KeyLists:
+        """Return the key lists that a bucket's graph reads."""
+        return keys_of(self.metadata.buffers, 0, self.listed_tokens(bucket))
+
+    def keys(self, bucket: int) -> KeyLists | None:
+        """Return the key lists of the last forward, or None if it read no KV."""
+        return self.static_keys(bucket)
+
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        """Return the values that a batch copies to the static inputs, by name."""
+        if batch is None:
+            return {}
+        found = {
+            name: batch.value(name) for name in self.inputs.buffers.keys() - self.never_populated
+        }
+        if "out_cache_loc_swa" in found:
+            found["out_cache_loc_swa"] = self.pool.translate_loc_from_full_to_swa(
+                batch.out_cache_loc
+            )
+        return {name: values for name, values in found.items() if values is not None}
 
     def size(self, batch: ForwardBatch) -> int:
         """Return a batch's live size in the unit of the buckets."""
@@ -167,7 +220,6 @@ class GraphRunner(ABC):
         padded = self.padded(batch, bucket)
         self.populate(batch, bucket, padded=padded)
         overwrite(self.inputs.buffers, overrides)
-        self.choose_kernel()
         self.plan(bucket)
         overwrite(self.metadata.buffers, overrides)
         output = self.launch(batch, bucket, captured=overrides.captured)
@@ -201,58 +253,42 @@ class GraphRunner(ABC):
         output: Output = graph.output
         return output
 
-    def new_capture(self) -> Capture[Any]:
-        """Return a new, empty capture in this runner's memory pool."""
-        capture: Capture[Any] = Capture(self.ops, self.memory_pool)
-        capture.static = {**self.inputs.buffers, **self.metadata.buffers}
+    def capture_all(self) -> None:
+        """Capture all buckets in one memory pool, the largest first: its memory fits all."""
+        for bucket in reversed(self.buckets):
+            self.plan(bucket)
+            self.preset_location(bucket)
+            for _ in range(WARM_UP_RUNS):
+                self.run_once(bucket)
+            self.captured[bucket] = self.capture(bucket)
+
+    def capture(self, bucket: int) -> Capture[Output]:
+        """Capture the graph of a bucket."""
+        capture: Capture[Output] = Capture(self.ops, self.memory_pool)
+        capture.run(partial(self.run_once, bucket))
+        # The graph may read a translation that was memoised before the capture. It is kept alive,
+        # so that the graph reads a stale translation and not freed memory.
+        capture.kept = self.pool.state
         return capture
 
-    @property
-    def state(self) -> Any:
-        """The Python state that replays change, without static buffers. None by default."""
-        return self._state
+    def run_once(self, bucket: int) -> Output:
+        """Run the captured function of a bucket, as warm-up and capture do."""
+        if self.toggles.memo_resets.run_once:
+            self.pool.invalidate_loc_cache()
+        return self.forward(bucket)
 
-    @state.setter
-    def state(self, state: Any) -> None:
-        self._state = state
-
-    @property
-    def graphs_held(self) -> tuple[dict[int, Capture[Any]], list[LocState], list[Tensor]]:
-        """The captures by bucket, and what they need alive: pool states and attention outputs."""
-        return self.captured, self.captured_states, self.mixed
-
-    @graphs_held.setter
-    def graphs_held(
-        self, held: tuple[dict[int, Capture[Any]], list[LocState], list[Tensor]]
-    ) -> None:
-        self.captured, self.captured_states, self.mixed = held
-
-    @property
-    def topk(self) -> int:
-        """How many branches a draft keeps."""
-        return self.target.config.speculation.topk
-
-    @property
-    def window(self) -> int:
-        """The number of keys that a token sees on SWA layers, including itself."""
-        return self.target.config.window
-
-    def list_rows(self, bucket: int, lists: Callable[..., Lists]) -> None:
-        """Write the key lists of a bucket's rows. `lists` has the parameters of `row_lists`."""
-        self.metadata.write(
-            lists(
-                self.view("req_pool_indices", bucket),
-                self.view("seq_lens", bucket),
-                self.view("seq_lens_cpu", bucket),
-                self.window,
-                self.pool,
-                self.toggles.memo_resets,
-            )
-        )
+    def preset_location(self, bucket: int) -> None:
+        """Set the pool's `swa_loc` for a capture: the runner's static buffer, or None."""
+        has_one = "out_cache_loc_swa" in self.inputs.buffers and self.toggles.preset_at_capture
+        self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket) if has_one else None)
 
     def view(self, name: str, bucket: int) -> Tensor:
         """Return the part of a static input that a bucket reads."""
         return self.inputs.view(name, self.extents(bucket))
+
+    def scalar(self, value: int) -> Tensor:
+        """Return a number as a tensor for the model, int32 [1]."""
+        return torch.full((1,), value, dtype=torch.int32, device=self.target.device)
 
     def static_buffers(self) -> Mapping[str, Tensor]:
         """Return all static buffers, inputs and metadata, by name."""
@@ -274,7 +310,7 @@ class GraphRunner(ABC):
 
     def operations(self, bucket: int) -> list[str]:
         """Return the names of the ops in a bucket's graph."""
-        return [name for graph in self.graphs(bucket) for name in graph.operations]
+        return self.captured[bucket].operations
 
     def translations(self, scheme: LocationScheme) -> int:
         """Return the number of full-to-SWA translations in a graph for a location scheme."""
@@ -286,66 +322,9 @@ class GraphRunner(ABC):
         }
         return self.store_count * per_store[scheme]
 
-    def batch_inputs(self, batch: ForwardBatch) -> dict[str, Tensor]:
-        """Return the batch's tensors for the static inputs, with translated SWA locations."""
-        found = {name: batch.value(name) for name in self.inputs.buffers}
-        if "out_cache_loc_swa" in self.inputs.buffers:
-            found["out_cache_loc_swa"] = self.pool.translate_loc_from_full_to_swa(
-                batch.out_cache_loc
-            )
-        return {name: values for name, values in found.items() if values is not None}
-
-    def scalar(self, value: int) -> Tensor:
-        """Return a number as a tensor for the model, int32 [1]."""
-        return torch.full((1,), value, dtype=torch.int32, device=self.target.device)
-
-    def plan_all(self) -> None:
-        """Write the metadata of all buckets, as `capture_all` does, without captures."""
-        for bucket in self.capture_order():
-            self.plan(bucket)
-
-    def capture_all(self) -> None:
-        """Capture all buckets in one memory pool."""
-        for bucket in self.capture_order():
-            self.plan(bucket)
-            self.preset_location(bucket)
-            run_once = partial(self.run_once, bucket)
-            for _ in range(WARM_UP_RUNS):
-                run_once()
-            capture = self.new_capture()
-            self.captured[bucket] = capture.run(run_once)
-            # The graph may read a translation that was memoised before the capture. It is kept
-            # alive, so that the graph reads a stale translation and not freed memory.
-            self.captured_states.append(self.pool.state)
-
-    def capture_order(self) -> tuple[int, ...]:
-        """Return the buckets in capture order. The largest comes first: its memory fits all."""
-        return self.buckets[::-1]
-
-    def choose_kernel(self) -> None:
-        """Select the attention kernel of this runner."""
-        self.pool.choose_kernel(ragged=self.ragged)
-
-    def run_once(self, bucket: int) -> Output:
-        """Run the captured function of a bucket, as warm-up and capture do."""
-        self.choose_kernel()
-        if self.toggles.memo_resets.run_once:
-            self.pool.invalidate_loc_cache()
-        return self.forward(bucket)
-
-    def preset_location(self, bucket: int) -> None:
-        """Set the pool's `swa_loc` for a capture: the runner's static buffer, or None."""
-        has_one = "out_cache_loc_swa" in self.inputs.buffers and self.toggles.preset_at_capture
-        self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket) if has_one else None)
-
 
 def overwrite(buffers: Mapping[str, Tensor], overrides: Overrides) -> None:
     """Write the overridden elements of these buffers."""
     for name, element, value in overrides.elements:
         if name in buffers:
             buffers[name].view(-1)[element] = value
-
-
-def request_extents(requests: int, tokens_per_request: int = 1) -> dict[Axis, int]:
-    """Return the extents of a bucket of requests with `tokens_per_request` tokens each."""
-    return {Axis.REQUEST: requests, Axis.TOKEN: requests * tokens_per_request}

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output, TokenInputs
-from paritybit.subjects.contracts import SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
+from paritybit.subjects.contracts import SEQ_LEN_FILL_VALUE, Axis, keep, reset
 from paritybit.subjects.graphs.protocol import Graph
-from paritybit.subjects.key_lists import row_keys, row_lists
+from paritybit.subjects.key_lists import Queries, keys_of, list_keys, translated
 from paritybit.subjects.protocol import KeyLists
-from paritybit.subjects.runners.base import GraphRunner, request_extents
+from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.states import decode_paths
 from torch import Tensor
 
@@ -35,10 +35,6 @@ class CpuGraphRunner(GraphRunner):
         reset("req_pool_indices", Axis.REQUEST, torch.int64),
     )
 
-    def extents(self, bucket: int) -> Extents:
-        """Return the extents of a bucket of requests."""
-        return request_extents(bucket)
-
     def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
         """Return no buffers, because metadata is fresh."""
         return {}
@@ -49,10 +45,6 @@ class CpuGraphRunner(GraphRunner):
     def keys(self, bucket: int) -> KeyLists:
         """Return the fresh key lists of the last forward."""
         return self.listed
-
-    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
-        """Return the batch's tensors."""
-        return {} if batch is None else self.batch_inputs(batch)
 
     def capture_all(self) -> None:
         """Run every size once, as compilation does."""
@@ -93,14 +85,8 @@ class CpuGraphRunner(GraphRunner):
         """Return `logits` and `hidden` of every row of `inputs`."""
         self.pool.set_swa_loc(None)
         seq_lens = inputs["seq_lens"]
-        lists = row_lists(
-            inputs["req_pool_indices"],
-            seq_lens,
-            seq_lens.cpu(),
-            self.window,
-            self.pool,
-            self.toggles.memo_resets,
-        )
+        queries = Queries(inputs["req_pool_indices"], seq_lens, seq_lens.cpu(), len(seq_lens))
+        lists = list_keys(queries, self.window, self.pool.pool.req_to_token)
         tokens = TokenInputs(
             input_ids=inputs["input_ids"],
             payload=self._payload(batch, bucket),
@@ -108,7 +94,7 @@ class CpuGraphRunner(GraphRunner):
             mrope_positions=inputs["mrope_positions"],
             live_tokens=self.scalar(bucket),
         )
-        self.listed = row_keys(lists, 0, bucket)
+        self.listed = keys_of(translated(lists, self.pool, self.toggles.memo_resets), 0, bucket)
         access = self.listed_kv(
             self.ops, self.target, self.pool, inputs["out_cache_loc"], self.listed
         )

@@ -12,15 +12,12 @@ from paritybit.subjects.contracts import (
     SEQ_LEN_FILL_VALUE,
     Axis,
     Contract,
-    Extents,
     Policy,
     StaticInput,
     keep,
     reset,
 )
-from paritybit.subjects.key_lists import row_keys, row_lists, row_sizes
-from paritybit.subjects.protocol import KeyLists
-from paritybit.subjects.runners.base import GraphRunner, request_extents
+from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.states import decode_paths
 from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
@@ -56,38 +53,14 @@ class DecodeRunner(GraphRunner):
     name = "decode"
     mode = Mode.DECODE
     rows = ROWS
-    tokens_per_request = 1
-
-    def extents(self, bucket: int) -> Extents:
-        """Return the extents of a bucket of requests."""
-        return request_extents(bucket, self.tokens_per_request)
-
-    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
-        """Return the buffers of one key list per row."""
-        config = self.target.config
-        return row_sizes(bucket, config.max_context, config.window)
 
     def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors and the two token counts."""
-        if batch is None:
-            found = {"num_token_non_padded": self.scalar(0)}
-        else:
-            found = self.batch_inputs(batch)
-        return found | {"global_num_tokens": self.token_counts[bucket]}
-
-    def capture_all(self) -> None:
-        """Capture every bucket, with its constant count of tokens."""
-        counts = {bucket: bucket * self.tokens_per_request for bucket in self.buckets}
-        self.token_counts = {bucket: self.scalar(count) for bucket, count in counts.items()}
-        super().capture_all()
-
-    def plan(self, bucket: int) -> None:
-        """List the keys of every row."""
-        self.list_rows(bucket, row_lists)
-
-    def keys(self, bucket: int) -> KeyLists:
-        """Return the static key lists that a bucket's graph reads."""
-        return row_keys(self.metadata.buffers, 0, bucket)
+        return {
+            "num_token_non_padded": self.scalar(0),
+            **super().live_values(batch, bucket),
+            "global_num_tokens": self.scalar(bucket * self.tokens_per_request),
+        }
 
     def state_paths(self, bucket: int) -> StatePaths:
         """Return the paths of the recurrent states of a bucket's tokens."""
@@ -124,6 +97,6 @@ class DecodeRunner(GraphRunner):
             live_tokens=self.view("num_token_non_padded", bucket),
             token_count=self.view("global_num_tokens", bucket),
         )
-        loc = self.view("out_cache_loc", bucket)
-        access = self.listed_kv(self.ops, self.target, self.pool, loc, self.keys(bucket))
+        loc, keys = self.view("out_cache_loc", bucket), self.static_keys(bucket)
+        access = self.listed_kv(self.ops, self.target, self.pool, loc, keys)
         return self.target.forward(self.ops, tokens, access)

@@ -5,9 +5,10 @@ Each forward writes one column of the slots that were allocated for drafting.
 """
 
 from functools import partial
+from typing import ClassVar
 
 import torch
-from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.batch import Mode
 from paritybit.reference.config import SPECULATION, Role
 from paritybit.reference.eager import draft_inputs
 from paritybit.reference.model import Output
@@ -17,13 +18,12 @@ from paritybit.subjects.contracts import (
     SEQ_LEN_FILL_VALUE,
     TOPK,
     Axis,
-    Extents,
+    Contract,
     keep,
     reset,
 )
-from paritybit.subjects.key_lists import draft_lists, row_keys, row_sizes
-from paritybit.subjects.protocol import KeyLists
-from paritybit.subjects.runners.base import GraphRunner, request_extents
+from paritybit.subjects.key_lists import Queries, draft_queries, keys_of
+from paritybit.subjects.runners.base import GraphRunner
 from torch import Tensor
 
 
@@ -34,7 +34,7 @@ class EagleDraftRunner(GraphRunner):
     mode = Mode.DRAFT
     kv_role = Role.DRAFT
     store_count = SPECULATION.forwards
-    rows = (
+    rows: ClassVar[Contract] = (
         keep("input_ids", Axis.TOKEN, torch.int64),
         keep("mrope_positions", Axis.MROPE, torch.int64),
         keep("extend_seq_lens", Axis.REQUEST, torch.int32),
@@ -49,58 +49,56 @@ class EagleDraftRunner(GraphRunner):
     )
     never_populated = frozenset({"input_ids", "mrope_positions", "extend_seq_lens"})
 
-    def extents(self, bucket: int) -> Extents:
-        """Return the extents of a bucket: `topk` rows and all draft slots per request."""
-        slots = bucket * self.draft.config.speculation.slots
-        return {**request_extents(bucket, self.topk), Axis.DRAFT_SLOT: slots}
+    @property
+    def tokens_per_request(self) -> int:
+        """The number of branches."""
+        return self.topk
 
-    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
-        """Return the buffers of one key list per branch and forward."""
-        config = self.draft.config
-        rows = SPECULATION.forwards * self.topk * bucket
-        return row_sizes(rows, config.max_context, config.window)
+    def list_count(self, bucket: int) -> int:
+        """Return the number of branches in all forwards of a draft."""
+        return self.listed_tokens(bucket)
 
-    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
-        """Return the tensors of the batch that this runner populates."""
-        found = {} if batch is None else self.batch_inputs(batch)
-        return {name: found[name] for name in found if name not in self.never_populated}
+    def listed_tokens(self, bucket: int) -> int:
+        """Return the number of branches in all forwards of a draft."""
+        return SPECULATION.forwards * self.topk * bucket
 
-    def plan(self, bucket: int) -> None:
-        """List the keys of every branch for every forward."""
-        self.list_rows(bucket, partial(draft_lists, topk=self.topk))
-
-    def keys(self, bucket: int) -> KeyLists:
-        """Return the static key lists of every branch, one forward after another."""
-        rows = SPECULATION.forwards * self.topk * bucket
-        return row_keys(self.metadata.buffers, 0, rows)
+    def queries(self, bucket: int) -> Queries:
+        """Return what every branch attends to in every forward."""
+        return draft_queries(
+            self.view("req_pool_indices", bucket),
+            self.view("seq_lens", bucket),
+            self.view("seq_lens_cpu", bucket),
+            self.topk,
+        )
 
     def forward(self, bucket: int) -> Output:
         """Return all candidates of each request: `scores`, `tokens` and `chosen`.
 
         Scores and tokens are also scattered into the requests' rows of the draft table.
         """
-        rows = bucket * self.topk
-        positions = self.view("positions", bucket)
-        slots = self.view("out_cache_loc", bucket).view(rows, SPECULATION.steps)
-        by_step = slots.T.contiguous()
-
-        def run(step: int, input_ids: Tensor, hidden: Tensor) -> Output:
-            if self.toggles.memo_resets.run_once:
-                self.pool.invalidate_loc_cache()
-            keys = row_keys(self.metadata.buffers, step * rows, rows)
-            access = self.listed_kv(self.ops, self.draft, self.pool, by_step[step], keys)
-            tokens = draft_inputs(
-                self.ops, self.draft, input_ids, hidden, positions + step, self.scalar(rows)
-            )
-            return self.draft.forward(self.ops, tokens, access)
-
         output = propose(
             self.ops,
             self.view("topk_p", bucket),
             self.view("topk_index", bucket),
             self.view("hidden_states", bucket),
-            run,
+            partial(self.draft_forward, bucket),
         )
-        request_rows = self.view("req_pool_indices", bucket)
-        keep_candidates(self.ops, self.states.draft_table, request_rows, output)
+        rows = self.view("req_pool_indices", bucket)
+        if len(rows) > bucket:  # One per branch.
+            rows = rows.view(bucket, self.topk)[:, 0].contiguous()
+        keep_candidates(self.ops, self.states.draft_table, rows, output)
         return output
+
+    def draft_forward(self, bucket: int, step: int, input_ids: Tensor, hidden: Tensor) -> Output:
+        """Run one forward of a draft."""
+        if self.toggles.memo_resets.run_once:
+            self.pool.invalidate_loc_cache()
+        branches = bucket * self.topk
+        slots = self.view("out_cache_loc", bucket).view(branches, SPECULATION.steps)
+        keys = keys_of(self.metadata.buffers, step * branches, branches)
+        access = self.listed_kv(self.ops, self.draft, self.pool, slots[:, step].contiguous(), keys)
+        positions = self.view("positions", bucket) + step
+        tokens = draft_inputs(
+            self.ops, self.draft, input_ids, hidden, positions, self.scalar(branches)
+        )
+        return self.draft.forward(self.ops, tokens, access)

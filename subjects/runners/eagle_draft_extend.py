@@ -4,16 +4,17 @@ Requests have different numbers of tokens, packed one after another. A bucket ha
 longest verified path of every request. The static inputs determine which rows are live.
 """
 
+from dataclasses import replace
+
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import SPECULATION, Role
 from paritybit.reference.eager import draft_inputs
 from paritybit.reference.model import Output
 from paritybit.reference.speculative import likeliest
-from paritybit.subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
-from paritybit.subjects.key_lists import span_keys, span_lists, span_sizes
-from paritybit.subjects.protocol import KeyLists
-from paritybit.subjects.runners.base import GraphRunner, request_extents
+from paritybit.subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, keep, reset
+from paritybit.subjects.key_lists import Queries
+from paritybit.subjects.runners.base import GraphRunner
 from torch import Tensor
 
 K = SPECULATION.extend_tokens
@@ -39,18 +40,18 @@ class EagleDraftExtendRunner(GraphRunner):
         reset("extend_seq_lens_cpu", Axis.REQUEST, torch.int32, K, host=True),
     )
 
-    def extents(self, bucket: int) -> Extents:
-        """Return the extents of a bucket of requests with K tokens each."""
-        return request_extents(bucket, K)
+    @property
+    def tokens_per_request(self) -> int:
+        """The number of tokens of the longest verified path."""
+        return K
 
-    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
-        """Return the buffers of one key list per request."""
-        config = self.draft.config
-        return span_sizes(bucket, bucket * K, config.max_context, config.window)
+    def list_count(self, bucket: int) -> int:
+        """Return the number of requests."""
+        return bucket
 
     def can_run(self, batch: ForwardBatch) -> bool:
         """Whether every request has at most K tokens."""
-        return super().can_run(batch) and all(s.end - s.begin <= K for s in batch.spans)
+        return super().can_run(batch) and batch.longest <= K
 
     def padded(self, batch: ForwardBatch | None, bucket: int) -> bool:
         """Return whether any token of the bucket is padding."""
@@ -62,32 +63,13 @@ class EagleDraftExtendRunner(GraphRunner):
         live_values = self.live_values(batch, bucket)
         self.inputs.populate(live_values, padded=padded, padded_on_host=on_host)
 
-    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
-        """Return the batch's tensors and the token counts on the host."""
-        if batch is None:
-            return {}
-        counts = torch.tensor([s.end - s.begin for s in batch.spans], dtype=torch.int32)
-        return {**self.batch_inputs(batch), "extend_seq_lens_cpu": counts}
-
-    def plan(self, bucket: int) -> None:
-        """List the keys of every token."""
-        self.metadata.write(
-            span_lists(
-                self.view("req_pool_indices", bucket),
-                self.view("seq_lens", bucket),
-                self.view("num_accept_tokens", bucket),
-                self.view("seq_lens_cpu", bucket),
-                self.view("extend_seq_lens_cpu", bucket),
-                bucket * K,
-                self.window,
-                self.pool,
-                self.toggles.memo_resets,
-            )
+    def queries(self, bucket: int) -> Queries:
+        """Return what the tokens of every request attend to."""
+        return replace(
+            super().queries(bucket),
+            counts=self.view("num_accept_tokens", bucket),
+            counts_cpu=self.view("extend_seq_lens_cpu", bucket),
         )
-
-    def keys(self, bucket: int) -> KeyLists:
-        """Return the static key lists of every token."""
-        return span_keys(self.metadata.buffers, bucket * K)
 
     def forward(self, bucket: int) -> Output:
         """Return `logits`, `hidden`, `topk_p` and `topk_index` of each request's last token."""
@@ -99,8 +81,8 @@ class EagleDraftExtendRunner(GraphRunner):
             self.view("positions", bucket),
             self.scalar(bucket * K),
         )
-        loc = self.view("out_cache_loc", bucket)
-        access = self.listed_kv(self.ops, self.draft, self.pool, loc, self.keys(bucket))
+        loc, keys = self.view("out_cache_loc", bucket), self.static_keys(bucket)
+        access = self.listed_kv(self.ops, self.draft, self.pool, loc, keys)
         hidden = self.draft.run_layers(self.ops, tokens, access)
         counts = self.view("extend_seq_lens", bucket)
         ends = self.query_ends(counts)

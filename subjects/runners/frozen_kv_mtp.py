@@ -6,31 +6,24 @@ the index inputs are branches. The rows of the drafting state are requests.
 
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import Role
 from paritybit.reference.eager import draft_inputs, frozen_layers
 from paritybit.reference.model import Output
-from paritybit.reference.speculative import keep_candidates, propose
-from paritybit.subjects.contracts import (
-    HIDDEN,
-    SEQ_LEN_FILL_VALUE,
-    TOPK,
-    Axis,
-    Extents,
-    keep,
-    reset,
-)
-from paritybit.subjects.key_lists import row_keys, row_lists, row_sizes
-from paritybit.subjects.protocol import KeyLists
-from paritybit.subjects.runners.base import GraphRunner, request_extents
+from paritybit.subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, TOPK, Axis, keep, reset
+from paritybit.subjects.key_lists import Queries
+from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.runners.eagle_draft import EagleDraftRunner
 from torch import Tensor
 
-PER_BRANCH = ("seq_lens", "seq_lens_cpu", "req_pool_indices")
+PER_BRANCH = frozenset({"seq_lens", "seq_lens_cpu", "req_pool_indices"})
 
 
-class FrozenKvMtpRunner(GraphRunner):
+class FrozenKvMtpRunner(EagleDraftRunner):
     """Full-graph drafting that reads the target's KV."""
 
     name = "frozen_kv_mtp"
     mode = Mode.FROZEN_DRAFT
+    kv_role = Role.TARGET
     store_count = 0
     rows = (
         reset("seq_lens", Axis.TOKEN, torch.int32, SEQ_LEN_FILL_VALUE),
@@ -42,63 +35,36 @@ class FrozenKvMtpRunner(GraphRunner):
         keep("hidden_states", Axis.REQUEST, None, width=HIDDEN),
         keep("mrope_positions", Axis.MROPE, torch.int64),
     )
+    never_populated = frozenset()
 
-    def extents(self, bucket: int) -> Extents:
-        """Return the extents of a bucket of requests, with `topk` rows per request."""
-        return request_extents(bucket, self.topk)
+    def listed_tokens(self, bucket: int) -> int:
+        """Return the number of branches. All forwards of a draft read the same lists."""
+        return self.topk * bucket
 
-    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
-        """Return the buffers of one key list per branch."""
-        config = self.target.config
-        return row_sizes(bucket * self.topk, config.max_context, config.window)
+    def queries(self, bucket: int) -> Queries:
+        """Return the target's keys for every branch."""
+        return GraphRunner.queries(self, bucket)
 
     def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
-        """Return the batch's tensors. Per-request tensors are repeated for each branch."""
-        found = {} if batch is None else self.batch_inputs(batch)
+        """Return the batch's tensors. Some per-request tensors are repeated for each branch."""
         return {
             name: values[:, None].expand(-1, self.topk).reshape(-1)
             if name in PER_BRANCH
             else values
-            for name, values in found.items()
+            for name, values in super().live_values(batch, bucket).items()
         }
 
-    def plan(self, bucket: int) -> None:
-        """List the target's keys for every branch."""
-        self.list_rows(bucket, row_lists)
-
-    def keys(self, bucket: int) -> KeyLists:
-        """Return the static key lists of every branch, the same for every forward of a draft."""
-        return row_keys(self.metadata.buffers, 0, bucket * self.topk)
-
-    def forward(self, bucket: int) -> Output:
-        """Return all candidates of each request: `scores`, `tokens` and `chosen`.
-
-        Scores and tokens are also scattered into the requests' rows of the draft table.
-        """
-        rows = bucket * self.topk
-        borrowed = frozen_layers(self.target, self.draft)
-        access = self.listed_kv(self.ops, self.draft, self.pool, None, self.keys(bucket), borrowed)
-
-        def run(step: int, input_ids: Tensor, hidden: Tensor) -> Output:
-            tokens = draft_inputs(
-                self.ops,
-                self.draft,
-                input_ids,
-                hidden,
-                self.view("positions", bucket),
-                self.scalar(rows),
-                self.view("mrope_positions", bucket),
-            )
-            return self.draft.forward(self.ops, tokens, access)
-
-        output = propose(
+    def draft_forward(self, bucket: int, step: int, input_ids: Tensor, hidden: Tensor) -> Output:
+        """Run one forward of a draft, at the same positions and over the same keys as all."""
+        borrowed, keys = frozen_layers(self.target, self.draft), self.static_keys(bucket)
+        access = self.listed_kv(self.ops, self.draft, self.pool, None, keys, borrowed)
+        tokens = draft_inputs(
             self.ops,
-            self.view("topk_p", bucket),
-            self.view("topk_index", bucket),
-            self.view("hidden_states", bucket),
-            run,
+            self.draft,
+            input_ids,
+            hidden,
+            self.view("positions", bucket),
+            self.scalar(bucket * self.topk),
+            self.view("mrope_positions", bucket),
         )
-        of_branches = self.view("req_pool_indices", bucket).view(bucket, self.topk)
-        request_rows = of_branches[:, 0].contiguous()
-        keep_candidates(self.ops, self.states.draft_table, request_rows, output)
-        return output
+        return self.draft.forward(self.ops, tokens, access)

@@ -5,18 +5,16 @@ batch's metadata, and only on the real tokens: q, k, v and all locations are nar
 therefore write no KV, and their rows of the attention output stay uninitialised.
 """
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
-from paritybit.reference.model import Heads, Output
+from paritybit.reference.model import Output, TokenInputs
 from paritybit.subjects.access import ListedKV
 from paritybit.subjects.contracts import (
     HIDDEN,
     Axis,
-    Contract,
     Extents,
     Policy,
     StaticInput,
@@ -24,13 +22,9 @@ from paritybit.subjects.contracts import (
     reset,
 )
 from paritybit.subjects.graphs.capture import Capture
-from paritybit.subjects.key_lists import fresh_span_keys
+from paritybit.subjects.key_lists import fresh_keys
 from paritybit.subjects.protocol import KeyLists, Overrides, Replay
-from paritybit.subjects.runners.base import (
-    NOTHING_OVERRIDDEN,
-    WARM_UP_RUNS,
-    GraphRunner,
-)
+from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN, GraphRunner
 from paritybit.subjects.states import extend_paths
 from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
@@ -38,22 +32,31 @@ from torch import Tensor
 MOST_REQUESTS = 8
 """The maximum number of requests in a prefill batch."""
 
-ROWS: Contract = (
-    reset("out_cache_loc", Axis.TOKEN, torch.int64),
-    StaticInput(
-        "out_cache_loc_swa",
-        Axis.TOKEN,
-        torch.int32,
-        Policy.RESET,
-        schemes=frozenset({LocationScheme.PRESET}),
-    ),
-    reset("input_ids", Axis.TOKEN, torch.int64),
-    reset("positions", Axis.TOKEN, torch.int64),
-    reset("mrope_positions", Axis.MROPE, torch.int64),
-    reset("input_embeds", Axis.TOKEN, torch.float32, width=HIDDEN),
-    keep("mamba_track_indices", Axis.REQUEST, torch.int64),
-    keep("mamba_track_mask", Axis.REQUEST, torch.bool),
-)
+
+class BreakingAttention:
+    """KV access whose attention breaks the capture: it runs eagerly, now and at each replay.
+
+    `outputs` are the attention outputs, static if there is a capture.
+    """
+
+    def __init__(self, runner: "PrefillRunner", capture: Capture[Output] | None) -> None:
+        self.runner = runner
+        self.capture = capture
+        self.outputs: list[Tensor] = []
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return uninitialised memory, of which the break fills the rows of live tokens."""
+        mixed = query.new_empty(query.shape)
+        self.outputs.append(mixed)
+
+        def eager() -> None:
+            self.runner.attend(layer, (query, key, value), mixed)
+
+        if self.capture is None:
+            eager()
+        else:
+            self.capture.break_here(eager)
+        return mixed
 
 
 class PrefillRunner(GraphRunner):
@@ -61,12 +64,26 @@ class PrefillRunner(GraphRunner):
 
     mode = Mode.EXTEND
     token_buckets = True
-    ragged = True
     store_count = 0
     attention_captured = False
-    rows = ROWS
-    access: ListedKV | None
-    tokens: int
+    rows = (
+        reset("out_cache_loc", Axis.TOKEN, torch.int64),
+        StaticInput(
+            "out_cache_loc_swa",
+            Axis.TOKEN,
+            torch.int32,
+            Policy.RESET,
+            schemes=frozenset({LocationScheme.PRESET}),
+        ),
+        reset("input_ids", Axis.TOKEN, torch.int64),
+        reset("positions", Axis.TOKEN, torch.int64),
+        reset("mrope_positions", Axis.MROPE, torch.int64),
+        reset("input_embeds", Axis.TOKEN, torch.float32, width=HIDDEN),
+        keep("mamba_track_indices", Axis.REQUEST, torch.int64),
+        keep("mamba_track_mask", Axis.REQUEST, torch.bool),
+    )
+    access: ListedKV | None = None
+    tokens = 0
 
     def extents(self, bucket: int) -> Extents:
         """Return the extents of a bucket of tokens."""
@@ -84,15 +101,11 @@ class PrefillRunner(GraphRunner):
         """Do nothing, because attention uses the real batch's metadata."""
 
     def keys(self, bucket: int) -> KeyLists | None:
-        """Return the fresh key lists of the live tokens. Padded tokens do not attend.
-
-        The lists exist only during a replay.
-        """
+        """Return the fresh key lists of the live tokens. They exist only during a replay."""
         return None if self.access is None else self.access.lists
 
-    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
-        """Return the batch's tensors."""
-        return {} if batch is None else self.batch_inputs(batch)
+    def preset_location(self, bucket: int) -> None:
+        """Do nothing, because KV is stored between the graphs."""
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
         """Populate the static inputs, with the payload as input embeddings.
@@ -119,21 +132,12 @@ class PrefillRunner(GraphRunner):
         """Run the bucket's graphs, with attention between them."""
         if self.toggles.scheme is LocationScheme.PRESET:
             self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket))
-        self.access, self.tokens = None, 0
         if batch is not None:
             self.tokens = batch.live_tokens
-            self.access = self.listed_kv(
-                self.ops,
-                self.target,
-                self.pool,
-                self.view("out_cache_loc", bucket)[: self.tokens],
-                self.fresh_keys(batch),
-            )
+            loc = self.view("out_cache_loc", bucket)[: self.tokens]
+            keys = fresh_keys(batch, self.window, self.pool, self.toggles.memo_resets)
+            self.access = self.listed_kv(self.ops, self.target, self.pool, loc, keys)
         return super().launch(batch, bucket, captured=captured)
-
-    def fresh_keys(self, batch: ForwardBatch) -> KeyLists:
-        """Return the keys of a batch's tokens."""
-        return fresh_span_keys(batch, self.window, self.pool, self.toggles.memo_resets)
 
     def replay(
         self, batch: ForwardBatch | None, overrides: Overrides = NOTHING_OVERRIDDEN
@@ -153,35 +157,36 @@ class PrefillRunner(GraphRunner):
         # Rows of padded tokens are uninitialised memory, so only live rows are defined.
         return replace(replay, live_output=live_output, defined=live_output)
 
-    def attend(self, layer: int, heads: Heads, mixed: Tensor) -> None:
+    def capture(self, bucket: int) -> Capture[Output]:
+        """Capture one forward in segments, without live tokens."""
+        capture: Capture[Output] = Capture(self.ops, self.memory_pool)
+        return capture.run(lambda: self.forward(bucket, capture))
+
+    def forward(self, bucket: int, capture: Capture[Output] | None = None) -> Output:
+        """Run the forward over the static inputs, and break `capture` at attention."""
+        tokens = TokenInputs(
+            input_ids=self.view("input_ids", bucket),
+            payload=self.view("input_embeds", bucket),
+            positions=self.view("positions", bucket),
+            mrope_positions=self.view("mrope_positions", bucket),
+            live_tokens=self.scalar(bucket),
+        )
+        access = BreakingAttention(self, capture)
+        output = {"hidden": self.target.run_layers(self.ops, tokens, access)}
+        if capture is not None:
+            capture.kept = access.outputs
+        return output
+
+    def attend(self, layer: int, heads: tuple[Tensor, Tensor, Tensor], mixed: Tensor) -> None:
         """Run a layer's attention on the live tokens, into their rows of `mixed`."""
         if self.access is not None:
             n = self.tokens
-            mixed[:n] = self.access.attend(layer, heads.query[:n], heads.key[:n], heads.value[:n])
-
-    def output_buffer(self, query: Tensor) -> Tensor:
-        """Return uninitialised output memory for `query`. It is static if made during capture."""
-        mixed = query.new_empty(query.shape)
-        if self.capturing:
-            self.mixed.append(mixed)
-        return mixed
+            mixed[:n] = self.access.attend(layer, *(values[:n] for values in heads))
 
     def static_buffers(self) -> Mapping[str, Tensor]:
         """Return all static buffers by name, including the attention outputs of all graphs."""
-        outputs = {f"attention_output_{place}": output for place, output in enumerate(self.mixed)}
-        return {**super().static_buffers(), **outputs}
-
-    def capture_all(self) -> None:
-        """Capture every bucket, largest first, without live tokens."""
-        self.access, self.tokens = None, 0
-        self.capturing = False
-        for bucket in reversed(self.buckets):
-            for _ in range(WARM_UP_RUNS):
-                self.run_once(bucket)
-            self.capturing = True
-            self.captured[bucket] = self.capture(bucket)
-            self.capturing = False
-
-    @abstractmethod
-    def capture(self, bucket: int) -> Capture[Output]:
-        """Capture the graphs of a bucket."""
+        outputs = [output for capture in self.captured.values() for output in capture.kept]
+        return {
+            **super().static_buffers(),
+            **{f"attention_output_{place}": output for place, output in enumerate(outputs)},
+        }

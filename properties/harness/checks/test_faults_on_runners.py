@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 from paritybit.harness.checks.play import Lockstep
 from paritybit.reference.batch import ForwardBatch
-from paritybit.reference.model import Heads
 from paritybit.subjects.protocol import Replay
 from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.runners.prefill import PrefillRunner
@@ -95,7 +94,7 @@ def allocation(under_test: PrefillRunner, held: float, *, folded: bool) -> Calla
     """Return a runner's attention after which padded rows hold one value."""
     attend = under_test.attend
 
-    def changed(layer: int, heads: Heads, mixed: Tensor) -> None:
+    def changed(layer: int, heads: tuple[Tensor, Tensor, Tensor], mixed: Tensor) -> None:
         attend(layer, heads, mixed)
         mixed[under_test.tokens :] = held
         if folded:

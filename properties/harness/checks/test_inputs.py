@@ -63,10 +63,10 @@ def test_unknown_and_missing_static_inputs_are_named() -> None:
         assert found[0] == f"decode: {message}"
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("seq_lens", torch.int64), ("kv_indptr", torch.int64)])
+@pytest.mark.parametrize(("name", "dtype"), [("seq_lens", torch.int64), ("key_begin", torch.int64)])
 def test_a_wrong_dtype_is_named_though_every_value_is_right(name: str, dtype: torch.dtype) -> None:
     right = observation()
-    lists = {"kv_indptr": torch.zeros(4096, dtype=torch.int32)}
+    lists = {"key_begin": torch.zeros(4096, dtype=torch.int32)}
     right = replace(right, static={**right.static, **lists})
     assert judge(right) is None
     found = judge(replace(right, static={**right.static, name: right.static[name].to(dtype)}))

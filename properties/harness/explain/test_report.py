@@ -58,7 +58,7 @@ def report(found: Explanation | None) -> Report:
 
 
 INPUTS, DECODE, ACCESS = "static inputs", "subjects/runners/decode.py", "subjects/access.py"
-CPU_GRAPH = "subjects/runners/cpu_graph.py"
+CPU_GRAPH, BASE = "subjects/runners/cpu_graph.py", "subjects/runners/base.py"
 PREFILL, LISTS = "subjects/runners/prefill.py", "subjects/key_lists.py"
 LOCATION, ROW = "out_cache_loc_swa[1]", ("req_pool_indices[1]",)
 VERIFY = tuple(f"out_cache_loc_swa[{place}]" for place in (4, 5, 6, 7))
@@ -66,7 +66,7 @@ VERIFY = tuple(f"out_cache_loc_swa[{place}]" for place in (4, 5, 6, 7))
 CASES: dict[str, Report] = {
     "swa_pad@decode": Report("kv_parity", 3, ("store_kv", 0, 1, 12), INPUTS, (LOCATION,), DECODE),
     "swa_int64@decode": Report("index_contract", 0, None, None, (), PREFILL),
-    "swa_loc_unset@decode": Report("captured_path", 1, None, None, (), DECODE),
+    "swa_loc_unset@decode": Report("captured_path", 1, None, None, (), BASE),
     "shared_buffer_dtype@decode": Report("index_contract", 0, None, None, (), DECODE),
     "req_pool_pad@decode": Report(
         "hermetic_replay", 3, ("attention", 0, 1, None), INPUTS, ROW, DECODE
@@ -81,7 +81,7 @@ CASES: dict[str, Report] = {
         ("attention", 0, 0, None),
         None,
         (),
-        "subjects/runners/target_verify.py",
+        BASE,
     ),
 }
 """The committed cases of bugs that shipped in an engine."""
@@ -100,7 +100,7 @@ ADMIT = Admit(0, 0)
 BUGS: dict[str, tuple[Schedule, Report]] = {
     "request_table_unwritten@decode": (
         Schedule((ADMIT, Decode((0,)))),
-        Report("read_frame", 1, None, "index tables", ("req_to_token[0, 0]",), DECODE),
+        Report("read_frame", 1, None, "index tables", ("req_to_token[0, 0]",), BASE),
     ),
     "evicts_by_chunk@piecewise": (
         Schedule((Admit(5, 5), Evict(0), Prefill((0,), 0))),
@@ -126,7 +126,7 @@ BUGS: dict[str, tuple[Schedule, Report]] = {
     ),
     "plan_by_host_address@decode": (
         Schedule((ADMIT, Decode((0,)), Decode((0,)))),
-        Report("logits_parity", 2, ("attention", 0, 0, None), "engine state", (), DECODE),
+        Report("logits_parity", 2, ("attention", 0, 0, None), "engine state", (), BASE),
     ),
 }
 """Bugs of the catalogue for further suspects, each with a schedule that shows it."""

@@ -132,7 +132,7 @@ def planning_a_foreign_key(under_test: GraphRunner) -> Callable[[int], None]:
         plan(bucket)
         rows, lists = under_test.view("req_pool_indices", bucket), under_test.metadata.buffers
         if not rows[-1] and rows[0]:
-            lists["kv_indices"][lists["kv_indptr"][bucket - 1]] = lists["kv_indices"][0]
+            lists["kv_indices"][lists["key_begin"][bucket - 1].long()] = lists["kv_indices"][0]
 
     return changed
 
