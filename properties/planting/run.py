@@ -160,7 +160,8 @@ class Trials:
         own = dict(fault.environment)
         if self.cores:
             first = int(current_thread().name.rpartition("_")[2]) * self.cores
-            command = ["taskset", "-c", f"{first}-{first + self.cores - 1}", *command]
+            mine = sorted(os.sched_getaffinity(0))[first : first + self.cores]
+            command = ["taskset", "-c", ",".join(map(str, mine)), *command]
             own |= {"OMP_NUM_THREADS": str(self.cores), "MALLOC_ARENA_MAX": "1"}
         with log.open("wb") as file:
             run = subprocess.Popen(
