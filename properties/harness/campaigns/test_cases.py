@@ -14,13 +14,11 @@ from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import MOST_STEPS, Case
 from paritybit.harness.records.codec import encoded, load, save
 from paritybit.harness.schedules.schedule import (
-    REPEAT_LIMIT,
     Admit,
     Decode,
     Draft,
     DraftExtend,
     Idle,
-    Repeat,
     Schedule,
     Verify,
 )
@@ -115,9 +113,3 @@ def refuse(folder: Path, text: str) -> None:
     assert str(caught.value)
     assert "\n" not in str(caught.value)
     assert not isinstance(caught.value, UnknownNameError)
-
-
-def test_a_repeat_without_end_ends() -> None:
-    schedule = Schedule((Idle(0), Repeat(LARGEST), Repeat(1)))
-    places = [place for place, _ in schedule.flat()]
-    assert places == [0, *[1] * REPEAT_LIMIT, 2]

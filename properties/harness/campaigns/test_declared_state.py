@@ -1,13 +1,9 @@
 """State that no one declared: a finding shows in a fresh process, or is told to depend on it."""
 
-import gc
 import json
-import logging
 from collections.abc import Callable
-from enum import Enum
 from functools import partial
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, ModuleType
 from typing import Any
 
 import pytest
@@ -23,12 +19,10 @@ from paritybit.harness.records.codec import load, save
 from paritybit.harness.records.schema import Status
 from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
 from paritybit.subjects.protocol import Forward
-from paritybit.subjects.runners import ONE_PER_ENGINE
-from torch import Tensor
 
 from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN
-from properties.support.harness.planting import captured, shared
+from properties.support.harness.planting import captured
 from properties.support.harness.scripted import clean, violating
 from properties.support.harness.tensors import first_of, flip
 
@@ -113,47 +107,3 @@ def test_a_case_of_undeclared_state_that_shows_after_its_history_is_reproduced()
     named = Named("case", Case(TRIAL, SCHEDULE, None, 0, violations, OTHERS))
     assert judged(named, violating("kv_parity")).as_said
     assert not judged(named, clean()).as_said
-
-
-IMMUTABLE = (
-    str, int, float, bool, bytes, type(None), frozenset, torch.Size, torch.dtype, torch.device,
-    Enum, type, ModuleType, BuiltinFunctionType, MethodDescriptorType, logging.Logger,
-    torch._ops.OpOverload,
-)  # fmt: skip
-"""What two engines may share, as nobody can keep anything in it; and what a process has once."""
-
-VALUES = {"ModelConfig", "AttentionShape", "PoolSizes", "StaticInput", "tuple"}
-"""Frozen dataclasses that both engines have, and tuples, whose items are followed."""
-
-
-def reachable(root: object) -> dict[int, object]:
-    """Return every object that can be reached from one, what is immutable left out."""
-    found: dict[int, object] = {}
-    waiting = [root]
-    while waiting:
-        value = waiting.pop()
-        if id(value) in found or isinstance(value, IMMUTABLE):
-            continue
-        found[id(value)] = value
-        if isinstance(value, Tensor):
-            continue
-        if isinstance(value, FunctionType):
-            waiting += [cell.cell_contents for cell in value.__closure__ or ()]
-            waiting += [value.__defaults__, value.__kwdefaults__, vars(value)]
-        elif type(value).__name__ in VALUES - {"tuple"}:
-            waiting += vars(value).values()
-        else:
-            waiting += gc.get_referents(value)
-    return found
-
-
-@pytest.mark.parametrize("engine", ONE_PER_ENGINE)
-def test_the_two_engines_share_no_python_object_but_values(engine: str, device: str) -> None:
-    """The tensors they share are KV and tables."""
-    lockstep = shared(device, engine)
-    subject, fresh = (reachable(one) for one in captured(lockstep))
-    both = [subject[key] for key in subject.keys() & fresh.keys()]
-    others = {type(value).__name__ for value in both if not isinstance(value, Tensor)}
-    assert others <= VALUES
-    known = reachable(lockstep.pair.graph_pools)
-    assert all(id(value) in known for value in both if isinstance(value, Tensor))

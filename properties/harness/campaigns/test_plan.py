@@ -3,8 +3,6 @@
 from collections import Counter
 from dataclasses import replace
 from itertools import product
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from paritybit.harness.campaigns.hunt import HuntResult
@@ -22,7 +20,6 @@ from paritybit.harness.campaigns.run import Run, verdict
 from paritybit.harness.campaigns.scope import scope
 from paritybit.harness.campaigns.task import Result, Task
 from paritybit.harness.lockstep.config import TURNS
-from paritybit.harness.records.case import file_name
 from paritybit.harness.records.schema import Status
 from paritybit.harness.schedules.buckets import SMALLEST
 from paritybit.harness.schedules.coverage import LONGEST, OVERLAPPED, of_one_branch
@@ -33,13 +30,6 @@ from paritybit.subjects.toggles import LocationScheme
 
 EVERYTHING = RunConfig("cpu")
 ONE = RunConfig("cpu", (("swa_pad", "decode"),))
-
-
-def test_each_task_of_a_run_has_a_case_file_of_its_own() -> None:
-    cases: list[Any] = [SimpleNamespace(trial=task.trial) for task in plan(RunConfig("cpu"))]
-    names = Counter(map(file_name, cases))
-    assert len(names) > len(RUNNERS)
-    assert {name: number for name, number in names.items() if number > 1} == {}
 
 
 def test_a_run_tries_every_runner_scheme_and_preset_and_every_bug_on_every_runner() -> None:

@@ -11,12 +11,10 @@ from paritybit.harness.campaigns import task as tasks
 from paritybit.harness.campaigns.confirm import confirmed
 from paritybit.harness.campaigns.fresh import FreshPlaying, InTurn
 from paritybit.harness.campaigns.hunt import SHRINKING_STEPS, HuntResult
-from paritybit.harness.campaigns.replay import Named, judged
 from paritybit.harness.campaigns.task import Result, Task, run_task
 from paritybit.harness.checks.play import Outcome
 from paritybit.harness.errors import headline
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.records.case import Case
 from paritybit.harness.records.schema import Status
 from paritybit.harness.schedules.schedule import Admit, Decode, Idle, Schedule
 
@@ -237,14 +235,6 @@ def test_shrinking_ends_after_a_number_of_steps_with_what_still_fails() -> None:
     found.shrink(lockstep, "kv_parity")  # type: ignore[arg-type]
     assert lockstep.played == 4
     assert found.schedule is not None and 9 < len(found.schedule.steps) < len(drawn.steps)
-
-
-def test_a_case_that_an_internal_error_ended_has_no_verdict() -> None:
-    named = Named("case", Case(BROKEN, DRAWN, TARGET, 0, ()))
-    failed = judged(named, violating(TARGET, error=ERROR))
-    assert (failed.as_said, failed.message) == (False, "ZeroDivisionError: of ours")
-    assert (failed.error, failed.spoiled) == (ERROR, True)
-    assert judged(named, violating(TARGET)).as_said
 
 
 @dataclass(frozen=True)

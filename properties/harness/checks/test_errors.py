@@ -73,16 +73,6 @@ def in_planning(lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exce
     )
 
 
-def in_committing(lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """The scheduler of the eager run fails to follow a forward."""
-    commit, fail = lockstep.pair.eager.commit, raising(error)
-
-    def failing(batch: ForwardBatch, output: Output) -> list[int]:
-        return fail() if batch.mode == "decode" else commit(batch, output)
-
-    monkeypatch.setattr(lockstep.pair.eager, "commit", failing)
-
-
 def with_part(part: str, failing: Callable[[Callable[..., Any]], Any], rule: str) -> Planted:
     """Return what makes one part of a property's file fail."""
 
@@ -113,7 +103,6 @@ def always(fail: Callable[..., Any]) -> Callable[..., Any]:
 NOT_THE_SUBJECT: list[Planted] = [
     in_the_eager_forward,
     in_planning,
-    in_committing,
     with_part("judge", in_decodes, "kv_parity"),
     with_part("extra_run", before_decodes, "hermetic_replay"),
     with_part("extra_run", before_decodes, "batch_invariance"),
@@ -142,20 +131,6 @@ def test_an_error_outside_the_subject_is_reported_and_violates_nothing(
     assert "the_part_that_fails" in outcome.error
     assert "out of something" in outcome.error.splitlines()[-1]
     assert outcome.error.splitlines()[-1].startswith("KeyError")
-
-
-def test_violations_before_an_error_are_reported(
-    lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And so are the counts of the steps that were played."""
-    rule = replace(PROPERTIES["log_hygiene"], judge=lambda _: ("!", {}))
-    in_the_eager_forward(lockstep, monkeypatch, RuntimeError("out of something"))
-    monkeypatch.setattr(playing, "PROPERTIES", {**PROPERTIES, "log_hygiene": rule})
-    lockstep.watch(PROPERTIES)
-    outcome = lockstep.play(SCHEDULE)
-    assert outcome.violations == (Violation("log_hygiene", 0, "!"),)
-    assert outcome.error is not None
-    assert outcome.steps == FAILS_AT
 
 
 def in_the_subject(number: int) -> Planted:

@@ -4,15 +4,12 @@ Only what a runner brings itself is asked of all of them. What is the harness's 
 whatever runner it judges, is asked once, on an observation made by hand.
 """
 
-from collections.abc import Callable
-
 import pytest
 from paritybit.harness.checks.play import Lockstep
 from paritybit.reference.batch import ForwardBatch
 from paritybit.subjects.protocol import Replay
 from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.runners.prefill import PrefillRunner
-from torch import Tensor
 
 from properties.support.harness.faults import eager_fallback, reads_free_bytes, wrong_kv
 from properties.support.harness.planting import (
@@ -20,7 +17,6 @@ from properties.support.harness.planting import (
     Plant,
     on_replay,
     play,
-    runners_named,
 )
 from properties.support.harness.tensors import first_of, flip
 
@@ -72,42 +68,3 @@ def test_a_fault_planted_in_a_runner_is_seen_by_its_check_alone(
 ) -> None:
     _, outcome = play(device, runner, plant, monkeypatch, WITHOUT_REPLAYS)
     assert outcome.violated == violated
-
-
-def uninitialised(contents: tuple[float, float], *, folded: bool) -> Plant:
-    """Return a prefill whose padded attention output holds `contents`.
-
-    They are the subject's and the fresh engine's. If `folded`, a live token takes them up.
-    """
-
-    def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        for under_test, held in zip(runners_named(lockstep, runner), contents, strict=True):
-            assert isinstance(under_test, PrefillRunner)
-            monkeypatch.setitem(
-                vars(under_test), "attend", allocation(under_test, held, folded=folded)
-            )
-
-    return plant
-
-
-def allocation(under_test: PrefillRunner, held: float, *, folded: bool) -> Callable[..., None]:
-    """Return a runner's attention after which padded rows hold one value."""
-    attend = under_test.attend
-
-    def changed(layer: int, heads: tuple[Tensor, Tensor, Tensor], mixed: Tensor) -> None:
-        attend(layer, heads, mixed)
-        mixed[under_test.tokens :] = held
-        if folded:
-            mixed[0] += mixed[under_test.tokens :].sum(0)
-
-    return changed
-
-
-@pytest.mark.parametrize("runner", PREFILLS[:1])
-def test_a_prefill_that_reads_padded_attention_is_interfered_with(
-    runner: str, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It happens to hold nothing in the subject, so that parity is none the wiser."""
-    plant = uninitialised((0.0, 3.0), folded=True)
-    _, outcome = play(device, runner, plant, monkeypatch, WITHOUT_REPLAYS)
-    assert outcome.violated == {"padding_noninterference", "hermetic_replay", "batch_invariance"}

@@ -11,7 +11,7 @@ from paritybit.harness.checks.step_properties.live_inputs import judge
 from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation
-from paritybit.harness.schedules.schedule import Admit, Decode, DraftExtend, Schedule
+from paritybit.harness.schedules.schedule import Decode, Schedule
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import Role
 from paritybit.subjects.contracts import LISTED_CONVERSIONS, Policy
@@ -124,12 +124,3 @@ def test_a_wrong_policy_in_a_contract_is_detected(
     outcome = Lockstep(trial).play(Schedule(steps, SCHEDULE.seed))
     assert outcome.error is None
     assert {"live_inputs", "write_frame"} <= outcome.violated
-
-
-def test_a_batch_that_is_padded_in_tokens_only_is_clean(device: str) -> None:
-    trial = TrialConfig("eagle_draft_extend", device=device, buckets=(2,), token_buckets=(12,))
-    both = (0, 1)
-    steps = Admit(4, 4), Admit(4, 4), DraftExtend(both), Decode(both), DraftExtend(both)
-    outcome = Lockstep(trial).play(Schedule(steps))
-    assert (outcome.error, outcome.violations) == (None, ())
-    assert outcome.events["eagle_draft_extend: padded replay"] == 1

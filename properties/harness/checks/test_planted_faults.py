@@ -4,26 +4,22 @@ What a property makes of what was observed is tested on observations made by han
 what a fault does is observed at all.
 """
 
-import logging
 import warnings
 
 import pytest
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
-from paritybit.harness.explain.sources import SiteTrap
 from paritybit.harness.lockstep.config import FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from paritybit.harness.lockstep.logs import LogTrap, warnings_logged
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.schedules.schedule import Step
 from paritybit.reference.batch import Mode
-from paritybit.reference.ops import Ops
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
-from torch import Tensor
 
 from properties.support.harness.faults import (
     FAULTS,
 )
-from properties.support.harness.planting import SCHEDULE, Plant, build, play, shared
+from properties.support.harness.planting import SCHEDULE, Plant, play, shared
 
 
 @pytest.mark.parametrize("engine", ONE_PER_ENGINE)
@@ -70,20 +66,6 @@ def test_every_property_has_a_fault_that_it_alone_sees() -> None:
     assert {property_id for property_id, _, _ in FAULTS} == set(PROPERTIES)
 
 
-def test_a_batch_dependent_op_that_both_runs_use(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One op that sums in another order for wide batches, shared by both runs."""
-    added = Ops._added
-
-    def dependent(self: Ops, residual: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
-        result = added(self, residual, inputs, weight)
-        return result + 1e-3 if residual.shape[0] > 2 else result
-
-    monkeypatch.setattr(Ops, "_added", dependent)
-    assert "batch_invariance" in build("cpu", "cpu_graph").play(SCHEDULE).violated
-
-
 def refused(runner: str, device: str) -> TrialConfig:
     """Return a trial whose engine cannot be captured, as small as it gets."""
     trial = TrialConfig(runner, device=device, buckets=(2,), token_buckets=(4,))
@@ -108,16 +90,6 @@ def test_only_the_subject_is_heard() -> None:
         SUBJECT_LOGGER.info("quiet")
     SUBJECT_LOGGER.warning("afterwards")
     assert trap.take() == ("subject",)
-
-
-def test_a_logger_that_passes_nothing_on_is_heard_with_its_place_in_the_code() -> None:
-    """An engine's logger may have its own handlers."""
-    own = logging.getLogger("paritybit.subject.own")
-    own.propagate, own.handlers = False, [logging.NullHandler()]
-    with LogTrap() as trap, SiteTrap() as sites:
-        own.error("to its own handler")
-    assert trap.take() == ("to its own handler",)
-    assert len(sites.lines) == 1
 
 
 def test_what_the_subject_says_by_python_s_warnings_is_heard_each_time() -> None:

@@ -149,13 +149,6 @@ def test_other_bits_when_it_is_played_again_violate_determinism(
     assert found == Violation("determinism", 9, message, where)
 
 
-def test_the_reserved_slot_is_compared_nowhere(playing: Playing) -> None:
-    again = playback()
-    flip(again.eager, 0)
-    flip(again.graph, 0)
-    assert violations(replace(playing, again=again)) == []
-
-
 def test_other_tokens_violate_the_trajectory_with_the_first_of_them(playing: Playing) -> None:
     tokens = playing.graph_tokens.clone()
     tokens[1, 2] = 50

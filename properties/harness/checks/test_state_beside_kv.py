@@ -22,15 +22,13 @@ from paritybit.harness.schedules.schedule import (
     Step,
     Verify,
 )
-from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.batch import Mode
 from paritybit.reference.state_pool import Section
 from paritybit.subjects.contracts import Policy, override
 from paritybit.subjects.engine import Subject
-from paritybit.subjects.protocol import Replay
 from torch import Tensor
 
 from properties.support.harness.observations import LAYOUT, OWNERS, observation
-from properties.support.harness.planting import on_replay
 
 pytestmark = pytest.mark.usefixtures("captures_when_needed")
 
@@ -105,37 +103,6 @@ def test_a_stale_index_of_padded_rows_is_seen_in_the_state_it_reaches(
         assert found[name].where["section"] == section
         assert found[name].where["place"] != 0
         assert found[name].where["owner"].startswith("request ")
-
-
-def test_a_scatter_into_the_row_of_a_parked_request_is_seen(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Scores of a draft that go through a stale map, where no static input says so.
-
-    Nothing that is live reads them: without the table's comparison nobody would know.
-    """
-    lockstep = build("eagle_draft", device, monkeypatch)
-    side = lockstep.pair.graph
-    table = lockstep.pair.graph_pools.state.draft_table
-
-    def scatter(batch: ForwardBatch | None, replay: Replay) -> None:
-        if batch is not None and batch.live_requests == 1:
-            parked = side.running[-1].allocation
-            assert parked is not None
-            table[parked.row, 0] += 1.0
-
-    on_replay(lockstep, "eagle_draft", monkeypatch, scatter)
-    outcome = played(lockstep, DraftExtend(ALL), Draft(ALL), Draft((0,)))
-    found = {violation.property: violation for violation in outcome.violations}
-    assert found.keys() == {"kv_parity", "write_frame"}
-    row = found["kv_parity"].where["place"]
-    assert found["kv_parity"].message.startswith(
-        f"draft table row {row} of request 2, element 0: eager "
-    )
-    assert found["write_frame"].message == (
-        f"the graph run changed draft table row {row} of request 2, which does not "
-        "belong to the step"
-    )
 
 
 def place_of(side: Snapshot, section: Section) -> Tensor:

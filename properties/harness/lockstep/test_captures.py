@@ -8,7 +8,6 @@ import pytest
 import torch
 from paritybit.harness.campaigns.hunt import draw
 from paritybit.harness.checks.play import Lockstep
-from paritybit.harness.checks.step_properties.index_contract import contract_breaches
 from paritybit.harness.lockstep.bits import bits, clone_output
 from paritybit.harness.lockstep.config import FRESH_LOGGER, TrialConfig
 from paritybit.harness.lockstep.observation import Observation
@@ -18,10 +17,7 @@ from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
-    DraftExtend,
-    Evict,
     Finish,
-    Idle,
     Schedule,
     Step,
     Verify,
@@ -146,15 +142,6 @@ def test_the_modes_of_a_schedule_are_all_that_it_runs(runner: str) -> None:
     assert ran >= lockstep.pair.modes
 
 
-def test_the_mode_of_an_idle_step_is_the_one_it_picks() -> None:
-    modes = {Mode.EXTEND, Mode.DECODE, Mode.TARGET_VERIFY}
-    assert modes_of((Idle(0),), modes) == {Mode.DECODE}
-    assert modes_of((Idle(3),), modes) == {Mode.TARGET_VERIFY}
-    assert modes_of((Idle(3),), {Mode.EXTEND}) == set()
-    assert modes_of((Evict(0), Finish(0)), modes) == set()
-    assert modes_of((DraftExtend((0,)),), modes) == set()
-
-
 def modes_captured(lockstep: Lockstep) -> list[frozenset[Mode]]:
     """Return the modes whose runner is captured in the subject, and in the fresh engine."""
     return [engine.engine.captured for engine in captured(lockstep)]
@@ -172,30 +159,6 @@ def test_what_a_schedule_needs_is_captured_when_it_is_first_played() -> None:
     assert captured(lockstep)[0].runners[Mode.DECODE].captured[4] is graph
 
 
-@pytest.mark.parametrize(
-    "orders", [[[Mode.DECODE], [Mode.TARGET_VERIFY]], [[Mode.DECODE, Mode.TARGET_VERIFY]]]
-)
-def test_a_buffer_that_a_later_capture_moves_is_not_the_one_that_a_graph_reads(
-    orders: Sequence[Sequence[Mode]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = captured_in(Lockstep(ON_REQUEST.clean).pair, [])
-    later, buffers = engine.runners[Mode.TARGET_VERIFY], engine.runners[Mode.DECODE].inputs.buffers
-    capture_all = later.capture_all
-
-    def moving() -> None:
-        capture_all()
-        buffers["positions"] = buffers["positions"].clone()
-
-    monkeypatch.setattr(later, "capture_all", moving)
-    for modes in orders:
-        engine.capture(modes)
-    replay = engine.forward(None, Mode.DECODE).replay
-    assert replay is not None
-    assert [line.split(";")[0] for line in contract_breaches(engine.facts(replay))] == [
-        "static buffer positions is not the tensor that was captured"
-    ]
-
-
 def test_a_lockstep_is_freed_without_the_collector() -> None:
     """The collector runs rarely, and a pair and its captured engines hold much memory."""
     lockstep = Lockstep(ON_REQUEST)
@@ -204,11 +167,3 @@ def test_a_lockstep_is_freed_without_the_collector() -> None:
     with without_collector():
         del lockstep
         assert [one() for one in held] == [None, None, None]
-
-
-def test_a_step_that_needs_what_is_not_captured_is_an_error_of_ours() -> None:
-    """It is neither run eagerly nor taken for a failure of the subject."""
-    pair = Lockstep(ON_REQUEST).pair
-    pair.reset(0)
-    with pytest.raises(RuntimeError, match="step 0 replays extend, which is not captured"):
-        pair.step(Admit(3, 9), 0)

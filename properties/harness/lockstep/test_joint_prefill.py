@@ -14,9 +14,6 @@ from paritybit.harness.schedules.boundaries import FACTORS, Row, scenes
 from paritybit.harness.schedules.buckets import FILLINGS, filling
 from paritybit.harness.schedules.coverage import most_together
 from paritybit.harness.schedules.schedule import Admit, Decode, Extend, Prefill, Schedule, Step
-from paritybit.reference.batch import ForwardBatch
-from paritybit.subjects.runners import RUNNERS
-from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.runners.prefill import MOST_REQUESTS
 
 pytestmark = pytest.mark.usefixtures("captures_when_needed")
@@ -85,18 +82,3 @@ def test_more_requests_together_than_a_graph_has_room_for_run_eagerly(
     outcome = Lockstep(trial, PROPERTIES).play(Schedule((Prefill((1,) * count, count),)))
     assert (outcome.error, outcome.violations) == (None, ())
     assert outcome.replays == (count <= MOST_REQUESTS)
-
-
-def test_a_prefill_that_is_not_replayed_with_as_many_requests_as_fit_is_seen(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trial = TrialConfig("piecewise", device=device)
-    most, can_run = max(trial.buckets), RUNNERS["piecewise"].can_run
-
-    def fewer(runner: GraphRunner, batch: ForwardBatch) -> bool:
-        return can_run(runner, batch) and batch.live_requests < most
-
-    monkeypatch.setattr(RUNNERS["piecewise"], "can_run", fewer)
-    outcome = Lockstep(trial).play(together(trial))
-    assert outcome.error is None
-    assert "captured_path" in outcome.violated

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from paritybit.harness.campaigns.hunt import HuntResult, draw, ground_of
-from paritybit.harness.campaigns.plan import RunConfig, all_hunts, clean_tasks
 from paritybit.harness.campaigns.task import Task, judge
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
@@ -167,11 +166,6 @@ def test_a_row_is_handed_over_while_a_forward_in_flight_has_yet_to_keep_its_toke
     assert ("logits_parity" in outcome.violated) is (before is DoneBeforeSampling)
 
 
-def test_nothing_overlaps_where_nothing_is_launched() -> None:
-    with pytest.raises(ValueError, match="the engine of cpu_graph cannot overlap steps"):
-        TrialConfig("cpu_graph", overlap=True)
-
-
 @pytest.mark.parametrize(("overlapped", "status"), [(0, Status.VACUOUS), (1, Status.GREEN)])
 def test_a_trial_of_overlapping_steps_of_which_none_did_is_vacuous(
     overlapped: int, status: Status
@@ -180,25 +174,3 @@ def test_a_trial_of_overlapping_steps_of_which_none_did_is_vacuous(
     counted.events.update({"compared with the oracle": 1, OVERLAPPED: overlapped})
     task = Task(TrialConfig(overlap=True), 0, 1)
     assert judge(task, counted, None, 0) is status
-
-
-def test_steps_overlap_in_a_clean_trial_of_each_engine_that_launches() -> None:
-    """And the run must have seen them overlap, whatever a narrowed one plays besides."""
-    for hunts, runners in (
-        (all_hunts(), ["decode", "frozen_kv_mtp"]),
-        (all_hunts(["cpu_graph"]), []),
-    ):
-        settings = RunConfig("cpu", hunts)
-        found = [task for task in clean_tasks(settings) if task.trial.overlap]
-        assert [task.trial.runner for task in found] == runners
-        for event in (OVERLAPPED, HANDED_OVER_IN_FLIGHT):
-            assert (event in settings.required_events) is bool(runners)
-
-
-def test_a_step_that_frees_nothing_is_not_counted_as_a_free() -> None:
-    """The window of a short request covers all of its tokens, so an eviction frees no page."""
-    lockstep = Lockstep(replace(SMALL, overlap=True))
-    steps: list[Step] = [Admit(3, 3), Decode((0,)), Evict(0), Decode((0,))]
-    outcome = lockstep.play(Schedule(tuple(steps)))
-    assert outcome.events[OVERLAPPED] > 0
-    assert outcome.events[FREED_IN_FLIGHT] == 0

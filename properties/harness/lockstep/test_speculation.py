@@ -12,9 +12,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.schedule_properties.dense_agreement import DENSE_BOUND
-from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.pair import DRAFT_SEED
@@ -204,31 +202,6 @@ def test_a_verified_request_is_as_if_it_had_decoded_the_tokens_accepted(
         check_verified(accept, SHAPES[shape], preset, page_size, device)
 
 
-@pytest.mark.parametrize("runner", ["target_verify", "frozen_kv_mtp"])
-@pytest.mark.parametrize("accepted", [0, NODES - 1])
-def test_as_many_drafts_are_accepted_as_a_verify_asks_for(
-    runner: str, accepted: int, device: str
-) -> None:
-    """Of trees of the harness too: up to all of them, and all properties hold of it."""
-    trial = TrialConfig(runner, device=device, buckets=(4,), token_buckets=(12,))
-    lockstep = Lockstep(trial, PROPERTIES)
-    both = (0, 1)
-    outcome = lockstep.play(
-        Schedule(
-            (
-                *(Admit(2, WHOLE), Admit(9, WHOLE), Decode(both), DraftExtend(both)),
-                *(Verify(both, accepted), DraftExtend(both), Decode(both)),
-            )
-        )
-    )
-    assert (outcome.error, outcome.violations) == (None, ())
-    known = [request.length for request in lockstep.pair.eager.running]
-    assert all(
-        length >= prompt + accepted + 3 for length, prompt in zip(known, (2, 9), strict=True)
-    )
-    assert (outcome.events["all drafts accepted"] > 0) is (accepted == NODES - 1)
-
-
 def check_verified(
     accept: int, parents: Sequence[int], preset: str, page_size: int, device: str
 ) -> None:
@@ -310,31 +283,6 @@ def test_what_a_draft_proposed_is_verified_with_the_root_the_request_stands_at(
         assert agree(row, play.dense(request))
 
 
-def caught_up(
-    device: str, page_size: int = 1, modes: frozenset[Mode] = EAGLE, prompts: Sequence[int] = (9, 5)
-) -> Play:
-    """Return a play of two requests that the draft model has caught up on."""
-    play = Play(device, page_size, modes)
-    play(*(Admit(prompt, WHOLE) for prompt in prompts), DraftExtend(tuple(range(len(prompts)))))
-    return play
-
-
-SPECULATIVE: tuple[Step, ...] = (Draft((0,)), Verify((0,), 1), DraftExtend((0,)))
-
-
-def test_a_request_that_fills_the_context_is_left_alone(device: str) -> None:
-    """The draft model stays a token behind: nobody knows the token that it would need."""
-    play = caught_up(device, modes=FROZEN, prompts=(46,))
-    play(Decode((0,)))
-    assert not play.runs_forward(Decode((0,)))
-    play(Retract(0), Resume(0))
-    request = play.request()
-    assert request.length == request.known == play.config.max_context
-    play(DraftExtend((0,)))
-    assert request.drafted == request.length - 1
-    assert not any(play.runs_forward(step) for step in (*SPECULATIVE, Decode((0,))))
-
-
 SMALL = st.integers(0, 5)
 FEW = st.lists(SMALL, min_size=1, max_size=6).map(tuple)
 ADMIT = st.builds(Admit, st.integers(1, 20), st.sampled_from([4, WHOLE, WHOLE]))
@@ -391,25 +339,6 @@ def check_ledger(side: Scheduler) -> None:
     assert all(request.drafted == 0 for request in side.retracted)
 
 
-def check_committed(side: Scheduler) -> None:
-    """Nobody holds a page of no token, and every token in the pool is mapped, if not evicted."""
-    mapping, tables = side.pools.tables.full_to_swa_index_mapping, side.pools.tables
-    owned = [side.owned(request) for request in side.running]
-    size = side.pools.sizes.page_size
-    for slots in zip(*owned, strict=True):
-        held = [slot for of_request in slots for slot in of_request]
-        assert len(held) == len(set(held))
-    for request, (full, swa) in zip(side.running, owned, strict=True):
-        allocation = request.allocation
-        assert allocation is not None
-        pages = -(-request.length // size)
-        assert len(allocation.full_pages) == len(allocation.swa_pages) == pages
-        assert tables.req_to_token[allocation.row, : request.length].tolist() == full
-        shared = {slot for other, slots in owned if {*other} & {*full} for slot in slots}
-        mapped = [slot for slot in mapping[full].tolist() if slot]
-        assert [slot for slot in mapped if slot not in shared - {*swa}] == swa
-
-
 @PAGES
 @ENGINES
 def test_whatever_is_played_the_ledger_is_exact(modes: frozenset[Mode], page_size: int) -> None:
@@ -438,7 +367,6 @@ def test_whatever_is_played_the_ledger_is_exact(modes: frozenset[Mode], page_siz
                 assert 1 <= len(work.batch.spans) <= side.max_bs
                 side.commit(work.batch, made_up(work.batch, generator))
                 check_ledger(side)
-            check_committed(side)
         events.update(side.events)
 
     play()

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from paritybit.harness.errors import MalformedError
 from paritybit.harness.lockstep.config import TOPK, TrialConfig
 from paritybit.harness.schedules.schedule import (
     Admit,
@@ -24,12 +23,6 @@ from torch import Tensor
 FEW_CAPTURES = pytest.mark.usefixtures("captures_when_needed")
 
 SIZES: dict[str, Any] = {"buckets": (2, 4), "token_buckets": (4, 12)}
-
-
-@pytest.mark.parametrize("topk", [0, 3])
-def test_a_topk_other_than_1_and_2_is_refused(topk: int) -> None:
-    with pytest.raises(MalformedError, match="topk"):
-        TrialConfig("eagle_draft", topk=topk)
 
 
 SPECULATE: tuple[Step, ...] = (

@@ -65,16 +65,6 @@ def test_a_stdout_that_may_not_grow_is_lost_as_a_full_disk_is(tmp_path: Path) ->
     assert done.returncode == CANNOT_RUN
 
 
-def test_a_file_that_is_written_takes_the_place_of_no_closed_stream(
-    record: Path, tmp_path: Path
-) -> None:
-    page, same = tmp_path / "page.html", tmp_path / "same.html"
-    lines = '$paritybit report "$@"', '$paritybit report "$@" <&- >&- 2>&-'
-    for path, line in zip((page, same), lines, strict=True):
-        assert in_a_shell(line, record, "--page", path).returncode == OK
-    assert page.read_text() == same.read_text()
-
-
 def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_all() -> None:
     """As some CI systems open stdout. The pipe holds less than is written."""
     reading, writing = os.pipe()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from paritybit.harness.campaigns import plugin
 from paritybit.harness.machine import workers
-from paritybit.harness.machine.workers import cores, processes_on
+from paritybit.harness.machine.workers import processes_on
 
 
 @pytest.mark.parametrize(
@@ -26,11 +26,6 @@ def test_on_gpus_as_many_work_as_cores_and_sharing_allow(
 ) -> None:
     monkeypatch.setattr(workers, "cores", lambda: present)
     assert processes_on(device, gpus, mps=mps) == count
-
-
-def test_the_cores_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 7}, raising=False)
-    assert cores() == 3
 
 
 @pytest.mark.parametrize(("name", "gpu"), [("gw0", "2"), ("gw1", "5"), ("gw2", "2"), ("gw11", "5")])

@@ -5,12 +5,10 @@ from dataclasses import replace
 from itertools import cycle, product
 
 import pytest
-import torch
 from paritybit.harness.campaigns.hunt import ground_of
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.lockstep.pair import Pair, subject_alone
 from paritybit.harness.schedules.boundaries import FACTORS, Row, scenes
 from paritybit.harness.schedules.buckets import FILLINGS, SMALLEST, SMALLEST_TOKENS, filling
 from paritybit.harness.schedules.coverage import LONGEST
@@ -67,37 +65,3 @@ def test_forwards_of_every_kind_reach_the_longest_context_and_keep_every_propert
     assert reached[LONGEST]
     under_test = "decode" if runner == "breakable" else runner
     assert reached[f"{under_test}: bucket 1 full"]
-
-
-@pytest.mark.parametrize(
-    ("runner", "length", "event"),
-    [
-        ("eagle_draft", "short", "again"),
-        ("frozen_kv_mtp", "short", "again"),
-        ("piecewise", "longest", "again"),
-        ("piecewise", "longest", "evicted"),
-    ],
-)
-def test_a_forward_of_the_row_and_the_length_of_the_one_before_it_reads_other_slots(
-    runner: str, length: str, event: str
-) -> None:
-    """Of both sub-pools, or of the SWA sub-pool alone where requests were only evicted from."""
-    trial = TrialConfig(runner, page_size=4, buckets=(4,), token_buckets=(12,))
-    row = Row(4, length, event, filled="short")
-    schedule = Schedule(scenes(ground_of(trial), [row]))
-    forwards = list[tuple[int, int, set[int], set[int]]]()
-    pair = Pair(trial, engines=subject_alone)
-    with torch.inference_mode():
-        pair.begin(schedule)
-        for place, step in schedule.flat():
-            seen = pair.step(step, place)
-            if seen is not None and seen.mode is RUNNERS[runner].mode:
-                span = seen.eager.spans[-1]
-                end = span.begin or span.end
-                full = pair.eager.pools.tables.req_to_token[span.row, :end].long()
-                swa = seen.eager.mapping[full]
-                forwards.append((span.row, end, {*full.tolist()}, {*swa.tolist()}))
-    before, last = forwards[-2:]
-    assert before[:2] == last[:2]
-    assert (before[2] >= last[2]) is (event == "evicted")
-    assert not before[3] >= last[3]

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from paritybit.harness.campaigns import hunt
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.schedules.coverage import Coverage, of_one_branch, required_events
-from paritybit.harness.schedules.schedule import Draft, DraftExtend, Schedule, Verify
-from paritybit.reference.batch import Mode
+from paritybit.harness.schedules.coverage import Coverage, required_events
+from paritybit.harness.schedules.schedule import Schedule
 from paritybit.reference.config import PRESETS
-from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
+from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS
 
 from properties.support.harness.planned import Planned
 
@@ -40,18 +39,6 @@ def test_generated_schedules_reach_every_required_state(runner: str, preset: str
         for schedule in drawn(runner, seed, preset)[:10]:
             events += world.play(schedule)
     assert [event for event in required_events([runner]) if not events[event]] == []
-
-
-def test_what_must_be_reached_follows_from_the_engine() -> None:
-    """What speculation reaches is asked of engines that speculate, replays of every runner."""
-    by_runner = {runner: set(required_events([runner])) for runner in RUNNERS}
-    for runner, events in by_runner.items():
-        engine = engine_runners(runner)
-        speculates = any(other.mode is Mode.TARGET_VERIFY for other in engine)
-        assert ("tree of a draft model" in events) is speculates
-        replays = {event.split(":")[0] for event in events if event.endswith(": padded replay")}
-        assert replays == {other.name for other in engine}
-    assert set(required_events(RUNNERS)) == set().union(*by_runner.values())
 
 
 REPLAYS: tuple[tuple[tuple[int, int], int, set[str], set[str]], ...] = (
@@ -99,25 +86,6 @@ def test_what_a_replay_reaches_is_counted() -> None:
     assert events["runner after another"] == 1
 
 
-@pytest.mark.parametrize(
-    ("topk", "runner", "requests", "reached"),
-    [
-        (1, "eagle_draft", 2, {"replay", "padded replay"}),
-        (1, "eagle_draft_extend", 0, set()),
-        (1, "decode", 2, set()),
-        (2, "frozen_kv_mtp", 2, set()),
-    ],
-)
-def test_a_replay_of_drafts_of_one_branch_is_counted(
-    topk: int, runner: str, requests: int, reached: set[str]
-) -> None:
-    """Of a runner of speculation, and not where it idles."""
-    events: Counter[str] = Counter()
-    Coverage(events, topk).see(replay(runner, 4, requests), requests)
-    found = {event for event in events if event.endswith("of one branch")}
-    assert found == {of_one_branch(runner, what) for what in reached}
-
-
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_the_first_schedule_of_a_seed_fills_every_bucket_in_every_way(runner: str) -> None:
     """Full, one short, and padded after it was full."""
@@ -125,15 +93,6 @@ def test_the_first_schedule_of_a_seed_fills_every_bucket_in_every_way(runner: st
     for page_size in (1, 4):
         events = Planned(TrialConfig(runner, page_size=page_size)).play(drawn(runner, 0)[0])
         assert [event for event in wanted if not events[event]] == []
-
-
-@pytest.mark.parametrize("runner", ONE_PER_ENGINE)
-def test_only_what_the_engine_can_do_is_drawn(runner: str) -> None:
-    modes = {other.mode for other in engine_runners(runner)}
-    steps = {type(step) for schedule in drawn(runner, 0) for step in schedule.steps}
-    assert (Verify in steps) is (Mode.TARGET_VERIFY in modes)
-    assert (DraftExtend in steps) is (Mode.DRAFT_EXTEND in modes)
-    assert (Draft in steps) is bool({Mode.DRAFT, Mode.FROZEN_DRAFT} & modes)
 
 
 def test_the_same_seed_draws_the_same_schedules() -> None:

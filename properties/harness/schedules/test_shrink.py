@@ -1,13 +1,9 @@
 """Shrinking: what is left fails still, and neither a step nor a number of it can be spared."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
-from hypothesis import given
 from msgspec.structs import fields
-from paritybit.harness.schedules.boundaries import Ground
-from paritybit.harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
-from paritybit.harness.schedules.generate import schedules
 from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
@@ -25,14 +21,10 @@ from paritybit.harness.schedules.schedule import (
     Step,
     Verify,
 )
-from paritybit.harness.schedules.shrink import Fails, cut, shrink, simpler_steps, with_requests
-from paritybit.reference.batch import Mode
-from paritybit.reference.config import PRESETS
+from paritybit.harness.schedules.shrink import Fails, shrink, simpler_steps, with_requests
 
 MOST_PLAYED = 200
 """Schedules that shrinking one of 40 steps may play; what was caught has about as many."""
-
-GROUND = Ground(PRESETS["gpt_oss"], BUCKETS, TOKEN_BUCKETS, frozenset(Mode), Mode.TARGET_VERIFY)
 
 
 def wide_decode_of_a_long_prompt(schedule: Schedule) -> bool:
@@ -58,12 +50,6 @@ def verifies_what_was_retracted(schedule: Schedule) -> bool:
     return not wanted
 
 
-def has_two_idles_of_one_pick(schedule: Schedule) -> bool:
-    """Whether two idle steps name the same runner, which must be lowered together or not at all."""
-    picks = [step.pick for step in schedule.steps if isinstance(step, Idle)]
-    return len(picks) != len(set(picks))
-
-
 def holds_a_high_row(schedule: Schedule) -> bool:
     """Whether a decode picks the fifth request, at a place that is not the first."""
     return any(isinstance(step, Decode) and 4 in step.picks[1:] for step in schedule.steps)
@@ -72,7 +58,6 @@ def holds_a_high_row(schedule: Schedule) -> bool:
 MINIMA: dict[Fails, tuple[Step, ...]] = {
     wide_decode_of_a_long_prompt: (Admit(3, 0), Decode((0, 1))),
     verifies_what_was_retracted: (Retract(0), Resume(0), Verify((0,), 2)),
-    has_two_idles_of_one_pick: (Idle(0), Idle(0)),
     holds_a_high_row: (Decode((0, 1, 2, 3, 4)),),
 }
 """What a bug may need, and what is left of TALL: a size, an order, equal numbers, one pick."""
@@ -110,17 +95,6 @@ class Counted:
         return self.fails(schedule)
 
 
-def is_within(some: Sequence[object], all_of_them: Sequence[object]) -> bool:
-    """Whether some steps are all there, in their order."""
-    left = iter(all_of_them)
-    return all(one in left for one in some)
-
-
-def holds_all(wanted: Sequence[Step]) -> Fails:
-    """Return a predicate of schedules that hold some steps in their order."""
-    return lambda schedule: is_within(wanted, schedule.steps)
-
-
 @pytest.mark.parametrize("fails", MINIMA, ids=lambda rule: rule.__name__)
 def test_a_planted_failure_shrinks_to_its_minimum_in_few_playings(fails: Fails) -> None:
     """No step and no number of it can be spared, and nothing that is tried is longer."""
@@ -137,40 +111,10 @@ def test_a_planted_failure_shrinks_to_its_minimum_in_few_playings(fails: Fails) 
                 assert not fails(Schedule((*before, simpler, *after), left.seed))
 
 
-@pytest.mark.parametrize("fails", MINIMA, ids=lambda rule: rule.__name__)
-@given(schedule=schedules(GROUND))
-def test_what_is_left_of_a_generated_schedule_still_fails(fails: Fails, schedule: Schedule) -> None:
-    whole = Schedule(TALL.steps + schedule.steps, schedule.seed)
-    left = shrink(whole, fails)
-    assert fails(left)
-    assert shrink(left, fails) == left
-
-
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 7, 8, 31, 40])
-def test_cutting_tries_only_shorter_schedules_and_changes_no_step(length: int) -> None:
-    whole = Schedule(TALL.steps[:length])
-    for most in (0, 3, length // 2, length):
-        wanted = whole.steps[:most:2]
-        fails = Counted(holds_all(wanted))
-        assert cut(whole, fails).steps == wanted
-        assert all(len(tried.steps) < length for tried in fails.asked)
-        assert all(is_within(tried.steps, whole.steps) for tried in fails.asked)
-
-
 def test_what_always_fails_shrinks_to_nothing_at_once() -> None:
     fails = Counted(lambda _: True)
     assert shrink(TALL, fails) == Schedule((), TALL.seed)
     assert fails.asked == [with_requests(TALL, 1), Schedule((), TALL.seed)]
-
-
-def test_what_needs_every_step_keeps_every_step() -> None:
-    """Nothing can be dropped. Fields of no consequence become 0 all the same."""
-    kinds = [type(step) for step in TALL.steps]
-    fails = Counted(lambda schedule: [type(step) for step in schedule.steps] == kinds)
-    left = shrink(TALL, fails)
-    for step in left.steps:
-        assert all(getattr(step, entry.name) in {0, (0,)} for entry in fields(step))
-    assert len(fails.asked) < 12 * len(TALL.steps)
 
 
 def test_fewer_requests_are_neither_admitted_nor_picked() -> None:
