@@ -91,8 +91,6 @@ def operation(
     def logged(self: "Ops", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         if self.log is not None:
             self.log.append(name)
-        if self.given is not None:
-            args = self.given(name, args)  # type: ignore[assignment]
         result = method(self, *args, **kwargs)
         if self.calls is not None:
             self.calls.append(OpCall(name, args, result))
@@ -116,7 +114,6 @@ class Ops:
 
     - `log`: if not None, each call adds its op's name.
     - `calls`: if not None, each call is added. Its tensors stay alive.
-    - `given`: if not None, a function from an op's name and arguments to the arguments to use.
 
     Constants are tensors, created once. Torch takes longer to convert a Python number than to
     multiply a small tensor, and a tape would convert it again at every replay.
@@ -125,7 +122,6 @@ class Ops:
     def __init__(self, device: str = "cpu") -> None:
         self.log: list[str] | None = None
         self.calls: list[OpCall] | None = None
-        self.given: Callable[[str, tuple[Any, ...]], tuple[Any, ...]] | None = None
         counting = torch.arange(COUNTING)
         self.zero, self.one = torch.zeros((), device=device), torch.ones((), device=device)
         self.minus_infinity = torch.full((), -torch.inf, device=device)

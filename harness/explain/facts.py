@@ -4,7 +4,6 @@ This is plain data without torch. This package makes it, a run's record keeps it
 shows it. A step is its place in the schedule and a request its serial number, both from 0.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,9 +29,6 @@ CAPTURE = -1
 NOBODY = -1
 """The owner of a slot that belongs to no request."""
 
-ROWS: Mapping[str, str] = {"request": "request row", "token": "token row", "draft slot": "draft"}
-"""The name of one element along each axis of a static input."""
-
 
 @dataclass(frozen=True)
 class TimelineEntry:
@@ -57,23 +53,16 @@ class TimelineEntry:
 
 @dataclass(frozen=True)
 class Writer:
-    """What wrote something last: a row of a step's forward.
+    """What wrote something last: a row of a step's forward, or an element of a static input.
 
-    `runner` is None for an eager forward. `axis` says what `row` counts, as the axis of a static
-    input. It is None for a row of an op. `request` is None for a padded row, and if the axis does
-    not determine the request. At step CAPTURE the capture was the writer, for no request.
+    `runner` is None for an eager forward, and `request` for a padded row. At step CAPTURE the
+    capture was the writer.
     """
 
     step: int
     runner: str | None
     row: int
     request: int | None
-    axis: str | None = None
-
-    @property
-    def place(self) -> str:
-        """The row in words, according to its axis."""
-        return f"{'row' if self.axis is None else ROWS.get(self.axis, 'element')} {self.row}"
 
 
 @dataclass(frozen=True)
@@ -81,10 +70,8 @@ class FirstDifference:
     """The first bits of a forward that differ, in execution order.
 
     `op` gave, or stored, the `tensor`. `model`, `layer` and `kind` are those of its cache, or None.
-    `row` is a row of the op, None if no row wrote the slot. `live` says whether it is a live row.
-    `slot` is None outside caches, and `head` without heads. Both bit patterns are hexadecimal, and
-    `eager_bits` is the expected one. `axis` says whether rows are requests or tokens, if a forward
-    has different numbers of them.
+    `row` is a row of the op, None if no row wrote the slot. `slot` is None outside caches, and
+    `head` without heads. Both bit patterns are hexadecimal, and `eager_bits` is the expected one.
     """
 
     op: str
@@ -99,12 +86,6 @@ class FirstDifference:
     element: int
     eager_bits: str
     graph_bits: str
-    axis: str | None = None
-
-    @property
-    def rows(self) -> str:
-        """The name of a row of its op."""
-        return "row" if self.axis is None else ROWS.get(self.axis, "row")
 
 
 @dataclass(frozen=True)
@@ -148,8 +129,7 @@ class SourceLine:
 class WrongElement:
     """An element with a wrong value, to which a reset gave the right one.
 
-    - `holder`: the static input, the table, or the value of the batch that has it.
-    - `place`: its index there. Flat in a static input.
+    - `holder`, `place`: the static input, table or value of the batch, and the index there.
     - `left_by`, `how`: who wrote it, and how. None outside static inputs.
     - `stale`: whether an earlier step wrote it, or the capture.
     """
@@ -246,7 +226,6 @@ class Situation:
 class Explanation:
     """What is known about the violation of one property.
 
-    - `difference`: the first bits of the forward that differ, in execution order.
     - `taken`, `slot`: the wrong slot that a row took, and the slot's owner and last writer.
     - `suspects`: those that were tried, in the order in which they are blamed.
     - `repeats`: whether the forward violates the property again from the same bytes. If not, no

@@ -5,29 +5,78 @@ Stores are compared by the contents of the cache after them, all other ops by th
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+import torch
 from paritybit.harness.explain.facts import FirstDifference, SlotTaken
-from paritybit.harness.explain.provenance import (
-    STATES,
-    STORES,
-    Cache,
-    Store,
-    cache_of,
-    caches,
-    store_of,
-)
 from paritybit.harness.lockstep.bits import bits, first_index, hex_bits
+from paritybit.reference.config import Role
 from paritybit.reference.ops import OpCall
 from paritybit.reference.pool import KVPools
-from paritybit.reference.state_pool import Section
+from paritybit.reference.state_pool import STATE_ROWS, Section
 from torch import Tensor
 
 ROWS_SECOND = frozenset({"rotary"})
 """Ops whose results have rows along the second axis."""
+
+STORES = frozenset({"store_kv", "store_rows"})
+
+
+class Cache(NamedTuple):
+    """A cache of a forward: KV of one layer, or with no layer state beside KV.
+
+    A slot has `slot_rows` rows.
+    """
+
+    model: str
+    kind: str
+    layer: int | None = None
+    slot_rows: int = 1
+
+
+STATES: Final = {
+    Section.RECURRENT: Cache(Role.TARGET, "recurrent state", slot_rows=STATE_ROWS),
+    Section.DRAFT_TABLE: Cache(Role.DRAFT, "table"),
+}
+"""The caches beside KV."""
+
+
+def caches(pools: KVPools, storage: Tensor) -> dict[Cache, Tensor]:
+    """Return the rows of each cache in a storage of some pools."""
+    found: dict[Cache, Tensor] = {}
+    for role, kind, arena in pools.arenas_of(storage):
+        for number, layer in enumerate(pools[role].config.layers_of(kind)):
+            found[Cache(str(role), str(kind), layer)] = arena[number].transpose(0, 1)
+    for section, places in pools.sections_of(storage).items():
+        found[STATES[section]] = places.flatten(0, 1)
+    return found
+
+
+def cache_of(tensor: Tensor, pools: KVPools) -> Cache | None:
+    """Return which cache of the pools an argument of an op is. None for a copy of one."""
+    found = caches(pools, pools.storage).items()
+    return next((cache for cache, own in found if own.data_ptr() == tensor.data_ptr()), None)
+
+
+class Store(NamedTuple):
+    """One store: its cache, the row there that each row of the op names, and its values."""
+
+    cache: Cache | None
+    rows: list[int]
+    values: Tensor
+
+
+def store_of(call: OpCall, pools: KVPools) -> Store:
+    """Return what a store did, with its locations as the store reads them."""
+    if call.name == "store_kv":
+        target, loc, dtype, key, value = call.inputs
+        rows, values = loc.view(dtype)[: len(key)], torch.stack([key, value], 1)
+    else:
+        target, rows, values = call.inputs
+    return Store(cache_of(target, pools), rows.tolist(), values)
 
 
 @dataclass(frozen=True)
@@ -42,7 +91,7 @@ class Side:
 class Found(NamedTuple):
     """The first bits that differ, at op number `call`, and the wrong slot that led there, if any.
 
-    `live` and `axis` of the difference are not known here.
+    `live` of the difference is not known here.
     """
 
     call: int
@@ -74,14 +123,16 @@ def pair_ops(
 
     The corresponding op has the same name and as many earlier ops of that name. It may be None.
     """
+    left_of = dict(zip(_numbered(left), left, strict=True))
+    for number, (name, call) in enumerate(zip(_numbered(right), right, strict=True)):
+        yield number, left_of.get(name), call
+
+
+def _numbered(calls: Sequence[OpCall]) -> Iterator[tuple[str, int]]:
+    """Yield the name of each op, and the number of earlier ops of that name."""
     counts: Counter[str] = Counter()
-    of_left: dict[tuple[str, int], OpCall] = {}
-    for call in left:
-        of_left[call.name, counts[call.name]] = call
-        counts[call.name] += 1
-    counts.clear()
-    for number, call in enumerate(right):
-        yield number, of_left.get((call.name, counts[call.name])), call
+    for call in calls:
+        yield call.name, counts[call.name]
         counts[call.name] += 1
 
 
@@ -90,19 +141,21 @@ def _compare_stores(
     op: str,
     left: Store | None,
     right: Store,
-    runs: Sequence[dict[Cache, Tensor]],
+    runs: Sequence[Mapping[Cache, Tensor]],
 ) -> Found | None:
     """Carry out a store in both runs' caches, and compare the slots that it names.
 
     If one run stores more often than the other, paired stores may be of different layers.
     """
-    cache = right.cache if right.own or left is None else left.cache
-    expected = left.rows if left is not None and left.cache == cache else []
-    touched = sorted({*expected, *right.rows} - set(range(cache.slot_rows)))
+    cache = right.cache or (None if left is None else left.cache)
     for store, found in zip((left, right), runs, strict=True):
-        if store is not None and store.own:
+        if store is not None and store.cache is not None:
             for row, value in zip(store.rows, store.values, strict=True):
                 found[store.cache][row] = value
+    if cache is None:
+        return None
+    expected = left.rows if left is not None and left.cache == cache else []
+    touched = sorted({*expected, *right.rows} - set(range(cache.slot_rows)))
     one, other = (found[cache][touched] for found in runs)
     different = bits(one) != bits(other)
     if not different.any():
@@ -164,17 +217,16 @@ def _compare_results(number: int, left: OpCall, right: OpCall, pools: KVPools) -
         if right.name == "scan_states":
             cache = STATES[Section.RECURRENT]
             wrong, expected = (int(call.inputs[1][place[0]]) for call in (right, left))
-            taken = None if wrong == expected else _wrong_slot(cache, place[0], wrong, expected)
+            taken = _wrong_slot(cache, place[0], wrong, expected)
         elif right.name == "attention":
-            cache, _ = cache_of(right.inputs[1], pools)
+            cache = cache_of(right.inputs[1], pools)
             taken = _key(cache, place[0], keys_of(left, place[0]), keys_of(right, place[0]))
-        several = isinstance(right.result, tuple)
         difference = FirstDifference(
             op=right.name,
             model=None if cache is None else cache.model,
             layer=None if cache is None else cache.layer,
             kind=None if cache is None else cache.kind,
-            tensor=f"result {number_of_tensor}" if several else "result",
+            tensor=f"result {number_of_tensor}" if isinstance(right.result, tuple) else "result",
             row=place[0],
             live=False,
             slot=None,
@@ -212,10 +264,10 @@ def keys_of(call: OpCall, row: int) -> list[int]:
     return list(compress(listed, mask[start : start + len(listed)].tolist()))
 
 
-def _key(cache: Cache, row: int, left: list[int], right: list[int]) -> SlotTaken | None:
+def _key(cache: Cache | None, row: int, left: list[int], right: list[int]) -> SlotTaken | None:
     """Return the first key in which two rows' lists differ, or None."""
-    for key in range(max(len(left), len(right))):
+    for key in range(max(len(left), len(right)) if cache is not None else 0):
         wrong, expected = (keys[key] if key < len(keys) else None for keys in (right, left))
-        if wrong != expected:
+        if cache is not None and wrong != expected:
             return SlotTaken(*cache[:2], row, key, wrong, expected)
     return None

@@ -1,66 +1,59 @@
-"""What a recorded forward did, as plain data: the first difference, the slot, and the writers."""
+"""What a recorded forward did, as plain data: the first difference, the writers, the drawings."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from paritybit.harness.explain.facts import Situation, Slot, Writer, WrongElement
-from paritybit.harness.explain.first_difference import Found, Side, first_difference, rows_of
-from paritybit.harness.explain.provenance import STATES, SlotWrite, StaticWrite
-from paritybit.harness.explain.recorded import RecordedForward
-from paritybit.harness.explain.resets import StaticElement
-from paritybit.harness.lockstep.requests import owner_of, owner_of_place
+import torch
+from paritybit.harness.explain.facts import (
+    NOBODY,
+    Situation,
+    Slot,
+    SlotMap,
+    StaticInputRow,
+    Writer,
+    WrongElement,
+)
+from paritybit.harness.explain.first_difference import (
+    STATES,
+    Found,
+    Side,
+    first_difference,
+    pair_ops,
+    rows_of,
+)
+from paritybit.harness.explain.recorded import RecordedForward, StaticElement
+from paritybit.harness.lockstep.bits import bits
+from paritybit.harness.lockstep.requests import owner_of, owner_of_place, serial_at
 from paritybit.reference.config import Kind
-from paritybit.reference.state_pool import Section
-from paritybit.subjects.contracts import Axis
+from paritybit.subjects.contracts import Axis, StaticInput
+from torch import Tensor
 
 
 def situation(recorded: RecordedForward) -> Situation:
-    """Return what ran: what replayed the batch, if that is not the runner of its mode."""
-    turn, seen = recorded.forward_id, recorded.observation
-    runner, bucket, live_size = turn.runner, recorded.bucket, recorded.live_size
-    if seen is not None and (seen.replay is None) != (recorded.runner is None):
-        replay = seen.replay
-        runner = None if replay is None else replay.runner
-        bucket = None if replay is None else replay.bucket
-        live_size = None if replay is None else replay.live_size
-    return Situation(turn.step, runner, bucket, live_size, recorded.run.failed)
+    """Return what ran: what replayed the batch, or the runner of a forward that failed."""
+    step, seen, failed = recorded.forward_id.step, recorded.observation, recorded.run.failed
+    if seen is None:
+        return Situation(step, recorded.forward_id.runner, failed=failed)
+    if seen.replay is None:
+        return Situation(step, None)
+    return Situation(step, seen.replay.runner, seen.replay.bucket, seen.replay.live_size)
 
 
 def difference_of(recorded: RecordedForward, *, fresh: bool) -> Found | None:
     """Return the first op of the forward with other bits than in the eager run, if any.
 
-    With `fresh`, than on the fresh engine.
+    With `fresh`, than on the fresh engine. A row is live if the eager run's op has it too.
     """
-    pair = recorded.pair
+    pair, calls = recorded.pair, recorded.run.calls
     left = Side(pair.eager_pools, recorded.eager_before, recorded.eager_calls)
     if fresh:
         left = Side(pair.graph_pools, recorded.graph_before, recorded.fresh_calls)
-    right = Side(pair.graph_pools, recorded.graph_before, recorded.run.calls)
-    found = first_difference(left, right)
+    found = first_difference(left, Side(pair.graph_pools, recorded.graph_before, calls))
     if found is None:
         return None
-    axis, turn = _axis(recorded, found), recorded.forward_id
-    live_rows = len(turn.requests if axis is Axis.REQUEST else turn.rows)
+    eager = {number: one for number, one, _ in pair_ops(recorded.eager_calls, calls)}[found.call]
     row = found.difference.row if found.taken is None else found.taken.row
-    live, name = row is not None and row < live_rows, None if axis is None else str(axis)
-    return found._replace(difference=replace(found.difference, row=row, live=live, axis=name))
-
-
-def _axis(recorded: RecordedForward, found: Found) -> Axis | None:
-    """Return what the rows of a difference's op are. When drafting, stores have a row per request.
-
-    Returns None if a forward has as many requests as tokens, or the op's rows are neither.
-    """
-    if found.difference.kind == STATES[Section.DRAFT_TABLE].kind:
-        return Axis.REQUEST
-    runner, bucket, turn = recorded.runner, recorded.bucket, recorded.forward_id
-    extents = {Axis.REQUEST: len(turn.requests), Axis.TOKEN: len(turn.rows)}
-    if runner is not None and bucket is not None:
-        extents = dict(runner.extents(bucket))
-    if found.difference.row is None or extents.get(Axis.REQUEST) == extents.get(Axis.TOKEN):
-        return None
-    count = rows_of(recorded.run.calls[found.call])
-    return next((axis for axis, extent in extents.items() if extent == count), None)
+    live = row is not None and eager is not None and row < rows_of(eager)
+    return found._replace(difference=replace(found.difference, row=row, live=live))
 
 
 def slot_of(recorded: RecordedForward, found: Found) -> Slot | None:
@@ -76,14 +69,10 @@ def slot_of(recorded: RecordedForward, found: Found) -> Slot | None:
     else:
         owner = owner_of(Kind(kind), slot, recorded.spans, recorded.owners)
     write = recorded.written.of(model, kind, slot)
-    return Slot(model, kind, slot, owner, None if write is None else _row_writer(write))
-
-
-def _row_writer(write: SlotWrite) -> Writer:
-    """Return who wrote a slot. Its row is a token's if there are more rows than requests."""
+    if write is None:
+        return Slot(model, kind, slot, owner, None)
     turn = write.forward_id
-    axis = str(Axis.TOKEN) if len(turn.rows) > len(turn.requests) else None
-    return Writer(turn.step, turn.runner, write.row, write.request, axis)
+    return Slot(model, kind, slot, owner, Writer(turn.step, turn.runner, write.row, write.request))
 
 
 def element_of(recorded: RecordedForward, element: StaticElement) -> WrongElement:
@@ -92,31 +81,112 @@ def element_of(recorded: RecordedForward, element: StaticElement) -> WrongElemen
     assert recorded.runner is not None
     write = recorded.ledger.of(recorded.runner.static_buffers()[name])[place]
     turn, row = write.forward_id, recorded.runner.inputs.rows.get(name)
-    axis = "list" if row is None else str(row.axis)
-    request = None if row is None else _request_of(recorded, write, row.axis, place)
+    copied = row is not None and write.how == "copied"
+    requests = {Axis.TOKEN: turn.rows, Axis.REQUEST: turn.requests}
+    owners = requests.get(row.axis, ()) if copied and row is not None else ()
     return WrongElement(
         holder=name,
         place=(place,),
         value=str(recorded.static[name].view(-1)[place].item()),
         right=str(right.item()),
-        left_by=Writer(turn.step, turn.runner, place, request, axis),
+        left_by=Writer(
+            turn.step, turn.runner, place, owners[place] if place < len(owners) else None
+        ),
         how=write.how,
         stale=turn.forward < recorded.forward_id.forward,
     )
 
 
-def _request_of(
-    recorded: RecordedForward, write: StaticWrite, axis: Axis, place: int
-) -> int | None:
-    """Return the request whose value an element was, by the axis of its buffer."""
-    if write.how != "copied":
-        return None
-    turn = write.forward_id
-    slots = recorded.pair.config.speculation.slots
-    requests: dict[Axis, Sequence[int]] = {
-        Axis.TOKEN: turn.rows,
-        Axis.REQUEST: turn.requests,
-        Axis.DRAFT_SLOT: [request for request in turn.requests for _ in range(slots)],
-    }
-    found = requests.get(axis, ())
-    return found[place] if place < len(found) else None
+def stale(recorded: RecordedForward) -> list[StaticElement]:
+    """Return the elements that this forward did not write and a fresh runner differs in.
+
+    Each has the value of the freshly captured runner.
+    """
+    runner, found = recorded.runner, list[StaticElement]()
+    for name, buffer in ({} if runner is None else runner.static_buffers()).items():
+        current, fresh = recorded.static[name], recorded.fresh[name]
+        if fresh.shape != current.shape:
+            continue
+        places = (bits(current) != bits(fresh)).flatten().nonzero().flatten().tolist()
+        writes = recorded.ledger.of(buffer) if places else []
+        found += [
+            (name, place, fresh.view(-1)[place].clone())
+            for place in places
+            if writes[place].forward_id.forward < recorded.forward_id.forward
+        ]
+    return found
+
+
+def static_inputs(recorded: RecordedForward) -> tuple[StaticInputRow, ...]:
+    """Return the replay's static inputs with one number per element, if there is a replay."""
+    runner, seen = recorded.runner, recorded.observation
+    if runner is None or seen is None or seen.replay is None:
+        return ()
+    left = {(name, place) for name, place, _ in stale(recorded)}
+    return tuple(
+        _static_input(recorded, row, runner.view(row.name, seen.replay.bucket).shape[-1], left)
+        for row in runner.inputs.contract
+        if row.width is None and row.axis is not Axis.MASK
+    )
+
+
+def _static_input(
+    recorded: RecordedForward, row: StaticInput, columns: int, left: set[tuple[str, int]]
+) -> StaticInputRow:
+    """Return the first `columns` elements of each section of a static input."""
+    assert recorded.runner is not None
+    buffer = recorded.runner.inputs.buffers[row.name]
+    places = torch.arange(buffer.numel()).view(buffer.shape)[..., :columns].flatten().tolist()
+    writes = recorded.ledger.of(buffer)
+    values = recorded.static[row.name].flatten().tolist()
+    now = recorded.forward_id.forward
+    copied = [
+        writes[place].how == "copied" and writes[place].forward_id.forward == now
+        for place in places[:columns]
+    ]
+    return StaticInputRow(
+        name=row.name,
+        dtype=str(buffer.dtype).removeprefix("torch."),
+        axis=str(row.axis),
+        padding=row.padding,
+        live=sum(copied),
+        values=tuple(int(values[place]) for place in places),
+        left_by=tuple(writes[place].forward_id.step for place in places),
+        stale=tuple(at for at, place in enumerate(places) if (row.name, place) in left),
+    )
+
+
+def slot_maps(recorded: RecordedForward) -> tuple[SlotMap, ...]:
+    """Return the owner of each slot of each sub-pool after the forward, and which slots differ."""
+    pair, after = recorded.pair, recorded.run.storage
+    different = (bits(recorded.eager_storage) != bits(after)) & pair.compared
+    changed = bits(recorded.graph_before) != bits(after)
+    live = tuple(serial_at(span.row, recorded.owners) for span in recorded.spans)
+    sizes, maps = pair.graph_pools.sizes, []
+    for (role, kind, differing), (_, _, written) in zip(
+        pair.layout.arenas_of(different), pair.layout.arenas_of(changed), strict=True
+    ):
+        owners = [NOBODY] * sizes.slots(kind)
+        for owner in recorded.owners:
+            for slot in owner.slots(kind):
+                owners[slot] = owner.serial
+        for serial, span in zip(live, recorded.spans, strict=True):
+            for slot in span.full_slots if kind is Kind.FULL else span.swa_slots:
+                owners[slot] = serial
+        maps.append(
+            SlotMap(
+                model=str(role),
+                kind=str(kind),
+                owners=tuple(owners),
+                live=live,
+                written=_slots_of(written),
+                differs=_slots_of(differing),
+                page_size=sizes.page_size,
+            )
+        )
+    return tuple(maps)
+
+
+def _slots_of(arena: Tensor) -> tuple[int, ...]:
+    """Return the slots in which a bool arena is true anywhere."""
+    return tuple(arena.any(dim=(0, 1, 3, 4)).nonzero().flatten().tolist())

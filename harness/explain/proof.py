@@ -95,7 +95,7 @@ def _element(one: WrongElement, cause: Suspect) -> str:
     if cause.name == "kept output" and one.left_by is not None:
         by = one.left_by
         return (
-            f"{value} is a view of {by.place} of the static output of step {by.step} "
+            f"{value} is a view of row {by.row} of the static output of step {by.step} "
             f"({by.runner}), which a later step overwrote"
         )
     if one.left_by is None or one.how is None:
@@ -110,7 +110,7 @@ def _who(writer: Writer) -> str:
     if writer.step == CAPTURE:
         return "the capture"
     request = "" if writer.request is None else f" for request {writer.request}"
-    return f"step {writer.step} ({writer.runner or 'an eager forward'}, {writer.place}{request})"
+    return f"step {writer.step} ({writer.runner or 'an eager forward'}, row {writer.row}{request})"
 
 
 def _path(at: Situation) -> str:
@@ -138,8 +138,8 @@ def _row_of(writer: Writer) -> str:
     """Name the row that wrote a slot."""
     by = f"{writer.runner}'s" if writer.runner else "an eager forward's"
     if writer.request is None:
-        return f"{by} padded {writer.place}"
-    return f"{by} {writer.place} for request {writer.request}"
+        return f"{by} padded row {writer.row}"
+    return f"{by} row {writer.row} for request {writer.request}"
 
 
 def _then(found: Explanation, difference: FirstDifference) -> str:
@@ -149,7 +149,7 @@ def _then(found: Explanation, difference: FirstDifference) -> str:
     where = "" if difference.layer is None else f" in layer {difference.layer}"
     if row is None:
         return f"{runs} no row of {difference.op}{where} writes slot {difference.slot}."
-    what = f"{runs} {'live' if difference.live else 'padded'} {difference.rows} {row}"
+    what = f"{runs} {'live' if difference.live else 'padded'} row {row}"
     if found.taken is not None:
         return f"{what} {_took(found.taken, difference.op, where)}."
     return f"{what} of {difference.op}{where} differs."
@@ -174,7 +174,7 @@ def _took(taken: SlotTaken, op: str, where: str) -> str:
 def _so(difference: FirstDifference, sides: tuple[str, str] | None) -> str:
     """Describe the first bits that differ."""
     slot, head = difference.slot, difference.head
-    place = f"{difference.rows} {difference.row}" if slot is None else f"slot {slot}"
+    place = f"row {difference.row}" if slot is None else f"slot {slot}"
     of_head = "" if head is None else f", head {head}"
     what = f"{difference.op} {difference.tensor}, {place}{of_head}, element {difference.element},"
     if sides is not None:

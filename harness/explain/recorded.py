@@ -5,21 +5,11 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from paritybit.harness.checks.property import Property
-from paritybit.harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_requests
-from paritybit.harness.explain.resets import (
-    NO_RESET,
-    Calls,
-    Given,
-    RepeatedRun,
-    Reset,
-    StaticElement,
-    calls_of,
-    run,
-)
+from paritybit.harness.explain.ledgers import ForwardId, SlotLedger, StaticLedger
 from paritybit.harness.explain.sources import SiteTrap
 from paritybit.harness.lockstep.bits import bits, clone_output, outputs_differ
 from paritybit.harness.lockstep.fresh_run import just_captured
@@ -32,14 +22,87 @@ from paritybit.harness.lockstep.tracebacks import SubjectFailedError
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.reference.batch import Span
 from paritybit.reference.model import Output
+from paritybit.reference.ops import OpCall, Ops
 from paritybit.reference.pool import Tables
 from paritybit.subjects.captured import CapturedEngine
-from paritybit.subjects.protocol import Overrides, Replay, ReplayFacts
+from paritybit.subjects.protocol import Forward, Overrides
 from paritybit.subjects.runners.base import GraphRunner, overwrite
 from torch import Tensor
 
 LENGTHS, ON_HOST = "seq_lens", "seq_lens_cpu"
 """Lengths, and their host copy. It must not exceed them, because it sizes the lists."""
+
+Calls = list[OpCall]
+
+StaticElement = tuple[str, int, Tensor]
+"""A static buffer's name, the flat index of an element, and its new value."""
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """A cell of index table number `table`, flat index, and the value that it gets."""
+
+    table: int
+    place: int
+    value: int
+
+
+@dataclass(frozen=True)
+class Reset:
+    """What a repeated forward has instead of what it had.
+
+    - `elements`: values of static elements.
+    - `cells`: values of cells of the index tables.
+    - `batch`: values of the batch's `spec_info`, by name.
+    - `captured`: if False, the captured function runs eagerly over the same static buffers.
+    - `fresh`: whether a freshly captured engine runs it, over the same static buffers.
+    """
+
+    elements: tuple[StaticElement, ...] = ()
+    cells: tuple[TableCell, ...] = ()
+    batch: Mapping[str, Tensor] = field(default_factory=dict)
+    captured: bool = True
+    fresh: bool = False
+
+    def __add__(self, other: "Reset") -> "Reset":
+        """Return both resets in one."""
+        return Reset(
+            self.elements + other.elements,
+            self.cells + other.cells,
+            {**self.batch, **other.batch},
+            self.captured and other.captured,
+            self.fresh or other.fresh,
+        )
+
+
+NO_RESET = Reset()
+
+
+@dataclass(frozen=True)
+class RepeatedRun:
+    """The results of a forward of the graph run: its live output, its ops, and all KV after it.
+
+    `failed` says why it gave no output, if so. Its ops then hold their arguments. `forward` is the
+    engine's result, valid until its next forward. It is None for the recorded forward itself.
+    `warnings` are what it logged.
+    """
+
+    output: Output
+    calls: Calls
+    storage: Tensor
+    failed: str | None
+    forward: Forward | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@contextmanager
+def calls_of(ops: Ops, calls: Calls | None = None) -> Iterator[Calls]:
+    """Keep the calls of an op set in this context. They are added to `calls`."""
+    ops.calls = [] if calls is None else calls
+    try:
+        yield ops.calls
+    finally:
+        ops.calls = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +117,7 @@ class EarlierOutput:
 class RecordedForward(Recorder):
     """Follows a schedule up to its forward `last`, counted from 0, and records that forward.
 
-    - `forward_id`, `planned`, `owners`, `runner`: what runs. `runner` is None without a replay.
+    - `forward_id`, `plan`, `owners`, `runner`: what runs. `runner` is None without a replay.
     - `eager_before`, `graph_before`, `eager_storage`: KV of a run, before or after the forward.
     - `tables`, `eager_tables`: the index tables of both runs during it.
     - `state`: the engine's Python state before it.
@@ -63,7 +126,7 @@ class RecordedForward(Recorder):
     - `eager_calls`, `fresh_calls`, `eager_output`: the ops and the output of other runs.
     - `run`: the results of the subject. `observation`: what the checks see, with copies of the
       static buffers. None if the subject failed.
-    - `outputs`, `slots`, `ledger`: outputs of earlier replays, and the last writers of slots and
+    - `outputs`, `written`, `ledger`: outputs of earlier replays, and the last writers of slots and
       static elements.
     """
 
@@ -80,13 +143,24 @@ class RecordedForward(Recorder):
         self.outputs: list[EarlierOutput] = []
         self.sites = SiteTrap()
 
+    @property
+    def engine(self) -> CapturedEngine:
+        """The engine under test."""
+        return self.pair.subject
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The batch of the forward by request. Empty if it is idle."""
+        return self.plan.graph.spans
+
     def planned(self, pair: Pair, planned: PlannedStep) -> None:
         """Keep the forward's starting state, and what the fresh engine gives."""
         batch = planned.graph.batch
         self.plan = planned
         self.owners = pair.graph.owners()
         serials = tuple(pair.graph.request_of(span.row).serial for span in self.spans)
-        rows = row_requests(batch, serials) if batch is not None else ()
+        requests = [] if batch is None else batch.token_requests.tolist()
+        rows = tuple(serials[request] for request in requests)
         self.runner = self.engine.runners.get(planned.mode) if planned.expected_graph else None
         name = self.runner.name if self.runner is not None else None
         self.forward_id = ForwardId(self.forwards, planned.place, name, serials, rows)
@@ -100,7 +174,7 @@ class RecordedForward(Recorder):
         self.fresh: dict[str, Tensor] = {}
         if self.forwards == self.last and self.runner is not None:
             just_captured(pair, planned)
-            self.fresh_calls = run(pair, pair.fresh_engine, planned, Overrides()).calls
+            self.fresh_calls = self._run(pair.fresh_engine, planned, Overrides(), []).calls
             self.fresh = copy_buffers(pair.fresh_engine.runners[planned.mode])
             pair.restore_graph()
         self.state = self.engine.state()
@@ -136,9 +210,8 @@ class RecordedForward(Recorder):
                 failed = str(error)
                 raise
             finally:
-                self.run = RepeatedRun(
-                    {}, list(calls), self.pair.graph_pools.storage.clone(), failed
-                )
+                storage = self.pair.graph_pools.storage.clone()
+                self.run = RepeatedRun({}, list(calls), storage, failed)
                 self.eager_storage = self.pair.eager_pools.storage.clone()
                 self.static = copy_buffers(self.runner)
 
@@ -158,34 +231,11 @@ class RecordedForward(Recorder):
             self.outputs.append(EarlierOutput(place, replay.runner, output))
         return False
 
-    @property
-    def engine(self) -> CapturedEngine:
-        """The engine under test."""
-        return self.pair.subject
-
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        """The batch of the forward by request. Empty if it is idle."""
-        return self.plan.graph.spans
-
-    @property
-    def live_size(self) -> int | None:
-        """The live size of the replay, in its buckets' unit."""
-        if self.runner is None:
-            return None
-        batch = self.plan.graph.batch
-        return 0 if batch is None else self.runner.size(batch)
-
-    @property
-    def bucket(self) -> int | None:
-        """The bucket of the replay."""
-        return None if self.runner is None else self.runner.bucket(self.live_size or 0)
-
-    def again(self, reset: Reset = NO_RESET, given: Given | None = None) -> RepeatedRun:
+    def again(self, reset: Reset = NO_RESET, calls: Calls | None = None) -> RepeatedRun:
         """Repeat the graph run's forward from the same bytes, with `reset`.
 
-        Ops get the arguments that `given` returns. On CUDA, a reset that might lead out of bounds
-        counts as failed without a run, because a device assertion ends the process.
+        Its ops are added to `calls`. On CUDA, a reset that might lead out of bounds counts as
+        failed without a run, because a device assertion ends the process.
         """
         pair = self.pair
         if pair.trial.device == "cuda" and not all(map(self._within_bounds, reset.elements)):
@@ -199,15 +249,32 @@ class RecordedForward(Recorder):
         if batch is not None and reset.batch:
             batch = replace(batch, spec_info={**batch.spec_info, **reset.batch})
         overrides = Overrides(elements=reset.elements, captured=reset.captured)
-        engine.ops.given = given
         pair.log.take()
         try:
             with pair.log, warnings_logged():
-                found = run(pair, engine, self.plan.given(batch), overrides)
+                found = self._run(engine, self.plan.given(batch), overrides, calls)
             return replace(found, warnings=pair.log.take())
         finally:
-            engine.ops.given = None
             self._restore_tables()
+
+    def _run(
+        self,
+        engine: CapturedEngine,
+        planned: PlannedStep,
+        overrides: Overrides,
+        calls: Calls | None,
+    ) -> RepeatedRun:
+        """Run a forward over the graph run's pools, and keep its results."""
+        output: Output = {}
+        failed, forward = None, None
+        with calls_of(engine.ops, calls) as kept:
+            try:
+                forward = engine.forward_overridden(planned.graph.batch, planned.mode, overrides)
+                output = clone_output(forward.output)
+            except Exception as error:  # A reset may make the subject fail in any way.
+                failed = (str(error).splitlines() or [type(error).__name__])[0]
+        storage = self.pair.graph_pools.storage.clone()
+        return RepeatedRun(output, list(kept), storage, failed, forward)
 
     def _rewind(self, reset: Reset) -> CapturedEngine:
         """Return the engine that runs the forward, with its state from before, and `reset`."""
@@ -215,6 +282,7 @@ class RecordedForward(Recorder):
         if reset.fresh:
             just_captured(self.pair, self.plan)
             engine = self.pair.fresh_engine
+            engine.count_allocations()
         else:
             engine.restore(self.state)
         runner = engine.runners.get(self.plan.mode)
@@ -250,13 +318,15 @@ class RecordedForward(Recorder):
     def holds(self, rule: Property, run: RepeatedRun, reset: Reset) -> bool:
         """Whether a property holds for a forward that was repeated with `reset`.
 
-        For a step that failed, it holds if the graph run equals the eager run.
+        For a step that failed, it holds if the graph run equals the eager run: KV, reserved slots
+        apart, and output.
         """
         seen, forward = self.observation, run.forward
         if run.failed is not None or forward is None:
             return False
         if seen is None or rule.judge is None:
-            return self.agrees(run)
+            different = (bits(run.storage) != bits(self.eager_storage)) & self.pair.compared
+            return not different.any() and not outputs_differ(run.output, self.eager_output or {})
         replay = forward.replay
         engine = self.pair.fresh_engine if reset.fresh else self.engine
         output = run.output if seen.graph.batch is not None else None
@@ -264,30 +334,13 @@ class RecordedForward(Recorder):
             seen,
             graph=replace(seen.graph, after=run.storage, output=output),
             replay=replay,
-            facts=self._facts(engine, replay, fresh=reset.fresh),
+            facts=engine.facts(replay) if replay is not None else None,
             keys=forward.keys,
             static=copy_buffers(engine.runners.get(self.plan.mode)) if replay is not None else {},
             # The fresh engine is not heard, and no replay runs all lines of the function.
             warnings=run.warnings if reset.captured and not reset.fresh else seen.warnings,
         )
         return rule.judge(repeated) is None
-
-    def _facts(
-        self, engine: CapturedEngine, replay: Replay | None, *, fresh: bool
-    ) -> ReplayFacts | None:
-        """Return the facts of a repeated replay. The fresh engine does not count its replays."""
-        if replay is None:
-            return None
-        facts, seen = engine.facts(replay), self.observation
-        if not fresh or seen is None or seen.facts is None:
-            return facts
-        return replace(facts, allocated=seen.facts.allocated, replays=seen.facts.replays)
-
-    def agrees(self, run: RepeatedRun) -> bool:
-        """Whether a run left KV as the eager run did, reserved slots apart, and its output."""
-        different = (bits(run.storage) != bits(self.eager_storage)) & self.pair.compared
-        output = self.eager_output or {}
-        return not different.any() and not outputs_differ(run.output, output)
 
 
 def both(tables: Tables) -> tuple[Tensor, Tensor]:

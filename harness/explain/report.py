@@ -20,12 +20,16 @@ from paritybit.harness.explain.facts import (
     TimelineEntry,
 )
 from paritybit.harness.explain.first_difference import Found
-from paritybit.harness.explain.forward_facts import difference_of, situation, slot_of
-from paritybit.harness.explain.pictures import slot_maps, static_inputs
+from paritybit.harness.explain.forward_facts import (
+    difference_of,
+    situation,
+    slot_maps,
+    slot_of,
+    static_inputs,
+)
 from paritybit.harness.explain.proof import prove
-from paritybit.harness.explain.recorded import RecordedForward, record_forward
-from paritybit.harness.explain.resets import Reset
-from paritybit.harness.explain.sources import call_lines, contract_row, line_of, unique
+from paritybit.harness.explain.recorded import RecordedForward, Reset, record_forward
+from paritybit.harness.explain.sources import LocatedCalls, contract_row, line_of, unique
 from paritybit.harness.explain.suspects import try_suspects
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
@@ -72,32 +76,23 @@ def timeline_entry(
     violated: frozenset[str],
 ) -> TimelineEntry:
     """Return what one step did. Requests are those that run after it."""
-    parked = [request.serial for request in pair.eager.running]
-    entry = TimelineEntry(
-        place=place,
-        step=step.name,
-        mode=None,
-        runner=None,
-        bucket=None,
-        live=(),
-        padded=0,
-        parked=tuple(parked),
-        tokens=0,
-        violated=tuple(sorted(violated)),
-    )
+    running = tuple(request.serial for request in pair.eager.running)
+    known = tuple(sorted(violated))
     if observation is None:
-        return entry
+        return TimelineEntry(place, step.name, None, None, None, (), 0, running, 0, known)
     graph, replay = observation.graph, observation.replay
     live = tuple(graph.serial_at(span.row) for span in graph.spans)
-    return replace(
-        entry,
+    return TimelineEntry(
+        place=place,
+        step=step.name,
         mode=f"idle {observation.mode}" if graph.batch is None else str(observation.mode),
         runner=None if replay is None else replay.runner,
         bucket=None if replay is None else replay.bucket,
         live=live,
         padded=0 if replay is None else replay.bucket - replay.live_size,
-        parked=tuple(serial for serial in entry.parked if serial not in live),
+        parked=tuple(serial for serial in running if serial not in live),
         tokens=0 if graph.batch is None else graph.batch.live_tokens,
+        violated=known,
     )
 
 
@@ -275,22 +270,11 @@ def _lines(
         if found.taken is not None and found.taken.key is not None:
             yield line_of("the key lists are written", type(runner).plan)
     if difference is not None:
-        yield from _op_lines(recorded, difference.call)
+        calls = LocatedCalls(difference.call)
+        recorded.again(Reset(captured=False), calls)
+        yield from calls.lines
     elif runner is not None and recorded.run.failed is None:
         yield line_of("the graph is captured", type(runner).capture_all)
-
-
-def _op_lines(recorded: RecordedForward, place: int) -> tuple[SourceLine, ...]:
-    """Return the lines that call op number `place` when the captured function runs eagerly."""
-    found: list[SourceLine] = []
-
-    def meet(name: str, arguments: tuple[object, ...]) -> tuple[object, ...]:
-        if len(recorded.engine.ops.calls or ()) == place:
-            found.extend(call_lines(f"{name} is called"))
-        return arguments
-
-    recorded.again(Reset(captured=False), meet)
-    return tuple(found)
 
 
 def _rows_named(runner: str | None, message: str) -> Iterator[SourceLine]:

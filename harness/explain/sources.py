@@ -6,12 +6,14 @@ import re
 import traceback
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from paritybit.harness.explain.facts import SourceLine
 from paritybit.harness.lockstep.logs import RecordTrap
 from paritybit.harness.lockstep.tracebacks import file_of_engine
+from paritybit.reference.ops import OpCall
 from paritybit.subjects.runners.base import GraphRunner
 
 from paritybit.places import SOURCES
@@ -41,7 +43,7 @@ def line_of(what: str, code: Any) -> SourceLine:
 
 def call_lines(what: str) -> tuple[SourceLine, ...]:
     """Return the lines of the engine that led to this call, innermost first."""
-    return tuple(_call_lines(what))[:MOST_CALLERS]
+    return tuple(islice(_call_lines(what), MOST_CALLERS))
 
 
 def _call_lines(what: str) -> Iterator[SourceLine]:
@@ -52,6 +54,21 @@ def _call_lines(what: str) -> Iterator[SourceLine]:
         if frame.lineno is not None:
             yield SourceLine(f"{what} in {frame.name}", file, frame.lineno)
             what = "called"
+
+
+class LocatedCalls(list[OpCall]):
+    """Op calls. Of number `wanted`, `lines` has the lines of the engine that called it."""
+
+    def __init__(self, wanted: int) -> None:
+        super().__init__()
+        self.wanted = wanted
+        self.lines: tuple[SourceLine, ...] = ()
+
+    def append(self, call: OpCall) -> None:
+        """Add one call."""
+        if len(self) == self.wanted:
+            self.lines = call_lines(f"{call.name} is called")
+        super().append(call)
 
 
 class SiteTrap(RecordTrap):

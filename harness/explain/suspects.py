@@ -7,14 +7,19 @@ those that are made from it: a wrong table leads to wrong static inputs.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import TypeVar
 
 from paritybit.harness.checks.property import Property
 from paritybit.harness.checks.static_inputs import FILLS, parts
 from paritybit.harness.explain.facts import Outcome, Suspect, SuspectName, Writer, WrongElement
-from paritybit.harness.explain.forward_facts import element_of
-from paritybit.harness.explain.recorded import EarlierOutput, RecordedForward
-from paritybit.harness.explain.resets import Reset, StaticElement, TableCell
+from paritybit.harness.explain.forward_facts import element_of, stale
+from paritybit.harness.explain.recorded import (
+    NO_RESET,
+    EarlierOutput,
+    RecordedForward,
+    Reset,
+    StaticElement,
+    TableCell,
+)
 from paritybit.harness.lockstep.bits import bits
 from torch import Tensor
 
@@ -26,8 +31,6 @@ MOST_TRIED = 64
 
 MOST_SHOWN = 8
 """The maximum number of elements in a report. Of several buffers, one element each is shown."""
-
-Part = TypeVar("Part")
 
 
 def cells(recorded: RecordedForward) -> list[Reset]:
@@ -48,8 +51,8 @@ def kept_outputs(recorded: RecordedForward) -> list[Reset]:
     graph, eager = recorded.plan.graph.batch, recorded.plan.eager.batch
     if graph is None or eager is None:
         return []
-    names = graph.spec_info.keys() & eager.spec_info.keys()
-    pairs = ((name, graph.spec_info[name], eager.spec_info[name]) for name in sorted(names))
+    names = sorted(graph.spec_info.keys() & eager.spec_info.keys())
+    pairs = ((name, graph.spec_info[name], eager.spec_info[name]) for name in names)
     return [
         Reset(batch={name: right})
         for name, current, right in pairs
@@ -112,20 +115,6 @@ def find_rejected(recorded: RecordedForward) -> Iterator[StaticElement]:
             yield part.name, element, right[tuple(place)].clone()
 
 
-def stale(recorded: RecordedForward) -> Iterator[StaticElement]:
-    """Yield the elements that this forward did not write and a fresh runner differs in."""
-    runner = recorded.runner
-    for name, buffer in ({} if runner is None else runner.static_buffers()).items():
-        current, fresh = recorded.static[name], recorded.fresh[name]
-        if fresh.shape != current.shape:
-            continue
-        places = (bits(current) != bits(fresh)).flatten().nonzero().flatten().tolist()
-        writes = recorded.ledger.of(buffer) if places else []
-        for place in places:
-            if writes[place].forward_id.forward < recorded.forward_id.forward:
-                yield name, place, fresh.view(-1)[place].clone()
-
-
 def capture(recorded: RecordedForward) -> list[Reset]:
     """Return the reset that runs the captured function eagerly, if a graph was replayed."""
     return [] if recorded.runner is None else [Reset(captured=False)]
@@ -160,7 +149,7 @@ def try_suspects(recorded: RecordedForward, rule: Property) -> tuple[Suspect, ..
         name: [one for one in (resets_of(recorded) for resets_of in ways) if one]
         for name, ways in SUSPECTS.items()
     }
-    if _outcome(recorded, rule, Reset()) == "holds":
+    if _outcome(recorded, rule, NO_RESET) == "holds":
         return None
     found, known = list[Suspect](), False
     for name, ways in resets.items():
@@ -171,7 +160,7 @@ def try_suspects(recorded: RecordedForward, rule: Property) -> tuple[Suspect, ..
             elements, known = _elements(recorded, _smallest(recorded, rule, holding)), True
         outcome: Outcome = "holds" if holding else next(iter(outcomes), "nothing to reset")
         found.append(Suspect(name, outcome, elements))
-    return None if _outcome(recorded, rule, Reset()) == "holds" else tuple(found)
+    return None if _outcome(recorded, rule, NO_RESET) == "holds" else tuple(found)
 
 
 def _outcome(recorded: RecordedForward, rule: Property, reset: Reset) -> Outcome:
@@ -194,7 +183,7 @@ def _smallest(recorded: RecordedForward, rule: Property, resets: Sequence[Reset]
     return reduce(add, fewest([Reset((one,)) for one in few[0].elements], holds))
 
 
-def fewest(whole: Sequence[Part], holds: Callable[[Sequence[Part]], bool]) -> Sequence[Part]:
+def fewest(whole: Sequence[Reset], holds: Callable[[Sequence[Reset]], bool]) -> Sequence[Reset]:
     """Return parts of `whole` that hold and of which none can be left out. `whole` holds."""
     if len(whole) > MOST_TRIED:
         return whole

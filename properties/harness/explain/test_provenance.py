@@ -1,22 +1,13 @@
 """Who wrote what last, and where two runs of ops first differ: on hand-made tensors and ops."""
 
-import logging
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
-
 import pytest
 import torch
 from paritybit.harness.explain.facts import FirstDifference, SlotTaken
 from paritybit.harness.explain.first_difference import Side, first_difference, keys_of
-from paritybit.harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_requests
-from paritybit.harness.explain.resets import calls_of
-from paritybit.harness.explain.sources import SiteTrap
-from paritybit.harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
-from paritybit.harness.lockstep.scheduler import Scheduler
-from paritybit.harness.schedules.schedule import Admit
-from paritybit.reference.batch import Mode
-from paritybit.reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
+from paritybit.harness.explain.ledgers import ForwardId, SlotLedger, StaticLedger
+from paritybit.harness.explain.recorded import calls_of
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.reference.config import PRESETS, Kind, Role, draft_config
 from paritybit.reference.ops import OpCall, Ops
 from paritybit.reference.pool import LOC_DTYPE, KVPools
 from torch import Tensor
@@ -50,19 +41,6 @@ def test_an_element_knows_who_wrote_it_last_and_how() -> None:
         (3, "reset"),
     ]
     assert [write.forward_id.step for write in ledger.of(buffer[4:])] == [5, 3]
-
-
-@pytest.mark.parametrize(
-    "reset",
-    [torch.Tensor.zero_, lambda part: part.fill_(7), lambda part: torch._foreach_zero_([part])],
-    ids=["zero_", "fill_", "_foreach_zero_"],
-)
-def test_whatever_fills_elements_with_one_value_resets_them(reset: Callable[[Tensor], Any]) -> None:
-    buffer = torch.zeros(3)
-    ledger = StaticLedger([buffer])
-    with ledger.during(FIRST):
-        reset(buffer[:2])
-    assert [write.how for write in ledger.of(buffer)] == ["reset", "reset", "capture"]
 
 
 def test_what_is_written_elsewhere_or_outside_a_forward_is_not_credited() -> None:
@@ -138,17 +116,6 @@ def test_a_padded_row_that_overwrites_a_slot(pools: KVPools) -> None:
     assert taken == SlotTaken("target", "swa", 1, None, 4, None)
 
 
-def test_a_row_that_stores_at_another_slot(pools: KVPools) -> None:
-    found, taken = differ(pools, swa_store(pools, 4), swa_store(pools, 0))
-    assert (found.slot, found.row) == (4, None)
-    assert taken == SlotTaken("target", "swa", 0, None, 0, 4)
-
-
-def test_other_bits_at_the_right_slot(pools: KVPools) -> None:
-    found, taken = differ(pools, swa_store(pools, 4), swa_store(pools, 4, value=-0.0))
-    assert (found.graph_bits, taken) == ("0x80000000", None)
-
-
 def test_the_reserved_slot_and_equal_bits_do_not_differ(pools: KVPools) -> None:
     runs = side(pools, swa_store(pools, 4)), side(pools, swa_store(pools, 4, 0))
     assert first_difference(*runs) is None
@@ -222,21 +189,3 @@ def test_ops_are_paired_by_name_and_by_how_often_it_was_called() -> None:
     )
     found, _ = differ(pools, left, right)
     assert (found.op, found.row, found.element, found.slot) == ("b", 1, 0, None)
-
-
-def test_the_rows_of_a_draft_are_its_branches() -> None:
-    trial = TrialConfig(runner="eagle_draft")
-    pools = KVPools(CONFIG, draft_config(CONFIG), trial.sizes, torch.float32, torch.device("cpu"))
-    scheduler = Scheduler(CONFIG, pools, 4)
-    work = scheduler.plan(Admit(3, 9))
-    assert work is not None and work.batch is not None and work.mode is Mode.EXTEND
-    assert row_requests(work.batch, (4,)) == (4, 4, 4)
-    branches = torch.arange(2).repeat_interleave(SPECULATION.topk)
-    draft = replace(work.batch, mode=Mode.DRAFT, token_requests=branches)
-    assert row_requests(draft, (4, 6)) == (4,) * SPECULATION.topk + (6,) * SPECULATION.topk
-
-
-def test_a_warning_that_no_subject_logged_has_no_site() -> None:
-    with SiteTrap() as trap:
-        SUBJECT_LOGGER.log(logging.WARNING, "from a test")
-    assert trap.lines == [()]

@@ -1,6 +1,6 @@
 """The report about a violation: a table of bugs, and what each report says."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,9 +9,8 @@ from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.explain.facts import Explanation, TimelineEntry
-from paritybit.harness.explain.recorded import RecordedForward
+from paritybit.harness.explain.recorded import NO_RESET, RecordedForward, RepeatedRun, Reset
 from paritybit.harness.explain.report import explained_unbuilt, explanation, forward_of, observe
-from paritybit.harness.explain.resets import NO_RESET, RepeatedRun, Reset
 from paritybit.harness.explain.suspects import fewest
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError
@@ -58,10 +57,9 @@ def report(found: Explanation | None) -> Report:
 
 
 INPUTS, DECODE, ACCESS = "static inputs", "subjects/runners/decode.py", "subjects/access.py"
-CPU_GRAPH, BASE = "subjects/runners/cpu_graph.py", "subjects/runners/base.py"
+BASE = "subjects/runners/base.py"
 PREFILL, LISTS = "subjects/runners/prefill.py", "subjects/key_lists.py"
 LOCATION, ROW = "out_cache_loc_swa[1]", ("req_pool_indices[1]",)
-VERIFY = tuple(f"out_cache_loc_swa[{place}]" for place in (4, 5, 6, 7))
 
 CASES: dict[str, Report] = {
     "swa_pad@decode": Report("kv_parity", 3, ("store_kv", 0, 1, 12), INPUTS, (LOCATION,), DECODE),
@@ -183,7 +181,7 @@ def test_the_proof_leads_from_the_slot_to_the_bits(device: str) -> None:
         "decode's row 1 for request 1.",
         "Then step 3 runs decode's graph for bucket 2 with 1 live rows, and padded row 1 stores at "
         f"slot {slot.slot} in layer {found.difference.layer}.",
-        f"But out_cache_loc_swa[1] = {slot.slot} was left there by step 2 (decode, token row 1 for "
+        f"But out_cache_loc_swa[1] = {slot.slot} was left there by step 2 (decode, row 1 for "
         "request 1); expected 0. With out_cache_loc_swa[1] = 0, and nothing else changed, "
         "kv_parity holds.",
     )
@@ -196,9 +194,6 @@ def test_a_report_has_the_line_of_the_contract_row_and_those_that_call_the_op(de
     assert "StaticInput(" in line
     assert called[0].what == "store_kv is called in store"
     assert {one.file for one in called} >= {DECODE, ACCESS}
-
-
-Again = Callable[[RecordedForward, Reset], RepeatedRun]
 
 
 def test_a_reset_that_fails_is_no_evidence(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

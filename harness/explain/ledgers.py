@@ -1,0 +1,132 @@
+"""Who wrote each element of the static buffers, and each slot of the pools, last.
+
+The writes are observed as they happen, without knowledge of any bug.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from paritybit.harness.explain.facts import How
+from paritybit.harness.explain.first_difference import STATES, STORES, store_of
+from paritybit.reference.ops import OpCall
+from paritybit.reference.pool import KVPools
+from paritybit.reference.state_pool import Section
+from paritybit.subjects.graphs.dispatch import UncompiledMode
+from torch import Tensor
+
+RESETS = frozenset({"aten::zero_", "aten::fill_", "aten::_foreach_zero_"})
+
+
+@dataclass(frozen=True)
+class ForwardId:
+    """One forward: its number in the play, its step in the schedule, and who ran it.
+
+    `requests` are the requests of its batch. `rows` has the request of each live row of its ops,
+    of which a draft has one per branch of each request.
+    """
+
+    forward: int
+    step: int
+    runner: str | None
+    requests: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+
+
+CAPTURE = ForwardId(-1, -1, None)
+
+
+@dataclass(frozen=True)
+class StaticWrite:
+    """What wrote an element last, and how."""
+
+    forward_id: ForwardId
+    how: How
+
+
+class StaticLedger(UncompiledMode):
+    """Follows every write to some static buffers while it is entered."""
+
+    def __init__(self, buffers: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._written: dict[int, Tensor] = {}
+        for buffer in buffers:
+            storage = buffer.untyped_storage()
+            elements = storage.nbytes() // buffer.element_size()
+            self._written.setdefault(storage._cdata, torch.zeros(elements, dtype=torch.int64))
+        self._writes = [StaticWrite(CAPTURE, "capture")]
+
+    def during(self, forward_id: ForwardId, *, equalizing: bool = False) -> "StaticLedger":
+        """Credit writes from now on to `forward_id`, or to the harness if it equalizes padding."""
+        self._first = len(self._writes)
+        hows: tuple[How, How] = ("equalized", "equalized") if equalizing else ("copied", "reset")
+        self._writes += [StaticWrite(forward_id, how) for how in hows]
+        return self
+
+    def of(self, buffer: Tensor) -> list[StaticWrite]:
+        """Return what wrote each element of a contiguous buffer last.
+
+        A buffer that was replaced since the capture is credited to the last forward.
+        """
+        written = self._written.get(buffer.untyped_storage()._cdata)
+        if written is None:
+            return [self._writes[-2]] * buffer.numel()
+        first = buffer.storage_offset()
+        return [self._writes[i] for i in written[first : first + buffer.numel()].tolist()]
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        value = func(*args, **(kwargs or {}))
+        if func._schema.is_mutable:
+            number = self._first + (func._schema.name in RESETS)
+            for argument, given in zip(func._schema.arguments, args, strict=False):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    for tensor in [given] if isinstance(given, Tensor) else given:
+                        self._mark(tensor, number)
+        return value
+
+    def _mark(self, tensor: Tensor, number: int) -> None:
+        written = self._written.get(tensor.untyped_storage()._cdata)
+        if written is not None:
+            place = tensor.size(), tensor.stride(), tensor.storage_offset()
+            torch.as_strided(written, *place).fill_(number)
+
+
+@dataclass(frozen=True)
+class SlotWrite:
+    """What wrote a slot last: a row of a forward, live for a request or padding."""
+
+    forward_id: ForwardId
+    row: int
+    request: int | None
+
+
+class SlotLedger:
+    """The last writer of each slot of the graph run's pools."""
+
+    def __init__(self, pools: KVPools) -> None:
+        self.pools = pools
+        self._writes: dict[tuple[str, str, int], SlotWrite] = {}
+
+    def follow(self, forward_id: ForwardId, calls: Iterable[OpCall]) -> None:
+        """Follow the stores of a forward."""
+        for store in (store_of(call, self.pools) for call in calls if call.name in STORES):
+            cache = store.cache
+            if cache is None:
+                continue
+            # Drafting stores one row of the table per request, everything else one row per token.
+            in_table = cache == STATES[Section.DRAFT_TABLE]
+            owners = forward_id.requests if in_table else forward_id.rows
+            for row, place in enumerate(store.rows):
+                request, slot = owners[row] if row < len(owners) else None, place // cache.slot_rows
+                self._writes[cache.model, cache.kind, slot] = SlotWrite(forward_id, row, request)
+
+    def of(self, model: str, kind: str, slot: int) -> SlotWrite | None:
+        """Return what wrote a slot last, or None."""
+        return self._writes.get((model, kind, slot))
