@@ -95,64 +95,40 @@ class Changes:
     def enter(self) -> Iterator[Freeing]:
         """Apply the changes to the ledger in order, and yield the slots that they freed."""
         noted, self.noted = self.noted, []
-        for steps, part in groupby(noted, callable):
-            if not steps:
-                freeing = self._enter([one for one in part if isinstance(one, Change)])
-                if freeing is not None:
-                    yield freeing
+        for kind, part in groupby(noted, lambda one: one.what if isinstance(one, Change) else None):
+            if kind is None:
+                for step in part:
+                    step(self.ledger)  # type: ignore[operator]
                 continue
-            for step in part:
-                step(self.ledger)  # type: ignore[operator]
+            changes = [one for one in part if isinstance(one, Change)]
+            if kind == FREED:
+                freed = zip(*map(self._free, changes), strict=True)
+                yield Freeing(self.ledger, *map(torch.cat, freed))
+            else:
+                self._use(kind, changes)
 
-    def _enter(self, noted: list[Change]) -> Freeing | None:
-        """Apply changes without a step among them. Returns the freed slots, or None for none."""
-        if not any(change.what == FREED for change in noted):
-            self._use(noted)
-            return None
-        places, number = self._in_order(noted)
-        taken = self._of_change([one.call * (one.what == ALLOCATED) for one in noted])[number]
-        mine = taken > 0
-        self.ledger.taken[places[mine]] = taken[mine]
-        freed = self._of_change([one.call * (one.what == FREED) for one in noted])[number]
-        unfollowed = [change.what in self.unfollowed for change in noted]
-        if any(unfollowed):
-            mine = self._of_change(unfollowed)[number]
-            self.ledger.forget(torch.where(mine > 0, places, -1))
+    def _free(self, change: Change) -> tuple[Tensor, Tensor, Tensor]:
+        """Free slots. Returns them, and the numbers of the freeing before and of this one."""
+        places = self._places(change.slots.on(self.ledger.device), whole=True).sort().values
+        column, mine = self.ledger.wide[-1], places < self.ledger.slots
+        call, again = torch.full_like(places, change.call), places == places.roll(1)
+        again[:1] = False
+        before = torch.where(again, call, column[places])
+        column[places] = change.call
+        return places[mine], before[mine], call[mine]
+
+    def _use(self, what: str, changes: Sequence[Change]) -> None:
+        """Fill or allocate slots. The order of the changes does not matter."""
+        slots = torch.cat([change.slots.on(self.ledger.device) for change in changes])
+        places = self._places(slots, whole=what == ALLOCATED)
+        if what in self.unfollowed:
+            self.ledger.forget(places)
         column = self.ledger.wide[-1]
-        another = torch.ones(len(places) + 1, dtype=torch.bool, device=places.device)
-        another[1:-1] = places[1:] != places[:-1]
-        first, last = another[:-1], another[1:].nonzero().flatten()
-        held = column[places]
-        # The last freeing at each change: its own, an earlier one here, or the ledger's. Numbers
-        # of freeings grow, so it is the largest so far of its slot.
-        base = places << 32
-        largest = (base + torch.maximum(freed, held.abs())).cummax(0).values
-        known = (largest - base).to(torch.int32)
-        state = torch.where(freed != 0, known, -known)
-        before = torch.where(first, held, state.roll(1))
-        column[places[last]] = state[last]
-        mine = ((freed != 0) & (places < self.ledger.slots)).nonzero().flatten()
-        return Freeing(self.ledger, places[mine], before[mine], freed[mine])
-
-    def _use(self, noted: list[Change]) -> None:
-        """Apply changes none of which frees slots. Their order does not matter."""
-        column = self.ledger.wide[-1]
-        for what in (FILLED, ALLOCATED):
-            mine = [change for change in noted if change.what == what]
-            if mine:
-                slots = torch.cat([self._slots(change) for change in mine])
-                places = self._places(slots, whole=what != FILLED)
-                if what in self.unfollowed:
-                    self.ledger.forget(places)
-                column[places] = -column[places].abs()
-                if what == ALLOCATED:
-                    page = len(places) // len(slots)
-                    calls = repeated([one.call for one in mine], [one.size * page for one in mine])
-                    self.ledger.taken[places] = calls.to(places.device, torch.int32)
-
-    def _slots(self, change: Change) -> Tensor:
-        """Return the slots of a change on the ledger's device."""
-        return change.slots.on(self.ledger.device)
+        column[places] = -column[places].abs()
+        if what == ALLOCATED and len(slots):
+            page = len(places) // len(slots)
+            calls = repeated([one.call for one in changes], [one.size * page for one in changes])
+            self.ledger.taken[places] = calls.to(places.device, torch.int32)
 
     def _places(self, slots: Tensor, *, whole: bool) -> Tensor:
         """Return the indices in the ledger of slots, or if `whole` of the slots of their pages."""
@@ -161,25 +137,6 @@ class Changes:
             first = slots.masked_fill(slots % page != 0, -page)
             slots = (first[:, None] + torch.arange(page, device=slots.device)).flatten()
         return self.ledger.places(slots)
-
-    def _of_change(self, values: Sequence[int]) -> Tensor:
-        """Return a value per change on the ledger's device, int32 [changes]."""
-        return torch.tensor(values, dtype=torch.int32, device=self.ledger.device)
-
-    def _in_order(self, noted: list[Change]) -> tuple[Tensor, Tensor]:
-        """Return indices of slots and numbers of changes, sorted by slot, then by number."""
-        page = self.ledger.group.page_size
-        places, numbers = [], []
-        for whole in (False, True):
-            chosen = [n for n, change in enumerate(noted) if (change.what != FILLED) == whole]
-            if chosen:
-                slots = torch.cat([self._slots(noted[n]) for n in chosen])
-                sizes = [noted[n].size * (page if whole else 1) for n in chosen]
-                places.append(self._places(slots, whole=whole))
-                numbers.append(repeated(chosen, sizes).to(slots.device))
-        place, number = torch.cat(places), torch.cat(numbers)
-        order = (place * len(noted) + number).argsort()
-        return place[order], number[order]
 
 
 @dataclass
@@ -258,9 +215,7 @@ class Between(Boundary):
         self.loading: dict[str, list[Kept]] = {}
         """The slots of each group that were filled since the last forward ended."""
         self.stored: OrderedDict[tuple[str, str], list[Tensor]] = OrderedDict()
-        """The ledger entries of slots whose content the engine stored elsewhere."""
-        self.hosts: dict[str, list[Tensor]] = {}
-        """For each group, the ledger entries of the slots in its host pool."""
+        """By name and group, the ledger entries of slots whose content is stored elsewhere."""
         self.lost = False
         """Whether nothing that the ledgers say can be relied on."""
         device = next((one.device for one in self.ledgers.values()), None)
@@ -328,75 +283,72 @@ class Between(Boundary):
         ledger.note_origin(new, what)
 
     @guarded
-    def store(self, name: str, group: str, slots: Tensor) -> None:
-        """Record that the engine stored the content of slots elsewhere, under a name."""
-        self.note_copy()
-        self.later(group, partial(self._store, (name, group), Kept(slots)))
+    def store(
+        self,
+        name: str,
+        group: str,
+        slots: Tensor,
+        places: Tensor | None = None,
+        size: int = 0,
+    ) -> None:
+        """Record that the engine copied the content of slots elsewhere, under a name.
 
-    def _store(self, key: tuple[str, str], slots: Kept, ledger: Ledger) -> None:
-        """Keep the ledger entries of slots that the engine stored."""
-        self.stored[key] = ledger.entries(slots.on(ledger.device))
-        while len(self.stored) > MOST_WAITING:
-            self.stored.popitem(last=False)
-
-    @guarded
-    def load(self, name: str, group: str, slots: Tensor) -> None:
-        """Record that the engine loaded the content stored under a name into slots.
-
-        There may be fewer slots than were stored. The first ones are then meant.
-        """
-        self.note_copy(fills=True)
-        self.later(group, partial(self._load, (name, group), Kept(slots), self.restored))
-
-    def _load(self, key: tuple[str, str], slots: Kept, restored: str, ledger: Ledger) -> None:
-        """Give slots the ledger entries of what the engine loaded into them."""
-        mine = slots.on(ledger.device)
-        if (entries := self.stored.pop(key, None)) is not None:
-            ledger.enter(mine, entries)
-            ledger.note_origin(mine, restored)
-        else:
-            ledger.forget(mine)
-
-    @guarded
-    def backed_up(self, group: str, slots: Tensor, places: Tensor, size: int) -> None:
-        """Record that the engine copied slots to the slots `places`, [n], of a host pool.
-
-        The host pool has `size` slots. The call may be made on the stream of the copy, but the
-        watcher does not wait for the copy.
+        If it is a pool on the host with `size` slots, `places`, int64 [n], are the slots there. The
+        call may be made on the stream of the copy, but the watcher does not wait for the copy.
         """
         self.note_copy()
-        self.later(group, partial(self._backed_up, Kept(slots), Kept(places), size))
+        at = None if places is None else Kept(places)
+        self.later(group, partial(self._store, (name, group), Kept(slots), at, size))
 
-    def _backed_up(self, slots: Kept, places: Kept, size: int, ledger: Ledger) -> None:
-        """Keep the ledger entries of slots that the engine copied to a host pool."""
-        entries, at = ledger.entries(slots.on(ledger.device)), places.on(ledger.device)
-        if ledger.group.name not in self.hosts:
-            self.hosts[ledger.group.name] = [column.new_zeros(size) for column in entries]
-        for column, known in zip(self.hosts[ledger.group.name], entries, strict=True):
-            column[at] = known
+    def _store(
+        self, key: tuple[str, str], slots: Kept, places: Kept | None, size: int, ledger: Ledger
+    ) -> None:
+        """Keep the ledger entries of slots that the engine copied elsewhere."""
+        entries = ledger.entries(slots.on(ledger.device))
+        if places is None:
+            self.stored[key] = entries
+            while len(self.stored) > MOST_WAITING:
+                self.stored.popitem(last=False)
+            return
+        if key not in self.stored:
+            self.stored[key] = [column.new_zeros(size) for column in entries]
+        for column, known in zip(self.stored[key], entries, strict=True):
+            column[places.on(ledger.device)] = known
 
     @guarded
-    def loaded(self, group: str, slots: Tensor, places: Tensor) -> None:
-        """Record that the engine copied slots back from the slots `places`, [n], of a host pool.
+    def load(self, name: str, group: str, slots: Tensor, places: Tensor | None = None) -> None:
+        """Record that the engine copied back into slots what is stored under a name.
 
-        A connector may call it once per layer, on the stream of the copy. It does not wait for the
-        copy. If forwards are sampled, the content of the slots is unknown.
+        There may be fewer slots than were stored. The first ones are then meant. From a pool on the
+        host, it is the content of `places`, int64 [n], and a connector may call it once per layer.
+        If forwards are sampled, what a pool on the host holds is unknown.
         """
         self.note_copy(fills=True)
-        if self.settings.every > 1:
+        if places is not None and self.settings.every > 1:
             self.forget(group, slots)
             return
-        self.later(group, partial(self._loaded, Kept(slots), Kept(places), self.restored))
+        at = None if places is None else Kept(places)
+        self.later(group, partial(self._load, (name, group), Kept(slots), at, self.restored))
 
-    def _loaded(self, slots: Kept, places: Kept, restored: str, ledger: Ledger) -> None:
-        """Give slots the ledger entries of the slots of a host pool that the engine copied."""
-        mine, at = slots.on(ledger.device), places.on(ledger.device)
-        if (host := self.hosts.get(ledger.group.name)) is None:
+    def _load(
+        self,
+        key: tuple[str, str],
+        slots: Kept,
+        places: Kept | None,
+        restored: str,
+        ledger: Ledger,
+    ) -> None:
+        """Give slots the ledger entries of what the engine copied into them."""
+        mine = slots.on(ledger.device)
+        entries = self.stored.pop(key, None) if places is None else self.stored.get(key)
+        if entries is None:
             ledger.forget(mine)
             return
-        ledger.enter(mine, [column[at] for column in host])
+        if places is not None:
+            at = places.on(ledger.device)
+            entries = [column[at] for column in entries]
+        ledger.enter(mine, entries)
         ledger.note_origin(mine, restored)
-        self.journal.count(**{"slots and layers loaded from the host": len(mine)})
 
     @property
     def restored(self) -> str:
@@ -447,7 +399,7 @@ class Between(Boundary):
             self.lost = True
             for changes in self.changes.values():
                 changes.noted.clear()
-            for held in (self.loading, self.relayed.waiting, self.stored, self.hosts):
+            for held in (self.loading, self.relayed.waiting, self.stored):
                 held.clear()
 
     @guarded

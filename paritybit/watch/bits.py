@@ -110,18 +110,6 @@ def factors(number: int, seed: int) -> Tensor:
     return drawn | 1
 
 
-def weighted(words: Tensor, table: Tensor) -> Tensor:
-    """Return the sum of each slot's mixed words, multiplied by their factors, int64 [slots].
-
-    `words` is int64 [slots, words], and `table` int64 [words].
-    """
-    mixed = words >> 32
-    mixed &= LOWER
-    mixed ^= words
-    # CUDA has no matrix product for integers.
-    return (mixed * table).sum(1) if mixed.is_cuda else mixed @ table
-
-
 class Checksums:
     """Computes the checksums of the slots of a group."""
 
@@ -193,24 +181,16 @@ class Checksums:
         if (fast := self.fast) is not None:
             sums: Tensor = fast.all(first, last)
             return sums
-        total = torch.zeros(last - first, dtype=torch.int64, device=self.device)
-        for tensor, scale in zip(self.tensors, self.scales, strict=True):
-            if self.block is None:
-                self._add(total, tensor[first:last], scale)
-            else:
-                self._add_blocks(total, tensor, first, scale)
-        return total
+        return self.of(torch.arange(first, last, device=self.device))
 
     def of(self, slots: Tensor) -> Tensor:
         """Return the checksums of some slots, int64 [n]. The slot numbers are int64 [n]."""
         if (fast := self.fast) is not None:
             sums: Tensor = fast.of(slots)
             return sums
-        total = torch.empty(len(slots), dtype=torch.int64, device=self.device)
         step = max(1, self.chunk // max(1, self.bytes_per_slot // torch.int64.itemsize))
-        for first in range(0, len(slots), step):
-            total[first : first + step] = self.of_words(self.words(slots[first : first + step]))
-        return total
+        parts = [self.of_words(self.words(part)) for part in slots.split(step)]
+        return torch.cat(parts)
 
     def words(self, slots: Tensor) -> list[Tensor]:
         """Return a copy of the words of some slots, [n, words] for each tensor."""
@@ -221,31 +201,20 @@ class Checksums:
             for tensor, rows in zip(self.tensors, self.rows, strict=True)
         ]
 
+    def every(self) -> list[Tensor]:
+        """Return the words of all slots, [slots, words] for each tensor. Most are views."""
+        slots = torch.arange(self.slots, device=self.device)
+        return [
+            words_of(taken(tensor, slots, self.block)) if rows is None else rows()[: self.slots]
+            for tensor, rows in zip(self.tensors, self.rows, strict=True)
+        ]
+
     def of_words(self, words: Sequence[Tensor]) -> Tensor:
         """Return the checksums of slots with these words, int64 [n]."""
         if self.scaled is None:
             pairs = zip(words, self.scales, strict=True)
             self.scaled = torch.cat([self.table(one.shape[1]) * scale for one, scale in pairs])
-        all_words = torch.cat([one.to(self.device, torch.int64) for one in words], 1)
-        return weighted(all_words, self.scaled)
-
-    def _add_blocks(self, total: Tensor, tensor: Tensor, first: int, scale: int) -> None:
-        """Add the share of one tensor of blocks to the checksums of the slots from `first` on."""
-        assert self.block is not None
-        step = max(1, self.chunk // max(1, tensor[:1].numel())) * self.block
-        place, last = first, first + len(total)
-        while place < last:  # One block at a time. The first slot may lie inside a block.
-            until = min(last, (place + step) // self.block * self.block)
-            begin = place // self.block
-            rows = tensor[begin : -(-until // self.block)].flatten(0, 1)
-            rows = rows[place - begin * self.block :][: until - place]
-            self._add(total[place - first : until - first], rows, scale)
-            place = until
-
-    def _add(self, total: Tensor, rows: Tensor, scale: int) -> None:
-        """Add the share of one tensor [n, ...] to the checksums of its slots."""
-        step = max(1, self.chunk // max(1, rows[:1].numel()))
-        for first in range(0, len(rows), step):
-            words = words_of(rows[first : first + step]).to(self.device, torch.int64)
-            sums = weighted(words, self.table(words.shape[1]))
-            total[first : first + step] += sums * scale
+        mine = torch.cat([one.to(self.device, torch.int64) for one in words], 1)
+        mixed = ((mine >> 32) & LOWER) ^ mine
+        # CUDA has no matrix product for integers.
+        return (mixed * self.scaled).sum(1) if mixed.is_cuda else mixed @ self.scaled

@@ -1,7 +1,7 @@
 """The input of checks: data about one forward, one replay, or one call of an allocator."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -48,7 +48,46 @@ def key_of(check: str, group: str | None, cause: Mapping[str, Any] | None) -> st
 
 
 @dataclass(frozen=True)
-class Reads:
+class Seen:
+    """What a check judges: something in, or after, the forward with this number."""
+
+    number: int
+
+    @property
+    def during(self) -> str:
+        """The kind of the forward, or '' if none runs."""
+        return ""
+
+    def found(
+        self,
+        check: str,
+        text: str,
+        *,
+        group: str | None = None,
+        cause: Mapping[str, Any] | None = None,
+        why: str | None = None,
+        **more: Any,
+    ) -> Finding:
+        """Return a finding. `why` tells it from others of its check and group without a cause."""
+        key = key_of(check, group, cause if why is None else {"what": why})
+        forward, kind = self.number, self.during
+        return Finding(check, text, key, forward, kind, group=group, cause=cause, **more)
+
+
+@dataclass(frozen=True)
+class InForward(Seen):
+    """What a check judges in a forward."""
+
+    forward: Forward
+
+    @property
+    def during(self) -> str:
+        """The kind of the forward."""
+        return self.forward.kind
+
+
+@dataclass(frozen=True)
+class Reads(InForward):
     """The slots of one group that the rows of a forward read: one entry per row and position.
 
     - `expected`: the row's own hash at the position.
@@ -61,8 +100,6 @@ class Reads:
       then those of slot 0.
     """
 
-    number: int
-    forward: Forward
     ledger: Ledger
     row: Tensor
     position: Tensor
@@ -118,12 +155,9 @@ class Reads:
             if moved and cause is None:
                 source, via = self.origins.lines.of_slots(group)
                 cause = {"what": MOVED, "source": source, "via": via}
-        return Finding(
-            check=check,
-            text=f"request {request} reads position {position} ({place}, {group}): {what}",
-            key=key_of(check, group, cause),
-            forward=self.number,
-            forward_kind=self.forward.kind,
+        return self.found(
+            check,
+            f"request {request} reads position {position} ({place}, {group}): {what}",
             group=group,
             slots=tuple(int(self.slots[place]) for place in places[:SHOWN]),
             count=len(places),
@@ -136,7 +170,7 @@ class Reads:
 
 
 @dataclass(frozen=True)
-class StrayWrites:
+class StrayWrites(InForward):
     """The slots of one group that a forward changed without owning them.
 
     - `stray`: the slots, int64 [n] with n > 0.
@@ -145,8 +179,6 @@ class StrayWrites:
     - `layers`: the first changed layer of a slot.
     """
 
-    number: int
-    forward: Forward
     ledger: Ledger
     stray: Tensor
     replay: str | None = None
@@ -155,14 +187,12 @@ class StrayWrites:
 
 
 @dataclass(frozen=True)
-class Unwritten:
+class Unwritten(InForward):
     """Slots of one group that a forward computes but did not write.
 
     `slots`, `row` (the index of the row) and `position` are int64 [n] with n > 0.
     """
 
-    number: int
-    forward: Forward
     ledger: Ledger
     slots: Tensor
     row: Tensor
@@ -171,11 +201,9 @@ class Unwritten:
 
 
 @dataclass(frozen=True)
-class Lists:
+class Lists(InForward):
     """One index list of a forward. The rows of the forward have the expected slots."""
 
-    number: int
-    forward: Forward
     ledger: Ledger
     given: IndexList
 
@@ -195,7 +223,7 @@ class Freeing:
 
 
 @dataclass(frozen=True)
-class Idle:
+class Idle(Seen):
     """The free and the cached slots of a group while no request runs, int64 [n] each.
 
     - `used`: the slots that must be either free or cached, bool [slots].
@@ -203,7 +231,6 @@ class Idle:
     - `ledger`: the ledger of the group. None for a pool on the host.
     """
 
-    number: int
     group: str
     used: Tensor
     free: Tensor
@@ -213,40 +240,42 @@ class Idle:
 
 
 @dataclass(frozen=True)
-class Cached:
+class Cached(Seen):
     """The number of slots of a group in the prefix cache, and how many of them can be evicted."""
 
-    number: int
     group: str
     held: int
     evictable: int
 
 
 @dataclass(frozen=True)
-class IdleRows:
+class IdleRows(Seen):
     """The free rows of the request table, and the number of all rows, while no request runs.
 
     A row in the free list twice occurs twice.
     """
 
-    number: int
     free: Sequence[int]
     all: int
 
 
 @dataclass(frozen=True)
-class EngineError:
+class EngineError(Seen):
     """An error that the engine raised: its meaning, its message, and the line that raised it.
 
     `via` has the line of the engine's scheduling or batching that led to it, if that is another.
     """
 
-    number: int
     what: str
     text: str
     source: str | None
     via: str | None = None
     kind: str = ""
+
+    @property
+    def during(self) -> str:
+        """The kind of the forward, or '' if none runs."""
+        return self.kind
 
 
 @dataclass(frozen=True)
@@ -270,28 +299,24 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Relation:
+class Relation(InForward):
     """A replay that gave another result under a condition that must not change the result.
 
     `padding` is the input whose padded part makes the difference.
     """
 
-    number: int
-    forward: Forward
     kind: str
-    found: Difference
+    difference: Difference
     cause: Mapping[str, Any] | None = None
     padding: StaticInput | None = None
 
     def finding(self, check: str, what: str) -> Finding:
         """Return the finding of a check for this relation."""
-        group, where = self.found.group, self.found.where
-        return Finding(
-            check=check,
-            text=f"{what}: {where} differs by {self.found.size:.2g} of its largest value",
-            key=key_of(check, group, self.cause),
-            forward=self.number,
-            forward_kind=self.forward.kind,
+        group, where = self.difference.group, self.difference.where
+        size = self.difference.size
+        return self.found(
+            check,
+            f"{what}: {where} differs by {size:.2g} of its largest value",
             group=group,
             replay=self.kind,
             layer=where if group else None,
@@ -321,24 +346,21 @@ class Wrong:
 
 
 @dataclass(frozen=True)
-class WrongRead:
+class WrongRead(InForward):
     """A replay that reads other slots than its live rows."""
 
-    number: int
-    forward: Forward
     kind: str
-    found: Wrong
+    wrong: Wrong
 
 
 @dataclass(frozen=True)
-class KernelRace:
+class KernelRace(Seen):
     """A kernel that loads a scalar at the line `load` and overwrites it at the line `store`.
 
     `number` counts the forwards before. `effect` says what a warp does that loads the new value,
     and `place` at which line, if it is known.
     """
 
-    number: int
     kernel: str
     warps: int
     load: str
@@ -348,14 +370,12 @@ class KernelRace:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class Inputs(InForward):
     """The static inputs of a replay, and their states when the graph was captured.
 
     `before` has the values of inputs in an earlier forward, with the number of the forward.
     """
 
-    number: int
-    forward: Forward
     kind: str
     inputs: Sequence[StaticInput]
     captured: Mapping[str, "Captured"]
@@ -379,34 +399,35 @@ class Inputs:
         shown = [slot for part in slots for slot in part[: SHOWN // 2] if writes and slot >= 0]
         name, source, via = static.name, static.source, static.via
         cause = {"what": name, "input": name, "source": source, "via": via}
-        return Finding(
-            check=check,
-            text=f"{self.kind}: {what}",
-            key=key_of(check, None, cause),
-            forward=self.number,
-            forward_kind=self.forward.kind,
+        found = self.found(
+            check,
+            f"{self.kind}: {what}",
             replay=self.kind if self.captured else None,
-            group=writes,
             slots=tuple(shown),
             count=max(1, len(shown)),
             reader=reader,
             cause=cause,
         )
+        return replace(found, group=writes)
 
 
 @dataclass(frozen=True)
-class RowsGiven:
+class RowsGiven(Seen):
     """The values that the engine uses for the rows of a batch.
 
     `moves` has, for each request that came into its row since the last forward, the line that put
     it there, and a text about it.
     """
 
-    number: int
     forward_kind: str
     kind: str
     values: Sequence[RowValues]
     moves: Mapping[str, tuple[str | None, str]] = field(default_factory=dict)
+
+    @property
+    def during(self) -> str:
+        """The kind of the forward."""
+        return self.forward_kind
 
 
 @dataclass(frozen=True)
@@ -420,9 +441,13 @@ class Captured:
 
 
 @dataclass(frozen=True)
-class Logged:
+class Logged(Seen):
     """Errors that the engine logged during a forward: the place in the source, and the message."""
 
-    number: int
     kind: str
     records: Sequence[tuple[str, str]]
+
+    @property
+    def during(self) -> str:
+        """The kind of the forward."""
+        return self.kind

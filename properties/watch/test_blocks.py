@@ -121,30 +121,6 @@ def test_the_plugin_fails_the_test_during_which_something_was_found(
     assert "paritybit: 18 forward passes were checked" in text
 
 
-def test_another_version_that_is_installed_hides_no_connector(tmp_path: Path) -> None:
-    stale = tmp_path / "stale"
-    (stale / "paritybit-0.0.1.dist-info").mkdir(parents=True)
-    metadata = "Metadata-Version: 2.1\nName: paritybit\nVersion: 0.0.1\n"
-    (stale / "paritybit-0.0.1.dist-info/METADATA").write_text(metadata, encoding="utf-8")
-    code = f"""
-import sys
-sys.path.insert(0, {str(stale)!r})
-from paritybit.testing import blocks
-from paritybit.watch.attach import connectors
-blocks.session()
-assert {{"sglang", "transformers", "vllm"}} <= set(connectors())
-"""
-    done = run(tmp_path, "-c", code)
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_plugin_does_nothing_unless_it_is_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "test_toy.py").write_text(TESTS, encoding="utf-8")
-    done = run(tmp_path, "-m", "pytest", "-p", "no:cacheprovider")
-    assert "7 passed" in done.stdout
-    assert "paritybit" not in done.stdout.replace("plugins:", "")
-
-
 def test_what_is_found_after_the_last_test_fails_the_run(tmp_path: Path) -> None:
     """As an engine's own threads may go on."""
     late = f"{SERVED}\ndef test_right():\n    serve()\n"
@@ -154,3 +130,10 @@ def test_what_is_found_after_the_last_test_fails_the_run(tmp_path: Path) -> None
     done = run(tmp_path, "-m", "pytest", "-p", "paritybit", "-p", "no:cacheprovider")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "paritybit: found after the last test: ERROR: paritybit: corrupted read" in done.stdout
+
+
+def test_the_plugin_does_nothing_unless_it_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "test_toy.py").write_text(TESTS, encoding="utf-8")
+    done = run(tmp_path, "-m", "pytest", "-p", "no:cacheprovider")
+    assert "7 passed" in done.stdout
+    assert "paritybit" not in done.stdout.replace("plugins:", "")

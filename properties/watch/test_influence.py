@@ -15,12 +15,10 @@ from paritybit.testing.replays import InMemory
 from paritybit.watch.bits import as_integers
 from paritybit.watch.facts import Forward, Group, Layer, Replay, Row, StaticInput
 from paritybit.watch.ledger import Ledger, Names
-from paritybit.watch.replays.aimed import Aim, aimed, held_at
-from paritybit.watch.replays.influence import HIDDEN, NotTried, Reads
+from paritybit.watch.replays.influence import HIDDEN, Reads
 from paritybit.watch.replays.overlaps import overlaps
 from paritybit.watch.replays.relations import NAMES, STREAK, Relations
 from paritybit.watch.replays.trial import SavedSlots, Trial
-from paritybit.watch.replays.unread import UNWRITTEN
 from paritybit.watch.replays.values import STEPS, Draw, other_values
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
@@ -259,17 +257,6 @@ def test_reads_are_judged_if_padding_matters_by_rounding_alone(size: float, judg
     assert (tried(toy) > 0) == judged
 
 
-@pytest.mark.parametrize("live", [False, True])
-def test_only_a_live_part_can_explain_what_is_not_read(live: bool) -> None:
-    toy = Toy(keys_of={1: 0})
-    cause = {"what": "an input", "input": "an input"}
-    suspect = SimpleNamespace(live=live, cause=cause, explains=lambda *_: True)
-    watcher: Any = toy.watcher
-    watcher.eager, watcher.suspects = lambda whole, _: watcher.replay(whole), lambda _: [suspect]
-    found = set[str]().union(*(toy.serve() for _ in range(4)))
-    assert ("tensor 0 of layer 1 is not read" in found) != live
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_other_numbers_differ_from_element_to_element(dtype: torch.dtype) -> None:
     """Otherwise a norm over the width of a head could divide them out."""
@@ -293,15 +280,6 @@ def test_what_cannot_show_is_not_counted(wider: int) -> None:
         assert toy.serve() == set()
     assert tried(toy) == 0
     assert toy.journal.counts[f"not tried: wrong read: {HIDDEN}"] > 20
-
-
-def test_equal_bytes_are_not_other_values() -> None:
-    """All slots hold the same bytes, so that none of them are other bytes."""
-    toy = Toy(dtype=torch.uint8)
-    toy.embedding[:] = 0.0
-    for _ in range(2):
-        assert toy.serve() == set()
-    assert tried(toy) == 0
 
 
 def test_a_trial_saves_no_more_slots_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,14 +352,12 @@ def test_no_slot_is_changed_while_the_engine_may_copy_it() -> None:
     nothing_is_changed(toy, "a peer reads KV")
 
 
-@pytest.mark.parametrize("what", ["store", "load", "backed_up", "loaded"])
+@pytest.mark.parametrize("what", ["store", "load"])
 def test_no_slot_is_changed_if_another_thread_copies_slots(what: str) -> None:
     toy, slots = Toy(wider=30), torch.tensor([1, 2])
     given = {
         "store": ("0", "swa", slots),
         "load": ("0", "swa", slots),
-        "backed_up": ("swa", slots, slots, 8),
-        "loaded": ("swa", slots, slots),
     }
     copy = getattr(toy.watcher, what)
     copy(*given[what])
@@ -403,40 +379,6 @@ def test_a_trial_waits_for_copies_and_a_forward_that_is_not_tried_does_not() -> 
     toy.watcher.relations.names = NAMES
     toy.serve()
     assert waited == ["copy", "copy"]
-
-
-def test_a_row_does_not_hold_what_its_window_has_left() -> None:
-    slots = torch.arange(20, 32)
-    row = Row("0", list(range(12)), 10, 2, {"swa": slots, "full": slots})
-    for name, window, first in (("swa", WINDOW, 7), ("full", None, 0), ("another", None, 12)):
-        held = [held_at(row, Group(name, (), window), slot) for slot in slots.tolist()]
-        assert held == [{place} if place >= first else set() for place in range(12)]
-
-
-def test_a_key_is_not_changed_where_its_slot_holds_another_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As where two groups of a request share a pool, and one got the slot that the other left."""
-    group = Group("swa", (Layer("layer 0", (torch.zeros(SLOTS, WIDTH),)),), WINDOW)
-    rows = [
-        Row(f"0 in group {number}", list(range(12)), 10, 2, {"swa": slots})
-        for number, slots in enumerate((torch.arange(12), torch.arange(12) + 20))
-    ]
-    aim = Aim(rows[0], "swa", 0, position=6, slot=6, window=WINDOW)
-    monkeypatch.setattr("paritybit.watch.replays.aimed.drawn", lambda *_: aim)
-    trial: Any = SimpleNamespace(ledgers={"swa": SimpleNamespace(group=group)})
-    reads: Any = SimpleNamespace(forward=Forward("decode", tuple(rows)))
-    with pytest.raises(AttributeError):  # It changes the key.
-        aimed(trial, reads, 0)
-    rows[1].slots["swa"][9] = aim.slot
-    assert isinstance(aimed(trial, reads, 0), NotTried)
-
-
-def test_rounding_in_the_next_layer_does_not_hide_it() -> None:
-    """The layer after it may show the same change, and queries that never read the key, plainly."""
-    toy = Toy(faint=True)
-    for _ in range(12):
-        assert toy.serve() == set()
 
 
 def test_a_tensor_is_unread_only_if_it_is_so_several_times() -> None:
@@ -464,23 +406,6 @@ def test_a_tensor_that_some_forwards_ignore_is_found(monkeypatch: pytest.MonkeyP
     assert "tensor 0 of layer 1 is not read" in found
 
 
-def test_other_values_leave_the_draws_of_the_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forward draws numbers itself, too. Each run of it that is repeated draws further ones."""
-    monkeypatch.setattr("paritybit.watch.replays.influence.LARGEST", 2**10)
-    toy, drawn, run = Toy(), list[float](), Toy.run
-
-    def draws(one: Toy, cached: int) -> None:
-        run(one, cached)
-        drawn.append(float(torch.rand(1)))
-
-    monkeypatch.setattr(Toy, "run", draws)
-    assert toy.serve() == set()
-    assert len(drawn) > 10
-    after = torch.rand(1)
-    torch.manual_seed(0)
-    assert torch.equal(torch.rand(11)[-1:], after)
-
-
 def test_a_forward_that_does_not_repeat_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each run computes with other weights, so that all other values seem to matter."""
     toy, run = Toy(), Toy.run
@@ -500,14 +425,6 @@ def test_keys_that_do_not_show_are_made_to() -> None:
     for _ in range(6):
         assert toy.serve() == set()
     assert "tensor 0 of layer 0 is not read" in Toy(tiny=True, keys_of={0: 1}).serve()
-
-
-def test_a_tensor_that_nothing_writes_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two layers may share what each should have alone, or an engine may not need it."""
-    monkeypatch.setattr("properties.watch.test_influence.CHUNK", 2)
-    toy = Toy(shared=True)
-    assert set().union(*(toy.serve() for _ in range(4))) <= {"another layer"}
-    assert toy.journal.counts[f"not tried: wrong read: {UNWRITTEN}"] > 0
 
 
 def test_a_model_without_kv_may_ignore_layers() -> None:
@@ -578,3 +495,30 @@ def test_a_difference_from_eager_without_a_cause_must_occur_several_times() -> N
     with trial.restoring():
         found = [next(relations.tried(trial, NAMES[2:3], n, reads)).found for n in range(STREAK)]
     assert [one is not None for one in found] == [False] * (STREAK - 1) + [True]
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_only_a_live_part_can_explain_what_is_not_read(live: bool) -> None:
+    toy = Toy(keys_of={1: 0})
+    cause = {"what": "an input", "input": "an input"}
+    suspect = SimpleNamespace(live=live, cause=cause, explains=lambda *_: True)
+    watcher: Any = toy.watcher
+    watcher.eager, watcher.suspects = lambda whole, _: watcher.replay(whole), lambda _: [suspect]
+    found = set[str]().union(*(toy.serve() for _ in range(4)))
+    assert ("tensor 0 of layer 1 is not read" in found) != live
+
+
+def test_equal_bytes_are_not_other_values() -> None:
+    """All slots hold the same bytes, so that none of them are other bytes."""
+    toy = Toy(dtype=torch.uint8)
+    toy.embedding[:] = 0.0
+    for _ in range(2):
+        assert toy.serve() == set()
+    assert tried(toy) == 0
+
+
+def test_rounding_in_the_next_layer_does_not_hide_it() -> None:
+    """The layer after it may show the same change, and queries that never read the key, plainly."""
+    toy = Toy(faint=True)
+    for _ in range(12):
+        assert toy.serve() == set()

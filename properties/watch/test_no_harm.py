@@ -2,19 +2,17 @@
 
 import functools
 import gc
-import logging
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
 
 from paritybit.connectors import hooking
 from paritybit.watch import between, memory, reading, watcher
-from paritybit.watch.bits import Checksums
 from paritybit.watch.facts import Forward, Group, Layer, Replay, Row
 from paritybit.watch.journal import read
 from paritybit.watch.ledger import Ledger, Names
@@ -22,7 +20,6 @@ from paritybit.watch.replays.causes import explain
 from paritybit.watch.replays.influence import Change, Reads, changed
 from paritybit.watch.replays.trial import BarredError, SavedSlots, Trial, rewritten
 from paritybit.watch.replays.values import Draw
-from paritybit.watch.weak import ByObject
 from properties.support.watching import Scene, row
 from properties.watch.test_checks import found, lines, serve, toy
 
@@ -57,7 +54,7 @@ def end_fails(scene: Scene, patch: pytest.MonkeyPatch) -> None:
 
 def settling_fails(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     """The first group's changes are lost while they are applied, and the second's are not."""
-    patch.setattr(between.Changes, "_in_order", fail)
+    patch.setattr(between.Changes, "_free", fail)
     scene.forward("b", LATER[:5], 0, SLOTS)
 
 
@@ -162,19 +159,6 @@ def test_an_engine_that_is_watched_dies_when_it_is_dropped(toy: ModuleType, tmp_
     assert lines(tmp_path)
 
 
-def test_a_message_that_does_not_fit_its_arguments_does_not_reach_the_engine(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scene.watcher.listen("an engine")
-    monkeypatch.setattr(logging.getLogger("an engine"), "propagate", False)
-    scene.watcher.begin(Forward("decode", ()))
-    logging.getLogger("an engine").error("%d requests", "many")
-    scene.watcher.end()
-    (line,) = scene.lines("finding")
-    assert "%d requests" in line["text"]
-    assert scene.lines("undecided") == []
-
-
 def test_kv_that_was_released_is_not_read(scene: Scene) -> None:
     scene.forward("a", TOKENS[:3], 0, SLOTS)
     scene.groups.clear()
@@ -183,21 +167,6 @@ def test_kv_that_was_released_is_not_read(scene: Scene) -> None:
     (line,) = scene.lines("undecided")
     assert "the engine released the memory" in line["what"]
     assert scene.lines("finding") == []
-
-
-def test_what_belongs_to_an_object_ends_with_it() -> None:
-    class Graph:
-        """A graph."""
-
-    values: ByObject[str] = ByObject()
-    graph, other = Graph(), Graph()
-    values[graph], values[1000] = "mine", "of a number"
-    assert (values.get(graph), values.get(other), values.get(int("1000"))) == (
-        *("mine", None),
-        "of a number",
-    )
-    del graph
-    assert not values.weak
 
 
 @pytest.mark.parametrize("scene", [{"every": 1000}], indirect=True)
@@ -212,8 +181,8 @@ def test_what_is_noted_in_a_skipped_forward_waits_for_no_device(
     scene.watcher.copied("full", slots, other)
     scene.watcher.store("a", "full", slots)
     scene.watcher.load("a", "full", slots)
-    scene.watcher.backed_up("full", slots, other, 64)
-    scene.watcher.loaded("full", slots, other)
+    scene.watcher.store("host", "full", slots, other, 64)
+    scene.watcher.load("host", "full", slots, other)
     scene.watcher.forget("full", None)
     scene.watcher.skipped({"full": slots, "swa": slots})
     scene.watcher.skipped(None)
@@ -222,34 +191,6 @@ def test_what_is_noted_in_a_skipped_forward_waits_for_no_device(
     for changes in scene.watcher.changes.values():
         changes.noted.clear()
     monkeypatch.undo()
-
-
-def test_what_is_loaded_waits_for_no_device(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors of the device `meta` have no values that could be waited for."""
-    monkeypatch.setattr(scene.watcher, "settle", fail)
-    slots = torch.arange(4, device="meta")
-    scene.watcher.loaded("full", slots, slots)
-    scene.watcher.load("a", "full", slots)
-    assert len(scene.watcher.changes["full"].noted) == 2
-    assert not any("undecided" in text for text in scene.journal.said)
-    scene.watcher.changes["full"].noted.clear()
-
-
-def test_a_kernel_gets_the_addresses_of_kv_that_the_engine_moved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def launched(sums: Checksums) -> object:
-        return SimpleNamespace(of=lambda slots: slots.new_tensor(sums.addresses))
-
-    monkeypatch.setattr(Checksums, "_on_cuda", launched)
-    kv, other = torch.zeros(8, 2), torch.zeros(64, 2)
-    sums = Checksums(Group("kv", (Layer("layer 0", (kv,)),)))
-    assert sums.of(torch.arange(1)).tolist() == [kv.data_ptr()]
-    kv.untyped_storage().resize_(other.nbytes)
-    before = kv.data_ptr()
-    kv.untyped_storage().resize_(2**20)
-    assert kv.data_ptr() != before
-    assert sums.of(torch.arange(1)).tolist() == [kv.data_ptr()]
 
 
 def test_the_code_of_the_engine_never_allocates_from_the_sanitizer_s_own_memory(

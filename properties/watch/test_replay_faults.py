@@ -50,12 +50,6 @@ def slots_are_wide(toy: Toy) -> Changes:
     return {"static_inputs": inputs}
 
 
-def buffer_has_another_shape(toy: Toy) -> Changes:
-    """A buffer is enlarged after capture."""
-    toy.buffers["ids"] = torch.zeros(2 * ROWS, dtype=torch.int64)
-    return {}
-
-
 def live_row_writes_one_slot_more(toy: Toy) -> Changes:
     """The graph also writes the slot after that of the last live row."""
 
@@ -128,18 +122,6 @@ def rows_are_coupled(toy: Toy) -> Changes:
     return {"run_eager": None}
 
 
-def rows_depend_on_the_steps_of_padding(toy: Toy) -> Changes:
-    """Padded ids that neither are equal nor grow by one change each row."""
-
-    def graph() -> None:
-        toy.run()
-        steps = toy.captured["ids"][toy.live :].diff().float()
-        toy.output.add_((steps * (steps - 1)).sum())
-
-    toy.graph, toy.prepare = graph, lambda: toy.fill_some(reset=("loc", "table", "lengths"))
-    return {"run_eager": None}
-
-
 def graph_has_too_few_rows(toy: Toy) -> Changes:
     """The graph was captured for one row."""
     toy.graph = lambda: toy.output[:1].copy_(
@@ -162,18 +144,6 @@ def weights_are_those_of_capture(toy: Toy) -> Changes:
     return {}
 
 
-def graph_is_coarser(toy: Toy) -> Changes:
-    """The graph rounds K to 8 bits."""
-
-    def graph() -> None:
-        toy.run()
-        slots = toy.captured["loc"].long()
-        toy.kv[0][slots] = (toy.kv[0][slots] * 8).round() / 8
-
-    toy.graph = graph
-    return {}
-
-
 def tokens_differ(toy: Toy) -> Changes:
     """A replay that returns tokens alone returns others than eager."""
     return {
@@ -187,7 +157,6 @@ FAULTS: tuple[tuple[Callable[[Toy], Changes], str], ...] = (
     (padded_rows_keep_slots_of_equal_bytes, "stray write: .*the padded tail of loc alone"),
     (padded_rows_name_a_live_slot, "graph and eager differ: "),
     (slots_are_wide, "changed dtype: the graph: loc is int64, but the engine gives int32"),
-    (buffer_has_another_shape, "moved address: .*ids has the shape .8., but was captured with .4."),
     (live_row_writes_one_slot_more, "stray write: the replay of the graph changed slot 26"),
     (lengths_are_stale, "stale input: the graph: lengths holds 2 at live entry 0, not 3"),
     (lengths_are_stale_and_not_expected, "graph and eager differ: "),
@@ -195,13 +164,8 @@ FAULTS: tuple[tuple[Callable[[Toy], Changes], str], ...] = (
     (output_lies_in_the_pool, "stray write: the replay of the graph changed slot 16"),
     (workspace_is_not_reset, "unrepeatable replay: "),
     (rows_are_coupled, "padding leak: .* depends on the values of its padding in ids: "),
-    (
-        rows_depend_on_the_steps_of_padding,
-        "padding leak: .* depends on the values of its padding in ids: ",
-    ),
     (graph_has_too_few_rows, "unwritten slot: "),
     (weights_are_those_of_capture, "graph and eager differ: "),
-    (graph_is_coarser, "graph and eager differ: "),
     (tokens_differ, "graph and eager differ: "),
 )
 
@@ -233,8 +197,3 @@ def test_padding_that_is_not_computed_cannot_leak(
     toy.check()
     untried = [name for name in counts if name.startswith("not tried: padding leak")]
     assert (counts.get("tried: padding leak", 0), bool(untried)) == (computed, not computed)
-
-
-def test_the_toy_is_right() -> None:
-    for live in range(1, ROWS + 1):
-        Toy(live).check()

@@ -15,11 +15,10 @@ from paritybit.launch.journals import Journals
 from paritybit.launch.tally import Tally
 from paritybit.testing import blocks
 from paritybit.watch import journal, settings
-from paritybit.watch.facts import Forward
 from paritybit.watch.journal import Journal
 from paritybit.watch.observations import EngineError
 from properties.support.harness.command_line import python
-from properties.support.watching import Scene, row
+from properties.support.watching import Scene
 
 SLOTS = [3, 4, 5, 6]
 
@@ -77,29 +76,11 @@ def test_an_error_comes_after_the_double_free_before_it(
     free(scene, "one.py:1", 3)
     free(scene, "two.py:2", 3)
     if fails:
-        monkeypatch.setattr(torch.Tensor, "cummax", None)
+        monkeypatch.setattr(torch.Tensor, "sort", None)
     found = EngineError(0, "the pool", "no", "three.py:3")
     report(found, scene.journal, settings.Settings(str(scene.journal.path.parent)))
     checks = [line["check"] for line in written(scene.journal)]
     assert checks == (["engine error"] if fails else ["double free"] * 2 + ["engine error"])
-
-
-def test_a_double_free_is_found_before_anything_else_is_judged(scene: Scene) -> None:
-    scene.forward("a", [1, 2, 3], 0, SLOTS)
-    free(scene, "one.py:1", 3)
-    free(scene, "two.py:2", 3)
-    scene.watcher.cached("full", torch.tensor([8]), 0)
-    assert [line["check"] for line in written(scene.journal)] == ["double free"] * 2 + ["leak"]
-
-
-def test_a_slot_that_a_forward_frees_is_free_when_its_stray_write_is_judged(scene: Scene) -> None:
-    scene.forward("a", [1, 2, 3], 0, SLOTS)
-    scene.watcher.begin(Forward("extend", (row("b", [1], 0, [20]),)))
-    free(scene, "one.py:1", 3)
-    scene.write([3, 20])
-    scene.watcher.end()
-    stray, _ = written(scene.journal)
-    assert (stray["check"], stray["freed"]["source"]) == ("stray write", "one.py:1")
 
 
 READERS: dict[str, Callable[[Scene], object]] = {

@@ -10,14 +10,11 @@ import torch
 
 from paritybit.watch.facts import (
     Forward,
-    Group,
     IndexList,
-    Layer,
     Replay,
     RowValues,
     StaticInput,
 )
-from paritybit.watch.watcher import Watcher
 from properties.support.watching import Scene, row
 
 TOKENS = [5, 6, 7, 8, 9, 10, 11, 12]
@@ -58,20 +55,6 @@ def test_bytes_that_change_between_forwards_are_no_stray_write(scene: Scene) -> 
     assert scene.checks() == ["corrupted read"] * 2
 
 
-def test_bytes_that_come_back_are_right(scene: Scene) -> None:
-    """As when KV is moved to the host and back."""
-    scene.forward("a", TOKENS[:5], 0, SLOTS)
-    kept = [tensor.clone() for group in scene.groups for tensor in group.layers[0].tensors]
-    scene.write(SLOTS)
-    scene.forward("b", [1, 2], 0, [20, 21])
-    back = iter(kept)
-    for group in scene.groups:
-        for tensor in group.layers[0].tensors:
-            tensor[SLOTS] = next(back)[SLOTS]
-    scene.forward("a", TOKENS[:6], 5, SLOTS)
-    assert scene.checks() == []
-
-
 def test_a_prefix_is_shared_by_equal_tokens_alone(scene: Scene) -> None:
     scene.forward("a", TOKENS[:5], 0, SLOTS)
     scene.forward("b", [*TOKENS[:3], 50], 3, [*SLOTS[:3], 20])
@@ -84,13 +67,8 @@ def test_a_prefix_is_shared_by_equal_tokens_alone(scene: Scene) -> None:
 def test_a_prefix_is_shared_while_it_is_computed(scene: Scene) -> None:
     """Each layer writes the KV of all rows before any of them reads it."""
     scene.forward("old", [1, 2, 3], 0, SLOTS)  # Whose slots were given away.
-    scene.run(
-        Forward(
-            "extend",
-            (row("a", TOKENS[:3], 0, SLOTS), row("b", [*TOKENS[:3], 50], 3, [*SLOTS[:3], 20])),
-        ),
-        [*SLOTS[:3], 20],
-    )
+    rows = row("a", TOKENS[:3], 0, SLOTS), row("b", [*TOKENS[:3], 50], 3, [*SLOTS[:3], 20])
+    scene.run(Forward("extend", rows), [*SLOTS[:3], 20])
     assert scene.checks() == []
     scene.forward("b", [*TOKENS[:3], 50, 51], 4, [*SLOTS[:3], 20, 21])
     assert scene.checks() == []
@@ -98,11 +76,8 @@ def test_a_prefix_is_shared_while_it_is_computed(scene: Scene) -> None:
 
 def test_a_prefix_of_other_tokens_is_not_shared_while_it_is_computed(scene: Scene) -> None:
     scene.forward("b", TOKENS[:3], 0, SLOTS)
-    scene.watcher.begin(
-        Forward(
-            "extend", (row("a", [1, 2, 3], 0, SLOTS), row("b", TOKENS[:4], 3, [*SLOTS[:3], 20]))
-        )
-    )
+    rows = row("a", [1, 2, 3], 0, SLOTS), row("b", TOKENS[:4], 3, [*SLOTS[:3], 20])
+    scene.watcher.begin(Forward("extend", rows))
     assert scene.checks() == ["wrong owner"] * 2
     scene.watcher.abandon()
 
@@ -183,25 +158,6 @@ def test_equal_bytes_say_nothing_if_tokens_hardly_differ_in_theirs(
     monkeypatch.setattr(scene, "write", written)
     scene.forward("a", TOKENS[first : first + 3], 0, SLOTS)
     assert unchanged(scene, "b", tokens) == []
-
-
-def test_a_slot_that_something_else_changed_may_hold_what_a_forward_writes(scene: Scene) -> None:
-    """A block that is restored or copied may bring the same bytes in a part that is not in use."""
-    scene.forward("a", TOKENS[:3], 0, SLOTS)
-    scene.write(SLOTS[:3])
-    assert unchanged(scene, "b", [5, 6, 99, 8]) == []
-
-
-@pytest.mark.parametrize("tokens", [[50, 60, 7, 8], [50, 60, None, 8]])
-def test_nothing_is_known_of_a_slot_that_may_or_may_not_be_written(
-    scene: Scene, tokens: list[int | None]
-) -> None:
-    scene.forward("a", TOKENS[:3], 0, SLOTS)
-    assert unchanged(scene, "b", tokens) == []
-    ledger = scene.watcher.ledgers["full"]
-    assert ledger.writer(SLOTS[2]) is None
-    scene.forward("a", [*TOKENS[:3], 70], 3, [*SLOTS[:3], 30])  # Which wrote the slot first.
-    assert scene.checks() == ([] if None in tokens else ["wrong owner"] * 2)
 
 
 @pytest.mark.parametrize("model", ["", "draft "])
@@ -307,16 +263,15 @@ def test_what_a_host_pool_holds_is_known_when_it_comes_back(scene: Scene, right:
     pools = {group.name: group.layers[0].tensors for group in scene.groups}
     copies = {name: [one[SLOTS[:3]].clone() for one in held] for name, held in pools.items()}
     for name in pools:
-        scene.watcher.backed_up(name, torch.tensor(SLOTS[:3]), places, 8)
+        scene.watcher.store("host", name, torch.tensor(SLOTS[:3]), places, 8)
     scene.write(SLOTS[:3])
     order = [0, 1, 2] if right else [0, 2, 1]
     for name, held in pools.items():
         for tensor, copy in zip(held, copies[name], strict=True):
             tensor[[30, 31, 32]] = copy[order]
-        scene.watcher.loaded(name, torch.tensor([30, 31, 32]), places[order])
+        scene.watcher.load("host", name, torch.tensor([30, 31, 32]), places[order])
     scene.forward("b", TOKENS[:4], 3, [30, 31, 32, 20])
     assert set(scene.checks()) == (set() if right else {"wrong owner"})
-    assert scene.counts()["slots and layers loaded from the host"] == 6
 
 
 @EITHER
@@ -325,18 +280,11 @@ def test_what_comes_back_is_judged_unless_forwards_are_sampled(
 ) -> None:
     scene.forward("a", TOKENS[:5], 0, SLOTS)
     for group in scene.groups:
-        scene.watcher.backed_up(group.name, torch.tensor(SLOTS[:3]), torch.tensor([1, 2, 3]), 8)
-        scene.watcher.loaded(group.name, torch.tensor([30, 31, 32]), torch.tensor([1, 2, 3]))
+        places = torch.tensor([1, 2, 3])
+        scene.watcher.store("host", group.name, torch.tensor(SLOTS[:3]), places, 8)
+        scene.watcher.load("host", group.name, torch.tensor([30, 31, 32]), places)
     scene.forward("b", TOKENS[:4], 3, [30, 31, 32, 20])
     assert set(scene.checks()) == found
-
-
-def test_what_a_host_pool_did_not_get_is_not_judged(scene: Scene) -> None:
-    for group in scene.groups:
-        scene.watcher.loaded(group.name, torch.tensor(SLOTS[:3]), torch.tensor([1, 2, 3]))
-    scene.write(SLOTS[:3])
-    scene.forward("b", [1, 2, 3, 4], 3, [*SLOTS[:3], 20])
-    assert scene.checks() == []
 
 
 def test_slots_may_be_loaded_while_a_forward_runs(scene: Scene) -> None:
@@ -405,16 +353,6 @@ def test_a_wrong_owner_names_no_free_from_an_older_life_of_the_slot(
     assert freed == {"new.py:2" if since else None}
 
 
-def test_the_line_of_a_copied_input_is_that_of_the_tensor(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    noted, ids = dict[str, torch.Tensor](), torch.tensor(TOKENS[:5])
-    monkeypatch.setattr(scene.watcher.lines, "note", lambda kind, given: noted.update(given))
-    scene.watcher.begin(Forward("extend", (row("a", TOKENS[:5], 0, SLOTS),)))
-    scene.watcher.tokens(ids)
-    assert noted["input_ids"] is ids
-
-
 @pytest.mark.parametrize("frees_too", [False, True])
 def test_a_leaked_slot_names_the_line_that_allocated_it(scene: Scene, frees_too: bool) -> None:
     scene.watcher.allocated("full", torch.tensor(SLOTS[:2]), ("one.py:1", "two.py:2"))
@@ -474,21 +412,6 @@ def test_sampling_does_not_judge_what_slots_held_that_were_allocated_meanwhile(
 
 
 @SAMPLED
-def test_sampling_does_not_judge_what_was_written_before_it_began(scene: Scene) -> None:
-    scene.write(SLOTS[:5])
-    scene.forward("a", TOKENS[:6], 5, SLOTS)
-    assert scene.checks() == []
-
-
-@SAMPLED
-def test_sampling_forgets_ids_that_wait_where_a_forward_is_not_checked(scene: Scene) -> None:
-    scene.run(Forward("decode", (row("a", [5, None], 1, SLOTS),)), ids=[6])
-    scene.watcher.skipped({})
-    scene.watcher.begin(Forward("decode", (row("a", [5, 9, 8], 2, SLOTS),)))
-    assert "stale input" not in scene.checks()
-
-
-@SAMPLED
 def test_sampling_follows_the_writes_of_skipped_forwards(scene: Scene) -> None:
     due = [scene.watcher.due() for _ in range(3000)]
     assert due[0]
@@ -527,15 +450,6 @@ def test_forwards_of_a_draft_model_may_name_what_they_own_alone(scene: Scene) ->
     assert [bool(scene.watcher.ledgers["full"].writer(slot)) for slot in (4, 5)] == [True, False]
     scene.run(Forward("draft", (), owned), {"full": [5, 7]})
     assert scene.checks() == ["stray write"]
-
-
-def test_branches_of_a_tree_of_draft_tokens_share_slots(scene: Scene) -> None:
-    scene.forward("a", TOKENS[:3], 0, SLOTS)
-    one = row("a", [*TOKENS[:3], 20, 21], 3, [*SLOTS[:3], 30, 31])
-    other = row("a", [*TOKENS[:3], 20, 22], 3, [*SLOTS[:3], 30, 32])
-    scene.run(Forward("verify", (one, other)), [30, 31, 32])
-    scene.forward("a", [*TOKENS[:3], 20, 22, 23], 5, [*SLOTS[:3], 30, 32, 33])
-    assert scene.checks() == []
 
 
 def test_a_value_of_rows_that_is_not_judged_is_counted_as_not_tried(scene: Scene) -> None:
@@ -617,14 +531,6 @@ def test_inputs_that_are_no_numbers_are_compared_by_their_bits(
     assert scene.checks() == found
 
 
-def test_a_draft_s_ids_are_kept_apart_from_those_of_its_target(scene: Scene) -> None:
-    first = (row("a", [5, None], 0, SLOTS),)
-    scene.run(Forward("extend", first), ids=[5, 6])
-    later = (row("a", [7, 8, 9], 2, SLOTS),)
-    scene.watcher.begin(Forward("draft extend", later, model="draft "))
-    assert "stale input" not in scene.checks()
-
-
 def test_an_id_is_compared_once_its_token_is_known(scene: Scene) -> None:
     def step(tokens: list[int | None], given: int) -> None:
         cached = len(tokens) - 1
@@ -683,16 +589,6 @@ def test_an_error_of_the_sanitizer_leaves_the_engines_result_alone(
     assert scene.lines("finding") == []
 
 
-def test_a_watcher_that_cannot_start_leaves_the_journal_usable(scene: Scene) -> None:
-    with pytest.raises(ValueError, match="no tensors"):
-        Watcher(
-            [Group("full", (Layer("0", ()),))], engine="pretended", release="1",
-            journal=scene.journal, settings=scene.watcher.settings,
-        )  # fmt: skip
-    scene.forward("a", TOKENS[:2], 0, SLOTS)
-    assert scene.checks() == []
-
-
 @pytest.mark.parametrize(("slot", "found"), [(SLOTS[0], []), (SLOTS[4], ["unwritten slot"])])
 def test_a_replay_may_write_what_its_slot_holds(scene: Scene, slot: int, found: list[str]) -> None:
     """As where a padded row wrote it before, at another position."""
@@ -708,18 +604,6 @@ def test_a_replay_may_write_what_its_slot_holds(scene: Scene, slot: int, found: 
     assert scene.checks() == found
 
 
-def test_what_the_engine_reports_while_the_sanitizer_runs_it_is_ignored(scene: Scene) -> None:
-    made = replay(scene, SLOTS[0], torch.zeros(()))
-    run = made.run
-    made.run = lambda: (scene.watcher.begin(Forward("decode", ())), run())[1]
-    scene.watcher.begin(Forward("decode", (row("a", TOKENS[:1], 0, SLOTS),)))
-    scene.watcher.busy = True
-    assert made.run() == "result"
-    scene.watcher.busy = False
-    scene.watcher.end()
-    assert scene.counts()["forwards"] == 1
-
-
 @pytest.mark.parametrize("scene", [{"checks": ("corrupted read",)}], indirect=True)
 def test_only_the_named_checks_run(scene: Scene, tmp_path: Path) -> None:
     scene.forward("a", TOKENS[:5], 0, SLOTS)
@@ -728,3 +612,19 @@ def test_only_the_named_checks_run(scene: Scene, tmp_path: Path) -> None:
     assert set(scene.checks()) == {"corrupted read"}
     with pytest.raises(ValueError, match="no check is named 'corupted'"):
         Scene(tmp_path, checks=("corupted",))
+
+
+def test_a_slot_that_something_else_changed_may_hold_what_a_forward_writes(scene: Scene) -> None:
+    """A block that is restored or copied may bring the same bytes in a part that is not in use."""
+    scene.forward("a", TOKENS[:3], 0, SLOTS)
+    scene.write(SLOTS[:3])
+    assert unchanged(scene, "b", [5, 6, 99, 8]) == []
+
+
+def test_branches_of_a_tree_of_draft_tokens_share_slots(scene: Scene) -> None:
+    scene.forward("a", TOKENS[:3], 0, SLOTS)
+    one = row("a", [*TOKENS[:3], 20, 21], 3, [*SLOTS[:3], 30, 31])
+    other = row("a", [*TOKENS[:3], 20, 22], 3, [*SLOTS[:3], 30, 32])
+    scene.run(Forward("verify", (one, other)), [30, 31, 32])
+    scene.forward("a", [*TOKENS[:3], 20, 22, 23], 5, [*SLOTS[:3], 30, 32, 33])
+    assert scene.checks() == []

@@ -33,6 +33,9 @@ BACK_UP, LOAD_BACK = "backup_from_device_all_layer", "load_to_device_per_layer"
 HOST_KINDS = ("MHATokenToKVPoolHost", "AsymmetricMHATokenToKVPoolHost", "MLATokenToKVPoolHost")
 """The classes of host pools whose copies are followed."""
 
+HOST = "host"
+"""The name of a pool on the host."""
+
 
 @dataclass(frozen=True)
 class Collected:
@@ -289,7 +292,7 @@ class Allocations:
         """
         name, slots, places = self.transferred(*args, **kwargs)
         if self.watcher is not None and name is not None:
-            self.watcher.backed_up(name, slots, places, int(host.size))
+            self.watcher.store(HOST, name, slots, places, int(host.size))
         result = original(host, *args, **kwargs)
         if self.watcher is not None:
             self.watcher.note_copy()
@@ -300,7 +303,7 @@ class Allocations:
         result = original(host, *args, **kwargs)
         name, slots, places = self.transferred(*args, **kwargs)
         if self.watcher is not None and name is not None:
-            self.watcher.loaded(name, slots, places)
+            self.watcher.load(HOST, name, slots, places)
         elif self.watcher is not None:
             self.watcher.note_copy()
             self.journal.undecided(not_followed(host))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from paritybit.watch.journal import Finding
-from paritybit.watch.observations import Check, EngineError, key_of, uncounted
+from paritybit.watch.observations import Check, EngineError, uncounted
 
 INDEX_ERRORS = ("out of bounds", "index out of range in self")
 """What torch's message for an index out of bounds contains, in lower case."""
@@ -12,14 +12,8 @@ INDEX_ERRORS = ("out of bounds", "index out of range in self")
 def judge(error: EngineError) -> Iterable[Finding]:
     """Yield one finding, with the engine's message and line."""
     cause = {"what": "the line that raised", "source": error.source, "via": error.via}
-    yield Finding(
-        check=CHECK.name,
-        text=f"{error.what}: {error.text}",
-        key=key_of(CHECK.name, None, {"what": error.what}),
-        forward=error.number,
-        forward_kind=error.kind,
-        cause=None if error.source is None else cause,
-    )
+    known = None if error.source is None else cause
+    yield error.found(CHECK.name, f"{error.what}: {error.text}", cause=known, why=error.what)
 
 
 CHECK = Check(

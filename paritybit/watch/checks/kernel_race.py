@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from paritybit.watch.journal import Finding
-from paritybit.watch.observations import Check, KernelRace, key_of, uncounted
+from paritybit.watch.observations import Check, KernelRace, uncounted
 
 
 def judge(race: KernelRace) -> Iterable[Finding]:
@@ -11,14 +11,12 @@ def judge(race: KernelRace) -> Iterable[Finding]:
     cause = {"what": f"{race.kernel} overwrites a scalar that its warps load", "source": race.load}
     file = race.load.rpartition(":")[0]
     place = f" at {shown(race.place, file)}" if race.place else ""
-    yield Finding(
-        check=CHECK.name,
-        text=f"{race.kernel} loads a scalar at {race.load} and stores another value to its address "
+    yield race.found(
+        CHECK.name,
+        f"{race.kernel} loads a scalar at {race.load} and stores another value to its address "
         f"at {shown(race.store, file)}, with {race.warps} warps and no barrier in between; a warp "
         f"that loads the new value {race.effect}{place}; launch it with num_warps=1, or call "
         "tl.debug_barrier() before the store",
-        key=key_of(CHECK.name, None, cause),
-        forward=race.number,
         cause=cause,
     )
 

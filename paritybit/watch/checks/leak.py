@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paritybit.watch.journal import Finding
 from paritybit.watch.ledger import Ledger
-from paritybit.watch.observations import SHOWN, Cached, Check, Idle, IdleRows, key_of
+from paritybit.watch.observations import SHOWN, Cached, Check, Idle, IdleRows, Seen
 
 
 def judge(idle: Idle | IdleRows | Cached) -> Iterable[Finding]:
@@ -21,20 +21,20 @@ def judge(idle: Idle | IdleRows | Cached) -> Iterable[Finding]:
     if isinstance(idle, IdleRows):
         rows = len(set(idle.free))
         twice, missing = len(idle.free) - rows, idle.all - rows
-        yield from held(idle.number, None, twice, "rows of the request table are free twice", "")
+        yield from held(idle, None, twice, "rows of the request table are free twice", "")
         what = "rows of the request table are not free"
         more = "free rows are not in the request table"
-        yield from held(idle.number, None, missing, what, more)
+        yield from held(idle, None, missing, what, more)
         return
     if isinstance(idle, Cached):
         count = idle.held - idle.evictable
         what = "slots of the prefix cache can never be evicted"
         more = "slots count as evictable and are not in the prefix cache"
-        yield from held(idle.number, idle.group, count, what, more)
+        yield from held(idle, idle.group, count, what, more)
         return
     what = "slots of the prefix cache are locked"
     more = "slots of the prefix cache are unlocked twice"
-    yield from held(idle.number, idle.group, idle.locked, what, more)
+    yield from held(idle, idle.group, idle.locked, what, more)
     free, cached = (torch.zeros_like(idle.used) for _ in range(2))
     free[idle.free], cached[idle.cached] = True, True
     yield from found(idle, idle.used & ~free & ~cached, "is neither free nor in the prefix cache")
@@ -44,7 +44,7 @@ def judge(idle: Idle | IdleRows | Cached) -> Iterable[Finding]:
         yield from found(idle, times > 1, "is free twice")
 
 
-def held(number: int, group: str | None, count: int, what: str, fewer: str) -> Iterable[Finding]:
+def held(idle: Seen, group: str | None, count: int, what: str, fewer: str) -> Iterable[Finding]:
     """Yield a finding unless `count` is 0.
 
     `what` describes what is counted, and `fewer` what a negative count means.
@@ -52,14 +52,8 @@ def held(number: int, group: str | None, count: int, what: str, fewer: str) -> I
     where = "" if group is None else f" ({group})"
     if count:
         count, what = abs(count), what if count > 0 else fewer
-        yield Finding(
-            check=CHECK.name,
-            text=f"no forward pass runs, and {count} {what}{where}",
-            key=key_of(CHECK.name, group, {"what": what}),
-            forward=number,
-            group=group,
-            count=count,
-        )
+        text = f"no forward pass runs, and {count} {what}{where}"
+        yield idle.found(CHECK.name, text, group=group, why=what, count=count)
 
 
 def found(idle: Idle, wrong: Tensor, what: str) -> Iterable[Finding]:
@@ -68,12 +62,11 @@ def found(idle: Idle, wrong: Tensor, what: str) -> Iterable[Finding]:
     if not len(slots):
         return
     slot, group, ledger = int(slots[0]), idle.group, idle.ledger
-    yield Finding(
-        check=CHECK.name,
-        text=f"nothing runs, and slot {slot} ({group}) {what}",
-        key=key_of(CHECK.name, group, {"what": what}),
-        forward=idle.number,
+    yield idle.found(
+        CHECK.name,
+        f"nothing runs, and slot {slot} ({group}) {what}",
         group=group,
+        why=what,
         slots=tuple(slots[:SHOWN].tolist()),
         count=len(slots),
         writer=None if ledger is None else ledger.writer(slot),

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from paritybit.watch.journal import Finding
-from paritybit.watch.observations import SHOWN, Check, StrayWrites, key_of, uncounted
+from paritybit.watch.observations import SHOWN, Check, StrayWrites, uncounted
 
 
 def judge(frame: StrayWrites) -> Iterable[Finding]:
@@ -18,12 +18,9 @@ def judge(frame: StrayWrites) -> Iterable[Finding]:
             f"the replay of {frame.replay}" if frame.replay else f"the {frame.forward.kind} forward"
         )
         why = "" if cause is None else f"; {cause['what']}"
-        yield Finding(
-            check=CHECK.name,
-            text=f"{by} changed slot {slot} ({group}), which none of its rows owns{why}",
-            key=key_of(CHECK.name, group, cause),
-            forward=frame.number,
-            forward_kind=frame.forward.kind,
+        yield frame.found(
+            CHECK.name,
+            f"{by} changed slot {slot} ({group}), which none of its rows owns{why}",
             group=group,
             replay=frame.replay,
             layer=frame.layers.get(slot),

@@ -3,27 +3,25 @@
 from collections.abc import Iterable
 
 from paritybit.watch.journal import Finding
-from paritybit.watch.observations import SHOWN, Check, Unwritten, key_of, uncounted
+from paritybit.watch.observations import SHOWN, Check, Unwritten, uncounted
 
 
-def judge(found: Unwritten) -> Iterable[Finding]:
+def judge(left: Unwritten) -> Iterable[Finding]:
     """Yield a finding for all slots of a group."""
-    slot, row, position = int(found.slots[0]), int(found.row[0]), int(found.position[0])
-    group, request = found.ledger.group.name, found.forward.rows[row].request
-    by = f"the replay of {found.replay}" if found.replay else f"the {found.forward.kind} forward"
-    yield Finding(
-        check=CHECK.name,
-        text=f"{by} did not write slot {slot} ({group}), which is position {position} of "
+    slot, row, position = int(left.slots[0]), int(left.row[0]), int(left.position[0])
+    group, request = left.ledger.group.name, left.forward.rows[row].request
+    by = f"the replay of {left.replay}" if left.replay else f"the {left.forward.kind} forward"
+    yield left.found(
+        CHECK.name,
+        f"{by} did not write slot {slot} ({group}), which is position {position} of "
         f"request {request}",
-        key=key_of(CHECK.name, group, {"what": found.replay or found.forward.kind}),
-        forward=found.number,
-        forward_kind=found.forward.kind,
         group=group,
-        replay=found.replay,
-        slots=tuple(found.slots[:SHOWN].tolist()),
-        count=len(found.slots),
-        writer=found.ledger.writer(slot),
-        freed=found.ledger.freeing(slot),
+        why=left.replay or left.forward.kind,
+        replay=left.replay,
+        slots=tuple(left.slots[:SHOWN].tolist()),
+        count=len(left.slots),
+        writer=left.ledger.writer(slot),
+        freed=left.ledger.freeing(slot),
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from paritybit.watch.equal import owners
 from paritybit.watch.facts import Row
 from paritybit.watch.journal import Finding
-from paritybit.watch.observations import SHOWN, Check, Lists, key_of
+from paritybit.watch.observations import SHOWN, Check, Lists
 from paritybit.watch.reading import ranges, repeated
 
 PADDING = "padded rows in the index lists"
@@ -128,13 +128,10 @@ def padding(
     slots = {entry * given.page for part in named for entry in part.tolist()}
     if wrong := sorted(slots - lists.ledger.group.reserved):
         cause = {"what": what, "source": given.source, "via": given.via}
-        yield Finding(
-            check=CHECK.name,
-            text=f"{given.name} ({given.group}) lists slot {wrong[0]} for a padded row"
+        yield lists.found(
+            CHECK.name,
+            f"{given.name} ({given.group}) lists slot {wrong[0]} for a padded row"
             f"{whose(lists, wrong[0])}",
-            key=key_of(CHECK.name, given.group, cause),
-            forward=lists.number,
-            forward_kind=lists.forward.kind,
             group=given.group,
             slots=tuple(wrong[:SHOWN]),
             count=len(wrong),
@@ -152,12 +149,9 @@ def finding(lists: Lists, row: Row, what: str, position: int, slots: list[int]) 
     """Return the finding for one row."""
     given = lists.given
     cause = {"what": of_list(lists), "source": given.source, "via": given.via}
-    return Finding(
-        check=CHECK.name,
-        text=f"{given.name} ({given.group}) lists, for request {row.request}, {what}",
-        key=key_of(CHECK.name, given.group, cause),
-        forward=lists.number,
-        forward_kind=lists.forward.kind,
+    return lists.found(
+        CHECK.name,
+        f"{given.name} ({given.group}) lists, for request {row.request}, {what}",
         group=given.group,
         slots=tuple(slots),
         reader={"request": row.request, "position": position, "forward": lists.number},

@@ -3,24 +3,21 @@
 from collections.abc import Iterable
 
 from paritybit.watch.journal import Finding
-from paritybit.watch.observations import Check, WrongRead, key_of, uncounted
+from paritybit.watch.observations import Check, WrongRead, uncounted
 
 
 def judge(read: WrongRead) -> Iterable[Finding]:
     """Yield the finding."""
-    found = read.found
-    yield Finding(
-        check=CHECK.name,
-        text=f"{read.kind} {found.text}",
-        key=key_of(CHECK.name, found.group, found.cause),
-        forward=read.number,
-        forward_kind=read.forward.kind,
-        group=found.group,
+    wrong = read.wrong
+    yield read.found(
+        CHECK.name,
+        f"{read.kind} {wrong.text}",
+        group=wrong.group,
         replay=read.kind,
-        layer=found.layer,
-        slots=found.slots,
-        count=max(1, len(found.slots)),
-        cause=found.cause,
+        layer=wrong.layer,
+        slots=wrong.slots,
+        count=max(1, len(wrong.slots)),
+        cause=wrong.cause,
     )
 
 

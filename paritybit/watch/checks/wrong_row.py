@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paritybit.watch.facts import RowValues
 from paritybit.watch.journal import Finding
-from paritybit.watch.observations import Check, RowsGiven, key_of
+from paritybit.watch.observations import Check, RowsGiven
 
 
 def judge(rows: RowsGiven) -> Iterable[Finding]:
@@ -74,17 +74,9 @@ def finding(rows: RowsGiven, values: RowValues, row: int | None, what: str) -> F
     cause = {"what": name, "input": name, "source": source, "via": via}
     which = "all rows" if row is None else f"request {request} (row {row})"
     text = f"{rows.kind}: {name} of {which} {what}"
-    return Finding(
-        check=CHECK.name,
-        text=f"{text}; {more}" if more else text,
-        key=key_of(CHECK.name, None, cause),
-        forward=rows.number,
-        forward_kind=rows.forward_kind,
-        reader=None
-        if request is None
-        else {"request": request, "position": None, "forward": rows.number},
-        cause=cause,
-    )
+    reader = {"request": request, "position": None, "forward": rows.number} if request else None
+    text = f"{text}; {more}" if more else text
+    return rows.found(CHECK.name, text, reader=reader, cause=cause)
 
 
 CHECK = Check(
