@@ -19,10 +19,11 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
+from typing import Any
 
 from paritybit.watch.journal import of_process
 
@@ -149,36 +150,23 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of the module, or None for any other module."""
+        """Return the spec of the module, or None for any other module.
+
+        A caller that only gets a spec does not cause the call.
+        """
         if fullname != self.name:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self.loaded)
+            loader: Any = spec.loader
+            run = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module
+                run(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                self.call()
+
+            loader.exec_module = exec_module
         return spec
-
-    def loaded(self) -> None:
-        """Stop finding, and make the call. A caller that only gets a spec does not cause this."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-        self.call()
-
-
-class _Loader(Loader):
-    """Loads a module with its own loader, then calls a function."""
-
-    def __init__(self, inner: Loader, call: Callable[[], None]) -> None:
-        self.inner, self.call = inner, call
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Create the module with its own loader."""
-        return self.inner.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Execute the module, then make the call."""
-        spec = module.__spec__
-        if spec is not None:
-            spec.loader = self.inner
-        module.__loader__ = self.inner
-        self.inner.exec_module(module)
-        self.call()

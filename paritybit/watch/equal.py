@@ -26,9 +26,19 @@ def equals(inputs: Inputs, static: StaticInput, held: Tensor, right: Tensor, wro
     wrong entries, int64 [n].
     """
     held, right, wrong = held.flatten().cpu(), right.flatten().cpu(), wrong.cpu()
-    found = [text for text, other in known(inputs, static, right) if same(held, other, wrong)]
-    found += shifted(held, right, wrong, inputs.forward)
-    found += further(held, right, wrong)
+    numbers = held.to(torch.float64)[wrong]
+    found = [
+        text
+        for text, other in known(inputs, static, right, wrong)
+        if len(other) > int(wrong.max()) and torch.equal(numbers, other.to(torch.float64)[wrong])
+    ]
+    apart = (numbers - right.to(torch.float64)[wrong]).unique()
+    whole = not held.dtype.is_floating_point and held.dtype != torch.bool
+    if len(apart) == 1 and len(wrong) > 1 and whole:
+        side = "more" if apart > 0 else "less"
+        found.append(
+            f"each of {len(wrong)} wrong entries is {abs(int(apart))} {side} than it must be"
+        )
     ledger = inputs.ledgers.get(static.writes or "")
     if ledger is not None:
         slot = int(held[wrong[0]])
@@ -37,14 +47,9 @@ def equals(inputs: Inputs, static: StaticInput, held: Tensor, right: Tensor, wro
     return f"; {told}" if told else ""
 
 
-def same(held: Tensor, other: Tensor, wrong: Tensor) -> bool:
-    """Return whether each wrong entry is equal to the entry of another tensor."""
-    if len(other) <= int(wrong.max()):
-        return False
-    return torch.equal(held[wrong].to(torch.float64), other[wrong].to(torch.float64))
-
-
-def known(inputs: Inputs, static: StaticInput, right: Tensor) -> Iterator[tuple[str, Tensor]]:
+def known(
+    inputs: Inputs, static: StaticInput, right: Tensor, wrong: Tensor
+) -> Iterator[tuple[str, Tensor]]:
     """Yield other values that an input could have, flat and on the host, with their names."""
     number, value = inputs.before.get(static.name, (0, None))
     captured = inputs.captured.get(static.name)
@@ -66,6 +71,13 @@ def known(inputs: Inputs, static: StaticInput, right: Tensor) -> Iterator[tuple[
         for step, which in ((-1, "before"), (1, "after")):
             for name, value in of_neighbours(rows, static, step):
                 yield f"that is the {name} of the position {which} it, of the same request", value
+    for step in (*range(1, NEAR + 1), *range(-1, -NEAR - 1, -1)):
+        there = wrong + step
+        if int(there.min()) >= 0 and int(there.max()) < len(right):
+            entry, at = int(there[0]), row_at(inputs.forward, int(there[0]), len(right))
+            whose = "" if at is None else f", request {at[0].request}"
+            if len(right[there].unique()) == len(there):
+                yield f"that is the right value of entry {entry}{whose}", right.roll(-step)
 
 
 def of_neighbours(
@@ -75,7 +87,7 @@ def of_neighbours(
     ids, slots = list[int](), list[int]()
     for row in rows:
         held = row.slots.get(static.writes or "")
-        mine = [] if held is None else [int(slot) for slot in held]
+        mine = [] if held is None else held.tolist()
         for place in range(row.cached + step, row.cached + row.computed + step):
             token = row.tokens[place] if 0 <= place < len(row.tokens) else None
             ids.append(NONE if token is None else token)
@@ -84,26 +96,6 @@ def of_neighbours(
         yield "slot", torch.tensor(slots)
     elif "ids" in static.name:
         yield "id", torch.tensor(ids)
-
-
-def shifted(held: Tensor, right: Tensor, wrong: Tensor, forward: Forward) -> Iterator[str]:
-    """Yield which other entry's right value each wrong entry has."""
-    for step in (*range(1, NEAR + 1), *range(-1, -NEAR - 1, -1)):
-        there = wrong + step
-        if int(there.min()) < 0 or int(there.max()) >= len(right):
-            continue
-        if torch.equal(held[wrong], right[there]) and len(right[there].unique()) == len(there):
-            entry = int(there[0])
-            whose = request_at(forward, entry, len(right))
-            which = f"entry {entry}" if whose is None else f"entry {entry}, {whose}"
-            yield f"that is the right value of {which}"
-            return
-
-
-def request_at(forward: Forward, entry: int, size: int) -> str | None:
-    """Return the request of an entry of an input with `size` entries, or None if unknown."""
-    found = row_at(forward, entry, size)
-    return None if found is None else f"request {found[0].request}"
 
 
 def row_at(forward: Forward, entry: int, size: int) -> tuple[Row, int] | None:
@@ -118,17 +110,6 @@ def row_at(forward: Forward, entry: int, size: int) -> tuple[Row, int] | None:
         row = rows[entry]
         return row, row.cached + row.computed - 1
     return None
-
-
-def further(held: Tensor, right: Tensor, wrong: Tensor) -> Iterator[str]:
-    """Yield by how much each of several wrong entries is too large, if all are so by as much."""
-    if held.dtype.is_floating_point or held.dtype == torch.bool or len(wrong) < 2:
-        return
-    apart = (held[wrong].long() - right[wrong].long()).unique()
-    if len(apart) == 1:
-        by = int(apart)
-        side = "more" if by > 0 else "less"
-        yield f"each of {len(wrong)} wrong entries is {abs(by)} {side} than it must be"
 
 
 def owners(forward: Forward, ledger: Ledger, slot: int) -> Iterator[str]:

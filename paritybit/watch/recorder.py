@@ -4,9 +4,9 @@ For each request, it records when it ran, how many tokens it reached, and how lo
 shared. It records no tokens. Requests are numbered in order of appearance.
 """
 
-from array import array
+from bisect import bisect
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -58,30 +58,16 @@ class Recorder:
                     one.prompt = end
                 one.until, one.reached = number, max(one.reached, end)
         names = list(seen)
+        hashes = [list(chains[name].hashes) if name in chains else [] for name in names]
         for place, name in enumerate(names):
-            mine = hashes(chains, name)[: seen[name].prompt]
-            shared = [
-                (alike(mine, hashes(chains, other)), at) for at, other in enumerate(names[:place])
-            ]
-            length, other = max(shared, key=lambda one: (one[0], -one[1]), default=(0, 0))
-            if length:
-                seen[name].of, seen[name].shared = other, length
+            mine = hashes[place][: seen[name].prompt]
+            for at, other in enumerate(hashes[:place]):
+                if (length := alike(mine, other)) > seen[name].shared:
+                    seen[name].of, seen[name].shared = at, length
         return [asdict(one) for one in seen.values()]
 
 
-def hashes(chains: Mapping[str, Chain], request: str) -> "array[int]":
-    """Return the hashes at the positions of a request, or none if the request was forgotten."""
-    chain = chains.get(request)
-    return array("q") if chain is None else chain.hashes
-
-
-def alike(one: "array[int]", two: "array[int]") -> int:
+def alike(one: Sequence[int], two: Sequence[int]) -> int:
     """Return the number of leading hashes that two requests have in common."""
-    low, high = 0, min(len(one), len(two))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[middle - 1] == two[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    # Equal hashes stand for equal tokens before them, too.
+    return bisect(range(1, min(len(one), len(two)) + 1), 0, key=lambda n: one[n - 1] != two[n - 1])

@@ -42,16 +42,13 @@ def parsed(text: str) -> Settings:
 
     Raises ValueError if the value is malformed.
     """
-    data = json.loads(text)
-    if not isinstance(data, dict) or not isinstance(data.get("out"), str):
-        raise ValueError(f"{VARIABLE} is not an object with a folder `out`")
-    checks, every = data.get("checks"), data.get("every", 1)
-    named = checks is None or isinstance(checks, list)
-    if not named or not all(isinstance(name, str) for name in checks or ()):
-        raise ValueError(f"{VARIABLE}: `checks` is not a list of names")
-    if not isinstance(every, int) or every < 1:
-        raise ValueError(f"{VARIABLE}: `every` is not a positive integer")
-    return Settings(data["out"], None if checks is None else tuple(checks), every)
+    given = json.loads(text)
+    match {"checks": None, "every": 1, **given} if isinstance(given, dict) else None:
+        case {"out": str(out), "checks": None, "every": int(every)} if every > 0:
+            return Settings(out, None, every)
+        case {"out": str(out), "checks": [*names], "every": int(every)} if every > 0:
+            return Settings(out, tuple(map(str, names)), every)
+    raise ValueError(f"{VARIABLE} has no folder `out`, list `checks` or positive `every`: {text}")
 
 
 def active() -> Settings | None:

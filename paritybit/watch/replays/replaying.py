@@ -215,6 +215,7 @@ class Replaying(Between):
         first `run.run()`.
         """
         due = NAMES[-1] in self.relations.due(run.kind)
+        self.quieten()
         if self.now is None or self.busy or not due:
             return run.run()
         self._prepare(run)
