@@ -42,12 +42,14 @@ class Leg:
     - `values`: one value of each axis, in the order of the axes.
     - `settings`: the settings that differ from the defaults.
     - `replays`: False if the row may end without a replay, because its settings allow none or few.
+    - `number`: its place in the covering array, from 0 on. It is added to the seed of its requests.
     """
 
     name: str
     values: tuple[str, ...] = ()
     settings: Mapping[str, Setting] = field(default_factory=dict)
     replays: bool = True
+    number: int = 0
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -170,7 +172,7 @@ class Table:
         """Yield rows until each pair has occurred. The same seed gives the same rows."""
         chance = Random(f"rows {seed}")
         missing = {pair: self.weight(pair) for pair in sorted(self.pairs, key=sorted)}
-        axes = list(self.axes.values())
+        axes, number = list(self.axes.values()), 0
         while missing:
             most = max(missing.values())
             heaviest = [pair for pair, weight in missing.items() if weight == most]
@@ -179,7 +181,8 @@ class Table:
                 for _ in range(TRIES)
             ]
             leg = self.leg(max(tried, key=lambda row: gain(row, missing)))
-            yield leg
+            yield replace(leg, number=number)
+            number += 1
             for pair in leg.pairs:
                 missing.pop(pair, None)
 

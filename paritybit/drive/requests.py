@@ -23,16 +23,23 @@ The second one lies in the second block of most page sizes, so that a block foll
 """
 
 
+AT_LEAST = 2
+"""The number of waves that any row has time for."""
+
 COMPARED, CROWD = 3, 5
 """The numbers of requests of `sample`: those that are compared, and those beside them."""
 
 
 def waves(seed: int, limits: Limits) -> Iterator[Wave]:
-    """Yield waves without end. The kinds of waves for the limits take turns."""
+    """Yield waves without end. The kinds of waves for the limits take turns.
+
+    The next seed begins with the kinds after the first AT_LEAST ones. Rows with consecutive seeds
+    thus serve all kinds, even if each has only time for a few.
+    """
     draw, number = Draw(seed, limits), 0
     kinds = kinds_of(limits)
     while True:
-        kind = kinds[number % len(kinds)]
+        kind = kinds[(AT_LEAST * seed + number) % len(kinds)]
         yield kind(draw, f"{seed}.{number}.", number // len(kinds))
         number += 1
 

@@ -56,6 +56,7 @@ TABLES = [
 @pytest.mark.parametrize("seed", [0, 7])
 def test_each_pair_of_values_occurs_and_none_that_cannot(table: Table, seed: int) -> None:
     legs = list(table.rows(seed))
+    assert [leg.number for leg in legs] == [*range(len(legs))]
     served = set().union(*(leg.pairs for leg in legs))
     axes = list(table.axes.values())
     every = {frozenset((a, b)) for x, y in combinations(axes, 2) for a in x for b in y}

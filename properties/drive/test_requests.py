@@ -13,8 +13,10 @@ from paritybit.drive.limits import Limits, boundaries, reached
 from paritybit.drive.models import VOCABULARY
 from paritybit.drive.player import PlayedError, Player
 from paritybit.drive.requests import (
+    AT_LEAST,
     COMPARED,
     KINDS,
+    Kind,
     kinds_of,
     sample,
     waves,
@@ -47,6 +49,25 @@ def test_the_same_seed_gives_the_same_requests() -> None:
     first, again, other = (list(islice(waves(seed, LIMITS), 12)) for seed in (3, 3, 4))
     assert first == again
     assert first != other
+
+
+@pytest.mark.parametrize("limits", [LIMITS, SMALL])
+def test_rows_serve_all_kinds_between_them(limits: Limits, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row has the next seed, and may have time for no more than AT_LEAST waves."""
+    count, served = len(set(kinds_of(limits))), set[int]()
+
+    def kind(number: int) -> Kind:
+        def made(*_: object) -> Wave:
+            served.add(number)
+            return Wave(())
+
+        return made
+
+    kinds = [kind(number) for number in range(count)]
+    monkeypatch.setattr("paritybit.drive.requests.kinds_of", lambda _: kinds)
+    for seed in range(-(-count // AT_LEAST)):
+        assert len(list(islice(waves(seed, limits), AT_LEAST))) == AT_LEAST
+    assert served == set(range(count))
 
 
 @pytest.mark.parametrize("limits", [LIMITS, SMALL, replace(LIMITS, chunk=512, windows=448)])
