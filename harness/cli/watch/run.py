@@ -286,7 +286,7 @@ class Serving:
         given: dict[str, Any] = {
             **turn.leg.settings,
             "device": self.options.device,
-            "seed": self.options.seed + turn.leg.number,
+            "seed": (self.options.seed or 0) + turn.leg.number,
         }
         job = turn.job(self.adapter.settings(**given).scope())
         while True:
