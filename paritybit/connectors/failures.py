@@ -108,20 +108,14 @@ Frame = tuple[FrameType, int]
 def judge(
     error: BaseException, lines: Journal, settings: Settings, what: str | None = None
 ) -> None:
-    """Write a finding if an error that ended the engine is the engine's fault.
-
-    `what` is the meaning of the error if a connector knows it.
-    """
+    """Write a finding if an error that ended the engine is the engine's fault."""
     found = fault_of(error, lines.counts, what)
     if found is not None:
         report(found, lines, settings)
 
 
 def report(found: EngineError, lines: Journal, settings: Settings) -> None:
-    """Write the finding for an error, unless the check is off.
-
-    Later errors of a process are consequences of the first, and are not written.
-    """
+    """Write the finding for an error, unless the check is off."""
     lines.settle()
     name = engine_error.CHECK.name
     checked = settings.checks is None or name in settings.checks
@@ -133,10 +127,7 @@ def report(found: EngineError, lines: Journal, settings: Settings) -> None:
 def fault_of(
     error: BaseException, counts: Mapping[str, int], what: str | None = None
 ) -> EngineError | None:
-    """Return the meaning of an error, or None if it is not the engine's fault.
-
-    `counts` are those of the journal.
-    """
+    """Return the meaning of an error, or None if it is not the engine's fault."""
     forwards, text = counts.get("forwards", 0), " ".join(str(error).split())[:LONGEST]
     frames = own_frames(error)
     mine = deciding([frame for frame in frames if of_engine(frame)], error)
@@ -282,11 +273,7 @@ def of_engine(frame: Frame) -> bool:
 
 
 def deciding(frames: list[Frame], error: BaseException) -> list[Frame]:
-    """Return frames without the last ones that only raise what they are given.
-
-    The last frame is given the error or its whole message. One that calls it without a branch may
-    add to the message.
-    """
+    """Return frames without the last ones that only raise what they are given."""
     kept = len(frames)
     while kept and given(frames[kept - 1][0], error, whole=kept == len(frames)):
         kept -= 1
@@ -294,11 +281,7 @@ def deciding(frames: list[Frame], error: BaseException) -> list[Frame]:
 
 
 def given(frame: FrameType, error: BaseException, whole: bool) -> bool:
-    """Return whether the caller of a function has decided on an error.
-
-    An argument is then the error or its message. It may also be a part of the message, unless
-    `whole`, if the function has no branch.
-    """
+    """Return whether the caller of a function has decided on an error."""
     code, message = frame.f_code, str(error)
     steps = list(dis.get_instructions(code))
     changed = {one.argval for one in steps if one.opname.startswith("STORE_FAST")}
@@ -339,10 +322,7 @@ def only_checks(code: CodeType) -> bool:
 
 
 def serving(frames: list[Frame]) -> str | None:
-    """Return the innermost line of the engine's own serving, or None if the error has none.
-
-    It gives its arguments to the code that raised, which often computes only what it is given.
-    """
+    """Return the innermost line of the engine's own serving, or None if the error has none."""
     return next((one for one in map(shown, reversed(frames)) if one.startswith(SERVING)), None)
 
 

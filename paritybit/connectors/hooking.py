@@ -5,7 +5,7 @@ import importlib
 import inspect
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType, ModuleType
 from typing import Any
@@ -17,6 +17,10 @@ from paritybit.watch.sources import line_of, wraps
 
 CALLERS = 5
 """The number of calling lines that are reported."""
+
+
+HOOK = "_paritybit_hook"
+"""The attribute of a function that is wrapped."""
 
 
 class NotRecognisedError(Exception):
@@ -132,25 +136,38 @@ def place_of(function: Any, package: str) -> str | None:
     return line_of(f"{package}/{file}", code.co_firstlineno, code)
 
 
-Call = functools.partial[Any]
-"""A call of a function of the engine, with its arguments."""
-
-
-def passed(run: Call) -> dict[str, Any]:
+def passed(run: functools.partial[Any]) -> dict[str, Any]:
     """Return the arguments of a call by the names of its parameters, and all named ones."""
     bound = inspect.signature(run.func).bind(*run.args, **run.keywords)
     return {**bound.arguments, **run.keywords}
 
 
 def wrap(owner: Any, name: str, method: Callable[..., Any]) -> None:
-    """Replace a function of a module or class by a hook.
-
-    `method` gets the original function, then the arguments of the call.
-    """
+    """Replace a function of a module or class by a hook."""
     original, hook = getattr(owner, name), guarded(method)
 
     @functools.wraps(original)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return hook(original, *args, **kwargs)
 
+    setattr(wrapped, HOOK, method)
     setattr(owner, name, wrapped)
+
+
+def install(
+    targets: Mapping[str, Sequence[str]], method_of: Callable[[str], Callable[..., Any]]
+) -> list[str]:
+    """Wrap each target that a release of the engine has.
+
+    `targets` has, by the name of a method, the paths of the functions that it wraps. `method_of`
+    returns the method of a name. Returns the names without any target in this release.
+    """
+    lacking = []
+    for name, paths in targets.items():
+        found = [path for path in paths if defined(path)]
+        for path in found:
+            owner, _, function = path.rpartition(".")
+            wrap(pkgutil.resolve_name(owner), function, method_of(name))
+        if not found:
+            lacking.append(name)
+    return lacking

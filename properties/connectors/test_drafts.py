@@ -9,11 +9,8 @@ from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.drafts import (
-    Steps,
     draft_forward_of,
-    frozen_forward_of,
     implied_by_draft,
-    implied_by_frozen,
     kept_ids,
     reads_ahead,
 )
@@ -42,16 +39,9 @@ def batch_of(mode: str, totals: list[int], **more: Any) -> Any:
     )
 
 
-def frozen() -> Any:
-    """Return a batch for a graph of steps with two branches per request, and no KV of its own."""
-    batch = batch_of("decode", [4, 4, 2, 2])
-    batch.req_pool_indices = torch.tensor([1, 1, 2, 2])
-    return batch
-
-
 def described_by(batch: Any, topk: int | None, ahead: bool = False) -> tuple[Forward, Rows, Pool]:
     pool = described(parts.kept(parts.SubPool(100, 1)), None, "draft.")
-    steps = None if topk is None else Steps(topk, STEPS)
+    steps = SimpleNamespace(topk=topk, speculative_num_steps=STEPS)
     forward, found = draft_forward_of(batch, REQUESTS, pool, TABLE, steps, ahead)
     return forward, found, pool
 
@@ -199,42 +189,3 @@ def test_a_drafts_own_window_is_not_judged() -> None:
     backend.draft_window_size = 8
     with pytest.raises(NotRecognisedError, match="a draft with a window of its own"):
         wrong(forward, pool, backend)
-
-
-def test_a_draft_without_kv_has_a_row_per_branch_that_reads_what_its_target_computed() -> None:
-    pool, batch = described(parts.kept(parts.SubPool(100, 1)), None), frozen()
-    forward, found = frozen_forward_of(batch, REQUESTS, pool, TABLE)
-    assert (forward.kind, forward.model) == ("draft decode", "")
-    assert [(row.request, row.cached, row.computed, row.only_reads) for row in found.rows] == [
-        *[("a", 4, 0, True)] * 2,
-        *[("b", 2, 0, True)] * 2,
-    ]
-    assert found.rows[0].tokens == [1, 2, 3, 4]
-    assert found.rows[2].slots["full"].tolist() == TABLE[2, :2].tolist()
-    assert {name: values.tolist() for name, values in implied_by_frozen(found, batch).items()} == {
-        "positions": [3, 3, 1, 1],
-        "seq_lens": [4, 4, 2, 2],
-        "seq_lens_cpu": [4, 4, 2, 2],
-        "req_pool_indices": [1, 1, 2, 2],
-    }
-    batch.forward_mode = SimpleNamespace(name="EXTEND")
-    with pytest.raises(NotRecognisedError, match="a frozen draft's forward with the mode extend"):
-        frozen_forward_of(batch, REQUESTS, pool, TABLE)
-
-
-@pytest.mark.parametrize("late", [0, 1])
-def test_the_window_of_a_draft_without_kv_ends_with_a_cached_key(late: int) -> None:
-    pool = described(parts.kept(parts.SlidingPool(100, 1)), parts.WINDOW + 1)
-    batch = batch_of("decode", [8])
-    batch.req_pool_indices = torch.tensor([1])
-    forward, found = frozen_forward_of(batch, REQUESTS[:1], pool, TABLE)
-    backend = parts.TritonAttnBackend(parts.SlidingPool(100, 1), TABLE)
-    backend.sliding_window_size -= late
-    backend.init_forward_metadata(batch)
-    ledgers = {name: Ledger(group, Names()) for name, group in pool.groups.items()}
-    wrong = [
-        finding
-        for given in lists_of(backend, pool, "decode", found, 1, graph=True)
-        for finding in wrong_list.judge(Lists(1, forward, ledgers[given.group], given))
-    ]
-    assert bool(wrong) is bool(late)

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.sglang.eager import hook, run_batch
-from paritybit.watch.replays.relations import NAMES
+from paritybit.connectors.sglang.engine import Engine
 
 
 class Runner:
@@ -41,17 +40,16 @@ def engine(kind: str, drafts: bool, due: dict[int, int], repeatable: bool) -> An
         return replay.run()
 
     models = SimpleNamespace(once=None if repeatable else "ranks", states=SimpleNamespace(due=due))
-    relations = SimpleNamespace(names=NAMES)
-    watcher = SimpleNamespace(eager=eager, kept=kept, relations=relations)
-    return SimpleNamespace(
-        now=now, watcher=watcher, models=models, requests="requests", hooked=set(), hooks=[]
-    )
+    found: Any = Engine.__new__(Engine)
+    found.now, found.watcher = now, SimpleNamespace(eager=eager, kept=kept)
+    found.models, found.requests = models, "requests"
+    return found
 
 
 def test_a_second_run_of_a_prompt_is_not_observed_and_leaves_the_metadata_alone() -> None:
     watching = engine("extend", False, {}, True)
     runner = Runner(watching)
-    first = run_batch(watching, Runner._runs, runner, watching.now.batch, None, 1)
+    first = watching.run_batch(Runner._runs, runner, watching.now.batch, None, 1)
     ((replay, again),) = watching.watcher.kept
     assert (replay.kind, replay.rows, replay.once) == ("extend forward", 3, None)
     assert replay.outputs()["output"].tolist() == first.logits_output.tolist() == [1.0]
@@ -79,19 +77,7 @@ def test_only_prompts_that_change_nothing_else_are_repeated(
 ) -> None:
     watching = engine(kind, drafts, due, repeatable)
     runner = Runner(watching)
-    run_batch(watching, Runner._runs, runner, watching.now.batch, None, 1)
+    watching.run_batch(Runner._runs, runner, watching.now.batch, None, 1)
     assert [replay.once is None for replay, _ in watching.watcher.kept] == (
         [] if offered is None else [offered]
     )
-
-
-def test_the_method_that_runs_a_batch_is_wrapped_once() -> None:
-    watching = engine("extend", False, {}, True)
-    watching.hook = lambda path, method: watching.hooks.append(path)
-    for _ in range(2):
-        hook(watching, Runner(watching))
-    assert watching.hooks == [f"{__name__}.Runner._runs"]
-    watching.hooked.clear()
-    watching.watcher.relations.names = NAMES[:-1]
-    hook(watching, Runner(watching))
-    assert len(watching.hooks) == 1

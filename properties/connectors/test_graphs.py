@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from paritybit.connectors.sglang.graphs import eager, given_to, inputs_of, live, rows_of
+from paritybit.connectors.sglang.engine import Engine
+from paritybit.connectors.sglang.graphs import eager, inputs_of
 from paritybit.connectors.sglang.pools import described
-from paritybit.connectors.sglang.rows import Rows
 from properties.connectors import parts
 
 
@@ -36,34 +36,6 @@ def test_inputs_of_requests_are_inputs_and_slots_of_windows_have_the_dtype_of_th
         assert found["out_cache_loc_swa"].dtype is dtype
         assert found["out_cache_loc"].dtype is None
         assert not hasattr(pool, "asked")
-
-
-class FrozenKVMTPCudaGraphRunner:
-    """A runner of drafts without KV: two branches per request, up to four requests."""
-
-    topk, capture_bs = 2, (2, 4)
-
-    def __init__(self) -> None:
-        self.graphs = {2: None, 4: None}
-        self.buffers = SimpleNamespace(
-            seq_lens=torch.tensor([5, 5, 7, 7, 1, 1, 1, 1]),
-            bonus_tokens=torch.tensor([8, 9, 0, 0]),
-            topk_index=torch.zeros(4, 2, dtype=torch.int64),
-        )
-
-
-def test_rows_of_drafts_without_kv_are_branches_and_its_graphs_go_by_requests() -> None:
-    runner = FrozenKVMTPCudaGraphRunner()
-    spec = SimpleNamespace(bonus_tokens=torch.tensor([8, 9]), topk_index=torch.ones(2, 2))
-    batch = SimpleNamespace(batch_size=8, seq_lens=runner.buffers.seq_lens, spec_info=spec)
-    rows = Rows([None] * 4, [0, 1, 2, 3])  # type: ignore[list-item]
-    assert (live(runner, batch, rows), rows_of(runner, 4)) == (2, 8)
-    implied = {"seq_lens": torch.tensor([5, 5, 7, 7])}
-    found = {one.name: one for one in inputs_of(runner, batch, 4, {}, None, implied)}
-    assert (found["seq_lens"].live, found["seq_lens"].size) == (4, 8)
-    assert (found["bonus_tokens"].live, found["bonus_tokens"].size) == (2, 4)
-    assert given_to("topk_index", batch, runner) is None  # Its graph computes them.
-    assert rows_of(parts.Part(topk=2), 4) == 4
 
 
 class Renamed:
@@ -100,7 +72,8 @@ class Twice(Renamed):
 
 
 def test_a_batch_is_run_without_its_graph_by_a_method_of_any_name() -> None:
-    watching, runner = SimpleNamespace(now="now", requests="requests"), Renamed()
+    watching: Any = Engine.__new__(Engine)
+    watching.now, watching.requests, runner = "now", "requests", Renamed()
     run = eager(watching, runner, 7, "decode")
     assert run is not None
     assert {name: value.tolist() for name, value in run().items()} == {"output": [7]}

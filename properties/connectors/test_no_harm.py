@@ -126,6 +126,9 @@ def test_an_error_of_the_connector_does_not_reach_a_graph_of_transformers(
     assert "the connector failed" in journal.unsure[0]
 
 
+WITHOUT_STREAMS = SimpleNamespace(inputs_and_outputs=SimpleNamespace(compute_stream=None))
+
+
 @pytest.mark.parametrize("table", [False, True])
 def test_a_skipped_forward_of_transformers_waits_for_no_device(table: bool) -> None:
     """Tensors of the device `meta` have no values that could be waited for."""
@@ -138,8 +141,7 @@ def test_a_skipped_forward_of_transformers_waits_for_no_device(table: bool) -> N
     given |= {n: one.to("meta") for n, one in given.items() if isinstance(one, torch.Tensor)}
     engine = Engine(parts.kept(a_cache()), "5", InMemory(Path()), Settings("", every=1000))
     engine.planned, engine.watcher.wait = list(batch.requests), 10
-    writer = SimpleNamespace()  # It cannot be waited for.
-    assert engine.forward(None, None, given, lambda: "result", writer) == "result"
+    assert engine.compute(lambda *_: "result", WITHOUT_STREAMS, None, given) == "result"
     noted = {name: changes.noted for name, changes in engine.watcher.changes.items()}
     assert [len(noted[name]) for name in (FULL, SLIDING)] == [1, 1]
     assert not engine.planned
@@ -151,7 +153,7 @@ def test_the_slots_of_a_skipped_forward_are_those_that_it_writes() -> None:
     engine.planned, engine.watcher.wait = list(batch.requests), 10
     noted: list[dict[str, torch.Tensor]] = []
     engine.watcher.skipped = noted.append  # type: ignore[method-assign,assignment]
-    engine.forward(None, None, batch.given, lambda: None, None)
+    engine.compute(lambda *_: None, WITHOUT_STREAMS, None, batch.given)
     for name, slots in batch.written().items():
         assert set(slots.tolist()) <= set(noted[0][name].tolist())
 

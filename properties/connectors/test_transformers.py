@@ -15,7 +15,7 @@ from paritybit.connectors.transformers.batch import Batch, Planned, written_on_d
 from paritybit.connectors.transformers.cache import free_and_cached, groups_of, owned, parts_of
 from paritybit.connectors.transformers.engine import Engine
 from paritybit.connectors.transformers.inputs import laws_of, lists_of
-from paritybit.connectors.transformers.sampling import Judged, logits, rows
+from paritybit.connectors.transformers.sampling import rows
 from paritybit.connectors.transformers.sources import called_at, meaning
 from paritybit.testing.replays import InMemory
 from paritybit.watch.checks import wrong_row
@@ -470,28 +470,24 @@ def test_logits_after_the_processors_are_those_that_each_request_asked_for() -> 
         )
         for name, heat in (("a", 0.5), ("b", 2.0))
     ]
-    batch: Any = SimpleNamespace(requests=planned, given={})
-    heats = torch.tensor([0.5, 2.0])
-
-    class Processors(SimpleNamespace):
-        """Divides each row by the temperature in its place."""
-
-        def __call__(self, ids: Tensor, scores: Tensor, shift: int) -> Tensor:
-            """Return other scores."""
-            return scores / heats.roll(shift)[:, None]
-
     heat = Processor(temperature=1.0, supported_kwargs={"temperature": float})
-    given, found = Processors(logits_processor=[heat], do_processing=True), list[str]()
+    given, found = SimpleNamespace(logits_processor=[heat]), list[str]()
+    runner = SimpleNamespace(logit_processor=given, _compiled_varlen=None, _compiled_decode=None)
+    engine: Any = Engine(a_cache(), "5", InMemory(Path()), Settings(""))
+    engine.now = runner, None, SimpleNamespace(requests=planned, given={})
 
-    def judge(raw: Tensor, result: Tensor) -> None:
-        values = list(logits(batch, given, raw, result))
-        found.extend(one.text for one in wrong_row.judge(RowsGiven(1, "decode", "it", values)))
+    def judge(kind: str, values: list[Any]) -> None:
+        found.extend(one.text for one in wrong_row.judge(RowsGiven(1, "decode", kind, values)))
 
-    judged, scores = Judged(given, judge), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    assert judged.do_processing
-    assert judged(scores, scores, 0).tolist() == [[2.0, 4.0], [1.5, 2.0]]
+    def processed(processors: Any, ids: Tensor, scores: Tensor, shift: int) -> Tensor:
+        return scores / torch.tensor([0.5, 2.0]).roll(shift)[:, None]
+
+    engine.watcher.rows = judge
+    scores = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    result = engine.processed(processed, given, scores, scores, 0)
+    assert result.tolist() == [[2.0, 4.0], [1.5, 2.0]]
     assert found == []
-    judged(scores, scores, 1)
+    engine.processed(processed, given, scores, scores, 1)
     (text,) = found
     assert "temperature of request a (row 0)" in text
     assert "it has the temperature of request b" in text

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paritybit.connectors.transformers.eager import run_batch
+from paritybit.connectors.transformers.engine import Engine
 from paritybit.testing.replays import InMemory
 from paritybit.watch.facts import Forward, Group, Layer, Row
 from paritybit.watch.settings import Settings
@@ -50,7 +50,7 @@ class Runner:
 class Served:
     """One request that decodes. Each forward changes its input, and draws the next token."""
 
-    def __init__(self, also: int | None = None, checks: tuple[str, ...] | None = None) -> None:
+    def __init__(self, also: int | None = None) -> None:
         self.model = Model(also)
         self.input_ids, self.output_ids = torch.tensor([[3]]), torch.zeros(1, 4, dtype=torch.int32)
         self.runner = Runner(self.output_ids)
@@ -61,10 +61,11 @@ class Served:
             engine="toy",
             release="1",
             journal=self.journal,
-            settings=Settings("", checks),
+            settings=Settings(""),
         )
         self.watcher.relations.streak = 1
-        self.watching = SimpleNamespace(watcher=self.watcher, graphed=False)
+        self.watching = Engine.__new__(Engine)
+        self.watching.watcher = self.watcher
         self.runs, self.graphs, self.made = 0, False, list[int]()
 
     def batch(self) -> Any:
@@ -93,7 +94,7 @@ class Served:
             if watched:
                 self.watcher.begin(Forward("decode", (row,)))
                 run = functools.partial(self.compute, position)
-                run_batch(self.watching, self.runner, self.model, self.batch(), run)
+                self.watching.run(self.runner, self.model, self.batch(), run)
                 self.watcher.end()
             else:
                 self.compute(position)
@@ -129,15 +130,13 @@ def test_a_slot_that_only_the_logits_depend_on_is_found() -> None:
     assert served.causes() == {"a slot of no live row"}
 
 
-@pytest.mark.parametrize("why", ["a graph", "other ranks", "the check is not selected"])
+@pytest.mark.parametrize("why", ["a graph", "other ranks"])
 def test_a_forward_that_cannot_be_repeated_runs_once(
     why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = Served(also=SLOTS - 1, checks=("leak",) if why.startswith("the check") else None)
+    served = Served(also=SLOTS - 1)
     served.graphs = why == "a graph"
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: why == "other ranks")
-    if why == "the check is not selected":
-        monkeypatch.delattr(nn.Module, "register_forward_hook")
     served.serve()
     assert served.runs == STEPS
     assert not served.journal.counts.get("tried: wrong read")
@@ -156,11 +155,11 @@ def test_logits_are_kept_where_each_row_has_some_and_no_code_is_compiled() -> No
         kept.append(set(replay.outputs()))
         return result
 
-    served.watching.watcher = SimpleNamespace(relations=served.watcher.relations, eager=eager)
+    served.watching.watcher = SimpleNamespace(eager=eager)  # type: ignore[assignment]
     for runner, batch in (
         (served.runner, served.batch()),
         (served.runner, chunk),
         (compiled, served.batch()),
     ):
-        run_batch(served.watching, runner, served.model, batch, lambda: served.compute(0))
+        served.watching.run(runner, served.model, batch, lambda: served.compute(0))
     assert kept == [{"logits"}, set(), set()]

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from paritybit.connectors import hooking
-from paritybit.connectors.vllm.speculation import Account, drafts_of, tokens_of
+from paritybit.connectors.vllm.requests import begun_by
+from paritybit.connectors.vllm.speculation import Account, tokens_of
 from paritybit.watch.between import Change
 from properties.connectors.parts_vllm import (
     FIRST,
@@ -173,23 +174,22 @@ def test_a_scheduler_ahead_counts_all_drafts_or_those_accepted(
 
 def test_a_request_that_comes_back_begins_with_what_the_scheduler_knows() -> None:
     account = Account(ahead=True)
-    account.follow(FIRST, set(), {"a": a_request(*PROMPT)})
+    account.follow(FIRST, begun_by(FIRST), {"a": [*PROMPT]})
     account.sampled(["a"], [[16]])
     again = output({"a": 7}, cached={"a": (0, ([1], [2]))}, resumed=("a",))
-    account.follow(again, {"a"}, {"a": a_request(*PROMPT, 44)})
+    account.follow(again, begun_by(again), {"a": [*PROMPT, 44]})
     assert account.row("a", None) == (0, [*PROMPT, 44])
     assert not account.said  # What it says of others may be compared.
-    account.follow(output({}, finished=("a",)), set(), {})
+    account.follow(output({}, finished=("a",)), {}, {})
     assert not account.requests
 
 
 def test_a_part_of_a_prompt_has_no_token() -> None:
     account = Account(ahead=False)
     part = output({"a": 4}, new={"a": ([1], [2])})
-    account.follow(part, set(), {"a": a_request(*PROMPT)})
-    found = account.sampled(["a"], [[77]])
-    assert (found.drafts, found.accepted) == (0, 0)
-    account.follow(output({"a": 2}, cached={"a": (4, None)}), set(), {})
+    account.follow(part, begun_by(part), {"a": [*PROMPT]})
+    assert account.sampled(["a"], [[77]]) == (0, 0)
+    account.follow(output({"a": 2}, cached={"a": (4, None)}), {}, {})
     assert account.row("a", PROMPT[4:]) == (4, PROMPT)
     assert account.requests["a"].tokens == PROMPT
 
@@ -198,4 +198,3 @@ def test_what_samplers_and_drafters_return_is_read() -> None:
     made = Part(sampled_token_ids=torch.tensor([[5, 6, -1], [7, -1, -1]]))
     assert tokens_of(made) == [[5, 6], [7]]
     assert tokens_of((made, torch.tensor([1, 0]), None)) == [[5], []]
-    assert drafts_of(torch.tensor([[1, 2]])) == drafts_of([(1, 2)]) == [[1, 2]]

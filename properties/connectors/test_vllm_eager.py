@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from paritybit.connectors.vllm.eager import hook, in_place_of_a_graph, run_model
+from paritybit.connectors.vllm.eager import in_place_of_a_graph
+from paritybit.connectors.vllm.engine import Engine
 from paritybit.watch.lines import Lines
-from paritybit.watch.replays.relations import NAMES
 
 
 @dataclass
@@ -79,18 +79,16 @@ def watching(context: Context) -> Any:
         forward=SimpleNamespace(kind="prefill"),
         called=False,
     )
-    relations = SimpleNamespace(names=NAMES)
     judged: list[Any] = []
     watcher = SimpleNamespace(
         lines=Lines("vllm"),
         eager=eager,
         kept=kept,
-        relations=relations,
         judged=judged,
         inputs=lambda kind, inputs: judged.append((kind, inputs)),
     )
-    found = SimpleNamespace(now=now, watcher=watcher, called=set(), once=None)
-    found.model = lambda *args, **kwargs: run_model(found, *args, **kwargs)
+    found: Any = Engine.__new__(Engine)
+    found.now, found.watcher, found.once = now, watcher, None
     runner.model = Model(found, context)
     return found
 
@@ -99,7 +97,7 @@ def test_a_second_run_is_not_observed_and_leaves_the_context_alone(
     watching: Any, context: Context
 ) -> None:
     model, ids = watching.now.runner.model, torch.arange(4)
-    result, _ = run_model(watching, CALL, model, input_ids=ids)
+    result, _ = watching.model(CALL, model, input_ids=ids)
     (replay,) = watching.watcher.kept
     assert (replay.kind, replay.rows, replay.once) == ("prefill forward", 2, None)
     assert [one.tensor is ids for one in replay.inputs] == [True]
@@ -115,18 +113,16 @@ def test_a_second_run_is_not_observed_and_leaves_the_context_alone(
     assert result.tolist() == [[1]] * 4
 
 
-@pytest.mark.parametrize("names", [NAMES, ()])
-def test_positions_that_a_model_gets_are_judged(watching: Any, names: tuple[str, ...]) -> None:
+def test_positions_that_a_model_gets_are_judged(watching: Any) -> None:
     model, positions = watching.now.runner.model, torch.arange(4)
-    watching.watcher.relations.names = names
-    run_model(watching, CALL, model, input_ids=torch.arange(4), positions=positions)
+    watching.model(CALL, model, input_ids=torch.arange(4), positions=positions)
     ((kind, (given,)),) = watching.watcher.judged
     assert (kind, given.name, given.live, given.size) == ("model", "positions", 2, 4)
     assert given.tensor is positions
     assert given.expected.tolist() == [4, 5]
     for other in (None, torch.zeros(3, 4)):  # None, and positions of images.
         watching.now.called = False
-        run_model(watching, CALL, model, input_ids=torch.arange(4), positions=other)
+        watching.model(CALL, model, input_ids=torch.arange(4), positions=other)
         assert watching.watcher.judged[-1] == ("model", [])
 
 
@@ -137,7 +133,6 @@ def test_positions_that_a_model_gets_are_judged(watching: Any, names: tuple[str,
         ("connector", "once", "it waits for other ranks", False),
         ("context", "cudagraph_runtime_mode", SimpleNamespace(name="FULL"), None),
         ("context", "cudagraph_runtime_mode", None, None),
-        ("relations", "names", NAMES[:-1], None),
         ("now", "batch", None, None),
         ("runner", "model", "another model, such as a draft model", None),
         ("connector", "now", None, None),
@@ -148,9 +143,9 @@ def test_only_forwards_that_change_nothing_else_are_repeated(
 ) -> None:
     now, model = watching.now, watching.now.runner.model
     of = {"now": now, "runner": now.runner, "config": now.runner.vllm_config}
-    of |= {"connector": watching, "relations": watching.watcher.relations, "context": context}
+    of |= {"connector": watching, "context": context}
     setattr(of[owner], name, value)
-    run_model(watching, CALL, model, input_ids=torch.arange(2))
+    watching.model(CALL, model, input_ids=torch.arange(2))
     kept = [replay.once is None for replay in watching.watcher.kept]
     assert kept == ([] if offered is None else [offered])
     assert len(model.seen) == 1
@@ -158,12 +153,8 @@ def test_only_forwards_that_change_nothing_else_are_repeated(
 
 def test_a_model_is_wrapped_once_and_repeats_the_outermost_call_alone(watching: Any) -> None:
     runner = watching.now.runner
-    watching.watcher.relations.names = NAMES[:-1]
-    hook(watching, runner)
-    assert Model.__call__ is CALL
-    watching.watcher.relations.names = NAMES
     for _ in range(2):
-        hook(watching, runner)
+        watching.hook(Model, "__call__", watching.model)
     runner.model(torch.arange(2))
     runner.model(torch.arange(2))
     assert len(watching.watcher.kept) == 1
@@ -201,7 +192,8 @@ def served_whole(watching: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu.attn_utils", layers)
     runner.model, runner.req_states, runner.uses_inputs_embeds = model, "rotated", False
     batch = SimpleNamespace(input_ids="ids", positions="places", num_tokens_after_padding=4)
-    return SimpleNamespace(watching=watching, runner=runner, batch=batch, notes=notes)
+    parts = runner, State()
+    return SimpleNamespace(watching=watching, runner=runner, batch=batch, notes=notes, parts=parts)
 
 
 def test_a_model_whose_graph_holds_all_of_it_runs_with_the_inputs_of_the_graph(
@@ -209,9 +201,9 @@ def test_a_model_whose_graph_holds_all_of_it_runs_with_the_inputs_of_the_graph(
 ) -> None:
     one = served_whole
     given = {"slot_mappings": "slots", "kv_cache_config": "groups"}
-    state = State()
+    state = one.parts[1]
     prepare = functools.partial(state.prepare_attn, one.batch, "full", **given)
-    run = in_place_of_a_graph(one.watching, state, "metadata", prepare)
+    run = in_place_of_a_graph(*one.parts, "metadata", prepare, one.watching.hidden)
     assert run is not None
     assert run().tolist() == [1] * 4
     (metadata, of_config, context), (now, inputs) = one.notes
@@ -241,6 +233,6 @@ def test_a_graph_with_other_inputs_is_not_compared(
 ) -> None:
     one = served_whole
     setattr(one.runner, name, value)
-    state = State()
+    state = one.parts[1]
     prepare = functools.partial(state.prepare_attn, one.batch, "full", mappings, "groups")
-    assert in_place_of_a_graph(one.watching, state, "metadata", prepare) is None
+    assert in_place_of_a_graph(*one.parts, "metadata", prepare, one.watching.hidden) is None

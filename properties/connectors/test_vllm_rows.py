@@ -297,7 +297,7 @@ def test_the_first_error_is_judged_and_not_what_follows_from_it(
 ) -> None:
     engine, judged = Served(tmp_path).engine, list[str]()
     monkeypatch.setattr(
-        "paritybit.connectors.vllm.engine.judge", lambda error, *_: judged.append(str(error))
+        "paritybit.connectors.following.judge", lambda error, *_: judged.append(str(error))
     )
 
     def fails(_: Any) -> None:

@@ -22,10 +22,7 @@ from collections.abc import Callable
 
 
 def load() -> None:
-    """Wrap the engine's functions. This is the entry point in the group `sglang.srt.plugins`.
-
-    Does nothing if `PARITYBIT_WATCH` is not set.
-    """
+    """Wrap the engine's functions. This is the entry point in the group `sglang.srt.plugins`."""
     if os.environ.get("PARITYBIT_WATCH"):
         from paritybit.watch.attach import start  # noqa: PLC0415
 

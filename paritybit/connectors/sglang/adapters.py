@@ -28,10 +28,7 @@ BASE, TWICE = -1, -2
 def buffers_used(
     model: Model, batch: Any, found: Rows, requests: Sequence[Any]
 ) -> list[StaticInput]:
-    """Return the buffers that the tokens of a prepared batch use.
-
-    The result is empty without adapters, and if the release does not say whose each buffer is.
-    """
+    """Return the buffers that the tokens of a prepared batch use."""
     manager = getattr(model.runner, "lora_manager", None)
     pool, backend = (getattr(manager, name, None) for name in ("memory_pool", "lora_backend"))
     owners = getattr(pool, "buffer_id_to_uid", None)
@@ -75,10 +72,7 @@ def used_by(info: Any, count: int) -> list[int]:
 
 
 def segments(info: Any) -> Iterator[tuple[int, int, int]]:
-    """Yield the buffer of each segment that the kernels read, its start and its end.
-
-    Backends whose segments have no lengths run all those that a graph has room for.
-    """
+    """Yield the buffer of each segment that the kernels read, its start and its end."""
     starts, lengths = info.seg_indptr.tolist(), getattr(info, "seg_lens", None)
     buffers = info.weight_indices.tolist()
     if lengths is not None and bool(lengths.any()):

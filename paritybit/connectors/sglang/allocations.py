@@ -1,20 +1,16 @@
-"""Follows the allocators of slots, and everything that fills KV outside of forwards.
-
-Each method that `hooks` names wraps functions of the engine. It gets the original function, then
-the arguments of the call.
-"""
+"""Follows the allocators of slots, and everything that fills KV outside of forwards."""
 
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from paritybit.connectors.following import Original
 from paritybit.connectors.hooking import NotRecognisedError, guarded
 from paritybit.connectors.sglang.host import GivenBack, at_rest, slots_of
 from paritybit.connectors.sglang.pools import Pool
@@ -24,8 +20,6 @@ from paritybit.watch.facts import HostSlots
 from paritybit.watch.journal import Journal
 from paritybit.watch.watcher import Watcher
 from paritybit.watch.weak import ByObject
-
-Original = Callable[..., Any]
 
 BACK_UP, LOAD_BACK = "backup_from_device_all_layer", "load_to_device_per_layer"
 """The methods of a host pool that copy slots to the host and back."""
@@ -37,34 +31,16 @@ HOST = "host"
 """The name of a pool on the host."""
 
 
-@dataclass(frozen=True)
-class Collected:
-    """Slots of a group that an allocator frees later, and the lines of the engine that do it."""
-
-    group: str
-    slots: Tensor
-    lines: tuple[str, ...]
-
-
 class Noting(list[Tensor]):
     """A list of an allocator that passes what is appended to `note` after its own method."""
 
-    def __init__(self, note: Callable[..., None]) -> None:
+    def __init__(self, note: Original) -> None:
         super().__init__()
         self.note = guarded(note)
 
     def append(self, one: Tensor) -> None:
         """Append locations that the allocator frees later."""
         self.note(super().append, one)
-
-
-def occurrences(slots: Tensor) -> Tensor:
-    """Return how often each slot occurs before its place, int64 [n]. Waits for no device."""
-    order = slots.argsort(stable=True)
-    held, place = slots[order], torch.arange(len(slots), device=slots.device)
-    first = torch.nn.functional.pad(held[1:] != held[:-1], (1, 0), value=True)
-    times = place - torch.where(first, place, 0).cummax(0).values
-    return torch.empty_like(times).index_copy_(0, order, times)
 
 
 class Allocations:
@@ -76,14 +52,15 @@ class Allocations:
         """A host pool whose copies are not followed, if there is one."""
         self.watcher: Watcher | None = None
         self.names: ByObject[str] = ByObject()
+        """The group of each pool and allocator."""
         self.pool: Pool | None = None
         self.held: dict[str, weakref.ref[Any]] = {}
         self.states: States | None = None
         self.files: set[str] = set()
-        """The source files of the allocators, and of the engine's hooks."""
+        """The source files of the allocators."""
         self.given_back = GivenBack()
-        self.collected: dict[tuple[int, str], list[Collected]] = {}
-        """What the allocators collect for a later free, by the identity and name of the list."""
+        self.collected: list[tuple[str, Tensor, tuple[str, ...]]] = []
+        """The group, slots and lines of each call that allocators collect for a later free."""
 
     def follow(self, parts: Iterable[tuple[Any, str]]) -> None:
         """Record which group each pool or allocator belongs to."""
@@ -99,23 +76,22 @@ class Allocations:
     def serve(self, pool: Pool, allocator: Any) -> bool:
         """Record the pool and the allocator that serve. Returns False for an unknown allocator."""
         self.pool = pool
-        sliding = pool.sliding is not None
         for name in pool.groups:
             part = "swa_attn_allocator" if name == pool.sliding else "full_attn_allocator"
-            owner = getattr(allocator, part, None) if sliding else allocator
+            owner = allocator if pool.sliding is None else getattr(allocator, part, None)
             if owner is not None and hasattr(owner, "free_pages"):
                 self.held[name] = weakref.ref(owner)
         self.follow((owner, name) for name, owner in self.allocators.items())
         self.files = files_of(allocator, *self.allocators.values())
         return len(self.allocators) == len(pool.groups)
 
-    def free(
-        self, original: Original, allocator: Any, index: Tensor, *args: Any, **kwargs: Any
-    ) -> Any:
+    # Allocations and frees.
+
+    def free(self, original: Original, allocator: Any, index: Tensor, *args: Any, **kw: Any) -> Any:
         """Report slots that an allocator of single slots frees."""
         if not collects(allocator):
             self.freed(allocator, index)
-        return original(allocator, index, *args, **kwargs)
+        return original(allocator, index, *args, **kw)
 
     def free_in_pages(
         self, original: Original, allocator: Any, index: Tensor, *args: Any, **kwargs: Any
@@ -134,6 +110,13 @@ class Allocations:
             self.freed(allocator, numbers * int(allocator.page_size))
         return original(allocator, *pages, **kwargs)
 
+    def free_state(
+        self, original: Original, allocator: Any, slots: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Report the states that an allocator of states frees."""
+        self.freed(allocator, slots)
+        return original(allocator, slots, *args, **kwargs)
+
     def freed(self, allocator: Any, slots: Tensor) -> None:
         """Report freed slots to the watcher, with the lines of the engine that free them."""
         name = self.names.get(allocator)
@@ -142,55 +125,38 @@ class Allocations:
         if not called_by("free_group_end"):
             self.watcher.freed(name, slots, called_at(self.files))
             return
-        page, occurrence = int(getattr(allocator, "page_size", 1)), occurrences(slots)
-        seen = torch.zeros_like(slots)
-        for one in (one for parts in self.collected.values() for one in parts):
-            if one.group == name:
-                here = torch.isin(slots, one.slots // page * page)
-                mine = here & (occurrence == seen)
-                self.watcher.freed(name, slots.masked_fill(~mine, -1), one.lines)
-                seen += here
-        rest = slots.masked_fill(occurrence < seen, -1)
-        self.watcher.freed(name, rest)
+        page, rest = int(getattr(allocator, "page_size", 1)), torch.ones_like(slots).bool()
+        for group, given, lines in self.collected:
+            if group == name:
+                mine = rest & torch.isin(slots, given // page * page)
+                rest = rest & ~mine
+                self.watcher.freed(name, slots.masked_fill(~mine, -1), lines)
+        self.watcher.freed(name, slots.masked_fill(~rest, -1))
 
     def group(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         """Note the line that frees each tensor which an allocator collects from now on."""
         result = original(allocator, *args, **kwargs)
-        if self.watcher is not None:
-            for name, held in list(vars(allocator).items()):
-                if type(held) is list and not held and name.endswith("group"):
-                    key = id(allocator), name
-                    self.collected[key] = []
-                    note = functools.partial(self.collect, weakref.ref(allocator), key)
-                    setattr(allocator, name, Noting(note))
+        self.collected = []
+        for name, held in list(vars(allocator).items()):
+            if type(held) is list and not held and name.endswith("group"):
+                note = functools.partial(self.collect, weakref.ref(allocator), name)
+                setattr(allocator, name, Noting(note))
         return result
 
     def collect(
-        self,
-        owner: weakref.ref[Any],
-        key: tuple[int, str],
-        original: Original,
-        index: Tensor,
+        self, owner: weakref.ref[Any], name: str, original: Original, index: Tensor
     ) -> None:
         """Note the line that frees locations which an allocator collects for a later free."""
         original(index)
         allocator: Any = owner()
+        slots = index.long() * (int(allocator.page_size) if "page_ids" in name else 1)
+        group, pool = self.names.get(allocator), self.pool
+        if group is not None or pool is None or pool.sliding is None:
+            found = {} if group is None else {group: slots}
+        else:
+            found = {pool.sliding: slots} if name.startswith("swa") else pool.slots(slots)
         lines = called_at(self.files)
-        slots = index.long() * (int(allocator.page_size) if "page_ids" in key[1] else 1)
-        group = self.names.get(allocator)
-        if group is not None:
-            self.collected[key].append(Collected(group, slots, lines))
-        elif self.pool is not None and self.pool.sliding is not None:
-            sliding = self.pool.sliding
-            if key[1].startswith("swa"):
-                self.collected[key].append(Collected(sliding, slots, lines))
-                return
-            full = next(name for name in self.pool.groups if name != sliding)
-            paired = allocator.translate_loc_from_full_to_swa(slots).long()
-            self.collected[key] += [
-                Collected(full, slots, lines),
-                Collected(sliding, paired, lines),
-            ]
+        self.collected += [(group, mine, lines) for group, mine in found.items()]
 
     def allocate(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         """Report slots that an allocator allocates. A page is reported as a whole."""
@@ -200,29 +166,20 @@ class Allocations:
             self.watcher.allocated(name, result, called_at(self.files))
         return result
 
-    allocate_state = allocate
-
     def restore(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         """Report the slots that are free again after an allocator restored an earlier state."""
         name = self.names.get(allocator)
         if self.watcher is None or name is None:
             return original(allocator, *args, **kwargs)
-        before = self.free_slots(allocator)
+        before = free_slots(allocator)
         result = original(allocator, *args, **kwargs)
-        after = self.free_slots(allocator)
+        after = free_slots(allocator)
         known = torch.zeros(self.watcher.ledgers[name].slots, dtype=torch.bool, device=after.device)
         known[before] = True
         self.watcher.freed(name, after.masked_fill(known[after], -1))  # Waits for no device.
         return result
 
-    def free_slots(self, allocator: Any) -> Tensor:
-        """Return the free slots of an allocator. A slot in the free list twice occurs twice."""
-        parts = [allocator.free_pages]
-        for name in ("release_pages", "staged_pages"):
-            held = getattr(allocator, name, None)
-            parts += held if isinstance(held, list) else [] if held is None else [held]
-        numbers, page = torch.cat([part.long() for part in parts]), int(allocator.page_size)
-        return (numbers[:, None] * page + torch.arange(page, device=numbers.device)).flatten()
+    # Copies.
 
     def move(
         self, original: Original, pool: Any, tgt_loc: Tensor, src_loc: Tensor, *args: Any, **kw: Any
@@ -233,13 +190,6 @@ class Allocations:
         if self.watcher is not None and name is not None and tgt_loc.numel():
             self.watcher.copied(name, src_loc, tgt_loc, called_at(self.files))
         return result
-
-    def free_state(
-        self, original: Original, allocator: Any, slots: Tensor, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Report the states that an allocator of states frees."""
-        self.freed(allocator, slots)
-        return original(allocator, slots, *args, **kwargs)
 
     def copy_state(
         self, original: Original, pool: Any, source: Tensor, target: Tensor, *args: Any, **kw: Any
@@ -264,6 +214,8 @@ class Allocations:
         if self.watcher is not None and name is not None:
             self.watcher.forget(name, indices)
         return result
+
+    # Pools on the host.
 
     def host_pool(self, original: Original, host: Any, *args: Any, **kwargs: Any) -> Any:
         """Report a host pool whose copies are not followed."""
@@ -315,6 +267,8 @@ class Allocations:
         """Return the group of a copy to or from the host, its device slots and its host slots."""
         return self.names.get(device_pool), device_indices, host_indices
 
+    # Idle moments.
+
     def idle(self, cache: Any, rows: tuple[list[int], int] | None, quiet: bool) -> None:
         """Report the free slots and the slots in the prefix cache to the watcher, per group.
 
@@ -328,15 +282,12 @@ class Allocations:
         for name in {*locked} & {*evictable}:
             self.watcher.cached(name, held[name], locked[name] + evictable[name])
         if quiet:
-            self.watcher.idle(
-                {
-                    name: (self.free_slots(allocator), held[name])
-                    for name, allocator in self.allocators.items()
-                },
-                None if rows is None else locked,
-                rows,
-                self.on_host(cache),
-            )
+            slots = {
+                name: (free_slots(allocator), held[name])
+                for name, allocator in self.allocators.items()
+            }
+            locks = None if rows is None else locked
+            self.watcher.idle(slots, locks, rows, self.on_host(cache))
 
     def on_host(self, cache: Any) -> dict[str, HostSlots]:
         """Return the slots of the host pools of a prefix cache, if it copies nothing."""
@@ -345,6 +296,19 @@ class Allocations:
         except NotRecognisedError as error:
             self.journal.undecided(f"{error} are not watched")
             return {}
+
+    def sizes(self, cache: Any, what: str) -> dict[str, int]:
+        """Return the sizes that a prefix cache reports by the method `what`, per group."""
+        sliding = None if self.pool is None else self.pool.sliding
+        found = {}
+        for name in self.allocators:
+            prefix = "" if sliding is None else "swa_" if name == sliding else "full_"
+            count = None
+            with suppress(NotImplementedError):
+                count = getattr(cache, prefix + what, lambda: None)()
+            if isinstance(count, int):
+                found[name] = count
+        return found
 
     def emptied(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         """Report that the cache was emptied."""
@@ -371,22 +335,6 @@ class Allocations:
             self.watcher.emptied()
         return result
 
-    def sizes(self, cache: Any, what: str) -> dict[str, int]:
-        """Return the sizes that a prefix cache reports by the method `what`, per group.
-
-        Groups for which the cache reports no size are omitted.
-        """
-        sliding = None if self.pool is None else self.pool.sliding
-        found = {}
-        for name in self.allocators:
-            prefix = "" if sliding is None else "swa_" if name == sliding else "full_"
-            count = None
-            with suppress(NotImplementedError):
-                count = getattr(cache, prefix + what, lambda: None)()
-            if isinstance(count, int):
-                found[name] = count
-        return found
-
 
 def host_followed(host: Any) -> bool:
     """Return whether a class in HOST_KINDS implements the copies to and from a host pool."""
@@ -409,12 +357,21 @@ def collects(allocator: Any) -> bool:
     return allocator.free_group is not None
 
 
+def free_slots(allocator: Any) -> Tensor:
+    """Return the free slots of an allocator. A slot in the free list twice occurs twice."""
+    parts = [allocator.free_pages]
+    for name in ("release_pages", "staged_pages"):
+        held = getattr(allocator, name, None)
+        parts += held if isinstance(held, list) else [] if held is None else [held]
+    numbers, page = torch.cat([part.long() for part in parts]), int(allocator.page_size)
+    return (numbers[:, None] * page + torch.arange(page, device=numbers.device)).flatten()
+
+
 def files_of(*allocators: Any) -> set[str]:
-    """Return the source files of the allocators' classes, and of the engine's hooks."""
+    """Return the source files of the allocators' classes, and of this connector."""
     modules = {cls.__module__ for allocator in allocators for cls in type(allocator).__mro__}
-    modules |= {"sglang.srt.plugins.hook_registry", __name__}
     files = (getattr(sys.modules.get(module), "__file__", None) for module in modules)
-    return {file for file in files if file}
+    return {__file__, *(file for file in files if file)}
 
 
 def cached(cache: Any) -> Tensor:

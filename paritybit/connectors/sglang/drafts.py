@@ -5,13 +5,10 @@ to that position. With EAGLE it also depends on the next token, because the draf
 with the hidden state of the position before. A graph of draft steps has several positions per
 branch after the cached ones. Each step writes one of them, except the last step, which only
 samples. Their tokens are unknown before the replay.
-
-A draft may also have no KV of its own and read the KV of its target. Each of its steps then reads
-the positions that the target has computed, and writes nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,77 +34,29 @@ EXTENDS = ("draft_extend", "draft_extend_v2")
 
 
 def reads_ahead(runner: Any) -> bool:
-    """Return whether the draft model of a runner gets, at each position, the next token.
-
-    With several draft layers, each layer gets another token, and the result is False.
-    """
+    """Return whether the draft model of a runner gets, at each position, the next token."""
     algorithm = getattr(runner, "spec_algorithm", None)
     layers = getattr(getattr(runner, "server_args", None), "enable_multi_layer_eagle", False)
     return algorithm is not None and bool(algorithm.is_eagle()) and not layers
 
 
-def target_pool_of(runner: Any) -> Any:
-    """Return the target's pool if a draft reads it in place of its own, else None."""
-    context = getattr(getattr(runner, "model", None), "kv_context", None)
-    return getattr(context, "target_token_to_kv_pool", None)
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The size of a graph of draft steps: branches per request, and steps."""
-
-    topk: int
-    steps: int
-
-    @classmethod
-    def of(cls, runner: Any) -> "Steps | None":
-        """Return the size of a runner's graphs, or None if they have no steps."""
-        topk, steps = (getattr(runner, name, None) for name in ("topk", "speculative_num_steps"))
-        return None if topk is None or steps is None else cls(int(topk), int(steps))
-
-
 def draft_forward_of(
-    batch: Any,
-    requests: Sequence[Any],
-    pool: Pool,
-    table: Tensor,
-    steps: Steps | None,
-    ahead: bool = False,
+    batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, runner: Any, ahead: bool = False
 ) -> tuple[Forward, Rows]:
     """Return the facts of a forward of a draft model. Raises NotRecognisedError.
 
-    The arguments are those of `forward_of`. `steps` is None for a forward without a graph of steps.
-    With `ahead`, the tokens of a row begin with the second token of its request.
+    `runner` replays a graph of draft steps, or is None. With `ahead`, the tokens of a row begin
+    with the second token of its request.
     """
-    mode = mode_of(batch)
+    mode, topk = mode_of(batch), getattr(runner, "topk", None)
+    count = getattr(runner, "speculative_num_steps", None)
     if mode in (*PREFILLS, *EXTENDS):
         found = extended(batch, requests, pool, table, ahead)
-    elif mode == "decode" and steps is not None:
-        found = stepped(batch, requests, pool, table, steps, ahead)
+    elif mode == "decode" and topk is not None and count is not None:
+        found = stepped(batch, requests, pool, table, (int(topk), int(count)), ahead)
     else:
         raise NotRecognisedError(f"a draft's forward with the mode {mode}")
     return Forward(f"draft {mode}", tuple(found.rows), model="draft "), found
-
-
-def frozen_forward_of(
-    batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor
-) -> tuple[Forward, Rows]:
-    """Return the facts of a forward of a draft that only reads the KV of its target.
-
-    The arguments are those of `forward_of`. The batch has a row per branch. Raises
-    NotRecognisedError.
-    """
-    mode = mode_of(batch)
-    if mode != "decode":
-        raise NotRecognisedError(f"a frozen draft's forward with the mode {mode}")
-    found = Rows()
-    totals = batch.seq_lens.tolist()
-    held = slots_of(batch, pool, table, max(totals))
-    for index, request in enumerate(requests_of(batch, requests, mode)):
-        slots = {name: block[index, : totals[index]] for name, block in held.items()}
-        row = row_of(request, totals[index], 0, slots, ahead=False)
-        found.add(index, replace(row, only_reads=True))
-    return Forward(f"draft {mode}", tuple(found.rows)), found
 
 
 def extended(batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, ahead: bool) -> Rows:
@@ -124,10 +73,15 @@ def extended(batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, ahe
 
 
 def stepped(
-    batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, steps: Steps, ahead: bool
+    batch: Any,
+    requests: Sequence[Any],
+    pool: Pool,
+    table: Tensor,
+    size: tuple[int, int],
+    ahead: bool,
 ) -> Rows:
-    """Return the rows of a graph of draft steps: one per branch."""
-    found, topk = Rows(), steps.topk
+    """Return the rows of a graph of draft steps: one per branch. `size` has branches and steps."""
+    found, (topk, count) = Rows(), size
     totals = batch.seq_lens.tolist()
     branches = batch.out_cache_loc.view(len(totals), topk, -1)
     columns = branches.shape[2]
@@ -144,7 +98,7 @@ def stepped(
                 for name, block in held.items()
             }
             row = row_of(request, total, columns, slots, ahead)
-            found.add(index, replace(row, spare=columns - steps.steps + 1))
+            found.add(index, replace(row, spare=columns - count + 1))
     return found
 
 
@@ -181,22 +135,6 @@ def kept_ids(batch: Any, requests: Sequence[Any], names_next: bool) -> list[int]
         if getattr(request, "multimodal_inputs", None) is not None:
             kept[index] = 0
     return kept
-
-
-def implied_by_frozen(found: Rows, batch: Any) -> dict[str, Tensor]:
-    """Return the inputs that the rows of a draft without its own KV imply, by name.
-
-    At each step, the position of the draft is the last one that the target has computed.
-    """
-    if not found.rows:
-        return {}
-    totals = torch.tensor([row.cached for row in found.rows])
-    return {
-        "positions": totals - 1,
-        "seq_lens": totals,
-        "seq_lens_cpu": totals,
-        "req_pool_indices": batch.req_pool_indices.clone(),  # A runner pads the batch itself.
-    }
 
 
 def implied_by_draft(found: Rows, mode: str, group: str) -> dict[str, Tensor]:

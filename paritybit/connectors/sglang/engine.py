@@ -1,39 +1,34 @@
-"""Follows the engine in this process and reports to the watcher what happens, in order.
+"""Follows the engine in this process. Each method that `hooks` names wraps functions of it.
 
-Each method that `hooks` names wraps functions of the engine. It gets the original function, then
-the arguments of the call. Only forwards within a batch of the scheduler are watched. Warm-ups and
-captures before the first batch are not.
+Only forwards within a batch of the scheduler are watched. Warm-ups and captures before the first
+batch are not.
 """
 
 import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from paritybit.connectors.failures import judge
-from paritybit.connectors.hooking import Call, NotRecognisedError, passed
-from paritybit.connectors.repeated import attribute
+from paritybit.connectors.following import Following, Original, attribute
+from paritybit.connectors.hooking import NotRecognisedError, passed
 from paritybit.connectors.sglang import (
     adapters,
     drafts,
-    eager,
     graphs,
     lists,
     metadata,
     rows,
     sampling,
 )
-from paritybit.connectors.sglang.allocations import Allocations, Original
+from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.hidden import HiddenStates
 from paritybit.connectors.sglang.host import GivenBack, at_rest
 from paritybit.connectors.sglang.models import Model, Models
 from paritybit.connectors.sglang.states import meaning, nothing_runs
-from paritybit.watch.captures import Captures
 from paritybit.watch.facts import PIECES, Forward, Replay
 from paritybit.watch.journal import Journal
 from paritybit.watch.lines import SLOTS
@@ -61,24 +56,18 @@ class UnderWay:
     listed: bool = False
 
 
-class Engine:
-    """The engine in this process. `hook` wraps another function immediately, by its path."""
+class Engine(Following):
+    """The engine in this process."""
 
-    hook: Callable[[str, Original], None]
+    package = logger = "sglang"
 
     def __init__(self, release: str, journal: Journal, settings: Settings) -> None:
-        self.release, self.journal, self.settings = release, journal, settings
+        super().__init__(release, journal, settings)
         self.models = Models(journal)
-        self.watcher: Watcher | None = None
         self.allocations = Allocations(journal)
         self.requests: Sequence[Any] | None = None
-        self.now: UnderWay | None = None
         self.capturing = 0
-        self.captures = Captures(journal)
-        self.hooked: set[str] = set()
-        self.forwards = 0
-        self.idle_at: tuple[int, bool, dict[str, int], bool] = 0, False, {}, False
-        self.hidden, self.placed = HiddenStates(), sampling.Placed()
+        self.hidden_states, self.placed = HiddenStates(), sampling.Placed()
         self.all_rows = 0
         self.dropped = False
         self.batches = self.drafting = object
@@ -92,72 +81,50 @@ class Engine:
 
     def model_runner(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
         """Remember each model runner of the engine."""
-        self.models.add(runner)
+        self.models.runners.append(weakref.ref(runner))
         return original(runner, *args, **kwargs)
 
-    def start(self) -> Watcher:
+    def start(self, scheduler: Any, batch: Any) -> Watcher:
         """Describe the models of the engine and start the watcher. Called at the first batch."""
-        watcher = Watcher(
-            self.models.described(self.allocations),
-            engine="sglang",
-            release=self.release,
-            journal=self.journal,
-            settings=self.settings,
-        )
+        watcher = self.watch(self.models.described(self.allocations))
         if self.dropped:
             watcher.lose()  # Slots may have been written before it began.
         if self.models.target is not None:
             weakref.finalize(self.models.target, self.drop)
         watcher.copied_elsewhere = self.models.copied_elsewhere or self.allocations.unfollowed
-        watcher.captures, watcher.missed = self.captures, self.missed
         self.allocations.watcher = watcher
-        watcher.listen("sglang")
+        taken = {rows.request_row(request) for request in batch.reqs} - {None}
+        self.all_rows = len(self.models.rows.free_slots) + len(taken)
+        self.names_next = hasattr(batch, "chunked_req_next_prompt_token")
+        if hasattr(scheduler, "enable_overlap"):  # It may differ from the server argument.
+            self.journal.scope(disable_overlap_schedule=not scheduler.enable_overlap)
+        self.lags = int(getattr(scheduler, "enable_overlap", True))
         return watcher
 
     def missed(self) -> None:
         """Forget what the connector itself knows of earlier forwards, after it failed."""
-        self.hidden.clear()
+        self.hidden_states.clear()
         self.allocations.given_back = GivenBack()
 
     def drop(self) -> None:
         """Stop watching if the engine dropped the model. The next batch starts again."""
-        if self.models.target is not None:
-            return
-        self.watcher = self.allocations.watcher = None
-        self.models.models.clear()
-        self.dropped = True
+        if self.models.target is None:
+            self.watcher = self.allocations.watcher = None
+            self.models.models.clear()
+            self.dropped = True
 
-    def loop(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        """Judge an error that ends the loop of the scheduler."""
-        try:
-            return original(scheduler, *args, **kwargs)
-        except Exception as error:
-            judge(error, self.journal, self.settings, meaning(error))
-            raise
+    def meaning(self, error: Exception) -> str | None:
+        """Return the meaning of an error that ends the loop of the scheduler, or None."""
+        return meaning(error)
 
     # Batches and forwards.
-
-    def plan(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        """Learn which lines of the engine fill the inputs of the next batch."""
-        with self.learning():
-            return original(scheduler, *args, **kwargs)
-
-    def learning(self) -> AbstractContextManager[None]:
-        """Return a context in which the engine prepares a forward."""
-        return nullcontext() if self.watcher is None else self.watcher.lines.learning()
 
     def batch(
         self, original: Original, scheduler: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """Watch the forwards of one batch of the scheduler."""
         if self.watcher is None:
-            self.watcher = self.start()
-            taken = {rows.request_row(request) for request in batch.reqs} - {None}
-            self.all_rows = len(self.models.rows.free_slots) + len(taken)
-            self.names_next = hasattr(batch, "chunked_req_next_prompt_token")
-            if hasattr(scheduler, "enable_overlap"):  # It may differ from the server argument.
-                self.journal.scope(disable_overlap_schedule=not scheduler.enable_overlap)
-            self.lags = int(getattr(scheduler, "enable_overlap", True))
+            self.watcher = self.start(scheduler, batch)
         self.requests, self.batches = batch.reqs, type(batch)
         self.drafting = type(getattr(batch, "spec_info", None))
         try:
@@ -178,12 +145,13 @@ class Engine:
         run = functools.partial(original, runner, batch, *args, **kwargs)
         if self.now is None:
             return self.watched(run, runner.model_runner, batch, runner)
-        with self.running(self.now, runner, run):
+        with self.running(runner, run):
             return run()
 
     @contextmanager
-    def running(self, now: UnderWay, runner: Any, run: Call) -> Iterator[None]:
+    def running(self, runner: Any, run: functools.partial[Any]) -> Iterator[None]:
         """Note the runner that replays graphs. Afterwards, report a replay in pieces."""
+        now = self.now
         before = now.runner, now.arguments
         now.runner, now.arguments = runner, {**now.arguments, **passed(run)}
         pieces, replays = now.pieces, now.replays
@@ -201,70 +169,60 @@ class Engine:
                 Replay(runner, type(runner).__name__, live, bucket, (), tuple, once=PIECES)
             )
 
-    def watched(self, run: Call, runner: Any, batch: Any, graph_runner: Any) -> Any:
-        """Run a forward between `begin` and `end` of the watcher."""
-        watcher, requests = self.watcher, self.requests
+    def watched(
+        self, run: functools.partial[Any], runner: Any, batch: Any, graph_runner: Any
+    ) -> Any:
+        """Run a forward, and watch it if it is one of a batch of the scheduler."""
+        watcher, requests, model = self.watcher, self.requests, self.models.of(runner)
         if watcher is not None:
             watcher.lines.stop()
-        model = self.models.of(runner)
         if watcher is None or requests is None or self.capturing or self.now is not None:
             return run()
         if model is None or not self.located(model, batch):
-            self.hidden.clear()
+            self.hidden_states.clear()
             watcher.skipped(None)
             return run()
+        self.forwards += 1
         if not watcher.due():
             return self.skipped(watcher, model, batch, run)
         forward, found = self.facts(model, batch, requests, graph_runner)
-        implied = rows.with_dimensions(model.implied(found, forward.kind, batch), batch)
-        self.forwards += 1
+        implied = rows.with_dimensions(model.implied(found, forward.kind), batch)
         self.hook_lists(runner)
-        eager.hook(self, runner)
+        if (name := graphs.runs_batches(type(runner))) is not None:
+            self.hook(type(runner), name, self.run_batch)
         watcher.begin(forward)
-        table = self.models.table
-        watcher.lines.note(SLOTS, {f"req_to_token {name}": table for name in model.pool.groups})
-        if not model.drafts:
-            self.judge_rows(watcher, batch, requests, rows.mode_of(batch))
-        self.judge_batch(watcher, batch, implied, model)
-        watcher.inputs("draft", self.hidden.given(model, found, batch))
-        watcher.inputs("LoRA", adapters.buffers_used(model, batch, found, requests))
-        self.now = now = UnderWay(model, batch, forward, found, implied)
-        try:
-            running = None if graph_runner is None else self.running(now, graph_runner, run)
-            with running or nullcontext():
+        now = UnderWay(model, batch, forward, found, implied)
+        self.judge(watcher, now, requests)
+        with self.forward_of(now):
+            with nullcontext() if graph_runner is None else self.running(graph_runner, run):
                 result = run()
-        except BaseException:
-            self.hidden.clear()
-            watcher.abandon()
-            raise
-        finally:
-            self.now = None
-        if forward.rows and not now.listed and not model.drafts:
-            watcher.undecided(f"the index lists of a forward of kind {forward.kind}")
-        self.models.judge_states(watcher)
-        if any(one.ahead for one in self.models.models.values()):
-            self.hidden.note(model, found, batch, result)
-        watcher.end()
+            if any(one.ahead for one in self.models.models.values()):
+                self.hidden_states.note(model, found, batch, result)
         return result
+
+    def ended(self, now: Any) -> None:
+        """Report what a forward did besides what was judged before it."""
+        if self.watcher is None:
+            return
+        if now.forward.rows and not now.listed and not now.model.drafts:
+            self.watcher.undecided(f"the index lists of a forward of kind {now.forward.kind}")
+        if self.models.states is not None:
+            self.models.states.judge(self.watcher)
 
     def located(self, model: Model, batch: Any) -> bool:
         """Return whether a batch states which slots it writes."""
         mode = rows.mode_of(batch)
-        says = mode == "idle" or model.frozen or batch.out_cache_loc is not None
+        says = mode == "idle" or model.shares or batch.out_cache_loc is not None
         if not says:
             self.journal.undecided(f"a {mode} batch without the slots it writes is not watched")
         return says
 
     def skipped(self, watcher: Watcher, model: Model, batch: Any, run: Callable[[], Any]) -> Any:
-        """Run a forward that is not checked, and report only the slots that it writes.
-
-        Without drafts, it reports none: each is written once, and its allocation is known.
-        """
+        """Run a forward that is not checked, and report only the slots that it writes."""
         owned = model.pool.written(batch.out_cache_loc) if self.models.rewrites else {}
         if self.models.states is not None and not model.drafts:
             owned |= self.models.states.written(batch)
-        self.forwards += 1
-        self.hidden.clear()
+        self.hidden_states.clear()
         with attribute(self, "requests", None):
             result = run()
         watcher.skipped(owned)
@@ -278,14 +236,12 @@ class Engine:
         kind = f"draft {mode}" if model.drafts else mode
         try:
             if not model.drafts:
-                facts = rows.forward_of(batch, requests, pool, table)
-                return self.models.with_states(batch, *facts)
-            if model.frozen:
-                return drafts.frozen_forward_of(batch, requests, pool, table)
+                facts, states = rows.forward_of(batch, requests, pool, table), self.models.states
+                own = states is not None and facts[1].rows
+                return states.with_states(batch, *facts) if own else facts
             if model.shares:
                 raise NotRecognisedError("a draft that reads the KV of its target")
-            steps = None if runner is None else drafts.Steps.of(runner)
-            return drafts.draft_forward_of(batch, requests, pool, table, steps, model.ahead)
+            return drafts.draft_forward_of(batch, requests, pool, table, runner, model.ahead)
         except NotRecognisedError as error:
             if model.drafts:
                 self.journal.scope(drafts_not_watched=str(error))
@@ -293,7 +249,41 @@ class Engine:
                 self.journal.undecided(f"{error} is not watched")
         return Forward(kind, (), pool.written(batch.out_cache_loc)), rows.Rows()
 
+    def run_batch(
+        self, original: Original, runner: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run a batch of the current forward. Some batches of prompts without graphs run again."""
+        run = functools.partial(original, runner, batch, *args, **kwargs)
+        now, states = self.now, self.models.states
+        known = now is not None and self.watcher is not None and batch is now.batch
+        if not known or now.model.drafts or now.forward.kind not in lists.PREFILLS:
+            return run()
+        live = len(batch.input_ids)
+        copies = states is not None and states.due  # Made by the first run alone.
+        return self.eager(
+            run,
+            lambda result: dict(graphs.tensors(result.logits_output)),
+            lambda: now.replays + now.pieces == 0,
+            functools.partial(graphs.as_after_the_first, self, runner),
+            graph=runner,
+            kind=f"{now.forward.kind} forward",
+            rows=live,
+            bucket=live,
+            inputs=(),
+            once="it copies states first" if copies else self.models.once,
+        )
+
     # Inputs, index lists and replays.
+
+    def judge(self, watcher: Watcher, now: UnderWay, requests: Sequence[Any]) -> None:
+        """Judge what a forward that has just begun gets."""
+        model, batch, table = now.model, now.batch, self.models.table
+        watcher.lines.note(SLOTS, {f"req_to_token {name}": table for name in model.pool.groups})
+        if not model.drafts:
+            self.judge_rows(watcher, batch, requests, rows.mode_of(batch))
+        self.judge_batch(watcher, batch, now.implied, model)
+        watcher.inputs("draft", self.hidden_states.given(model, now.rows, batch))
+        watcher.inputs("LoRA", adapters.buffers_used(model, batch, now.rows, requests))
 
     def judge_batch(
         self, watcher: Watcher, batch: Any, implied: Mapping[str, Tensor], model: Model
@@ -335,11 +325,8 @@ class Engine:
 
     def hook_lists(self, runner: Any) -> None:
         """Wrap the method that builds index lists, once per class of attention backend."""
-        kind = type(lists.attending(runner.attn_backend))
-        path = f"{kind.__module__}.{kind.__qualname__}.init_forward_metadata"
-        if path not in self.hooked:
-            self.hooked.add(path)
-            self.hook(path, self.metadata)
+        backend = lists.attending(runner.attn_backend)
+        self.hook(type(backend), "init_forward_metadata", self.metadata)
 
     def metadata(
         self, original: Original, backend: Any, batch: Any, *args: Any, **kwargs: Any
@@ -390,28 +377,17 @@ class Engine:
     def captured(self, runner: Any) -> None:
         """Pass the inputs of a runner's graphs to the watcher, or keep them until it starts."""
         kind = type(runner).__name__
-        graphs.follow_functions(runner, self.replay)
         for key, graph in graphs.graphs_of(runner).items():
             bucket = graphs.bucket_of(key)
             if bucket is None:
                 self.journal.undecided(f"the graphs of {kind} with the key {key!r} are not watched")
                 continue
-            self.hook_graph(graph)
-            inputs = graphs.inputs_of(runner, None, bucket, {}, None, {})
-            self.captures.note(graph, kind, inputs)
-
-    def hook_graph(self, graph: Any) -> None:
-        """Wrap `replay` of a class of graphs. That of torch's own class is wrapped already."""
-        own = torch.cuda.CUDAGraph
-        owner = next((cls for cls in type(graph).__mro__ if "replay" in vars(cls)), own)
-        path = f"{owner.__module__}.{owner.__qualname__}.replay"
-        if owner is not own and path not in self.hooked:
-            self.hooked.add(path)
-            self.hook(path, self.replay)
+            self.hook(type(graph), "replay", self.replay)
+            self.captures.note(graph, kind, graphs.inputs_of(runner, None, bucket, {}, None, {}))
 
     def replay(self, original: Original, graph: Any, *args: Any, **kwargs: Any) -> Any:
         """Judge the replay of a whole graph, and count the replay of a piece."""
-        run = graphs.Returning(functools.partial(original, graph, *args, **kwargs))
+        run = functools.partial(original, graph, *args, **kwargs)
         now, watcher = self.now, self.watcher
         if watcher is not None:
             watcher.lines.stop()
@@ -422,27 +398,27 @@ class Engine:
             now.pieces += 1
             return run()
         now.replays += 1
-        runner, batch, pool = now.runner, now.batch, now.model.pool
-        live = graphs.live(runner, batch, now.rows)
-        known = self.models.ranges, pool, now.implied, now.arguments
+        runner, batch, model = now.runner, now.batch, now.model
         backend = graphs.backend_of(runner)
-        if backend is None and not now.listed and not now.model.drafts:
-            backend = lists.attending(now.model.runner.attn_backend)
+        if backend is None and not now.listed and not model.drafts:
+            backend = lists.attending(model.runner.attn_backend)
         if backend is not None:
-            self.judge_lists(now, backend, graphs.rows_of(runner, bucket), graph=True)
-        requests = self.requests or ()
-        watcher.inputs("LoRA", adapters.buffers_used(now.model, batch, now.rows, requests))
+            self.judge_lists(now, backend, bucket, graph=True)
+        used = adapters.buffers_used(model, batch, now.rows, self.requests or ())
+        watcher.inputs("LoRA", used)
+        shape = runner, key, graphs.live(runner, batch), bucket
+        known = self.models.ranges, model.pool, now.implied, now.arguments
         return watcher.replay(
             Replay(
                 graph,
                 type(runner).__name__,
-                live,
+                shape[2],
                 bucket,
                 graphs.inputs_of(runner, batch, bucket, *known),
                 run,
-                functools.partial(graphs.outputs_of, runner, key, graphs.Shape(live, bucket), run),
-                graphs.eager(self, now.model.runner, now.batch, now.forward.kind),
-                functools.partial(graphs.padding_of, runner, key, graphs.Shape(live, bucket), run),
+                functools.partial(graphs.outputs_of, *shape),
+                graphs.eager(self, model.runner, batch, now.forward.kind),
+                functools.partial(graphs.padding_of, *shape),
                 once=self.models.once,
             )
         )
@@ -450,21 +426,16 @@ class Engine:
     # Idle moments.
 
     def idle(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        """Judge which slots are free or cached, once each time that no batch can run.
-
-        Requests may be waiting, and a chunk of a prompt may hold slots.
-        """
-        if self.watcher is None:
-            return original(scheduler, *args, **kwargs)
-        # The cache may be flushed between two calls, without a forward.
-        sizes = self.allocations.sizes(scheduler.tree_cache, "evictable_size")
-        now = self.forwards, nothing_runs(scheduler), sizes, at_rest(scheduler.tree_cache)
-        if self.idle_at != now:
-            self.idle_at = now
-            try:
-                self.allocations.idle(scheduler.tree_cache, self.free_rows(scheduler), now[1])
-            except NotRecognisedError as error:
-                self.journal.undecided(f"{error} are not watched")
+        """Judge which slots are free or cached, once each time that no batch can run."""
+        cache = scheduler.tree_cache
+        if self.watcher is not None:
+            # The cache may be flushed between two calls, without a forward.
+            sizes, quiet = self.allocations.sizes(cache, "evictable_size"), nothing_runs(scheduler)
+            if self.idle_since((self.forwards, quiet, sizes, at_rest(cache))):
+                try:
+                    self.allocations.idle(cache, self.free_rows(scheduler), quiet)
+                except NotRecognisedError as error:
+                    self.journal.undecided(f"{error} are not watched")
         return original(scheduler, *args, **kwargs)
 
     def free_rows(self, scheduler: Any) -> tuple[list[int], int] | None:

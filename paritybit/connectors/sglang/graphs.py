@@ -4,14 +4,9 @@ A runner keeps its inputs in `buffers`, and its graphs in `graphs` or in `_graph
 by a key that contains the batch size. An input has the same number of entries per row in all
 graphs. The value for an input is the argument of the same name that the runner is called with, or
 the attribute of that name in the engine's ForwardBatch, or in the draft's input.
-
-The graph runner for CPUs keeps its inputs itself, and compiles a function in place of each graph.
-It passes a batch of a captured size to the function directly. Only a smaller batch fills the
-inputs.
 """
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -19,11 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from paritybit.connectors.hooking import guarded
-from paritybit.connectors.repeated import attribute, tensors
+from paritybit.connectors.following import attribute, restored, tensors
 from paritybit.connectors.sglang.lists import attending
 from paritybit.connectors.sglang.pools import Pool
-from paritybit.connectors.sglang.rows import Rows
 from paritybit.watch.facts import StaticInput
 
 AXES = {"mrope_positions": 1}
@@ -35,17 +28,13 @@ DRAFT = ("positions", "out_cache_loc", *ROWS, "topk_p", "topk_index", "hidden_st
 
 ACCEPTED = ("extend_seq_lens", "num_accept_tokens", "num_correct_drafts")
 
-OF_A_CPU, FROZEN = "CPUGraphRunner", "FrozenKVMTPCudaGraphRunner"
-
 REFRESHED = {
-    OF_A_CPU: (*TOKENS, *ROWS, "encoder_lens"),
     "CudaGraphRunner": (*TOKENS, *ROWS, "encoder_lens"),
     "DecodeCudaGraphRunner": (*TOKENS, *ROWS, "encoder_lens"),
     "PrefillCudaGraphRunner": TOKENS,
     "PiecewiseCudaGraphRunner": TOKENS,
     "BreakableCudaGraphRunner": TOKENS,
     "EAGLEDraftCudaGraphRunner": DRAFT,
-    FROZEN: (*ROWS, "positions", "hidden_states", "bonus_tokens"),
     "EAGLEDraftExtendCudaGraphRunner": (*TOKENS, *ROWS, "hidden_states", *ACCEPTED),
 }
 """For each kind of runner, the inputs that the batch must fill before each replay."""
@@ -69,14 +58,6 @@ SLID = "cuda_graph_swa_out_cache_loc"
 """The input of a backend with the slots of `out_cache_loc` in the sliding sub-pool."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """The numbers of live rows of a replay and of rows of its graph."""
-
-    live: int
-    bucket: int
-
-
 def graphs_of(runner: Any) -> Mapping[Any, Any]:
     """Return the graphs of whole models that a runner captured, by key."""
     found: dict[Any, Any] = {}
@@ -92,77 +73,28 @@ def key_of(runner: Any, graph: Any) -> Any:
     return next((key for key, known in graphs_of(runner).items() if known is graph), None)
 
 
-def follow_functions(runner: Any, replay: Callable[..., Any]) -> None:
-    """Pass each call of a function that a runner compiled in place of a graph to `replay`."""
-    if type(runner).__name__ == OF_A_CPU:
-        for key, function in runner.graphs.items():
-            runner.graphs[key] = followed(function, replay)
-
-
-def followed(function: Callable[..., Any], replay: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that passes each of its calls to `replay`, as the replay of a graph."""
-    hook = guarded(replay)
-
-    def run(graph: Any, *arguments: Any, **named: Any) -> Any:
-        return function(*arguments, **named)
-
-    def called(*arguments: Any, **named: Any) -> Any:
-        return hook(run, called, *arguments, **named)
-
-    return called
-
-
-class Returning:
-    """A replay that can be repeated. `value` is the last result."""
-
-    def __init__(self, run: Callable[[], Any]) -> None:
-        self.run, self.value = run, None
-
-    def __call__(self) -> Any:
-        """Run the replay, and return its result."""
-        self.value = self.run()
-        return self.value
-
-
-def outputs_of(runner: Any, key: Any, shape: Shape, run: Returning) -> dict[str, Tensor]:
+def outputs_of(runner: Any, key: Any, live: int, bucket: int) -> dict[str, Tensor]:
     """Return the live part of a graph's outputs, by name."""
-    return {
-        name: tensor[: len(tensor) // shape.bucket * shape.live]
-        for name, tensor in parts_of(output_of(runner, key, run), shape)
-    }
+    parts = parts_of(runner, key, bucket).items()
+    return {name: tensor[: len(tensor) // bucket * live] for name, tensor in parts}
 
 
-def padding_of(runner: Any, key: Any, shape: Shape, run: Returning) -> list[Tensor]:
+def padding_of(runner: Any, key: Any, live: int, bucket: int) -> list[Tensor]:
     """Return the padded parts of a graph's outputs."""
-    return [
-        tensor[len(tensor) // shape.bucket * shape.live :]
-        for _, tensor in parts_of(output_of(runner, key, run), shape)
-    ]
+    parts = parts_of(runner, key, bucket).values()
+    return [tensor[len(tensor) // bucket * live :] for tensor in parts]
 
 
-def output_of(runner: Any, key: Any, run: Returning) -> Any:
-    """Return the outputs of a graph, with their padding. None if they are unknown.
-
-    A compiled function returns its outputs. Other graphs write them to the same tensors as at
-    their capture.
-    """
-    if type(runner).__name__ == OF_A_CPU:
-        return run.value
-    for holder, name in (
-        (runner, "output_buffers"),
-        (getattr(runner, "backend", None), "_outputs"),
-    ):
-        outputs = getattr(holder, name, None)
-        if isinstance(outputs, dict) and key in outputs:
-            return outputs[key]
-    return None
-
-
-def parts_of(output: Any, shape: Shape) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in an output that have rows of a batch, with their names."""
-    for name, tensor in tensors(output):
-        if tensor.ndim and len(tensor) and len(tensor) % shape.bucket == 0:
-            yield name, tensor
+def parts_of(runner: Any, key: Any, bucket: int) -> dict[str, Tensor]:
+    """Return the outputs of a graph that have rows of a batch, with their padding, by name."""
+    backend = getattr(runner, "backend", None)
+    holders = getattr(runner, "output_buffers", None), getattr(backend, "_outputs", None)
+    output = next((one[key] for one in holders if isinstance(one, dict) and key in one), None)
+    return {
+        name: tensor
+        for name, tensor in tensors(output)
+        if tensor.ndim and len(tensor) and len(tensor) % bucket == 0
+    }
 
 
 @functools.cache
@@ -186,11 +118,8 @@ def runs_batches(kind: type) -> str | None:
 def eager(
     watching: Any, model_runner: Any, batch: Any, kind: str
 ) -> Callable[[], dict[str, Tensor]] | None:
-    """Return a function that runs a batch without its graph, or None if there is none.
-
-    `watching` is the connector's engine. It does not observe this run.
-    """
-    name = runs_batches(model_runner.__class__) if kind == "decode" else None
+    """Return a function that runs a batch without its graph, or None if there is none."""
+    name = runs_batches(type(model_runner)) if kind == "decode" else None
     if name is None:
         return None
     return functools.partial(eagerly, watching, getattr(model_runner, name), model_runner, batch)
@@ -199,27 +128,26 @@ def eager(
 def eagerly(
     watching: Any, run: Callable[..., Any], model_runner: Any, batch: Any
 ) -> dict[str, Tensor]:
-    """Run a batch of a model without its graphs, and return its outputs by name.
-
-    Afterwards, the state that an eager forward leaves behind is restored.
-    """
+    """Run a batch of a model without its graphs, and return its outputs by name."""
     arguments = {"skip_attn_backend_init": False, "pp_proxy_tensors": None}
     known = inspect.signature(run).parameters
     with contextlib.ExitStack() as kept:
-        for name in ("now", "requests"):
-            kept.enter_context(attribute(watching, name, None))
+        kept.enter_context(as_after_the_first(watching, model_runner))
         for name in ("graph_runner", "decode_cuda_graph_runner"):
             if hasattr(model_runner, name):
                 kept.enter_context(attribute(model_runner, name, None))
-        for owner, name in (
-            (attending(model_runner.attn_backend), "forward_metadata"),
-            (model_runner.token_to_kv_pool, "swa_loc"),
-        ):
-            if hasattr(owner, name):
-                kept.enter_context(attribute(owner, name, getattr(owner, name)))
         kept.enter_context(adapters_anew(model_runner, batch))
         output = run(batch, **{name: arguments[name] for name in arguments if name in known})
     return dict(tensors(output.logits_output))
+
+
+@contextlib.contextmanager
+def as_after_the_first(watching: Any, model_runner: Any) -> Iterator[None]:
+    """Hide a run from the connector, and keep what the engine set for the first run."""
+    backend, pool = attending(model_runner.attn_backend), model_runner.token_to_kv_pool
+    kept = restored((backend, "forward_metadata"), (pool, "swa_loc"))
+    with watching.hidden(), attribute(watching, "requests", None), kept:
+        yield
 
 
 @contextlib.contextmanager
@@ -230,12 +158,11 @@ def adapters_anew(model_runner: Any, batch: Any) -> Iterator[None]:
         yield
         return
     backend = manager.lora_backend
-    with contextlib.ExitStack() as kept:
-        for name, value in list(vars(backend).items()):
-            kept.enter_context(attribute(backend, name, value))
-        for name in ("max_bs_in_cuda_graph", "max_bs_in_decode_cuda_graph"):
+    limits = ("max_bs_in_cuda_graph", "max_bs_in_decode_cuda_graph")
+    with restored(*((backend, name) for name in vars(backend)), *((manager, n) for n in limits)):
+        for name in limits:
             if hasattr(manager, name):
-                kept.enter_context(attribute(manager, name, 0))
+                setattr(manager, name, 0)
         manager.prepare_lora_batch(batch)
         yield
 
@@ -323,33 +250,18 @@ def fits(given: Tensor, tensor: Tensor, axis: int, size: int) -> bool:
 def given_to(
     name: str, batch: Any, runner: Any, arguments: Mapping[str, Any] | None = None
 ) -> Tensor | None:
-    """Return the value for an input of a runner, or None if the runner need not fill it.
-
-    A runner is called with an argument in order to fill the input of this name.
-    """
+    """Return the value for an input of a runner, or None if the runner need not fill it."""
     kind = type(runner).__name__
-    if kind == OF_A_CPU and batch is not None and batch.batch_size in runner.graphs:
-        return None
     found = [(arguments or {}).get(name)]
     if name in REFRESHED.get(kind, ()):
         found += [getattr(held, name, None) for held in (batch, getattr(batch, "spec_info", None))]
     return next((one for one in found if isinstance(one, Tensor) and one.ndim), None)
 
 
-def live(runner: Any, batch: Any, found: Rows) -> int:
-    """Return the number of live rows of a replay, or of tokens for graphs sized by tokens.
-
-    `found` has the rows of the forward, because a runner may have padded the batch.
-    """
-    if type(runner).__name__ == FROZEN:
-        return len(found.rows) // int(runner.topk)
+def live(runner: Any, batch: Any) -> int:
+    """Return the number of live rows of a replay, or of tokens for graphs sized by tokens."""
     by_tokens = hasattr(runner, "capture_num_tokens") and not hasattr(runner, "capture_bs")
     return len(batch.input_ids) if by_tokens else int(batch.batch_size)
-
-
-def rows_of(runner: Any, bucket: int) -> int:
-    """Return the number of rows in a graph's index lists. Some have one row per draft branch."""
-    return bucket * int(runner.topk) if type(runner).__name__ == FROZEN else bucket
 
 
 def backend_of(runner: Any) -> Any:

@@ -34,10 +34,7 @@ class Returned:
         self.kept: OrderedDict[str, tuple[int, Tensor]] = OrderedDict()
 
     def note(self, rows: Sequence[Row], states: Tensor | None, lasts: Sequence[int]) -> None:
-        """Keep a copy of the states that a forward returned: one per computed token, or per row.
-
-        The state of a row is that of its computed token number `lasts`, counted from 1.
-        """
+        """Keep a copy of the states that a forward returned: one per computed token, or per row."""
         for row in rows:
             self.kept.pop(row.request, None)
         if states is None or states.ndim != 2 or states.nbytes > LARGEST:
@@ -55,10 +52,7 @@ class Returned:
             self.kept.popitem(last=False)
 
     def of(self, request: str, first: int, count: int) -> Tensor | None:
-        """Return the known states of positions `first` to `first + count` - 1, possibly none.
-
-        None if the states of the request, or of the first position, are not kept.
-        """
+        """Return the known states of positions `first` to `first + count` - 1, possibly none."""
         begin, states = self.kept.get(request, (0, None))
         return None if states is None or first < begin else states[first - begin :][:count]
 
@@ -94,10 +88,7 @@ class HiddenStates:
         mine.note(found.rows, states_of(result), lasts)
 
     def given(self, model: Model, found: Rows, batch: Any) -> list[StaticInput]:
-        """Return the hidden states that a draft model gets, with those that were returned.
-
-        Rows whose states are unknown are left out.
-        """
+        """Return the hidden states that a draft model gets, with those that were returned."""
         held = getattr(getattr(batch, "spec_info", None), "hidden_states", None)
         if not (model.drafts and model.ahead and found.one_each and isinstance(held, Tensor)):
             return []

@@ -1,16 +1,12 @@
-"""Lists the functions of the engine that are wrapped, and wraps them with its HookRegistry.
-
-A target that a release lacks is skipped. Each entry of `REQUIRED` needs at least one target.
-"""
+"""Lists the functions of the engine that are wrapped. A target that a release lacks is skipped."""
 
 import functools
-import importlib
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from paritybit.connectors.hooking import defined, guarded, release_of
+from paritybit.connectors import hooking
 from paritybit.connectors.sglang.allocations import BACK_UP, HOST_KINDS, LOAD_BACK
 from paritybit.connectors.sglang.engine import Engine
 from paritybit.watch.journal import of_process
@@ -21,7 +17,6 @@ SPECULATIVE = "sglang.srt.speculative"
 CACHE = "sglang.srt.mem_cache"
 
 RUNNERS = (
-    f"{EXECUTOR}.cpu_graph_runner.CPUGraphRunner",
     f"{EXECUTOR}.cuda_graph_runner.CudaGraphRunner",
     f"{EXECUTOR}.piecewise_cuda_graph_runner.PiecewiseCudaGraphRunner",
     f"{EXECUTOR}.breakable_cuda_graph_runner.BreakableCudaGraphRunner",
@@ -29,7 +24,6 @@ RUNNERS = (
     f"{EXECUTOR}.runner.prefill_cuda_graph_runner.PrefillCudaGraphRunner",
     f"{SPECULATIVE}.eagle_draft_cuda_graph_runner.EAGLEDraftCudaGraphRunner",
     f"{SPECULATIVE}.eagle_draft_extend_cuda_graph_runner.EAGLEDraftExtendCudaGraphRunner",
-    f"{SPECULATIVE}.frozen_kv_mtp_cuda_graph_runner.FrozenKVMTPCudaGraphRunner",
     f"{SPECULATIVE}.multi_layer_eagle_draft_extend_cuda_graph_runner"
     ".MultiLayerEagleDraftExtendCudaGraphRunner",
 )
@@ -54,7 +48,7 @@ HOST_POOLS = tuple(
 TARGETS: dict[str, tuple[str, ...]] = {
     "model_runner": (f"{EXECUTOR}.model_runner.ModelRunner.__init__",),
     "loop": ("sglang.srt.managers.scheduler.Scheduler.run_event_loop",),
-    "plan": ("sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run",),
+    "prepares": ("sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run",),
     "batch": ("sglang.srt.managers.scheduler.Scheduler.run_batch",),
     "idle": (
         "sglang.srt.managers.scheduler.Scheduler.on_idle",
@@ -79,13 +73,13 @@ TARGETS: dict[str, tuple[str, ...]] = {
             "allocator.swa.SWATokenToKVPoolAllocator",
         )
     ),
-    "allocate": tuple(
-        f"{path}.{owner}.{name}"
-        for path in MODULES_OF_ALLOCATORS
-        for owner in ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator")
-        for name in ("alloc", "alloc_extend", "alloc_decode")
-    ),
-    "allocate_state": (
+    "allocate": (
+        *(
+            f"{path}.{owner}.{name}"
+            for path in MODULES_OF_ALLOCATORS
+            for owner in ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator")
+            for name in ("alloc", "alloc_extend", "alloc_decode")
+        ),
         f"{CACHE}.allocator.mamba.MambaSlotAllocator._do_alloc",
         f"{CACHE}.memory_pool.MambaPool.alloc",
     ),
@@ -138,42 +132,27 @@ def require_plugins() -> None:
     folders = spec.submodule_search_locations if spec is not None else None
     there = any(Path(folder, "srt", "plugins").is_dir() for folder in folders or ())
     if not there and journal is not None:
-        known = release_of("sglang")
+        known = hooking.release_of("sglang")
         journal.undecided(f"sglang {known} has no plugins; 0.5.11 is the first that does")
 
 
 def install() -> None:
-    """Register a hook on each target that this release has. The engine applies them."""
+    """Wrap each target that this release has."""
     settings, journal = active(), of_process()
     if settings is None or journal is None:
         return
-    registry = importlib.import_module("sglang.srt.plugins.hook_registry")
-    engine = Engine(release_of("sglang"), journal, settings)
-    engine.hook = functools.partial(wrap_now, registry)
-    found = {name: own(TARGETS[name]) for name in TARGETS}
-    if found["free_pages"]:  # Every free of pages calls it, with the exact numbers of the pages.
-        found["free_in_pages"] = []
-    del found["idle"][1:]  # The other target calls the first one.
-    for name, paths in found.items():
-        for path in paths:
-            owner = engine if hasattr(engine, name) else engine.allocations
-            register(registry, path, getattr(owner, name))
+    engine = Engine(hooking.release_of("sglang"), journal, settings)
+    targets = dict(TARGETS)
+    if any(map(hooking.defined, targets["free_pages"])):
+        del targets["free_in_pages"]  # Every free of pages calls the other, with exact numbers.
+    lacking = hooking.install(targets, functools.partial(method_of, engine))
     for what, names in REQUIRED.items():
-        if not any(found[name] for name in names):
+        if not {*names} & targets.keys() - {*lacking}:
             journal.undecided(f"sglang {engine.release}: {what} cannot be watched")
 
 
-def own(paths: tuple[str, ...]) -> list[str]:
-    """Return the paths whose owner defines the last name itself, and does not inherit it."""
-    return [path for path in paths if defined(path)]
-
-
-def register(registry: Any, path: str, method: Callable[..., Any]) -> None:
-    """Wrap a function of the engine. `method` gets the original, then the arguments of the call."""
-    registry.HookRegistry.register(path, guarded(method), registry.HookType.AROUND)
-
-
-def wrap_now(registry: Any, path: str, method: Callable[..., Any]) -> None:
-    """Wrap a function after the engine has applied its hooks."""
-    register(registry, path, method)
-    registry.HookRegistry.apply_hooks()
+def method_of(engine: Engine, name: str) -> Callable[..., Any]:
+    """Return the method of a name in TARGETS."""
+    owner = engine if hasattr(engine, name) else engine.allocations
+    method: Callable[..., Any] = getattr(owner, name)
+    return method

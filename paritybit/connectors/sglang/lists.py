@@ -30,11 +30,7 @@ PREFILLS = ("extend", "mixed")
 def lists_of(
     backend: Any, pool: Pool, mode: str, found: Rows, size: int, graph: bool
 ) -> list[IndexList]:
-    """Return the lists that a backend built for a batch of `size` rows, padding included.
-
-    `found` has the rows of the forward. With `graph`, a graph reads the lists. Raises
-    NotRecognisedError.
-    """
+    """Return the lists that a backend built for a batch of `size` rows, padding included."""
     kind = type(backend).__name__
     if kind == "TritonMultiStepDraftBackend":
         return steps(backend, pool, size)
@@ -46,8 +42,6 @@ def lists_of(
         given, row = lists[0], found.rows[0]
         computed = None if int(given.counts[0]) == row.cached + row.computed else 0
         lists = [replace(given, computed=computed) for given in lists]
-    if found.rows and found.rows[0].only_reads:  # The query's own key is a cached position.
-        lists = [replace(given, window=given.window and given.window + 1) for given in lists]
     return [spread(given, found.batch_rows, size) for given in lists]
 
 
@@ -57,10 +51,7 @@ def attending(backend: Any) -> Any:
 
 
 def spread(given: IndexList, batch_rows: Sequence[int], size: int) -> IndexList:
-    """Repeat each row of a batch for all rows of the forward that belong to it.
-
-    Padded rows stay last.
-    """
+    """Repeat each row of a batch for all rows of the forward that belong to it."""
     live = len(set(batch_rows))
     if list(batch_rows) == list(range(live)):
         return given
@@ -104,10 +95,7 @@ def triton(backend: Any, pool: Pool, mode: str, size: int, graph: bool) -> list[
 
 
 def steps(backend: Any, pool: Pool, size: int) -> list[IndexList]:
-    """Return the lists of each step of TritonMultiStepDraftBackend, for a graph of `size` requests.
-
-    Raises NotRecognisedError.
-    """
+    """Return the lists of each step of a graph of draft steps, for `size` requests."""
     if getattr(backend, "draft_window_size", 0):
         raise NotRecognisedError("the index lists of a draft with a window of its own")
     rows = size * int(backend.topk)

@@ -100,10 +100,7 @@ def triton(
 def flash_attention(
     backend: Any, mode: str, batch: Any, spans: Sequence[tuple[int, int]], graph: bool
 ) -> Expected:
-    """Return the metadata of FlashAttentionBackend. For a graph, it is the latest metadata, too.
-
-    A graph uses the maximum lengths of its capture, so they are not compared.
-    """
+    """Return the metadata of FlashAttentionBackend. For a graph, it is the latest metadata, too."""
     del batch
     tree = mode == VERIFY and int(getattr(backend, "topk", 0) or 0) > 1
     totals = [cached + (0 if tree else computed) for cached, computed in spans]
@@ -131,10 +128,7 @@ def ends(lengths: Any) -> Tensor:
 
 
 def mask_of(info: Any, spans: Sequence[tuple[int, int]]) -> Tensor | None:
-    """Return a flat mask of the keys that each draft token sees.
-
-    Returns None if the mask is too large, or is unknown.
-    """
+    """Return a flat mask of the keys that each draft token sees."""
     if sum(n * (cached + n) for cached, n in spans) > LARGEST_MASK:
         return None
     parts = []

@@ -2,25 +2,20 @@
 
 import dataclasses
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.allocations import Allocations
-from paritybit.connectors.sglang.drafts import (
-    implied_by_draft,
-    implied_by_frozen,
-    reads_ahead,
-    target_pool_of,
-)
+from paritybit.connectors.sglang.drafts import implied_by_draft, reads_ahead
 from paritybit.connectors.sglang.lists import group_of
 from paritybit.connectors.sglang.pools import Pool, described
 from paritybit.connectors.sglang.recurrent import NAME, States
 from paritybit.connectors.sglang.rows import Rows, implied
-from paritybit.watch.facts import Forward, Group
+from paritybit.watch.facts import Group
 from paritybit.watch.journal import Journal
-from paritybit.watch.watcher import Watcher
 from paritybit.watch.weak import Weakly
 
 SCOPE = (
@@ -52,8 +47,10 @@ COPYING = {
 }
 """The values of settings with which the engine reports each copy of KV to the host or a peer."""
 
-RANKS = ("tp_size", "dp_size", "pp_size", "ep_size", "attn_cp_size", "moe_dp_size")
-"""Numbers of ranks that a forward may wait for."""
+RANKS = dict.fromkeys(
+    ("tp_size", "dp_size", "pp_size", "ep_size", "attn_cp_size", "moe_dp_size"), (None, 0, 1)
+)
+"""The numbers of ranks with which a forward waits for no other rank."""
 
 EFFECTS = {
     "enable_eplb": (None, False),
@@ -64,12 +61,17 @@ EFFECTS = {
 """The values of settings with which a forward changes nothing but KV and its inputs."""
 
 
+def others(arguments: Any, accepted: Mapping[str, tuple[Any, ...]]) -> list[str]:
+    """Return the settings of the server with other values than those that are accepted."""
+    given = {name: getattr(arguments, name, None) for name in accepted}
+    return [f"{name}={value!r}" for name, value in given.items() if value not in accepted[name]]
+
+
 def once(arguments: Any) -> str | None:
     """Return why a replay may run only once, or None. `arguments` are those of the server."""
-    if any(getattr(arguments, name, 1) not in (None, 0, 1) for name in RANKS):
+    if others(arguments, RANKS):
         return "it waits for other ranks"
-    given = {name: getattr(arguments, name, None) for name in EFFECTS}
-    effects = [f"{name}={value!r}" for name, value in given.items() if value not in EFFECTS[name]]
+    effects = others(arguments, EFFECTS)
     return f"{effects[0]} has effects of its own" if effects else None
 
 
@@ -79,21 +81,17 @@ class Model:
 
     - `shares`: an earlier model has the same pool.
     - `ahead`: a draft model that gets, at each position, the next token.
-    - `frozen`: a draft model that only reads the KV of its target.
     """
 
     pool: Pool
     drafts: bool
     shares: bool = False
     ahead: bool = False
-    frozen: bool = False
     _: dataclasses.KW_ONLY
     runner: Any = Weakly()
 
-    def implied(self, found: Rows, kind: str, batch: Any) -> dict[str, Tensor]:
+    def implied(self, found: Rows, kind: str) -> dict[str, Tensor]:
         """Return the inputs that the rows of a forward imply, by name."""
-        if self.frozen:
-            return implied_by_frozen(found, batch)
         group = group_of(self.pool, sliding=False)
         implies = implied_by_draft if self.drafts else implied
         return {} if group is None else implies(found, kind, group)
@@ -103,8 +101,7 @@ class Models:
     """The models of the engine.
 
     - `target`: the model runner of the target.
-    - `rows`: the request table of the engine.
-    - `table`: its content, the location of each position of a request.
+    - `rows`, `table`: the request table of the engine, and the location of each position in it.
     - `ranges`: the values that padding may have, by the name of an input.
     - `once`: why a replay may run only once, or None.
     - `copied_elsewhere`: see `Watcher`.
@@ -126,25 +123,10 @@ class Models:
         self.rewrites = True
         self.states: States | None = None
 
-    def add(self, runner: Any) -> None:
-        """Record a model runner of the engine."""
-        self.runners.append(weakref.ref(runner))
-
     def of(self, runner: Any) -> Model | None:
         """Return the model of a runner, or None if it is not watched."""
         model = self.models.get(id(runner))
         return model if model is not None and model.runner is runner else None
-
-    def with_states(self, batch: Any, forward: Forward, found: Rows) -> tuple[Forward, Rows]:
-        """Add the slots of states, if there are any, to the facts of a forward of the target."""
-        if self.states is None or not found.rows:
-            return forward, found
-        return self.states.with_states(batch, forward, found)
-
-    def judge_states(self, watcher: Watcher) -> None:
-        """Judge the states that a forward used, if there are any."""
-        if self.states is not None:
-            self.states.judge(watcher)
 
     def described(self, allocations: Allocations) -> list[Group]:
         """Return the groups of all models. Those of the target come first."""
@@ -161,9 +143,8 @@ class Models:
             shares = any(model.pool is pool for model in self.models.values())
             groups.update(pool.groups)
             allocations.follow((part(), name) for name, part in pool.parts.items())
-            frozen = draft and target_pool_of(runner) is not None
-            ahead = draft and not frozen and reads_ahead(runner)
-            self.models[id(runner)] = Model(pool, draft, shares, ahead, frozen, runner=runner)
+            ahead = draft and not shares and reads_ahead(runner)
+            self.models[id(runner)] = Model(pool, draft, shares, ahead, runner=runner)
             if not draft:
                 self.served(runner)
                 if self.states is not None:
@@ -177,7 +158,8 @@ class Models:
 
     def pool_of(self, runner: Any, prefix: str) -> Pool:
         """Return the pool of a model. Models with the same pool get the same object."""
-        pool = target_pool_of(runner) or runner.token_to_kv_pool
+        context = getattr(getattr(runner, "model", None), "kv_context", None)
+        pool = getattr(context, "target_token_to_kv_pool", None) or runner.token_to_kv_pool
         for model in self.models.values():
             if model.pool.pool is pool:
                 return model.pool
@@ -199,10 +181,7 @@ class Models:
             "mrope_positions": positions,
         }
         self.once = once(arguments)
-        given = {name: getattr(arguments, name, None) for name in COPYING}
-        copying = [
-            f"{name}={value!r}" for name, value in given.items() if value not in COPYING[name]
-        ]
+        copying = others(arguments, COPYING)
         self.copied_elsewhere = f"{copying[0]} may copy KV at any time" if copying else None
         self.rewrites = getattr(arguments, "speculative_algorithm", None) is not None
         try:
@@ -210,10 +189,8 @@ class Models:
         except NotRecognisedError as error:
             self.journal.undecided(f"{error} are not watched")
             self.once = f"it changes {error}"
-        for name, accepted in UNWATCHED.items():
-            value = getattr(arguments, name, None)
-            if value not in accepted:
-                self.journal.undecided(f"{name}={value!r} is not watched")
+        for setting in others(arguments, UNWATCHED):
+            self.journal.undecided(f"{setting} is not watched")
         self.journal.scope(
             **{name: getattr(arguments, name) for name in SCOPE if hasattr(arguments, name)},
             model=type(runner.model).__name__,

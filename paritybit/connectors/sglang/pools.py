@@ -78,11 +78,7 @@ class Pool:
 
 
 def described(pool: Any, window: int | None, prefix: str = "") -> Pool:
-    """Return the groups of a pool.
-
-    `window` is the number of positions that a query reads, including its own. `prefix` begins the
-    names of the groups, to distinguish several models. Raises NotRecognisedError.
-    """
+    """Return the groups of a pool."""
     kind = type(pool).__name__
     found = Pool(pool, window)
     if hasattr(pool, "swa_kv_pool") and hasattr(pool, "full_kv_pool"):

@@ -89,11 +89,7 @@ class States:
         return {NAME: self.table.req_index_to_mamba_index_mapping[batch.req_pool_indices]}
 
     def with_states(self, batch: Any, forward: Forward, found: Rows) -> tuple[Forward, Rows]:
-        """Add the slots of states to the facts and the rows of a forward.
-
-        A row reads its state where the batch copies it from. Whether that is the state of the
-        row's prefix is judged like any other read.
-        """
+        """Add the slots of states to the facts and the rows of a forward."""
         mine, listed = self.written(batch)[NAME].tolist(), copies_of(batch)
         self.due, self.seen = {}, {}
         rows = []

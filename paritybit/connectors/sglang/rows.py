@@ -55,11 +55,7 @@ def request_row(request: Any) -> int | None:
 def forward_of(
     batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor
 ) -> tuple[Forward, Rows]:
-    """Return the facts of a forward of the target model. Raises NotRecognisedError.
-
-    `batch` is the engine's ForwardBatch, `requests` are those of the scheduler's batch, and
-    `table` is `req_to_token`.
-    """
+    """Return the facts of a forward of the target model. Raises NotRecognisedError."""
     mode = mode_of(batch)
     if mode == "idle":
         return Forward(mode, ()), Rows()
@@ -98,10 +94,7 @@ def requests_of(batch: Any, requests: Sequence[Any], mode: str) -> list[Any]:
 
 
 def implied(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
-    """Return the inputs that rows imply, by name. For a tree of drafts, there are none.
-
-    `group` is the group whose slots are locations.
-    """
+    """Return the inputs that rows imply, by name. For a tree of drafts, there are none."""
     rows = found.rows
     if not rows or not found.one_each:
         return {}
@@ -160,10 +153,7 @@ def lengths(batch: Any, mode: str) -> list[tuple[int, int]]:
 
 
 def totals(batch: Any, requests: Sequence[Any], lag: int) -> list[RowValues]:
-    """Return the number of tokens of each row of a batch that decodes without drafts.
-
-    The host may not know the last `lag` tokens of a request yet.
-    """
+    """Return the number of tokens of each row of a batch that decodes without drafts."""
     held, names = batch.seq_lens.cpu(), [one.rid for one in requests]
     if batch.spec_info is not None:
         return list(untried("seq_lens", names, "the host does not count drafts"))
@@ -176,10 +166,7 @@ def totals(batch: Any, requests: Sequence[Any], lag: int) -> list[RowValues]:
 
 
 def roots(batch: Any, requests: Sequence[Any]) -> list[RowValues]:
-    """Return the token with which the drafts of each row of a batch begin, if the host knows it.
-
-    It is the last token that was sampled for the request.
-    """
+    """Return the token with which the drafts of each row of a batch begin, if the host knows it."""
     info = batch.spec_info
     ragged = getattr(info, "ragged_verify_layout", None) is not None
     names = [one.rid for one in requests]
@@ -231,10 +218,7 @@ def so_far(known: list[int], total: int) -> list[int | None]:
 
 
 def paths_of(info: Any, index: int) -> list[list[int]] | None:
-    """Return the paths from the root to each leaf of a tree of draft tokens, or None for a chain.
-
-    Raises NotRecognisedError.
-    """
+    """Return the paths from the root to the leaves of a tree of drafts, or None for a chain."""
     children = getattr(info, "retrieve_next_token", getattr(info, "retrive_next_token", None))
     siblings = getattr(info, "retrieve_next_sibling", getattr(info, "retrive_next_sibling", None))
     if children is None or siblings is None:

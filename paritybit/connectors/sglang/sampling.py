@@ -29,10 +29,7 @@ class Placed:
         self.rows: dict[str, int] = {}
 
     def moves(self, requests: Sequence[Any], mode: str) -> dict[str, tuple[str, str]]:
-        """Return how each request came into its row, and remember the rows of a new batch.
-
-        This is the name of a method of the engine's batches, and a text.
-        """
+        """Return how each request came into its row, and remember the rows of a new batch."""
         found = dict[str, tuple[str, str]]()
         prompts = mode in ("extend", "mixed")
         for row, request in enumerate(requests):

@@ -1,19 +1,10 @@
-"""The connector of transformers, for its continuous batching.
+"""The connector of transformers with continuous batching.
 
-| module | reports |
-|---|---|
-| hooks | wraps methods of the engine |
-| engine | the forwards, replays, allocations and idle moments of one paged cache |
-| eager | forwards without a graph, which are repeated |
-| cache | the KV groups of a cache, and the slots of its indices |
-| streams | inputs that are read before another stream has written them |
-| batch | the live rows of a batch |
-| inputs | the lists, masks and static inputs of a batch |
-| sampling | the arguments of logits processors by row |
-| sources | lines of the engine's source, and the meaning of its errors |
+`engine` follows one paged cache. `batch` reads the rows of a forward from the engine's own index
+lists, `inputs` compares these, masks and static inputs, `cache` describes the KV groups, and
+`streams` finds inputs that are read without waiting for their writer.
 
-sglang and vLLM also import transformers. Methods are therefore wrapped only when the module of
-continuous batching is imported, and nothing is reported until the engine creates a cache.
+Importing this package imports neither torch nor transformers.
 """
 
 from collections.abc import Callable
@@ -25,10 +16,7 @@ MODULE = "transformers.generation.continuous_batching.continuous_api"
 
 
 def connect() -> None:
-    """Wrap continuous batching when it is imported.
-
-    This is the entry point in the group `paritybit.connectors`.
-    """
+    """Wrap continuous batching when it is imported, as the engine has no plugins."""
     when_imported(MODULE, lambda: start("transformers", _install))
 
 

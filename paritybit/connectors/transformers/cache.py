@@ -45,10 +45,7 @@ class Part:
         return found
 
     def shadows(self, other: "Part", slots: Tensor) -> Tensor:
-        """Return the slots of another group that share bytes with some slots of this group.
-
-        The result may name a slot several times. A negative number is no slot.
-        """
+        """Return the slots of another group that share bytes with some slots of this group."""
         first = slots // self.page * self.rows + slots % self.page
         rows = first[:, None] + torch.arange(0, self.rows, self.page, device=slots.device)
         found: Tensor = (rows // other.rows * other.page + rows % other.page).flatten()
@@ -167,10 +164,7 @@ def owned(parts: Mapping[str, Part], written: Mapping[str, Tensor]) -> dict[str,
 
 
 def free_and_cached(parts: Mapping[str, Part], pool: Any) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the free slots and the slots in the prefix cache, per group.
-
-    The slots of a group in a sector of another group count as free.
-    """
+    """Return the free slots and the slots in the prefix cache, per group."""
     trees = {name: pool._free_blocks[part.allocator.index].trees for name, part in parts.items()}
     free = {name: {b for tree in trees[name].values() for b in tree} for name in parts}
     sectors = {

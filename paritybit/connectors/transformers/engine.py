@@ -1,23 +1,17 @@
-"""Follows one paged cache and reports to its watcher what happens, in order.
-
-Each method that `hooks` names wraps one function of the engine. It gets the original function, then
-the arguments of the call.
-"""
+"""Follows one paged cache. Each method that `hooks` names wraps one function of the engine."""
 
 import functools
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from paritybit.connectors.following import Following, Original
 from paritybit.connectors.hooking import guarded
-from paritybit.connectors.repeated import attribute
 from paritybit.connectors.transformers import cache as caches
-from paritybit.connectors.transformers import streams
+from paritybit.connectors.transformers import sampling, streams
 from paritybit.connectors.transformers.batch import Batch, Planned, written_on_device
-from paritybit.connectors.transformers.eager import run_batch
 from paritybit.connectors.transformers.inputs import (
     LARGEST_MASK,
     given_of,
@@ -26,20 +20,19 @@ from paritybit.connectors.transformers.inputs import (
     masks_of,
     statics_of,
 )
-from paritybit.connectors.transformers.sampling import Judged, logits, rows
 from paritybit.connectors.transformers.sources import called_at
 from paritybit.watch.checks.moved_address import fault
-from paritybit.watch.facts import Forward, Replay
+from paritybit.watch.facts import Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.lines import SLOTS
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import LISTS, Watcher
 from paritybit.watch.weak import Weakly
 
-Original = Callable[..., Any]
-
 KIND = "ModelRunner"
 """The engine's class that replays graphs."""
+
+PROCESSORS = "logits processors"
 
 
 class Graph:
@@ -54,54 +47,40 @@ class Graph:
         return guarded(watched)(self.graph.replay)
 
 
-class Engine:
+class Engine(Following):
     """Follows one PagedAttentionCache, and keeps no reference to it.
 
-    `prepared` holds the inputs that the engine has prepared last, maybe on the host.
+    `now` has the runner, the model and the batch of the current forward. `prepared` holds the
+    inputs that the engine has prepared last, maybe on the host.
     """
 
+    package, logger = "transformers", "ContinuousBatchingLogger"
     prepared: Any = Weakly()
+    watcher: Watcher
 
     def __init__(self, cache: Any, release: str, journal: Journal, settings: Settings) -> None:
+        super().__init__(release, journal, settings)
         self.parts = caches.parts_of(cache)
         self.names = {part.allocator.index: name for name, part in self.parts.items()}
-        self.watcher = Watcher(
-            caches.groups_of(self.parts),
-            engine="transformers",
-            release=release,
-            journal=journal,
-            settings=settings,
-        )
-        self.watcher.listen("ContinuousBatchingLogger")
+        self.watcher = self.watch(caches.groups_of(self.parts))
         self.planned: list[Planned] = []
         self.prepared = None
         self.warming = False
-        self.forwards, self.idle_at = 0, 0
-        self.now: tuple[Any, Any, Batch] | None = None
         self.graphed = False
-        """Whether the forward under way replays or captures a graph."""
+        """Whether the current forward replays or captures a graph."""
 
     def prepare(
         self, original: Original, io: Any, requests_in_batch: Any, *args: Any, **kw: Any
     ) -> Any:
         """Note the requests of the next batch, before the engine counts their new tokens."""
+        self.prepared = io
         self.planned = [
             Planned(
                 one.state, int(one.state.position_offset), int(one.query_length), one.has_new_token
             )
             for one in requests_in_batch
         ]
-        self.prepared = io
-        with self.watcher.lines.learning():
-            return original(io, requests_in_batch, *args, **kw)
-
-    def compute(
-        self, original: Original, runner: Any, model: Any, batch_data: Any, *args: Any, **kw: Any
-    ) -> Any:
-        """Watch a forward pass."""
-        run = functools.partial(original, runner, model, batch_data, *args, **kw)
-        with streams.on_stream(runner) as writer:
-            return self.forward(runner, model, batch_data, run, writer)
+        return self.prepares(original, io, requests_in_batch, *args, **kw)
 
     def warm(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
         """Note that the forward passes of this call have made-up requests."""
@@ -111,59 +90,67 @@ class Engine:
         finally:
             self.warming = False
 
-    def forward(
-        self,
-        runner: Any,
-        model: Any,
-        given: Mapping[str, Any],
-        run: Callable[[], Any],
-        writer: Any,
+    def compute(
+        self, original: Original, runner: Any, model: Any, batch_data: Any, *args: Any, **kw: Any
     ) -> Any:
-        """Watch a forward pass. `writer` is the stream that writes its inputs, or None."""
-        watcher, planned = self.watcher, self.planned
-        self.planned, self.forwards = [], self.forwards + 1
-        if not watcher.due():
-            result = run()
-            count = sum(one.computed for one in planned)
-            written = written_on_device(count, given, self.parts)
-            shadows = caches.shadows_of(self.parts, written)
-            watcher.skipped({name: torch.cat((written[name], shadows[name])) for name in written})
-            return result
-        inputs, early = streams.inputs_of(given, self.names), dict[str, Tensor]()
-        if writer is not None:
-            early = streams.copied(inputs)
-            writer.synchronize()
-        batch = Batch(planned, given, self.parts)
-        owned = caches.owned(self.parts, batch.written())
-        if self.warming:
-            watcher.begin(Forward("warmup", (), owned))
-        else:
-            watcher.begin(Forward(batch.kind, batch.rows(), owned))
-            filled = streams.filled(inputs, self.prepared, self.names)
-            self.note_lines(filled)
-            watcher.lists(list(lists_of(batch)))
-            laws = list(laws_of(batch))
-            for one in laws:
-                one.copied = filled.get(one.name.partition(" (")[0])
-            watcher.inputs("batch", [*laws, *streams.unordered(early, inputs)])
-            if hasattr(runner.logit_processor, "prepare_tensor_args"):
-                watcher.rows("logits processors", list(rows(batch, runner.logit_processor)))
-            if any(mask.numel() > LARGEST_MASK for mask in masks_of(batch).values()):
-                watcher.scope(masks_not_watched=f"those of more than {LARGEST_MASK} entries")
-        self.now = runner, model, batch
-        try:
-            with self.judging(runner, batch):
-                result = run() if self.warming else run_batch(self, runner, model, batch, run)
-        except BaseException:
-            watcher.abandon()
-            raise
-        finally:
-            self.now = None
-        if not self.warming:  # Tokens of the batch before are carried over by this one.
-            ids, positions = given["input_ids"][0], given["position_ids"][0]
-            watcher.tokens(ids[: batch.size], positions[: batch.size])
-        watcher.end()
+        """Watch a forward pass."""
+        run = functools.partial(original, runner, model, batch_data, *args, **kw)
+        given: Mapping[str, Any] = batch_data
+        with streams.on_stream(runner) as writer:
+            planned, self.planned = self.planned, []
+            self.forwards += 1
+            if not self.watcher.due():
+                return self.skipped(planned, given, run)
+            inputs, early = streams.inputs_of(given, self.names), dict[str, Tensor]()
+            if writer is not None:
+                early = streams.copied(inputs)
+                writer.synchronize()
+            batch = Batch(planned, given, self.parts)
+            owned = caches.owned(self.parts, batch.written())
+            if self.warming:
+                self.watcher.begin(Forward("warmup", (), owned))
+            else:
+                self.watcher.begin(Forward(batch.kind, batch.rows(), owned))
+                filled = streams.filled(inputs, self.prepared, self.names)
+                self.judge(runner, batch, filled, streams.unordered(early, inputs))
+            with self.forward_of((runner, model, batch)):
+                return run() if self.warming else self.run(runner, model, batch, run)
+
+    def skipped(
+        self, planned: list[Planned], given: Mapping[str, Any], run: Callable[[], Any]
+    ) -> Any:
+        """Run a forward that is not checked, and report only the slots that it writes."""
+        result = run()
+        count = sum(one.computed for one in planned)
+        written = written_on_device(count, given, self.parts)
+        shadows = caches.shadows_of(self.parts, written)
+        self.watcher.skipped({name: torch.cat((written[name], shadows[name])) for name in written})
         return result
+
+    def ended(self, now: Any) -> None:
+        """Judge the tokens of a batch, which carries over those of the batch before."""
+        batch = now[2]
+        if not self.warming:
+            ids, positions = batch.given["input_ids"][0], batch.given["position_ids"][0]
+            self.watcher.tokens(ids[: batch.size], positions[: batch.size])
+
+    def judge(
+        self, runner: Any, batch: Batch, filled: Mapping[str, Tensor], unordered: list[StaticInput]
+    ) -> None:
+        """Judge the inputs of a forward. `filled` are the tensors that the engine filled."""
+        watcher, processors = self.watcher, getattr(runner, "logit_processor", None)
+        self.note_lines(filled)
+        watcher.lists(list(lists_of(batch)))
+        laws = list(laws_of(batch))
+        for one in laws:
+            one.copied = filled.get(one.name.partition(" (")[0])
+        watcher.inputs("batch", [*laws, *unordered])
+        if hasattr(processors, "prepare_tensor_args"):
+            watcher.rows(PROCESSORS, list(sampling.rows(batch, processors)))
+        if processors is not None and not compiles(runner):
+            self.hook(type(processors), "__call__", self.processed)
+        if any(mask.numel() > LARGEST_MASK for mask in masks_of(batch).values()):
+            watcher.scope(masks_not_watched=f"those of more than {LARGEST_MASK} entries")
 
     def note_lines(self, inputs: Mapping[str, Tensor]) -> None:
         """Note the tensors from which the inputs of a forward pass are judged."""
@@ -178,21 +165,53 @@ class Engine:
         }
         self.watcher.lines.note(SLOTS, tables)
 
-    def judging(self, runner: Any, batch: Batch) -> AbstractContextManager[None]:
-        """Judge the logits before and after the logits processors, within this context.
+    def processed(
+        self,
+        original: Original,
+        processors: Any,
+        input_ids: Any,
+        scores: Tensor,
+        *args: Any,
+        **kw: Any,
+    ) -> Any:
+        """Judge logits before and after the logits processors, unless a graph captures these."""
+        now = self.now
+        if now is None or self.warming or now[0].logit_processor is not processors:
+            return original(processors, input_ids, scores, *args, **kw)
+        if sampling.capturing(scores.device) or compiles(now[0]):
+            return original(processors, input_ids, scores, *args, **kw)
+        raw = scores.clone()
+        result = original(processors, input_ids, scores, *args, **kw)
+        values = list(sampling.logits(now[2], processors, raw, result))
+        self.watcher.rows(PROCESSORS, values)
+        return result
 
-        A compiled forward and a graph contain their own processors, and are left alone.
-        """
-        processors = getattr(runner, "logit_processor", None)
-        compiled = any(getattr(runner, f"_compiled_{path}", True) for path in ("varlen", "decode"))
-        if self.warming or compiled or processors is None:
-            return nullcontext()
+    def run(self, runner: Any, model: Any, batch: Batch, run: Callable[[], Any]) -> Any:
+        """Run a batch. Some batches without a graph run again."""
+        # Each row has logits, and no compiled code has a hook.
+        whole = not compiles(runner) and all(one.predicted for one in batch.requests)
+        ids, self.graphed = batch.given["input_ids"], False
+        ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
 
-        def judge(raw: Tensor, result: Tensor) -> None:
-            values = list(logits(batch, processors, raw, result))
-            self.watcher.rows("logits processors", values)
+        def outputs(result: Any) -> dict[str, Tensor]:
+            """Return the logits of each row. Tokens are not compared, as they may be drawn."""
+            _, _, *logits = result
+            if not logits or "logits_to_keep" not in batch.given:
+                return {}
+            return {"logits": logits[0][0, : len(batch.requests)]}
 
-        return attribute(runner, "logit_processor", Judged(processors, judge))
+        return self.eager(
+            functools.partial(computed, runner, model if whole else None, run),
+            outputs,
+            lambda: not self.graphed,
+            graph=runner,
+            kind=f"{batch.kind} forward",
+            rows=batch.size,
+            bucket=batch.padded,
+            # The forward changes its input ids: it carries over tokens of the last batch.
+            inputs=[StaticInput("input_ids", ids, ids.shape[-1], ids.shape[-1], axis=1)],
+            once="it waits for other ranks" if ranks else None,
+        )[0]
 
     # Graphs.
 
@@ -214,8 +233,7 @@ class Engine:
         if self.now is None or not self.watcher.watching:
             return original()
         runner, model, batch = self.now
-        statics, given = statics_of(io, batch), given_of(batch)
-        count, padded = batch.size, batch.padded
+        given = given_of(batch)
         known = self.watcher.captures.get(graph) or {}
         # Else the graph reads and changes other tensors, which are not restored.
         other = any(one.name in known and fault(one, known[one.name]) for one in given)
@@ -234,10 +252,18 @@ class Engine:
 
         return self.watcher.replay(
             Replay(
-                graph, KIND, count, padded, [*statics, *given], original, outputs, eager,
-                lambda: [io.output_ids[:, predicted:]], once,
+                graph,
+                KIND,
+                batch.size,
+                batch.padded,
+                [*statics_of(io, batch), *given],
+                original,
+                outputs,
+                eager,
+                lambda: [io.output_ids[:, predicted:]],
+                once,
             )
-        )  # fmt: skip
+        )
 
     # Blocks.
 
@@ -246,8 +272,7 @@ class Engine:
         blocks = original(pool, index, *args, **kwargs)
         if blocks:
             part = self.parts[self.names[index]]
-            slots = torch.tensor(list(blocks)) * part.page
-            self.watcher.allocated(part.name, slots, called_at())
+            self.watcher.allocated(part.name, torch.tensor([*blocks]) * part.page, called_at())
         return blocks
 
     def free(
@@ -256,8 +281,7 @@ class Engine:
         """Note the blocks that the engine frees."""
         if block_ids:
             part = self.parts[self.names[index]]
-            slots = torch.tensor(list(block_ids)) * part.page
-            self.watcher.freed(part.name, slots, called_at())
+            self.watcher.freed(part.name, torch.tensor([*block_ids]) * part.page, called_at())
         return original(pool, index, block_ids, *args, **kw)
 
     def copy(self, original: Original, cache: Any, copies: Any, *args: Any, **kw: Any) -> Any:
@@ -290,18 +314,38 @@ class Engine:
                 self.watcher.load(request, name, part.of_blocks(mine))
         return result
 
-    # Idle moments.
-
     def idle(self, original: Original, processor: Any, *args: Any, **kwargs: Any) -> Any:
         """Judge which slots are free or cached, once after each forward pass, if nothing runs."""
         result = original(processor, *args, **kwargs)
-        if result or processor.has_pending_requests() or self.idle_at == self.forwards:
+        if result or processor.has_pending_requests() or not self.idle_since(self.forwards):
             return result
-        self.idle_at = self.forwards
         locked = {
             name: part.page * len(part.allocator.ledger.shared_ref_counts)
             for name, part in self.parts.items()
         }
-        pool = processor.cache.pool
-        self.watcher.idle(caches.free_and_cached(self.parts, pool), locked)
+        self.watcher.idle(caches.free_and_cached(self.parts, processor.cache.pool), locked)
         return result
+
+
+def compiles(runner: Any) -> bool:
+    """Return whether a runner compiles forwards. These contain their own processors."""
+    return any(getattr(runner, f"_compiled_{path}", True) for path in ("varlen", "decode"))
+
+
+def computed(runner: Any, model: Any, run: Callable[[], Any]) -> tuple[Any, ...]:
+    """Run a batch. Returns its result, the output ids that it wrote, and logits of `model`."""
+    found: list[Tensor] = []
+    hook = None
+
+    def note(output: Any) -> None:
+        if isinstance(logits := getattr(output, "logits", None), Tensor):
+            found.append(logits)
+
+    if model is not None:
+        hook = model.register_forward_hook(lambda *given: note(given[-1]))
+    try:
+        result = run()
+    finally:
+        if hook is not None:
+            hook.remove()
+    return result, runner.inputs_and_outputs.get_cb_kwargs()[-1], *found[-1:]

@@ -1,8 +1,4 @@
-"""Lists the methods of the engine that are wrapped, and wraps them.
-
-Only methods of the engine's own classes are wrapped. Each cache is followed by an `Engine` of its
-own.
-"""
+"""Lists the methods of the engine that are wrapped. Each cache is followed by its own `Engine`."""
 
 import importlib
 from collections.abc import Callable
@@ -10,19 +6,17 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from paritybit.connectors.failures import judge
-from paritybit.connectors.hooking import NotRecognisedError, wrap
-from paritybit.connectors.transformers.engine import Engine, Original
+from paritybit.connectors.following import Original
+from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.hooking import install as install_hooks
+from paritybit.connectors.transformers.engine import Engine
 from paritybit.connectors.transformers.sources import meaning
 from paritybit.watch.journal import of_process
 from paritybit.watch.settings import active
 
-PACKAGE = "transformers.generation.continuous_batching"
-
-
-MADE = "cache.PagedAttentionCache.__init__"
-FAILED = "continuous_api.ContinuousBatchingManager._handle_critical_error"
-
-TARGETS = {
+PATHS = {
+    "made": "cache.PagedAttentionCache.__init__",
+    "failed": "continuous_api.ContinuousBatchingManager._handle_critical_error",
     "prepare": "input_outputs.ContinuousBatchingIOs.prepare_batch_tensors",
     "compute": "model_runner.ModelRunner.compute_batch",
     "warm": "model_runner.ModelRunner.run_one_warmup",
@@ -35,7 +29,10 @@ TARGETS = {
     "load": "offloading_manager.OffloadingManager.restore_scheduled_requests",
     "idle": "continuous_api.ContinuousBatchProcessor.prepare_next_batch",
 }
-"""Maps each method of `Engine` to the method that it wraps. All of them are required."""
+TARGETS = {
+    name: (f"transformers.generation.continuous_batching.{path}",) for name, path in PATHS.items()
+}
+"""Maps each method of `Hooks` or `Engine` to the method that it wraps. All are required."""
 
 
 class Hooks:
@@ -54,7 +51,7 @@ class Hooks:
             return result
         try:
             if self.lacking:
-                raise NotRecognisedError(", ".join(self.lacking))
+                raise NotRecognisedError(f"the lack of {', '.join(self.lacking)}")
             engine = Engine(cache, release(), journal, settings)
         except NotRecognisedError as error:
             journal.undecided(f"transformers {release()}: {error} is not recognised")
@@ -72,11 +69,11 @@ class Hooks:
             judge(error, journal, settings, meaning(error))
         return original(manager, error, processor, *args, **kw)
 
-    def passing(self, name: str) -> Callable[..., Any]:
-        """Return a hook that calls the method `name` of the `Engine` that follows a cache.
-
-        The method of the engine belongs to the cache, to its pool, or to an object with a `cache`.
-        """
+    def method_of(self, name: str) -> Callable[..., Any]:
+        """Return a hook that calls the method `name` of the `Engine` that follows a cache."""
+        if hasattr(self, name):
+            own: Callable[..., Any] = getattr(self, name)
+            return own
         method = getattr(Engine, name)
 
         def hook(original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,15 +83,6 @@ class Hooks:
             return method(engine, original, owner, *args, **kwargs)
 
         return hook
-
-    def wrap(self, path: str, hook: Callable[..., Any]) -> None:
-        """Wrap a method of the engine, or note that this release lacks it."""
-        owner, _, method = path.rpartition(".")
-        module, _, kind = owner.rpartition(".")
-        try:
-            wrap(getattr(importlib.import_module(f"{PACKAGE}.{module}"), kind), method, hook)
-        except (ImportError, AttributeError):
-            self.lacking.append(f"the lack of {path}")
 
 
 def settings_of(cache: Any, config: Any, batching: Any = None, *args: Any, **kw: Any) -> Any:
@@ -116,10 +104,6 @@ def release() -> str:
 
 def install() -> None:
     """Wrap the methods of the engine. If one is missing, no cache is watched."""
-    if active() is None:
-        return
-    hooks = Hooks()
-    hooks.wrap(MADE, hooks.made)
-    hooks.wrap(FAILED, hooks.failed)
-    for name, path in TARGETS.items():
-        hooks.wrap(path, hooks.passing(name))
+    if active() is not None:
+        hooks = Hooks()
+        hooks.lacking = install_hooks(TARGETS, hooks.method_of)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.following import expected
 from paritybit.connectors.transformers.batch import Batch, Lists
 from paritybit.connectors.transformers.cache import Part
 from paritybit.connectors.transformers.streams import inputs_of
@@ -40,9 +41,9 @@ def lists_of(batch: Batch) -> Iterator[IndexList]:
 def laws_of(batch: Batch) -> Iterator[StaticInput]:
     """Yield the arguments of the model whose values the batch implies, including padding."""
     ends = list(accumulate(one.computed for one in batch.requests))
-    yield known("cu_seq_lens_q", batch.given["cu_seq_lens_q"], [0, *ends])
+    yield expected("cu_seq_lens_q", batch.given["cu_seq_lens_q"], [0, *ends])
     last = [end - 1 for end, one in zip(ends, batch.requests, strict=True) if one.predicted]
-    yield known("logits_indices", batch.given["logits_indices"], last)
+    yield expected("logits_indices", batch.given["logits_indices"], last)
     yield from padding_of(batch)
     for name, lists in batch.lists.items():
         part = batch.parts[name]
@@ -54,10 +55,7 @@ def laws_of(batch: Batch) -> Iterator[StaticInput]:
 
 
 def padding_of(batch: Batch) -> Iterator[StaticInput]:
-    """Yield what follows the live part of each argument, with the value that padding must have.
-
-    The engine resets its static tensors for each batch, also where an earlier batch was larger.
-    """
+    """Yield what follows the live part of each argument, with the value that padding must have."""
     given, rows = batch.given, len(batch.requests)
     predicted = sum(one.predicted for one in batch.requests)
     tails: list[tuple[str, Tensor, int]] = [
@@ -81,7 +79,7 @@ def padding_of(batch: Batch) -> Iterator[StaticInput]:
             tails.append((f"attention_mask[{name}]", unused.flatten(), 0))
     for name, tail, right in tails:
         if len(tail):
-            yield known(f"{name} (padding)", tail, [right] * len(tail))
+            yield expected(f"{name} (padding)", tail, [right] * len(tail))
 
 
 def masks_of(batch: Batch) -> dict[str, Tensor]:
@@ -89,11 +87,6 @@ def masks_of(batch: Batch) -> dict[str, Tensor]:
     given = batch.given.get("attention_mask")
     masks = given if isinstance(given, dict) else dict.fromkeys(batch.parts, given)
     return {name: mask for name, mask in masks.items() if mask is not None}
-
-
-def known(name: str, tensor: Tensor, values: list[int]) -> StaticInput:
-    """Return an input whose first entries must have these values."""
-    return StaticInput(name, tensor, len(values), len(values), expected=torch.tensor(values))
 
 
 def new_tokens(batch: Batch, part: Part, lists: Lists) -> Iterator[StaticInput]:
@@ -107,19 +100,15 @@ def new_tokens(batch: Batch, part: Part, lists: Lists) -> Iterator[StaticInput]:
     ]
     entries = lists.read.cpu()[torch.cat(places)]
     right = (entries == part.trash[1]) | (entries == lists.write.cpu())
-    yield known(f"new tokens in read_index[{part.name}]", right, [1] * batch.size)
+    yield expected(f"new tokens in read_index[{part.name}]", right, [1] * batch.size)
 
 
 def mask_of(batch: Batch, part: Part, mask: Tensor) -> StaticInput:
-    """Return the keys that each live token attends to, with the keys in its window as expected.
-
-    The keys of a row are its last positions. A mask that has too few keys or queries for the rows
-    has another shape than what is expected.
-    """
+    """Return the keys that each live token attends to, with the keys in its window as expected."""
     queries, keys = mask.shape
     ends = batch.given["cu_seq_lens_k"][part.name].tolist()
     keys = max(keys, *ends)
-    expected = torch.zeros(batch.size, keys, dtype=torch.bool)
+    right = torch.zeros(batch.size, keys, dtype=torch.bool)
     first = 0
     for row, one in enumerate(batch.requests):
         begin, end = ends[row], ends[row + 1]
@@ -129,55 +118,51 @@ def mask_of(batch: Batch, part: Part, mask: Tensor) -> StaticInput:
         seen = key <= position
         if part.window is not None:
             seen &= position - key < part.window
-        expected[first : first + one.computed, begin:end] = seen
+        right[first : first + one.computed, begin:end] = seen
         first += one.computed
-    return StaticInput(
-        f"attention_mask[{part.name}]", mask[: batch.size] == 0, batch.size, queries,
-        expected=expected,
-    )  # fmt: skip
+    name, held = f"attention_mask[{part.name}]", mask[: batch.size] == 0
+    return expected(name, held, right, size=queries)
 
 
 def statics_of(io: Any, batch: Batch | None) -> list[StaticInput]:
     """Return the static inputs of graphs. Without a batch, they are described as at capture."""
-    count, size, padded = 0, 0, 0
-    rows, predicted, reads = 0, 0, 0
+    count = size = padded = rows = predicted = reads = 0
     if batch is not None:
         count, size, padded = len(batch.requests), batch.size, batch.padded
         rows = len(batch.given["cu_seq_lens_q"]) - 1
         predicted = sum(one.predicted for one in batch.requests)
         reads = max((int(one.numel()) for one in batch.given["read_index"]), default=0)
-    found = []
-
-    def add(
-        name: str, tensor: Tensor, live: int, used: int, valid: tuple[int, int] | None = None
-    ) -> None:
-        found.append(StaticInput(name, tensor, live, max(live, used), valid=valid))
-
-    add("input_ids", io.input_ids, size, padded, (0, int(io.config.vocab_size)))
-    add("position_ids", io.position_ids, size, padded, (0, int(io.cache.max_tokens_read)))
-    add("logits_indices", io.logits_indices, predicted, rows, (0, max(size, 1)))
-    add("cu_seq_lens_q", io.cumulative_seqlens_q, count + 1, rows + 1)
-    add("carry_over_ids", io.carry_over_ids, size, padded)
+    valid = {
+        "input_ids": (0, int(io.config.vocab_size)),
+        "position_ids": (0, int(io.cache.max_tokens_read)),
+        "logits_indices": (0, max(size, 1)),
+    }
+    given: dict[str, tuple[Tensor, int, int]] = {
+        "input_ids": (io.input_ids, size, padded),
+        "position_ids": (io.position_ids, size, padded),
+        "logits_indices": (io.logits_indices, predicted, rows),
+        "cu_seq_lens_q": (io.cumulative_seqlens_q, count + 1, rows + 1),
+        "carry_over_ids": (io.carry_over_ids, size, padded),
+    }
     for name, tensor in io.cumulative_seqlens_k.items():
-        add(f"cu_seq_lens_k[{name}]", tensor, count + 1, rows + 1)
+        given[f"cu_seq_lens_k[{name}]"] = tensor, count + 1, rows + 1
     for number, name in enumerate(io.cache.cache_allocators):
         lists = None if batch is None else batch.lists[name]
         ends = 0 if lists is None or not lists.ends else lists.ends[-1]
-        add(f"write_index[{name}]", io.write_index_storage[number], size, padded)
-        add(f"read_index[{name}]", io.read_index_storage[number], ends, reads)
-        mask = (io.attention_mask or {}).get(name)
-        if mask is not None:
-            add(f"attention_mask[{name}]", mask, 1, 1)
+        given[f"write_index[{name}]"] = io.write_index_storage[number], size, padded
+        given[f"read_index[{name}]"] = io.read_index_storage[number], ends, reads
+        if (mask := (io.attention_mask or {}).get(name)) is not None:
+            given[f"attention_mask[{name}]"] = mask, 1, 1
     if io.block_table.numel():
-        add("block_table", io.block_table, len(io.block_table), len(io.block_table))
-    return found
+        given["block_table"] = io.block_table, len(io.block_table), len(io.block_table)
+    return [
+        StaticInput(name, tensor, live, max(live, used), valid=valid.get(name))
+        for name, (tensor, live, used) in given.items()
+    ]
 
 
 def given_of(batch: Batch) -> list[StaticInput]:
-    """Return the arguments of the model, to compare with those that a graph captured.
-
-    An engine may replay a graph that captured the tensors of another batch, or fewer tokens.
-    """
+    """Return the arguments of the model, to compare with those that a graph captured."""
     names = {part.allocator.index: name for name, part in batch.parts.items()}
     found = inputs_of(batch.given, names)
     if batch.given.get("block_table") is not None:

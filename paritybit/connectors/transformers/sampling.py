@@ -1,6 +1,6 @@
 """What logits processors use for each row, and what its request asked for."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ from paritybit.connectors.hooking import place_of
 from paritybit.connectors.sampling import NOTHING, Asked, Sampled, logits_of, rows_of
 from paritybit.connectors.transformers.batch import Batch
 from paritybit.watch.facts import RowValues
-from paritybit.watch.memory import ours
 
 PACKAGE = "transformers"
 
@@ -22,10 +21,7 @@ def asked_of(state: Any, processor: Any, name: str) -> float:
 
 
 def rows(batch: Batch, processors: Any) -> Iterator[RowValues]:
-    """Yield the arguments of the processors that have one per request.
-
-    An argument is an int32, or a float32 with the same bits. Only rows that sample a token count.
-    """
+    """Yield the arguments of the processors that have one per request."""
     given = batch.given.get("logits_processor_args")
     mine = [one.state for one in batch.requests if one.predicted]
     per_request = [one for one in processors.logits_processor if hasattr(one, "supported_kwargs")]
@@ -44,10 +40,7 @@ def rows(batch: Batch, processors: Any) -> Iterator[RowValues]:
 
 
 def logits(batch: Batch, processors: Any, raw: Tensor, result: Tensor) -> Iterator[RowValues]:
-    """Yield logits [rows, vocabulary] before and after processors that all have an argument.
-
-    Rows after those that sample a token are padding.
-    """
+    """Yield logits [rows, vocabulary] before and after processors that all have an argument."""
     if not all(hasattr(one, "supported_kwargs") for one in processors.logits_processor):
         return
     found = []
@@ -63,28 +56,6 @@ def logits(batch: Batch, processors: Any, raw: Tensor, result: Tensor) -> Iterat
     source = place_of(type(processors).__call__, PACKAGE)
     sources = dict.fromkeys(("temperature", "min_p"), source)
     yield from logits_of(found, raw, result, heated=True, cut=True, sources=sources)
-
-
-class Judged:
-    """Logits processors in place of the engine's own. `judge` gets logits before and after them."""
-
-    def __init__(self, processors: Any, judge: Callable[[Tensor, Tensor], None]) -> None:
-        self.processors, self.judge = processors, judge
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the engine's processors."""
-        return getattr(self.processors, name)
-
-    def __call__(self, ids: Tensor, scores: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Apply the engine's processors. What a graph captures is not judged."""
-        if capturing(scores.device):
-            return self.processors(ids, scores, *args, **kwargs)
-        with ours():
-            raw = scores.clone()
-        result = self.processors(ids, scores, *args, **kwargs)
-        with ours():
-            self.judge(raw, result)
-        return result
 
 
 def capturing(device: torch.device) -> bool:

@@ -12,15 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.following import expected
 from paritybit.watch.facts import StaticInput
 
 
 @contextmanager
 def on_stream(runner: Any) -> Iterator[Any]:
-    """Run the watcher on the compute stream of a runner.
-
-    Yields the stream that writes the inputs of the next forward pass, or None without streams.
-    """
+    """Run the watcher on the compute stream of a runner."""
     stream = runner.inputs_and_outputs.compute_stream
     if stream is None:
         yield None
@@ -32,10 +30,7 @@ def on_stream(runner: Any) -> Iterator[Any]:
 
 
 def inputs_of(given: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Tensor]:
-    """Return the inputs that the engine copies from the host, by name.
-
-    `names` maps the number of a group to its name.
-    """
+    """Return the inputs that the engine copies from the host, by name."""
     found = {
         name: given[name]
         for name in ("input_ids", "position_ids", "cu_seq_lens_q", "logits_indices")
@@ -51,10 +46,7 @@ def inputs_of(given: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, T
 def filled(
     inputs: Mapping[str, Tensor], prepared: Any, names: Mapping[int, str]
 ) -> dict[str, Tensor]:
-    """Return the tensors that the engine fills with its inputs, by name.
-
-    These are those of `prepared` on the host, if the inputs are copies of them.
-    """
+    """Return the tensors that the engine fills with its inputs, by name."""
     if prepared is None:
         return dict(inputs)
     given = {
@@ -81,8 +73,9 @@ def copied(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in inputs.items()}
 
 
-def unordered(early: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Iterator[StaticInput]:
-    """Yield the values that the compute stream read, with the written values as expected."""
-    for name, tensor in early.items():
-        what, size = f"{name} (read without waiting for its writer)", len(tensor)
-        yield StaticInput(what, tensor, size, size, expected=inputs[name])
+def unordered(early: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> list[StaticInput]:
+    """Return the values that the compute stream read, with the written values as expected."""
+    return [
+        expected(f"{name} (read without waiting for its writer)", tensor, inputs[name])
+        for name, tensor in early.items()
+    ]

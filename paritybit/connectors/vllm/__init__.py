@@ -25,10 +25,7 @@ from collections.abc import Callable
 
 
 def load() -> None:
-    """Wrap the engine's functions. This is the entry point in the group `vllm.general_plugins`.
-
-    Does nothing if `PARITYBIT_WATCH` is not set.
-    """
+    """Wrap the engine's functions. This is the entry point in the group `vllm.general_plugins`."""
     if os.environ.get("PARITYBIT_WATCH"):
         from paritybit.watch.attach import start  # noqa: PLC0415
 
@@ -42,7 +39,4 @@ def _install() -> Callable[[], None]:
 
 
 def connect() -> None:
-    """Do nothing, because each release with an engine core loads plugins.
-
-    This is the entry point in the group `paritybit.connectors`.
-    """
+    """Do nothing, because each release with an engine core loads plugins."""

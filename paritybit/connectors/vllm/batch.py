@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.following import expected
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.vllm.pools import GROUP, Pool
 from paritybit.watch.facts import Forward, IndexList, StaticInput
@@ -29,10 +30,7 @@ class Batch:
     padded: tuple[int, int]
 
     def lists(self, pool: Pool, group: str) -> IndexList:
-        """Return the block tables of all groups, concatenated by row, with padded rows last.
-
-        Only rows that have slots in the KV group are judged.
-        """
+        """Return the block tables of all groups, concatenated by row, with padded rows last."""
         rows = self.live[0]
         tables = [one.block_table for one in self.metadata]
         lines = [*(table[:rows] for table in tables), *(table[rows:] for table in tables)]
@@ -75,23 +73,15 @@ class Batch:
         no keys.
         """
         rows, tokens = self.live
-        found = []
-        for number, one in enumerate(self.metadata):
+        return [
+            expected(f"{name} {number} (padding)", tensor[first:], [right] * left, tensor)
+            for number, one in enumerate(self.metadata)
             for name, tensor, first, right in (
                 ("query_start_loc", one.query_start_loc, rows + 1, tokens),
                 ("seq_lens", one.seq_lens, rows, 0),
-            ):
-                tail = tensor[first:]
-                if not len(tail):
-                    continue
-                expected = torch.full((len(tail),), right)
-                found.append(
-                    StaticInput(
-                        f"{name} {number} (padding)", tail, len(tail), len(tail),
-                        expected=expected, copied=tensor,
-                    )
-                )  # fmt: skip
-        return found
+            )
+            if (left := len(tensor) - first) > 0
+        ]
 
     def bounds(self, forward: Forward) -> list[StaticInput]:
         """Return the largest lengths that kernels get from the host, which may be too large."""
@@ -99,13 +89,23 @@ class Batch:
             "max_seq_len": max(row.cached + row.computed for row in forward.rows),
             "max_query_len": max(row.computed for row in forward.rows),
         }
-        found = []
-        for number, one in enumerate(self.metadata):
-            for name, least in needed.items():
-                if isinstance(held := getattr(one, name, None), int):
-                    given, right = torch.tensor([min(held, least)]), torch.tensor([least])
-                    found.append(StaticInput(f"{name} {number}", given, 1, 1, expected=right))
-        return found
+        return [
+            expected(f"{name} {number}", torch.tensor([min(held, least)]), [least])
+            for number, one in enumerate(self.metadata)
+            for name, least in needed.items()
+            if isinstance(held := getattr(one, name, None), int)
+        ]
+
+    def judged(self, forward: Forward, config: Any) -> list[StaticInput]:
+        """Return the inputs with the values that the rows of a forward imply."""
+        valid = {
+            "input_ids": (0, int(config.get_vocab_size())),
+            "positions": (0, max(1, int(config.max_model_len) // 2)),
+        }
+        right, inputs = self.expected(forward), self.inputs()
+        for static in inputs:
+            static.expected, static.valid = right.get(static.name), valid.get(static.name)
+        return inputs
 
     def expected_positions(self, forward: Forward) -> Tensor:
         """Return the positions of all live tokens, int64 [tokens]."""

@@ -2,27 +2,22 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paritybit.connectors.vllm.blocks import Blocks, Original
+from paritybit.connectors.following import Original
+from paritybit.connectors.vllm.blocks import Blocks
 from paritybit.connectors.vllm.drafts import Turn
 from paritybit.connectors.vllm.pools import DRAFTED
-from paritybit.connectors.vllm.requests import Requests, resumed_of
-from paritybit.connectors.vllm.speculation import Account, account_of, drafts_of, kept, tokens_of
+from paritybit.connectors.vllm.requests import Requests, begun_by
+from paritybit.connectors.vllm.speculation import Account, account_of, kept, tokens_of
 from paritybit.watch.facts import Replay
-from paritybit.watch.journal import Journal
 
 
 class Drafting(Blocks):
     """The part of an engine that follows its drafts. `account` is None without speculation."""
-
-    def __init__(self, journal: Journal) -> None:
-        super().__init__(journal)
-        self.forget()
 
     def forget(self) -> None:
         """Stop watching, and forget all that is known of requests."""
@@ -53,15 +48,11 @@ class Drafting(Blocks):
             self.account = account_of(runner.vllm_config)
         if self.account is None:
             return
-        cached, of = output.scheduled_cached_reqs, self.scheduler.requests
-        resumed = resumed_of(cached)
-        begun = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
-        known = zip(cached.req_ids, cached.num_computed_tokens, strict=True)
-        begun |= {name: computed for name, computed in known if name in resumed}
+        begun, of = begun_by(output), self.scheduler.requests
         self.firsts |= begun
         # The scheduler's own requests change meanwhile.
-        told = {name: SimpleNamespace(all_token_ids=[*of[name].all_token_ids]) for name in begun}
-        self.later(functools.partial(self.account.follow, output, resumed, told))
+        tokens = {name: list(of[name].all_token_ids) for name in begun}
+        self.later(functools.partial(self.account.follow, output, begun, tokens))
 
     def later(self, step: Callable[[], object]) -> None:
         """Follow a step of the drafts, after the next checked forward has begun if this is skipped.
@@ -79,10 +70,7 @@ class Drafting(Blocks):
             step()
 
     def first_unknown(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the first position of each request that a skipped forward may compute.
-
-        With speculation, it is that of the first forward since the last checked one.
-        """
+        """Return the first position of each request that a skipped forward may compute."""
         if self.account is None:
             return {name: self.requests.known[name].computed for name in names}
         if not self.skipping:
@@ -109,12 +97,10 @@ class Drafting(Blocks):
 
     def count(self, account: Account, names: list[str], result: Any) -> None:
         """Count the drafts that a sampler accepted."""
-        found = account.sampled(names, tokens_of(result))
+        drafts, accepted = account.sampled(names, tokens_of(result))
         if self.watcher is not None:
             self.journal.count(
-                drafts=found.drafts,
-                accepted_drafts=found.accepted,
-                rejected_drafts=found.drafts - found.accepted,
+                drafts=drafts, accepted_drafts=accepted, rejected_drafts=drafts - accepted
             )
 
     def proposed(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -123,8 +109,8 @@ class Drafting(Blocks):
         if self.account is not None:
             drafts = args[1] if result is None else result
             drafts = drafts.clone() if isinstance(drafts, Tensor) else drafts
-            names, account = names_of(owner, args, kwargs), self.account
-            self.later(lambda: account.proposed(names, drafts_of(drafts)))
+            names = names_of(owner, args, kwargs)
+            self.later(functools.partial(self.account.proposed, names, drafts))
         return result
 
     # A draft model.
@@ -134,17 +120,8 @@ class Drafting(Blocks):
         turn = self.turn_of(names_of(owner, args, kwargs), owner)
         if turn is None or self.watcher is None or not self.checked:
             return original(owner, *args, **kwargs)
-        self.turn = turn
-        try:
-            with self.watcher.lines.learning():
-                result = original(owner, *args, **kwargs)
-        except BaseException:
-            self.watcher.abandon()
-            raise
-        finally:
-            self.turn = None
-        self.watcher.end()
-        return result
+        with self.forward_of(turn, "turn"), self.learning():
+            return original(owner, *args, **kwargs)
 
     def turn_of(self, names: list[str], owner: Any) -> Turn | None:
         """Return what a draft model computes for a batch, or None if it is unknown."""
@@ -155,7 +132,7 @@ class Drafting(Blocks):
             return None
         config = owner.vllm_config
         return Turn(
-            names, account, self.requests, self.scheduler.requests, pool,
+            names, account, self.requests, self.scheduler.requests, pool, pool.draft,
             int(config.speculative_config.num_speculative_tokens),
             int(config.model_config.max_model_len),
             # The older runner passes the last token of a prompt in place of the next one.
@@ -196,19 +173,15 @@ class Drafting(Blocks):
         return result
 
     def steps(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
-        """Begin to watch the steps that compute all drafts but the first. Judge their inputs.
-
-        One graph may hold all steps.
-        """
+        """Begin to watch the steps that compute all drafts but the first. Judge their inputs."""
         turn, watcher = self.turn, self.watcher
         if turn is not None and watcher is not None:
-            assert turn.pool.draft is not None
             self.begin_steps(turn)
             buffers, tables = owner.input_buffers, owner.block_tables.input_block_tables
             if turn.fits(turn.drafts - 1):
                 given = turn.step_inputs(buffers.seq_lens, buffers.positions)
                 watcher.inputs("draft", given)
-                watcher.lists([turn.whole_table(tables[turn.pool.draft.number])])
+                watcher.lists([turn.whole_table(tables[turn.draft.number])])
         return original(owner, *args, **kwargs)
 
     def begin_steps(self, turn: Turn) -> None:
@@ -219,18 +192,13 @@ class Drafting(Blocks):
             self.watcher.begin(turn.stepped())
 
     def draft_metadata(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
-        """Judge the attention inputs of a draft model.
-
-        The first metadata of the older runner belong to the forward that computes the target's
-        tokens.
-        """
+        """Judge the attention inputs of a draft model."""
         result = original(owner, *args, **kwargs)
         turn, watcher, older = self.turn, self.watcher, isinstance(result, tuple)
         layers = result[1] if older else result
         if turn is None or watcher is None or layers is None:
             return result
-        assert turn.pool.draft is not None
-        mine = layers[turn.pool.draft.layer]
+        mine = layers[turn.draft.layer]
         if older and not watcher.watching:
             self.take_up(turn, owner.input_ids, owner.positions, mine.slot_mapping)
             self.judge_states(owner)
@@ -254,25 +222,14 @@ class Drafting(Blocks):
         if turn is None or watcher is None:
             return run()
         self.judge_states(turn.owner)
-        rows, tokens = len(turn.names), sum(turn.account.counts[name] for name in turn.names)
-        live = rows if turn.stepping else tokens
-        return watcher.replay(
-            Replay(
-                graphs,
-                "draft graph",
-                live,
-                int(one.num_tokens),
-                (),
-                run,
-                once="it changes the inputs of its next step",
-            )
-        )
+        live = len(turn.names)
+        if not turn.stepping:
+            live = sum(turn.account.counts[name] for name in turn.names)
+        once, bucket = "it changes the inputs of its next step", int(one.num_tokens)
+        return watcher.replay(Replay(graphs, "draft graph", live, bucket, (), run, once=once))
 
     def forget_undrafted(self) -> None:
-        """Mark slots as unknown whose computation by the draft model was not watched.
-
-        Called when the next forward begins.
-        """
+        """Mark slots as unknown whose computation by the draft model was not watched."""
         names, self.undrafted, self.checked = self.undrafted, [], False
         unwatched, self.unwatched = self.unwatched, None
         account, pool = self.account, self.pool
@@ -281,7 +238,7 @@ class Drafting(Blocks):
         if unwatched is not None:
             self.watcher.forget(DRAFTED, unwatched)
         known = [name for name in names if name in account.requests]
-        turn = Turn(known, account, self.requests, {}, pool, 0, 0)
+        turn = Turn(known, account, self.requests, {}, pool, pool.draft, 0, 0)
         if known:
             self.watcher.forget(DRAFTED, torch.cat([turn.around(name) for name in known]))
 

@@ -7,14 +7,15 @@ unknown before the forward, so the connector reports their KV with a token that 
 draft model writes this KV again after the target has verified the drafts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paritybit.connectors.vllm.pools import DRAFTED, Pool
+from paritybit.connectors.following import expected
+from paritybit.connectors.vllm.pools import DRAFTED, Draft, Pool
 from paritybit.connectors.vllm.requests import Requests, padded, space_of
 from paritybit.connectors.vllm.speculation import Account
 from paritybit.watch.facts import Forward, IndexList, Row, StaticInput
@@ -28,6 +29,7 @@ class Turn:
     """What a draft model computes after a forward of the target.
 
     - `names`, `of`: the requests of the batch in order, and the scheduler's requests by name.
+    - `draft`: the group of its layers.
     - `drafts`: the number of drafts per request.
     - `longest`: the largest number of tokens of a request.
     - `names_next`: after a chunk of a prompt, the model gets the next token of the prompt.
@@ -40,6 +42,7 @@ class Turn:
     requests: Requests
     of: Mapping[str, Any]
     pool: Pool
+    draft: Draft
     drafts: int
     longest: int
     names_next: bool = True
@@ -58,26 +61,19 @@ class Turn:
 
     def slots(self, name: str, end: int) -> Tensor:
         """Return the slots of the first positions of a request in the group of the draft model."""
-        assert self.pool.draft is not None
-        return padded(self.requests.of(name, self.pool).slots[self.pool.draft.number][:end], end)
+        return padded(self.requests.of(name, self.pool).slots[self.draft.number][:end], end)
 
     def around(self, name: str) -> Tensor:
         """Return all slots of a request that the draft model may have written for this batch."""
         _, first = self.given(name)
-        mine = self.requests.of(name, self.pool)
-        assert self.pool.draft is not None
-        return mine.slots[self.pool.draft.number][first:]
+        return self.requests.of(name, self.pool).slots[self.draft.number][first:]
 
     def extended(self) -> Forward:
-        """Return the forward that computes the tokens of the batch.
-
-        It need not write the slots of rejected drafts.
-        """
+        """Return the forward that computes the tokens of the batch."""
         rows = []
         for name in self.names:
             count, first = self.given(name)
-            rejected = self.account.requests[name].rejected
-            rows.append(self.row(name, first, count, rejected))
+            rows.append(self.row(name, first, count, self.account.requests[name].rejected))
         return Forward("draft extend", tuple(rows), model="draft ")
 
     def stepped(self) -> Forward:
@@ -91,7 +87,6 @@ class Turn:
 
     def row(self, name: str, cached: int, computed: int, spare: int) -> Row:
         """Return the row of a request."""
-        assert self.pool.draft is not None
         mine, end = self.account.requests[name], cached + computed
         known = mine.tokens[1 : mine.computed + 1]
         return Row(
@@ -102,14 +97,11 @@ class Turn:
             slots={DRAFTED: self.slots(name, end)},
             space=f"draft {space_of(self.of[name])} after {mine.tokens[0]}",
             spare=spare,
-            window=self.pool.draft.window,
+            window=self.draft.window,
         )
 
     def inputs(self, ids: Tensor, positions: Tensor, mapping: Tensor | None) -> list[StaticInput]:
-        """Return the inputs of the first forward, except those of rejected drafts.
-
-        `mapping` has the slot to write for each token.
-        """
+        """Return the inputs of the first forward, except those of rejected drafts."""
         tokens, where, slots, kept = list[int](), list[int](), list[int](), list[bool]()
         for name in self.names:
             _, first = self.given(name)
@@ -119,15 +111,14 @@ class Turn:
             kept += [True] * (mine.computed - first - 1)
             kept.append(self.names_next or mine.computed == len(mine.tokens) - 1)
             slots += self.slots(name, mine.computed)[first:].tolist()
-        at = self.places(ids)
-        known = torch.tensor(kept)
-        right = torch.tensor(tokens)[known].tolist()
+        at, known = self.places(ids), torch.tensor(kept)
+        right = torch.tensor(tokens)[known]
         found = [
-            expected("input_ids", ids[at[known.to(at.device)]], right, ids),
-            expected("positions", positions[at], where, positions),
+            expected("input_ids (draft)", ids[at[known.to(at.device)]], right, ids),
+            expected("positions (draft)", positions[at], where, positions),
         ]
         if mapping is not None:
-            found.append(expected("slot_mapping", mapping[at], slots, mapping))
+            found.append(expected("slot_mapping (draft)", mapping[at], slots, mapping))
         return found
 
     def places(self, given: Tensor) -> Tensor:
@@ -140,15 +131,11 @@ class Turn:
         return torch.tensor(places, dtype=torch.int64, device=given.device)
 
     def states(self, held: Tensor, target: Tensor) -> list[StaticInput]:
-        """Return the hidden states that the draft model gets, with those that the target returned.
-
-        Both have the order of the target's batch, [tokens, width].
-        """
+        """Return the hidden states that the draft model gets, with those of the target."""
         if held.ndim != 2 or held.shape[1:] != target.shape[1:]:
             return []
         at = self.places(held)
-        size, name = len(at), "hidden_states (draft)"
-        return [StaticInput(name, held[at], size, size, expected=target[at], copied=held)]
+        return [expected("hidden_states (draft)", held[at], target[at], held)]
 
     @property
     def unnamed(self) -> int:
@@ -166,14 +153,15 @@ class Turn:
         """Return the inputs of the current step, or of the first one if none has begun."""
         rows, step = len(self.names), max(1, self.step)
         ends = [self.done(name) + step for name in self.names]
+        last = [end - 1 for end in ends]
         found = [
-            expected("seq_lens", lengths[:rows], ends, lengths),
-            expected("positions", positions[:rows], [end - 1 for end in ends], positions),
+            expected("seq_lens (draft)", lengths[:rows], ends, lengths),
+            expected("positions (draft)", positions[:rows], last, positions),
         ]
         if mapping is not None:
             pairs = zip(self.names, ends, strict=True)
             slots = [int(self.slots(name, end)[-1]) for name, end in pairs]
-            found.append(expected("slot_mapping", mapping[:rows], slots, mapping))
+            found.append(expected("slot_mapping (draft)", mapping[:rows], slots, mapping))
         return found
 
     def lists(self, table: Tensor, lengths: Tensor) -> IndexList:
@@ -194,12 +182,6 @@ class Turn:
         rows = len(self.names)
         ends = torch.tensor([self.done(name) + self.drafts - 1 for name in self.names])
         return self.lists(table[:rows], ends)
-
-
-def expected(name: str, held: Tensor, right: Sequence[int], whole: Tensor) -> StaticInput:
-    """Return a part of an input of a draft model, with its expected values."""
-    size, values = len(held), torch.tensor(right, dtype=torch.int64)
-    return StaticInput(f"{name} (draft)", held, size, size, expected=values, copied=whole)
 
 
 def draft_layers(runner: Any) -> set[str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paritybit.connectors.repeated import tensors
+from paritybit.connectors.following import tensors
 from paritybit.connectors.vllm.pools import Pool
 
 ALONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",

@@ -1,19 +1,16 @@
-"""Follows the engine in this process and reports to the watcher what happens, in order.
-
-Each method that `hooks` names wraps functions of the engine. It gets the original function, then
-the arguments of the call.
-"""
+"""Follows the engine in this process. Each method that `hooks` names wraps functions of it."""
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paritybit.connectors.failures import judge
+from paritybit.connectors.following import Original, tensors
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm import eager, effects
@@ -22,13 +19,11 @@ from paritybit.connectors.vllm.pools import Pool, described
 from paritybit.connectors.vllm.rows import Rows
 from paritybit.connectors.vllm.speculation import unjudged
 from paritybit.watch.captures import Captures
-from paritybit.watch.facts import PIECES, Forward, Replay, StaticInput
+from paritybit.watch.facts import PIECES, Forward, Replay
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import LISTS, Watcher
 from paritybit.watch.weak import Weakly
-
-Original = Callable[..., Any]
 
 SCOPE = (
     ("cache_config", "block_size"), ("cache_config", "enable_prefix_caching"),
@@ -66,14 +61,11 @@ class UnderWay:
 class Engine(Rows):
     """The engine in this process, whose model `runner` runs."""
 
+    package = logger = "vllm"
     runner: Any = Weakly()
 
     def __init__(self, release: str, journal: Journal, settings: Settings) -> None:
-        super().__init__(journal)
-        self.release, self.settings = release, settings
-        self.now: UnderWay | None = None
-        self.called: set[type] = set()
-        """The classes of models whose calls are wrapped."""
+        super().__init__(release, journal, settings)
         self.runner = None
         self.drop()
 
@@ -107,14 +99,6 @@ class Engine(Rows):
             self.journal.undecided(f"{error} is not watched")
         return result
 
-    def loop(self, original: Original, core: Any, *args: Any, **kwargs: Any) -> Any:
-        """Judge an error that ends the engine core."""
-        try:
-            return original(core, *args, **kwargs)
-        except Exception as error:
-            judge(self.error or error, self.journal, self.settings)
-            raise
-
     def raised(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
         """Remember the first error of a runner, after which the engine may begin another step."""
         try:
@@ -122,6 +106,10 @@ class Engine(Rows):
         except Exception as error:
             self.error = self.error or error
             raise
+
+    def first_error(self, error: Exception) -> Exception:
+        """Return the first error of the runner, if there is one."""
+        return self.error or error
 
     def schedule(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         """Remember the scheduler."""
@@ -138,31 +126,32 @@ class Engine(Rows):
                 self.journal.undecided("a scheduler in another process is not watched")
             return None
         config = runner.vllm_config
+        transfer = getattr(config, "kv_transfer_config", None)
         unknown = [f"{name} > 1" for name in effects.ranks(config)]
         unknown += unjudged(config, self.pool.draft is not None)
-        if loads(config):
+        if transfer is not None and getattr(transfer, "kv_role", None) != "kv_producer":
             unknown.append("a KV connector that loads KV")
         if unknown:
-            self.journal.undecided(f"{', '.join(unknown)} is not watched")
-            self.pool = None
+            self.give_up(f"{', '.join(unknown)} is not watched")
             return None
-        found = {
-            name: getattr(getattr(config, part), name)
-            for part, name in SCOPE
-            if hasattr(getattr(config, part, None), name)
-        }
         if self.account is not None:
             self.journal.count(drafts=0, accepted_drafts=0, rejected_drafts=0)
-        self.journal.scope(**found, runner=origin(runner), windows=self.pool.windows)
-        watcher = Watcher(
-            self.pool.groups, engine="vllm", release=self.release, journal=self.journal,
-            settings=self.settings,
-        )  # fmt: skip
-        if getattr(config, "kv_transfer_config", None) is not None:
+        self.journal.scope(
+            **{
+                name: getattr(getattr(config, part), name)
+                for part, name in SCOPE
+                if hasattr(getattr(config, part, None), name)
+            },
+            runner=origin(runner),
+            windows=self.pool.windows,
+        )
+        watcher = self.watch(self.pool.groups)
+        if transfer is not None:
             watcher.copied_elsewhere = "a KV connector may copy KV at any time"
         self.once = effects.once(config, self.pool)
-        watcher.captures, self.capturing, watcher.missed = self.captures, None, self.missed
-        watcher.listen("vllm")
+        self.capturing = None
+        if (model := eager.model_of(runner)) is not None:
+            self.hook(type(model), "__call__", self.model)
         return watcher
 
     # Forwards.
@@ -184,38 +173,34 @@ class Engine(Rows):
         if self.watcher is None:
             with torch.inference_mode(False):  # Its tensors are also modified outside of forwards.
                 self.watcher = self.start(runner)
-            if self.watcher is not None:
-                eager.hook(self, runner)
         if self.watcher is None:
             return run()
         self.copies(self.watcher, output)
+        self.forwards += 1
         if not self.watcher.due():
             return self.skipped(self.watcher, output, run)
         self.skipping = False
         self.catch_up()
-        self.now = now = UnderWay(runner, output)
         self.states = None
-        try:
-            with self.watcher.lines.learning():
-                result = run()
-        except BaseException:
-            self.watcher.abandon()
-            raise
-        finally:
-            self.now = None
-        self.forwards += 1
+        now = UnderWay(runner, output)
+        with self.forward_of(now), self.learning():
+            result = run()
+        self.checked = now.forward is not None
+        return result
+
+    def ended(self, now: Any) -> None:
+        """Report the replays of parts of the model at the end of a forward."""
+        if self.watcher is None or not isinstance(now, UnderWay):
+            return
         if now.forward is None:
             self.journal.undecided("a forward without attention metadata is not watched")
-            for group in self.groups:
+            for group in self.watcher.ledgers:
                 self.watcher.forget(group, None)
         elif now.batch is not None and now.pieces:
             live = now.batch.live[1]
             self.watcher.replay(
                 Replay("pieces", "pieces", live, now.pieces, (), tuple, once=PIECES)
             )
-        self.watcher.end()
-        self.checked = now.forward is not None
-        return result
 
     def missed(self) -> None:
         """Stop watching drafts after the connector failed. Another error does not concern them."""
@@ -233,17 +218,12 @@ class Engine(Rows):
     def skipped(self, watcher: Watcher, output: Any, run: Callable[[], Any]) -> Any:
         """Run a forward that is not checked, and report only the slots that it writes."""
         assert self.pool is not None
-        pool, names = self.pool, list(output.num_scheduled_tokens)
-        firsts = self.first_unknown(names)
-        owned = {
-            group: self.requests.since(
-                firsts,
-                pool,
-                [n for n, held in zip(pool.numbers, pool.held, strict=True) if group in held],
-            )
-            for group in self.groups
+        pool, firsts = self.pool, self.first_unknown(list(output.num_scheduled_tokens))
+        numbers = {
+            group: [n for n, held in zip(pool.numbers, pool.held, strict=True) if group in held]
+            for group in pool.names
         }
-        self.forwards += 1
+        owned = {group: self.requests.since(firsts, pool, numbers[group]) for group in numbers}
         if pool.draft is not None:
             self.unwatched = self.requests.since(firsts, pool, [pool.draft.number])
         result = run()
@@ -271,7 +251,8 @@ class Engine(Rows):
                 if self.watcher is not None:
                     self.watcher.lines.start()  # The model's arguments are prepared next.
                 if given is not None:
-                    now.whole = eager.in_place_of_a_graph(self, owner, found, prepare)
+                    parts = now.runner, owner, found, prepare, self.hidden
+                    now.whole = eager.in_place_of_a_graph(*parts)
         except NotRecognisedError as error:
             self.journal.undecided(f"{error} is not watched")
         return result
@@ -296,27 +277,48 @@ class Engine(Rows):
         watcher.tokens(
             batch.ids[: live[1]].repeat(groups), batch.positions[: live[1]].repeat(groups)
         )
-        watcher.inputs("batch", [*self.inputs(now), *batch.bounds(forward), *batch.tails()])
+        inputs = batch.judged(forward, now.runner.vllm_config.model_config)
+        watcher.inputs("batch", [*inputs, *batch.bounds(forward), *batch.tails()])
         self.begin_rows(now.runner, now.output, names, forward, batch)
-
-    def inputs(self, now: UnderWay) -> list[StaticInput]:
-        """Return the inputs of the current forward, with the values that its rows imply."""
-        assert now.batch is not None and now.forward is not None
-        config = now.runner.vllm_config.model_config
-        valid = {
-            "input_ids": (0, int(config.get_vocab_size())),
-            "positions": (0, max(1, int(config.max_model_len) // 2)),
-        }
-        expected, inputs = now.batch.expected(now.forward), now.batch.inputs()
-        for static in inputs:
-            static.expected, static.valid = expected.get(static.name), valid.get(static.name)
-        return inputs
 
     # Replays.
 
     def model(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
         """Judge the reads of a forward that replays no graph of the whole model."""
-        return eager.run_model(self, original, owner, *args, **kwargs)
+        run = functools.partial(original, owner, *args, **kwargs)
+        now, watcher, context = self.now, self.watcher, eager.context_of()
+        if watcher is not None:
+            watcher.lines.stop()
+        if watcher is None or now is None or now.batch is None or now.called:
+            return run()
+        runner, live = now.runner, now.batch.live[1]
+        known = runner, eager.model_of(runner), getattr(runner, "cudagraph_manager", None)
+        if context is None or eager.holds_all(context) or owner not in known:
+            return run()
+        now.called = True
+        watcher.inputs("model", eager.given_to_model(now, kwargs))
+        threads = "it runs on two threads" if getattr(context, "ubatch_slices", None) else None
+        before = dict(vars(context))
+
+        @contextmanager
+        def hidden() -> Iterator[None]:
+            with self.hidden(), eager.as_before(context, before):
+                yield
+
+        result = self.eager(
+            run,
+            lambda found: {name: tensor[:live] for name, tensor in tensors(found)},
+            lambda: True,
+            hidden,
+            graph=runner,
+            kind=f"{now.forward.kind} forward",
+            rows=live,
+            bucket=live,
+            inputs=eager.arguments_of(kwargs),
+            once=self.once or threads,
+        )
+        self.states = next((one[:live] for _, one in tensors(result)), None)
+        return result
 
     def captured(self, original: Original, graph: Any, *args: Any, **kwargs: Any) -> Any:
         """Record the static inputs of a captured graph."""
@@ -327,13 +329,12 @@ class Engine(Rows):
 
     def wrapper(self, original: Original, wrapper: Any, *args: Any, **kwargs: Any) -> Any:
         """Remember the wrapper of a graph, which can run without the graph and has its outputs."""
-        run = functools.partial(original, wrapper, *args, **kwargs)
         now = self.now
         if now is None:
-            return run()
+            return original(wrapper, *args, **kwargs)
         before, now.wrapped = now.wrapped, (wrapper, args, kwargs)
         try:
-            return run()
+            return original(wrapper, *args, **kwargs)
         finally:
             now.wrapped = before
 
@@ -350,37 +351,36 @@ class Engine(Rows):
             now.pieces = now.pieces or padded_size() or now.batch.padded[1]
             return run()
         live, padded = now.batch.live[1], now.batch.padded[1]
+
+        def outputs() -> dict[str, Tensor]:
+            output = output_of(wrapper, graph)
+            return {} if output is None else {"output": output[:live]}
+
+        def padding() -> list[Tensor]:
+            output = output_of(wrapper, graph)
+            return [] if output is None else [output[live:padded]]
+
+        def eagerly() -> dict[str, Tensor]:
+            _, given, named = now.wrapped
+            whole = now.whole or functools.partial(wrapper.runnable, *given, **named)
+            return {"output": whole()[:live]}
+
         result = watcher.replay(
             Replay(
                 graph,
                 type(wrapper).__name__,
                 live,
                 padded,
-                self.inputs(now),
+                now.batch.judged(now.forward, now.runner.vllm_config.model_config),
                 run,
-                functools.partial(outputs_of, wrapper, graph, live),
-                functools.partial(self.eagerly, now, live)
-                if now.whole or hasattr(wrapper, "runnable")
-                else None,
-                functools.partial(padding_of, wrapper, graph, live, padded),
+                outputs,
+                eagerly if now.whole or hasattr(wrapper, "runnable") else None,
+                padding,
                 self.once,
             )
         )
-        self.states = outputs_of(wrapper, graph, live).get("output")
+        self.states = outputs().get("output")
         return result
-
-    def eagerly(self, now: UnderWay, live: int) -> dict[str, Tensor]:
-        """Run the model of the current graph without the graph."""
-        assert now.wrapped is not None
-        wrapper, args, kwargs = now.wrapped
-        whole = now.whole or functools.partial(wrapper.runnable, *args, **kwargs)
-        return {"output": whole()[:live]}
-
-
-def loads(config: Any) -> bool:
-    """Return whether a KV connector may fill slots with KV that no forward computed."""
-    transfer = getattr(config, "kv_transfer_config", None)
-    return transfer is not None and getattr(transfer, "kv_role", None) != "kv_producer"
 
 
 def origin(runner: Any) -> str:
@@ -399,18 +399,6 @@ def padded_size() -> int | None:
     context = eager.context_of()
     found = None if context is None else getattr(context.batch_descriptor, "num_tokens", None)
     return None if found is None else int(found)
-
-
-def outputs_of(wrapper: Any, graph: Any, live: int) -> dict[str, Tensor]:
-    """Return the live part of the outputs of a graph."""
-    output = output_of(wrapper, graph)
-    return {} if output is None else {"output": output[:live]}
-
-
-def padding_of(wrapper: Any, graph: Any, live: int, padded: int) -> list[Tensor]:
-    """Return the padded part of the outputs of a graph."""
-    output = output_of(wrapper, graph)
-    return [] if output is None else [output[live:padded]]
 
 
 def output_of(wrapper: Any, graph: Any) -> Tensor | None:

@@ -1,9 +1,8 @@
 """Lists the functions of the engine that are wrapped. A target that a release lacks is skipped."""
 
 import functools
-import pkgutil
 
-from paritybit.connectors.hooking import defined, release_of, wrap
+from paritybit.connectors import hooking
 from paritybit.connectors.vllm.engine import Engine
 from paritybit.watch.journal import of_process
 from paritybit.watch.settings import active
@@ -15,6 +14,7 @@ QUEUE = "vllm.v1.core.kv_cache_utils.FreeKVCacheBlockQueue"
 SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 MANAGERS = "vllm.v1.worker.gpu.cudagraph_utils"
 DRAFTERS = "vllm.v1.worker.gpu.spec_decode"
+SPECULATOR = f"{DRAFTERS}.speculator.DraftModelSpeculator"
 SPECULATORS = (
     (f"{DRAFTERS}.target_dependent_ar.speculator", "TargetDependentARSpeculator"),
     (f"{DRAFTERS}.autoregressive.speculator", "AutoRegressiveSpeculator"),
@@ -68,8 +68,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "draft_metadata": (
         "vllm.v1.spec_decode.llm_base_proposer.SpecDecodeBaseProposer"
         ".build_per_group_and_layer_attn_metadata",
-        f"{DRAFTERS}.speculator.DraftModelSpeculator._build_uniform_attn_metadata",
-        f"{DRAFTERS}.speculator.DraftModelSpeculator._build_draft_attn_metadata",
+        f"{SPECULATOR}._build_uniform_attn_metadata",
+        f"{SPECULATOR}._build_draft_attn_metadata",
     ),
     "model": (f"{OLDER}._model_forward", f"{MANAGERS}.CudaGraphManager.run_pw_graph"),
     "captured": ("torch.cuda.CUDAGraph.capture_end",),
@@ -84,17 +84,9 @@ TARGETS: dict[str, tuple[str, ...]] = {
 }
 """Maps each method of `Engine` to the functions that it wraps."""
 
-REQUIRED = (
-    "pools",
-    "schedule",
-    "execute",
-    "metadata",
-    "replay",
-    "wrapper",
-    "frees",
-    "takes",
-    "idle",
-)
+REQUIRED = {
+    *("pools", "schedule", "execute", "metadata", "replay", "wrapper", "frees", "takes", "idle")
+}
 """Methods that must have a target in the release."""
 
 
@@ -104,13 +96,8 @@ def install() -> None:
     settings, journal = active(), of_process()
     if settings is None or journal is None:
         return
-    engine = Engine(release_of("vllm"), journal, settings)
-    for name, paths in TARGETS.items():
-        found = [path for path in paths if defined(path)]
-        for path in found:
-            owner, _, function = path.rpartition(".")
-            wrap(pkgutil.resolve_name(owner), function, getattr(engine, name))
-        if not found and name in REQUIRED:
-            journal.undecided(
-                f"vllm {engine.release}: none of {', '.join(paths)} is there to watch"
-            )
+    engine = Engine(hooking.release_of("vllm"), journal, settings)
+    lacking = hooking.install(TARGETS, lambda name: getattr(engine, name))
+    for name in (one for one in lacking if one in REQUIRED):
+        paths = ", ".join(TARGETS[name])
+        journal.undecided(f"vllm {engine.release}: none of {paths} is there to watch")

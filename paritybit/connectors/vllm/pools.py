@@ -86,11 +86,7 @@ class Pool:
 
 
 def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> Pool:
-    """Return the pool for a configuration of KV caches.
-
-    `layers` are the attention layers by name, with their tensors. `drafts` are the names of the
-    layers of a draft model. Raises NotRecognisedError.
-    """
+    """Return the pool for a configuration of KV caches."""
     specs = [group.kv_cache_spec for group in config.kv_cache_groups]
     unknown = {type(spec).__name__ for spec in specs} - set(KINDS)
     if unknown:
@@ -154,10 +150,7 @@ def grouped(
 def tensors_of(
     config: Any, layers: Any, page: int
 ) -> tuple[list[tuple[list[str], tuple[Tensor, ...]]], int | None]:
-    """Return the tensors of a pool by slot, each with the layers that share it, and a block size.
-
-    Raises NotRecognisedError.
-    """
+    """Return the tensors of a pool by slot, with the layers that share each, and a block size."""
     tensors: dict[tuple[int, ...], tuple[list[str], tuple[Tensor, ...]]] = {}
     cut = set[int | None]()
     for name in (name for group in config.kv_cache_groups for name in group.layer_names):

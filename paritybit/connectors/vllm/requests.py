@@ -39,11 +39,10 @@ class Requests:
             blocks = [list(numbers) for numbers in new.block_ids]
             self.known[new.req_id] = Request(blocks, new.num_computed_tokens)
         cached = output.scheduled_cached_reqs
-        resumed = resumed_of(cached)
         for place, name in enumerate(cached.req_ids):
             request, more = self.known[name], cached.new_block_ids[place]
             request.computed = cached.num_computed_tokens[place]
-            if name in resumed:
+            if name in cached.resumed_req_ids:  # All of its blocks are new.
                 request.blocks = [list(numbers) for numbers in more]
             elif more is not None:
                 for mine, numbers in zip(request.blocks, more, strict=True):
@@ -116,19 +115,17 @@ def kind_of(output: Any, names: Sequence[str]) -> str:
 
 def padded(slots: Tensor, size: int) -> Tensor:
     """Pad slots to `size` with -1 for positions without a slot."""
-    return (
-        slots
-        if len(slots) == size
-        else torch.nn.functional.pad(slots, (0, size - len(slots)), value=-1)
-    )
+    return torch.nn.functional.pad(slots, (0, size - len(slots)), value=-1)
 
 
-def resumed_of(cached: Any) -> set[str]:
-    """Return the requests that resume after a preemption. All of their blocks are new."""
-    if hasattr(cached, "resumed_req_ids"):
-        return set(cached.resumed_req_ids)
-    pairs = zip(cached.req_ids, cached.resumed_from_preemption, strict=True)
-    return {name for name, resumed in pairs if resumed}
+def begun_by(output: Any) -> dict[str, int]:
+    """Return the requests that begin or resume, with their numbers of computed tokens."""
+    cached = output.scheduled_cached_reqs
+    known = zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+    return {
+        **{new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs},
+        **{name: computed for name, computed in known if name in cached.resumed_req_ids},
+    }
 
 
 def space_of(request: Any) -> str:

@@ -29,6 +29,31 @@ LATE = "the engine may count drafts that are rejected"
 NONE = -1
 """Stands for the seed of a request without one."""
 
+OF_OLDER = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "frequency_penalties": "frequency",
+    "presence_penalties": "presence",
+    "repetition_penalties": "repetition",
+}
+OF_NEWER = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition",
+    "frequency_penalty": "frequency",
+    "presence_penalty": "presence",
+    "seeds": "seed",
+}
+"""The parameters that the samplers keep by row or by slot, as fields of `Asked`."""
+
+WITHOUT = {
+    "temperature": 0.0, "top_p": 1.0, "frequency": 0.0, "presence": 0.0, "repetition": 1.0
+}  # fmt: skip
+"""What a sampler uses that does not look at a parameter. For `top_k`, it is the vocabulary."""
+
 BUILT_IN = {"MinTokensLogitsProcessor", "LogitBiasLogitsProcessor", "MinPLogitsProcessor"}
 """The classes of logits processors whose effect is known."""
 
@@ -151,42 +176,35 @@ class Sampling:
         names = [row.request for row in self.every()]
         return rows_of("logits_indices", names, given, places, None, given, lasting=False)
 
-    # The older runner.
+    def asked(self, part: str, rows: Sequence[Sampled]) -> list[Any]:
+        """Return what the requests of rows ask for as one parameter of their sampling."""
+        every = {"top_k": self.vocabulary, "seed": NONE}.get(part)
+        values = [getattr(row.asked, part) for row in rows]
+        return values if every is None else [value or every for value in values]
 
     def older(self, runner: Any, verified: Any) -> Iterator[RowValues]:
         """Yield what the older runner uses by row. `verified` says where drafts are, or is None."""
-        batch, names = runner.input_batch, self.names
-        given, size = batch.sampling_metadata, len(self.rows)
-        asked = [row.asked for row in self.rows]
-        heat = torch.zeros(size) if given.all_greedy else given.temperature[:size].cpu()
-        if given.all_random:
-            heat = heat.masked_fill(heat < GREEDY, torch.inf)
-        filled = batch.temperature_cpu_tensor
-        yield rows_of("temperature", names, heat, [one.temperature for one in asked], None, filled)
-        every = self.vocabulary
-        for name, held, right, otherwise in (
-            ("top_k", given.top_k, [one.top_k or every for one in asked], every),
-            ("top_p", given.top_p, [one.top_p for one in asked], 1.0),
-        ):
-            values = torch.full((size,), otherwise) if held is None else held[:size]
-            yield rows_of(name, names, values, right, None, getattr(batch, f"{name}_cpu_tensor"))
-        for name, right, otherwise in (
-            ("frequency_penalties", [one.frequency for one in asked], 0.0),
-            ("presence_penalties", [one.presence for one in asked], 0.0),
-            ("repetition_penalties", [one.repetition for one in asked], 1.0),
-        ):
-            held = getattr(given, name)[:size]
-            values = torch.full((size,), otherwise) if given.no_penalties else held
-            yield rows_of(name, names, values, right, None, getattr(batch, f"{name}_cpu_tensor"))
+        batch, names, size = runner.input_batch, self.names, len(self.rows)
+        given = batch.sampling_metadata
+        for name, part in OF_OLDER.items():
+            right, held = self.asked(part, self.rows), getattr(given, name)
+            if name == "temperature" and given.all_random:
+                held = held.masked_fill(held < GREEDY, torch.inf)
+            unused = given.no_penalties if name.endswith("penalties") else False
+            if held is None or unused or (given.all_greedy and name == "temperature"):
+                held = torch.full((size,), WITHOUT.get(part, float(self.vocabulary)))
+            filled = getattr(batch, f"{name}_cpu_tensor")
+            yield rows_of(name, names, held[:size], right, None, filled)
         for one in given.logitsprocs.argmax_invariant:
             if hasattr(one, "min_p_count"):
                 values = one.min_p if one.min_p_count else torch.zeros(size)
-                right = [mine.min_p for mine in asked]
-                yield rows_of("min_p", names, values, right, place_of(one.update_state))
+                right, source = self.asked("min_p", self.rows), place_of(one.update_state)
+                yield rows_of("min_p", names, values, right, source)
         seeds = {row: one.initial_seed() for row, one in given.generators.items()}
-        held = [seeds.get(row, NONE) for row in range(size)]
+        held = torch.tensor([seeds.get(row, NONE) for row in range(size)])
+        asked = (row.asked for row in self.rows)
         right = [NONE if one.seed is None or not one.temperature else one.seed for one in asked]
-        yield rows_of("seed of the generator", names, torch.tensor(held), right)
+        yield rows_of("seed of the generator", names, held, right)
         if not self.ahead:  # Else the host may have other numbers than the kernels.
             held, source = batch.num_computed_tokens_cpu_tensor, place_of(runner._update_states)
             yield rows_of(
@@ -194,10 +212,8 @@ class Sampling:
             )
         else:
             yield from untried("num_computed_tokens", names, AHEAD)
-        prompts = [row.prompt for row in self.rows]
-        yield rows_of(
-            "num_prompt_tokens", names, batch.num_prompt_tokens_cpu_tensor[:size], prompts
-        )
+        held, right = batch.num_prompt_tokens_cpu_tensor[:size], [row.prompt for row in self.rows]
+        yield rows_of("num_prompt_tokens", names, held, right)
         if verified is not None:
             yield from self.drafts_of(verified)
 
@@ -215,34 +231,22 @@ class Sampling:
         of_drafts = [row.request for row in self.verified()]
         yield rows_of("target_logits_indices", of_drafts, verified.target_logits_indices, places)
 
-    # The newer runner.
-
     def newer(self, runner: Any, batch: Any) -> Iterator[RowValues]:
         """Yield what the newer runner uses for each row of logits."""
         rows, states = self.every(), runner.sampler.sampling_states
-        names, asked = [row.request for row in rows], [row.asked for row in rows]
+        names, penalties = [row.request for row in rows], runner.sampler.penalties_state
         if len(batch.expanded_idx_mapping) != len(rows):
             yield from untried("parameters of sampling", names, FEWER)
             return
         slots = batch.expanded_idx_mapping.long()
-        penalties, every = runner.sampler.penalties_state, self.vocabulary
-        for name, owner, right in (
-            ("temperature", states, [one.temperature for one in asked]),
-            ("top_k", states, [one.top_k or every for one in asked]),
-            ("top_p", states, [one.top_p for one in asked]),
-            ("min_p", states, [one.min_p for one in asked]),
-            ("repetition_penalty", penalties, [one.repetition for one in asked]),
-            ("frequency_penalty", penalties, [one.frequency for one in asked]),
-            ("presence_penalty", penalties, [one.presence for one in asked]),
-        ):
-            held = getattr(owner, name)
+        for name, part in OF_NEWER.items():
+            owner = penalties if name.endswith("penalty") else states
+            held, right = getattr(owner, name), self.asked(part, rows)
             source = place_of(owner.add_request)
-            yield rows_of(name, names, held.gpu[slots], right, source, held.cpu)
-        seeded = [at for at, one in enumerate(asked) if one.seed is not None]
-        if seeded:
-            held, right = states.seeds.gpu[slots][seeded], [asked[at].seed or 0 for at in seeded]
-            source, mine = place_of(states.add_request), [names[at] for at in seeded]
-            yield rows_of("seeds", mine, held, right, source, states.seeds.cpu)
+            mine = [at for at, value in enumerate(right) if value != NONE]
+            if mine:
+                given, of = held.gpu[slots][mine], [names[at] for at in mine]
+                yield rows_of(name, of, given, [right[at] for at in mine], source, held.cpu)
         yield self.logits_indices(batch.logits_indices)
         held = runner.req_states.prompt_len.gpu[batch.idx_mapping.long()]
         prompts, source = [row.prompt for row in self.rows], place_of(runner.req_states.add_request)
@@ -261,11 +265,7 @@ class Sampling:
     def logits(
         self, owner: Any, raw: Tensor, result: Tensor, given: Any, cut: bool
     ) -> Iterator[RowValues]:
-        """Yield logits before and after the sampling parameters.
-
-        `owner` is the sampler that changed them. `given` is the older runner's metadata, or None.
-        `cut` says whether the newer runner also drops unlikely tokens.
-        """
+        """Yield logits before and after the sampling parameters."""
         if given is None:
             rows, drafts = self.every()[self.taken : self.taken + len(raw)], any(self.drafts)
             self.taken += len(raw)

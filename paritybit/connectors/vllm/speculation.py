@@ -1,7 +1,7 @@
 """Follows which drafts are accepted, from the output of the sampler.
 
-The scheduler and the model runner also count accepted drafts. Their counts are not used here: both
-are compared with this one.
+The scheduler and the model runner also count accepted drafts. Their counts are compared with this
+one, and not used here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.following import expected
 from paritybit.watch.facts import StaticInput
 
 LAST = 16
@@ -36,14 +37,6 @@ class Progress:
     proposed: list[int] | None = None
 
 
-@dataclass(frozen=True)
-class Verified:
-    """The number of drafts of a batch that were verified, and that were accepted."""
-
-    drafts: int
-    accepted: int
-
-
 class Account:
     """All requests that a worker computes, and the progress of each.
 
@@ -56,29 +49,26 @@ class Account:
         self.requests: dict[str, Progress] = {}
         self.counts: Mapping[str, int] = {}
         self.said: dict[str, int] = {}
+        """The numbers of computed tokens that the scheduler assumes for older requests."""
 
-    def follow(self, output: Any, resumed: set[str], of: Mapping[str, Any]) -> None:
-        """Read the output of the scheduler, before a forward, about requests that begin or resume.
+    def follow(
+        self, output: Any, begun: Mapping[str, int], tokens: Mapping[str, list[int]]
+    ) -> None:
+        """Read the output of the scheduler before a forward.
 
-        `of` are the scheduler's requests. For other requests, the number of computed tokens that
-        the scheduler assumes is kept for comparison.
+        `begun` has the computed tokens of requests that begin or resume, and `tokens` all tokens.
         """
         for name in output.finished_req_ids:
             self.requests.pop(name, None)
         self.counts = output.num_scheduled_tokens
-        begun = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
-        cached = output.scheduled_cached_reqs
-        known = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        begun |= {name: known.pop(name) for name in resumed}
         for name, computed in begun.items():
-            self.requests[name] = Progress(list(of[name].all_token_ids), computed)
-        self.said = known
+            self.requests[name] = Progress(tokens[name], computed)
+        cached = output.scheduled_cached_reqs
+        known = zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+        self.said = {name: computed for name, computed in known if name not in begun}
 
     def row(self, name: str, ids: Sequence[int] | None) -> tuple[int, list[int | None]]:
-        """Return the number of computed tokens of a request, and all tokens that are known.
-
-        `ids` are the token ids that the model gets for the request. The last ones are its drafts.
-        """
+        """Return the number of computed tokens of a request, and all tokens that are known."""
         mine, count = self.requests[name], self.counts[name]
         end = mine.computed + count
         drafts = max(0, end - len(mine.tokens))
@@ -89,39 +79,36 @@ class Account:
     def compared(
         self, of: Mapping[str, Any], ids: Mapping[str, Sequence[int]]
     ) -> list[StaticInput]:
-        """Return the scheduler's state of requests and the drafts that the model gets, to compare.
-
-        Each has its expected values.
-        """
-        given: dict[str, tuple[list[int], list[int]]] = {
-            "num_computed_tokens": ([], []), "all_token_ids": ([], []), "drafts": ([], []),
-        }  # fmt: skip
+        """Return the scheduler's state of requests, and the drafts that the model gets."""
+        computed, tokens, drafts = list[int](), list[int](), list[int]()
+        right_computed, right_tokens, right_drafts = list[int](), list[int](), list[int]()
         for name, said in self.said.items():
-            mine = self.requests[name]
+            mine, told = self.requests[name], of[name].all_token_ids
             late = self.ahead and said != mine.computed
-            add(given["num_computed_tokens"], [said], [mine.computed + late * mine.rejected])
-            told = of[name].all_token_ids
+            computed.append(said)
+            right_computed.append(mine.computed + late * mine.rejected)
             first = max(0, len(mine.tokens) - LAST)
             last = min(len(told), len(mine.tokens)) if self.ahead else len(mine.tokens)
-            add(given["all_token_ids"], list(told[first:]), mine.tokens[first:last])
+            tokens += told[first:]
+            right_tokens += mine.tokens[first:last]
         for name, row in ids.items():
             mine = self.requests[name]
-            drafts = row[len(mine.tokens) - mine.computed :]
-            right = drafts if mine.proposed is None else mine.proposed
-            pairs = [pair for pair in zip(drafts, right, strict=False) if pair[0] >= 0]
-            add(given["drafts"], [held for held, _ in pairs], [one for _, one in pairs])
+            given = row[len(mine.tokens) - mine.computed :]
+            proposed = given if mine.proposed is None else mine.proposed
+            pairs = [pair for pair in zip(given, proposed, strict=False) if pair[0] >= 0]
+            drafts += [held for held, _ in pairs]
+            right_drafts += [one for _, one in pairs]
         return [
-            StaticInput(
-                name, torch.tensor(held, dtype=torch.int64), len(held), len(held),
-                expected=torch.tensor(right, dtype=torch.int64),
-            )
-            for name, (held, right) in given.items()
-        ]  # fmt: skip
+            expected("num_computed_tokens", torch.tensor(computed), right_computed),
+            expected("all_token_ids", torch.tensor(tokens), right_tokens),
+            expected("drafts", torch.tensor(drafts), right_drafts),
+        ]
 
-    def sampled(self, names: Sequence[str], made: Sequence[Sequence[int]]) -> Verified:
+    def sampled(self, names: Sequence[str], made: Sequence[Sequence[int]]) -> tuple[int, int]:
         """Record the tokens that the sampler returned for each request of a batch.
 
-        They are ignored for a prompt that is not complete.
+        They are ignored for a prompt that is not complete. Returns the numbers of drafts that were
+        verified and that were accepted.
         """
         drafts = accepted = 0
         for name, tokens in zip(names, made, strict=True):
@@ -138,19 +125,14 @@ class Account:
             mine.computed = end - mine.rejected
             mine.tokens += tokens
             drafts, accepted = drafts + verified, accepted + len(tokens) - 1
-        return Verified(drafts, accepted)
+        return drafts, accepted
 
-    def proposed(self, names: Sequence[str], drafts: Sequence[Sequence[int]]) -> None:
-        """Record the drafts that were proposed for each request of a batch."""
-        for name, mine in zip(names, drafts, strict=True):
+    def proposed(self, names: Sequence[str], drafts: Any) -> None:
+        """Record the drafts that were proposed: a tensor [requests, drafts], or lists."""
+        given = drafts.tolist() if isinstance(drafts, Tensor) else drafts
+        for name, mine in zip(names, given, strict=True):
             if name in self.requests:
                 self.requests[name].proposed = list(mine)
-
-
-def add(pair: tuple[list[int], list[int]], held: list[int], right: list[int]) -> None:
-    """Append values and their expected values to a pair of lists."""
-    pair[0].extend(held)
-    pair[1].extend(right)
 
 
 def account_of(config: Any) -> Account | None:
@@ -161,10 +143,7 @@ def account_of(config: Any) -> Account | None:
 
 
 def unjudged(config: Any, drafted: bool) -> list[str]:
-    """Return the settings of an engine's speculation that are not supported.
-
-    `drafted` is True if layers of a draft model are known.
-    """
+    """Return the settings of an engine's speculation that are not supported."""
     speculation = config.speculative_config
     if speculation is None:
         return []
@@ -192,8 +171,3 @@ def tokens_of(result: Any) -> list[list[int]]:
     if counts is not None:
         return [row[:count] for row, count in zip(made, counts.tolist(), strict=True)]
     return [[token for token in row if token >= 0] for row in made]
-
-
-def drafts_of(result: Any) -> list[list[int]]:
-    """Return proposed drafts, a tensor [requests, drafts] or lists, as lists."""
-    return result.tolist() if isinstance(result, Tensor) else [list(row) for row in result]

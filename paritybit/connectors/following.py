@@ -1,0 +1,184 @@
+"""The order of calls to a watcher, for every connector. An engine's connector adds its facts."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.connectors.failures import judge
+from paritybit.connectors.hooking import HOOK, wrap
+from paritybit.watch.captures import Captures
+from paritybit.watch.facts import Group, Replay, StaticInput
+from paritybit.watch.journal import Journal
+from paritybit.watch.settings import Settings
+from paritybit.watch.watcher import Watcher
+
+Original = Callable[..., Any]
+"""A function of the engine. A hook gets it first, then the arguments of the call."""
+
+
+class Following:
+    """Follows one engine, and reports to its watcher what happens, in order.
+
+    `now` is the forward under way, as the connector describes it.
+    """
+
+    package: str
+    logger: str
+
+    def __init__(self, release: str, journal: Journal, settings: Settings) -> None:
+        self.release, self.journal, self.settings = release, journal, settings
+        self.watcher: Watcher | None = None
+        self.captures = Captures(journal)
+        self.now: Any = None
+        self.forwards = 0
+        self.idle_at: Any = None
+
+    def watch(self, groups: Sequence[Group]) -> Watcher:
+        """Return a watcher of KV groups, and begin to listen to the engine's log."""
+        watcher = Watcher(
+            groups,
+            engine=self.package,
+            release=self.release,
+            journal=self.journal,
+            settings=self.settings,
+        )
+        watcher.captures, watcher.missed = self.captures, self.missed
+        watcher.listen(self.logger)
+        return watcher
+
+    def missed(self) -> None:
+        """Forget what the connector itself knows of earlier forwards, after a hook failed."""
+
+    def hook(self, kind: type, name: str, method: Callable[..., Any]) -> None:
+        """Wrap a method of a class, unless it is wrapped already. It may be inherited."""
+        if not hasattr(getattr(kind, name), HOOK):
+            wrap(kind, name, method)
+
+    def loop(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Judge an error that ends the engine's loop."""
+        try:
+            return original(owner, *args, **kwargs)
+        except Exception as error:
+            judge(self.first_error(error), self.journal, self.settings, self.meaning(error))
+            raise
+
+    def first_error(self, error: Exception) -> Exception:
+        """Return the error that led to the error of a loop."""
+        return error
+
+    def meaning(self, error: Exception) -> str | None:
+        """Return the meaning of an error that ends the engine, if the connector knows it."""
+        return None
+
+    # Forwards.
+
+    def learning(self) -> AbstractContextManager[None]:
+        """Return a context in which the engine prepares a forward."""
+        return nullcontext() if self.watcher is None else self.watcher.lines.learning()
+
+    def prepares(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """Learn which lines of the engine fill the inputs of the next forward."""
+        with self.learning():
+            return original(*args, **kwargs)
+
+    @contextmanager
+    def forward_of(self, now: Any, attribute: str = "now") -> Iterator[None]:
+        """Run a forward that is watched. It is `now` until it ends, however it ends."""
+        watcher = self.watcher
+        assert watcher is not None
+        setattr(self, attribute, now)
+        try:
+            yield
+        except BaseException:
+            watcher.abandon()
+            raise
+        finally:
+            setattr(self, attribute, None)
+        self.ended(now)
+        watcher.end()
+
+    def ended(self, now: Any) -> None:
+        """Report what is known at the end of a forward."""
+
+    def hidden(self) -> AbstractContextManager[None]:
+        """Return a context in which the connector does not observe the engine."""
+        return attribute(self, "now", None)
+
+    def idle_since(self, state: Any) -> bool:
+        """Return whether the engine was not idle in this state before. To be judged once."""
+        before, self.idle_at = self.idle_at, state
+        return bool(before != state)
+
+    # Forwards without graphs.
+
+    def eager(
+        self,
+        run: Callable[[], Any],
+        outputs: Callable[[Any], Mapping[str, Tensor]],
+        alone: Callable[[], bool],
+        hidden: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        **facts: Any,
+    ) -> Any:
+        """Run a forward without a graph. Some run again, in a context `hidden`.
+
+        `outputs` returns those in a result of `run`. `alone` says, after the first run, whether
+        no graph was part of it. `facts` are those of the `Replay`. Returns the first result.
+        """
+        results = list[Any]()
+
+        def repeated() -> Any:
+            with hidden() if results else nullcontext():
+                results[:] = [run()]
+            return results[0]
+
+        assert self.watcher is not None
+        replay = Replay(run=repeated, outputs=lambda: outputs(results[0]), **facts)
+        return self.watcher.eager(replay, alone)
+
+
+@contextmanager
+def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute, and restore its value afterwards."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextmanager
+def restored(*attributes: tuple[Any, str]) -> Iterator[None]:
+    """Restore the values of attributes afterwards. One that is missing stays so."""
+    with contextlib.ExitStack() as kept:
+        for owner, name in attributes:
+            if hasattr(owner, name):
+                kept.enter_context(attribute(owner, name, getattr(owner, name)))
+        yield
+
+
+def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in an output: a tensor, a container, or an object with attributes."""
+    if isinstance(value, Tensor):
+        yield name or "output", value
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from tensors(item, f"{name or 'output'}[{number}]")
+    elif isinstance(value, Mapping) or dataclasses.is_dataclass(value):
+        for key, item in (value if isinstance(value, Mapping) else vars(value)).items():
+            if isinstance(item, Tensor):
+                yield key, item
+
+
+def expected(
+    name: str, tensor: Tensor, values: Any, copied: Tensor | None = None, size: int | None = None
+) -> StaticInput:
+    """Return an input whose first entries must have these values, a tensor or numbers."""
+    right = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.int64)
+    live = len(right)
+    return StaticInput(name, tensor, live, size or live, expected=right, copied=copied)
