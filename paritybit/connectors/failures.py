@@ -8,7 +8,6 @@ out of bounds, are judged from the first forward on. An error that a missing dev
 or replacement causes is not the engine's fault.
 """
 
-import dis
 import functools
 import re
 import sys
@@ -36,6 +35,9 @@ SURROUNDINGS = (
     *(torch.OutOfMemoryError, getattr(torch.distributed, "DistError", torch.OutOfMemoryError)),
 )
 """Errors that concern the machine, other processes, or the packages that are installed."""
+
+ACCELERATOR: type[BaseException] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)
+"""torch's class for errors of a device. Older releases raise a RuntimeError."""
 
 COMPILERS = ("torch._dynamo.", "torch._inductor.")
 """Modules whose errors concern a compiler."""
@@ -108,14 +110,17 @@ Frame = tuple[FrameType, int]
 def judge(
     error: BaseException, lines: Journal, settings: Settings, what: str | None = None
 ) -> None:
-    """Write a finding if an error that ended the engine is the engine's fault."""
+    """Write a finding if an error that ended the engine is the engine's fault.
+
+    `what` is the meaning of the error if a connector knows it.
+    """
     found = fault_of(error, lines.counts, what)
     if found is not None:
         report(found, lines, settings)
 
 
 def report(found: EngineError, lines: Journal, settings: Settings) -> None:
-    """Write the finding for an error, unless the check is off."""
+    """Write the finding for the first error of a process, unless the check is off."""
     lines.settle()
     name = engine_error.CHECK.name
     checked = settings.checks is None or name in settings.checks
@@ -129,8 +134,8 @@ def fault_of(
 ) -> EngineError | None:
     """Return the meaning of an error, or None if it is not the engine's fault."""
     forwards, text = counts.get("forwards", 0), " ".join(str(error).split())[:LONGEST]
-    frames = own_frames(error)
-    mine = deciding([frame for frame in frames if of_engine(frame)], error)
+    frames = [one for one in frames_of(error) if not passes_on(one[0].f_code.co_filename)]
+    mine = [frame for frame in frames if of_engine(frame)]
     if not mine or not isinstance(error, Exception):
         return None
     chain = tuple(causes(error))
@@ -142,7 +147,7 @@ def fault_of(
         return None
     if what is None and of_engine(frames[-1]):
         what = meaning(error, mine, counts)
-    elif what is None and in_kernel(frames[-1]) and out_of_bounds(error):
+    elif what is None and in_kernel(frames[-1]) and out_of_range(error):
         what = OUT_OF_BOUNDS if meaning(error, mine, counts) else None
     if what is None:
         return None
@@ -158,7 +163,7 @@ def meaning(error: Exception, frames: list[Frame], counts: Mapping[str, int]) ->
     """Return the meaning of an error that the engine raised, or None if it cannot be judged yet."""
     if not counts.get("forwards"):
         captures = any(frame.f_code.co_name.startswith("capture") for frame, _ in frames)
-        judged = captures and isinstance(error, IndexError) and out_of_bounds(error)
+        judged = captures and isinstance(error, IndexError) and out_of_range(error)
         return "a capture accesses memory out of bounds" if judged else None
     fails_always = any(
         fails >= counts.get(name.removeprefix(FAILED), 0)
@@ -170,7 +175,7 @@ def meaning(error: Exception, frames: list[Frame], counts: Mapping[str, int]) ->
     return f"{type(error).__name__} in {blamed(frames)[0].f_code.co_name} ends the engine"
 
 
-def out_of_bounds(error: Exception) -> bool:
+def out_of_range(error: Exception) -> bool:
     """Return whether torch says that an index is out of bounds."""
     return any(words in str(error).lower() for words in engine_error.INDEX_ERRORS)
 
@@ -192,19 +197,13 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 def device_fault(error: BaseException) -> bool:
     """Return whether a runtime says that a kernel has failed."""
-    of_device = isinstance(error, accelerator_error()) or RUNTIME.search(str(error)) is not None
+    of_device = isinstance(error, ACCELERATOR) or RUNTIME.search(str(error)) is not None
     return of_device and FAULTS.search(str(error)) is not None
-
-
-def accelerator_error() -> type[BaseException]:
-    """Return torch's class for errors of a device. Older releases raise a RuntimeError."""
-    kind: type[BaseException] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)
-    return kind
 
 
 def surroundings(error: BaseException) -> bool:
     """Return whether a missing or failed part of the machine causes an error."""
-    if isinstance(error, (*SURROUNDINGS, accelerator_error())):
+    if isinstance(error, (*SURROUNDINGS, ACCELERATOR)):
         return True
     if type(error).__module__.startswith(COMPILERS) or RUNTIME.search(str(error)):
         return True
@@ -255,11 +254,6 @@ def defines(owner: object, name: str) -> bool:
     return name in nested or (isinstance(owner, type) and hasattr(owner, name))
 
 
-def own_frames(error: BaseException) -> list[Frame]:
-    """Return the frames of an error without those of torch and the standard library."""
-    return [one for one in frames_of(error) if not passes_on(one[0].f_code.co_filename)]
-
-
 def frames_of(error: BaseException) -> list[Frame]:
     """Return the frames of an error, without those of an operation that the sanitizer passes on."""
     frames = traceback.walk_tb(error.__traceback__)
@@ -272,53 +266,16 @@ def of_engine(frame: Frame) -> bool:
     return engine_path(code.co_filename) is not None and not wraps(code)
 
 
-def deciding(frames: list[Frame], error: BaseException) -> list[Frame]:
-    """Return frames without the last ones that only raise what they are given."""
-    kept = len(frames)
-    while kept and given(frames[kept - 1][0], error, whole=kept == len(frames)):
-        kept -= 1
-    return frames[:kept] or frames
-
-
-def given(frame: FrameType, error: BaseException, whole: bool) -> bool:
-    """Return whether the caller of a function has decided on an error."""
-    code, message = frame.f_code, str(error)
-    steps = list(dis.get_instructions(code))
-    changed = {one.argval for one in steps if one.opname.startswith("STORE_FAST")}
-    branches = any("JUMP" in one.opname or one.opname == "FOR_ITER" for one in steps)
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    held = [frame.f_locals.get(name) for name in names if name not in changed]
-    texts = [one for one in held if isinstance(one, str) and one]
-    if any(one is error for one in held) or message in texts:
-        return True
-    return not whole and not branches and any(one in message for one in texts)
+CHECKERS = re.compile(
+    r"^_*(self_|sanity_)?(check|verify|assert|validate|ensure|report|raise|throw|fail)(_|$|[A-Z])"
+)
+"""Matches names of functions that only check something, or raise what another has decided."""
 
 
 def blamed(frames: list[Frame]) -> Frame:
     """Return the innermost frame that does more than check something, or else the innermost one."""
-    return next((one for one in reversed(frames) if not only_checks(one[0].f_code)), frames[-1])
-
-
-CHECKERS = re.compile(r"^_*(self_|sanity_)?(check|assert|validate|ensure)(_|$|[A-Z])")
-"""Matches names of functions that only check something."""
-
-
-def only_checks(code: CodeType) -> bool:
-    """Return whether a function has no effect but to raise.
-
-    Its code assigns to local names only and returns no value. It raises, and discards no result of
-    a call, or its name says that it checks something.
-    """
-    named = CHECKERS.match(code.co_name) is not None
-    steps = [(one.opname, one.argval) for one in dis.get_instructions(code)]
-    for before, (name, value) in zip([("", None), *steps], steps, strict=False):
-        stores = name.startswith(("STORE_", "DELETE_")) and "FAST" not in name
-        discards = name == "POP_TOP" and before[0].startswith("CALL")
-        returns = name == "RETURN_VALUE" and before != ("LOAD_CONST", None)
-        returns |= name == "RETURN_CONST" and value is not None
-        if stores or returns or name == "YIELD_VALUE" or (discards and not named):
-            return False
-    return named or any(name == "RAISE_VARARGS" for name, _ in steps)
+    kept = (one for one in reversed(frames) if not CHECKERS.match(one[0].f_code.co_name))
+    return next(kept, frames[-1])
 
 
 def serving(frames: list[Frame]) -> str | None:

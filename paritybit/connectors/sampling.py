@@ -51,11 +51,6 @@ class Asked:
         """Whether the logits depend on which tokens the request has."""
         return self.penalised or bool(self.forbidden)
 
-    @property
-    def depends(self) -> bool:
-        """Whether the logits depend on the tokens of the request."""
-        return self.counts or self.least > 0
-
 
 NOTHING = Asked()
 
@@ -88,7 +83,8 @@ class Sampled:
     @property
     def known(self) -> bool:
         """Whether all that the logits depend on is known."""
-        return self.used and not (self.asked.depends and None in self.tokens)
+        depends = self.asked.counts or self.asked.least > 0
+        return self.used and not (depends and None in self.tokens)
 
     def without(self, parts: Collection[str]) -> "Sampled":
         """Return the row without some kinds of parameters."""
@@ -111,7 +107,12 @@ class Sampled:
         if len(output) < asked.least:
             found[[one for one in asked.stops if one < len(found)]] = -torch.inf
         if asked.penalised:
-            found = self._penalised(found, output)
+            counts, prompt = Counter(output), self.tokens[: self.prompt]
+            seen = sorted({one for one in prompt if one is not None} | set(counts))
+            mine, factor = found[seen], asked.repetition
+            found[seen] = torch.where(mine > 0, mine / factor, mine * factor)
+            for token, count in counts.items():
+                found[token] -= asked.frequency * count + asked.presence
         for *before, last in asked.forbidden:
             if output[len(output) - len(before) :] == before:
                 found[last] = -torch.inf
@@ -136,18 +137,6 @@ class Sampled:
             found[(found < limit - near) | tied] = -torch.inf
         if asked.top_p < 1:
             found[dropped & (found < found.max())] = -torch.inf
-        return found
-
-    def _penalised(self, logits: Tensor, output: list[int]) -> Tensor:
-        """Return logits with the penalties for the tokens of the request."""
-        asked, counts = self.asked, Counter(output)
-        every = {one for one in self.tokens[: self.prompt] if one is not None} | set(counts)
-        seen = torch.tensor(sorted(every), dtype=torch.int64, device=logits.device)
-        found = logits.clone()
-        mine = found[seen]
-        found[seen] = torch.where(mine > 0, mine / asked.repetition, mine * asked.repetition)
-        for token, count in counts.items():
-            found[token] -= asked.frequency * count + asked.presence
         return found
 
 
@@ -177,68 +166,56 @@ def logits_of(
         if late:
             ends = [one for one in rows[places[at]].asked.stops if one < right.shape[1]]
             right[at, ends] = right[at, ends].masked_fill(given[at, ends] == -torch.inf, -torch.inf)
-        likely = row.asked.min_p if heated else 0.0
         if cut:
             right[at] = row.likely(right[at], given[at])
-        if likely:  # Rounding decides about a token at the very limit.
-            limit = right[at].max() + torch.tensor(likely).log()
+        if heated and row.asked.min_p:  # Rounding decides about a token at the very limit.
+            limit = right[at].max() + torch.tensor(row.asked.min_p).log()
             full = row.without(["min_p"]).logits(raw[places[at]], heated)
             near = (full - limit).abs() <= ROUNDING * full.abs().nan_to_num(posinf=0).max()
             right[at][near] = given[at][near]
 
     def explain(at: int) -> tuple[str, str, str | None]:
-        return explained(mine, at, raw[places[at]], given[at], heated, sources or {})
+        part, text = explained(mine, at, raw[places[at]], given[at], heated)
+        return part, text, (sources or {}).get(part)
 
     names = [row.request for row in mine]
     yield RowValues(UNTOLD, names, given.cpu(), right.cpu(), within=ROUNDING, explain=explain)
 
 
 def explained(
-    rows: Sequence[Sampled],
-    at: int,
-    raw: Tensor,
-    held: Tensor,
-    heated: bool,
-    sources: Mapping[str, str | None],
-) -> tuple[str, str, str | None]:
-    """Return which kind of parameters is wrong in a row, a text about it, and the engine's line.
+    rows: Sequence[Sampled], at: int, raw: Tensor, held: Tensor, heated: bool
+) -> tuple[str, str]:
+    """Return which kind of parameters is wrong in a row, and a text about it.
 
     It is the kind without which, or with those of another row for which, the row has its logits.
     Else it is the only kind that changes just the tokens that are wrong.
     """
 
-    def other_tokens(row: Sampled) -> set[int]:
+    def wrong(row: Sampled) -> set[int]:
         found = row.logits(raw, heated)
         close = (found - held).abs() <= ROUNDING * found.abs().masked_fill(found.isinf(), 0).max()
         return set((~(close | (found == held))).nonzero().flatten().tolist())
 
-    def same(row: Sampled) -> bool:
-        return not other_tokens(row)
-
     mine = rows[at]
     for part, names in PARTS.items():
-        if mine.without([part]).asked != mine.asked and same(mine.without([part])):
-            return part, f"it has what it would have without its {part}", sources.get(part)
+        if mine.without([part]).asked != mine.asked and not wrong(mine.without([part])):
+            return part, f"it has what it would have without its {part}"
         for other in rows:
             given = {name: getattr(other.asked, name) for name in names}
-            if same(replace(mine, asked=replace(mine.asked, **given))):
-                return part, f"it has the {part} of request {other.request}", sources.get(part)
+            if not wrong(replace(mine, asked=replace(mine.asked, **given))):
+                return part, f"it has the {part} of request {other.request}"
     for other in rows:
-        if same(replace(mine, prompt=other.prompt, tokens=other.tokens)):
-            told = f"it is penalised for the tokens of request {other.request}"
-            return "penalties", told, sources.get("penalties")
-    wrong, asked = other_tokens(mine), mine.asked
-    told = f"logits that are wrong: {len(wrong)}"
-    for part, tokens in (
-        ("logit bias", set(asked.bias)),
-        ("minimum of tokens", set(asked.stops)),
-        ("forbidden words", {word[-1] for word in asked.forbidden}),
-    ):
-        if wrong <= tokens:
-            return part, told, sources.get(part)
-    if asked.penalised and len(wrong) <= len(raw) // 2:
-        return "penalties", told, sources.get("penalties")
-    return UNTOLD, told, None
+        if not wrong(replace(mine, prompt=other.prompt, tokens=other.tokens)):
+            return "penalties", f"it is penalised for the tokens of request {other.request}"
+    tokens, asked = wrong(mine), mine.asked
+    limited = {
+        "logit bias": set(asked.bias),
+        "minimum of tokens": set(asked.stops),
+        "forbidden words": {word[-1] for word in asked.forbidden},
+        "penalties": tokens if asked.penalised and len(tokens) <= len(raw) // 2 else set[int](),
+    }
+    part = next((part for part, those in limited.items() if tokens <= those), UNTOLD)
+    return part, f"logits that are wrong: {len(tokens)}"
 
 
 def untried(name: str, requests: Sequence[str], why: str) -> Iterator[RowValues]:

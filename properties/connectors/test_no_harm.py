@@ -119,7 +119,7 @@ def test_an_error_of_the_connector_does_not_reach_a_graph_of_transformers(
     monkeypatch.setattr(hooking, "of_process", lambda: journal)
     engine = Engine(parts.kept(a_cache()), "5", journal, Settings(""))
     engine.watcher.begin(Forward("decode", ()))
-    engine.now = (None, None, None)  # type: ignore[assignment]
+    engine.now = (None, None, None)
     Graph(engine, None, graph).replay()
     assert graph.runs == 1
     assert not engine.watcher.watching

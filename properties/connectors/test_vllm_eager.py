@@ -201,9 +201,9 @@ def test_a_model_whose_graph_holds_all_of_it_runs_with_the_inputs_of_the_graph(
 ) -> None:
     one = served_whole
     given = {"slot_mappings": "slots", "kv_cache_config": "groups"}
-    state = one.parts[1]
+    state = State()
     prepare = functools.partial(state.prepare_attn, one.batch, "full", **given)
-    run = in_place_of_a_graph(*one.parts, "metadata", prepare, one.watching.hidden)
+    run = in_place_of_a_graph(one.runner, state, "metadata", prepare, one.watching.hidden)
     assert run is not None
     assert run().tolist() == [1] * 4
     (metadata, of_config, context), (now, inputs) = one.notes
@@ -233,6 +233,6 @@ def test_a_graph_with_other_inputs_is_not_compared(
 ) -> None:
     one = served_whole
     setattr(one.runner, name, value)
-    state = one.parts[1]
+    state = State()
     prepare = functools.partial(state.prepare_attn, one.batch, "full", mappings, "groups")
-    assert in_place_of_a_graph(*one.parts, "metadata", prepare, one.watching.hidden) is None
+    assert in_place_of_a_graph(one.runner, state, "metadata", prepare, one.watching.hidden) is None

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paritybit.connectors.following import Following, Original, attribute
+from paritybit.connectors.following import Following, Original, attribute, tensors
 from paritybit.connectors.hooking import NotRecognisedError, passed
 from paritybit.connectors.sglang import (
     adapters,
@@ -188,8 +188,9 @@ class Engine(Following):
         forward, found = self.facts(model, batch, requests, graph_runner)
         implied = rows.with_dimensions(model.implied(found, forward.kind), batch)
         self.hook_lists(runner)
-        if (name := graphs.runs_batches(type(runner))) is not None:
-            self.hook(type(runner), name, self.run_batch)
+        kind: Any = type(runner)
+        if (name := graphs.runs_batches(kind)) is not None:
+            self.hook(kind, name, self.run_batch)
         watcher.begin(forward)
         now = UnderWay(model, batch, forward, found, implied)
         self.judge(watcher, now, requests)
@@ -237,8 +238,9 @@ class Engine(Following):
         try:
             if not model.drafts:
                 facts, states = rows.forward_of(batch, requests, pool, table), self.models.states
-                own = states is not None and facts[1].rows
-                return states.with_states(batch, *facts) if own else facts
+                if states is None or not facts[1].rows:
+                    return facts
+                return states.with_states(batch, *facts)
             if model.shares:
                 raise NotRecognisedError("a draft that reads the KV of its target")
             return drafts.draft_forward_of(batch, requests, pool, table, runner, model.ahead)
@@ -262,7 +264,7 @@ class Engine(Following):
         copies = states is not None and states.due  # Made by the first run alone.
         return self.eager(
             run,
-            lambda result: dict(graphs.tensors(result.logits_output)),
+            lambda result: dict(tensors(result.logits_output)),
             lambda: now.replays + now.pieces == 0,
             functools.partial(graphs.as_after_the_first, self, runner),
             graph=runner,

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from paritybit.connectors.following import Original
 from paritybit.connectors.vllm.batch import Batch
-from paritybit.connectors.vllm.blocks import Original
 from paritybit.connectors.vllm.drafting import Drafting
 from paritybit.connectors.vllm.sampling import Sampling, adapters, place_of
 from paritybit.watch.facts import Forward

@@ -80,11 +80,6 @@ def asked_of(request: Any, vocabulary: int) -> Asked | None:
     )
 
 
-def adapter_of(request: Any) -> int:
-    """Return the number of a request's adapter, or 0 without one."""
-    return int(getattr(request.lora_request, "lora_int_id", 0))
-
-
 @dataclass
 class Sampling:
     """The rows of the last checked forward.
@@ -124,7 +119,7 @@ class Sampling:
         """
         asked = [asked_of(of[name], vocabulary) for name in names]
         rows, given = list[Sampled](), dict[str, Sequence[int]]()
-        if any(one is not None and one.depends for one in asked):
+        if any(one is not None and (one.counts or one.least) for one in asked):
             given = dict(ids())
         for name, row, one in zip(names, forward.rows, asked, strict=False):
             if one is None:
@@ -143,24 +138,15 @@ class Sampling:
         """The requests in the order of the batch."""
         return [row.request for row in self.rows]
 
-    def up_to(self, row: Sampled, drafts: int) -> Sampled:
-        """Return a row without its last `drafts` tokens."""
-        return replace(row, tokens=row.tokens[: len(row.tokens) - drafts])
+    def every(self, last: bool = True) -> list[Sampled]:
+        """Return a row per row of logits: for each draft of a request, then for its next token.
 
-    def verified(self) -> list[Sampled]:
-        """Return a row per draft, with the tokens before it."""
+        Each has the tokens before it. Without `last`, there is none for the next token.
+        """
         return [
-            self.up_to(row, drafts - place)
+            replace(row, tokens=row.tokens[: len(row.tokens) - (drafts - place)])
             for row, drafts in zip(self.rows, self.drafts, strict=True)
-            for place in range(drafts)
-        ]
-
-    def every(self) -> list[Sampled]:
-        """Return a row per row of logits: for each draft of a request, then for its next token."""
-        return [
-            self.up_to(row, drafts - place)
-            for row, drafts in zip(self.rows, self.drafts, strict=True)
-            for place in range(drafts + 1)
+            for place in range(drafts + last)
         ]
 
     def logits_indices(self, given: Tensor) -> RowValues:
@@ -228,7 +214,7 @@ class Sampling:
         yield rows_of("bonus_logits_indices", names, verified.bonus_logits_indices, last)
         pairs = zip(firsts, self.drafts, strict=False)
         places = [first + place for first, count in pairs for place in range(count)]
-        of_drafts = [row.request for row in self.verified()]
+        of_drafts = [row.request for row in self.every(last=False)]
         yield rows_of("target_logits_indices", of_drafts, verified.target_logits_indices, places)
 
     def newer(self, runner: Any, batch: Any) -> Iterator[RowValues]:
@@ -252,44 +238,41 @@ class Sampling:
         prompts, source = [row.prompt for row in self.rows], place_of(runner.req_states.add_request)
         yield rows_of("prompt_len", self.names, held, prompts, source)
 
-    # Logits.
-
-    def sure(self, rows: list[Sampled], drafts: bool) -> list[Sampled]:
-        """Return rows whose logits are known.
-
-        With drafts, those of requests with penalties are not. It is not understood which tokens the
-        engine counts for a request that was just added.
-        """
-        return [replace(one, used=one.used and not (drafts and one.asked.counts)) for one in rows]
-
     def logits(
         self, owner: Any, raw: Tensor, result: Tensor, given: Any, cut: bool
     ) -> Iterator[RowValues]:
-        """Yield logits before and after the sampling parameters."""
+        """Yield logits before and after the sampling parameters.
+
+        `owner` is the sampler that changed them. `given` is the older runner's metadata, or None.
+        `cut` says whether the newer runner also drops unlikely tokens.
+        """
         if given is None:
             rows, drafts = self.every()[self.taken : self.taken + len(raw)], any(self.drafts)
             self.taken += len(raw)
-            yield from unsure(rows, drafts)
-            rows = self.sure(rows, drafts)
-            sources = of_newer(owner)
-            yield from logits_of(rows, raw, result, heated=True, cut=cut, sources=sources)
+            yield from unsure(rows, drafts, late=False)
+            parts: dict[str, Any] = {"heated": True, "cut": cut, "sources": of_newer(owner)}
+            yield from logits_of(sure(rows, drafts), raw, result, **parts)
             return
-        known = {type(one).__name__ for one in given.logitsprocs.all} <= BUILT_IN
-        if not known:
-            return
+        rows, drafts = self.rows, self.ahead or any(self.drafts)
         if hasattr(owner, "sampler"):  # It verifies drafts, and knows no biases.
-            rows = [row.without(["logit bias"]) for row in self.verified()]
-        else:
-            rows = self.rows
-        drafts = self.ahead or any(self.drafts)
-        if len(rows) == len(raw):
+            rows = [row.without(["logit bias"]) for row in self.every(last=False)]
+        known = {type(one).__name__ for one in given.logitsprocs.all} <= BUILT_IN
+        if known and len(rows) == len(raw):
             yield from unsure(rows, drafts, self.late)
-            rows = self.sure(rows, drafts)
-            sources = of_older(owner)
-            yield from logits_of(rows, raw, result, late=self.late, sources=sources)
+            parts = {"late": self.late, "sources": of_older(owner)}
+            yield from logits_of(sure(rows, drafts), raw, result, **parts)
 
 
-def unsure(rows: list[Sampled], drafts: bool, late: bool = False) -> Iterator[RowValues]:
+def sure(rows: list[Sampled], drafts: bool) -> list[Sampled]:
+    """Return rows whose logits are known.
+
+    With drafts, those of requests with penalties are not. It is not understood which tokens the
+    engine counts for a request that was just added.
+    """
+    return [replace(one, used=one.used and not (drafts and one.asked.counts)) for one in rows]
+
+
+def unsure(rows: list[Sampled], drafts: bool, late: bool) -> Iterator[RowValues]:
     """Yield what is not judged in rows of logits, beside drafts or if the engine counts late."""
     names = [one.request for one in rows if drafts and one.used and one.asked.counts]
     yield from untried("penalties and forbidden words", names, COUNTED)
@@ -331,7 +314,7 @@ def adapters(
     requests = [name for name in names for _ in range(counts[name])]
     slots, held = manager.lora_index_to_id, wrappers[0].token_lora_indices[: len(requests)]
     known = [slots[at] or 0 if 0 <= at < len(slots) else 0 for at in held.tolist()]
-    right = [adapter_of(of[name]) for name in requests]
+    right = [int(getattr(of[name].lora_request, "lora_int_id", 0)) for name in requests]
     source = place_of(runner._set_active_loras)
     yield rows_of("adapter", requests, torch.tensor(known), right, source)
 
