@@ -53,14 +53,9 @@ def tried(results: list[Result]) -> Iterable[str]:
 
 
 def drafted(results: list[Result]) -> list[int]:
-    """Return the widths of drafts, in branches, that runners of speculation replayed."""
-    replays = [f"{name}: replay" for name, runner in RUNNERS.items() if runner.mode.speculates]
-    speculated = [
-        result.task.trial
-        for result in results
-        if any(result.hunt_result.events[event] for event in replays)
-    ]
-    return sorted({trial.model.speculation.topk for trial in speculated})
+    """Return the widths of drafts, in branches, of the trials whose runner speculates."""
+    trials = (result.task.trial for result in results)
+    return sorted({trial.topk for trial in trials if RUNNERS[trial.runner].mode.speculates})
 
 
 def missing_of(results: list[Result]) -> dict[str, list[str]]:

@@ -5,7 +5,7 @@ would differ too. Any other violation is reported once, and the play continues.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -13,12 +13,11 @@ import torch
 from paritybit.harness.checks.property import (
     Playback,
     Playing,
-    Property,
     Violation,
     judge,
     judge_end,
-    judge_error,
 )
+from paritybit.harness.checks.step_properties.no_crash import NO_CRASH, describe_error
 from paritybit.harness.checks.table import (
     DIVERGING_PROPERTIES,
     PROPERTIES,
@@ -30,7 +29,7 @@ from paritybit.harness.lockstep.observation import Observation, Sample
 from paritybit.harness.lockstep.pair import Engines, Pair
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
 from paritybit.harness.schedules.coverage import Coverage
-from paritybit.harness.schedules.schedule import Schedule, Step, modes_of
+from paritybit.harness.schedules.schedule import Schedule, Step
 from paritybit.subjects.buffers import SharedBufferError
 from torch import Tensor
 
@@ -61,6 +60,12 @@ class Outcome:
         self.steps += 1
         self.replays += under_test
         self.padded_replays += under_test and replay is not None and replay.padded
+
+    def add(self, found: Iterable[Violation]) -> frozenset[str]:
+        """Add the violations of properties not violated before, and return these properties."""
+        new = tuple(violation for violation in found if violation.property not in self.violated)
+        self.violations += new
+        return frozenset(violation.property for violation in new)
 
     @property
     def violated(self) -> frozenset[str]:
@@ -100,22 +105,15 @@ def ignore_step(
 
 
 @dataclass
-class Judged:
-    """Results of the `steps` steps that one playing has run so far, the last one at `place`."""
+class Played:
+    """What the steps played so far left for the properties of whole schedules.
 
-    violations: list[Violation] = field(default_factory=list)
-    violated: set[str] = field(default_factory=set)
+    The last one is at `place` of the schedule.
+    """
+
     outputs: list[Tensor] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     place: int = 0
-    steps: int = 0
-
-    def add(self, found: Collection[Violation]) -> frozenset[str]:
-        """Add the violations of properties not violated before, and return these properties."""
-        new = [violation for violation in found if violation.property not in self.violated]
-        self.violations += new
-        self.violated.update(violation.property for violation in new)
-        return frozenset(violation.property for violation in new)
 
 
 class Lockstep:
@@ -142,11 +140,7 @@ class Lockstep:
         self.refused: str | None = None
         self.history: deque[Schedule] = deque(maxlen=HISTORY)
         try:
-            self.pair = Pair(
-                trial,
-                records_ops=records_ops,
-                engines=engines,
-            )
+            self.pair = Pair(trial, records_ops=records_ops, engines=engines)
         except SharedBufferError as error:
             self.refused = str(error)
             self.pair = Pair(trial.clean)
@@ -155,7 +149,7 @@ class Lockstep:
     @property
     def capture_warnings(self) -> tuple[str, ...]:
         """The messages at WARNING or above that were logged during captures."""
-        return self.pair.captures.warnings
+        return self.pair.capture_warnings
 
     def watch(self, property_ids: Collection[str]) -> None:
         """Check these properties from now on."""
@@ -182,37 +176,31 @@ class Lockstep:
         The subject fails by IndexError, RuntimeError or ValueError. Other errors are anything else.
         Raises DeviceLostError if the device can no longer be used.
         """
-        outcome, judged = Outcome(), Judged()
+        outcome, played = Outcome(), Played()
         self.history.append(schedule)
         with torch.inference_mode():
             try:
                 if self.refused is not None:
-                    judged.add(self._refusal(schedule, self.refused))
+                    outcome.add(self._refusal(schedule, self.refused))
                 else:
                     ending = DIVERGING_PROPERTIES.union(until)
-                    self.capture(schedule)
-                    self._play(schedule, outcome, judged, observer, ending)
+                    self._play(schedule, outcome, played, observer, ending)
             except SubjectFailedError as error:
-                judged.add(judge_error(PROPERTIES.values(), error, judged.place))
+                outcome.add([Violation(NO_CRASH.id, played.place, *describe_error(error))])
                 outcome.device_lost = isinstance(error.__cause__, torch.AcceleratorError)
             except Exception as error:  # Not caused by the subject: keep the whole traceback.
                 outcome.error = traceback_of(error)
                 outcome.device_lost = isinstance(error, torch.AcceleratorError)
-        outcome.violations = tuple(judged.violations)
         outcome.events.update(self.pair.graph.events)
         if outcome.device_lost:
             raise DeviceLostError(schedule, outcome)
         return outcome
 
-    def capture(self, schedule: Schedule) -> None:
-        """Capture the runners that a schedule may need and that are not captured yet."""
-        self.pair.capture(modes_of(schedule.steps, self.pair.modes))
-
     def _play(
         self,
         schedule: Schedule,
         outcome: Outcome,
-        judged: Judged,
+        played: Played,
         observer: Observer,
         ending: Collection[str],
     ) -> None:
@@ -223,67 +211,57 @@ class Lockstep:
         extra_runs = {rule.id: rule.extra_run for rule in self._rules if rule.extra_run}
         self.pair.begin(schedule)
         for place, step, upcoming in schedule.ahead():
-            judged.place = place
-            judged.steps += 1
+            played.place = place
             observation = self.pair.step(
                 step, place, extra_runs, upcoming=upcoming, sampling=sampling
             )
             if observation is None:
-                new = judged.add(judge_end(self._rules, self.pair.end(place)))
-                observer(place, step, None, new)
-                if judged.violated.intersection(ending):
-                    break
-                continue
-            outcome.count(observation)
-            if observation.replay is not None:
-                coverage.see(observation.replay, len(observation.graph.spans))
-            new = judged.add(judge(self._rules, observation))
+                new = outcome.add(judge_end(self._rules, self.pair.end(place)))
+            else:
+                outcome.count(observation)
+                if observation.replay is not None:
+                    coverage.see(observation.replay, len(observation.graph.spans))
+                new = outcome.add(judge(self._rules, observation))
+                played.outputs += live_outputs(observation) if keeps_outputs else []
+                played.samples += observation.samples
             observer(place, step, observation, new)
-            if keeps_outputs:
-                judged.outputs += live_outputs(observation)
-            judged.samples += observation.samples
-            if judged.violated.intersection(ending):
+            if outcome.violated.intersection(ending):
                 break
-        outcome.events["compared with the oracle"] = len(judged.samples)
-        judged.violations += self._judge_schedule(schedule, judged)
+        outcome.events["compared with the oracle"] = len(played.samples)
+        outcome.violations += tuple(self._judge_schedule(schedule, played))
 
     def _refusal(self, schedule: Schedule, message: str) -> tuple[Violation, ...]:
         """Return the violation for an engine that cannot be captured, if any step needs it."""
         self.pair.begin(schedule)
-        for place, step in schedule.flat():
+        for place, step in enumerate(schedule.steps):
             if self.pair.plan(step, place) is not None:
                 return (Violation("index_contract", place, message),)
         return ()
 
-    def _judge_schedule(self, schedule: Schedule, judged: Judged) -> list[Violation]:
+    def _judge_schedule(self, schedule: Schedule, played: Played) -> list[Violation]:
         """Check the properties of whole schedules, over the steps that were played."""
-        rules: list[Property] = [rule for rule in self._rules if rule.judge_schedule is not None]
-        if not rules:
+        judges = [rule.judge_schedule for rule in self._rules if rule.judge_schedule is not None]
+        if not judges:
             return []
         pair = self.pair
         events = pair.graph.events
         tokens = pair.eager.tokens.clone(), pair.graph.observed_tokens.clone()
         first = again = None
-        if any(rule.plays_again for rule in rules):
-            first = self._playback(judged.outputs)
-            again = self._play_again(schedule, judged.steps)
+        if any(rule.plays_again for rule in self._rules):
+            first = self._playback(played.outputs)
+            again = self._play_again(schedule, played.place + 1)
             pair.graph.events = events
         playing = Playing(
-            place=judged.place,
+            place=played.place,
             eager_tokens=tokens[0],
             graph_tokens=tokens[1],
-            samples=tuple(judged.samples),
+            samples=tuple(played.samples),
             models=pair.models,
             compared=pair.compared,
             first=first,
             again=again,
         )
-        return [
-            violation
-            for rule in rules
-            if rule.judge_schedule is not None
-            for violation in rule.judge_schedule(playing)
-        ]
+        return [violation for judge_schedule in judges for violation in judge_schedule(playing)]
 
     def _play_again(self, schedule: Schedule, steps: int) -> Playback:
         """Play the first `steps` steps of a schedule without checks."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from paritybit.harness.lockstep.observation import Observation, Sample, StepEnd
 from paritybit.harness.lockstep.pair import ExtraRun
-from paritybit.harness.lockstep.tracebacks import SubjectFailedError
 from paritybit.reference.config import Role
 from paritybit.reference.model import Model
 from torch import Tensor
@@ -66,7 +65,6 @@ class Property:
     | `judge` | checks a step that ran a forward |
     | `judge_end` | checks the state after a step, with or without a forward |
     | `judge_schedule` | checks a whole schedule |
-    | `describe_error` | describes a step or a capture that raised an error, always a violation |
     | `every_step` | cheap enough for each step of each schedule |
     | `diverges` | a violation leaves the eager and the graph run different, so the play stops |
     | `extra_run` | an extra run of each step; its result is in `Observation.extra` |
@@ -79,17 +77,11 @@ class Property:
     judge: Callable[[Observation], Description | None] | None = None
     judge_end: Callable[[StepEnd], Description | None] | None = None
     judge_schedule: Callable[[Playing], list[Violation]] | None = None
-    describe_error: Callable[[SubjectFailedError], Description] | None = None
     every_step: bool = True
     diverges: bool = False
     extra_run: ExtraRun | None = None
     samples: bool = False
     plays_again: bool = False
-
-    @property
-    def judges_forwards(self) -> bool:
-        """Whether it judges what a single forward did, or that it failed."""
-        return self.judge is not None or self.describe_error is not None
 
 
 def judge(properties: Iterable[Property], observation: Observation) -> list[Violation]:
@@ -108,14 +100,3 @@ def judge_end(properties: Iterable[Property], end: StepEnd) -> list[Violation]:
     """Return the violations of a step that ran no forward."""
     judged = ((rule.id, rule.judge_end(end)) for rule in properties if rule.judge_end is not None)
     return [Violation(name, end.place, *found) for name, found in judged if found is not None]
-
-
-def judge_error(
-    properties: Iterable[Property], error: SubjectFailedError, place: int
-) -> list[Violation]:
-    """Return the violations of the step at `place`, which raised an error."""
-    return [
-        Violation(rule.id, place, *rule.describe_error(error))
-        for rule in properties
-        if rule.describe_error is not None
-    ]

@@ -166,7 +166,8 @@ def _can_repeat(rule: Property, violation: Violation) -> bool:
     """
     extra = rule.extra_run
     at_fault = extra is not None and getattr(extra, "suspect", False)
-    return rule.judges_forwards and not at_fault and EXTRA_RUN not in violation.where
+    judges = rule.judge is not None or rule.id == NO_CRASH.id
+    return judges and not at_fault and EXTRA_RUN not in violation.where
 
 
 def forward_of(violation: Violation, timeline: Iterable[TimelineEntry]) -> int | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paritybit.harness.explain.facts import SourceLine
-from paritybit.harness.lockstep.logs import RecordTrap
+from paritybit.harness.lockstep.logs import LogTrap
 from paritybit.harness.lockstep.tracebacks import file_of_engine
 from paritybit.reference.ops import OpCall
 from paritybit.subjects.runners.base import GraphRunner
@@ -71,7 +71,7 @@ class LocatedCalls(list[OpCall]):
         super().append(call)
 
 
-class SiteTrap(RecordTrap):
+class SiteTrap(LogTrap):
     """Keeps the lines of the engine that log each warning, innermost first."""
 
     def __init__(self) -> None:

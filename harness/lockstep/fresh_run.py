@@ -7,7 +7,7 @@ from typing import Any
 
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
-from paritybit.harness.lockstep.tracebacks import subject_runs
+from paritybit.harness.lockstep.tracebacks import SubjectRuns
 from paritybit.reference.batch import ForwardBatch
 from paritybit.reference.pool import Tables
 from paritybit.subjects.protocol import Forward, Overrides
@@ -39,7 +39,7 @@ class FreshRun:
             collect = self.prepare(pair, planned)
             if collect is None:
                 return None
-            with subject_runs():
+            with SubjectRuns():
                 forward = fresh.forward_overridden(batch, planned.mode, self.overrides)
             result = collect(forward)
         pair.restore_graph()

@@ -4,8 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO
 
 import numpy as np
 from paritybit.harness.lockstep.config import FRESH_LOGGER, SUBJECT_LOGGER
@@ -13,8 +12,6 @@ from paritybit.harness.lockstep.config import FRESH_LOGGER, SUBJECT_LOGGER
 FRESH_LOGGER.propagate = False
 FRESH_LOGGER.addHandler(logging.NullHandler())
 
-
-Trap = TypeVar("Trap", bound="RecordTrap")
 
 HEARD = UserWarning, RuntimeWarning
 """Categories of Python warnings that are meant for the users of an engine."""
@@ -49,45 +46,13 @@ def warnings_logged() -> Iterator[None]:
         yield
 
 
-class RecordTrap(logging.NullHandler):
-    """Hears each record at WARNING or above while it is entered, except those of the fresh engine.
+class LogTrap(logging.NullHandler):
+    """Collects the messages of records at WARNING or above while it is entered.
 
-    It hears the records of all loggers as they are made, because an engine's logger may have its
-    own handlers and pass nothing to the root logger. It is also a handler of the root logger, so
-    that records without another handler are not printed.
+    Those of the fresh engine are left out. It hears the records of all loggers as they are made,
+    because an engine's logger may have its own handlers and pass nothing to the root logger. It is
+    also a handler of the root logger, so that records without another handler are not printed.
     """
-
-    def hear(self, record: logging.LogRecord) -> None:
-        """Receive one record."""
-        raise NotImplementedError
-
-    def __enter__(self: Trap) -> Trap:
-        """Start hearing."""
-        make = self._make = logging.getLogRecordFactory()
-
-        def made(name: str, level: int, *rest: Any, **named: Any) -> logging.LogRecord:
-            record = make(name, level, *rest, **named)
-            if level >= logging.WARNING and name != FRESH_LOGGER.name:
-                self.hear(record)
-            return record
-
-        logging.setLogRecordFactory(made)
-        logging.getLogger().addHandler(self)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop hearing."""
-        logging.setLogRecordFactory(self._make)
-        logging.getLogger().removeHandler(self)
-
-
-class LogTrap(RecordTrap):
-    """Collects the messages of records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,3 +66,22 @@ class LogTrap(RecordTrap):
         """Return what was collected since the last call."""
         taken, self.messages = tuple(self.messages), []
         return taken
+
+    def __enter__(self) -> "LogTrap":
+        """Start hearing."""
+        make = self._make = logging.getLogRecordFactory()
+
+        def made(name: str, level: int, *rest: Any, **named: Any) -> logging.LogRecord:
+            record = make(name, level, *rest, **named)
+            if level >= logging.WARNING and name != FRESH_LOGGER.name:
+                self.hear(record)
+            return record
+
+        logging.setLogRecordFactory(made)
+        logging.getLogger().addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop hearing."""
+        logging.setLogRecordFactory(self._make)
+        logging.getLogger().removeHandler(self)

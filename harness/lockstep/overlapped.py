@@ -12,7 +12,7 @@ from typing import Any
 from paritybit.harness.lockstep.requests import PlannedForward, Request
 from paritybit.harness.lockstep.scheduler import COMMITS, Scheduler, count_sampled, keep_sampled
 from paritybit.harness.lockstep.speculation import count_caught_up, keep_caught_up
-from paritybit.harness.lockstep.tracebacks import subject_runs
+from paritybit.harness.lockstep.tracebacks import SubjectRuns
 from paritybit.harness.schedules.coverage import FREED_IN_FLIGHT, HANDED_OVER_IN_FLIGHT, OVERLAPPED
 from paritybit.harness.schedules.schedule import Step, Verify
 from paritybit.reference.allocator import Ownership
@@ -87,7 +87,7 @@ def guard(overlap: Overlap) -> Overlap:
     write = type(overlap).write
 
     def guarded(values: Values, work: Callable[[Arrived], None]) -> None:
-        write(overlap, values, subject_runs()(work))
+        write(overlap, values, SubjectRuns()(work))
 
     overlap.write = guarded  # type: ignore[method-assign]
     return overlap
@@ -104,11 +104,6 @@ class OverlappedScheduler(Scheduler):
         self.kept_in_flight: dict[int, int] = {}
         self.ahead: deque[tuple[Step, PlannedForward | None, StepOver]] = deque()
         super().__init__(*args, order=overlap)
-
-    def order_by(self, overlap: Overlap) -> None:
-        """Order the device work by `overlap` from the next reset on."""
-        self.overlap.clear()
-        self.overlap = self.order = self.allocator.order = guard(overlap)
 
     def reset(self, seed: int) -> None:
         """Reset as `Scheduler` does, with no forward in flight and no step planned ahead."""

@@ -8,14 +8,15 @@ is reset to its state after capture before each use, so its results depend on no
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from paritybit.harness.lockstep.captures import Captures, capture_runs
 from paritybit.harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from paritybit.harness.lockstep.copies import Copies
 from paritybit.harness.lockstep.logs import LogTrap, warnings_logged
@@ -24,7 +25,7 @@ from paritybit.harness.lockstep.overlapped import OverlappedScheduler, RanForwar
 from paritybit.harness.lockstep.padding import padding_values, spoil, spoiled_memory
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.lockstep.scheduler import Scheduler, samples_of
-from paritybit.harness.lockstep.tracebacks import SubjectFailedError, subject_runs
+from paritybit.harness.lockstep.tracebacks import SUBJECTS, SubjectFailedError, SubjectRuns
 from paritybit.harness.schedules.schedule import Schedule, Step, modes_of
 from paritybit.reference.allocator import Allocator, Owner
 from paritybit.reference.batch import ForwardBatch, Mode
@@ -32,6 +33,7 @@ from paritybit.reference.config import Role, draft_config
 from paritybit.reference.eager import EagerDecoder
 from paritybit.reference.model import Model, Output
 from paritybit.reference.pool import KVPools, Tables
+from paritybit.subjects.buffers import SharedBufferError
 from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.engine import Subject
 from paritybit.subjects.overlap import Overlap
@@ -76,9 +78,10 @@ class Pair:
 
     With `records_ops`, graphs keep the inputs and outputs of each op; on a CPU they always do.
     `engines` builds the subject and the fresh engine over the graph run's pools; the default
-    builds two engines. Raises SharedBufferError if the runners
-    of the built-in engine disagree on a shared buffer, and SubjectFailedError if its own code fails
-    as it is captured.
+    builds two engines. `capture_warnings` are the messages that captures logged.
+
+    Raises SharedBufferError if the runners of the built-in engine disagree on a shared buffer, and
+    SubjectFailedError if its own code fails as it is captured.
     """
 
     def __init__(
@@ -109,11 +112,11 @@ class Pair:
         with self.log, torch.inference_mode():
             both = capture_runs()(engines or captured_engines)(self)
             self.subject, self.fresh_engine = both
-            self.captures = Captures(*both, self.log)
+        self.capture_warnings = self.log.take()
         widest = max(config.buckets)
         self.modes = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
         self.eager = Scheduler(self.config, self.eager_pools, widest, self.modes)
-        following = subject_runs()(self.subject.ownership_changed)
+        following = SubjectRuns()(self.subject.ownership_changed)
         allocator = parts.of(Allocator)
         of_graph = self.config, self.graph_pools, widest, self.modes, following, allocator
         self.overlapped: OverlappedScheduler | None = None
@@ -141,10 +144,16 @@ class Pair:
 
         A capture resets the pair: the runs then have no requests.
         """
-        if self.captures.lacks(modes):
-            with torch.inference_mode(), capture_runs():
+        if self.lacks(modes):
+            with torch.inference_mode(), capture_runs(), self.log:
                 self.reset(0)
-                self.captures.capture(modes)
+                for engine in (self.subject, self.fresh_engine):
+                    engine.capture(modes)
+            self.capture_warnings += self.log.take()
+
+    def lacks(self, modes: Collection[Mode]) -> bool:
+        """Whether a runner of these modes is not captured in one of the engines."""
+        return any(engine.lacks(modes) for engine in (self.subject, self.fresh_engine))
 
     def reset(self, seed: int) -> None:
         """Make both runs equal, byte for byte, and reset the subject to its captured state."""
@@ -164,7 +173,7 @@ class Pair:
             return None
         if eager is None or graph is None:
             raise SubjectFailedError(f"the eager and graph runs planned step {place} differently")
-        if self.captures.lacks({graph.mode}):
+        if self.lacks({graph.mode}):
             raise RuntimeError(f"step {place} replays {graph.mode}, which is not captured")
         replayed = self.subject.runner_name(graph.mode) is not None
         expected = eager.batch is None or (replayed and self.trial.expects_graph(eager.batch))
@@ -257,7 +266,7 @@ class Pair:
 
     def run_subject(self, planned: PlannedStep, recorder: Recorder = NO_RECORDER) -> Forward:
         """Run a planned forward on the subject. Call `equalize_padding` first."""
-        with recorder.forwarding(), subject_runs(), warnings_logged():
+        with recorder.forwarding(), SubjectRuns(), warnings_logged():
             return self.subject.forward(planned.graph.batch, planned.mode)
 
     def _run_eager(self, planned: PlannedStep, recorder: Recorder) -> Output | None:
@@ -334,6 +343,25 @@ class Pair:
             return ()
         samples = samples_of(self.eager, batch, eager_output, rows)
         return tuple(replace(sample, place=planned.place) for sample in samples)
+
+
+@contextmanager
+def capture_runs() -> Iterator[None]:
+    """Turn an error that code in `subjects/` raises in this context into SubjectFailedError.
+
+    SharedBufferError stays as it is: see `Lockstep.refused`.
+    """
+    try:
+        with SubjectRuns():
+            yield
+    except SubjectFailedError as error:
+        cause = error.__cause__
+        frames = traceback.extract_tb(cause.__traceback__) if cause is not None else []
+        if isinstance(cause, SharedBufferError) or not frames:
+            raise (cause or error) from None
+        if not Path(frames[-1].filename).is_relative_to(SUBJECTS):
+            raise (cause or error) from None
+        raise
 
 
 def captured_engines(pair: Pair) -> Engines:

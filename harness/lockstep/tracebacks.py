@@ -5,7 +5,6 @@ import traceback
 from contextlib import ContextDecorator
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from paritybit.places import SOURCES
@@ -35,30 +34,17 @@ class SubjectFailedError(Exception):
 class SubjectRuns(ContextDecorator):
     """A context that turns errors of the subject's code into SubjectFailedError.
 
-    It has no state, so one object is enough. A new generator per use would slow down planning.
+    It is a class, because a new generator per use would slow down planning.
     """
 
     def __enter__(self) -> None:
         """Enter the context."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Raise SubjectFailedError for the kinds of errors that a faulty subject can cause."""
         if isinstance(error, IndexError | RuntimeError | ValueError):
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise SubjectFailedError(without_paths(lines[0])) from error
-
-
-SUBJECT_RUNS = SubjectRuns()
-
-
-def subject_runs() -> SubjectRuns:
-    """Return the context that turns errors of the subject's code into SubjectFailedError."""
-    return SUBJECT_RUNS
 
 
 def traceback_of(error: BaseException) -> str:

@@ -19,7 +19,6 @@ from paritybit.harness.schedules.schedule import (
     Finish,
     Idle,
     Prefill,
-    Repeat,
     Resume,
     Retract,
     Step,
@@ -50,7 +49,7 @@ AHEAD: Mapping[Mode, int] = {
 For a draft it is the number of its slots.
 """
 
-EVERYONE_LEAVES: Steps = (Finish(0), Repeat(15))
+EVERYONE_LEAVES: Steps = (Finish(0),) * 16
 """Finishes as many requests as any trial runs."""
 
 FACTORS: Mapping[str, tuple[str, ...]] = {

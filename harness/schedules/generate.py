@@ -17,7 +17,6 @@ from paritybit.harness.schedules.schedule import (
     Extend,
     Finish,
     Idle,
-    Repeat,
     Resume,
     Retract,
     Schedule,
@@ -116,7 +115,6 @@ def _step(ground: Ground) -> st.SearchStrategy[tuple[Step, ...]]:
             if mode in modes or mode is Mode.EXTEND
             for weight, kind in kinds
         ),
-        (2, st.builds(Repeat, st.integers(1, 3))),
         (1, st.builds(Finish, pick)),
         (2, st.builds(Idle, pick)),
         *([(FAVOUR, st.just(Idle(idle.index(under_test))))] if under_test in idle else []),

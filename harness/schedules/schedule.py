@@ -6,7 +6,6 @@ request to act on, or without room, does nothing.
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from itertools import islice
 from typing import Annotated
 
 import msgspec
@@ -111,16 +110,6 @@ class Idle(BaseStep, frozen=True, tag="idle"):
     pick: Count
 
 
-REPEAT_LIMIT = 256
-"""Largest number of times that a Repeat plays a step. No context or pool lasts longer."""
-
-
-class Repeat(BaseStep, frozen=True, tag="repeat"):
-    """Play the last step that is not a Repeat `count` more times, at most REPEAT_LIMIT."""
-
-    count: Count
-
-
 Step = (
     Admit
     | Extend
@@ -134,7 +123,6 @@ Step = (
     | Retract
     | Resume
     | Idle
-    | Repeat
 )
 """A step of any kind."""
 
@@ -179,28 +167,11 @@ class Schedule(msgspec.Struct, frozen=True):
     steps: tuple[Step, ...]
     seed: Count = 0
 
-    def flat(self) -> Iterator[tuple[int, Step]]:
-        """Yield (place in `steps`, step) with each Repeat unrolled."""
-        last: Step | None = None
-        for place, step in enumerate(self.steps):
-            if not isinstance(step, Repeat):
-                last = step
-                yield place, step
-            elif last is not None:
-                for _ in range(min(step.count, REPEAT_LIMIT)):
-                    yield place, last
-
     def up_to(self, place: int) -> "Schedule":
         """Return the schedule up to and including its step at `place`."""
         return Schedule(self.steps[: place + 1], self.seed)
 
-    def ahead(self, last: int | None = None) -> Iterator[tuple[int, Step, Iterator[Step]]]:
-        """Yield each item of `flat` together with an iterator over the later steps.
-
-        With `last`, stop after the step at that place.
-        """
-        steps = list(self.flat())
-        for number, (place, step) in enumerate(steps):
-            if last is not None and place > last:
-                return
-            yield place, step, (step for _, step in islice(steps, number + 1, None))
+    def ahead(self) -> Iterator[tuple[int, Step, tuple[Step, ...]]]:
+        """Yield the place of each step, the step, and all later steps."""
+        for place, step in enumerate(self.steps):
+            yield place, step, self.steps[place + 1 :]

@@ -1,7 +1,6 @@
 """dense_agreement: detects errors that are equal in both runs, such as a window off by one."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 from paritybit.harness.checks.property import Playing, Property, Violation
@@ -46,42 +45,6 @@ def _violation(sample: Sample, error: float, bound: float) -> Violation:
     return Violation(ID, sample.place, message, where)
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """Everything that a dense forward reads of a request, on the host: see `Sample`."""
-
-    of_request: tuple[int, bool, int, int, bool]
-    tokens: Tensor
-    hidden_states: Tensor | None
-
-    @classmethod
-    def of(cls, sample: Sample) -> "_Inputs":
-        """Return the inputs for a sample's request."""
-        states = sample.hidden_states
-        return cls(
-            (
-                sample.serial,
-                sample.of_draft,
-                sample.mrope_delta,
-                sample.encoder_len,
-                sample.tracked,
-            ),
-            sample.tokens.cpu(),
-            states.cpu() if states is not None else None,
-        )
-
-    def start_with(self, other: "_Inputs") -> bool:
-        """Whether the other's tokens are the first tokens of this one, with equal inputs."""
-        length = len(other.tokens)
-        return self.of_request == other.of_request and all(
-            theirs is None if mine is None else theirs is not None and mine[:length].equal(theirs)
-            for mine, theirs in (
-                (self.tokens, other.tokens),
-                (self.hidden_states, other.hidden_states),
-            )
-        )
-
-
 def sample_errors(
     models: Mapping[Role, Model], samples: Iterable[Sample]
 ) -> list[tuple[Sample, float]]:
@@ -90,17 +53,25 @@ def sample_errors(
     One dense forward gives the logits after each of its tokens. It therefore covers all samples of
     a request whose tokens are the first tokens of the longest sample.
     """
-    forwards: dict[int, list[tuple[_Inputs, Tensor]]] = {}
+    forwards: dict[tuple[int, bool], list[tuple[Sample, Tensor]]] = {}
     found = []
     for sample in sorted(samples, key=lambda sample: -len(sample.tokens)):
-        inputs = _Inputs.of(sample)
-        of_serial = forwards.setdefault(sample.serial, [])
-        dense = next((rows for longer, rows in of_serial if longer.start_with(inputs)), None)
+        of_request = forwards.setdefault((sample.serial, sample.of_draft), [])
+        dense = next((rows for longer, rows in of_request if starts_with(longer, sample)), None)
         if dense is None:
-            dense = _dense_rows(models, inputs)
-            of_serial.append((inputs, dense))
-        found.append((sample, dense_error(sample.logits, dense[len(inputs.tokens) - 1])))
+            dense = dense_rows(models, sample)
+            of_request.append((sample, dense))
+        found.append((sample, dense_error(sample.logits, dense[len(sample.tokens) - 1])))
     return found
+
+
+def starts_with(longer: Sample, sample: Sample) -> bool:
+    """Whether the inputs of a sample are the first ones of a longer sample of its request."""
+    length = len(sample.tokens)
+    if not longer.tokens[:length].equal(sample.tokens):
+        return False
+    states, theirs = longer.hidden_states, sample.hidden_states
+    return states is None or theirs is None or states[:length].equal(theirs)
 
 
 def dense_error(logits: Tensor, dense: Tensor) -> float:
@@ -108,17 +79,17 @@ def dense_error(logits: Tensor, dense: Tensor) -> float:
     return float(((logits.cpu().double() - dense).abs() / (1 + dense.abs())).max())
 
 
-def _dense_rows(models: Mapping[Role, Model], inputs: _Inputs) -> Tensor:
-    """Return the oracle's logits, float64 [L, vocab], after each of a request's tokens."""
-    if inputs.hidden_states is not None:
-        return dense_draft_logits(models[Role.DRAFT], inputs.tokens, inputs.hidden_states)
-    _, _, mrope_delta, encoder_len, tracked = inputs.of_request
+def dense_rows(models: Mapping[Role, Model], sample: Sample) -> Tensor:
+    """Return the oracle's logits, float64 [L, vocab], after each of a sample's tokens."""
+    tokens = sample.tokens.cpu()
+    if sample.hidden_states is not None:
+        return dense_draft_logits(models[Role.DRAFT], tokens, sample.hidden_states.cpu())
     return dense_logits(
         models[Role.TARGET],
-        inputs.tokens,
-        mrope_delta,
-        encoder_len,
-        tracked=tracked,
+        tokens,
+        sample.mrope_delta,
+        sample.encoder_len,
+        tracked=sample.tracked,
     )
 
 

@@ -1,6 +1,7 @@
 """no_crash: detects steps and captures of the engine that raise an error.
 
-No other property judges such a step, because it computed nothing that could be wrong.
+No property judges such a step, because it computed nothing that could be wrong. `Lockstep.play`
+reports the error as a violation.
 """
 
 from typing import Any
@@ -24,6 +25,5 @@ def describe_error(error: SubjectFailedError) -> Description:
 NO_CRASH = Property(
     id="no_crash",
     statement="no step and no capture of the engine raises an error",
-    describe_error=describe_error,
     diverges=True,
 )

@@ -115,7 +115,7 @@ def play_all_steps(lockstep: Lockstep, runs: dict[str, ExtraRun]) -> None:
     """Play the schedule step by step with some extra runs."""
     with torch.inference_mode():
         lockstep.pair.reset(SCHEDULE.seed)
-        for place, step in SCHEDULE.flat():
+        for place, step in enumerate(SCHEDULE.steps):
             lockstep.pair.step(step, place, runs)
 
 

@@ -8,8 +8,7 @@ import torch
 from paritybit.harness.checks.property import Playback, Playing, Violation
 from paritybit.harness.checks.schedule_properties.dense_agreement import (
     DENSE_BOUND,
-    _dense_rows,
-    _Inputs,
+    dense_rows,
 )
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.observation import Sample
@@ -52,7 +51,7 @@ def unjudged(serial: int, length: int, *, draft: bool = False) -> Sample:
 
 def sampled(models: dict[Role, Model], sample: Sample) -> Sample:
     """Return a request with the logits that the oracle gives it."""
-    return replace(sample, logits=_dense_rows(models, _Inputs.of(sample))[-1].float())
+    return replace(sample, logits=dense_rows(models, sample)[-1].float())
 
 
 def playback() -> Playback:

@@ -94,7 +94,7 @@ def differences(pair: Pair, other: CapturedEngine) -> Iterator[tuple[Mode, list[
         return differing(*(held_after(pair, engine, planned) for engine in engines))
 
     pair.reset(SCHEDULE.seed)
-    for place, step in SCHEDULE.flat():
+    for place, step in enumerate(SCHEDULE.steps):
         seen = pair.step(step, place, {"other": run})
         if seen is not None and "other" in seen.extra and not other.lacks({seen.mode}):
             yield seen.mode, seen.extra["other"]
@@ -109,7 +109,7 @@ def test_a_runner_is_the_same_in_whatever_order_runners_are_captured(
     """Each alone, and all from the last to the first: KV, outputs and static buffers of replays."""
     trial = TrialConfig(engine, device=device, scheme=scheme, buckets=(2, 4), token_buckets=(4, 24))
     pair = Lockstep(trial).pair
-    (fresh,) = {one for one in pair.captures.engines if one is not pair.subject}
+    fresh = pair.fresh_engine
     modes = list(fresh.runners)
     backwards = [[mode] for mode in reversed(modes)]
     for order in (*([[mode]] for mode in modes), backwards):
@@ -163,7 +163,7 @@ def test_a_lockstep_is_freed_without_the_collector() -> None:
     """The collector runs rarely, and a pair and its captured engines hold much memory."""
     lockstep = Lockstep(ON_REQUEST)
     lockstep.play(SCHEDULE)
-    held = [weakref.ref(one) for one in (lockstep.pair, *lockstep.pair.captures.engines)]
+    held = [weakref.ref(one) for one in (lockstep.pair, *captured(lockstep))]
     with without_collector():
         del lockstep
         assert [one() for one in held] == [None, None, None]

@@ -30,6 +30,7 @@ from paritybit.reference.batch import Mode
 from paritybit.reference.order import Arrived
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.overlap import Flight, Overlap, Result, Staged
+from paritybit.subjects.parts import Parts
 from torch import Tensor
 
 RACES = [name for name, bug in BUGS.items() if bug.overlap]
@@ -134,19 +135,21 @@ def test_a_race_is_found_and_explained_by_the_overlap(bug: str) -> None:
     assert found.cause.name == "overlapping steps"
 
 
-def broken(before: type[Overlap]) -> Lockstep:
+def broken(before: type[Overlap], monkeypatch: pytest.MonkeyPatch) -> Lockstep:
     """Return a lockstep whose order of device work has other methods."""
-    lockstep = Lockstep(replace(SMALL, overlap=True))
-    overlapped = lockstep.pair.overlapped
-    assert overlapped is not None
-    overlapped.order_by(before())
-    return lockstep
+    right = TrialConfig.subject
+    monkeypatch.setattr(
+        TrialConfig, "subject", lambda trial: replace(right(trial), parts=Parts((before,)))
+    )
+    return Lockstep(replace(SMALL, overlap=True))
 
 
-def test_a_forward_that_does_not_wait_for_its_tables_is_seen() -> None:
+def test_a_forward_that_does_not_wait_for_its_tables_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Where the schedule's writes lag, which they do for some forwards of each turn."""
     schedule = Schedule((Admit(9, 9), *[Decode((0,))] * TURN))
-    outcome = broken(UnawaitedTables).play(schedule)
+    outcome = broken(UnawaitedTables, monkeypatch).play(schedule)
     assert outcome.error is None
     assert "logits_parity" in outcome.violated
     assert min(violation.step for violation in outcome.violations) > FORWARDS_LAG
@@ -154,10 +157,10 @@ def test_a_forward_that_does_not_wait_for_its_tables_is_seen() -> None:
 
 @pytest.mark.parametrize("before", [Whole, DoneBeforeSampling])
 def test_a_row_is_handed_over_while_a_forward_in_flight_has_yet_to_keep_its_token(
-    before: type[Overlap],
+    before: type[Overlap], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where nobody waits for that, the next owner's prompt is not what it was."""
-    lockstep = broken(before)
+    lockstep = broken(before, monkeypatch)
     ground = replace(ground_of(lockstep.trial), mode=Mode.DECODE)
     row = Row(min(ground.buckets), "short", "replaced")
     outcome = lockstep.play(Schedule(scenes(ground, [row])))

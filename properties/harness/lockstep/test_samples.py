@@ -52,7 +52,7 @@ def test_every_length_that_has_logits_is_sampled_in_every_forward() -> None:
     pair, lengths = lockstep.pair, dict[int, int]()
     pair.reset(SCHEDULE.seed)
     modes = set()
-    for place, step in SCHEDULE.flat():
+    for place, step in enumerate(SCHEDULE.steps):
         observation = pair.step(step, place, sampling=True)
         if observation is None:
             continue

@@ -14,7 +14,6 @@ from paritybit.harness.schedules.schedule import (
     Finish,
     Idle,
     Prefill,
-    Repeat,
     Resume,
     Retract,
     Schedule,
@@ -69,7 +68,7 @@ NOISE: tuple[Step, ...] = (
     Decode((5,)),
     Evict(1),
     Retract(6),
-    Repeat(3),
+    Idle(1),
     Extend(2, 9),
     Draft((0, 1, 2)),
     Finish(4),
@@ -120,9 +119,9 @@ def test_what_always_fails_shrinks_to_nothing_at_once() -> None:
 def test_fewer_requests_are_neither_admitted_nor_picked() -> None:
     steps: tuple[Step, ...] = (
         *(Admit(3, 3), Prefill((7, 1, 4), 2), Prefill((5,), 2), Prefill((), 2)),
-        *(Verify((2, 1), 1), Decode((4, 0, 3, 2)), Finish(2), Evict(3), Idle(3), Repeat(2)),
+        *(Verify((2, 1), 1), Decode((4, 0, 3, 2)), Finish(2), Evict(3), Idle(3)),
     )
-    left = Admit(3, 3), Prefill((), 2), Decode((0,)), Idle(3), Repeat(2)
+    left = Admit(3, 3), Prefill((), 2), Decode((0,)), Idle(3)
     assert with_requests(Schedule(steps, 7), 1) == Schedule(left, 7)
 
 

@@ -41,7 +41,7 @@ class Planned:
         coverage = Coverage(events, self.config.speculation.topk)
         made_up = torch.Generator().manual_seed(schedule.seed)
         self.scheduler.reset(schedule.seed)
-        for _, step in schedule.flat():
+        for step in schedule.steps:
             planned = self.scheduler.plan(step)
             if planned is None:
                 continue

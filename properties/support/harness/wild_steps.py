@@ -12,7 +12,6 @@ from paritybit.harness.schedules.schedule import (
     Finish,
     Idle,
     Prefill,
-    Repeat,
     Resume,
     Retract,
     Step,
@@ -43,7 +42,6 @@ WILD_STEPS: st.SearchStrategy[Step] = st.one_of(
     st.builds(Retract, WILD),
     st.builds(Resume, WILD),
     st.builds(Idle, WILD),
-    st.builds(Repeat, st.one_of(st.integers(0, 9), WILD)),
 )
 """Any steps with any numbers, most of them far beyond what there is to pick from."""
 
