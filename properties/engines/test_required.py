@@ -66,9 +66,3 @@ def test_nothing_else_is_installed(engine: Path, asked: list[str], module: str) 
     assert not required.install_missed(engine, f"{SAID}{module}'\n")
     assert not required.install_missed(engine, "KeyError: 'big_words'\n")
     assert asked == []
-
-
-def test_a_package_that_the_index_lacks_is_not_installed(engine: Path, asked: list[str]) -> None:
-    assert not required.install_missed(engine, f"{SAID}absent'\n")
-    assert asked == ["absent"]
-    assert required.folders(engine) == []

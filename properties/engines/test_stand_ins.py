@@ -4,7 +4,6 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from paritybit.engines.missing import (
     UndeclaredError,
 )
 from paritybit.engines.stubs import StubFinder
-from paritybit.explore.sglang.host import Settings, publish
 
 STUBBED = "stubbed_for_a_test"
 
@@ -126,17 +124,3 @@ def test_what_is_declared_of_a_stub_answers(finder: StubFinder) -> None:
     assert module.answer() == 5
     with pytest.raises(StandInUsedError):
         module.other()
-
-
-def test_what_an_engine_reads_of_a_server_is_published() -> None:
-    context = SimpleNamespace(_CONTEXT=SimpleNamespace(_server_args=None))
-    modules = {"srt.server_args": SimpleNamespace(), "srt.runtime_context": context}
-    engine: Any = SimpleNamespace(module=modules.__getitem__)
-    for chunk in (4, 8):
-        settings = Settings(2, chunk)
-        publish(engine, settings)
-        assert modules["srt.server_args"].get_global_server_args() is settings
-        assert context._CONTEXT._server_args is context._CONTEXT.parallel is settings
-    assert (settings.moe.page_size, settings.chunked_prefill_size, settings.tp_size) == (2, 8, 1)
-    assert not settings.enable_mamba_extra_buffer
-    assert not settings.enable_mamba_extra_buffer()

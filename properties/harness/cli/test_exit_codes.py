@@ -166,12 +166,6 @@ def test_ctrl_c_that_an_import_swallows_runs_nothing(
     assert ran == []
 
 
-def test_a_terminal_of_few_signs_is_no_error() -> None:
-    words = ("-m", "paritybit", "watch", "--engine", "é…")
-    done = python(*words, variables={"PYTHONIOENCODING": "ascii"})
-    assert done.stderr.startswith("paritybit: '\\xe9\\u2026' is not an engine; ")
-
-
 def test_a_deleted_current_folder_gives_no_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Any
 ) -> None:

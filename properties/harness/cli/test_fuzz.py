@@ -8,7 +8,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from msgspec.structs import fields
 from paritybit.harness.cli.app import app
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import Case
 from paritybit.harness.records.codec import encoded
-from paritybit.harness.schedules.schedule import Admit, Decode, Schedule, Step
+from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
 from typer.main import get_command
 
 from paritybit.__main__ import main
@@ -201,30 +200,3 @@ def test_no_record_ends_badly(
     path = tmp_path / "record.json"
     path.write_text(json.dumps(changed(data, json.loads(encoded(RECORDS[kind])))))
     ends_well("report", str(path), *form)
-
-
-LISTED = {"picks", "prompts"}
-numbers = st.sampled_from([0, 1, 2, 3, 7, 12, 50, 10**6, 2**31 - 1])
-
-
-def steps() -> st.SearchStrategy[dict[str, Any]]:
-    """Return steps of any kind with numbers of any size."""
-    return st.sampled_from(Step.__args__).flatmap(
-        lambda kind: st.fixed_dictionaries(
-            {"step": st.just(kind.__struct_config__.tag)}
-            | {
-                field.name: st.lists(numbers, max_size=4) if field.name in LISTED else numbers
-                for field in fields(kind)
-            }
-        )
-    )
-
-
-@settings(fuzzed, max_examples=max(4, MOST // 10))
-@given(st.lists(steps(), max_size=8), st.sampled_from([0, 2**31 - 1]))
-def test_no_schedule_ends_badly(tmp_path: Path, drawn: Sequence[dict[str, Any]], seed: int) -> None:
-    """Any list of steps is valid: each is played, on one trial."""
-    path = tmp_path / "case.json"
-    schedule = {"seed": seed, "steps": list(drawn)}
-    path.write_text(json.dumps({**DATA, "schedule": schedule}))
-    assert ends_well("replay", str(path)) in {OK, FINDING, CANNOT_RUN}
