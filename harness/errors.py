@@ -20,14 +20,6 @@ MOST_LISTED = 12
 NEAREST = 3
 """The number of valid names that a message suggests if there are more."""
 
-PLURALS = {
-    "bug": "bugs",
-    "runner": "runners",
-    "preset": "presets",
-    "property": "properties",
-}
-"""The name of each kind of names in `paritybit list`."""
-
 
 class MalformedError(ValueError):
     """A malformed command line or file. The message says what is valid.
@@ -57,14 +49,14 @@ class DeviceError(BaseException):
     finding: bool
 
 
-def cut(text: str) -> str:
+def shorten(text: str) -> str:
     """Return a text shortened for a message."""
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
 
 
-def quoted(value: object) -> str:
+def quote(value: object) -> str:
     """Return the repr of a value, shortened for a message."""
-    return cut(repr(value))
+    return shorten(repr(value))
 
 
 def printable(text: str) -> str:
@@ -72,7 +64,7 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
-def known(what: str, name: str, names: Iterable[str]) -> None:
+def require_known(what: str, name: str, names: Iterable[str]) -> None:
     """Raise UnknownNameError unless `name` is one of `names`.
 
     The message lists all names if they are few, else the NEAREST ones.
@@ -80,27 +72,11 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
     valid = list(names)
     if name in valid:
         return
-    if len(valid) <= MOST_LISTED:
-        hint = f"{meant(name, valid)}; valid: {', '.join(valid)}"
-    else:
-        nearest = closest(name, valid, NEAREST, 0.0)
-        hint = f"; the nearest names are {', '.join(nearest)}"
-        if what in PLURALS:
-            hint += f" ('paritybit list {PLURALS[what]}' prints all)"
-    raise UnknownNameError(f"unknown {what} {quoted(name)}{hint}")
-
-
-def meant(name: str, names: Iterable[str]) -> str:
-    """Return "did you mean" with the most similar of `names`, or '' if none is similar."""
-    likeliest = closest(name, list(names), 1)
-    return f" (did you mean {likeliest[0]}?)" if likeliest else ""
-
-
-def closest(name: str, names: list[str], most: int, cutoff: float = 0.6) -> list[str]:
-    """Return at most `most` of `names` that are similar to `name`, the most similar first."""
     difflib = import_module("difflib")  # Imported late, because only a wrong name needs it.
-    near: list[str] = difflib.get_close_matches(name[:LONGEST_VALUE], names, most, cutoff)
-    return near
+    near = difflib.get_close_matches(name[:LONGEST_VALUE], valid, NEAREST, 0.0)
+    few = len(valid) <= MOST_LISTED
+    hint = f"valid: {', '.join(valid)}" if few else f"the nearest names are {', '.join(near)}"
+    raise UnknownNameError(f"unknown {what} {quote(name)}; {hint}")
 
 
 def headline(error: str) -> str:
@@ -111,7 +87,7 @@ def headline(error: str) -> str:
     return next((line for line in rest if not line.startswith(" ")), lines[-1])
 
 
-def refused(reason: object, code: int) -> int:
+def report_error(reason: object, code: int) -> int:
     """Print to stderr why a command ends early, and return its exit code."""
     with suppress(OSError):  # If stderr is closed or full, the exit code must do.
         sys.stderr.write(f"paritybit: {printable(str(reason))}\n")
@@ -121,10 +97,10 @@ def refused(reason: object, code: int) -> int:
 
 def no_verdict(error: BaseException) -> str:
     """Return the message for an internal error that ends a command."""
-    return f"no verdict: {kept([''.join(traceback.format_exception(error))])}"
+    return f"no verdict: {save_tracebacks([''.join(traceback.format_exception(error))])}"
 
 
-def kept(errors: Iterable[str]) -> str:
+def save_tracebacks(errors: Iterable[str]) -> str:
     """Write tracebacks to a file, and return a sentence that names the file.
 
     If the file cannot be written, the sentence has the tracebacks.
@@ -140,5 +116,5 @@ def kept(errors: Iterable[str]) -> str:
         where = f"which could not be written ({error.strerror}): {' | '.join(different)}"
     else:
         where = str(Path(file.name))
-    first = cut(headline(different[0]))
+    first = shorten(headline(different[0]))
     return f"internal error: {first}{more}; full traceback: {where}"

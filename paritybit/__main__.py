@@ -24,10 +24,10 @@ from paritybit.harness.errors import (
     DeviceError,
     MalformedError,
     NoVerdictError,
-    cut,
-    kept,
     no_verdict,
-    refused,
+    report_error,
+    save_tracebacks,
+    shorten,
 )
 from paritybit.harness.machine.stopping import Stop, listening
 from paritybit.harness.machine.streams import taken_over
@@ -46,17 +46,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop = Stop()
     with listening(stop):
         try:
-            code = carried_out(words, stop, own=own)
+            code = execute(words, stop, own=own)
         except KeyboardInterrupt:
-            code = refused("interrupted", INTERRUPTED)
+            code = report_error("interrupted", INTERRUPTED)
         except SystemExit:
             raise
         except BaseException as error:
             # What a signal interrupts in an import may raise anything in its place.
             code = (
-                refused(no_verdict(error), CANNOT_RUN)
+                report_error(no_verdict(error), CANNOT_RUN)
                 if stop.received is None
-                else refused("interrupted", INTERRUPTED)
+                else report_error("interrupted", INTERRUPTED)
             )
     # After a Ctrl-C within an exec(), `python -m` ends by SIGINT whatever this returns, unless
     # another exec() has ended since.
@@ -66,35 +66,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return STOPPED.get(stop.received, INTERRUPTED) if code == INTERRUPTED else code
 
 
-def carried_out(words: Sequence[str], stop: Stop, *, own: bool) -> int:
+def execute(words: Sequence[str], stop: Stop, *, own: bool) -> int:
     """Run a command line, flush what it printed, and return its exit code."""
     raw = taken_over() if own else None
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    code = answered(words, stop)
+    code = exit_code_of(words, stop)
     sys.stdout.flush()
     if raw is not None and raw.lost is not None and code != INTERRUPTED:
         code = FINDING if code == FINDING else CANNOT_RUN
-        return refused(f"cannot write to stdout: {raw.lost.strerror}", code)
+        return report_error(f"cannot write to stdout: {raw.lost.strerror}", code)
     return code
 
 
-def answered(words: Sequence[str], stop: Stop) -> int:
+def exit_code_of(words: Sequence[str], stop: Stop) -> int:
     """Run the command of a command line and return its exit code, whatever error it raised."""
     try:
         require_folder()
         app = importlib.import_module("paritybit.harness.cli.app")
         code: int = app.run(app.Line(words, stop))
     except MalformedError as error:
-        return refused(shortened(str(error), words), MALFORMED)
+        return report_error(shorten_words(str(error), words), MALFORMED)
     except CannotRunError as error:
-        return refused(shortened(str(error), words), CANNOT_RUN)
+        return report_error(shorten_words(str(error), words), CANNOT_RUN)
     except NoVerdictError as error:
-        return refused(f"no verdict: {kept([str(error)])}", CANNOT_RUN)
+        return report_error(f"no verdict: {save_tracebacks([str(error)])}", CANNOT_RUN)
     except DeviceError as error:
         code = FINDING if error.finding else CANNOT_RUN
-        return refused(f"the device was lost: {error}", code)
+        return report_error(f"the device was lost: {error}", code)
     return code
 
 
@@ -106,11 +106,11 @@ def require_folder() -> None:
         raise CannotRunError(f"the current folder cannot be used: {error.strerror}") from error
 
 
-def shortened(message: str, words: Sequence[str]) -> str:
+def shorten_words(message: str, words: Sequence[str]) -> str:
     """Return a message that repeats no word of the command line at length."""
     for word in words:
         if len(word) > LONGEST_VALUE:
-            message = message.replace(repr(word), cut(repr(word))).replace(word, cut(word))
+            message = message.replace(repr(word), shorten(repr(word))).replace(word, shorten(word))
     return message
 
 

@@ -21,12 +21,12 @@ def on_github() -> bool:
 def github_error(message: str, **properties: object) -> str:
     """Return the workflow command for an error with properties such as file, line and title."""
     named = (
-        f"{name}={_escaped(str(value), ESCAPED_IN_PROPERTY)}" for name, value in properties.items()
+        f"{name}={_escape(str(value), ESCAPED_IN_PROPERTY)}" for name, value in properties.items()
     )
-    return f"::error {','.join(named)}::{_escaped(message, ESCAPED)}"
+    return f"::error {','.join(named)}::{_escape(message, ESCAPED)}"
 
 
-def _escaped(text: str, escapes: Mapping[str, str]) -> str:
+def _escape(text: str, escapes: Mapping[str, str]) -> str:
     return "".join(escapes.get(letter, letter) for letter in text)
 
 

@@ -14,7 +14,7 @@ from paritybit.harness.explain.facts import (
     StaticInputRow,
     TimelineEntry,
 )
-from paritybit.reports.model import Bits, Cell, Cells, Fact, Legend, listed
+from paritybit.reports.model import Bits, Cell, Cells, Fact, Legend, comma_separated
 
 SIDES: Mapping[str, tuple[str, str]] = {
     "hermetic_replay": ("freshly captured", "after earlier replays"),
@@ -120,7 +120,7 @@ def step(entry: TimelineEntry) -> tuple[Fact, tuple[Cell, ...]]:
     path = "no forward" if entry.mode is None else "eager"
     if entry.bucket is not None:
         path = f"bucket {entry.bucket} of {entry.runner}"
-    violated = f"; violates {listed(entry.violated)}" if entry.violated else ""
+    violated = f"; violates {comma_separated(entry.violated)}" if entry.violated else ""
     name = f"{entry.place} {entry.step}"
     return Fact.of(name, f"{path}{violated}"), tuple(boxes[: 2 * MOST_ROWS])
 
@@ -224,8 +224,8 @@ def slot_map(pool: SlotMap, taken: SlotTaken | None, right: int | None) -> Cells
         Cell("" if owner == NOBODY else str(owner), " ".join(states(pool, slot, taken, right)))
         for slot, owner in enumerate(pool.owners[:MOST_SLOTS])
     ]
-    about = f"{pool.model}, {pool.kind}: this step wrote {listed(pool.written)}"
-    about += f"; differing: {listed(pool.differs)}"
+    about = f"{pool.model}, {pool.kind}: this step wrote {comma_separated(pool.written)}"
+    about += f"; differing: {comma_separated(pool.differs)}"
     if taken is not None:
         about += f"; used by mistake: {taken.slot}; expected: {'–' if right is None else right}"
     lines = [tuple(boxes[at : at + COLUMNS]) for at in range(0, len(boxes), COLUMNS)]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
-from paritybit.launch.schema import ROW, ROWS, Finding, LegRecord, WatchRecord
+from paritybit.launch.schema import Finding, LegRecord, WatchRecord
 from paritybit.launch.words import lines_of, source_of
 
 NAME = "paritybit"
@@ -41,16 +41,16 @@ def case_of(leg: LegRecord, record: WatchRecord, prefix: str) -> ET.Element:
             case.set("line", str(source[1]))
         message = f"{failing[0].check}: {failing[0].text}"
         failure = element("failure", message=message, type=failing[0].check)
-        failure.text = "\n\n".join(map(told, failing)).translate(NOT_XML)
+        failure.text = "\n\n".join(map(text_of, failing)).translate(NOT_XML)
         case.append(failure)
-    known = [told(one) for one in findings if one.known is not None]
+    known = [text_of(one) for one in findings if one.known is not None]
     if known:
         out = ET.SubElement(case, "system-out")
         out.text = "\n\n".join(known).translate(NOT_XML)
     return case
 
 
-def told(finding: Finding) -> str:
+def text_of(finding: Finding) -> str:
     """Return a finding as text, as printed on the terminal."""
     lines = [f"  {name}: {text}" for name, text in lines_of(finding)]
     return "\n".join([f"{finding.check}: {finding.text}", *lines])
@@ -58,10 +58,10 @@ def told(finding: Finding) -> str:
 
 def skipped(record: WatchRecord) -> Iterator[ET.Element]:
     """Yield the test cases of rows that were not served."""
+    tried = {leg.name for leg in record.legs}
     for one in record.not_tried:
-        if one.what.startswith(ROW) or one.what.endswith(ROWS):
-            name = one.what.removeprefix(ROW)
-            if name not in {leg.name for leg in record.legs}:
+        for name in one.rows:
+            if name not in tried:
                 case = element("testcase", classname=classname(record), name=name)
                 case.append(element("skipped", message=one.why))
                 yield case

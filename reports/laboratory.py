@@ -32,9 +32,9 @@ from paritybit.reports.model import (
     Replay,
     Report,
     anchors,
+    comma_separated,
     duration,
     environment_facts,
-    listed,
 )
 
 VERDICTS: Mapping[str, tuple[str, str]] = {
@@ -144,15 +144,15 @@ def title_of(row: TrialRow) -> str:
 def figures(record: Record) -> Iterator[Fact]:
     """Yield the most important figures of a run."""
     rows = all_rows(record)
-    yield Fact.of("clean trials passed", passed(record.clean))
-    yield Fact.of("hunts as expected", passed(record.bugs))
+    yield Fact.of("clean trials passed", pass_count(record.clean))
+    yield Fact.of("hunts as expected", pass_count(record.bugs))
     yield Fact.of("schedules", f"{sum(row.schedules for row in rows):,}")
     yield Fact.of("replays", f"{sum(row.replays for row in rows):,}")
     yield Fact.of("padded replays", f"{sum(row.padded_replays for row in rows):,}")
     yield Fact.of("time taken", duration(record.seconds))
 
 
-def passed(rows: Sequence[TrialRow]) -> str:
+def pass_count(rows: Sequence[TrialRow]) -> str:
     """Return how many of some rows ended as expected."""
     return f"{sum(row.status.expected for row in rows)} of {len(rows)}"
 
@@ -167,7 +167,7 @@ def unjudged(record: Record) -> Iterator[str]:
     counts = events(record)
     missing = [name for name in record.required_events if not counts[name]]
     if missing and record.clean and record.verdict != "interrupted":
-        yield f"Never reached: {listed(missing)}"
+        yield f"Never reached: {comma_separated(missing)}"
 
 
 def events(record: Record) -> Counter[str]:
@@ -256,7 +256,7 @@ def answers(row: TrialRow, others: Sequence[TrialRow]) -> Iterator[Fact]:
         yield Fact.of("source", source_lines(lines))
     if others:
         more = f" and {len(others) - MOST_LISTED} more" if len(others) > MOST_LISTED else ""
-        yield Fact.of("also", listed(map(title_of, others[:MOST_LISTED])) + more)
+        yield Fact.of("also", comma_separated(map(title_of, others[:MOST_LISTED])) + more)
 
 
 def why(row: TrialRow) -> str:
@@ -285,7 +285,7 @@ def blame(found: Explanation) -> str:
 
 def source_lines(lines: Sequence[SourceLine]) -> str:
     """Return lines of code as text."""
-    return listed(f"{one.file}:{one.line} ({one.what})" for one in lines)
+    return comma_separated(f"{one.file}:{one.line} ({one.what})" for one in lines)
 
 
 def replay_of(finding: Counterexample) -> Replay:
@@ -334,7 +334,7 @@ def bugs(record: Record, names: Mapping[int, str]) -> Iterator[Block]:
     for bug, hunts in hunted.items():
         by = dict.fromkeys(one.detected_by for one in hunts if one.detected_by is not None)
         cells = (pair_piece(pairs.get((bug, one)), hunts, one, names) for one in runners)
-        rows.append((Piece(bug), *cells, Piece(listed(by))))
+        rows.append((Piece(bug), *cells, Piece(comma_separated(by))))
     head = ("bug", *runners, "detected by")
     title = f"{len(record.bugs)} hunts, each of a bug on a runner"
     yield DataTable(title, head, tuple(rows), MARKS, printed=True, matrix=True)
@@ -372,7 +372,7 @@ def card(record: Record, row: TrialRow, anchor: str) -> Card:
         title=title_of(row),
         status=row.status,
         tone="good" if row.status.expected else "bad",
-        summary=f"step {lead.step}: {listed(seen)}" if lead is not None else "",
+        summary=f"step {lead.step}: {comma_separated(seen)}" if lead is not None else "",
         blocks=tuple(card_blocks(record, row)),
     )
 
@@ -407,8 +407,9 @@ def settings(trial: TrialConfig) -> str:
     """Describe the settings of a trial."""
     return (
         f"{trial.dtype} on {trial.device}, page size {trial.page_size}, {trial.full_slots} full "
-        f"and {trial.swa_slots} SWA slots, {trial.rows} rows, buckets {listed(trial.buckets)} and "
-        f"{listed(trial.token_buckets)} tokens, topk {trial.topk}"
+        f"and {trial.swa_slots} SWA slots, {trial.rows} rows, buckets "
+        f"{comma_separated(trial.buckets)} and {comma_separated(trial.token_buckets)} tokens, "
+        f"topk {trial.topk}"
     )
 
 
@@ -439,11 +440,11 @@ def finding_blocks(record: Record, row: TrialRow, finding: Counterexample) -> It
     others = [f"{one.property}, step {one.step}: {one.message}" for one in seen if one is not lead]
     if others:
         yield Fold("Also violated", (Items(tuple(others)),))
-    yield from drawn(record, row, finding)
+    yield from drawings_of(record, row, finding)
     yield replay_of(finding)
 
 
-def drawn(record: Record, row: TrialRow, finding: Counterexample) -> Iterator[Block]:
+def drawings_of(record: Record, row: TrialRow, finding: Counterexample) -> Iterator[Block]:
     """Yield the drawings of a finding."""
     line = drawings.steps(finding.timeline)
     if line is not None:

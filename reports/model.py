@@ -32,7 +32,7 @@ class Fact:
     @classmethod
     def of(cls, name: str, value: object) -> "Fact":
         """Return a fact. None is a dash, and public addresses in a text become links."""
-        return cls(name, linked("–" if value is None else str(value)))
+        return cls(name, link_addresses("–" if value is None else str(value)))
 
     @property
     def text(self) -> str:
@@ -227,7 +227,7 @@ LINK = re.compile(r"https?://[^\s<>\"',;]+")
 THREAD = re.compile(r"https?://github\.com/([\w.-]+/[\w.-]+)/(?:pull|issues)/(\d+)")
 
 
-def linked(text: str) -> tuple[Piece, ...]:
+def link_addresses(text: str) -> tuple[Piece, ...]:
     """Split a text at its web addresses. Only http and https addresses become links."""
     pieces: list[Piece] = []
     end = 0
@@ -239,7 +239,7 @@ def linked(text: str) -> tuple[Piece, ...]:
     return tuple(piece for piece in [*pieces, Piece(text[end:])] if piece.text)
 
 
-def listed(values: Iterable[object]) -> str:
+def comma_separated(values: Iterable[object]) -> str:
     """Return the values separated by commas, or a dash for none."""
     return ", ".join(map(str, values)) or "–"
 

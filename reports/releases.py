@@ -1,20 +1,12 @@
 """The findings of several releases side by side, in Markdown."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paritybit.reports.markdown import table
 
 from paritybit.launch.schema import Finding, WatchRecord
 from paritybit.launch.words import all_causes
-
-PULLS = "https://github.com/sgl-project/sglang/pull"
-
-THREADS: Mapping[str, str] = {
-    "out_cache_loc_swa": f"{PULLS}/24743",
-    "padded rows in the index lists": f"{PULLS}/26292",
-}
-"""The public thread about a cause."""
 
 FREE, UNTRIED = "–", "?"
 
@@ -68,11 +60,11 @@ def matrix(releases: Sequence[Release]) -> str:
             str(number) if number else FREE if release.tried else UNTRIED
             for release, number in zip(releases, numbers, strict=True)
         ]
-        rows.append([cause, ", ".join(checks), *cells, THREADS.get(cause, "none known")])
+        rows.append([cause, ", ".join(checks), *cells])
     lines = [
         "# Findings in whole releases",
         "",
-        *table(["cause", "checks", *names, "thread"], rows),
+        *table(["cause", "checks", *names], rows),
         "",
         f"Cells have the number of findings, `{FREE}` for none, `{UNTRIED}` without a verdict.",
         "",

@@ -17,9 +17,9 @@ from paritybit.reports.model import (
     Replay,
     Report,
     Source,
+    comma_separated,
     duration,
     environment_facts,
-    listed,
 )
 
 from paritybit.launch.schema import Finding, LegRecord, WatchRecord
@@ -74,14 +74,14 @@ def report_of(record: WatchRecord) -> Report:
                 "Findings by cause",
                 (
                     *(card(one, names[one.name], follows.get(one.name), engine) for one in groups),
-                    *absent(record),
+                    *absent_blocks(record),
                 ),
             ),
             *baseline(record),
-            PageSection("legs", "What was tried", tuple(tried(record))),
-            PageSection("not-tried", "What was not tried", tuple(not_tried(record))),
+            PageSection("legs", "What was tried", tuple(tried_blocks(record))),
+            PageSection("not-tried", "What was not tried", tuple(untried_blocks(record))),
             PageSection(
-                "stand-ins", "Parts that are not the engine’s own", tuple(stand_ins(record))
+                "stand-ins", "Parts that are not the engine’s own", tuple(replaced_blocks(record))
             ),
             PageSection("environment", "Environment", (Facts(tuple(environment(record))),)),
         ),
@@ -139,7 +139,7 @@ def finding_blocks(finding: Finding, engine: str) -> Iterator[Block]:
     yield Paragraph(finding.text, "lead")
     facts = [Fact.of(name, text) for name, text in lines_of(finding)]
     if len(finding.slots) > 1:
-        facts.append(Fact.of("slots", listed(finding.slots)))
+        facts.append(Fact.of("slots", comma_separated(finding.slots)))
     yield Facts(tuple(facts))
     if finding.excerpt:
         source = source_of(finding)
@@ -149,7 +149,7 @@ def finding_blocks(finding: Finding, engine: str) -> Iterator[Block]:
         yield command
 
 
-def absent(record: WatchRecord) -> Iterator[Block]:
+def absent_blocks(record: WatchRecord) -> Iterator[Block]:
     """Yield the known findings that did not occur."""
     if record.absent:
         yield Paragraph("Known findings that did not occur", "title")
@@ -166,7 +166,7 @@ def baseline(record: WatchRecord) -> Iterator[PageSection]:
     yield PageSection("baseline", "Against the baseline", (DataTable("causes", head, cells),))
 
 
-def tried(record: WatchRecord) -> Iterator[Block]:
+def tried_blocks(record: WatchRecord) -> Iterator[Block]:
     """Yield the rows of settings that were served, all counts, and the values of settings."""
     head = ("row of settings", "how it ended", "time", *FIGURES.values())
     yield DataTable("rows", head, tuple(map(leg_cells, record.legs)))
@@ -178,7 +178,7 @@ def tried(record: WatchRecord) -> Iterator[Block]:
     for leg in record.legs:
         for name, values in leg.settings.items():
             settings.setdefault(name, {}).update(dict.fromkeys(values))
-    used = tuple(Fact.of(name, listed(values)) for name, values in settings.items())
+    used = tuple(Fact.of(name, comma_separated(values)) for name, values in settings.items())
     yield Fold("Settings of the engine", (Facts(used),))
 
 
@@ -189,13 +189,13 @@ def leg_cells(leg: LegRecord) -> tuple[Piece, ...]:
     return tuple(map(Piece, (name, leg.ending, duration(leg.seconds), *counts)))
 
 
-def not_tried(record: WatchRecord) -> Iterator[Block]:
+def untried_blocks(record: WatchRecord) -> Iterator[Block]:
     """Yield what the verdict does not cover."""
     yield Paragraph("The verdict does not cover this.")
     yield Facts(tuple(Fact.of(one.what, one.why) for one in record.not_tried))
 
 
-def stand_ins(record: WatchRecord) -> Iterator[Block]:
+def replaced_blocks(record: WatchRecord) -> Iterator[Block]:
     """Yield the replaced parts of the engine, with the reasons."""
     parts = {what: why for leg in record.legs for what, why in leg.stand_ins.items()}
     if parts:
@@ -205,7 +205,7 @@ def stand_ins(record: WatchRecord) -> Iterator[Block]:
 def environment(record: WatchRecord) -> Iterator[Fact]:
     """Yield the environment of a run and of its processes."""
     yield from environment_facts(record.environment)
-    yield Fact.of("checks", listed(record.checks) if record.checks else "all")
+    yield Fact.of("checks", comma_separated(record.checks) if record.checks else "all")
     yield Fact.of("checked", f"one forward pass in {record.every}")
     if record.engine:
         yield Fact.of("model", record.model or "several models")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from paritybit.harness.campaigns.task import Task
-from paritybit.harness.errors import MalformedError, known
+from paritybit.harness.errors import MalformedError, require_known
 from paritybit.harness.lockstep.config import TURNS, TrialConfig
 from paritybit.harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
 from paritybit.harness.schedules.coverage import (
@@ -54,15 +54,15 @@ def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[Hunt, ...]:
     MalformedError for a bug that cannot be switched on in the runner.
     """
     for runner in runners:
-        known("runner", runner, RUNNERS)
+        require_known("runner", runner, RUNNERS)
     if not bugs:
         return all_hunts(runners or RUNNERS)
     found: list[Hunt] = []
     for asked in bugs:
         name, _, runner = asked.partition("@")
-        known("bug", name, BUGS)
+        require_known("bug", name, BUGS)
         if runner:
-            known("runner", runner, RUNNERS)
+            require_known("runner", runner, RUNNERS)
         wanted = [runner] if runner else runners or list(BUGS[name].expected or RUNNERS)
         unfit = [one for one in wanted if not BUGS[name].fits(one)]
         if unfit:

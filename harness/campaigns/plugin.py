@@ -157,7 +157,7 @@ def words(config: pytest.Config, option: str) -> tuple[str, ...]:
 def run_config(config: pytest.Config) -> "RunConfig":
     """Return the settings of a run from the options. Raises UsageError for an unknown name."""
     from paritybit.harness.campaigns import plan
-    from paritybit.harness.errors import known
+    from paritybit.harness.errors import require_known
     from paritybit.reference.config import PRESETS
     from paritybit.subjects.runners import RUNNERS
 
@@ -165,7 +165,7 @@ def run_config(config: pytest.Config) -> "RunConfig":
     presets = words(config, "--preset") or tuple(PRESETS)
     try:
         for preset in presets:
-            known("preset", preset, PRESETS)
+            require_known("preset", preset, PRESETS)
         if bugs or hunted:
             hunts = plan.hunts_of(() if hunted == (ALL,) else bugs or hunted, runners)
         else:

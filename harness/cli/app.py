@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import typer
-from paritybit.harness.cli.folders import OUT
+from paritybit.harness.cli.folders import OUT, command_of
 from paritybit.harness.cli.values import MOST, count, names, path
 from paritybit.harness.errors import MalformedError
 from paritybit.harness.machine.stopping import Stop
@@ -134,7 +134,7 @@ def file(default: Path | None, about: str, **more: Any) -> Any:
     return typer.Option(default, parser=path, metavar="PATH", help=about, **more)
 
 
-def listed(about: str, otherwise: str = "all") -> Any:
+def names_option(about: str, otherwise: str = "all") -> Any:
     """Return an option with comma-separated names, which may be given several times."""
     return typer.Option([], callback=names, metavar="NAMES", show_default=otherwise, help=about)
 
@@ -169,14 +169,14 @@ def watch(
     seconds: int | None = number(
         None, "Seconds of the run, with the starts of the engine", show_default="300"
     ),
-    settings: list[str] = listed(
+    settings: list[str] = names_option(
         "Rows of settings, such as 'page size 16 + overlap'", "the seed's covering array"
     ),
     rows: str | None = typer.Option(
         None, metavar="FIRST-LAST", help="Rows of the covering array, such as 9-20 or 9-"
     ),
     keep_going: bool = flag("keep-going", "Serve the other rows after a finding, too"),
-    checks: list[str] = listed("Checks to run, such as stray-write"),
+    checks: list[str] = names_option("Checks to run, such as stray-write"),
     every: int = number(1, "Check about one in N forward passes"),
     known: Path | None = file(
         None,
@@ -193,9 +193,9 @@ def watch(
 
     Give either --engine, or a command after --.
     """
-    from paritybit.harness.cli.watch.run import Options, checks_of, command_of, run_watch
+    from paritybit.harness.cli.watch.run import Options, checks_of, run_watch
 
-    from paritybit.launch.known import of_tree
+    from paritybit.launch.known import known_findings
 
     options = Options(
         command=command_of(context.obj.words),
@@ -210,7 +210,7 @@ def watch(
         keep_going=keep_going,
         checks=checks_of(checks),
         every=every,
-        known=of_tree(known, engine, baseline),
+        known=known_findings(known, engine, baseline),
         warn=undecided == "warn",
         out=out,
     )
@@ -220,7 +220,7 @@ def watch(
 @command(ENGINES)
 def releases(
     engine: EngineName = typer.Option("sglang", help="Engine whose releases are watched"),
-    releases: list[str] = listed("Releases, or newest", "all whose hashes are pinned"),
+    releases: list[str] = names_option("Releases, or newest", "all whose hashes are pinned"),
     seconds: int = number(300, "Seconds for each release"),
     seed: int = seed_option(),
     out: Path = file(OUT / "releases", "Folder of all results; results in it are kept"),
@@ -324,9 +324,9 @@ def regress(
     pytest: list[str] = typer.Argument(
         None, metavar="-- PYTEST OPTIONS", help="Options for pytest"
     ),
-    bug: list[str] = listed("Bugs, each BUG or BUG@RUNNER"),
-    runner: list[str] = listed("Runners"),
-    preset: list[str] = listed("Models"),
+    bug: list[str] = names_option("Bugs, each BUG or BUG@RUNNER"),
+    runner: list[str] = names_option("Runners"),
+    preset: list[str] = names_option("Models"),
     seed: int = seed_option(),
     mps: bool = flag("mps", "Start an NVIDIA MPS daemon, to share GPUs"),
     device: Device = typer.Option("auto", help="Device to use"),

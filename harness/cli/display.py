@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from paritybit.harness.campaigns.task import Result
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, OK
-from paritybit.harness.errors import CannotRunError, headline, kept, refused
+from paritybit.harness.errors import CannotRunError, headline, report_error, save_tracebacks
 
 LACKING = f"{CannotRunError.__module__}.{CannotRunError.__qualname__}: "
 """The beginning of a traceback's last line if something was missing, which is not a defect."""
@@ -19,9 +19,9 @@ def print_errors(errors: Iterable[str]) -> None:
     found = list(errors)
     lines = [headline(error) for error in found]
     if found and all(line.startswith(LACKING) for line in lines):
-        refused(lines[0].removeprefix(LACKING), CANNOT_RUN)
+        report_error(lines[0].removeprefix(LACKING), CANNOT_RUN)
     elif found:
-        refused(kept(found), CANNOT_RUN)
+        report_error(save_tracebacks(found), CANNOT_RUN)
 
 
 def print_unexplained(results: Iterable[Result]) -> None:
@@ -29,4 +29,6 @@ def print_unexplained(results: Iterable[Result]) -> None:
     errors = [result.unexplained for result in results if result.unexplained is not None]
     if errors:
         count = f"{len(errors)} result{'s' * (len(errors) > 1)}"
-        refused(f"{count} could not be explained, and the verdict stands: {kept(errors)}", OK)
+        report_error(
+            f"{count} could not be explained, and the verdict stands: {save_tracebacks(errors)}", OK
+        )

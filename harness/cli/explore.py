@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
-from paritybit.harness.cli.folders import run_folder, shown, swap_link
+from paritybit.harness.cli.folders import for_record, run_folder, swap_link
 from paritybit.harness.errors import CannotRunError, MalformedError
 from rich.console import Console
 
@@ -42,9 +42,9 @@ def run_explore(engine: str, bound: Bound, depth: int, seconds: int, out: Path) 
     with run_folder(out) as folder:
         path = folder / "cases" / "explore.json"
         path.parent.mkdir(exist_ok=True)
-        write(ExploreCase(shown(engine), bound, found.path, found.violation), path)
+        write(ExploreCase(for_record(engine), bound, found.path, found.violation), path)
         show(console, found.path, found.violation)
-        console.print(f"to replay: paritybit replay {path} --engine {shown(engine)}")
+        console.print(f"to replay: paritybit replay {path} --engine {for_record(engine)}")
         swap_link(folder)
     return FINDING
 

@@ -1,6 +1,7 @@
 """Folders of runs, and command lines without absolute paths for records."""
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from itertools import count
@@ -15,7 +16,7 @@ LATEST = "latest"
 """The name of the link to the folder of the last run."""
 
 
-def shown(word: str) -> str:
+def for_record(word: str) -> str:
     """Return a word of a command line without an absolute path, for a record.
 
     A path below the current folder becomes relative to it. Of any other path, the last part is
@@ -23,13 +24,18 @@ def shown(word: str) -> str:
     """
     if word.startswith("--") and "=" in word:
         option, _, value = word.partition("=")
-        return f"{option}={shown(value)}"
+        return f"{option}={for_record(value)}"
     path, here = Path(word.removeprefix("file://")), Path.cwd()
     if path.is_relative_to(here):
         return str(path.relative_to(here))
     inside = [part for part in path.parts if part not in {"..", path.anchor}]
     leaves = path.is_absolute() or (".." in path.parts and len(inside) > 1)
     return str(Path(*inside[-1:])) if leaves else word
+
+
+def command_of(words: Iterable[str]) -> str:
+    """Return the command line of paritybit with some words, for a record."""
+    return shlex.join(["paritybit", *map(for_record, words)])
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """The command `regress`."""
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,8 +9,8 @@ from paritybit.harness.campaigns.run import Run
 from paritybit.harness.campaigns.run_record import CASES, cases_of, record
 from paritybit.harness.cli.display import print_errors, print_unexplained
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
-from paritybit.harness.cli.folders import run_folder, shown, swap_link
-from paritybit.harness.errors import CannotRunError, known, refused
+from paritybit.harness.cli.folders import command_of, run_folder, swap_link
+from paritybit.harness.errors import CannotRunError, report_error, require_known
 from paritybit.harness.lockstep.config import resolve_device
 from paritybit.harness.machine.stopping import heard_at_the_end
 from paritybit.harness.records.codec import save
@@ -49,12 +48,12 @@ def run_regress(
     `pytest` are further options for pytest, and `words` are the command line.
     """
     for name in presets:
-        known("preset", name, PRESETS)
+        require_known("preset", name, PRESETS)
     hunts = hunts_of(bugs, runners)
     if not mps:  # With --mps, only the workers may initialise CUDA.
         device = resolve_device(device)
     settings = RunConfig(device, hunts, tuple(presets) or tuple(PRESETS), seed)
-    run = Run(settings, shlex.join(["paritybit", *map(shown, words)]))
+    run = Run(settings, command_of(words))
     options = [*["--mps"] * mps, *pytest]
     with run_folder(out) as folder:
         console = Console()
@@ -79,7 +78,7 @@ def finish(console: Console, run: Run, folder: Path) -> int:
     print_errors(error for error in errors if error is not None)
     print_unexplained(run.results)
     if not run.tasks:
-        refused("no trial or hunt was selected", CANNOT_RUN)
+        report_error("no trial or hunt was selected", CANNOT_RUN)
     code = code_of_run(run, data)
     try:
         for name, case in cases_of(data).items():
@@ -88,7 +87,7 @@ def finish(console: Console, run: Run, folder: Path) -> int:
         write_whole(folder / "index.html", render(report))
         swap_link(folder)
     except CannotRunError as error:
-        return refused(error, FINDING if code == FINDING else CANNOT_RUN)
+        return report_error(error, FINDING if code == FINDING else CANNOT_RUN)
     console.print(f"{data.seconds:.0f} s; page: {folder / 'index.html'}", soft_wrap=True)
     return code
 

@@ -35,19 +35,19 @@ def run_report(
         raise MalformedError(f"report writes one thing at a time, not {' and '.join(forms)}")
     if page is not None and forms:
         raise MalformedError(f"{forms[0]} prints text and writes no page")
-    record = loaded(path)
+    record = load_run(path)
     if later is not None:
-        return compare(watched(record, path), watched(loaded(later), later))
+        return compare(require_watch(record, path), require_watch(load_run(later), later))
     if markdown:
         print(summary(report_of(record)), end="")
         return OK
     folder = path if path.is_dir() else path.parent
     if issue:
-        return print_issues(watched(record, path), folder / "cases")
+        return print_issues(require_watch(record, path), folder / "cases")
     return write_page(record, page or folder / PAGE)
 
 
-def loaded(path: Path) -> Record | WatchRecord:
+def load_run(path: Path) -> Record | WatchRecord:
     """Load a record, or the record or the journals in the folder of a run.
 
     Raises MalformedError as `load` does, and for a folder that has neither.
@@ -60,7 +60,7 @@ def loaded(path: Path) -> Record | WatchRecord:
         return record
     for name in RECORDS:
         if (path / name).exists():
-            return loaded(path / name)
+            return load_run(path / name)
     found = of_journals(path)
     if found is None:
         raise MalformedError(f"{path} has no record and no journal of a run")
@@ -74,7 +74,7 @@ def report_of(record: Record | WatchRecord) -> Report:
     return laboratory.report_of(record)
 
 
-def watched(record: Record | WatchRecord, path: Path) -> WatchRecord:
+def require_watch(record: Record | WatchRecord, path: Path) -> WatchRecord:
     """Return a record of `watch`. Raises MalformedError for one of `regress`."""
     if not isinstance(record, WatchRecord):
         raise MalformedError(f"{path} is a record of regress; this needs one of watch (watch.json)")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import typer
-from paritybit.harness.errors import quoted
+from paritybit.harness.errors import quote
 
 MOST = 999_999_999
 """The maximum of a number."""
@@ -25,7 +25,7 @@ def names(values: Iterable[str]) -> list[str]:
     for value in values or ():
         listed = [name.strip() for name in value.split(",") if name.strip()]
         if not listed:
-            raise typer.BadParameter(f"{quoted(value)} contains no name")
+            raise typer.BadParameter(f"{quote(value)} contains no name")
         found += listed
     return list(dict.fromkeys(found))
 
@@ -38,7 +38,7 @@ def count(least: int, most: int) -> Callable[[str | int], int]:
             re.fullmatch("[0-9]{1,9}", str(text), re.ASCII) is None
             or not least <= int(text) <= most
         ):
-            raise typer.BadParameter(f"{quoted(text)} is not a whole number from {least} to {most}")
+            raise typer.BadParameter(f"{quote(text)} is not a whole number from {least} to {most}")
         return int(text)
 
     return parse
@@ -60,5 +60,5 @@ def path(text: str | Path) -> Path:
             (Path(text).absolute() / ROOM).stat()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise typer.BadParameter(f"{quoted(str(text))} is not a valid path: {why}") from error
+        raise typer.BadParameter(f"{quote(str(text))} is not a valid path: {why}") from error
     return Path(text)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import torch
 from msgspec import Meta
-from paritybit.harness.errors import CannotRunError, MalformedError, known
+from paritybit.harness.errors import CannotRunError, MalformedError, require_known
 from paritybit.harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from paritybit.harness.schedules.schedule import Count
 from paritybit.reference.batch import ForwardBatch, Mode
@@ -67,13 +67,13 @@ class TrialConfig:
 
     def __post_init__(self) -> None:
         """Raise MalformedError for settings that cannot be combined."""
-        known("runner", self.runner, RUNNERS)
-        known("preset", self.preset, PRESETS)
-        known("dtype", self.dtype, DTYPES)
-        known("device", self.device, DEVICES)
-        known("scheme", self.scheme, list(LocationScheme))
+        require_known("runner", self.runner, RUNNERS)
+        require_known("preset", self.preset, PRESETS)
+        require_known("dtype", self.dtype, DTYPES)
+        require_known("device", self.device, DEVICES)
+        require_known("scheme", self.scheme, list(LocationScheme))
         for name in self.bugs:
-            known("bug", name, BUGS)
+            require_known("bug", name, BUGS)
             if self.scheme not in BUGS[name].schemes or not BUGS[name].fits(self.runner):
                 raise MalformedError(
                     f"bug {name} does not exist in location scheme {self.scheme} of {self.runner}"
@@ -102,7 +102,7 @@ class TrialConfig:
         a CPU. Raises ValueError for bugs that no location scheme has in common.
         """
         for name in names:
-            known("bug", name, BUGS)
+            require_known("bug", name, BUGS)
         chosen = catalogued(names)
         overlap = self.overlap or any(BUGS[name].overlap for name in chosen)
         return replace(
@@ -210,7 +210,7 @@ def require_cuda() -> None:
 
 def resolve_device(name: str) -> str:
     """Return `cpu` or `cuda` for `auto`, `cpu` or `cuda`. Raises as `known` and `require_cuda`."""
-    known("device", name, ("auto", *DEVICES))
+    require_known("device", name, ("auto", *DEVICES))
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":

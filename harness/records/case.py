@@ -4,7 +4,7 @@ from typing import Literal
 
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import PROPERTIES
-from paritybit.harness.errors import MalformedError, known
+from paritybit.harness.errors import MalformedError, require_known
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.codec import File
 from paritybit.harness.schedules.buckets import SMALLEST
@@ -40,7 +40,7 @@ class Case(File, frozen=True, tag="paritybit-case"):
     def __post_init__(self) -> None:
         """Raise MalformedError for an unknown target, and for sizes that exceed the limits."""
         if self.target is not None:
-            known("property", self.target, PROPERTIES)
+            require_known("property", self.target, PROPERTIES)
         check_sizes(self.trial)
         if sum(len(one.steps) for one in (*self.history, self.schedule)) > MOST_STEPS:
             raise MalformedError(f"a case has at most {MOST_STEPS} steps, including its history")

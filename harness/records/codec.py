@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from paritybit.harness.errors import MalformedError, UnknownNameError, cut, quoted
+from paritybit.harness.errors import MalformedError, UnknownNameError, quote, shorten
 from paritybit.harness.records.files import read_bytes, write_whole
 
 Kind = TypeVar("Kind", bound="File")
@@ -76,7 +76,7 @@ def decoded(content: bytes, name: str, *kinds: type[Kind]) -> Kind:
             ) from error
         file_format = kind.__struct_config__.tag
         raise MalformedError(
-            f"{name} is not a valid {file_format} file: {cut(str(error))}"
+            f"{name} is not a valid {file_format} file: {shorten(str(error))}"
         ) from error
     return found
 
@@ -87,12 +87,12 @@ def _kind_of(data: Any, name: str, kinds: Iterable[type[Kind]]) -> type[Kind]:
     found = data.get("format") if isinstance(data, dict) else None
     kind = formats.get(found) if isinstance(found, str) else None
     if kind is None:
-        other = f"; it is a {cut(found)} file" if isinstance(found, str) else ""
+        other = f"; it is a {shorten(found)} file" if isinstance(found, str) else ""
         raise MalformedError(f"{name} is not a {' or '.join(formats)} file{other}")
     reads = next(one.default for one in msgspec.structs.fields(kind) if one.name == "version")
     if type(data.get("version")) is not int or data["version"] != reads:
         raise MalformedError(
-            f"{name} is a {found} file of version {quoted(data.get('version'))}; "
+            f"{name} is a {found} file of version {quote(data.get('version'))}; "
             f"this build reads version {reads}"
         )
     return kind
@@ -103,7 +103,7 @@ def _require_same(data: Any, kept: Any, place: str) -> None:
     if isinstance(data, dict):
         for key, value in data.items():
             if key not in kept:
-                raise ValueError(f"unknown key {quoted(key)} at {place}")
+                raise ValueError(f"unknown key {quote(key)} at {place}")
             _require_same(value, kept[key], f"{place}.{key}")
     elif isinstance(data, list):
         for number, (item, same) in enumerate(zip(data, kept, strict=True)):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from paritybit.drive import ENGINES
 from paritybit.engines import fetch
 from paritybit.engines.packages import SGLANG, Package
-from paritybit.harness.errors import MalformedError, quoted
+from paritybit.harness.errors import MalformedError, quote
 
 if TYPE_CHECKING:
     from paritybit.drive.engine import Engine
@@ -75,7 +75,7 @@ def release_of(spec: str) -> tuple[Adapter, str]:
     name, _, version = spec.rpartition("==")
     name = name or SGLANG.name
     if name not in ENGINES:
-        raise MalformedError(f"{quoted(name)} is not an engine; valid: {', '.join(ENGINES)}")
+        raise MalformedError(f"{quote(name)} is not an engine; valid: {', '.join(ENGINES)}")
     found = adapter(name)
     fetch.require_release(version, found.package)
     return found, version

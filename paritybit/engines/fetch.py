@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from paritybit.harness.errors import CannotRunError, MalformedError, quoted
+from paritybit.harness.errors import CannotRunError, MalformedError, quote
 
 from paritybit.engines.loading import folder_of_package
 from paritybit.engines.packages import PACKAGES, SGLANG, Package
@@ -80,12 +80,12 @@ def package_of(spec: str, known: Collection[Package] = PACKAGES.values()) -> Pac
         return found[0]
     if found:
         raise MalformedError(
-            f"{quoted(spec)} contains the source of several engines; name a folder with only one"
+            f"{quote(spec)} contains the source of several engines; name a folder with only one"
         )
     names = ", ".join(f"{package.name}==VERSION" for package in known)
     folders = ", ".join(f"{package.name}/{package.marker}" for package in known)
     raise MalformedError(
-        f"{quoted(spec)} is not an engine; expected one of {names}, or a folder that contains one "
+        f"{quote(spec)} is not an engine; expected one of {names}, or a folder that contains one "
         f"of {folders}, directly or in its subfolder python or src"
     )
 
@@ -109,7 +109,7 @@ def is_meant_by(spec: str, package: Package) -> bool:
 def require_release(version: str, package: Package = SGLANG) -> None:
     """Raise MalformedError for an invalid version, because it becomes part of a folder's name."""
     if re.fullmatch(VERSION, version) is None:
-        raise MalformedError(f"{quoted(version)} is not a release number such as {package.example}")
+        raise MalformedError(f"{quote(version)} is not a release number such as {package.example}")
 
 
 def fetch(version: str, package: Package = SGLANG) -> Found:
@@ -170,7 +170,7 @@ def in_order(version: str) -> list[int]:
 def _download(version: str | None, into: Path, package: Package) -> Path:
     """Download the wheel of a release, or of the newest for None. Raises errors as `find` does."""
     wanted = package.name if version is None else f"{package.name}=={version}"
-    words, pins = [wanted], pinned(wanted)
+    words, pins = [wanted], pin_of(wanted)
     if pins is not None:
         (into / "pinned.txt").write_text(pins)
         words = ["--require-hashes", "-r", str(into / "pinned.txt")]
@@ -192,7 +192,7 @@ def _download(version: str | None, into: Path, package: Package) -> Path:
     )
 
 
-def pinned(wanted: str) -> str | None:
+def pin_of(wanted: str) -> str | None:
     """Return the requirement of a release with its hashes, or None if it is not pinned."""
     block = re.search(rf"^{re.escape(wanted)} \\\n(?: +--hash=.*\n?)+", RELEASES.read_text(), re.M)
     return None if block is None else block[0]

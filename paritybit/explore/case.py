@@ -5,7 +5,7 @@ from typing import Literal
 
 from paritybit.explore.bound import Bound
 from paritybit.explore.search import Machine, ViolationError, judging_errors
-from paritybit.harness.errors import CannotRunError, cut
+from paritybit.harness.errors import CannotRunError, shorten
 from paritybit.harness.records.codec import File
 
 MOST = 100
@@ -37,7 +37,7 @@ def violation_of(machine: Machine, actions: tuple[str, ...]) -> str | None:
     """
     for action in actions:
         if action not in machine.actions():
-            raise CannotRunError(f"the action {cut(action)!r} is not possible in this state")
+            raise CannotRunError(f"the action {shorten(action)!r} is not possible in this state")
         try:
             with judging_errors():
                 machine.act(action)

@@ -51,7 +51,7 @@ def cases_of(record: WatchRecord, outcomes: Iterable[LegOutcome]) -> dict[str, W
     firsts: dict[tuple[str, str], Finding] = {}
     for group in all_causes(record.findings):
         for finding in group.findings:
-            firsts.setdefault(shared(finding), finding)
+            firsts.setdefault(case_key(finding), finding)
     found = [(one, tallies[one.leg].script(one.key)) for one in firsts.values()]
     return {
         f"finding-{number}.json": WatchCase(
@@ -69,7 +69,7 @@ def cases_of(record: WatchRecord, outcomes: Iterable[LegOutcome]) -> dict[str, W
     }
 
 
-def shared(finding: Finding) -> tuple[str, str]:
+def case_key(finding: Finding) -> tuple[str, str]:
     """Return what findings with the same case have in common: their check and their cause."""
     return finding.check, finding.cause_name
 
@@ -79,9 +79,9 @@ def release_of(tally: Tally) -> str:
     return next((f"{one.engine}=={one.release}" for one in tally.started), "not known")
 
 
-def named(record: WatchRecord, cases: Mapping[str, WatchCase]) -> WatchRecord:
+def with_cases(record: WatchRecord, cases: Mapping[str, WatchCase]) -> WatchRecord:
     """Return a record whose findings have the file name of their case."""
     names = {case.key: name for name, case in cases.items()}
-    of = {shared(one): names[one.key] for one in record.findings if one.key in names}
-    findings = tuple(replace(one, case=of.get(shared(one))) for one in record.findings)
+    of = {case_key(one): names[one.key] for one in record.findings if one.key in names}
+    findings = tuple(replace(one, case=of.get(case_key(one))) for one in record.findings)
     return replace(record, findings=findings)

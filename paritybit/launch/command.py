@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from paritybit.drive.warm import Fork, Warm, forks
-from paritybit.harness.errors import MalformedError, quoted
+from paritybit.harness.errors import MalformedError, quote
 from paritybit.harness.machine.guard import Guarded
 
 GRACE = 20.0
@@ -56,10 +56,10 @@ class Running:
         try:
             self.process = Guarded(words, environment, output, folder)
         except FileNotFoundError as error:
-            raise MalformedError(f"cannot run {quoted(words[0])}: {NOT_FOUND}") from error
+            raise MalformedError(f"cannot run {quote(words[0])}: {NOT_FOUND}") from error
         except (OSError, ValueError) as error:  # ValueError: a word holds a null byte.
             why = error.strerror if isinstance(error, OSError) else str(error)
-            raise MalformedError(f"cannot run {quoted(words[0])}: {why}") from error
+            raise MalformedError(f"cannot run {quote(words[0])}: {why}") from error
 
     @property
     def code(self) -> int | None:

@@ -82,7 +82,7 @@ class Known:
         return IN_BASELINE if (check, cause) in earlier else None
 
 
-def of_tree(asked: Path | None, engine: str | None, baseline: Path | None = None) -> Known:
+def known_findings(asked: Path | None, engine: str | None, baseline: Path | None = None) -> Known:
     """Return the known findings in a file and in a baseline.
 
     Without a file, the file in the watched source tree is read, if there is one. Raises

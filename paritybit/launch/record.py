@@ -31,7 +31,7 @@ from paritybit.launch.schema import (
 )
 from paritybit.launch.scope import PAIRS, SERVED_PAIRS, not_tried
 from paritybit.launch.tally import Tally
-from paritybit.launch.verdict import LegOutcome, ending, judged, lacking, open_questions
+from paritybit.launch.verdict import LegOutcome, ending, missing_counts, open_questions, verdict_of
 from paritybit.watch.settings import TRIED
 
 CUT_SHORT = "the time was over before it had served each kind of wave"
@@ -78,11 +78,11 @@ def make(
     for outcome in outcomes:
         counts.update(outcome.tally.counts())
     findings = tuple(
-        marked(found, asked.known) for outcome in outcomes for found in findings_of(outcome)
+        with_known(found, asked.known) for outcome in outcomes for found in findings_of(outcome)
     )
     unselected = [] if asked.checks is None else sorted({*check_names()} - {*asked.checks})
     settings: dict[str, list[str]] = {}
-    unseen = {one.name: why for one in outcomes if (why := next(lacking(one), None))}
+    unseen = {one.name: why for one in outcomes if (why := next(missing_counts(one), None))}
     served = set[Pair]()
     for outcome in outcomes:
         if outcome.name in unseen:
@@ -98,7 +98,7 @@ def make(
     idle = idle_kernels(outcomes)
     untried = (*unchecked, *not_tried(settings, counts, unselected, rows, idle))
     undecided = tuple(dict.fromkeys(open_questions(outcomes)))
-    verdict, message = judged(findings, undecided, counts, untried, interrupted)
+    verdict, message = verdict_of(findings, undecided, counts, untried, interrupted)
     record = WatchRecord(
         environment=environment(),
         command=asked.command,
@@ -188,7 +188,7 @@ def without_finding(
     return tuple(absent), unchecked
 
 
-def marked(finding: Finding, known: Known) -> Finding:
+def with_known(finding: Finding, known: Known) -> Finding:
     """Return a finding with `known` set, if it is known."""
     return replace(finding, known=known.where(finding))
 

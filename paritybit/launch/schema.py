@@ -150,15 +150,12 @@ class LegRecord(msgspec.Struct, frozen=True):
     processes: tuple[ProcessRecord, ...]
 
 
-ROW, ROWS = "row ", " rows of settings"
-"""What an entry of `Untried` about a row begins with, and what one about many rows ends with."""
-
-
 class Untried(msgspec.Struct, frozen=True):
-    """Something that the verdict does not cover, and why."""
+    """Something that the verdict does not cover, and why. `rows` are the rows that it is about."""
 
     what: str
     why: str
+    rows: tuple[str, ...] = ()
 
 
 class CauseChange(msgspec.Struct, frozen=True):

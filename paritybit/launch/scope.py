@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from paritybit.drive.limits import BOUNDARY
 from paritybit.drive.operating.actions import COUNT
-from paritybit.launch.schema import ROW, ROWS, Untried
+from paritybit.launch.schema import Untried
 from paritybit.watch.settings import NOT_TRIED, TRIED
 
 
@@ -144,9 +144,10 @@ def not_served(rows: Mapping[str, str]) -> Iterator[Untried]:
         reasons.setdefault(why, []).append(row)
     for why, names in reasons.items():
         if len(names) > FEW:
-            yield Untried(f"{len(names)}{ROWS}", f"{why}: {'; '.join(names)}")
+            what = f"{len(names)} rows of settings"
+            yield Untried(what, f"{why}: {'; '.join(names)}", tuple(names))
         else:
-            yield from (Untried(f"{ROW}{name}", why) for name in names)
+            yield from (Untried(f"row {name}", why, (name,)) for name in names)
 
 
 def unreached(counts: Mapping[str, int], kernels: Sequence[str]) -> Iterator[Untried]:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -13,6 +13,8 @@ from paritybit.harness.lockstep.tracebacks import without_paths
 from paritybit.launch.journals import Entry
 from paritybit.launch.schema import Finding, ProcessRecord, finding_of
 from paritybit.launch.traffic import script_of_traffic
+
+Value = TypeVar("Value")
 
 STARTED = ("engine", "release", "device", "torch", "python")
 """The fields of a `start` line that the record keeps."""
@@ -82,8 +84,8 @@ class Tally:
                 texts = {name: None if one is None else str(one) for name, one in known.items()}
                 mine.started = ProcessRecord(**texts, ended=False)
             case "counts":
-                mine.counts = numbers(entry.get("counts"))
-                mine.findings = numbers(entry.get("findings"))
+                mine.counts = values_of(entry.get("counts"), int)
+                mine.findings = values_of(entry.get("findings"), int)
             case "finding":
                 return self._found(mine, finding_of(entry))
             case "traffic":
@@ -99,7 +101,7 @@ class Tally:
             case "wave" if len(mine.waves) <= MOST_WAVES:
                 mine.waves.append(entry.get("wave"))
             case "kernels":
-                for name, ran in flags(entry.get("ran")).items():
+                for name, ran in values_of(entry.get("ran"), bool).items():
                     self.kernels[name] = ran or self.kernels.get(name, False)
             case "end" if mine.started is not None:
                 mine.started = msgspec.structs.replace(mine.started, ended=True)
@@ -191,17 +193,7 @@ class Tally:
         )
 
 
-def numbers(value: object) -> dict[str, int]:
-    """Return the entries of an object whose values are of type int."""
-    if not isinstance(value, Mapping):
-        return {}
-    return {
-        str(without_paths(name)): number for name, number in value.items() if type(number) is int
-    }
-
-
-def flags(value: object) -> dict[str, bool]:
-    """Return the entries of an object whose values are of type bool."""
-    if not isinstance(value, Mapping):
-        return {}
-    return {str(name): flag for name, flag in value.items() if type(flag) is bool}
+def values_of(value: object, kind: type[Value]) -> dict[str, Value]:
+    """Return the entries of an object whose values are of a type."""
+    entries = value.items() if isinstance(value, Mapping) else ()
+    return {str(without_paths(name)): one for name, one in entries if type(one) is kind}

@@ -123,19 +123,19 @@ def open_questions(outcomes: Sequence[LegOutcome]) -> Iterator[str]:
     ]
     yield from nowhere
     for outcome in outcomes:
-        missing = [sentence for sentence in lacking(outcome) if sentence not in nowhere]
+        missing = [sentence for sentence in missing_counts(outcome) if sentence not in nowhere]
         if missing and outcome.code == 0 and not (outcome.stopped or outcome.short):
             yield f"{missing[0]} in {outcome.name}"
 
 
-def lacking(outcome: LegOutcome) -> Iterator[str]:
+def missing_counts(outcome: LegOutcome) -> Iterator[str]:
     """Yield the message for each count of a leg that is zero and must not be."""
     for name, sentence in NEEDED.items():
         if not outcome.tally.count(name) and (outcome.replays or name != "replays"):
             yield sentence
 
 
-def judged(
+def verdict_of(
     findings: Sequence[Finding],
     open_: Sequence[str],
     counts: Mapping[str, int],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from paritybit.launch.known import Entry, Known, of_tree
+from paritybit.launch.known import Entry, Known, known_findings
 from paritybit.launch.schema import Cause, Finding
 from properties.launch.conftest import Script, Watch
 from properties.support.harness.command_line import FINDING, MALFORMED, OK
@@ -73,8 +73,8 @@ def test_a_finding_is_known_until_the_day_that_is_named() -> None:
 
 
 def test_a_source_tree_brings_its_own_file(tmp_path: Path) -> None:
-    assert of_tree(None, "sglang==0.5.12").entries == ()
-    assert of_tree(None, str(tmp_path)).entries == ()
+    assert known_findings(None, "sglang==0.5.12").entries == ()
+    assert known_findings(None, str(tmp_path)).entries == ()
     data: dict[str, Any] = {"format": "paritybit-known", "version": 1, "known": [STRAY]}
     (tmp_path / "paritybit-known.json").write_text(json.dumps(data), encoding="utf-8")
-    assert of_tree(None, str(tmp_path)).entries == (Entry(**STRAY),)
+    assert known_findings(None, str(tmp_path)).entries == (Entry(**STRAY),)

@@ -129,6 +129,7 @@ def test_a_finding_ends_the_plan_and_its_case_replays(
     assert {
         "what": "row overlap",
         "why": "row decode graphs had a finding; --keep-going tries the others, too",
+        "rows": ["overlap"],
     } in data["not_tried"]
     (case,) = (RUN / "cases").iterdir()
     said = capsys.readouterr().out
@@ -174,7 +175,8 @@ def test_a_leg_that_the_release_lacks_is_not_tried(paritybit: Run) -> None:
     assert paritybit(*WATCH, LACKING="overlap") == OK
     data = record()
     assert [leg["name"] for leg in data["legs"]] == ["decode graphs"]
-    assert {"what": "row overlap", "why": "this release has no overlap"} in data["not_tried"]
+    why = {one["what"]: one["why"] for one in data["not_tried"]}
+    assert why["row overlap"] == "this release has no overlap"
 
 
 def test_sigterm_ends_the_plan(paritybit: Run) -> None:
@@ -285,7 +287,6 @@ def test_releases_are_watched_once_and_shown_side_by_side(
     lines = Path("all/releases.md").read_text().splitlines()
     row = next(line for line in lines if "cache\\_loc\\_swa |" in line)
     assert [cell.strip() for cell in row.split("|")[3:7]] == ["1", "–", "?", "?"]
-    assert "pull/24743" in row
     assert any("0.5.13 | not tried: it does not start" in line for line in lines)
     assert any("0.5.14 | not tried: ValueError: no memory is left" in line for line in lines)
     assert paritybit(*releases) == OK

@@ -14,7 +14,7 @@ from paritybit.reports import drawings, laboratory, sanitizer
 from paritybit.reports.annotations import annotations, github_error
 from paritybit.reports.issue import by_cause, issue_of, seen_in
 from paritybit.reports.markdown import summary
-from paritybit.reports.model import Cells, Report, linked
+from paritybit.reports.model import Cells, Report, link_addresses
 from paritybit.reports.page import render
 
 from paritybit.drive.script import Script
@@ -147,7 +147,7 @@ def test_an_annotation_is_one_line() -> None:
 
 
 def test_only_public_addresses_become_links() -> None:
-    pieces = linked("see https://github.com/a/b/pull/7, javascript:x")
+    pieces = link_addresses("see https://github.com/a/b/pull/7, javascript:x")
     assert [(one.text, one.href) for one in pieces] == [
         ("see ", ""), ("a/b#7", "https://github.com/a/b/pull/7"), (", javascript:x", "")
     ]  # fmt: skip

@@ -98,7 +98,11 @@ def shown() -> WatchRecord:
         started="2026-11-26T02:00:00+00:00",
         counts={"forwards": 500, "replays": 200, "padded_replays": 90, "reads": 40_000, "idle": 3},
         undecided=("the engine was killed",),
-        not_tried=(Untried("row few window slots", "the run was interrupted before"),),
+        not_tried=(
+            Untried(
+                "row few window slots", "the run was interrupted before", ("few window slots",)
+            ),
+        ),
         absent=("leak: a cause (https://github.com/example/engine/issues/1)",),
     )
     return replace(now, baseline=label(before), changes=changes(before, now))

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK, STOPPED
-from paritybit.harness.cli.folders import shown, swap_link
+from paritybit.harness.cli.folders import for_record, swap_link
 from paritybit.harness.cli.watch.run import SIGNALS, Options, WatchRun
-from paritybit.harness.errors import CannotRunError, refused
+from paritybit.harness.errors import CannotRunError, report_error
 from paritybit.harness.machine.stopping import heard_at_the_end
 from paritybit.harness.records.files import write_whole
 from paritybit.reports import terminal
@@ -37,25 +37,25 @@ def finish(run: WatchRun, options: Options) -> int:
     with heard_at_the_end():
         number = interruption(run, options)
         interrupted = None if number is None else SIGNALS[number]
-        asked = replace(options, engine=options.engine and shown(options.engine))
+        asked = replace(options, engine=options.engine and for_record(options.engine))
         record = records.make(asked, run.outcomes, interrupted, run.not_run, run.pairs)
         found = cases.cases_of(record, run.outcomes)
-        record = cases.named(record, found)
+        record = cases.with_cases(record, found)
         report = report_of(record)
-        errors = list(written(run, record, found, report, prefix_of(options.engine)))
+        errors = list(write_all(run, record, found, report, prefix_of(options.engine)))
         if on_github():
             for line in annotations(report, prefix_of(options.engine)):
                 run.display.put_plain(line)
         show(run, record, report)
-        if tolerated(record, options):
+        if is_tolerated(record, options):
             run.display.put("without a verdict, this run does not fail: --undecided warn")
-    code = OK if tolerated(record, options) else CODES[record.verdict]
+    code = OK if is_tolerated(record, options) else CODES[record.verdict]
     if record.verdict != "finding" and number is not None:
         code = STOPPED[number]
-    return refused(errors[0], code or CANNOT_RUN) if errors else code
+    return report_error(errors[0], code or CANNOT_RUN) if errors else code
 
 
-def written(
+def write_all(
     run: WatchRun,
     record: WatchRecord,
     found: Mapping[str, cases.WatchCase],
@@ -91,7 +91,7 @@ def show(run: WatchRun, record: WatchRecord, report: Report) -> None:
     run.display.put(f"{verdict}{record.message}", style="bold")
 
 
-def tolerated(record: WatchRecord, options: Options) -> bool:
+def is_tolerated(record: WatchRecord, options: Options) -> bool:
     """Whether a run without a verdict is allowed."""
     return record.verdict == "undecided" and options.warn
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from paritybit.harness.errors import MalformedError, known, quoted
+from paritybit.harness.errors import MalformedError, quote, require_known
 from paritybit.harness.machine.workers import cores
 
 from paritybit.drive.job import Job
@@ -108,7 +108,7 @@ def numbers_of(rows: str) -> tuple[int, int | None]:
     """
     match = re.fullmatch("([1-9][0-9]{0,8})(-([1-9][0-9]{0,8})?)?", rows, re.ASCII)
     if match is None:
-        raise MalformedError(f"--rows {quoted(rows)} is not FIRST-LAST, FIRST- or FIRST, from 1 on")
+        raise MalformedError(f"--rows {quote(rows)} is not FIRST-LAST, FIRST- or FIRST, from 1 on")
     first, dash, last = match.groups()
     if last is not None and int(last) < int(first):
         raise MalformedError(f"--rows {rows}: the last row is before the first")
@@ -133,7 +133,7 @@ def legs_of(
     for name in names:
         values = [value.strip() for value in name.split(AND.strip())]
         for value in values:
-            known("setting", value, table.settings)
+            require_known("setting", value, table.settings)
         try:
             found.append(table.leg(values))
         except ValueError as error:

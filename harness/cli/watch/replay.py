@@ -7,7 +7,7 @@ from pathlib import Path
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK, STOPPED
 from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.run import WatchRun
-from paritybit.harness.errors import CannotRunError, MalformedError, cut, refused
+from paritybit.harness.errors import CannotRunError, MalformedError, report_error, shorten
 from paritybit.harness.machine.gpus import visible_gpus
 
 from paritybit import __version__
@@ -50,10 +50,10 @@ def replay_watched(cases: Sequence[tuple[WatchCase, str]], spec: str | None) -> 
             options = WatchOptions("", case.every, case.checks)
             run = WatchRun(folder, Path(scratch), display, stops, options)
             with stops.heard():
-                outcome = served(run, adapter, engine, case)
+                outcome = serve(run, adapter, engine, case)
             if stops.received is not None and case.key not in outcome.tally.findings:
-                return refused("interrupted", STOPPED[stops.received])
-            codes.append(judged(display, case, name, outcome))
+                return report_error("interrupted", STOPPED[stops.received])
+            codes.append(judge(display, case, name, outcome))
     if len(cases) == 1:
         return FINDING if codes[0] == OTHER else codes[0]
     wrong, open_ = sum(code in (OK, OTHER) for code in codes), codes.count(CANNOT_RUN)
@@ -72,7 +72,7 @@ def require_here(case: WatchCase, name: str, spec: str | None) -> None:
     """
     if spec is None:
         raise MalformedError(
-            f"{name} was recorded on {cut(case.engine)}, and a case cannot choose which "
+            f"{name} was recorded on {shorten(case.engine)}, and a case cannot choose which "
             "code runs: name the engine with --engine NAME==VERSION or --engine FOLDER"
         )
     try:
@@ -83,7 +83,7 @@ def require_here(case: WatchCase, name: str, spec: str | None) -> None:
         raise CannotRunError(f"{name} was recorded on a GPU, but none is visible here")
 
 
-def served(run: WatchRun, adapter: Adapter, engine: Environment, case: WatchCase) -> LegOutcome:
+def serve(run: WatchRun, adapter: Adapter, engine: Environment, case: WatchCase) -> LegOutcome:
     """Serve an engine the script of a case until the finding appears or the script ends."""
     run.folder.mkdir()
     job = Job(case.script.settings, case.script.waves)
@@ -92,7 +92,7 @@ def served(run: WatchRun, adapter: Adapter, engine: Environment, case: WatchCase
     return run.watch(Leg(case.leg), words, variables, limits)
 
 
-def judged(display: Display, case: WatchCase, name: str, outcome: LegOutcome) -> int:
+def judge(display: Display, case: WatchCase, name: str, outcome: LegOutcome) -> int:
     """Print the result of a case.
 
     Returns 1 for its finding, 0 without any finding, OTHER with other findings only, and 125

@@ -7,7 +7,6 @@ A row has settings of an engine: see `plan`. Slow imports happen after the comma
 import importlib
 import os
 import re
-import shlex
 import shutil
 import signal
 import tempfile
@@ -23,16 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from paritybit.harness.cli.exit_codes import FINDING
-from paritybit.harness.cli.folders import run_folder, shown
+from paritybit.harness.cli.folders import run_folder
 from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.plan import OVER, Plan, Turn, legs_of, workers_of
 from paritybit.harness.errors import (
     CannotRunError,
     MalformedError,
-    known,
     no_verdict,
-    quoted,
-    refused,
+    quote,
+    report_error,
+    require_known,
 )
 from paritybit.harness.machine.gpus import visible_gpus
 from paritybit.harness.records.environment import commit_of
@@ -148,7 +147,7 @@ class WatchRun:
             running = Running(words, variables, log, out, warm)
             outcome = self.followed(running, leg, out, limits)
         file = out / "engine.log"
-        outcome = replace(outcome, log=str(file.relative_to(self.folder)), said=raised(file))
+        outcome = replace(outcome, log=str(file.relative_to(self.folder)), said=last_error(file))
         if outcome.code == LACKING:
             self.not_run[leg.name] = last_line(file)
         else:
@@ -184,7 +183,7 @@ def last_line(log: Path) -> str:
     return next(filter(str.strip, reversed(lines)), "no reason was given").strip()
 
 
-def raised(log: Path) -> str:
+def last_error(log: Path) -> str:
     """Return the last line of a log that names an error, or ''."""
     lines = RAISED.findall(log.read_text(encoding="utf-8", errors="replace"))
     return lines[-1] if lines else ""
@@ -207,12 +206,12 @@ def run_watch(options: Options) -> int:
         known_kinds = isinstance(error, MalformedError | CannotRunError)
         why = str(error) if known_kinds else no_verdict(error)
         why = "interrupted" if isinstance(error, KeyboardInterrupt) else why
-        return refused(f"there are findings, but their report is not complete: {why}", FINDING)
+        return report_error(f"there are findings, but their report is not complete: {why}", FINDING)
 
 
 def watch_command(options: Options, runs: list[WatchRun]) -> int:
     """Watch the user's command. `runs` gets the run when it begins."""
-    with begun(options, runs, Display(stderr=True)) as run:
+    with start_run(options, runs, Display(stderr=True)) as run:
         variables = environment_with(os.environ, run.imports, run.settings(run.folder))
         running = Running(options.program, variables)
         limits = StopLimits(known=options.known)
@@ -225,7 +224,7 @@ def watch_engine(options: Options, spec: str, runs: list[WatchRun]) -> int:
     device, seed = device_of(options.device or "auto"), options.seed or 0
     adapter = adapter_of(spec)
     if options.model is not None:
-        known("model", options.model, MODELS)
+        require_known("model", options.model, MODELS)
     try:
         table = adapter.table.on(device, options.model)
     except ValueError as error:
@@ -233,7 +232,7 @@ def watch_engine(options: Options, spec: str, runs: list[WatchRun]) -> int:
     legs = legs_of(table, seed, options.settings, options.rows)
     engine = adapter.prepare(spec)
     options = replace(options, device=device, seed=seed, revision=commit_of(Path(spec)))
-    with begun(options, runs, Display()) as run:
+    with start_run(options, runs, Display()) as run:
         run.pairs = table.array.pairs
         seconds, workers = float(options.seconds or SECONDS), workers_of(device)
         plan = Plan(legs, seconds, workers, named=bool(options.settings))
@@ -319,7 +318,7 @@ class Serving:
 
 
 @contextmanager
-def begun(options: Options, runs: list[WatchRun], display: Display) -> Iterator[WatchRun]:
+def start_run(options: Options, runs: list[WatchRun], display: Display) -> Iterator[WatchRun]:
     """Create a run with its folders, add it to `runs`, and handle signals in this context."""
     stops = Stops()
     with (
@@ -353,7 +352,7 @@ def require_sense(options: Options) -> None:
     if not options.program[0]:
         raise MalformedError("the command after -- is empty")
     if "==" in options.program[0]:
-        name = quoted(options.program[0])
+        name = quote(options.program[0])
         raise MalformedError(f"{name} is no command: use --engine for a release")
     for name in ONLY_ENGINE:
         if getattr(options, name) not in (None, False, []):
@@ -370,13 +369,8 @@ def checks_of(requested: Sequence[str]) -> tuple[str, ...] | None:
     names = check_names()
     found = tuple(re.sub("[-_]", " ", name.lower()) for name in requested)
     for name, plain in zip(requested, found, strict=True):
-        known("check", plain if plain in names else name, names)
+        require_known("check", plain if plain in names else name, names)
     return found
-
-
-def command_of(words: Sequence[str]) -> str:
-    """Return the command line of paritybit with some words, for the record."""
-    return shlex.join(["paritybit", *map(shown, words)])
 
 
 def device_of(device: str) -> str:

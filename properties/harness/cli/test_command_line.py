@@ -52,7 +52,7 @@ MALFORMED_LINES: dict[str, str] = {
     "regress --bug swa_pad@frozen_kv_mtp": (
         "swa_pad cannot be switched on in frozen_kv_mtp; valid: decode"
     ),
-    "regress --runner decoder": "unknown runner 'decoder' (did you mean decode?); valid: decode, ",
+    "regress --runner decoder": "unknown runner 'decoder'; valid: decode, ",
     "regress --preset gpt_oss,gpt9": "unknown preset 'gpt9'; valid: gemma3, gpt_oss, mimo",
     "regress --device tpu": "'tpu' is not one of 'auto', 'cpu', 'cuda'",
     "regress --device=": "'' is not one of 'auto', 'cpu', 'cuda'",

@@ -103,7 +103,7 @@ def run(words, stop):
     except KeyboardInterrupt:
         raise {then}
 
-paritybit.__main__.answered = run
+paritybit.__main__.exit_code_of = run
 raise SystemExit(paritybit.__main__.main(["list"]))
 """
 """A command that gets a signal while it runs."""
