@@ -14,7 +14,6 @@ from typing import NamedTuple
 from paritybit.reference.config import Kind
 from paritybit.reference.order import Arrived, InOrder
 from paritybit.reference.pool import HybridKVPool, PoolSizes
-from paritybit.reference.state_pool import Section
 from torch import Tensor
 
 
@@ -203,10 +202,6 @@ class Owner(NamedTuple):
         """Return the slot of one token. 0 if its page left the window."""
         page = (self.full_pages if kind is Kind.FULL else self.swa_pages)[column // self.page_size]
         return 0 if page is None else page * self.page_size + column % self.page_size
-
-    def place(self, section: Section) -> int:
-        """Return the request's place in a section of state beside KV."""
-        return self.state_slot if section is Section.RECURRENT else self.row
 
     def slots(self, kind: Kind) -> list[int]:
         """Return the slots of one sub-pool that hold a token of this request."""

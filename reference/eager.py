@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from paritybit.reference.batch import ForwardBatch, Mode, Span
 from paritybit.reference.config import SPECULATION, Kind, ModelConfig, Role
-from paritybit.reference.model import Model, Output, TokenInputs, most_keys
+from paritybit.reference.model import Model, Output, StatePaths, TokenInputs, most_keys
 from paritybit.reference.ops import Ops, Reused
-from paritybit.reference.pool import LOC_DTYPE, HybridKVPool, KVPools
-from paritybit.reference.speculative import keep_candidates, likeliest, propose
-from paritybit.reference.state_pool import STATE_ROWS, StatePaths
+from paritybit.reference.pool import LOC_DTYPE, STATE_ROWS, HybridKVPool, KVPools
+from paritybit.reference.speculative import likeliest, propose
 from paritybit.reference.transfer import Numbers, transfer
 from torch import Tensor
 
@@ -271,7 +270,7 @@ class EagerDecoder:
         }
         _, device = transfer(lists, batch.positions.device)
         states = self.model.advance_states(
-            self.ops, self.pools.state.recurrent, paths_of(batch, device), batch.input_ids
+            self.ops, self.pools.states, paths_of(batch, device), batch.input_ids
         )
         mask, lengths = batch.mamba_track_mask, batch.encoder_lens
         if batch.mode is not Mode.DECODE:  # A decode has one token per request.
@@ -328,12 +327,7 @@ class EagerDecoder:
             return self.draft.forward(self.ops, tokens, access)
 
         spec = batch.spec_info
-        output = propose(
-            self.ops, spec["topk_p"], spec["topk_index"], spec["hidden_states"], forward
-        )
-        rows = batch.req_pool_indices
-        keep_candidates(self.ops, self.pools.state.draft_table, rows, output)
-        return output
+        return propose(self.ops, spec["topk_p"], spec["topk_index"], spec["hidden_states"], forward)
 
 
 def draft_inputs(

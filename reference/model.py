@@ -14,7 +14,6 @@ import torch
 from paritybit.reference.batch import ENCODER_ROWS, MROPE_SECTIONS
 from paritybit.reference.config import SPECULATION, Kind, ModelConfig
 from paritybit.reference.ops import Ops
-from paritybit.reference.state_pool import StatePaths
 from torch import Tensor
 
 STATE_DECAY = (0.5, 0.875)
@@ -74,6 +73,21 @@ class Heads:
     value: Tensor
 
 
+@dataclass(frozen=True)
+class StatePaths:
+    """How the states of T tokens follow from one another, in rows of `KVPools.states`.
+
+    Token t continues the state of token `parents[t]` of the same forward. If that is -1, it
+    continues the state in row `sources[t]`, or none if that is -1 too. Its own state is stored in
+    row `targets[t]`. All are int64 [T]. No path is longer than `longest` tokens.
+    """
+
+    sources: Tensor
+    targets: Tensor
+    parents: Tensor
+    longest: int
+
+
 class Model:
     """A decoder of `config` with weights drawn from `seed`, in `dtype` on `device`.
 
@@ -119,26 +133,19 @@ class Model:
             Kind.FULL: rotary_section(config.full.head_dim // 2).to(device),
         }
 
-    def alike(self) -> "Model":
-        """Return another model that shares the weight tensors."""
-        other = copy(self)
-        other.layers = [copy(weights) for weights in self.layers]
-        other.frequency, other.section = dict(self.frequency), dict(self.section)
-        return other
-
     def run_with(self, changes: Mapping[str, int]) -> "Model":
         """Return this model, or a copy with `changes` added to its configuration."""
         if not changes:
             return self
         added = {name: getattr(self.config, name) + change for name, change in changes.items()}
-        other = self.alike()
+        other = copy(self)
         other.config = replace(self.config, **added)
         return other
 
     def advance_states(
         self, ops: Ops, states: Tensor, paths: StatePaths, input_ids: Tensor
     ) -> Tensor:
-        """Update the states of a `StatePool` with tokens int64 [T]. Returns the states, [T, H].
+        """Update the states of `KVPools` with tokens int64 [T]. Returns their states, [T, H].
 
         All states are read before one is stored. If several tokens have one target, the last one
         stays.

@@ -1,24 +1,21 @@
-"""The hybrid KV pool: a full and a smaller SWA sub-pool in one arena, and the map between them.
+"""The hybrid KV pools, the map between their sub-pools, and the recurrent states.
 
 Contains the storage and the full-to-SWA mapping. The allocator knows who owns a slot, and each run
 finds its write locations by itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TypeVar
 
 import torch
-from paritybit.reference.config import Kind, ModelConfig, Role
-from paritybit.reference.state_pool import Section, StatePool, section_shapes
+from paritybit.reference.config import SPECULATION, Kind, ModelConfig, Role
 from torch import Tensor
-
-Name = TypeVar("Name")
 
 LOC_DTYPE = {Kind.FULL: torch.int64, Kind.SWA: torch.int32}
 """The store ABI: the dtype of the write locations of each sub-pool."""
+
+STATE_ROWS = 1 + SPECULATION.draft_tokens
+"""Rows per state slot: the request's state, then that of each node of a tree to verify."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +53,6 @@ class Tables:
         )
         self.reset()
 
-    def alike(self) -> "Tables":
-        """Return other tables that share the tensors."""
-        return copy(self)
-
     def reset(self) -> None:
         """Clear all indices."""
         self.full_to_swa_index_mapping.zero_()
@@ -82,56 +75,78 @@ class Tables:
         return full, mapping.take(swa)
 
 
-class HybridKVPool:
-    """K and V of all layers of one model in one allocation, with a view per sub-pool.
+class KVLayout:
+    """The layout of K and V of target and draft model, and of recurrent states, in a flat storage.
 
-    `storage` is flat, in the model's dtype. `arena[kind]` is its view [layers of that kind, 2 (K,
-    V), slots, kv_heads, head_dim], indexed by slot number. `storage` and `tables` may be passed
-    in, to be shared with another pool.
+    `configs` lists the target before the draft. `sizes` are the sizes of both pools. The states
+    follow both pools.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        sizes: PoolSizes,
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        storage: Tensor | None = None,
-        tables: Tables | None = None,
-    ) -> None:
-        self.config = config
+    def __init__(self, configs: Mapping[Role, ModelConfig], sizes: PoolSizes) -> None:
+        self.configs = configs
         self.sizes = sizes
-        if storage is None:
-            elements = storage_elements(config, sizes)
-            storage = torch.zeros(elements, dtype=dtype, device=device)
-        self.storage = storage
-        self.arena = {
-            kind: storage[first : first + shape.numel()].view(shape)
-            for kind, (first, shape) in laid_out(arena_shapes(config, sizes), 0).items()
-        }
-        self.tables = tables or Tables(sizes, config.max_context, device)
-        self._caches = [
-            self.arena[kind][config.layers_of(kind).index(index)]
-            for index, kind in enumerate(config.layers)
-        ]
-        self.reset(seed=0)
+        self._arenas: dict[tuple[Role, Kind], tuple[int, torch.Size]] = {}
+        end = 0
+        for role, config in configs.items():
+            for kind in Kind:
+                shape = config.shape(kind)
+                arena = torch.Size(
+                    (
+                        len(config.layers_of(kind)),
+                        2,
+                        sizes.slots(kind),
+                        shape.kv_heads,
+                        shape.head_dim,
+                    )
+                )
+                self._arenas[role, kind] = end, arena
+                end += arena.numel()
+        width = max(config.hidden for config in configs.values())
+        self._states = end, torch.Size((sizes.rows + 1, STATE_ROWS, width))
+        self.elements = end + self._states[1].numel()
 
-    def reset(self, seed: int) -> None:
-        """Fill the storage with finite garbage drawn from `seed`, and clear all indices.
+    def arena_of(self, flat: Tensor, role: Role, kind: Kind) -> Tensor:
+        """Return the view of one sub-pool of a tensor in the storage's layout.
 
-        Unlike zeros, garbage reveals a read of a slot that was not written.
+        It is [layers of that kind, 2 (K, V), slots, kv_heads, head_dim].
         """
-        fill_with_garbage(self.storage, seed)
-        self.tables.reset()
+        return _part(flat, *self._arenas[role, kind])
 
-    def alike(self, tables: Tables) -> "HybridKVPool":
-        """Return another pool that shares the storage, with its own tables."""
-        other = copy(self)
-        other.tables = tables
-        other.arena = dict(self.arena)
-        other._caches = list(self._caches)
-        return other
+    def arenas_of(self, flat: Tensor) -> Iterator[tuple[Role, Kind, Tensor]]:
+        """Yield the model, kind and view of each sub-pool of a tensor in this layout."""
+        for role, kind in self._arenas:
+            yield role, kind, self.arena_of(flat, role, kind)
+
+    def states_of(self, flat: Tensor) -> Tensor:
+        """Return the view of the recurrent states, [state slots, STATE_ROWS, H]."""
+        return _part(flat, *self._states)
+
+    def layers(self) -> Iterator[tuple[Role, Kind, int, int]]:
+        """Yield model, kind, index, and index within its kind of each layer, in execution order.
+
+        The target comes before the draft.
+        """
+        for role, config in self.configs.items():
+            for layer, kind in enumerate(config.layers):
+                yield role, kind, layer, config.layers_of(kind).index(layer)
+
+
+class HybridKVPool:
+    """K and V of all layers of one model, with a view of the storage per sub-pool.
+
+    `arena[kind]` is indexed by slot number: see `KVLayout.arena_of`.
+    """
+
+    def __init__(self, role: Role, layout: KVLayout, storage: Tensor, tables: Tables) -> None:
+        self.config = layout.configs[role]
+        self.sizes = layout.sizes
+        self.device = storage.device
+        self.tables = tables
+        self.arena = {kind: layout.arena_of(storage, role, kind) for kind in Kind}
+        self._caches = [
+            self.arena[kind][self.config.layers_of(kind).index(index)]
+            for index, kind in enumerate(self.config.layers)
+        ]
 
     @property
     def full_to_swa_index_mapping(self) -> Tensor:
@@ -152,72 +167,13 @@ class HybridKVPool:
         moved = self.arena[kind][:, :, list(sources)]
         self.arena[kind][:, :, list(destinations)] = moved
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the pool."""
-        return self.storage.device
-
-
-class KVLayout:
-    """The layout of K and V of target and draft model, and of state beside KV, in one flat storage.
-
-    `configs` lists the target before the draft. `sizes` are the sizes of both pools. The state
-    beside KV follows both pools. `counts` are the elements of each pool.
-    """
-
-    def __init__(self, configs: Mapping[Role, ModelConfig], sizes: PoolSizes) -> None:
-        self.configs = configs
-        self.sizes = sizes
-        self.counts = [storage_elements(config, sizes) for config in configs.values()]
-        widths = {config.hidden for config in configs.values()}
-        arenas = {
-            (role, kind): shape
-            for role, config in configs.items()
-            for kind, shape in arena_shapes(config, sizes).items()
-        }
-        sections = section_shapes(sizes.rows, max(widths)) if widths else {}
-        self._arenas = laid_out(arenas, 0)
-        self._sections = laid_out(sections, sum(self.counts))
-
-    @property
-    def elements(self) -> int:
-        """The number of elements of the storage."""
-        return sum(self.counts) + sum(shape.numel() for _, shape in self._sections.values())
-
-    def arena_of(self, flat: Tensor, role: Role, kind: Kind) -> Tensor:
-        """Return the view of one sub-pool of a tensor in the storage's layout."""
-        first, shape = self._arenas[role, kind]
-        return flat[first : first + shape.numel()].view(shape)
-
-    def section_of(self, flat: Tensor, section: Section) -> Tensor:
-        """Return the view of one section of state beside KV."""
-        first, shape = self._sections[section]
-        return flat[first : first + shape.numel()].view(shape)
-
-    def arenas_of(self, flat: Tensor) -> Iterator[tuple[Role, Kind, Tensor]]:
-        """Yield the model, kind and view of each sub-pool of a tensor in this layout."""
-        for role, kind in self._arenas:
-            yield role, kind, self.arena_of(flat, role, kind)
-
-    def sections_of(self, flat: Tensor) -> dict[Section, Tensor]:
-        """Return the views of all sections of state beside KV."""
-        return {section: self.section_of(flat, section) for section in self._sections}
-
-    def layers(self) -> Iterator[tuple[Role, Kind, int, int]]:
-        """Yield model, kind, index, and index within its kind of each layer, in execution order.
-
-        The target comes before the draft.
-        """
-        for role, config in self.configs.items():
-            for layer, kind in enumerate(config.layers):
-                yield role, kind, layer, config.layers_of(kind).index(layer)
-
 
 class KVPools:
     """The pools of the target and of the draft model. They share slot numbers and tables.
 
-    The storages of both, and the `state` beside KV, are parts of one flat `storage`, so that one op
-    copies or compares all. `tables` is the class of the index tables.
+    The KV of both, and the recurrent states, are parts of one flat `storage`, so that one op copies
+    or compares all. `states` has the states as rows, [state slots x STATE_ROWS, H]. Slot s begins
+    at row s * STATE_ROWS. `tables` is the class of the index tables.
     """
 
     def __init__(
@@ -232,71 +188,32 @@ class KVPools:
         self.sizes = sizes
         self.tables = tables(sizes, target.max_context, device)
         self.layout = KVLayout({Role.TARGET: target, Role.DRAFT: draft}, sizes)
-        self.storage = torch.zeros(self.layout.elements, dtype=dtype, device=device)
-        parts = self.storage[: sum(self.layout.counts)].split(self.layout.counts)
+        self.storage = torch.empty(self.layout.elements, dtype=dtype, device=device)
         self.pools = {
-            role: HybridKVPool(config, sizes, dtype, device, storage=part, tables=self.tables)
-            for (role, config), part in zip(self.layout.configs.items(), parts, strict=True)
+            role: HybridKVPool(role, self.layout, self.storage, self.tables) for role in Role
         }
-        self.state = StatePool(self.layout.sections_of(self.storage))
-
-    def alike(self) -> "KVPools":
-        """Return other pools that share the storage and the tensors of the tables."""
-        other = copy(self)
-        other.tables = self.tables.alike()
-        other.layout = KVLayout(dict(self.layout.configs), self.sizes)
-        other.pools = {role: pool.alike(other.tables) for role, pool in self.pools.items()}
-        other.state = StatePool(self.layout.sections_of(self.storage))
-        return other
+        self.states = self.layout.states_of(self.storage).flatten(0, 1)
+        self.reset(seed=0)
 
     def __getitem__(self, role: Role) -> HybridKVPool:
         """Return the pool of one model."""
         return self.pools[role]
 
     def reset(self, seed: int) -> None:
-        """Fill KV and all other state with finite garbage drawn from `seed`. Clear all indices."""
-        fill_with_garbage(self.storage, seed)
+        """Fill KV and states with finite garbage drawn from `seed`, and clear all indices.
+
+        The garbage is the same on every device. Unlike zeros, it reveals a read of a slot that was
+        not written.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        self.storage.copy_(torch.randn(self.storage.shape, generator=generator))
         self.tables.reset()
 
-    def arenas_of(self, flat: Tensor) -> Iterator[tuple[Role, Kind, Tensor]]:
-        """Yield the model, kind and view of each sub-pool of a tensor in the storage's layout."""
-        return self.layout.arenas_of(flat)
-
-    def sections_of(self, flat: Tensor) -> dict[Section, Tensor]:
-        """Return the views of all sections of state beside KV."""
-        return self.layout.sections_of(flat)
+    def accept(self, slot: int, node: int) -> None:
+        """Set a request's state to that of `node` of its verified tree."""
+        first = slot * STATE_ROWS
+        self.states[first] = self.states[first + 1 + node]
 
 
-def laid_out(shapes: Mapping[Name, torch.Size], first: int) -> dict[Name, tuple[int, torch.Size]]:
-    """Return the first element of each part: parts are contiguous from element `first` on."""
-    begins = accumulate((shape.numel() for shape in shapes.values()), initial=first)
-    return {
-        name: (begin, shape) for begin, (name, shape) in zip(begins, shapes.items(), strict=False)
-    }
-
-
-def arena_shapes(config: ModelConfig, sizes: PoolSizes) -> dict[Kind, torch.Size]:
-    """Return the shape of each sub-pool of a model's pool."""
-    return {
-        kind: torch.Size(
-            (
-                len(config.layers_of(kind)),
-                2,
-                sizes.slots(kind),
-                config.shape(kind).kv_heads,
-                config.shape(kind).head_dim,
-            )
-        )
-        for kind in Kind
-    }
-
-
-def storage_elements(config: ModelConfig, sizes: PoolSizes) -> int:
-    """Return the number of elements of a model's pool."""
-    return sum(shape.numel() for shape in arena_shapes(config, sizes).values())
-
-
-def fill_with_garbage(storage: Tensor, seed: int) -> None:
-    """Fill `storage` with finite values from `seed`, the same on every device."""
-    generator = torch.Generator().manual_seed(seed)
-    storage.copy_(torch.randn(storage.shape, generator=generator))
+def _part(flat: Tensor, first: int, shape: torch.Size) -> Tensor:
+    return flat[first : first + shape.numel()].view(shape)

@@ -12,7 +12,6 @@ from paritybit.reference.config import SPECULATION
 from paritybit.reference.model import Output
 from paritybit.reference.ops import Ops
 from torch import Tensor
-from torch.nn.functional import pad
 
 Tree = tuple[tuple[int, int], ...]
 """Draft tokens of one request as (token, parent), the root first, its parent -1."""
@@ -56,17 +55,6 @@ def likeliest(ops: Ops, output: Output, topk: int) -> Output:
     """Return `output` plus the likeliest next tokens: `topk_p`, `topk_index` [rows, topk]."""
     topk_p, topk_index = ops.largest(ops.probabilities(output["logits"]), topk)
     return {**output, "topk_p": topk_p, "topk_index": topk_index}
-
-
-def keep_candidates(ops: Ops, draft_table: Tensor, rows: Tensor, output: Output) -> None:
-    """Scatter the output of `propose` into the requests' rows of the draft table.
-
-    `rows` is int64 [B]. Scores and tokens are rounded to the table's dtype. If a draft is narrower
-    than the table, zeros follow.
-    """
-    found = torch.cat([output["scores"], output["tokens"].float()], 1)
-    found = pad(found, (0, draft_table.shape[1] - found.shape[1]))
-    ops.store_rows(draft_table, rows, found.to(draft_table.dtype))
 
 
 def tree_of(root: int, scores: list[float], tokens: list[int], chosen: list[int]) -> Tree:

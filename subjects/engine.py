@@ -74,7 +74,7 @@ class Engine:
         self.clean = Toggles(scheme)
         pool = subject.parts.of(SubjectPool)
         self.pools = {role: pool(pools[role], ops, scheme, logger) for role in Role}
-        self.states = pools.state
+        self.states = pools.states
         on_cuda = models[Role.TARGET].device.type == "cuda"
         memory_pool = torch.cuda.graph_pool_handle() if on_cuda else None
         buffers = BufferPool(models[Role.TARGET].device)
@@ -181,7 +181,7 @@ class Engine:
         """Return the batch's own tensors as the target's inputs. Every row is live."""
         model, requests = self.models[Role.TARGET], batch.token_requests
         paths = extend_paths(batch.mamba_track_indices, requests, batch.positions, batch.longest)
-        states = model.advance_states(self.ops, self.states.recurrent, paths, batch.input_ids)
+        states = model.advance_states(self.ops, self.states, paths, batch.input_ids)
         payload = model.payload(
             self.ops,
             states,

@@ -2,7 +2,8 @@
 
 import torch
 from paritybit.reference.config import SPECULATION
-from paritybit.reference.state_pool import STATE_ROWS, StatePaths
+from paritybit.reference.model import StatePaths
+from paritybit.reference.pool import STATE_ROWS
 from torch import Tensor
 
 

@@ -5,11 +5,7 @@ from typing import Any
 from paritybit.harness.lockstep.bits import bits, first_index, form, hex_bits
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.model import Output
-from paritybit.reference.state_pool import Section
 from torch import Tensor
-
-PLACE_NAMES = {Section.RECURRENT: "recurrent state slot", Section.DRAFT_TABLE: "draft table row"}
-"""The name of a place in each section of other state."""
 
 
 def first_difference(
@@ -18,7 +14,7 @@ def first_difference(
     """Return the place where two storages first differ, with its owner.
 
     The order is: target before draft, layers in model order, K before V, slots ascending, then
-    other state. `different` is a mask in the storages' layout, with at least one element.
+    recurrent states. `different` is a mask in the storages' layout, with at least one element.
     """
     layout, graph = observation.layout, observation.graph
     masks, lefts, rights = (
@@ -42,18 +38,14 @@ def first_difference(
                 "graph_bits": hex_bits(rights[role, kind][number][index]),
                 "owner": graph.owner_of(kind, slot),
             }
-    sections = layout.sections_of(different).items()
-    section, mask = next(pair for pair in sections if pair[1].any())
-    index = place, row, element = first_index(mask)
+    index = slot, row, element = first_index(layout.states_of(different))
     return {
-        "section": str(section),
-        "place": place,
+        "state_slot": slot,
         "row": row,
         "element": element,
-        "differing_places": sorted(set(mask.nonzero()[:, 0].tolist())),
-        "eager_bits": hex_bits(layout.section_of(left, section)[index]),
-        "graph_bits": hex_bits(layout.section_of(right, section)[index]),
-        "owner": graph.owner_of_place(section, place),
+        "eager_bits": hex_bits(layout.states_of(left)[index]),
+        "graph_bits": hex_bits(layout.states_of(right)[index]),
+        "owner": graph.owner_of_state(slot),
     }
 
 
@@ -77,10 +69,10 @@ def first_output_difference(left: Output, right: Output) -> dict[str, Any] | Non
 
 def describe_slot(where: dict[str, Any]) -> str:
     """Describe a place that `first_difference` found."""
-    if "section" in where:
+    if "state_slot" in where:
         node = f", draft node {where['row'] - 1}" if where["row"] else ""
-        name = PLACE_NAMES[Section(where["section"])]
-        return f"{name} {where['place']} of {where['owner']}{node}, element {where['element']}:"
+        slot, owner = where["state_slot"], where["owner"]
+        return f"recurrent state slot {slot} of {owner}{node}, element {where['element']}:"
     return (
         f"{where['model']} layer {where['layer']} ({where['kind']}), {where['tensor']},"
         f" slot {where['slot']} of {where['owner']}, head {where['head']},"

@@ -15,8 +15,7 @@ from paritybit.harness.explain.facts import FirstDifference, SlotTaken
 from paritybit.harness.lockstep.bits import bits, first_index, hex_bits
 from paritybit.reference.config import Role
 from paritybit.reference.ops import OpCall
-from paritybit.reference.pool import KVPools
-from paritybit.reference.state_pool import STATE_ROWS, Section
+from paritybit.reference.pool import STATE_ROWS, KVPools
 from torch import Tensor
 
 ROWS_SECOND = frozenset({"rotary"})
@@ -37,21 +36,17 @@ class Cache(NamedTuple):
     slot_rows: int = 1
 
 
-STATES: Final = {
-    Section.RECURRENT: Cache(Role.TARGET, "recurrent state", slot_rows=STATE_ROWS),
-    Section.DRAFT_TABLE: Cache(Role.DRAFT, "table"),
-}
+STATES: Final = Cache(Role.TARGET, "recurrent state", slot_rows=STATE_ROWS)
 """The caches beside KV."""
 
 
 def caches(pools: KVPools, storage: Tensor) -> dict[Cache, Tensor]:
     """Return the rows of each cache in a storage of some pools."""
     found: dict[Cache, Tensor] = {}
-    for role, kind, arena in pools.arenas_of(storage):
+    for role, kind, arena in pools.layout.arenas_of(storage):
         for number, layer in enumerate(pools[role].config.layers_of(kind)):
             found[Cache(str(role), str(kind), layer)] = arena[number].transpose(0, 1)
-    for section, places in pools.sections_of(storage).items():
-        found[STATES[section]] = places.flatten(0, 1)
+    found[STATES] = pools.layout.states_of(storage).flatten(0, 1)
     return found
 
 
@@ -215,7 +210,7 @@ def _compare_results(number: int, left: OpCall, right: OpCall, pools: KVPools) -
         place = first_index(different)
         cache, taken = None, None
         if right.name == "scan_states":
-            cache = STATES[Section.RECURRENT]
+            cache = STATES
             wrong, expected = (int(call.inputs[1][place[0]]) for call in (right, left))
             taken = _wrong_slot(cache, place[0], wrong, expected)
         elif right.name == "attention":

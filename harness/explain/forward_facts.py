@@ -22,7 +22,7 @@ from paritybit.harness.explain.first_difference import (
 )
 from paritybit.harness.explain.recorded import RecordedForward, StaticElement
 from paritybit.harness.lockstep.bits import bits
-from paritybit.harness.lockstep.requests import owner_of, owner_of_place, serial_at
+from paritybit.harness.lockstep.requests import owner_of, owner_of_state, serial_at
 from paritybit.reference.config import Kind
 from paritybit.subjects.contracts import Axis, StaticInput
 from torch import Tensor
@@ -63,9 +63,8 @@ def slot_of(recorded: RecordedForward, found: Found) -> Slot | None:
         slot = found.taken.slot
     if slot is None or model is None or kind is None:
         return None
-    section = next((section for section, cache in STATES.items() if cache.kind == kind), None)
-    if section is not None:
-        owner = owner_of_place(section, slot, recorded.owners)
+    if kind == STATES.kind:
+        owner = owner_of_state(slot, recorded.owners)
     else:
         owner = owner_of(Kind(kind), slot, recorded.spans, recorded.owners)
     write = recorded.written.of(model, kind, slot)

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from paritybit.harness.explain.facts import How
-from paritybit.harness.explain.first_difference import STATES, STORES, store_of
+from paritybit.harness.explain.first_difference import STORES, store_of
 from paritybit.reference.ops import OpCall
 from paritybit.reference.pool import KVPools
-from paritybit.reference.state_pool import Section
 from paritybit.subjects.graphs.dispatch import UncompiledMode
 from torch import Tensor
 
@@ -120,9 +119,7 @@ class SlotLedger:
             cache = store.cache
             if cache is None:
                 continue
-            # Drafting stores one row of the table per request, everything else one row per token.
-            in_table = cache == STATES[Section.DRAFT_TABLE]
-            owners = forward_id.requests if in_table else forward_id.rows
+            owners = forward_id.rows
             for row, place in enumerate(store.rows):
                 request, slot = owners[row] if row < len(owners) else None, place // cache.slot_rows
                 self._writes[cache.model, cache.kind, slot] = SlotWrite(forward_id, row, request)

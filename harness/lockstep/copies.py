@@ -8,7 +8,7 @@ class Copies:
     """Copies of both runs' storages, before and after the forwards of a step.
 
     `compared` is a mask in the storages' layout: all but the reserved slot of each sub-pool, and
-    the reserved place of other state.
+    the reserved state slot.
     """
 
     def __init__(self, eager: KVPools, graph: KVPools) -> None:
@@ -19,8 +19,7 @@ class Copies:
         self.compared = torch.ones_like(self.eager, dtype=torch.bool)
         for _, _, arena in eager.layout.arenas_of(self.compared):
             arena[:, :, 0] = False
-        for places in eager.layout.sections_of(self.compared).values():
-            places[0] = False
+        eager.layout.states_of(self.compared)[0] = False
 
     def begin(self) -> None:
         """Copy both storages before a step."""

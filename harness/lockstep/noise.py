@@ -12,7 +12,6 @@ from paritybit.harness.lockstep.request_book import RequestBook
 from paritybit.reference.batch import ENCODER_ROWS, ForwardBatch
 from paritybit.reference.config import SPECULATION, Kind, ModelConfig
 from paritybit.reference.pool import KVPools, PoolSizes
-from paritybit.reference.state_pool import Section
 from torch import Tensor
 
 
@@ -61,13 +60,11 @@ class Noise:
             full, swa = book.owned(book.request_of(span.row))
             slots[Kind.FULL] += [*full, *span.full_slots]
             slots[Kind.SWA] += [*swa, *span.swa_slots]
-        for _, kind, arena in self.pools.arenas_of(mask):
+        for _, kind, arena in self.pools.layout.arenas_of(mask):
             arena[:, :, slots[kind]] = True
-        sections = self.pools.sections_of(mask)
         # An engine without recurrent states only has the reserved slot.
         states = [span.track_index for span in spans if span.track_index]
-        sections[Section.RECURRENT][states] = True
-        sections[Section.DRAFT_TABLE][[span.row for span in spans]] = True
+        self.pools.layout.states_of(mask)[states] = True
         return mask
 
     def fill_buffers(self, buffers: Mapping[str, Tensor]) -> None:
@@ -88,8 +85,8 @@ class Noise:
         """
         storage, page = self.pools.storage, self.pools.sizes.page_size
         storage.copy_(torch.where(owned, storage, self._any_bits(storage)))
-        reserved = [arena[:, :, :page] for _, _, arena in self.pools.arenas_of(storage)]
-        reserved += [places[0] for places in self.pools.sections_of(storage).values()]
+        reserved = [arena[:, :, :page] for _, _, arena in self.pools.layout.arenas_of(storage)]
+        reserved.append(self.pools.layout.states_of(storage)[0])
         for part in reserved:
             part.copy_(torch.randn(part.shape, generator=self.generator))
         self._fill_tables(book)

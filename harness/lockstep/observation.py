@@ -1,7 +1,7 @@
 """Observations. An observation has all data about one step, and is the only input of checks.
 
 Its storages are snapshots that belong to the pair. They are valid until the pair's next step. A
-storage has KV and *other state*: recurrent states and the draft table.
+storage has KV and recurrent states.
 """
 
 from collections.abc import Mapping
@@ -10,14 +10,13 @@ from functools import cached_property
 from typing import Any
 
 from paritybit.harness.lockstep.bits import unequal
-from paritybit.harness.lockstep.requests import owner_of, owner_of_place, serial_at
+from paritybit.harness.lockstep.requests import owner_of, owner_of_state, serial_at
 from paritybit.harness.schedules.schedule import Step
 from paritybit.reference.allocator import Owner, Ownership
 from paritybit.reference.batch import ForwardBatch, Mode, Span
 from paritybit.reference.config import Kind
 from paritybit.reference.model import Output
 from paritybit.reference.pool import KVLayout, PoolSizes
-from paritybit.reference.state_pool import Section
 from paritybit.subjects.protocol import KeyLists, Replay, ReplayFacts
 from torch import Tensor
 
@@ -26,7 +25,7 @@ from torch import Tensor
 class Snapshot:
     """One run before and after its forward.
 
-    - `before`, `after`: KV and other state.
+    - `before`, `after`: KV and recurrent states.
     - `mapping`: the full-to-SWA mapping right before the forward.
     - `owners`: the running requests.
     - `batch`, `output`: the batch and its live output. None for an idle step.
@@ -52,9 +51,9 @@ class Snapshot:
         """Describe the owner of a slot. Slots that the batch writes have owners too."""
         return owner_of(kind, slot, self.spans, self.owners)
 
-    def owner_of_place(self, section: Section, place: int) -> str:
-        """Describe the owner of a place in a section of other state."""
-        return owner_of_place(section, place, self.owners)
+    def owner_of_state(self, slot: int) -> str:
+        """Describe the owner of a slot of recurrent states."""
+        return owner_of_state(slot, self.owners)
 
 
 class Changes:
@@ -88,19 +87,15 @@ class Changes:
             for kind, slots in ((Kind.FULL, full), (Kind.SWA, side.mapping[full])):
                 arena = layout.arena_of(changed, mode.written, kind)
                 arena.index_fill_(2, slots, value=False)
-        sections = layout.sections_of(changed)
-        if side.batch is not None and mode.drafts:
-            rows = side.batch.req_pool_indices
-            sections[Section.DRAFT_TABLE].index_fill_(0, rows, value=False)
-        elif side.batch is not None and mode is not Mode.DRAFT_EXTEND:
+        states = layout.states_of(changed)
+        if side.batch is not None and mode.advances_states:
             # A verify writes the states of a tree's nodes, and not the request's own.
             nodes = slice(1, None) if mode is Mode.TARGET_VERIFY else slice(1)
             slots = side.batch.mamba_track_indices
-            sections[Section.RECURRENT][:, nodes].index_fill_(0, slots, value=False)
+            states[:, nodes].index_fill_(0, slots, value=False)
         if mode is not Mode.FROZEN_DRAFT:
             return changed.logical_and_(self._observation.compared)
-        for places in sections.values():
-            places[0] = False
+        states[0] = False
         return changed
 
 

@@ -396,7 +396,7 @@ def captured_engine(
     return CapturedEngine(
         ops(),
         {role: deepcopy(model) for role, model in pair.run_models.items()},
-        pair.graph_pools.alike(),
+        pair.graph_pools,
         subject,
         trial.buckets,
         trial.token_buckets,

@@ -7,7 +7,6 @@ from paritybit.reference.allocator import Owner, PageAllocation
 from paritybit.reference.batch import ENCODER_ROWS, DraftState, ForwardBatch, Mode, Span
 from paritybit.reference.config import Kind
 from paritybit.reference.speculative import Tree
-from paritybit.reference.state_pool import Section
 
 
 @dataclass
@@ -104,7 +103,7 @@ def owner_of(kind: Kind, slot: int, spans: Iterable[Span], owners: Sequence[Owne
     return "nobody"
 
 
-def owner_of_place(section: Section, place: int, owners: Iterable[Owner]) -> str:
-    """Describe the owner of a place in a section of other state."""
-    found = (owner.serial for owner in owners if owner.place(section) == place)
+def owner_of_state(slot: int, owners: Iterable[Owner]) -> str:
+    """Describe the owner of a slot of recurrent states."""
+    found = (owner.serial for owner in owners if owner.state_slot == slot)
     return next((f"request {serial}" for serial in found), "nobody")

@@ -76,7 +76,7 @@ def accept(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
         path = accepted_path(span.tree, greedy[first : first + drafts], span.accept)
         _move_kv(book, span, path)
         if span.track_index:  # Slot 0 is reserved and has no owner.
-            book.pools.state.accept(span.track_index, path[-1])
+            book.pools.accept(span.track_index, path[-1])
         known = [span.tree[node][0] for node in path] + [greedy[first + path[-1]]]
         end = span.begin + len(path)
         row = book.tokens[request.token_row]

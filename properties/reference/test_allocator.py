@@ -11,8 +11,8 @@ import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
 from paritybit.reference.allocator import Allocator, PageAllocation
-from paritybit.reference.config import PRESETS, Kind
-from paritybit.reference.pool import HybridKVPool, PoolSizes
+from paritybit.reference.config import PRESETS, Kind, Role, draft_config
+from paritybit.reference.pool import HybridKVPool, KVPools, PoolSizes
 
 CONFIG = PRESETS["gpt_oss"]
 FULL_SLOTS, SWA_SLOTS, ROWS = 24, 16, 5
@@ -34,7 +34,8 @@ OPERATIONS = st.lists(
 def small_pool(page_size: int, device: str) -> HybridKVPool:
     """Return a pool that a few requests fill."""
     sizes = PoolSizes(FULL_SLOTS, SWA_SLOTS, page_size, ROWS)
-    return HybridKVPool(CONFIG, sizes, torch.float32, torch.device(device))
+    draft = draft_config(CONFIG)
+    return KVPools(CONFIG, draft, sizes, torch.float32, torch.device(device))[Role.TARGET]
 
 
 @dataclass

@@ -21,7 +21,6 @@ from paritybit.reference.model import Model, Output
 from paritybit.reference.oracle import dense_draft_logits, dense_logits
 from paritybit.reference.pool import KVPools
 from paritybit.reference.speculative import Tree
-from paritybit.reference.state_pool import Section
 from torch import Tensor
 
 from properties.support.subjects.trees import SHAPES, parents_of, path_to
@@ -191,12 +190,12 @@ class Bench:
 
     def fill_unowned(self, value: float) -> None:
         """Fill every slot of which no live token is the owner, slot 0 too, and every state."""
-        for _, kind, arena in self.pools.arenas_of(self.pools.storage):
+        for _, kind, arena in self.pools.layout.arenas_of(self.pools.storage):
             unowned = torch.ones(arena.shape[2], dtype=torch.bool)
             for request in self.requests:
                 unowned[self.slots(request, kind)] = False
             arena[:, :, unowned.to(arena.device)] = value
-        states = self.pools.state.sections[Section.RECURRENT]
+        states = self.pools.layout.states_of(self.pools.storage)
         states[:, 1:] = value
         for slot in {*range(len(states))} - {r.allocation.state_slot for r in self.requests}:
             states[slot] = value
@@ -204,7 +203,7 @@ class Bench:
     def state(self, serial: int) -> Tensor:
         """Return the bits of a request's recurrent state, [H]."""
         slot = self.requests[serial].allocation.state_slot
-        return bits(self.pools.state.sections[Section.RECURRENT][slot, 0])
+        return bits(self.pools.layout.states_of(self.pools.storage)[slot, 0])
 
     def slots(self, request: Request, kind: Kind) -> list[int]:
         """Return the slots of a sub-pool that hold a request's tokens, in their order."""
@@ -429,7 +428,8 @@ def test_a_draft_reads_live_slots_of_one_pool_alone(
         spans = bench.drafting(mode, bench.catch_up())
         if bench is poisoned:
             other = Role.TARGET if mode is Mode.DRAFT else Role.DRAFT
-            bench.pools[other].storage.fill_(torch.nan)
+            for arena in bench.pools[other].arena.values():
+                arena.fill_(torch.nan)
             bench.fill_unowned(torch.nan)
         drafted.append(bench.run(mode, spans))
     for name, value in drafted[0].items():

@@ -36,13 +36,13 @@ def test_each_model_has_kv_of_its_own_in_one_storage(preset: str, device: str) -
             slots = (FULL_SLOTS if kind is Kind.FULL else SWA_SLOTS) + page_size
             layers = len(configs[role].layers_of(kind))
             assert arena.shape == (layers, 2, slots, shape.kv_heads, shape.head_dim)
-        seen = {(role, kind): arena for role, kind, arena in pools.arenas_of(pools.storage)}
+        seen = {(role, kind): arena for role, kind, arena in pools.layout.arenas_of(pools.storage)}
         assert list(seen) == places
         for mark, place in enumerate(places, 1):
             assert bool((seen[place] == mark).all())
-        beside = pools.sections_of(pools.storage)
-        assert not any(part.any() for part in beside.values())
-        parts = [*seen.values(), *beside.values()]
+        states = pools.layout.states_of(pools.storage)
+        assert not states.any()
+        parts = [*seen.values(), states]
         assert sum(part.numel() for part in parts) == pools.storage.numel()
 
 
@@ -81,7 +81,7 @@ def test_a_move_copies_k_and_v_of_all_layers_at_once(
     pools = both_pools(preset, device)
     pools.reset(seed=1)
     wanted = pools.storage.clone()
-    arenas = {(role, kind): arena for role, kind, arena in pools.arenas_of(wanted)}
+    arenas = {(role, kind): arena for role, kind, arena in pools.layout.arenas_of(wanted)}
     arena = arenas[role, kind]
     before = arena.clone()
     for source, destination in zip(sources, destinations, strict=True):

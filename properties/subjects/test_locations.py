@@ -9,8 +9,8 @@ from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
 from paritybit.harness.schedules.schedule import Admit, Decode
 from paritybit.reference.batch import Mode
-from paritybit.reference.config import PRESETS, Kind, Role
-from paritybit.reference.pool import HybridKVPool, PoolSizes
+from paritybit.reference.config import PRESETS, Kind, Role, draft_config
+from paritybit.reference.pool import HybridKVPool, KVPools, PoolSizes
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.pool import TRANSLATE, SubjectPool
 from paritybit.subjects.toggles import LocationScheme
@@ -25,7 +25,8 @@ PER_LAYER, PRESET, MEMO = LocationScheme
 @cache
 def storage_pool(device: str) -> HybridKVPool:
     """Return a pool whose full slot f, but for slots 5 and 6, is mapped to SWA slot 70 - f."""
-    pool = HybridKVPool(CONFIG, PoolSizes(), torch.float32, torch.device(device))
+    place = torch.device(device)
+    pool = KVPools(CONFIG, draft_config(CONFIG), PoolSizes(), torch.float32, place)[Role.TARGET]
     mapping = pool.full_to_swa_index_mapping
     mapping[1:70] = torch.arange(69, 0, -1, device=device)
     mapping[5:7] = 0

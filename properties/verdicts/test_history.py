@@ -57,9 +57,6 @@ CONSEQUENCES = {
 }
 """Properties that the same wrong bytes may also violate."""
 
-SCATTERED = {"kv_parity", "write_frame"}
-"""Properties that stale rows of drafts may also violate: they write the drafts of another row."""
-
 
 @pytest.mark.parametrize(("point", "runner"), CASES)
 def test_the_bugs_of_a_point_violate_their_properties_and_no_other(
@@ -74,8 +71,6 @@ def test_the_bugs_of_a_point_violate_their_properties_and_no_other(
     if "swa_int64" in bugs:  # The runs differ from the first prefill on, which hides stale rows.
         detecting -= {"hermetic_replay"}
     allowed = detecting.union(*(CONSEQUENCES.get(name, ()) for name in detecting))
-    if RUNNERS[runner].mode.drafts:
-        allowed |= SCATTERED
     assert played.error is None
     assert any(event.endswith("padded replay") for event in played.events)
     assert detecting <= set(played.violated) <= allowed

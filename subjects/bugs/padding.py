@@ -42,7 +42,7 @@ class AdvancesPaddedTokens(PrefillRunner):
         last = torch.full_like(ids, batch.live_requests - 1)
         slots = self.inputs.buffers["mamba_track_indices"]
         paths = extend_paths(slots, last, torch.ones_like(ids), beyond)
-        self.target.advance_states(self.ops, self.states.recurrent, paths, ids)
+        self.target.advance_states(self.ops, self.states, paths, ids)
 
 
 class LoadsMaskedValues(Ops):

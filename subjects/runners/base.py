@@ -15,7 +15,6 @@ from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import SPECULATION, Kind, Role
 from paritybit.reference.model import Model, Output
 from paritybit.reference.ops import Ops
-from paritybit.reference.state_pool import StatePool
 from paritybit.subjects.access import ListedKV
 from paritybit.subjects.buffers import BufferPool, Conversions, StaticInputs
 from paritybit.subjects.contracts import HIDDEN, TOPK, Axis, Contract, Extents
@@ -49,7 +48,7 @@ class RunnerSpec:
     ops: Ops
     models: Mapping[Role, Model]
     pools: Mapping[Role, SubjectPool]
-    states: StatePool
+    states: Tensor
     contract: Contract
     toggles: Toggles
     buckets: tuple[int, ...]

@@ -109,9 +109,7 @@ class CpuGraphRunner(GraphRunner):
         payload = torch.zeros((bucket, self.target.config.hidden), device=self.target.device)
         if batch is not None:
             paths = decode_paths(batch.mamba_track_indices)
-            states = self.target.advance_states(
-                self.ops, self.states.recurrent, paths, batch.input_ids
-            )
+            states = self.target.advance_states(self.ops, self.states, paths, batch.input_ids)
             payload[: batch.live_requests] = self.target.payload(
                 self.ops,
                 states,

@@ -5,8 +5,7 @@ As in the engine, the verify runner is a subclass, with k tokens per request.
 
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
-from paritybit.reference.model import Output, TokenInputs
-from paritybit.reference.state_pool import StatePaths
+from paritybit.reference.model import Output, StatePaths, TokenInputs
 from paritybit.subjects.contracts import (
     ENCODER_LEN_FILL_VALUE,
     SEQ_LEN_FILL_VALUE,
@@ -82,7 +81,7 @@ class DecodeRunner(GraphRunner):
         """Return `logits` and `hidden` of every token of the bucket."""
         input_ids = self.view("input_ids", bucket)
         states = self.target.advance_states(
-            self.ops, self.states.recurrent, self.state_paths(bucket), input_ids
+            self.ops, self.states, self.state_paths(bucket), input_ids
         )
         tokens = TokenInputs(
             input_ids=input_ids,

@@ -12,7 +12,7 @@ from paritybit.reference.batch import Mode
 from paritybit.reference.config import SPECULATION, Role
 from paritybit.reference.eager import draft_inputs
 from paritybit.reference.model import Output
-from paritybit.reference.speculative import keep_candidates, propose
+from paritybit.reference.speculative import propose
 from paritybit.subjects.contracts import (
     HIDDEN,
     SEQ_LEN_FILL_VALUE,
@@ -72,22 +72,14 @@ class EagleDraftRunner(GraphRunner):
         )
 
     def forward(self, bucket: int) -> Output:
-        """Return all candidates of each request: `scores`, `tokens` and `chosen`.
-
-        Scores and tokens are also scattered into the requests' rows of the draft table.
-        """
-        output = propose(
+        """Return all candidates of each request: `scores`, `tokens` and `chosen`."""
+        return propose(
             self.ops,
             self.view("topk_p", bucket),
             self.view("topk_index", bucket),
             self.view("hidden_states", bucket),
             partial(self.draft_forward, bucket),
         )
-        rows = self.view("req_pool_indices", bucket)
-        if len(rows) > bucket:  # One per branch.
-            rows = rows.view(bucket, self.topk)[:, 0].contiguous()
-        keep_candidates(self.ops, self.states.draft_table, rows, output)
-        return output
 
     def draft_forward(self, bucket: int, step: int, input_ids: Tensor, hidden: Tensor) -> Output:
         """Run one forward of a draft."""

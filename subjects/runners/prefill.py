@@ -117,9 +117,7 @@ class PrefillRunner(GraphRunner):
             requests = batch.token_requests
             slots = self.inputs.buffers["mamba_track_indices"]
             paths = extend_paths(slots, requests, batch.positions, batch.longest)
-            states = self.target.advance_states(
-                self.ops, self.states.recurrent, paths, batch.input_ids
-            )
+            states = self.target.advance_states(self.ops, self.states, paths, batch.input_ids)
             payload = self.target.payload(
                 self.ops,
                 states,

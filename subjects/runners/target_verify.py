@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import SPECULATION
-from paritybit.reference.state_pool import StatePaths
+from paritybit.reference.model import StatePaths
 from paritybit.subjects.contracts import Axis, keep
 from paritybit.subjects.key_lists import MASK_STARTS, Lists, Queries, list_keys
 from paritybit.subjects.protocol import KeyLists

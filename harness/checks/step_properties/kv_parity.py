@@ -19,8 +19,7 @@ def judge(observation: Observation) -> Description | None:
 KV_PARITY = Property(
     id="kv_parity",
     statement=(
-        "KV, recurrent states and draft table rows have the same bits after graph replay as "
-        "after eager execution"
+        "KV and recurrent states have the same bits after graph replay as after eager execution"
     ),
     judge=judge,
     diverges=True,

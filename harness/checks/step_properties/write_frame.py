@@ -1,6 +1,5 @@
 """write_frame: detects stray writes, even to slots that are never read or in both runs."""
 
-from paritybit.harness.checks.differences import PLACE_NAMES
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.lockstep.bits import first_index
 from paritybit.harness.lockstep.observation import Observation
@@ -8,7 +7,7 @@ from torch import Tensor
 
 
 def judge(observation: Observation) -> Description | None:
-    """Name the first slot, or place of other state, that a run wrote outside the frame."""
+    """Name the first slot, or state slot, that a run wrote outside the frame."""
     for run in ("graph", "eager"):
         stray = observation.changes.outside_frame(run)
         if stray.any():
@@ -28,14 +27,12 @@ def _describe(observation: Observation, run: str, stray: Tensor) -> Description:
                 "step's out_cache_loc",
                 {"run": run, "model": str(role), "kind": str(kind), "slot": slot, "owner": owner},
             )
-    sections = observation.layout.sections_of(stray).items()
-    section, places = next(pair for pair in sections if pair[1].any())
-    place = first_index(places.any(dim=(1, 2)))[0]
-    owner = graph.owner_of_place(section, place)
+    slot = first_index(observation.layout.states_of(stray).any(dim=(1, 2)))[0]
+    owner = graph.owner_of_state(slot)
     return (
-        f"the {run} run changed {PLACE_NAMES[section]} {place} of {owner}, which does not belong "
+        f"the {run} run changed recurrent state slot {slot} of {owner}, which does not belong "
         "to the step",
-        {"run": run, "section": str(section), "place": place, "owner": owner},
+        {"run": run, "state_slot": slot, "owner": owner},
     )
 
 

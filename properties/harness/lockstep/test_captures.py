@@ -43,8 +43,8 @@ def captured_in(pair: Pair, orders: Sequence[Sequence[Mode]]) -> CapturedEngine:
     trial = pair.trial
     engine = CapturedEngine(
         trial.ops(),
-        {role: model.alike() for role, model in pair.run_models.items()},
-        pair.graph_pools.alike(),
+        pair.run_models,
+        pair.graph_pools,
         trial.subject(),
         trial.buckets,
         trial.token_buckets,

@@ -18,7 +18,6 @@ from paritybit.reference.batch import DraftState, ForwardBatch, Mode, Span, prep
 from paritybit.reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
 from paritybit.reference.model import Output
 from paritybit.reference.pool import LOC_DTYPE, KVLayout, PoolSizes, Tables
-from paritybit.reference.state_pool import Section
 from paritybit.subjects.protocol import BufferFacts, GraphFacts, LocationDtypes, Replay, ReplayFacts
 from torch import Tensor
 
@@ -103,13 +102,12 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
     if mode.written is not None:
         for _, _, arena in LAYOUT.arenas_of(graph.after):
             arena[:, :, 0] = 9.5
-    for section in sections_written(mode):
-        LAYOUT.sections_of(graph.after)[section][0] = 9.5
+    if mode.advances_states:
+        LAYOUT.states_of(graph.after)[0] = 9.5
     compared = torch.ones_like(before, dtype=torch.bool)
     for _, _, arena in LAYOUT.arenas_of(compared):
         arena[:, :, 0] = False
-    for places in LAYOUT.sections_of(compared).values():
-        places[0] = False
+    LAYOUT.states_of(compared)[0] = False
     rows = len(next(iter(output.values())))
     live_size = batch.live_tokens if mode is Mode.EXTEND else batch.live_requests
     replay = Replay(RUNNER[mode], BUCKET, live_size, True, static, rows, live, static)
@@ -204,20 +202,11 @@ def storages(batch: ForwardBatch) -> tuple[Tensor, Tensor]:
                 for slot in (span.full_slots if kind is Kind.FULL else span.swa_slots)
             ]
             arena[:, :, slots] += 1.0
-    for section in sections_written(batch.mode):
-        places = LAYOUT.sections_of(after)[section]
+    if batch.mode.advances_states:
         nodes = slice(1, None) if batch.mode is Mode.TARGET_VERIFY else slice(1)
         for one in batch.spans:
-            place = one.track_index if section is Section.RECURRENT else one.row
-            places[place, nodes] += 1.0
+            LAYOUT.states_of(after)[one.track_index, nodes] += 1.0
     return before, after
-
-
-def sections_written(mode: Mode) -> list[Section]:
-    """Return the sections of state beside KV that a forward of a mode writes."""
-    if mode.drafts:
-        return [Section.DRAFT_TABLE]
-    return [] if mode is Mode.DRAFT_EXTEND else [Section.RECURRENT]
 
 
 def output_of(batch: ForwardBatch) -> Output:
@@ -261,8 +250,7 @@ def extra_results(found: Observation, batch: ForwardBatch) -> dict[str, object]:
             arena[:, :, owner.slots(kind)] = True
         for one in batch.spans:
             arena[:, :, list(one.full_slots if kind is Kind.FULL else one.swa_slots)] = True
-    for section, places in LAYOUT.sections_of(owned).items():
-        places[[owner.place(section) for owner in OWNERS]] = True
+    LAYOUT.states_of(owned)[[owner.state_slot for owner in OWNERS]] = True
     noise = torch.full_like(found.graph.after, 77.0)
     defined = {name: values.clone() for name, values in replay.defined.items()}
     return {
