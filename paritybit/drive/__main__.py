@@ -4,9 +4,10 @@ The exit code is 0 if the job is done, and the engine was idle at the end.
 """
 
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from paritybit.drive.adapters import adapter
 from paritybit.drive.job import read
 from paritybit.drive.run import leave, run
 from paritybit.drive.warm import OPTION, forked
@@ -14,16 +15,16 @@ from paritybit.drive.warm import OPTION, forked
 
 def main(name: str, *words: str) -> None:
     """Do the job in a file, in this process or in a fork of it."""
-    one = adapter(name)
+    serving: Any = import_module(f"paritybit.drive.{name}.serving")
     forks = words[0] == OPTION
     if forks:
-        one.install("cpu")
+        serving.install("cpu")
         words = (forked(int(words[1])),)
     job = read(Path(words[0]))
-    served = one.settings.of(job.settings)
+    served = serving.Served.of(job.settings)
     if not forks:
-        one.install(served.device)
-    leave(run(one.engine(served), served, job))
+        serving.install(served.device)
+    leave(run(serving.ENGINE(served), served, job))
 
 
 if __name__ == "__main__":

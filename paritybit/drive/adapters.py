@@ -1,54 +1,41 @@
 """The engines that paritybit serves, and what each of them provides."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, ClassVar
 
 from paritybit.drive import ENGINES
+from paritybit.drive.environment import Environment
+from paritybit.drive.legs import Table
+from paritybit.drive.script import Setting
+from paritybit.drive.served import Common
 from paritybit.engines import fetch
 from paritybit.engines.packages import SGLANG, Package
 from paritybit.harness.errors import MalformedError, quote
 
-if TYPE_CHECKING:
-    from paritybit.drive.engine import Engine
-    from paritybit.drive.environment import Environment
-    from paritybit.drive.legs import Table
-    from paritybit.drive.script import Setting
-    from paritybit.drive.served import Common
 
-
-class Adapter(ABC):
-    """Serves an engine. `prepare` and `variables` run outside of the engine's process.
+@dataclass
+class Adapter:
+    """What the process that starts an engine knows about it.
 
     - `table`: the axes of its settings.
     - `settings`: the class of its settings.
-    - `simple`: the simplest values of settings, in the order in which `shrink` tries them.
+    - `prepare`: returns the engine of `NAME==VERSION` or of a folder, with the packages it imports.
+      Raises MalformedError and CannotRunError as `fetch.find` does.
+    - `variables`: returns the environment variables of the engine's process.
     """
 
-    package: ClassVar[Package]
-    table: ClassVar["Table"]
-    settings: ClassVar["type[Common]"]
-    simple: ClassVar["Mapping[str, Setting]"]
+    package: Package
+    table: Table
+    settings: type[Common]
+    prepare: Callable[[str], Environment]
+    variables: Callable[[Environment, Common], dict[str, str]]
 
-    @abstractmethod
-    def prepare(self, spec: str) -> "Environment":
-        """Return the engine of `NAME==VERSION` or of a folder, with the packages it imports.
-
-        Raises MalformedError and CannotRunError as `fetch.find` does.
-        """
-
-    @abstractmethod
-    def variables(self, environment: "Environment", served: "Common") -> dict[str, str]:
-        """Return the environment variables of the engine's process."""
-
-    @abstractmethod
-    def install(self, device: str) -> None:
-        """Replace parts of the engine that are missing on a device. On a CPU, also import it."""
-
-    @abstractmethod
-    def engine(self, served: "Common") -> "Engine":
-        """Return the engine with some settings."""
+    @property
+    def simple(self) -> Mapping[str, Setting]:
+        """The simplest values of settings, in the order in which `shrink` tries them."""
+        plain = self.settings().scope()
+        return {name: plain[name] for name in self.settings.SIMPLIFIED}
 
 
 def adapter(name: str) -> Adapter:

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from paritybit.drive.failures import StalledError
@@ -24,25 +23,6 @@ without emptying the cache.
 """
 
 
-@dataclass
-class Progress:
-    """The number of forwards of an engine, and its number of polls since the last one."""
-
-    forwards: int = 0
-    polls: int = 0
-
-    def require(self, forwards: int, waiting: int) -> None:
-        """Raise StalledError if requests wait and the engine has not run a batch for too long."""
-        if forwards != self.forwards or not waiting:
-            self.forwards, self.polls = forwards, 0
-        self.polls += 1
-        if self.polls > MOST_POLLS:
-            raise StalledError(
-                f"{waiting} requests wait, and the engine asked {MOST_POLLS} times for more "
-                "without running a batch"
-            )
-
-
 class Engine(ABC):
     """An engine. The functions that a player calls return the engine's own requests.
 
@@ -52,16 +32,8 @@ class Engine(ABC):
 
     likely: dict[str, list[Likely]] | None = None
     forwards: int = 0
-
-    def __init__(self) -> None:
-        self.progress = Progress()
-        self._player: Player | None = None
-
-    @property
-    def player(self) -> Player:
-        """The player whose requests the engine serves."""
-        assert self._player is not None, "the engine serves no player"
-        return self._player
+    player: Player
+    _polls: tuple[int, int] = (0, 0)
 
     @abstractmethod
     def start(self, direct: Callable[["Engine"], object]) -> None:
@@ -75,10 +47,20 @@ class Engine(ABC):
 
         Raises EngineFailedError if the engine raises.
         """
-        self.progress = Progress(self.forwards)
-        self._player = Player(waves, self, stop)
+        self._polls = self.forwards, 0
+        self.player = Player(waves, self, stop)
         self.run()
-        return self._player
+        return self.player
+
+    def require_progress(self, waiting: int) -> None:
+        """Raise StalledError if requests wait and the engine has not run a batch for too long."""
+        before, polls = self._polls
+        self._polls = self.forwards, polls + 1 if waiting and before == self.forwards else 1
+        if self._polls[1] > MOST_POLLS:
+            raise StalledError(
+                f"{waiting} requests wait, and the engine asked {MOST_POLLS} times for more "
+                "without running a batch"
+            )
 
     @abstractmethod
     def run(self) -> None:

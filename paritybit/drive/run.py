@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from paritybit.drive.limits import boundaries, reach, reached
 from paritybit.drive.operating.actions import COUNT, WHOLE
 from paritybit.drive.player import PlayedError
 from paritybit.drive.requests import kinds_of
-from paritybit.drive.script import Script, Setting, Wave, write
+from paritybit.drive.script import Script, Wave, write
 from paritybit.drive.served import Common
 from paritybit.drive.shrink import Waves, shrunk
 from paritybit.watch import journal
@@ -84,29 +84,24 @@ def waves_of(job: Job, served: Common, engine: Engine) -> Iterator[Wave]:
     least_forwards = job.least
     if least_forwards is None:
         return served.traffic()
-    kinds = len(kinds_of(served.limits()))
+    journal.count(**{WHOLE: 0})
     return least(
         served.traffic(),
-        kinds,
+        len(kinds_of(served.limits())),
         lambda: engine.forwards >= least_forwards and time.time() >= job.after,
     )
 
 
 def least(waves: Iterator[Wave], kinds: int, enough: Callable[[], bool]) -> Iterator[Wave]:
-    """Return waves until each of so many kinds was served and `enough` returns True.
+    """Yield waves until each of so many kinds was served and `enough` returns True.
 
-    Kinds take turns. Counts WHOLE at once, and at the end.
+    Kinds take turns. Counts WHOLE at the end.
     """
-    journal.count(**{WHOLE: 0})
-
-    def given() -> Iterator[Wave]:
-        for number, wave in enumerate(waves):
-            if number >= kinds and enough():
-                journal.count(**{WHOLE: 1})
-                return
-            yield wave
-
-    return given()
+    for number, wave in enumerate(waves):
+        if number >= kinds and enough():
+            journal.count(**{WHOLE: 1})
+            return
+        yield wave
 
 
 def counted(waves: Iterator[Wave], served: Common) -> Iterator[Wave]:
@@ -119,17 +114,6 @@ def counted(waves: Iterator[Wave], served: Common) -> Iterator[Wave]:
     for wave in waves:
         for name in reached(wave, limits):
             reach(name, 1)
-        yield wave
-
-
-def noted(waves: Iterator[Wave], settings: Mapping[str, Setting]) -> Iterator[Wave]:
-    """Yield waves. Each is written to the journal before it is played."""
-    lines = journal.of_process()
-    if lines is not None:
-        lines.write("script", settings=settings)
-    for wave in waves:
-        if lines is not None:
-            lines.write("wave", wave=asdict(wave))
         yield wave
 
 
@@ -148,18 +132,25 @@ def compared(served: Common) -> str:
 def serve(engine: Engine, served: Common, waves: Iterator[Wave], stop: Callable[[], bool]) -> None:
     """Serve waves with some settings, until all are served or `stop` returns True.
 
-    An error of the engine is judged and raised again.
+    Each wave is written to the journal before it is played. An error of the engine is judged and
+    raised again.
     """
+    lines = journal.of_process()
 
-    def note(given: Iterator[Wave]) -> Iterator[Wave]:
-        return noted(given, served.scope())
+    def noted(given: Iterator[Wave]) -> Iterator[Wave]:
+        if lines is not None:
+            lines.write("script", settings=served.scope())
+        for wave in given:
+            if lines is not None:
+                lines.write("wave", wave=asdict(wave))
+            yield wave
 
     try:
         if not served.alone:
-            engine.play(note(waves), stop)
+            engine.play(noted(waves), stop)
             return
-        comparison = Comparison(engine, note, compared(served))
-        for wave in note(waves):
+        comparison = Comparison(engine, noted, compared(served))
+        for wave in noted(waves):
             comparison.judge(wave, stop)
             if stop():
                 return
@@ -183,9 +174,20 @@ def shrink(engine: Engine, served: Common, job: Job) -> bool:
     served = replace(served, alone=served.alone and key.startswith(CHECK))
 
     def play(waves: Waves) -> int | None:
+        """Return the number of forwards until the finding, or None without it."""
+        lines = journal.of_process()  # One of this fork.
+        assert lines is not None, "a search reads the findings of the journal"
+
+        def stop() -> bool:
+            lines.settle()
+            if key in lines.findings or lines.counts.get("forwards", 0) > most:
+                raise PlayedError
+            return False
+
         with suppress(PlayedError, EngineFailedError, Exception):
-            serve(engine, served, iter(waves), stop_at(key, most))
-        return forwards() if found(key) else None
+            serve(engine, served, iter(waves), stop)
+        lines.settle()
+        return lines.counts.get("forwards", 0) if key in lines.findings else None
 
     def fails(waves: Waves) -> bool:
         nonlocal most
@@ -204,28 +206,3 @@ def shrink(engine: Engine, served: Common, job: Job) -> bool:
         return False
     shrunk(waves, fails, lambda: time.monotonic() > deadline)
     return True
-
-
-def found(key: str) -> bool:
-    """Return whether this process has the finding with this key."""
-    if (lines := journal.of_process()) is None:
-        return False
-    lines.settle()
-    return key in lines.findings
-
-
-def forwards() -> int:
-    """Return the number of watched forwards in this process."""
-    lines = journal.of_process()
-    return 0 if lines is None else lines.counts.get("forwards", 0)
-
-
-def stop_at(key: str, most: float) -> Callable[[], bool]:
-    """Return a function that ends a play at the finding with this key, or after `most` forwards."""
-
-    def stop() -> bool:
-        if found(key) or forwards() > most:
-            raise PlayedError
-        return False
-
-    return stop

@@ -25,11 +25,13 @@ class Common:
       supports.
 
     `CHOICES` has the values that settings may have. `SIZES` are the settings that are sizes.
+    `SIMPLIFIED` are the settings that `shrink` sets to their defaults, in order.
     """
 
     ACTIONS: ClassVar[Sequence[str]] = ("flush",)
     CHOICES: ClassVar[Mapping[str, Sequence[Setting]]] = {}
     SIZES: ClassVar[Sequence[str]] = ("page_size",)
+    SIMPLIFIED: ClassVar[Sequence[str]] = ()
 
     model: str = "gemma4"
     device: str = "cpu"

@@ -14,6 +14,7 @@ from paritybit.drive.models import GPT_OSS
 from paritybit.drive.operating.adapters import MODULES, RANK, loads, name_of, weights, with_adapters
 from paritybit.drive.requests import waves
 from paritybit.drive.script import wave_of
+from paritybit.drive.sglang import stand_ins
 from paritybit.drive.sglang.settings import Served
 from paritybit.drive.stand_ins import lora
 from paritybit.drive.stand_ins.lora import (
@@ -201,8 +202,8 @@ def test_a_release_that_names_a_gpu_keeps_its_lists_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backend = SimpleNamespace(torch=torch, **dict.fromkeys(lora.ARITHMETIC["triton"]))
-    monkeypatch.setattr(lora, "found", lambda name: backend)
-    assert lora.stand_in_for_lora() == "triton"
+    monkeypatch.setattr(stand_ins, "found", lambda name: backend)
+    assert stand_ins.stand_in_for_lora() == "triton"
     with backend.torch.device("cuda"):
         assert backend.torch.zeros(2).device == torch.device("cpu")
     assert backend.torch.device("meta") == torch.device("meta")

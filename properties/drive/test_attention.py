@@ -7,11 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paritybit.drive.stand_ins.attention import (
-    decode_attention,
-    extend_attention,
-    unified_attention,
-)
+from paritybit.drive.stand_ins.attention import Decode, Extend, Unified
 
 SLOTS, HEADS, GROUPS, WIDTH, VALUES = 40, 4, 2, 8, 6
 PREFIXES, QUERIES = (5, 0, 9), (3, 4, 1)
@@ -45,6 +41,14 @@ def dense(
     return out.float()
 
 
+def decode(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, ends: Tensor, listed: Tensor, scale: float,
+    **how: Any,
+) -> None:  # fmt: skip
+    lists: Any = {"k_buffer": k, "v_buffer": v, "kv_indptr": ends, "kv_indices": listed}
+    Decode(q=q, o=o, sm_scale=scale, **lists, **how).run()
+
+
 @pytest.mark.parametrize("cap", [0.0, 2.0])
 @pytest.mark.parametrize("with_sinks", [False, True])
 def test_decode_attends_to_all_that_a_row_lists(cap: float, with_sinks: bool) -> None:
@@ -52,7 +56,7 @@ def test_decode_attends_to_all_that_a_row_lists(cap: float, with_sinks: bool) ->
     q = torch.randn(3, HEADS, WIDTH, generator=torch.Generator().manual_seed(1))
     sinks = torch.linspace(-1, 1, HEADS) if with_sinks else None
     out = torch.full((3, HEADS, VALUES), math.nan)
-    decode_attention(q, k, v, out, ends, listed, WIDTH**-0.5, logit_cap=cap, sinks=sinks)
+    decode(q, k, v, out, ends, listed, WIDTH**-0.5, logit_cap=cap, sinks=sinks)
     for row in (0, 2):
         slots = listed[ends[row] : ends[row + 1]]
         right = dense(
@@ -66,9 +70,9 @@ def test_pages_are_read_like_slots() -> None:
     k, v, ends, listed = rows()
     q = torch.randn(3, HEADS, WIDTH)
     one, other = torch.empty(3, HEADS, VALUES), torch.empty(3, HEADS, VALUES)
-    decode_attention(q, k, v, one, ends, listed, 0.3)
+    decode(q, k, v, one, ends, listed, 0.3)
     paged = k.view(5, 8, GROUPS, WIDTH), v.view(5, 8, GROUPS, VALUES)
-    decode_attention(q, *paged, other, ends, listed, 0.3)
+    decode(q, *paged, other, ends, listed, 0.3)
     assert one.equal(other)
 
 
@@ -107,12 +111,20 @@ def test_extend_and_unified_attention_see_what_a_mask_allows(window: int, tree: 
     given: Any = {"custom_mask": mask, "mask_indptr": mask_starts, "sliding_window_size": window}
     out, other = torch.empty(total, HEADS, VALUES), torch.empty(total, HEADS, VALUES)
     offsets = torch.zeros(3, dtype=torch.int32)
-    extend_attention(
-        q, new_k, new_v, out, k, v, starts, ends, listed, window_kv_offsets=offsets, **given
-    )
+    given |= {"k_buffer": k, "v_buffer": v, "qo_indptr": starts}
+    Extend(
+        q_extend=q,
+        k_extend=new_k,
+        v_extend=new_v,
+        o_extend=out,
+        kv_indptr=ends,
+        kv_indices=listed,
+        window_kv_offsets=offsets,
+        **given,
+    ).run()
     torch.testing.assert_close(out, torch.cat(right))
-    listing = torch.tensor(lengths), torch.tensor(unified)
-    unified_attention(q, other, k, v, starts, *listing, torch.tensor(PREFIXES), **given)
+    listing: Any = {"kv_indptr": torch.tensor(lengths), "kv_indices": torch.tensor(unified)}
+    Unified(q=q, o=other, prefix_lens=torch.tensor(PREFIXES), **listing, **given).run()
     torch.testing.assert_close(other, torch.cat(right))
 
 
@@ -120,5 +132,5 @@ def test_a_slot_outside_of_the_pool_is_read_as_another() -> None:
     k, v, _, _ = rows()
     out = torch.empty(1, HEADS, VALUES)
     ends, listed = torch.tensor([0, 2]), torch.tensor([-1, 10_000])
-    decode_attention(torch.zeros(1, HEADS, WIDTH), k, v, out, ends, listed, 1.0)
+    decode(torch.zeros(1, HEADS, WIDTH), k, v, out, ends, listed, 1.0)
     assert out.isfinite().all()

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from paritybit.drive.stand_ins.layers import convolved, convolved_once
+from paritybit.drive.stand_ins.convolutions import convolved, convolved_once
 
 CHANNELS, WIDTH, TOKENS = 4, 3, 7
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from paritybit.drive.stand_ins.host import transfer_kv_direct
+from paritybit.drive.sglang.stand_ins import transfer_kv_direct
 
 
 def test_rows_of_each_layer_are_copied() -> None:

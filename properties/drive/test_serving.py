@@ -12,9 +12,9 @@ from paritybit.drive.failures import EngineFailedError, StalledError
 from paritybit.drive.legs import LackingError
 from paritybit.drive.limits import BOUNDARY, count_retractions
 from paritybit.drive.player import PlayedError
+from paritybit.drive.sglang import stand_ins
 from paritybit.drive.sglang.serving import Sglang
 from paritybit.drive.sglang.settings import Served
-from paritybit.drive.stand_ins import speculation
 from paritybit.watch.journal import Journal
 
 
@@ -24,7 +24,7 @@ def test_an_engine_that_serves_nobody_who_waits_has_stalled(
 ) -> None:
     engine = Sglang(Served("gemma4"))
     engine._scheduler = SimpleNamespace(forward_ct=7)
-    engine._player = SimpleNamespace(open=waiting, poll=lambda: ["polled"])  # type: ignore[assignment]
+    engine.player = SimpleNamespace(open=waiting, poll=lambda: ["polled"])  # type: ignore[assignment]
     for _ in range(MOST_POLLS):
         assert engine._poll() == ["polled"]
     engine._scheduler.forward_ct += ran
@@ -62,11 +62,11 @@ def test_a_release_that_keeps_no_windows_on_the_host_lacks_the_setting(
 
 def test_batches_with_drafts_overlap_on_a_cpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = SimpleNamespace(_disable_overlap_schedule_for_cpu=lambda arguments: 1 / 0)
-    monkeypatch.setattr(speculation, "found", lambda name: rules)
-    assert speculation.overlap_as_on_cuda() is None
+    monkeypatch.setattr(stand_ins, "found", lambda name: rules)
+    assert stand_ins.overlap_as_on_cuda() is None
     rules._disable_overlap_schedule_for_cpu(None)
-    monkeypatch.setattr(speculation, "found", lambda name: None)
-    assert speculation.overlap_as_on_cuda() == ""
+    monkeypatch.setattr(stand_ins, "found", lambda name: None)
+    assert stand_ins.overlap_as_on_cuda() == ""
 
 
 @pytest.mark.parametrize(("page", "more"), [(1, ""), (16, " with pages larger than 1")])

@@ -83,8 +83,8 @@ def paritybit(
     monkeypatch.setattr("paritybit.harness.cli.watch.run.legs_of", lambda *_: LEGS)
     monkeypatch.setattr("paritybit.harness.cli.watch.run.workers_of", lambda *_: 1)
     monkeypatch.setattr(
-        "paritybit.drive.sglang.adapter.Sglang.prepare",
-        lambda _, spec: Environment(spec, tmp_path, tmp_path),
+        "paritybit.drive.sglang.adapter.ADAPTER.prepare",
+        lambda spec: Environment(spec, tmp_path, tmp_path),
     )
     for module in ("run", "replay", "shrink"):
         monkeypatch.setattr(f"paritybit.harness.cli.watch.{module}.command", command)

@@ -1,20 +1,15 @@
-"""Downloads sglang, and starts it."""
+"""Downloads sglang, and prepares its process."""
 
-import importlib
 import os
 import re
 from pathlib import Path
 
 from paritybit.drive.adapters import Adapter
-from paritybit.drive.engine import Engine
 from paritybit.drive.environment import Environment, variables, with_transformers
 from paritybit.drive.served import Common
 from paritybit.drive.sglang.legs import TABLE
-from paritybit.drive.sglang.settings import SIMPLE, Served, says
+from paritybit.drive.sglang.settings import Served, says
 from paritybit.engines.packages import SGLANG
-
-IMPORTED = ("sglang.srt.managers.scheduler", "sglang.srt.models.registry")
-"""Modules of the engine that take longest to import. The second one imports all models."""
 
 REAL_DRAFTS = "SGLANG_SIMULATE_ACC_TOKEN_MODE"
 """The variable that makes an engine accept the draft's own tokens."""
@@ -25,53 +20,28 @@ CUDA_ALONE = "speculative/spec_utils.py", 'device="cuda"'
 TRANSFORMERS = re.compile(r"transformers\s*==\s*([0-9.]+)")
 
 
-class Sglang(Adapter):
-    """Serves the scheduler of sglang."""
+def prepare(spec: str) -> Environment:
+    """Return the engine, with the release of transformers that it pins."""
+    return with_transformers(spec, wanted_transformers)
 
-    package, table, settings, simple = SGLANG, TABLE, Served, SIMPLE
 
-    def prepare(self, spec: str) -> Environment:
-        """Return the engine, with the release of transformers that it pins."""
-        return with_transformers(spec, wanted_transformers)
-
-    def variables(self, environment: Environment, served: Common) -> dict[str, str]:
-        """Return the environment variables of the engine's process."""
-        assert isinstance(served, Served)
-        chain = served.speculative == "eagle" and served.topk == 1
-        package = environment.source / SGLANG.name
-        return {
-            # By default, slots outside a window are freed every 128 tokens, which is 8 windows.
-            "SGLANG_SWA_EVICTION_INTERVAL": "8",
-            **(acceptance(package, served.device) if chain else {}),
-            **variables(environment, served.device, os.environ),
-        }
-
-    def install(self, device: str) -> None:
-        """Replace parts of the engine, and import it."""
-        if device == "cpu":
-            os.environ.setdefault("TRITON_INTERPRET", "1")
-        from paritybit.drive.stand_ins.installing import install  # noqa: PLC0415
-        from paritybit.drive.stand_ins.table import ANYWHERE, ON_A_CPU  # noqa: PLC0415
-
-        install(device, ANYWHERE, ON_A_CPU)
-        for name in IMPORTED:
-            importlib.import_module(name)
-
-    def engine(self, served: Common) -> Engine:
-        """Return the engine."""
-        from paritybit.drive.sglang.serving import Sglang as Serving  # noqa: PLC0415
-
-        assert isinstance(served, Served)
-        return Serving(served)
+def variables_of(environment: Environment, served: Common) -> dict[str, str]:
+    """Return the environment variables of the engine's process."""
+    assert isinstance(served, Served)
+    chain = served.speculative == "eagle" and served.topk == 1
+    package = environment.source / SGLANG.name
+    return {
+        # By default, slots outside a window are freed every 128 tokens, which is 8 windows.
+        "SGLANG_SWA_EVICTION_INTERVAL": "8",
+        **(acceptance(package, served.device) if chain else {}),
+        **variables(environment, served.device, os.environ),
+    }
 
 
 def wanted_transformers(package: Path) -> str | None:
     """Return the release of transformers that an engine pins, or None."""
-    beside = [
-        *package.parent.glob("sglang-*.dist-info/METADATA"),
-        package.parent / "pyproject.toml",
-    ]
-    for file in beside:
+    metadata = package.parent.glob("sglang-*.dist-info/METADATA")
+    for file in (*metadata, package.parent / "pyproject.toml"):
         if file.is_file():
             named = TRANSFORMERS.search(file.read_text(encoding="utf-8"))
             if named is not None:
@@ -96,4 +66,4 @@ def acceptance(package: Path, device: str) -> dict[str, str]:
     }
 
 
-ADAPTER = Sglang()
+ADAPTER = Adapter(SGLANG, TABLE, Served, prepare, variables_of)

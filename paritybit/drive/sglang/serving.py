@@ -22,8 +22,13 @@ from paritybit.drive.operating.sglang import acts_of
 from paritybit.drive.player import PlayedError
 from paritybit.drive.script import Planned
 from paritybit.drive.sglang.settings import Served
+from paritybit.drive.sglang.stand_ins import ANYWHERE, ON_A_CPU
+from paritybit.drive.stand_ins.installing import install as replace
 from paritybit.engines.loading import named
 from paritybit.watch import journal
+
+IMPORTED = ("sglang.srt.managers.scheduler", "sglang.srt.models.registry")
+"""Modules of the engine that take longest to import. The second one imports all models."""
 
 NOTHING = ("input_embeds", "mm_inputs", "token_ids_logprob", "token_type_ids")
 """Optional fields of a request that some releases require. They are None."""
@@ -45,11 +50,17 @@ LIKELIEST = 8
 """The number of likeliest tokens per step that are requested to compare likelihoods."""
 
 
+def install(device: str) -> None:
+    """Replace parts of the engine, and import it."""
+    replace(device, ANYWHERE, ON_A_CPU)
+    for name in IMPORTED:
+        importlib.import_module(name)
+
+
 class Sglang(Engine):
     """A scheduler of sglang."""
 
     def __init__(self, served: Served) -> None:
-        super().__init__()
         self.served = served
         self._run: Callable[[], Any] | None = None
         self._scheduler: Any = None
@@ -140,7 +151,7 @@ class Sglang(Engine):
 
     def _poll(self) -> list[Any]:
         """Return the requests that arrive now. Raises StalledError if the engine serves none."""
-        self.progress.require(self.forwards, self.player.open)
+        self.require_progress(self.player.open)
         first, self._first = self._first, []
         return [*first, *self.player.poll()]
 
@@ -227,6 +238,8 @@ class Sglang(Engine):
             found = [(int(token), float(value)) for token, value in zip(*step, strict=True)]
             steps.append(sorted(found, key=lambda one: -one[1]))
 
+
+ENGINE = Sglang
 
 NAMES: Mapping[str, str] = {"min_tokens": "min_new_tokens", "seed": "sampling_seed"}
 """Names of parameters of sampling in sglang, if they differ."""

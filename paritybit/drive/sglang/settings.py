@@ -38,18 +38,6 @@ ROWS, CHUNK, CONTEXT, POOL = 8, 64, 1536, 1536
 STATES = 4
 """States of recurrent layers per running request. The prefix cache uses some of them."""
 
-SIMPLE: Mapping[str, Setting] = {
-    "alone": False,
-    "overlap": False,
-    "speculative": None,
-    "page_size": 1,
-    "whole_prompts": False,
-    "mixed": False,
-    "graphs": "decode",
-    "host_cache": False,
-}
-"""The simplest values of settings, in the order in which `shrink` tries them."""
-
 GRAPHS = ("decode", "breakable")
 """The captured graphs: decoding, or prefills as well."""
 
@@ -87,6 +75,10 @@ class Served(Common):
         "speculative": (None, *SPECULATION),
     }
     SIZES: ClassVar = ("page_size", "topk", "rows", "chunk", "pool")
+    SIMPLIFIED: ClassVar = (
+        *("alone", "overlap", "speculative", "page_size", "whole_prompts", "mixed", "graphs"),
+        "host_cache",
+    )
 
     page_size: int = 1
     whole_prompts: bool = False

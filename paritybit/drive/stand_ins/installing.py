@@ -1,7 +1,9 @@
 """Installs stand-ins in an engine's process, and reports them."""
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -20,6 +22,19 @@ class StandIn:
     what: str
     why: str
     install: Callable[[], str | None]
+
+
+class StandIns(list[StandIn]):
+    """Stand-ins in the order of their installation."""
+
+    def add(self, what: str, why: str) -> Callable[[Callable[[], str | None]], Any]:
+        """Return a decorator that adds a function which installs a stand-in."""
+
+        def added(install: Callable[[], str | None]) -> Callable[[], str | None]:
+            self.append(StandIn(what, why, install))
+            return install
+
+        return added
 
 
 SPOILED = StandIn(
@@ -42,3 +57,14 @@ def put(stand_ins: Sequence[StandIn]) -> None:
         detail = one.install()
         if lines is not None and detail != "":
             lines.stand_in(f"{one.what}: {detail}" if detail else one.what, one.why)
+
+
+def found(name: str) -> Any:
+    """Return a module, or None if the release lacks it or it cannot be imported here.
+
+    Some modules can only be imported on other hardware.
+    """
+    try:
+        return importlib.import_module(name)
+    except (ImportError, NameError):
+        return None

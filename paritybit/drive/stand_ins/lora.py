@@ -6,43 +6,14 @@ the grid of a kernel. A replay reads everything else again.
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paritybit.drive.stand_ins.modules import found
 from paritybit.engines.graphs import whole
 
-BACKENDS = "sglang.srt.lora.backend"
-
 LISTS = ("seg_lens", "seg_indptr", "weight_indices", "lora_ranks", "scalings", "permutation")
-
-
-def stand_in_for_lora() -> str | None:
-    """Compute adapters with torch, if the release has the expected kernels."""
-    names = []
-    for name, arithmetic in ARITHMETIC.items():
-        backend = found(f"{BACKENDS}.{name}_backend")
-        if backend is not None and all(hasattr(backend, one) for one in arithmetic):
-            names.append(name)
-            for one, stand_in in arithmetic.items():
-                setattr(backend, one, stand_in)
-            backend.torch = TorchOnACpu("torch")
-    return ", ".join(names)
-
-
-class TorchOnACpu(ModuleType):
-    """The module torch with the CPU as device `cuda`, which older releases use."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Return the attribute of torch."""
-        return getattr(torch, name)
-
-    def device(self, kind: Any, *index: int) -> torch.device:
-        """Return a device as torch does, but the CPU in place of `cuda`."""
-        return torch.device("cpu") if str(kind) == "cuda" else torch.device(kind, *index)
 
 
 Lists = tuple[int, tuple[Tensor | None, ...]]

@@ -1,6 +1,5 @@
 """Empty modules for packages that an engine imports, but does not use here."""
 
-import importlib
 import importlib.util
 import sys
 from importlib.machinery import ModuleSpec
@@ -9,27 +8,8 @@ from typing import Any
 
 from paritybit.engines.stubs import StubFinder
 
-OPTIONAL = (
-    "IPython",
-    "cuda",
-    "cutlass",
-    "gguf",
-    "sentencepiece",
-    "sgl_kernel",
-    "torchvision",
-    "vllm",
-)
-"""Optional packages: formats, tokenizers, media, interactive use, compiled kernels."""
-
-
 OLDEST = "0"
 """The version of the empty modules, for code that compares it."""
-
-MEDIA = "torchvision"
-"""This package is imported first, because some releases depend on the order."""
-
-ABSENT = ("vllm.logger",)
-"""Modules of these packages that must not exist, because the engine would call them."""
 
 
 class UnavailableFinder(StubFinder):
@@ -62,11 +42,3 @@ def replaced(names: tuple[str, ...], absent: tuple[str, ...] = ()) -> tuple[str,
     versions = {name: {"__version__": OLDEST} for name in missing}
     sys.meta_path.append(UnavailableFinder(missing, absent=absent, answers=versions))
     return missing
-
-
-def stand_in_for_packages() -> str:
-    """Replace packages that are not installed by empty modules. Returns their names as text."""
-    missing = replaced(OPTIONAL, ABSENT)
-    if MEDIA in missing:
-        importlib.import_module(MEDIA)
-    return ", ".join(missing)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.drive.stand_ins.attention import attend
 from paritybit.drive.transformers.settings import FLASH
 from paritybit.engines.graphs import whole
 
@@ -85,13 +86,5 @@ def with_tables(
 
 def attended(q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool) -> Tensor:
     """Return the attention of one sequence: [tokens, heads, size]."""
-    groups = q.shape[1] // k.shape[1]
-    queries, keys, values = (
-        one.transpose(0, 1).repeat_interleave(times, 0)
-        for one, times in ((q, 1), (k, groups), (v, groups))
-    )
     seen = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q) if causal else len(k))
-    result = torch.nn.functional.scaled_dot_product_attention(
-        queries, keys, values, attn_mask=seen, scale=scale
-    )
-    return result.transpose(0, 1)
+    return attend(q, k, v, seen, scale)

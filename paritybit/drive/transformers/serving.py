@@ -12,8 +12,10 @@ from paritybit.drive.failures import EngineFailedError
 from paritybit.drive.legs import LackingError
 from paritybit.drive.player import PlayedError
 from paritybit.drive.script import Planned
+from paritybit.drive.stand_ins.installing import install as replace
 from paritybit.drive.transformers.flash import captured
 from paritybit.drive.transformers.settings import FLASH, Served
+from paritybit.drive.transformers.stand_ins import ON_A_CPU
 from paritybit.engines.loading import named
 
 SAMPLE = "__child#"
@@ -31,11 +33,15 @@ def sampling_of(one: Planned) -> dict[str, float]:
     return known | ({"temperature": one.temperature} if one.temperature else {})
 
 
+def install(device: str) -> None:
+    """Replace parts of the engine, and import it."""
+    replace(device, (), ON_A_CPU)
+
+
 class Transformers(Engine):
     """A generation loop of transformers. `forwards` counts its steps."""
 
     def __init__(self, served: Served) -> None:
-        super().__init__()
         self.served = served
         self.manager: Any = None
         self._samples: dict[str, list[list[int]]] = {}
@@ -102,7 +108,7 @@ class Transformers(Engine):
 
     def _poll(self) -> None:
         """Perform the player's actions. Raises StalledError if the engine serves no request."""
-        self.progress.require(self.forwards, self.player.open)
+        self.require_progress(self.player.open)
         outputs = self.manager.output_router.output_queue
         while not outputs.empty():
             output = outputs.get_nowait()
@@ -142,3 +148,6 @@ class Transformers(Engine):
     def _flush(self) -> None:
         """Empty the prefix cache as the engine does when it runs short of blocks."""
         self.manager.batch_processor.cache.evict_cached_blocks()
+
+
+ENGINE = Transformers

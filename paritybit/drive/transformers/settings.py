@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 from paritybit.drive.limits import Limits
 from paritybit.drive.models import WINDOW
-from paritybit.drive.script import Setting
 from paritybit.drive.served import Common
 
 ROWS, CHUNK, POOL = 8, 64, 512
@@ -19,18 +18,6 @@ FLASH = "flash_attention_2"
 """The attention that has tables of blocks."""
 
 SCHEDULERS = ("fifo", "prefill_first")
-
-SIMPLE: Mapping[str, Setting] = {
-    "alone": False,
-    "overlap": False,
-    "offload": False,
-    "samples": 1,
-    "sampling": False,
-    "tables": False,
-    "scheduler": "fifo",
-    "page_size": 16,
-}
-"""The simplest values of settings, in the order in which `shrink` tries them."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +32,10 @@ class Served(Common):
 
     CHOICES: ClassVar = {"scheduler": SCHEDULERS}
     SIZES: ClassVar = ("page_size", "samples")
+    SIMPLIFIED: ClassVar = (
+        *("alone", "overlap", "offload", "samples", "sampling", "tables", "scheduler"),
+        "page_size",
+    )
 
     full: bool = False
     graphs: bool = True

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.drive.stand_ins.attention import decode_attention, unified_attention
+from paritybit.drive.stand_ins.attention import Decode, Unified
 
 
 def attend(
@@ -35,28 +35,29 @@ def attend(
     cached = (lengths - (ends - starts)).clamp(min=0)
     first = (cached - window).clamp(min=0) if window >= 0 else torch.zeros_like(cached)
     bounds, slots = listed(block_table[rows], first, lengths, k.shape[1])
+    given: dict[str, Any] = {
+        "k_buffer": k,
+        "v_buffer": v,
+        "kv_indptr": bounds,
+        "kv_indices": slots,
+        "sm_scale": softmax_scale,
+        "logit_cap": softcap,
+        "sinks": sinks,
+    }
     if bool((ends - starts == 1).all()):
         made = torch.empty_like(out[starts])
-        decode_attention(
-            q[starts], k, v, made, bounds, slots, softmax_scale, logit_cap=softcap, sinks=sinks
-        )
+        Decode(q=q[starts], o=made, **given).run()
         out[starts] = made
         return
-    unified_attention(
-        q,
-        out,
-        k,
-        v,
-        starts,
-        bounds,
-        slots,
-        cached - first,
-        sm_scale=softmax_scale,
-        logit_cap=softcap,
-        sliding_window_size=window,
-        sinks=sinks,
+    Unified(
+        q=q,
+        o=out,
+        qo_indptr=starts,
         qo_ends=ends,
-    )
+        prefix_lens=cached - first,
+        sliding_window_size=window,
+        **given,
+    ).run()
 
 
 def listed(block_table: Tensor, first: Tensor, last: Tensor, page: int) -> tuple[Tensor, Tensor]:

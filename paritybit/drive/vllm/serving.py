@@ -19,7 +19,7 @@ from paritybit.drive.player import PlayedError
 from paritybit.drive.script import Planned
 from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.settings import DRAFT, Served, require_drafter, said
-from paritybit.drive.vllm.stand_ins import install_in_engine
+from paritybit.drive.vllm.stand_ins import install_before_engine, install_in_engine
 from paritybit.watch import journal
 
 END = 1
@@ -29,11 +29,15 @@ FEW = 8
 """The number of tokens that may be sampled with n-gram drafts, so that some are accepted."""
 
 
+def install(device: str) -> None:
+    """Do nothing. The engine reads settings when it is imported."""
+
+
 class Vllm(Engine):
     """An engine core of vLLM. `forwards` counts its steps."""
 
     def __init__(self, served: Served) -> None:
-        super().__init__()
+        install_before_engine(served)
         self.served = served
         self._made: dict[str, list[int]] = {}
         self._core: Any = None
@@ -65,7 +69,7 @@ class Vllm(Engine):
         if hasattr(core, "post_step"):
             core.post_step(ran)
         self.forwards += bool(ran)
-        self.progress.require(self.forwards, 0 if outputs else self.player.open)
+        self.require_progress(0 if outputs else self.player.open)
         for of_client in (outputs or {}).values():
             for output in of_client.outputs:
                 made = self._made.get(output.request_id)
@@ -146,6 +150,8 @@ class Vllm(Engine):
         self._core.abort_requests([name])
         self.player.ended(name, self._made.pop(name, []))
 
+
+ENGINE = Vllm
 
 NO_DRAFTS = ("min_p", "logit_bias")
 """Parameters of sampling that vLLM refuses with speculation."""

@@ -82,19 +82,6 @@ MEMORY_SHARE = 0.02
 MOST_RANK = 8
 """The largest rank of adapters that the engine provides for. It knows no smaller one but 1."""
 
-SIMPLE: Mapping[str, Setting] = {
-    "alone": False,
-    "overlap": False,
-    "runner": 1,
-    "whole_prompts": False,
-    "page_size": 16,
-    "window": WINDOW,
-    "graphs": "decode",
-    "backend": "triton",
-    "speculative": None,
-}
-"""The simplest values of settings, in the order in which `shrink` tries them."""
-
 
 @dataclass(frozen=True)
 class Served(Common):
@@ -102,6 +89,10 @@ class Served(Common):
 
     ACTIONS: ClassVar = ("flush", "pause", "retract", "preempt")
     SIZES: ClassVar = ("page_size", "window")
+    SIMPLIFIED: ClassVar = (
+        *("alone", "overlap", "runner", "whole_prompts", "page_size", "window", "graphs"),
+        *("backend", "speculative"),
+    )
     CHOICES: ClassVar = {
         "graphs": tuple(GRAPHS),
         "runner": (1, 2),

@@ -1,0 +1,465 @@
+"""Stand-ins for sglang, in the order of their installation.
+
+A graph is a tape of torch ops and of launches of interpreted kernels, over their original tensors.
+A replay does not run Python code of the engine.
+"""
+
+import contextlib
+import importlib
+import inspect
+import math
+import sys
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from itertools import product
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.drive.stand_ins import attention, convolutions, kernels, lora, trees
+from paritybit.drive.stand_ins.installing import StandIns, found
+from paritybit.drive.stand_ins.packages import replaced
+from paritybit.engines.graphs import (
+    STREAM,
+    Event,
+    Stream,
+    emulate_device,
+    implement_on_cpu,
+    unpin_memory,
+    whole,
+)
+from paritybit.engines.interpreter import quicken
+from paritybit.reference.ops import Ops
+
+ANYWHERE, ON_A_CPU = StandIns(), StandIns()
+"""Stand-ins for every device, and additional ones for a CPU, before the engine is imported."""
+
+SLOW = "Triton's interpreter takes a second for each step"
+
+OPTIONAL = (
+    *("IPython", "cuda", "cutlass", "gguf", "sentencepiece", "sgl_kernel", "torchvision", "vllm"),
+)
+"""Optional packages: formats, tokenizers, media, interactive use, compiled kernels."""
+
+MEDIA = "torchvision"
+"""This package is imported first, because some releases depend on the order."""
+
+ABSENT = ("vllm.logger",)
+"""Modules of these packages that must not exist, because the engine would call them."""
+
+
+@ANYWHERE.add("packages", "they are not installed and never used here")
+def stand_in_for_packages() -> str:
+    """Replace packages that are not installed by empty modules. Returns their names as text."""
+    missing = replaced(OPTIONAL, ABSENT)
+    if MEDIA in missing:
+        importlib.import_module(MEDIA)
+    return ", ".join(missing)
+
+
+@ON_A_CPU.add(
+    "Triton's interpreter: numpy for the engine's index kernels, compared with it at first",
+    "it takes most of the time of a step",
+)
+def stand_in_for_interpreter() -> None:
+    """Run the engine's kernels on numpy."""
+    kernels.quicken_kernels()
+
+
+WEAK_REFERENCES = "sglang.srt.compilation.weak_ref_tensor"
+"""The module of a compiled function that releases the memory of a graph. It raises on a CPU."""
+
+
+@ON_A_CPU.add(
+    "CUDA graphs, streams and events: a tape of torch ops and of launches of interpreted kernels, "
+    "replayed over the same tensors",
+    "a CPU has none",
+)
+def stand_in_for_graphs() -> None:
+    """Add everything to torch's CUDA and CPU modules that the engine's graph runners need."""
+    quicken()
+    # Graphs of prefills keep their outputs, because a tape does not reuse memory.
+    references: Any = ModuleType(WEAK_REFERENCES)
+    references.weak_ref_tensors = references.weak_ref_tensor = lambda tensors: tensors
+    sys.modules.setdefault(WEAK_REFERENCES, references)
+    implement_on_cpu("sglang")
+    held_tensor: Any = Tensor
+    held_tensor.record_stream = lambda tensor, stream: None
+    emulate_device(Ops())
+    for module in (torch.cuda, torch.cpu):
+        held: Any = module
+        held.Stream, held.Event = Stream, Event
+        # Torch's compiler rejects one function under two of its names.
+        held.StreamContext = lambda stream: contextlib.nullcontext(stream)  # noqa: PLW0108
+        held.stream = lambda stream: contextlib.nullcontext(stream)  # noqa: PLW0108
+        for name in ("current_stream", "default_stream"):
+            setattr(held, name, lambda *arguments, **named: STREAM)
+        for name in ("set_stream", "set_device", "synchronize", "empty_cache"):
+            setattr(held, name, lambda *arguments, **named: None)
+
+
+ON_A_CPU.add("pinned memory: any memory", "a CPU can pin none")(unpin_memory)
+
+
+@ON_A_CPU.add(
+    "random weights: larger ones, which differ from layer to layer",
+    "with the engine's own nearly all tokens are equally likely, and layers are alike",
+)
+def stand_in_for_weights() -> str | None:
+    """Give each parameter individual values, with a scale that keeps activations near 1."""
+    return put_in("sglang.srt.model_loader.loader", "initialize_dummy_weights", initialise)
+
+
+def put_in(module: str, name: str, value: object) -> str | None:
+    """Replace an attribute of a module. Returns "" if the release lacks it."""
+    held = found(module)
+    if not hasattr(held, name):
+        return ""
+    setattr(held, name, value)
+    return None
+
+
+def initialise(model: Any, *_: object, **__: object) -> None:
+    """Fill the parameters of a model. Values depend only on the name and shape of a parameter."""
+    for name, parameter in model.state_dict().items():
+        if not torch.is_floating_point(parameter):
+            continue
+        generator = torch.Generator(device=parameter.device)
+        generator.manual_seed(zlib.crc32(name.encode()))
+        least, most = 0.5, 1.5
+        if parameter.dim() > 1:
+            most = math.sqrt(3 / parameter.shape[-1])
+            least = -most
+        elif name.endswith("bias"):
+            least, most = -0.1, 0.1
+        parameter.uniform_(least, most, generator=generator)
+
+
+@ON_A_CPU.add(
+    "compiled layers: the engine's own torch implementations (forward_native)",
+    "they are compiled for CUDA",
+)
+def stand_in_for_layers() -> None:
+    """Use the engine's own torch implementations of layers."""
+    layers: Any = importlib.import_module("sglang.srt.layers.utils.multi_platform")
+    layers.MultiPlatformOp.dispatch_forward = lambda layer: layer.forward_native
+
+
+ATTENTION: Mapping[str, type[Any]] = {
+    "decode_attention.decode_attention_fwd": attention.Decode,
+    "extend_attention.extend_attention_fwd": attention.Extend,
+    "extend_attention.extend_attention_fwd_unified": attention.Unified,
+}
+"""Maps each kernel of the Triton backend to its stand-in, whose fields are arguments of both."""
+
+KERNELS = ("sglang.srt.layers.attention.triton_ops", "sglang.kernels.ops.attention")
+"""The packages of these kernels, by release."""
+
+OF_NO_ACCOUNT = frozenset(
+    {
+        *("attn_logits", "attn_lse", "num_kv_splits", "max_kv_splits", "max_len_extend"),
+        *("extend_seq_lens_cpu", "page_size", "has_mla", "use_pdl", "enable_lean", "lean_Mp"),
+        *("lean_Lp", "lean_Op", "lean_locks", "uneven_batch", "identity_kv_indices"),
+    }
+)
+"""Arguments that affect how a kernel computes, and not its result."""
+
+
+@ON_A_CPU.add(
+    "the arithmetic of the Triton backend's attention: torch over the lists it is given", SLOW
+)
+def stand_in_for_attention() -> None:
+    """Compute attention with torch, over the lists that the kernels get."""
+    for (place, arithmetic), package in product(ATTENTION.items(), KERNELS):
+        file, name = place.split(".")
+        module = found(f"{package}.{file}")
+        if hasattr(module, name):
+            setattr(module, name, whole(adapted(getattr(module, name), arithmetic)))
+
+
+def adapted(kernel: Callable[..., None], arithmetic: type[Any]) -> Callable[..., None]:
+    """Return a function with the signature of a kernel that computes with `arithmetic`.
+
+    It raises NotImplementedError for an argument that `arithmetic` lacks, unless it is the default.
+    """
+    signature = inspect.signature(kernel)
+    known = {one.name for one in fields(arithmetic)}
+
+    def called(*arguments: Any, **named: Any) -> None:
+        given = signature.bind(*arguments, **named).arguments
+        unknown = [
+            name
+            for name, value in given.items()
+            if name not in known | OF_NO_ACCOUNT and value is not signature.parameters[name].default
+        ]
+        if unknown:
+            raise NotImplementedError(f"attention with {', '.join(unknown)} has no stand-in")
+        arithmetic(**{name: value for name, value in given.items() if name in known}).run()
+
+    return called
+
+
+CONVOLUTIONS = "sglang.srt.layers.attention.mamba.causal_conv1d"
+
+
+@ON_A_CPU.add("short convolutions: torch over the states they are given", SLOW)
+def stand_in_for_convolutions() -> str | None:
+    """Compute short convolutions with torch, over the states that the kernels get."""
+    update = whole(convolutions.convolved_once, returns=True)
+    put_in(CONVOLUTIONS, "causal_conv1d_update", update)
+    return put_in(CONVOLUTIONS, "causal_conv1d_fn", whole(convolutions.convolved, returns=True))
+
+
+@ON_A_CPU.add("the arithmetic of LoRA's kernels: torch over the segments they are given", SLOW)
+def stand_in_for_lora() -> str | None:
+    """Compute adapters with torch, if the release has the expected kernels."""
+    names = []
+    for name, arithmetic in lora.ARITHMETIC.items():
+        backend = found(f"sglang.srt.lora.backend.{name}_backend")
+        if backend is not None and all(hasattr(backend, one) for one in arithmetic):
+            names.append(name)
+            for one, stand_in in arithmetic.items():
+                setattr(backend, one, stand_in)
+            backend.torch = TorchOnACpu("torch")
+    return ", ".join(names)
+
+
+class TorchOnACpu(ModuleType):
+    """The module torch with the CPU as device `cuda`, which older releases use."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the attribute of torch."""
+        return getattr(torch, name)
+
+    def device(self, kind: Any, *index: int) -> torch.device:
+        """Return a device as torch does, but the CPU in place of `cuda`."""
+        return torch.device("cpu") if str(kind) == "cuda" else torch.device(kind, *index)
+
+
+@ON_A_CPU.add(
+    "the kernel that bounds logits: torch", "Triton's interpreter has no tanh of libdevice"
+)
+def stand_in_for_softcap() -> str | None:
+    """Bound logits smoothly, in place, if the release has a kernel for this."""
+
+    def softcap(logits: Tensor, cap: float) -> Tensor:
+        return logits.copy_((logits / cap).tanh() * cap)
+
+    return put_in("sglang.srt.layers.logits_processor", "fused_softcap", softcap)
+
+
+RUNNERS = ("model_executor.model_runner", "model_executor.model_runner_components.cuda_graph_setup")
+"""The modules that choose a graph runner by the kind of device, by release."""
+
+CAPTURING = ("init_device_graphs", "init_decode_cuda_graph", "capture_decode_graph")
+"""The functions of these modules, or of their model runners, that choose the graph runner."""
+
+
+@ON_A_CPU.add(
+    "the choice of graph runner for decoding: the one of CUDA", "the engine has another for a CPU"
+)
+def use_runner_of_cuda() -> None:
+    """Make an engine on a CPU build the graph runner for decoding that it builds on CUDA.
+
+    Otherwise, it would build its graph runner for CPUs, and only if compilation is enabled.
+    """
+    platform = getattr(found("sglang.srt.platforms.interface"), "SRTPlatform", None)
+    if hasattr(platform, "capabilities"):  # The stand-ins provide both.
+        abilities = type(platform.capabilities)
+        platform.capabilities = abilities(graph_capture=True, supports_triton=True)
+    information: Any = importlib.import_module("sglang.srt.model_executor.forward_batch_info")
+    mode = information.ForwardMode
+    mode.is_cpu_graph = mode.is_cuda_graph  # Otherwise, a CPU replays only decoding.
+    modules: Any = [module for name in RUNNERS if (module := found(f"sglang.srt.{name}"))]
+    for module in modules:
+        if hasattr(module, "CPUGraphRunner"):
+            module.CPUGraphRunner = _runner_of_cuda(module)
+            holders = (*modules, getattr(module, "ModelRunner", None))
+            for holder, name in product(holders, CAPTURING):
+                if hasattr(holder, name):
+                    setattr(holder, name, _compiling(module, getattr(holder, name)))
+
+
+def _runner_of_cuda(module: Any) -> Callable[[Any], Any]:
+    """Return a function that builds the graph runner of this release for CUDA."""
+
+    def built(model_runner: Any) -> Any:
+        if hasattr(model_runner, "_decode_cuda_graph_runner_cls"):
+            return model_runner._decode_cuda_graph_runner_cls()(model_runner)
+        newer = found("sglang.srt.model_executor.runner.decode_cuda_graph_runner")
+        if newer is not None:
+            return newer.DecodeCudaGraphRunner(model_runner)
+        model_runner.server_args.enable_torch_compile = False
+        return module.CudaGraphRunner(model_runner)
+
+    return built
+
+
+def _compiling(module: Any, capture: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a capture that runs as if compilation were enabled, unless graphs are disabled."""
+
+    def captured(*runners: Any, **named: Any) -> Any:
+        arguments = next(iter((*runners, *named.values()))).server_args
+        if hasattr(module, "check_cuda_graph_backend"):
+            off = module.check_cuda_graph_backend(module.Phase.DECODE, module.Backend.DISABLED)
+        else:
+            off = arguments.disable_cuda_graph
+        if off:
+            return capture(*runners, **named)
+        flags = getattr(module, "get_flags", None)
+        if flags is None:
+            arguments.enable_torch_compile = True
+        else:
+            flag = SimpleNamespace(capture=SimpleNamespace(enable_torch_compile=True))
+            module.get_flags = lambda: flag
+        try:
+            return capture(*runners, **named)
+        finally:
+            if flags is None:
+                arguments.enable_torch_compile = False
+            else:
+                module.get_flags = flags
+
+    return captured
+
+
+WORKERS = (
+    *("eagle_worker", "eagle_worker_v2", "multi_layer_eagle_worker"),
+    *("multi_layer_eagle_worker_v2", "frozen_kv_mtp_worker", "frozen_kv_mtp_worker_v2"),
+)
+"""The modules of draft workers, by release."""
+
+CAPTURING_DRAFTS = ("init_cuda_graphs", "_capture_cuda_graphs")
+"""The methods of draft workers that choose a graph runner by the kind of device."""
+
+
+@ON_A_CPU.add(
+    "the choice of graph runners for drafting: those of CUDA", "the engine has none for a CPU"
+)
+def use_runners_of_cuda() -> None:
+    """Make draft workers build the graph runners that they build on CUDA."""
+    for module in filter(None, (found(f"sglang.srt.speculative.{name}") for name in WORKERS)):
+        for held in list(vars(module).values()):
+            if isinstance(held, type) and held.__module__ == module.__name__:
+                for method in set(CAPTURING_DRAFTS) & set(vars(held)):
+                    setattr(held, method, _as_on_cuda(getattr(held, method), module))
+
+
+class AsCuda(str):
+    """The name of a device. It is equal to "cuda" for the engine, but torch reads the real name."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return other == "cuda" if type(other) is str else self is other
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash("cuda")
+
+
+def _as_on_cuda(capture: Any, module: Any) -> Any:
+    """Return a method that captures graphs as on CUDA."""
+
+    def captured(worker: Any, *arguments: Any, **named: Any) -> Any:
+        target = getattr(worker, "target_worker", None)
+        if target is None or target.device == "cuda":
+            return capture(worker, *arguments, **named)
+        # The branch for MUSA does the same as that for CUDA, without compiled attention.
+        flag = "_is_musa" if hasattr(module, "_is_musa") else "_is_cuda"
+        device, held = target.device, getattr(module, flag, False)
+        target.device = AsCuda(device)
+        setattr(module, flag, True)
+        try:
+            return capture(worker, *arguments, **named)
+        finally:
+            target.device = device
+            setattr(module, flag, held)
+
+    return captured
+
+
+@ON_A_CPU.add(
+    "the rule that batches with drafts do not overlap: none", "the engine has it for a CPU alone"
+)
+def overlap_as_on_cuda() -> str | None:
+    """Allow overlap scheduling with drafts on a CPU, if the release disables it."""
+    rules = "sglang.srt.arg_groups.speculative_hook"
+    return put_in(rules, "_disable_overlap_schedule_for_cpu", lambda server_args: None)
+
+
+@ON_A_CPU.add(
+    "the experts' torch implementation: one step of a graph",
+    "it reads how many tokens each expert has on the host",
+)
+def stand_in_for_experts() -> str | None:
+    """Make a graph keep each call of the engine's own experts in torch as one step."""
+    place, name = "sglang.srt.layers.moe.fused_moe_native", "moe_forward_native"
+    experts = getattr(found(place), name, None)
+    return "" if experts is None else put_in(place, name, whole(experts, returns=True))
+
+
+TREES = ("sglang.srt.speculative.eagle_utils", "sglang.kernels.ops.speculative.spec_tree")
+"""Modules that build and verify trees with compiled kernels, by release."""
+
+VERIFIER, BUILDER = "verify_tree_greedy_func", "sgl_build_tree_kernel_efficient"
+"""The function that calls the kernel that verifies trees, and the kernel that builds them."""
+
+KERNELS_OF_CUDA = (
+    "sglang.srt.speculative.eagle_info_v2",
+    "sglang.srt.speculative.triton_ops.cache_locs",
+    "sglang.kernels.ops.speculative.cache_locs",
+)
+"""Modules that launch Triton kernels only on CUDA. Each has its own flag for this."""
+
+
+@ON_A_CPU.add(
+    "the kernels that build and verify trees of drafts: Python", "they are compiled for CUDA"
+)
+def stand_in_for_trees() -> None:
+    """Build and verify trees in Python, and look up slots with the engine's Triton kernel."""
+    for module in filter(None, map(found, TREES)):
+        if hasattr(module, VERIFIER):
+            replace_everywhere(getattr(module, VERIFIER), trees.verify_tree_greedy)
+        setattr(module, BUILDER, trees.build_tree)
+    for place in KERNELS_OF_CUDA:
+        if hasattr(found(place), "_is_cuda"):
+            put_in(place, "_is_cuda", True)
+
+
+def replace_everywhere(original: object, stand_in: object) -> None:
+    """Replace an object of the engine in all modules that refer to it."""
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "sglang":
+            for key, held in list(getattr(module, "__dict__", {}).items()):
+                if held is original:
+                    setattr(module, key, stand_in)
+
+
+@ON_A_CPU.add("copies between a KV pool and the host: torch", "they are compiled for CUDA")
+def stand_in_for_host_copies() -> None:
+    """Disable the registration of host memory, and copy with torch in place of a kernel."""
+    held: Any = torch.cuda
+    held.cudart = lambda: SimpleNamespace(
+        cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0
+    )
+    for name in ("memory_pool_host", "pool_host.mha"):  # By release.
+        if (module := found(f"sglang.srt.mem_cache.{name}")) is not None:
+            module.transfer_kv_direct = transfer_kv_direct
+
+
+def transfer_kv_direct(
+    src_layers: Sequence[Tensor],
+    dst_layers: Sequence[Tensor],
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    page_size: int,
+) -> None:
+    """Copy rows of tensors to rows of others, as the compiled function of this name does."""
+    for source, target in zip(src_layers, dst_layers, strict=True):
+        target[dst_indices] = source[src_indices].to(target.device)
