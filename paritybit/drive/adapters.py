@@ -1,17 +1,79 @@
 """The engines that paritybit serves, and what each of them provides."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 
 from paritybit.drive import ENGINES
-from paritybit.drive.environment import Environment
 from paritybit.drive.legs import Table
 from paritybit.drive.script import Setting
 from paritybit.drive.served import Common
-from paritybit.engines import fetch
+from paritybit.engines import fetch, required
 from paritybit.engines.packages import SGLANG, Package
 from paritybit.harness.errors import MalformedError, quote
+from paritybit.places import IMPORT_FOLDER
+
+PINS = Path(__file__).parent / "pins"
+"""Requirements files with a hash for each file, one per release of transformers."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A whole engine on this machine: its name, its import folder, and that of its dependencies."""
+
+    name: str
+    source: Path
+    dependencies: Path
+
+
+def pins_for(transformers: str | None) -> Path:
+    """Return the requirements file for the newest transformers up to the wanted version.
+
+    Returns the newest file for None, and the oldest one if all are newer than wanted.
+    """
+    files = sorted(PINS.glob("transformers-*.txt"), key=lambda file: fetch.in_order(file.stem))
+    if transformers is None:
+        return files[-1]
+    wanted = fetch.in_order(transformers)
+    return [files[0], *(file for file in files if fetch.in_order(file.stem) <= wanted)][-1]
+
+
+def with_transformers(spec: str, wanted: Callable[[Path], str | None]) -> Environment:
+    """Return an engine with the pinned packages for the release of transformers that it wants.
+
+    `wanted` returns this release for the folder of the engine's package. Raises MalformedError and
+    CannotRunError as `fetch.find` does.
+    """
+    found = fetch.find(spec)
+    pins = pins_for(wanted(found.package))
+    fetch.install(pins.stem, pins)
+    return Environment(found.name, found.package.parent, fetch.dependencies_folder() / pins.stem)
+
+
+def variables(
+    environment: Environment, device: str, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment variables of an engine's process.
+
+    Compiled Python files are cached, because compiling them takes longer than everything else.
+    """
+    own = {name: value for name, value in inherited.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    folders = [str(IMPORT_FOLDER), str(environment.source), str(environment.dependencies)]
+    folders += required.folders(environment.source)
+    if inherited.get("PYTHONPATH"):
+        folders.append(inherited["PYTHONPATH"])
+    own["PYTHONPATH"] = os.pathsep.join(folders)
+    own["PYTHONPYCACHEPREFIX"] = str(fetch.dependencies_folder() / "pycache")
+    own["PYTHONUNBUFFERED"] = "1"
+    if device == "cpu":
+        own["TRITON_INTERPRET"] = "1"
+        own["CUDA_VISIBLE_DEVICES"] = ""
+        own["OMP_NUM_THREADS"] = (
+            "1"  # Tiny models gain nothing from threads, and a fork loses them.
+        )
+    return own
 
 
 @dataclass

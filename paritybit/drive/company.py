@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paritybit.drive.engine import Engine, Likely
-from paritybit.drive.failures import EngineFailedError, judge_failure
+from paritybit.drive.engine import Engine, EngineFailedError, Likely, judge_failure
 from paritybit.drive.forks import ForkFailedError, in_fork
 from paritybit.drive.script import Part, Planned, Wave
 from paritybit.drive.stand_ins import attention

@@ -6,8 +6,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from paritybit.drive.adapters import Adapter
-from paritybit.drive.environment import Environment
+from paritybit.drive.adapters import Adapter, Environment
 from paritybit.drive.script import Setting, Wave, wave_of
 
 MODULE = "paritybit.drive"

@@ -4,14 +4,18 @@ Requests come in waves. A wave ends when all of its requests have ended, so the 
 between two waves.
 """
 
+import functools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from paritybit.drive.limits import BLOCKS, PROMPT, SHARED, Limits, edges
 from paritybit.drive.models import VOCABULARY
 from paritybit.drive.script import FIRST_TOKEN, PRIORITIES, Part, Planned, Sampling, Wave
+from paritybit.watch import journal
+
+BLOCKS = (512, 1024)
+"""Numbers of keys after which index kernels start another block."""
 
 LONG = tuple(tuple(block + step for step in (80, 0, -1, 1, 8)) for block in BLOCKS)
 """Lengths of long prompts, around and beyond each of BLOCKS, in the order of their use."""
@@ -22,41 +26,84 @@ OTHER = {2: 0, 4: 20}
 The second one lies in the second block of most page sizes, so that a block follows an equal one.
 """
 
-
 AT_LEAST = 2
 """The number of waves that any row has time for."""
 
 COMPARED, CROWD = 3, 5
 """The numbers of requests of `sample`: those that are compared, and those beside them."""
 
+BOUNDARY = "boundary: "
+"""The prefix of the counts of boundaries."""
 
-def waves(seed: int, limits: Limits) -> Iterator[Wave]:
-    """Yield waves without end. The kinds of waves for the limits take turns.
 
-    The next seed begins with the kinds after the first AT_LEAST ones. Rows with consecutive seeds
-    thus serve all kinds, even if each has only time for a few.
+@dataclass(frozen=True)
+class Limits:
+    """The limits of requests: sizes of the engine in tokens.
+
+    - `window`: the size of a sliding window.
+    - `chunk`: the largest prefill.
+    - `context`, `pool`: the longest context, and the size of the pool.
+    - `rows`: the most running requests.
+    - `windows`: the number of slots of a separate pool for sliding windows, if there is one.
     """
-    draw, number = Draw(seed, limits), 0
-    kinds = kinds_of(limits)
-    while True:
-        kind = kinds[(AT_LEAST * seed + number) % len(kinds)]
-        yield kind(draw, f"{seed}.{number}.", number // len(kinds))
-        number += 1
+
+    window: int
+    page: int
+    chunk: int
+    context: int
+    pool: int
+    rows: int
+    windows: int | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request that fits into the context and the pool."""
+        return min(self.context, self.pool)
+
+    @property
+    def stretch(self) -> int:
+        """Tokens of a chunk, or of a share of the context that several requests can have."""
+        return min(self.chunk, self.longest // 8)
 
 
-def kinds_of(limits: Limits) -> Sequence["Kind"]:
-    """Return the kinds of waves for these limits, in order."""
-    if limits.pool < limits.context:
-        return TIGHT
-    whole = limits.windows is not None and limits.windows <= limits.chunk
-    return (*KINDS[:2], _resumed, *KINDS[2:]) if whole else KINDS
+def edges(limits: Limits) -> Sequence[int]:
+    """Return lengths of up to two chunks around those at which the behaviour may change."""
+    marks = [limits.window, 2 * limits.window, limits.chunk, *BLOCKS]
+    if limits.page > 1:
+        marks += [limits.page, 2 * limits.page]
+    marks = [mark for mark in marks if mark <= limits.longest - limits.window]
+    near = {mark + step for mark in (2, *marks) for step in (-1, 0, 1)}
+    return sorted(length for length in near if 1 <= length <= 2 * limits.chunk + 1)
+
+
+def reach(boundary: str, number: int) -> None:
+    """Count how often requests reached a boundary."""
+    journal.count(**{f"{BOUNDARY}{boundary}": number})
+
+
+def count_retractions(scheduler: Any, name: str, page: int, number: Callable[[Any], int]) -> None:
+    """Count the requests that calls of a method of a scheduler retract, as `number` states.
+
+    Pages larger than 1 are a boundary of their own: a retracted request gives back a part of one.
+    """
+    method = getattr(scheduler, name)
+    boundary = "a request is retracted" + (" with pages larger than 1" if page > 1 else "")
+    reach(boundary, 0)
+
+    @functools.wraps(method)
+    def retract(*arguments: Any, **named: Any) -> Any:
+        made = method(*arguments, **named)
+        reach(boundary, number(made))
+        return made
+
+    setattr(scheduler, name, retract)
 
 
 class Draw:
-    """Draws random lengths. Lengths at edges come in random order and with equal frequency."""
+    """Draws lengths, and makes requests. Lengths at edges come with equal frequency."""
 
     def __init__(self, seed: int, limits: Limits) -> None:
-        self.chance, self.limits = random.Random(seed), limits
+        self.chance, self.limits, self.prefix = random.Random(seed), limits, ""
         self._decks: dict[str, list[int]] = {}
 
     def length(self, what: str) -> int:
@@ -68,6 +115,65 @@ class Draw:
             deck.extend(edges(self.limits))
             self.chance.shuffle(deck)
         return deck.pop()
+
+    def name(self, place: int | str) -> str:
+        """Return the name of a request or a text of this wave."""
+        return f"{self.prefix}{place:03}" if isinstance(place, int) else f"{self.prefix}{place}"
+
+    def part(self, place: int | str, length: int) -> Part:
+        """Return the beginning of a text of this wave."""
+        return Part(self.name(place), length)
+
+    def alone(self, place: int | str, length: int, tokens: int, arrives: int = 0) -> Planned:
+        """Return a request whose prompt has a text of its own."""
+        return self.made(place, (self.part(place, length),), tokens, arrives)
+
+    def shared(
+        self, place: int, common: Part, shared: int, own: int, tokens: int, arrives: int = 0
+    ) -> Planned:
+        """Return a request that shares the beginning of a text, if it is not empty."""
+        mine = self.part(place, own)
+        prompt = (Part(common.text, shared), mine) if shared else (mine,)
+        return self.made(place, prompt, tokens, arrives)
+
+    def made(
+        self, place: int | str, prompt: tuple[Part, ...], tokens: int, arrives: int = 0
+    ) -> Planned:
+        """Return a request of this wave."""
+        return Planned(self.name(place), prompt, tokens, arrives)
+
+    def second_turn(self, first: Planned, tokens: int, latest: int) -> Planned:
+        """Return the request that continues a conversation."""
+        name = f"{first.name}+"
+        more = (Part(name, self.chance.randint(1, self.limits.window)),)
+        return Planned(name, more, tokens, self.chance.randint(0, latest), follows=first.name)
+
+
+Kind = Callable[[Draw, int], Iterator[Planned]]
+"""A function that yields the requests of a wave. It gets the number of its turn."""
+
+
+def waves(seed: int, limits: Limits) -> Iterator[Wave]:
+    """Yield waves without end. The kinds of waves for the limits take turns.
+
+    The next seed begins with the kinds after the first AT_LEAST ones. Rows with consecutive seeds
+    thus serve all kinds, even if each has only time for a few.
+    """
+    draw, number = Draw(seed, limits), 0
+    kinds = kinds_of(limits)
+    while True:
+        kind, draw.prefix = kinds[(AT_LEAST * seed + number) % len(kinds)], f"{seed}.{number}."
+        requests, share = tuple(kind(draw, number // len(kinds))), FLUSHED.get(kind, 0.0)
+        yield Wave(requests, flush=share == 1 or (share > 0 and draw.chance.random() < share))
+        number += 1
+
+
+def kinds_of(limits: Limits) -> Sequence[Kind]:
+    """Return the kinds of waves for these limits, in order."""
+    if limits.pool < limits.context:
+        return TIGHT
+    whole = limits.windows is not None and limits.windows <= limits.chunk
+    return (*KINDS[:2], _resumed, *KINDS[2:]) if whole else KINDS
 
 
 def other_prefixes(given: Iterable[Wave]) -> Iterator[Wave]:
@@ -152,112 +258,78 @@ def sample(limits: Limits) -> Wave:
     return Wave((*crowd[:2], *compared, *crowd[2:]))
 
 
-def shares(common: Part, shared: int, own: Part) -> tuple[Part, ...]:
-    """Return a prompt: `shared` tokens of a common part, then its own part."""
-    return (Part(common.text, shared), own) if shared else (own,)
-
-
-def second_turn(draw: Draw, name: str, tokens: int, latest: int) -> Planned:
-    """Return the request that continues a conversation."""
-    more = (Part(f"{name}+", draw.chance.randint(1, draw.limits.window)),)
-    return Planned(f"{name}+", more, tokens, draw.chance.randint(0, latest), follows=name)
-
-
-def _churn(draw: Draw, prefix: str, _: int) -> Wave:
+def _churn(draw: Draw, _: int) -> Iterator[Planned]:
     """Make short requests that come and go: batches shrink and grow within a bucket."""
-    chance, limits = draw.chance, draw.limits
-    count = chance.randint(2 * limits.rows, 4 * limits.rows)
-    arrival, planned = 0, []
-    for index in range(count):
+    chance, limits, arrival = draw.chance, draw.limits, 0
+    for index in range(chance.randint(2 * limits.rows, 4 * limits.rows)):
         arrival += chance.choice((0, 0, 1, 2, 3, 5))
         tokens = chance.choice((2, 3, 5, 8, limits.window + 2, 2 * limits.window + 3))
         aborted = arrival + chance.randint(1, tokens) if chance.random() < 0.1 else None
-        name = f"{prefix}{index:03}"
-        prompt = (Part(name, draw.length(PROMPT)),)
-        planned.append(
-            Planned(
-                name,
-                prompt,
-                tokens,
-                arrival,
-                aborted,
-                temperature=chance.choice((0.0, 0.0, 1.0)),
-            )
-        )
-    return Wave(tuple(planned))
+        one = draw.alone(index, draw.length("a prompt"), tokens, arrival)
+        yield replace(one, aborted=aborted, temperature=chance.choice((0.0, 0.0, 1.0)))
 
 
-def _sizes(draw: Draw, prefix: str, _: int) -> Wave:
+def _sizes(draw: Draw, _: int) -> Iterator[Planned]:
     """Let batches be large, then small, then of a size in between, for prefills and for decoding.
 
     What was reset for the small batch alone shows in the middle one. A request of the large batch
     survives: the last one, which then moves to another row, or the first one.
     """
     chance, limits = draw.chance, draw.limits
-    planned, near = [], limits.window // 2
+    near = limits.window // 2
     for turn in range(3):
         begins = turn * 4 * limits.window
         survivors = [limits.rows - 1, 0, chance.randrange(limits.rows)][turn]
         large = chance.choice((limits.rows, limits.rows - 1))
         for index in range(large):
-            name = f"{prefix}{turn}.large.{index:03}"
-            prompt = (Part(name, max(1, limits.stretch // limits.rows) + index % 2),)
+            length = max(1, limits.stretch // limits.rows) + index % 2
             tokens = 3 * limits.window if index == min(survivors, large - 1) else 3
-            planned.append(Planned(name, prompt, tokens, begins))
-        small = f"{prefix}{turn}.small"
-        planned.append(Planned(small, (Part(small, 1),), 2, begins + limits.window))
+            yield draw.alone(f"{turn}.large.{index:03}", length, tokens, begins)
+        yield draw.alone(f"{turn}.small", 1, 2, begins + limits.window)
         for index in range(chance.choice((2, limits.rows // 2))):
-            name = f"{prefix}{turn}.middle.{index:03}"
-            prompt = (Part(name, chance.randint(2, near)),)
-            planned.append(Planned(name, prompt, near, begins + 2 * limits.window))
-    return Wave(tuple(planned))
+            place, length = f"{turn}.middle.{index:03}", chance.randint(2, near)
+            yield draw.alone(place, length, near, begins + 2 * limits.window)
 
 
-def _sharing(draw: Draw, prefix: str, _: int) -> Wave:
+def _sharing(draw: Draw, _: int) -> Iterator[Planned]:
     """Make requests that share a part of a prompt, and come back with a second turn.
 
     The first two arrive at once and share several chunks: both compute the last one.
     """
     chance, limits = draw.chance, draw.limits
-    common = Part(f"{prefix}common", 2 * limits.stretch + limits.window)
-    planned = [Planned(f"{prefix}000", (common,), 4)]
+    common = draw.part("common", 2 * limits.stretch + limits.window)
+    yield draw.made(0, (common,), 4)
     for index in range(1, chance.randint(limits.rows, 3 * limits.rows)):
-        shared = min(common.length, chance.choice((draw.length(SHARED), common.length)))
+        shared = min(common.length, chance.choice((draw.length("a shared prefix"), common.length)))
         own = chance.randint(1, limits.window)
-        name = f"{prefix}{index:03}"
         arrival = chance.randint(0, 12) + (4 if index > limits.rows else 0)
         if index == 1:
             shared, own, arrival = common.length, limits.stretch, 0
-        prompt = shares(common, shared, Part(name, own))
-        planned.append(Planned(name, prompt, chance.randint(2, 2 * limits.window), arrival))
+        tokens = chance.randint(2, 2 * limits.window)
+        one = draw.shared(index, common, shared, own, tokens, arrival)
+        yield one
         if chance.random() < 0.4:
-            planned.append(second_turn(draw, name, chance.randint(2, limits.window), 6))
-    return Wave(tuple(planned))
+            yield draw.second_turn(one, chance.randint(2, limits.window), 6)
 
 
-def _turnover(draw: Draw, prefix: str, _: int) -> Wave:
+def _turnover(draw: Draw, _: int) -> Iterator[Planned]:
     """Let a few requests decode for long while many requests with long prompts come and go.
 
     The entries of the former become old in the prefix cache, and the latter evict old entries.
     """
     chance, limits = draw.chance, draw.limits
-    common = Part(f"{prefix}common", limits.stretch + limits.window)
-    planned = []
+    common = draw.part("common", limits.stretch + limits.window)
     for index in range(3):
-        name = f"{prefix}{index:03}"
-        own = Part(name, chance.randint(1, limits.window - 1))
-        prompt = shares(common, chance.choice((limits.stretch, common.length)), own)
-        planned.append(Planned(name, prompt, 3 * limits.window, 2 * index))
+        own = chance.randint(1, limits.window - 1)
+        shared = chance.choice((limits.stretch, common.length))
+        yield draw.shared(index, common, shared, own, 3 * limits.window, 2 * index)
     for index in range(3, 6 * limits.rows):
-        name = f"{prefix}{index:03}"
         shared = chance.choice((0, 0, 0, limits.window, limits.stretch))
-        own = Part(name, chance.randint(limits.window, limits.stretch))
-        prompt = shares(common, shared, own)
-        planned.append(Planned(name, prompt, chance.randint(1, 3), index // 2))
-    return Wave(tuple(planned), flush=True)
+        own = chance.randint(limits.window, limits.stretch)
+        yield draw.shared(index, common, shared, own, chance.randint(1, 3), index // 2)
 
 
-def _relay(draw: Draw, prefix: str, _: int) -> Wave:
+def _relay(draw: Draw, _: int) -> Iterator[Planned]:
     """Let a request share the prompt of a request that ends after decoding for two windows.
 
     The second request reads the window that the first one has left, and becomes its only holder.
@@ -265,65 +337,56 @@ def _relay(draw: Draw, prefix: str, _: int) -> Wave:
     """
     chance, limits = draw.chance, draw.limits
     tokens, near = 2 * limits.window + 2, limits.window // 4
-    planned = []
     for turn in range(2):
-        name, begins = f"{prefix}{turn}", turn * 2 * tokens
-        prompt = Part(name, chance.randint(limits.window, 3 * limits.window))
-        own, arrival = Part(f"{name}.", chance.randint(1, 2 * near)), chance.randint(1, near)
-        planned.append(Planned(name, (prompt,), tokens, begins))
-        heir = Planned(f"{name}.", (prompt, own), limits.window, begins + tokens - arrival)
-        planned.append(heir)
+        begins = turn * 2 * tokens
+        first = draw.alone(f"{turn}", chance.randint(limits.window, 3 * limits.window), tokens)
+        yield replace(first, arrives=begins)
+        own, arrival = draw.part(f"{turn}.", chance.randint(1, 2 * near)), chance.randint(1, near)
+        heir = draw.made(f"{turn}.", (*first.prompt, own), limits.window)
+        yield replace(heir, arrives=begins + tokens - arrival)
         for index in range(limits.rows):
-            other = f"{name}.{index:02}"
-            stranger = Part(other, chance.randint(limits.stretch, 2 * limits.stretch))
+            length = chance.randint(limits.stretch, 2 * limits.stretch)
             arrival = begins + tokens + chance.randint(near, 2 * near)
-            planned.append(Planned(other, (stranger,), chance.randint(1, 2), arrival))
-    return Wave(tuple(planned))
+            yield draw.alone(f"{turn}.{index:02}", length, chance.randint(1, 2), arrival)
 
 
-def _brim(draw: Draw, prefix: str, _: int) -> Wave:
+def _brim(draw: Draw, _: int) -> Iterator[Planned]:
     """Fill the pool with rows that end together, while short requests share two rows.
 
     When the last slots are allocated, the engine retracts a request whose last token is pending.
     """
     chance, limits = draw.chance, draw.limits
-    planned, tokens, rows = [], 2 * limits.window, limits.rows - 2
+    tokens, rows = 2 * limits.window, limits.rows - 2
     for turn in range(2):
         begins = turn * 6 * limits.window
         for index in range(rows):
-            name = f"{prefix}{turn}.{index:03}"
             length = limits.pool // rows - tokens + chance.choice((-1, 0, 0, 1))
-            planned.append(Planned(name, (Part(name, length),), tokens, begins))
+            yield draw.alone(f"{turn}.{index:03}", length, tokens, begins)
         for index in range(3 * limits.window):
-            name = f"{prefix}{turn}.short.{index:03}"
             arrival = begins + limits.window + chance.randint(0, 3 * limits.window)
-            planned.append(Planned(name, (Part(name, 1),), 2, arrival))
-    return Wave(tuple(planned))
+            yield draw.alone(f"{turn}.short.{index:03}", 1, 2, arrival)
 
 
-def _pressure(draw: Draw, prefix: str, _: int) -> Wave:
+def _pressure(draw: Draw, _: int) -> Iterator[Planned]:
     """Request more than the pool holds at once: queues, eviction, retraction, aborts.
 
     Most prompts share a prefix, so freed slots may be in use elsewhere.
     """
     chance, limits = draw.chance, draw.limits
-    common = Part(f"{prefix}common", limits.pool // 8)
-    planned, asked = [], 0
-    index = 0
+    common = draw.part("common", limits.pool // 8)
+    asked = index = 0
     while asked < 2.4 * limits.pool and index < 8 * limits.rows:
         length = min(chance.randint(limits.window, limits.pool // 4), limits.longest // 2)
         tokens = min(chance.randint(limits.pool // 16, limits.pool // 8), limits.longest // 4)
         aborted = chance.randint(1, 80) if chance.random() < 0.15 else None
         shared = chance.choice((0, length // 2, length - 1))
-        name = f"{prefix}{index:03}"
-        prompt = shares(common, shared, Part(name, length - shared))
-        planned.append(Planned(name, prompt, max(1, tokens), index // 4, aborted))
+        one = draw.shared(index, common, shared, length - shared, max(1, tokens), index // 4)
+        yield replace(one, aborted=aborted)
         asked += length + tokens
         index += 1
-    return Wave(tuple(planned), flush=chance.random() < 0.5)
 
 
-def _crowd(draw: Draw, prefix: str, _: int) -> Wave:
+def _crowd(draw: Draw, _: int) -> Iterator[Planned]:
     """Fill all rows at once, and let them outgrow the pool together.
 
     A retracted request has then decoded for several windows. Some requests share a prefix, and end
@@ -331,16 +394,14 @@ def _crowd(draw: Draw, prefix: str, _: int) -> Wave:
     """
     chance, limits = draw.chance, draw.limits
     tokens = min(3 * limits.pool // (4 * limits.rows), limits.longest // 2)
-    planned, common = [], Part(f"{prefix}common", draw.length(SHARED))
+    common = draw.part("common", draw.length("a shared prefix"))
     for index in range(limits.rows):
-        name = f"{prefix}{index:03}"
-        own = Part(name, tokens + chance.randint(1, limits.window))
-        prompt = (common, own) if index % 2 else (own,)
-        planned.append(Planned(name, prompt, tokens - chance.choice((0, 0, limits.window))))
-    return Wave(tuple(planned))
+        own, shared = tokens + chance.randint(1, limits.window), common.length * (index % 2)
+        less = chance.choice((0, 0, limits.window))
+        yield draw.shared(index, common, shared, own, tokens - less)
 
 
-def _ladder(draw: Draw, prefix: str, _: int) -> Wave:
+def _ladder(draw: Draw, _: int) -> Iterator[Planned]:
     """Make families of prompts: beginnings of one text whose lengths differ by less than a window.
 
     Their paths in a prefix cache are split into nodes. Some nodes lose the slots of their windows
@@ -351,61 +412,55 @@ def _ladder(draw: Draw, prefix: str, _: int) -> Wave:
     step = max(limits.page, limits.window // 2)
     long = min(4 * limits.stretch, limits.longest // 2)
     shorts = (3 * limits.window, max(limits.window, limits.stretch // 2))
-    planned: list[Planned] = []
     arrival = 0
     for index in range(4 * limits.rows):
         arrival += chance.choice((0, 1, 2, limits.window))
-        name = f"{prefix}{index:03}"
         tokens = chance.choice((1, 2, 3, limits.window + 2, 2 * limits.window + 3))
         if chance.random() < 0.25:
-            stranger = Part(name, chance.randint(limits.stretch, 2 * limits.stretch))
-            planned.append(Planned(name, (stranger,), tokens, arrival))
+            length = chance.randint(limits.stretch, 2 * limits.stretch)
+            yield draw.alone(index, length, tokens, arrival)
             continue
-        text, most = chance.choice(((f"{prefix}common", long), *((name, most) for most in shorts)))
+        text, most = chance.choice((("common", long), *((index, most) for most in shorts)))
         length = step * chance.randint(1, max(1, most // step))
         for member in range(chance.choice((2, 2, 3))):
+            place = f"{index:03}.{member}"
             mine = max(1, length - chance.choice((0, 0, 1, -1, step // 2, step)))
             late = min(tokens - 1, chance.choice((0, 0, 0, 1, step)))
             own = chance.choice((0, 0, 0, 1, step))
-            prompt = Part(text, mine), *((Part(f"{name}.{member}", own),) if own else ())
-            planned.append(Planned(f"{name}.{member}", prompt, tokens - late, arrival + late))
-    return Wave(tuple(planned))
+            prompt = draw.part(text, mine), *((draw.part(place, own),) if own else ())
+            yield draw.made(place, prompt, tokens - late, arrival + late)
 
 
-def _filling(draw: Draw, name: str, arrives: int) -> Planned:
+def _filling(draw: Draw, place: int, arrives: int) -> Planned:
     """Return a request that fills the pool, or requests more if the context is larger."""
     chance, limits = draw.chance, draw.limits
     tokens = 2 * limits.window + 1
     length = limits.longest - tokens - chance.choice((1, 2, limits.page + 1))
     more = limits.pool if limits.context > limits.pool and chance.random() < 0.5 else 0
-    return Planned(name, (Part(name, length),), tokens + more, arrives)
+    return draw.alone(place, length, tokens + more, arrives)
 
 
-def _squeeze(draw: Draw, prefix: str, _: int) -> Wave:
+def _squeeze(draw: Draw, _: int) -> Iterator[Planned]:
     """Let all rows but one decode, while prompts of several chunks arrive one after another.
 
     The windows of the rows occupy slots that the next chunk needs, so chunks wait or shrink. Short
     prompts arrive in between, and the last request fills the pool alone.
     """
     chance, limits = draw.chance, draw.limits
-    planned, last = [], 2 * limits.rows
+    last = 2 * limits.rows
     for index in range(limits.rows - 1):
-        name = f"{prefix}{index:03}"
-        prompt = (Part(name, chance.randint(1, limits.window)),)
-        tokens = chance.randint(3, 6) * limits.window
-        planned.append(Planned(name, prompt, tokens, chance.choice((0, 0, 1, 2))))
+        length, tokens = chance.randint(1, limits.window), chance.randint(3, 6) * limits.window
+        yield draw.alone(index, length, tokens, chance.choice((0, 0, 1, 2)))
     for index in range(limits.rows - 1, last):
-        name = f"{prefix}{index:03}"
         own = chance.choice((limits.stretch, 3 * limits.stretch, 3 * limits.stretch, 1))
-        prompt = (Part(name, own + chance.randint(0, limits.window)),)
+        own += chance.randint(0, limits.window)
         arrival = chance.randint(limits.window, 3 * limits.window)
         tokens = chance.choice((1, 2, limits.window // 2, limits.window, 2 * limits.window))
-        planned.append(Planned(name, prompt, tokens, arrival))
-    planned.append(_filling(draw, f"{prefix}{last:03}", 6 * limits.window))
-    return Wave(tuple(planned))
+        yield draw.alone(index, own, tokens, arrival)
+    yield _filling(draw, last, 6 * limits.window)
 
 
-def _resumed(draw: Draw, prefix: str, turn: int) -> Wave:
+def _resumed(draw: Draw, turn: int) -> Iterator[Planned]:
     """Compute a prompt that takes all of the window pool except one page, and reuse most of it.
 
     A cache locks a reused prefix as a whole, and the few new tokens still fit. In every second
@@ -413,53 +468,35 @@ def _resumed(draw: Draw, prefix: str, turn: int) -> Wave:
     """
     chance, limits = draw.chance, draw.limits
     assert limits.windows is not None
-    left = limits.window // 4
-    name, length = f"{prefix}000", limits.windows - limits.page - 1
-    planned = [Planned(name, (Part(name, length),), 1)]
+    left, length = limits.window // 4, limits.windows - limits.page - 1
+    first = draw.alone(0, length, 1)
+    yield first
     for index in range(1, 4):
         shared = length - chance.randint(2 * left, 3 * left)
         own = limits.window * chance.randint(1, 3) if turn % 2 and index == 3 else left // 2
-        prompt = shares(planned[0].prompt[0], shared, Part(f"{prefix}{index:03}", own))
         tokens = chance.randint(1, left // 2)
-        planned.append(Planned(f"{prefix}{index:03}", prompt, tokens, 8 * index))
-    return Wave(tuple(planned), flush=True)
+        yield draw.shared(index, first.prompt[0], shared, own, tokens, 8 * index)
 
 
-def _long(draw: Draw, prefix: str, turn: int) -> Wave:
+def _long(draw: Draw, turn: int) -> Iterator[Planned]:
     """Make two long contexts among short requests, up to the limit of the engine.
 
     Each has a second turn, which reuses a long prefix. The last request fills the pool.
     """
     chance, limits = draw.chance, draw.limits
     most = limits.longest - 4 * limits.window
-    planned = []
     for index, lengths in enumerate(reversed(LONG)):
-        length = min(lengths[turn % len(lengths)], most)
-        name = f"{prefix}{index:03}"
-        planned.append(Planned(name, (Part(name, length),), limits.window, index))
-        planned.append(second_turn(draw, name, limits.window, 4))
+        one = draw.alone(index, min(lengths[turn % len(lengths)], most), limits.window, index)
+        yield one
+        yield draw.second_turn(one, limits.window, 4)
     for index in range(2, limits.rows):
-        name = f"{prefix}{index:03}"
-        prompt = (Part(name, draw.length(PROMPT)),)
-        planned.append(Planned(name, prompt, chance.randint(2, 12), 2 * index))
-    planned.append(_filling(draw, f"{prefix}{limits.rows:03}", 4 * limits.rows))
-    return Wave(tuple(planned), flush=chance.random() < 0.3)
+        length = draw.length("a prompt")
+        yield draw.alone(index, length, chance.randint(2, 12), 2 * index)
+    yield _filling(draw, limits.rows, 4 * limits.rows)
 
-
-Kind = Callable[[Draw, str, int], Wave]
-"""A function that makes a wave. It gets a prefix for names, and the number of its turn."""
 
 KINDS: Sequence[Kind] = (
-    _churn,
-    _sharing,
-    _sizes,
-    _ladder,
-    _crowd,
-    _long,
-    _turnover,
-    _pressure,
-    _relay,
-    _brim,
+    *(_churn, _sharing, _sizes, _ladder, _crowd, _long, _turnover, _pressure, _relay, _brim),
 )
 """The kinds of waves. They take turns in this order."""
 
@@ -468,3 +505,6 @@ TIGHT: Sequence[Kind] = (
     *(_turnover, _long, _pressure, _relay, _brim),
 )
 """The kinds of waves if a single request can need more than the pool holds."""
+
+FLUSHED = {_turnover: 1.0, _resumed: 1.0, _pressure: 0.5, _long: 0.3}
+"""How many of the waves empty the cache at their end."""

@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from paritybit.drive.company import CHECK, LONGEST_PLAY, Comparison
-from paritybit.drive.engine import Engine
-from paritybit.drive.failures import EngineFailedError, judge_failure
+from paritybit.drive.engine import Engine, EngineFailedError, PlayedError, judge_failure
 from paritybit.drive.forks import ForkFailedError, in_fork
 from paritybit.drive.job import Job
 from paritybit.drive.legs import LACKING, LackingError
-from paritybit.drive.limits import boundaries, reach, reached
 from paritybit.drive.operating.actions import COUNT, WHOLE
-from paritybit.drive.player import PlayedError
 from paritybit.drive.requests import kinds_of
 from paritybit.drive.script import Script, Wave, write
 from paritybit.drive.served import Common
@@ -53,7 +50,8 @@ def run(engine: Engine, served: Common, job: Job) -> int:
         begun = time.monotonic()
         if job.waves is None and not served.alone:
             compare(ready, served, stop)
-        serve(ready, served, counted(waves_of(job, served, engine), served), stop)
+        journal.count(**{f"{COUNT}{one}": 0 for one in served.ACTIONS if served.actions})
+        serve(ready, served, waves_of(job, served, engine), stop)
         sys.stderr.write(f"{engine.forwards} forwards in {time.monotonic() - begun:.1f} s\n")
 
     try:
@@ -101,19 +99,6 @@ def least(waves: Iterator[Wave], kinds: int, enough: Callable[[], bool]) -> Iter
         if number >= kinds and enough():
             journal.count(**{WHOLE: 1})
             return
-        yield wave
-
-
-def counted(waves: Iterator[Wave], served: Common) -> Iterator[Wave]:
-    """Yield waves, and count the boundaries that they reach. Actions are counted when they run."""
-    limits = served.limits()
-    wanted = served.ACTIONS if served.actions else ()
-    journal.count(**{f"{COUNT}{action}": 0 for action in wanted})
-    for name in boundaries(limits):
-        reach(name, 0)
-    for wave in waves:
-        for name in reached(wave, limits):
-            reach(name, 1)
         yield wave
 
 

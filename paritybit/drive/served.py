@@ -4,10 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, TypeVar, get_type_hints
 
-from paritybit.drive.limits import Limits
 from paritybit.drive.models import MODELS, Model
 from paritybit.drive.operating.actions import with_actions
-from paritybit.drive.requests import other_prefixes, waves, with_priorities, with_sampling
+from paritybit.drive.requests import Limits, other_prefixes, waves, with_priorities, with_sampling
 from paritybit.drive.script import LARGEST, Setting, Wave
 
 DEVICES = ("cpu", "cuda")

@@ -1,7 +1,7 @@
 """Compares two runs: how the findings of each cause changed."""
 
-from paritybit.drive.limits import BOUNDARY
 from paritybit.drive.operating.actions import COUNT
+from paritybit.drive.requests import BOUNDARY
 from paritybit.launch.schema import CauseChange, Finding, LegRecord, WatchRecord
 from paritybit.launch.words import all_causes
 from paritybit.watch.settings import TRIED

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from paritybit.drive.limits import BOUNDARY
 from paritybit.drive.operating.actions import COUNT
+from paritybit.drive.requests import BOUNDARY
 from paritybit.launch.schema import Untried
 from paritybit.watch.settings import NOT_TRIED, TRIED
 

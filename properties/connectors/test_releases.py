@@ -17,7 +17,7 @@ from paritybit.drive.adapters import adapter
 from paritybit.drive.job import Job, command
 from paritybit.drive.legs import Leg
 from paritybit.drive.script import ACTIONS
-from paritybit.drive.transformers.legs import TABLE
+from paritybit.drive.transformers.adapter import TABLE
 from paritybit.watch import journal
 from paritybit.watch.settings import VARIABLE, Settings
 from properties.support.releases import package_of

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from paritybit.drive.engine import PlayedError, Player
 from paritybit.drive.operating.actions import AT_ONCE, LATER, with_actions
 from paritybit.drive.operating.sglang import CAPTURES, Weights, acts_of, forget, packed
-from paritybit.drive.player import PlayedError, Player
 from paritybit.drive.requests import waves
 from paritybit.drive.script import ACTIONS, Action, Part, Planned, Wave
 from paritybit.drive.shrink import shrunk

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.drive.limits import Limits
 from paritybit.drive.models import GPT_OSS
 from paritybit.drive.operating.adapters import MODULES, RANK, loads, name_of, weights, with_adapters
-from paritybit.drive.requests import waves
+from paritybit.drive.requests import Limits, waves
 from paritybit.drive.script import wave_of
 from paritybit.drive.sglang import stand_ins
 from paritybit.drive.sglang.settings import Served

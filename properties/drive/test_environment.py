@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from paritybit.harness.errors import CannotRunError, MalformedError
 
-from paritybit.drive import environment
+from paritybit.drive import adapters as environment
 from paritybit.drive.legs import LackingError, Leg
 from paritybit.drive.models import MODELS
 from paritybit.drive.sglang import adapter as of_sglang
-from paritybit.drive.sglang.legs import TABLE
+from paritybit.drive.sglang.adapter import TABLE
 from paritybit.drive.sglang.settings import (
     FROZEN_DRAFTS,
     FROZEN_IN_TURN,

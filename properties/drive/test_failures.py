@@ -10,8 +10,9 @@ import torch
 from paritybit.reference.ops import Ops
 
 from paritybit.connectors.failures import OUT_OF_BOUNDS, fault_of
-from paritybit.drive import failures, run
-from paritybit.drive.failures import EngineFailedError, StalledError, judge_failure
+from paritybit.drive import engine as driver
+from paritybit.drive import run
+from paritybit.drive.engine import EngineFailedError, StalledError, judge_failure
 from paritybit.drive.sglang.settings import Served
 from paritybit.engines.graphs import CpuGraph, whole
 from paritybit.explore.laws import Shadow
@@ -260,7 +261,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Journal:
     """The journal of this process, which is watched."""
     made = Journal(tmp_path / "process-1.jsonl", counts=dict(SERVED))
     monkeypatch.setattr(journal, "of_process", lambda: made)
-    monkeypatch.setattr(failures, "active", lambda: Settings(str(tmp_path)))
+    monkeypatch.setattr(driver, "active", lambda: Settings(str(tmp_path)))
     return made
 
 
@@ -300,6 +301,6 @@ def test_a_selection_of_checks_holds_for_errors_too(
     lines: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = Settings(str(lines.path.parent), checks=("leak",))
-    monkeypatch.setattr(failures, "active", lambda: chosen)
+    monkeypatch.setattr(driver, "active", lambda: chosen)
     judge_failure(StalledError("2 requests wait"))
     assert not lines.findings

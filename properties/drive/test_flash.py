@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from paritybit.drive.legs import LackingError
-from paritybit.drive.transformers.flash import varlen, with_tables
 from paritybit.drive.transformers.serving import Transformers
 from paritybit.drive.transformers.settings import Served
+from paritybit.drive.transformers.stand_ins import varlen, with_tables
 
 PAGE = 2
 

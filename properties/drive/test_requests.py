@@ -1,5 +1,6 @@
 """Generated requests, and the player that hands them to a scheduler."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import combinations, islice
@@ -9,14 +10,15 @@ import pytest
 
 from paritybit.drive import ENGINES, script
 from paritybit.drive.adapters import adapter
-from paritybit.drive.limits import Limits, boundaries, reached
+from paritybit.drive.engine import PlayedError, Player
 from paritybit.drive.models import VOCABULARY
-from paritybit.drive.player import PlayedError, Player
 from paritybit.drive.requests import (
     AT_LEAST,
     COMPARED,
     KINDS,
     Kind,
+    Limits,
+    edges,
     kinds_of,
     sample,
     waves,
@@ -57,9 +59,9 @@ def test_rows_serve_all_kinds_between_them(limits: Limits, monkeypatch: pytest.M
     count, served = len(set(kinds_of(limits))), set[int]()
 
     def kind(number: int) -> Kind:
-        def made(*_: object) -> Wave:
+        def made(*_: object) -> Iterator[Planned]:
             served.add(number)
-            return Wave(())
+            return iter(())
 
         return made
 
@@ -189,12 +191,12 @@ def test_a_request_is_aborted_at_its_poll() -> None:
 
 
 @pytest.mark.parametrize("limits", [SMALL, replace(LIMITS, page=64)])
-def test_every_boundary_is_reached_in_the_first_minutes(limits: Limits) -> None:
+def test_prompts_have_each_length_at_which_the_behaviour_may_change(limits: Limits) -> None:
     for seed in range(3):
-        missing = set(boundaries(limits))
-        for wave in islice(waves(seed, limits), 12 * len(KINDS)):
-            missing -= reached(wave, limits)
-        assert not missing
+        found = list(islice(waves(seed, limits), 12 * len(KINDS)))
+        parts = [one.prompt for wave in found for one in wave.requests]
+        assert {*edges(limits)} <= {part[0].length for part in parts if len(part) == 1}
+        assert {*edges(limits)} <= {part[0].length for part in parts if len(part) > 1}
 
 
 def test_priorities_are_drawn_and_kept_in_a_conversation() -> None:

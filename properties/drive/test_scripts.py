@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 from torch import distributed
 
 from paritybit.drive import ENGINES
-from paritybit.drive.adapters import adapter
-from paritybit.drive.environment import Environment
+from paritybit.drive.adapters import Environment, adapter
+from paritybit.drive.engine import PlayedError
 from paritybit.drive.forks import ForkFailedError, in_fork
 from paritybit.drive.job import Job, command
 from paritybit.drive.job import read as read_job
-from paritybit.drive.player import PlayedError
 from paritybit.drive.requests import waves
 from paritybit.drive.run import SLACK, shrink
 from paritybit.drive.script import (

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from paritybit.drive.engine import MOST_POLLS
-from paritybit.drive.failures import EngineFailedError, StalledError
+from paritybit.drive.engine import MOST_POLLS, EngineFailedError, PlayedError, StalledError
 from paritybit.drive.legs import LackingError
-from paritybit.drive.limits import BOUNDARY, count_retractions
-from paritybit.drive.player import PlayedError
+from paritybit.drive.requests import BOUNDARY, count_retractions
 from paritybit.drive.sglang import stand_ins
 from paritybit.drive.sglang.serving import Sglang
 from paritybit.drive.sglang.settings import Served

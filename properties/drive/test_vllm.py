@@ -11,13 +11,12 @@ import pytest
 import torch
 from paritybit.harness.errors import CannotRunError
 
-from paritybit.drive.environment import Environment
+from paritybit.drive.adapters import Environment
 from paritybit.drive.legs import LackingError
 from paritybit.drive.served import DEVICES
-from paritybit.drive.vllm.adapter import ADAPTER
+from paritybit.drive.vllm.adapter import ADAPTER, TABLE
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.experts import ACTIVATIONS, mix, pack
-from paritybit.drive.vllm.legs import TABLE
 from paritybit.drive.vllm.settings import (
     COMPILED,
     DRAFTS,

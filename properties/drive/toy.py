@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from paritybit.drive.engine import Acts, Engine
-from paritybit.drive.limits import Limits
-from paritybit.drive.player import PlayedError
+from paritybit.drive.engine import Acts, Engine, PlayedError
+from paritybit.drive.requests import Limits
 from paritybit.drive.script import Planned
 
 LIMITS = Limits(window=16, page=16, chunk=64, context=1536, pool=1536, rows=8)

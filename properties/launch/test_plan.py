@@ -14,7 +14,7 @@ import pytest
 from paritybit.harness.cli.watch.releases import Walk
 
 from paritybit.__main__ import main
-from paritybit.drive.environment import Environment
+from paritybit.drive.adapters import Environment
 from paritybit.drive.job import Job
 from paritybit.drive.legs import Leg
 from paritybit.drive.script import Part, Planned, Script, Wave

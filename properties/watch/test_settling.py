@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paritybit.connectors.failures import report
-from paritybit.drive import failures, run
+from paritybit.drive import engine
 from paritybit.drive.forks import in_fork
 from paritybit.launch.journals import Journals
 from paritybit.launch.tally import Tally
@@ -84,8 +84,7 @@ def test_an_error_comes_after_the_double_free_before_it(
 
 
 READERS: dict[str, Callable[[Scene], object]] = {
-    "the driver asks whether it was found": lambda _: run.found(DOUBLE_FREE),
-    "the engine fails": lambda _: failures.judge_failure(failures.StalledError("2 requests wait")),
+    "the engine fails": lambda _: engine.judge_failure(engine.StalledError("2 requests wait")),
     "the process forks": lambda _: in_fork(lambda: None, 60.0),
     "a test reads what was found": lambda scene: blocks.Session.seen(
         SimpleNamespace(journals=Journals(scene.journal.path.parent), tally=Tally())  # type: ignore[arg-type]

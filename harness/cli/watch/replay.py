@@ -11,8 +11,7 @@ from paritybit.harness.errors import CannotRunError, MalformedError, report_erro
 from paritybit.harness.machine.gpus import visible_gpus
 
 from paritybit import __version__
-from paritybit.drive.adapters import Adapter, adapter_of
-from paritybit.drive.environment import Environment
+from paritybit.drive.adapters import Adapter, Environment, adapter_of
 from paritybit.drive.job import Job, command
 from paritybit.drive.legs import LACKING, Leg
 from paritybit.inject import prepare

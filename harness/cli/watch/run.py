@@ -37,8 +37,7 @@ from paritybit.harness.machine.gpus import visible_gpus
 from paritybit.harness.records.environment import commit_of
 
 from paritybit import __version__
-from paritybit.drive.adapters import Adapter, adapter_of
-from paritybit.drive.environment import Environment
+from paritybit.drive.adapters import Adapter, Environment, adapter_of
 from paritybit.drive.job import command
 from paritybit.drive.legs import LACKING, Leg, Pair
 from paritybit.drive.models import MODELS

@@ -16,8 +16,7 @@ from paritybit.harness.errors import CannotRunError
 from paritybit.harness.records.codec import load
 
 from paritybit import __version__
-from paritybit.drive.adapters import Adapter, adapter_of
-from paritybit.drive.environment import Environment
+from paritybit.drive.adapters import Adapter, Environment, adapter_of
 from paritybit.drive.job import Job, command
 from paritybit.drive.script import Script, read
 from paritybit.drive.warm import Warm, warm

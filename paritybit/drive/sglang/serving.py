@@ -12,14 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from paritybit.drive.engine import Acts, Engine
-from paritybit.drive.failures import EngineFailedError
+from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.legs import LackingError
-from paritybit.drive.limits import count_retractions, reach
 from paritybit.drive.models import register_configurations
 from paritybit.drive.operating.adapters import loads, name_of
 from paritybit.drive.operating.sglang import acts_of
-from paritybit.drive.player import PlayedError
+from paritybit.drive.requests import count_retractions, reach
 from paritybit.drive.script import Planned
 from paritybit.drive.sglang.settings import Served
 from paritybit.drive.sglang.stand_ins import ANYWHERE, ON_A_CPU

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from paritybit.drive.legs import LackingError
-from paritybit.drive.limits import Limits
 from paritybit.drive.models import WINDOW, written
 from paritybit.drive.operating.adapters import (
     LOADED,
@@ -16,7 +15,7 @@ from paritybit.drive.operating.adapters import (
     require_adapters,
     with_adapters,
 )
-from paritybit.drive.requests import sample, waves
+from paritybit.drive.requests import Limits, sample, waves
 from paritybit.drive.script import ACTIONS, Setting, Wave
 from paritybit.drive.served import Common
 

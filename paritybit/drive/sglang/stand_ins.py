@@ -266,7 +266,7 @@ def use_runner_of_cuda() -> None:
 
     Otherwise, it would build its graph runner for CPUs, and only if compilation is enabled.
     """
-    platform = getattr(found("sglang.srt.platforms.interface"), "SRTPlatform", None)
+    platform: Any = getattr(found("sglang.srt.platforms.interface"), "SRTPlatform", None)
     if hasattr(platform, "capabilities"):  # The stand-ins provide both.
         abilities = type(platform.capabilities)
         platform.capabilities = abilities(graph_capture=True, supports_triton=True)

@@ -1,14 +1,15 @@
 """Installs stand-ins in an engine's process, and reports them."""
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from paritybit.drive.stand_ins.races import look_for_races
-from paritybit.drive.stand_ins.spoiled import LEFT, spoil_new_memory
 from paritybit.watch import journal
 
 
@@ -35,6 +36,31 @@ class StandIns(list[StandIn]):
             return install
 
         return added
+
+
+LEFT = 33
+"""What new memory holds: a slot, a block or a length that may be in use, within all tables."""
+
+INTEGERS = torch.int32, torch.int64
+
+
+def spoil_new_memory() -> None:
+    """Fill the integers of memory that is only allocated."""
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
+        setattr(owner, name, spoiled(getattr(owner, name)))
+
+
+def spoiled(made: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that fills the integers of the tensors that it makes."""
+
+    @functools.wraps(made)
+    def making(*args: Any, **kwargs: Any) -> Any:
+        found = made(*args, **kwargs)
+        if type(found) is Tensor and found.dtype in INTEGERS and found.device.type == "cpu":
+            found.fill_(LEFT)
+        return found
+
+    return making
 
 
 SPOILED = StandIn(

@@ -310,8 +310,10 @@ class Races:
     def hook(self) -> None:
         """Wrap the functions of the interpreter."""
         builder, function = self.interpreter.interpreter_builder, "InterpretedFunction"
-        wraps = [(builder, "create_masked_load", self.load)]
-        wraps += [(builder, "create_masked_store", self.store)]
+        wraps: list[tuple[Any, str, Callable[..., Any]]] = [
+            (builder, "create_masked_load", self.load),
+            (builder, "create_masked_store", self.store),
+        ]
         for name, place in ATOMICS.items():
             wraps.append((builder, name, functools.partial(self.atomic, place)))
         for name, what in EXCHANGES.items():
@@ -450,12 +452,13 @@ class Races:
 
     def atomic(self, place: int, run: Callable[..., Any], *arguments: Any) -> Any:
         """Make an atomic, and record it. A late warp gets the recorded result."""
-        program, pointers = self.program, arguments[place].data
-        late = isinstance(program, LateWarp)
-        result = None if late else run(*arguments)
+        program, pointers, late = self.program, arguments[place].data, None
+        if isinstance(program, LateWarp):
+            late = program
+        result = run(*arguments) if late is None else None
         if program is not None:
             self.guarded(program.atomic, pointers, of_handles(arguments), result)
-        return self.guarded(program.result, pointers) if late else result
+        return result if late is None else self.guarded(late.result, pointers)
 
     def exchange(
         self,

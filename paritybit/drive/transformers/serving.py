@@ -7,15 +7,12 @@ from typing import Any
 
 import torch
 
-from paritybit.drive.engine import Acts, Engine
-from paritybit.drive.failures import EngineFailedError
+from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.legs import LackingError
-from paritybit.drive.player import PlayedError
 from paritybit.drive.script import Planned
 from paritybit.drive.stand_ins.installing import install as replace
-from paritybit.drive.transformers.flash import captured
 from paritybit.drive.transformers.settings import FLASH, Served
-from paritybit.drive.transformers.stand_ins import ON_A_CPU
+from paritybit.drive.transformers.stand_ins import ON_A_CPU, captures_flash
 from paritybit.engines.loading import named
 
 SAMPLE = "__child#"
@@ -80,7 +77,7 @@ class Transformers(Engine):
 
     def _manager(self, transformers: Any) -> Any:
         """Return the engine's manager of a model with random weights."""
-        if self.served.attention == FLASH and self.served.graphs and not captured():
+        if self.served.attention == FLASH and self.served.graphs and not captures_flash():
             raise LackingError("this release captures no graphs with flash attention")
         torch.manual_seed(self.served.seed)
         config = self.served.configuration()

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from paritybit.drive.limits import Limits
 from paritybit.drive.models import WINDOW
+from paritybit.drive.requests import Limits
 from paritybit.drive.served import Common
 
 ROWS, CHUNK, POOL = 8, 64, 512

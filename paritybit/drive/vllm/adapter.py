@@ -1,14 +1,54 @@
-"""Downloads vLLM, and prepares its process."""
+"""vLLM: its release, its process, and its settings."""
 
 import os
 
-from paritybit.drive.adapters import Adapter
-from paritybit.drive.environment import Environment, variables, with_transformers
+from paritybit.drive.adapters import Adapter, Environment, variables, with_transformers
+from paritybit.drive.legs import Table
 from paritybit.drive.served import Common
-from paritybit.drive.vllm.legs import TABLE
 from paritybit.drive.vllm.settings import Served
 from paritybit.engines.packages import VLLM
 from paritybit.harness.errors import CannotRunError
+
+TABLE = Table(
+    axes={
+        "graphs": {
+            "decode graphs": {},
+            "full graphs": {"graphs": "full"},
+            "breakable graphs": {"graphs": "breakable"},
+            "piecewise graphs": {"graphs": "piecewise"},
+            "full and piecewise graphs": {"graphs": "mixed"},
+        },
+        "runner": {"older runner": {}, "newer runner": {"runner": 2}},
+        "scheduling": {"no overlap": {}, "async scheduling": {"overlap": True}},
+        "drafts": {
+            "no drafts": {},
+            "n-gram speculation": {"speculative": "ngram"},
+            "EAGLE": {"speculative": "eagle"},
+        },
+        "block size": {"block size 16": {}, "block size 32": {"page_size": 32}},
+        "window": {"window of one block": {}, "window of three blocks": {"window": 40}},
+        "cache": {"prefix cache": {}, "no prefix cache": {"prefix_cache": False}},
+        "model": {"Gemma 4": {}, "attention sinks": {"model": "gpt_oss"}},
+        "adapters": {"no adapters": {}, "LoRA adapters": {"adapters": 3}},
+        "queue": {"first come, first served": {}, "priorities": {"priorities": True}},
+        "operator": {"no actions": {}, "actions": {"actions": True}},
+        "attention": {"Triton": {}, "FlashAttention": {"backend": "flash"}},
+    },
+    apart=[
+        (["older runner"], ["async scheduling"], ["n-gram speculation"]),
+        (["LoRA adapters"], ["attention sinks"]),  # Experts with adapters need compiled code.
+    ],
+    devices={
+        "attention sinks": "cpu",
+        "piecewise graphs": "cuda",
+        "full and piecewise graphs": "cuda",
+        "FlashAttention": "cuda",
+    },
+    # Only batches whose requests all have the most drafts replay a graph.
+    quiet=["n-gram speculation"],
+    # Planted faults that were found: 24 in plain rows, 10 with the newer runner.
+    weights={("decode graphs", "older runner"): 4, ("newer runner",): 2, ("EAGLE",): 1.5},
+)
 
 
 def prepare(spec: str) -> Environment:

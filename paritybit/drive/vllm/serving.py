@@ -11,11 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paritybit.drive.engine import Acts, Engine
-from paritybit.drive.failures import EngineFailedError
+from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.legs import LackingError
-from paritybit.drive.limits import count_retractions, reach
-from paritybit.drive.player import PlayedError
+from paritybit.drive.requests import count_retractions, reach
 from paritybit.drive.script import Planned
 from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.settings import DRAFT, Served, require_drafter, said

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from paritybit.drive.legs import LackingError
-from paritybit.drive.limits import Limits
 from paritybit.drive.models import GPT_OSS, WINDOW, Model
 from paritybit.drive.operating.adapters import LOADED, require_adapters, with_adapters
+from paritybit.drive.requests import Limits
 from paritybit.drive.script import Setting, Wave
 from paritybit.drive.served import Common
 
