@@ -6,7 +6,7 @@ between two waves.
 
 import functools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -420,7 +420,8 @@ def _ladder(draw: Draw, _: int) -> Iterator[Planned]:
             length = chance.randint(limits.stretch, 2 * limits.stretch)
             yield draw.alone(index, length, tokens, arrival)
             continue
-        text, most = chance.choice((("common", long), *((index, most) for most in shorts)))
+        texts: list[tuple[int | str, int]] = [("common", long)]
+        text, most = chance.choice([*texts, *((index, most) for most in shorts)])
         length = step * chance.randint(1, max(1, most // step))
         for member in range(chance.choice((2, 2, 3))):
             place = f"{index:03}.{member}"
@@ -506,5 +507,5 @@ TIGHT: Sequence[Kind] = (
 )
 """The kinds of waves if a single request can need more than the pool holds."""
 
-FLUSHED = {_turnover: 1.0, _resumed: 1.0, _pressure: 0.5, _long: 0.3}
+FLUSHED: Mapping[Kind, float] = {_turnover: 1.0, _resumed: 1.0, _pressure: 0.5, _long: 0.3}
 """How many of the waves empty the cache at their end."""

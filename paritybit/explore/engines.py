@@ -1,23 +1,28 @@
-"""The engines that can be explored, and the interface of their modules."""
+"""The engines that can be explored."""
 
 import copy
 import gc
 import importlib
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from paritybit.engines import fetch
 from paritybit.engines.packages import PACKAGES, SGLANG, VLLM
 from paritybit.explore.bound import Bound
-from paritybit.explore.search import Machine, Search, ViolationError, share
+from paritybit.explore.search import Search, ViolationError, share
 from paritybit.harness.errors import CannotRunError, headline
 
 MODULES = {
     SGLANG.name: "paritybit.explore.sglang",
     VLLM.name: "paritybit.explore.vllm",
 }
-"""The module of each engine, by name. It is imported when it is used."""
+"""The module of each engine, which is imported when it is used. All have four functions:
+
+- `require_room` raises MalformedError for a bound in which one request might not fit.
+- `load` loads a release or a source tree into this process.
+- `machines` returns a function that makes a machine in its initial state.
+- `shared` returns the types of immutable objects.
+"""
 
 FIRST = "arrive 0", "step"
 """Actions that must raise no error. Later errors of the engine are then not due to its calls."""
@@ -26,33 +31,13 @@ EXPLORED = tuple(PACKAGES[name] for name in MODULES)
 """The engines that are explored."""
 
 
-class Explorable(Protocol):
-    """The module of an engine."""
-
-    def require_room(self, bound: Bound) -> None:
-        """Raise MalformedError for a bound in which one request might not fit."""
-        ...
-
-    def load(self, found: fetch.Found) -> Any:
-        """Load a release or a source tree into this process."""
-        ...
-
-    def machines(self, engine: Any, bound: Bound) -> Callable[[], Machine]:
-        """Return a function that makes a machine in its initial state."""
-        ...
-
-    def shared(self, engine: Any) -> tuple[type, ...]:
-        """Return the types of immutable objects."""
-        ...
-
-
 def search_of(spec: str, bound: Bound) -> tuple[str, Search]:
     """Return the name of an engine, and a search over its machines.
 
     Raises MalformedError for an unknown engine and for a bound in which no request fits. Raises
     CannotRunError for a release with unknown classes.
     """
-    module: Explorable = importlib.import_module(MODULES[fetch.package_of(spec, EXPLORED).name])
+    module: Any = importlib.import_module(MODULES[fetch.package_of(spec, EXPLORED).name])
     module.require_room(bound)
     found = fetch.find(spec)
     try:

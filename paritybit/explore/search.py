@@ -129,10 +129,10 @@ def share(kinds: Iterable[type]) -> None:
 
 
 class Search:
-    """A search over machines that `make` creates. Without `merge`, equal states are not merged."""
+    """A search over machines that `make` creates."""
 
-    def __init__(self, make: Callable[[], Machine], *, merge: bool = True) -> None:
-        self.make, self.merge = make, merge
+    def __init__(self, make: Callable[[], Machine]) -> None:
+        self.make = make
         self.found = Explored()
         self.seen = {digest(make())}
         self.kept = 0
@@ -142,32 +142,28 @@ class Search:
         self, depth: int, seconds: float, report: Callable[[Explored], None] = lambda found: None
     ) -> Explored:
         """Visit all states up to a depth, until a violation is found or the time is over."""
-        with few_collections():
-            return self.visited(depth, seconds, report)
-
-    def visited(self, depth: int, seconds: float, report: Callable[[Explored], None]) -> Explored:
-        """Implement `run`."""
-        begun = told = time.monotonic()
-        found, level = self.found, [State((), None)]
+        begun, told, level = time.monotonic(), 0.0, [State((), None)]
+        found = self.found
         try:
-            for number in range(1, depth + 1):
-                self.kept, following = 0, list[State]()
-                for state in level:
-                    found.seconds = time.monotonic() - begun
-                    if found.seconds > seconds:
-                        found.late = True
-                        return found
-                    if found.seconds + begun - told > PROGRESS:
-                        told = found.seconds + begun
-                        report(found)
-                    following += self.expanded(state, last=number == depth)
-                    if found.violation is not None:
-                        return found
-                level, found.depth = following, number
-                found.reached |= self.reached
-                if not level:
-                    found.closed = True
-                    break
+            with few_collections():
+                for number in range(1, depth + 1):
+                    self.kept, following = 0, list[State]()
+                    for state in level:
+                        found.seconds = time.monotonic() - begun
+                        found.late = found.seconds > seconds
+                        if found.late:
+                            return found
+                        if found.seconds - told > PROGRESS:
+                            told = found.seconds
+                            report(found)
+                        following += self.expanded(state, last=number == depth)
+                        if found.violation is not None:
+                            return found
+                    level, found.depth = following, number
+                    found.reached |= self.reached
+                    found.closed = not level
+                    if found.closed:
+                        break
         except KeyboardInterrupt:
             found.interrupted = True
         found.seconds = time.monotonic() - begun
@@ -194,7 +190,7 @@ class Search:
             if self.found.transitions % COMPARED == 0:
                 self.compare(machine, path)
             key = digest(machine)
-            if key not in self.seen or not self.merge:
+            if key not in self.seen:
                 self.seen.add(key)
                 self.found.states += 1
                 keeps = not last and self.kept < MOST_COPIES

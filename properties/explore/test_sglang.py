@@ -3,10 +3,8 @@
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from paritybit.harness.errors import MalformedError
 
@@ -15,8 +13,8 @@ from paritybit.engines.missing import PartMissingError
 from paritybit.engines.packages import SGLANG
 from paritybit.explore.bound import Bound
 from paritybit.explore.search import ViolationError
-from paritybit.explore.sglang.cache import Tree
 from paritybit.explore.sglang.machine import SglangMachine
+from paritybit.explore.sglang.tree import Tree
 from paritybit.explore.sglang.world import require_room, sliding_pages
 from properties.planting.faults import FOLDER, plant, read
 from properties.support.harness.command_line import python
@@ -25,65 +23,9 @@ RELEASE = "0.5.23"
 AT_HAND = (fetch.folder() / f"{SGLANG.name}-{RELEASE}").is_dir()
 
 
-class Key(tuple[int, ...]):
-    """A key of a node."""
-
-    __slots__ = ()
-
-    def raw_token_ids(self) -> tuple[int, ...]:
-        """Return its tokens."""
-        return tuple(self)
-
-
-def node(time: int, tokens: tuple[int, ...], slots: list[int], **changed: Any) -> SimpleNamespace:
-    """Return a node of the older tree."""
-    values = {"swa_tombstone": False, "full_lock_ref": 0, "swa_lock_ref": 0, "swa_uuid": None}
-    return SimpleNamespace(
-        key=Key(tokens),
-        value=torch.tensor(slots),
-        children={},
-        last_access_time=time,
-        **{**values, **changed},
-    )
-
-
-def older() -> Any:
-    """Return an older tree: [1 1], a tombstone, and below it [2] and [1]."""
-    top, left, right = (
-        node(3, (1, 1), [1, 2], swa_tombstone=True),
-        node(1, (2,), [3]),
-        node(2, (1,), [4], full_lock_ref=1, swa_lock_ref=1),
-    )
-    top.children = {2: left, 1: right}
-    head, tail = SimpleNamespace(), SimpleNamespace()
-    head.next, right.next, left.next, top.next = right, left, tail, tail
-    listed = SimpleNamespace(head=head, tail=tail, nxt="next")
-    return SimpleNamespace(
-        root_node=SimpleNamespace(children={1: top}),
-        full_lru_list=listed,
-        swa_lru_list=listed,
-        full_evictable_size_=3,
-        swa_evictable_size_=1,
-        full_protected_size_=1,
-        swa_protected_size_=1,
-    )
-
-
-def test_the_older_tree_is_read() -> None:
-    tree = Tree(older(), [0, 0, 0, 13, 14], ([], []))
-    assert [(one.tokens, one.full, one.sliding) for one in tree.nodes] == [
-        ((1, 1), [1, 2], None),
-        ((1, 1, 1), [4], [14]),
-        ((1, 1, 2), [3], [13]),
-    ]
-    assert tree.orders() == [[2, 1, 0], [1, 2], [1, 2]]
-    assert tree.sizes() == (3, 1, 1, 1)
-    assert tree.marks() == [None, None, None]
-
-
 def test_an_unknown_tree_is_refused() -> None:
     with pytest.raises(PartMissingError, match="SimpleNamespace is not known"):
-        Tree(SimpleNamespace(root_node=None), [], ([], []))
+        Tree(SimpleNamespace(root_node=None), None)
 
 
 @pytest.mark.parametrize(

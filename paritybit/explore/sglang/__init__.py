@@ -1,7 +1,7 @@
 """Explores sglang's unified prefix cache and hybrid allocator.
 
 `world` builds the engine's objects, `scheduler` performs a step like the engine's scheduler,
-`cache` reads the tree, `machine` has the actions and the laws, and `key` identifies a state.
+`tree` reads the prefix cache and identifies a state, and `machine` has the actions and the laws.
 """
 
 from paritybit.explore.sglang.machine import machines as machines

@@ -8,9 +8,8 @@ from paritybit.engines.loading import Engine
 from paritybit.explore.bound import Bound
 from paritybit.explore.laws import Shadow
 from paritybit.explore.search import ViolationError
-from paritybit.explore.sglang.cache import FULL, SLIDING, Tree, free_pages, mapping_of
-from paritybit.explore.sglang.key import Key
 from paritybit.explore.sglang.scheduler import Computed, Scheduler, record, tokens_of
+from paritybit.explore.sglang.tree import FULL, SLIDING, Key, Tree
 from paritybit.explore.sglang.world import World, sliding_pages
 
 POOLS = ("full", "sliding")
@@ -47,13 +46,10 @@ class SglangMachine:
         self.action = ""
         self.kept: frozenset[int] = frozenset()
         self.held = self.holds()
-        self.named: Key | None = None
 
     def holds(self) -> Tree:
         """Return the current content of the engine's prefix cache and allocator."""
-        allocator = self.scheduler.allocator
-        free = free_pages(allocator, FULL), free_pages(allocator, SLIDING)
-        return Tree(self.scheduler.cache, mapping_of(allocator), free)
+        return Tree(self.scheduler.cache, self.scheduler.allocator)
 
     def actions(self) -> list[str]:
         """Return the actions that the scheduler may perform in this state."""
@@ -94,7 +90,7 @@ class SglangMachine:
         # Inference mode has no version counters, so it is faster for tiny tensors.
         with torch.inference_mode():
             self.step() if name == "step" else self.reset()
-        self.held, self.named = self.holds(), None
+        self.held = self.holds()
 
     def step(self) -> None:
         """Perform a step of the scheduler, and note the events in it."""
@@ -112,7 +108,7 @@ class SglangMachine:
 
     def compute(self, parts: list[Computed]) -> None:
         """Record writes to the slots of all tokens of a step, then check the reads."""
-        mapping = mapping_of(self.scheduler.allocator)
+        mapping: list[int] = self.scheduler.allocator.full_to_swa_index_mapping.tolist()
         for part in parts:
             tokens, row = tokens_of(part.request), self.row(part.request, part.end)
             for position in range(part.begin, part.end):
@@ -258,6 +254,4 @@ class SglangMachine:
 
     def key(self) -> Any:
         """Return the state, with slots, nodes and marks numbered by first occurrence."""
-        if self.named is None:
-            self.named = Key(self.scheduler, self.shadows, self.row, self.held)
-        return self.named.whole()
+        return Key(self.scheduler, self.held, self.row).whole(self.shadows)

@@ -1,5 +1,11 @@
-"""The engine's own objects for a bound: request table, pools, allocator, prefix cache, requests."""
+"""sglang's own objects for a bound: request table, pools, allocator, prefix cache, requests.
 
+The engine is loaded into this process, with stubs for what it imports and does not use here. It
+reads the settings of a server whose only rank is this process. Every name that a release reads from
+them is declared here. Any other name raises an error.
+"""
+
+import os
 from array import array
 from dataclasses import dataclass
 from typing import Any
@@ -8,13 +14,140 @@ from paritybit.engines import fetch
 from paritybit.engines.bags import Bag
 from paritybit.engines.loading import Engine, named
 from paritybit.engines.packages import SGLANG
+from paritybit.engines.stubs import StubFinder
 from paritybit.explore.bound import Bound
 from paritybit.explore.laws import Tokens
-from paritybit.explore.sglang.host import Settings, publish
 from paritybit.harness.errors import MalformedError
 
 BATCHES = "srt.managers.schedule_batch"
 CACHE = "srt.mem_cache"
+
+STUBS = (
+    *("IPython", "compressed_tensors", "flashinfer", "gguf", "huggingface_hub", "openai"),
+    *("partial_json_parser", "safetensors", "sgl_kernel", "sglang.srt.configs"),
+    *("sglang.srt.managers.scheduler", "sglang.srt.managers.tp_worker"),
+    *("sglang.srt.model_executor.model_runner", "sglang.srt.server_args"),
+    *("torchvision", "transformers", "tvm_ffi"),
+)
+"""Modules that are replaced by stubs."""
+
+ABSENT = ("tvm_ffi.cpp",)
+"""Modules below stubs that must not exist: a compiler, without which the engine uses torch."""
+
+ENVIRONMENT = {
+    "TRITON_INTERPRET": "1",
+    "SGLANG_SWA_EVICTION_INTERVAL": "1",
+    "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",
+    "SGLANG_IS_FLASHINFER_AVAILABLE": "false",
+    "SGLANG_FORCE_FUSED_OP_BACKEND": "torch",
+    "SGLANG_FORCE_CONFIDENTIAL_COMPUTE": "false",
+}
+"""Environment variables that are set before the engine is imported.
+
+Slots outside a window are freed immediately. The tree is the one in Python, because the one in
+Rust, the default of the newest releases, does not expose its nodes. On a machine with a GPU, the
+engine does not use what is compiled for it.
+"""
+
+
+class Switch:
+    """A setting that is off. Some releases read it, and others call it."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __call__(self) -> bool:
+        """Return whether it is on."""
+        return False
+
+
+GROUPS = frozenset(
+    {
+        *("comm", "deterministic", "dllm", "features", "graph", "kernel", "mamba", "moe"),
+        *("offload", "overlap"),
+    }
+)
+"""The groups of settings in later releases."""
+
+SETTINGS: dict[str, Any] = {
+    **dict.fromkeys(
+        (
+            *("attn_cp_rank", "attn_dcp_rank", "attn_dp_rank", "attn_tp_rank", "dcp_rank"),
+            *("pp_rank", "tp_rank", "speculative_num_draft_tokens"),
+        ),
+        0,
+    ),
+    **dict.fromkeys(
+        (
+            *("attn_cp_size", "attn_dcp_size", "attn_dp_size", "attn_tp_size", "dcp_size"),
+            *("dp_size", "pp_size", "tp_size"),
+        ),
+        1,
+    ),
+    **dict.fromkeys(
+        (
+            *("max_running_requests", "prefill_max_requests", "radix_cache_backend"),
+            *("return_hidden_states_mode", "speculative_algorithm", "speculative_eagle_topk"),
+            "speculative_num_steps",
+        )
+    ),
+    **dict.fromkeys(
+        (
+            *("dcp_enabled", "disable_radix_cache", "enable_custom_logit_processor"),
+            *("enable_deterministic_inference", "enable_dp_attention"),
+            *("enable_dsa_prefill_context_parallel", "enable_encoder_swa_bounded_replay"),
+            *("enable_flexkv", "enable_hierarchical_cache", "enable_kv_cache_sharding"),
+            *("enable_lmcache", "enable_memory_saver", "enable_mis"),
+            *("enable_nsa_prefill_context_parallel", "enable_prefill_context_parallel"),
+            *("enable_two_batch_overlap", "enable_unified_cache_external_linker"),
+            *("enable_watermark", "schedule_low_priority_values_first", "strip_thinking_cache"),
+        ),
+        False,
+    ),
+    "attention_backend": "torch_native",
+    "decode_attention_backend": "torch_native",
+    "device": "cpu",
+    "disaggregation_decode_retraction_backup": "none",
+    "disaggregation_mode": "null",
+    "enable_mamba_extra_buffer": Switch(),
+    "enable_mamba_extra_buffer_lazy": Switch(),
+    "mamba_radix_cache_strategy": "no_buffer",
+    "prefill_attention_backend": "torch_native",
+    "retraction_policy": "length",
+    "schedule_policy": "fcfs",
+}
+"""A server's default values, except for the sizes of a bound."""
+
+
+class Settings(Bag):
+    """The settings of a server. Each group of settings is the bag itself."""
+
+    def __init__(self, page_size: int, chunk: int) -> None:
+        sizes = {"page_size": page_size, "chunked_prefill_size": chunk}
+        super().__init__({**SETTINGS, **sizes}, "settings")
+
+    def __getattr__(self, name: str) -> Any:
+        return self if name in GROUPS else super().__getattr__(name)
+
+
+def publish(engine: Engine, settings: Settings) -> None:
+    """Make the engine's own accessors return the settings.
+
+    Modules of the engine keep the accessor from the time of their import, so the accessor must
+    return the settings that were published last.
+    """
+    arguments: Any = engine.module("srt.server_args")
+    arguments.get_global_server_args = lambda: arguments._global_server_args
+    arguments._global_server_args = settings
+    context: Any = engine.module("srt.runtime_context")
+    held = context._CONTEXT
+    if hasattr(held, "_server_args"):
+        held._server_args = settings
+    if hasattr(held, "config_bag"):
+        type(held).config_bag = lambda context, name: settings
+    held.parallel = settings
+    if hasattr(context, "_PARALLEL"):
+        context._PARALLEL = settings
 
 
 def require_room(bound: Bound) -> None:
@@ -33,10 +166,19 @@ def sliding_pages(bound: Bound) -> int:
 
 
 def load(found: fetch.Found) -> Engine:
-    """Load a release or a source tree into this process without a model."""
-    from paritybit.explore.sglang.loading import load_sglang  # noqa: PLC0415
+    """Load a release or a source tree into this process without a model.
 
-    return load_sglang(found.package, fetch.dependencies_folder() / SGLANG.dependencies[0])
+    The package's own `__init__` does not run.
+    """
+    from paritybit.engines import graphs, interpreter  # noqa: PLC0415
+    from paritybit.reference.ops import Ops  # noqa: PLC0415
+
+    os.environ.update(ENVIRONMENT)
+    graphs.emulate(Ops())
+    graphs.implement_on_cpu(SGLANG.name)
+    interpreter.quicken()
+    folders = [fetch.dependencies_folder() / SGLANG.dependencies[0]]
+    return Engine(SGLANG.name, found.package, folders, StubFinder(STUBS, ABSENT))
 
 
 @dataclass(frozen=True)
@@ -130,7 +272,11 @@ class World:
             tp_rank=0,
             tp_group=None,
         )
-        return part(f"{CACHE}.registry:default_radix_cache_factory")(context())
+        made = part(f"{CACHE}.registry:default_radix_cache_factory")(context())
+        session = getattr(made, "session", None)
+        if session is not None:  # `copy` looks for this method before a copy has any attribute.
+            type(session).__setstate__ = lambda one, state: one.__dict__.update(state)
+        return made
 
     def request(self, name: str, prompt: Tokens) -> Any:
         """Return a new request of the engine, which ends at the longest length."""
