@@ -1,8 +1,9 @@
 """Memory that is only allocated holds no zeros by luck."""
 
 import torch
-from paritybit.drive.stand_ins.spoiled import LEFT, spoiled
 from torch import Tensor
+
+from paritybit.drive.stand_ins.installing import LEFT, spoiled
 
 
 def test_new_memory_holds_no_zeros_by_luck() -> None:
