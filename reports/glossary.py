@@ -46,8 +46,8 @@ GLOSSARY: Mapping[str, str] = {
         "A JSON file with one failing schedule, shortened as far as possible. Anyone can replay it."
     ),
     "record": (
-        "The JSON file that a run writes: results, findings and environment. The commands"
-        " report, compare and summary read it."
+        "The JSON file that a run writes: results, findings and environment. The command"
+        " report reads it."
     ),
 }
 """The terms and their definitions. A term comes after those that its definition uses."""

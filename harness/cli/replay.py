@@ -16,8 +16,8 @@ from paritybit.harness.campaigns.replay import (
 )
 from paritybit.harness.campaigns.task import explained
 from paritybit.harness.checks.table import DECLARED_STATE
-from paritybit.harness.cli.display import print_errors
-from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
+from paritybit.harness.cli.display import print_errors, summary_of
+from paritybit.harness.cli.exit_codes import FINDING, OK
 from paritybit.harness.cli.explore import replay_explored
 from paritybit.harness.cli.watch.replay import replay_watched
 from paritybit.harness.errors import CannotRunError, MalformedError, printable
@@ -27,7 +27,6 @@ from paritybit.harness.records.case import Case
 from paritybit.harness.records.codec import load
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import track
 
 from paritybit.explore.case import ExploreCase
 from paritybit.launch.case import WatchCase
@@ -101,18 +100,15 @@ def replay_many(paths: Sequence[Path]) -> int:
         else:
             work.append(Named(printable(path.stem), case))
     ended: list[Replayed] = []
-    for one in track(replay_all(work), "replaying", len(work), console=console, transient=True):
+    for one in replay_all(work):
         ended.append(one)
         console.print(f"{mark_of(one)} {escape(one.name)}: {escape(one.message)}")
-    failed = [replay for replay in ended if replay.error is not None]
+    failed = [replay.error for replay in ended if replay.error is not None]
     wrong = sum(not replay.as_said for replay in ended) - len(failed)
-    console.print(
-        f"{len(work)} cases: {len(work) - wrong - len(failed)} reproduced, {wrong} not "
-        f"reproduced, {skipped} cannot run "
-        f"here{f', {len(failed)} failed' if failed else ''}"
-    )
-    print_errors(replay.error for replay in failed if replay.error is not None)
-    return FINDING if wrong else CANNOT_RUN if skipped or failed else OK
+    line, code = summary_of(len(ended) + skipped, wrong, skipped + len(failed))
+    console.print(line)
+    print_errors(failed)
+    return code
 
 
 def mark_of(replay: Replayed) -> str:

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from paritybit.harness.cli.display import summary_of
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK, STOPPED
 from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.run import WatchRun
@@ -55,12 +56,10 @@ def replay_watched(cases: Sequence[tuple[WatchCase, str]], spec: str | None) -> 
             codes.append(judge(display, case, name, outcome))
     if len(cases) == 1:
         return FINDING if codes[0] == OTHER else codes[0]
-    wrong, open_ = sum(code in (OK, OTHER) for code in codes), codes.count(CANNOT_RUN)
-    display.put(
-        f"{len(cases)} cases: {len(cases) - wrong - open_} reproduced, {wrong} not reproduced, "
-        f"{open_} without a verdict"
-    )
-    return FINDING if wrong else CANNOT_RUN if open_ else OK
+    wrong = sum(code in (OK, OTHER) for code in codes)
+    line, code = summary_of(len(cases), wrong, codes.count(CANNOT_RUN))
+    display.put(line)
+    return code
 
 
 def require_here(case: WatchCase, name: str, spec: str | None) -> None:
