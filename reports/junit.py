@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
-from paritybit.launch.schema import Finding, LegRecord, WatchRecord
+from paritybit.launch.schema import LegRecord, RecordedFinding, WatchRecord
 from paritybit.launch.words import lines_of, source_of
 
 NAME = "paritybit"
@@ -50,7 +50,7 @@ def case_of(leg: LegRecord, record: WatchRecord, prefix: str) -> ET.Element:
     return case
 
 
-def text_of(finding: Finding) -> str:
+def text_of(finding: RecordedFinding) -> str:
     """Return a finding as text, as printed on the terminal."""
     lines = [f"  {name}: {text}" for name, text in lines_of(finding)]
     return "\n".join([f"{finding.check}: {finding.text}", *lines])

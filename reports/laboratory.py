@@ -29,7 +29,7 @@ from paritybit.reports.model import (
     PageSection,
     Paragraph,
     Piece,
-    Replay,
+    ReplayCommand,
     Report,
     anchors,
     comma_separated,
@@ -288,9 +288,9 @@ def source_lines(lines: Sequence[SourceLine]) -> str:
     return comma_separated(f"{one.file}:{one.line} ({one.what})" for one in lines)
 
 
-def replay_of(finding: Counterexample) -> Replay:
+def replay_of(finding: Counterexample) -> ReplayCommand:
     """Return the command that replays a finding."""
-    return Replay(f"cases/{file_name(finding.case)}")
+    return ReplayCommand(f"cases/{file_name(finding.case)}")
 
 
 def clean_trials(record: Record) -> DataTable:

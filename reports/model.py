@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from paritybit.harness.records.environment import Environment
+from paritybit.harness.records.environment import RunEnvironment
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayCommand:
     """A command that replays a case. It runs in the folder of the run; `file` is the case."""
 
     kind: ClassVar = "replay"
@@ -166,7 +166,17 @@ class Card:
 
 
 Block = (
-    Replay | Paragraph | Items | Facts | DataTable | Cells | Legend | Bits | Source | Fold | Card
+    ReplayCommand
+    | Paragraph
+    | Items
+    | Facts
+    | DataTable
+    | Cells
+    | Legend
+    | Bits
+    | Source
+    | Fold
+    | Card
 )
 """A part of a report. `kind` is its name in the template."""
 
@@ -187,7 +197,7 @@ class Failure:
     facts: tuple[Fact, ...]
     known: str = ""
     line: tuple[str, int] | None = None
-    replay: Replay | None = None
+    replay: ReplayCommand | None = None
     anchor: str = ""
 
 
@@ -252,7 +262,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s"
 
 
-def environment_facts(found: Environment) -> Iterator[Fact]:
+def environment_facts(found: RunEnvironment) -> Iterator[Fact]:
     """Yield what is known of the environment of a run."""
     dirty = ", with uncommitted changes" if found.dirty else ""
     if found.device:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from paritybit.reports.markdown import table
 
-from paritybit.launch.schema import Finding, WatchRecord
+from paritybit.launch.schema import RecordedFinding, WatchRecord
 from paritybit.launch.words import all_causes
 
 FREE, UNTRIED = "–", "?"
@@ -27,7 +27,7 @@ class Release:
         return self.record is not None and self.record.verdict != "undecided"
 
     @property
-    def causes(self) -> dict[str, tuple[Finding, ...]]:
+    def causes(self) -> dict[str, tuple[RecordedFinding, ...]]:
         """The findings by cause."""
         found = () if self.record is None else self.record.findings
         return {group.name: group.findings for group in all_causes(found)}

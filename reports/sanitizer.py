@@ -14,7 +14,7 @@ from paritybit.reports.model import (
     PageSection,
     Paragraph,
     Piece,
-    Replay,
+    ReplayCommand,
     Report,
     Source,
     comma_separated,
@@ -22,7 +22,7 @@ from paritybit.reports.model import (
     environment_facts,
 )
 
-from paritybit.launch.schema import Finding, LegRecord, WatchRecord
+from paritybit.launch.schema import LegRecord, RecordedFinding, WatchRecord
 from paritybit.launch.words import (
     CauseGroup,
     causes_of,
@@ -113,9 +113,13 @@ def cause_of(group: CauseGroup, anchor: str, engine: str) -> Failure:
     )
 
 
-def replay_of(finding: Finding, engine: str) -> Replay | None:
+def replay_of(finding: RecordedFinding, engine: str) -> ReplayCommand | None:
     """Return the command that replays a finding, or None without a case."""
-    return None if finding.case is None else Replay(f"cases/{finding.case}", f" --engine {engine}")
+    return (
+        None
+        if finding.case is None
+        else ReplayCommand(f"cases/{finding.case}", f" --engine {engine}")
+    )
 
 
 def card(group: CauseGroup, anchor: str, follows: str | None, engine: str) -> Card:
@@ -132,7 +136,7 @@ def card(group: CauseGroup, anchor: str, follows: str | None, engine: str) -> Ca
     )
 
 
-def finding_blocks(finding: Finding, engine: str) -> Iterator[Block]:
+def finding_blocks(finding: RecordedFinding, engine: str) -> Iterator[Block]:
     """Yield a finding: how it came about, what is known, the lines of the engine, the replay."""
     known = " · known" if finding.known else ""
     yield Paragraph(f"{finding.check} · {finding.number:,} × · {finding.leg}{known}", "title")

@@ -5,7 +5,7 @@ Source: OASIS, Static Analysis Results Interchange Format Version 2.1.0.
 
 from typing import Any
 
-from paritybit.launch.schema import IN_BASELINE, Finding, WatchRecord
+from paritybit.launch.schema import IN_BASELINE, RecordedFinding, WatchRecord
 from paritybit.launch.words import all_causes, lines_of, source_of
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -44,7 +44,7 @@ def sarif_of(record: WatchRecord, prefix: str = "") -> dict[str, Any]:
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-def result_of(finding: Finding, prefix: str, package: str) -> dict[str, Any]:
+def result_of(finding: RecordedFinding, prefix: str, package: str) -> dict[str, Any]:
     """Return a finding as a SARIF result. A known finding is suppressed.
 
     Code hosts need a line. A finding without one gets the first line of the package.
@@ -63,7 +63,7 @@ def result_of(finding: Finding, prefix: str, package: str) -> dict[str, Any]:
     return found
 
 
-def location(finding: Finding, prefix: str, package: str) -> dict[str, Any]:
+def location(finding: RecordedFinding, prefix: str, package: str) -> dict[str, Any]:
     """Return the line of the engine that a finding names, with the lines around it."""
     path, line = source_of(finding) or (f"{package}/__init__.py", 1)
     physical: dict[str, Any] = {

@@ -18,7 +18,7 @@ COMMIT_VARIABLE = "PARITYBIT_COMMIT"
 PACKAGES = ("torch", "triton", "numpy", "hypothesis")
 
 
-class Environment(msgspec.Struct, frozen=True):
+class RunEnvironment(msgspec.Struct, frozen=True):
     """The environment of a run. None for unknown values.
 
     - `versions`: the versions of Python and of packages, by name.
@@ -35,11 +35,11 @@ class Environment(msgspec.Struct, frozen=True):
     processes: int | None = None
 
 
-def environment(device: str | None = None, processes: int | None = None) -> Environment:
+def environment(device: str | None = None, processes: int | None = None) -> RunEnvironment:
     """Return the environment of this process."""
     commit, dirty = revision()
     versions = {"python": platform.python_version()}
-    return Environment(
+    return RunEnvironment(
         paritybit=__version__,
         versions={**versions, **{name: package_version(name) for name in PACKAGES}},
         commit=commit,

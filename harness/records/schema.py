@@ -13,7 +13,7 @@ from paritybit.harness.explain.facts import Explanation, TimelineEntry
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import Case
 from paritybit.harness.records.codec import File
-from paritybit.harness.records.environment import Environment
+from paritybit.harness.records.environment import RunEnvironment
 from paritybit.harness.schedules.schedule import Count
 
 from paritybit.compat import StrEnum
@@ -161,7 +161,7 @@ class Record(File, frozen=True, tag="paritybit-run"):
     seconds: float
     verdict: Verdict
     message: str
-    environment: Environment
+    environment: RunEnvironment
     clean: tuple[TrialRow, ...]
     bugs: tuple[BugRow, ...]
     pairs: tuple[BugOnRunner, ...]

@@ -35,7 +35,7 @@ VERSION = r"[0-9]+(?:[.][0-9]+)*(?:(?:a|b|rc)[0-9]+)?(?:[.]post[0-9]+)?(?:[.]dev
 
 
 @dataclass(frozen=True)
-class Found:
+class EngineFolder:
     """An engine on this machine: its name for reports, and the folder of its package."""
 
     name: str
@@ -52,7 +52,7 @@ def dependencies_folder() -> Path:
     return folder() / str(sys.implementation.cache_tag)
 
 
-def find(spec: str) -> Found:
+def find(spec: str) -> EngineFolder:
     """Return the engine of `NAME==VERSION`, which is downloaded if necessary, or of a folder.
 
     Raises MalformedError for any other text, for a release that does not exist, and for a file
@@ -66,7 +66,7 @@ def find(spec: str) -> Found:
     home = folder_of_package(Path(spec), package.name, package.marker)
     assert home is not None
     _require_dependencies(package)
-    return Found(f"{package.name} in {Path(spec).name or spec}", home.resolve())
+    return EngineFolder(f"{package.name} in {Path(spec).name or spec}", home.resolve())
 
 
 def package_of(spec: str, known: Collection[Package] = PACKAGES.values()) -> Package:
@@ -112,7 +112,7 @@ def require_release(version: str, package: Package = SGLANG) -> None:
         raise MalformedError(f"{quote(version)} is not a release number such as {package.example}")
 
 
-def fetch(version: str, package: Package = SGLANG) -> Found:
+def fetch(version: str, package: Package = SGLANG) -> EngineFolder:
     """Return an unpacked release. Downloads it and its dependencies with pip if necessary.
 
     Raises errors as `find` does.
@@ -130,7 +130,7 @@ def fetch(version: str, package: Package = SGLANG) -> Found:
     _require_dependencies(package)
     found = folder_of_package(home, name, marker)
     assert found is not None
-    return Found(f"{name} {version}", found)
+    return EngineFolder(f"{name} {version}", found)
 
 
 @contextmanager

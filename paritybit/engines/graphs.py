@@ -114,7 +114,7 @@ def whole(function: Callable[..., Result], *, returns: bool = False) -> Callable
     return called
 
 
-class Event:
+class CpuEvent:
     """Stands in for `torch.cuda.Event`. On a CPU, all work is complete immediately."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -129,12 +129,12 @@ class Event:
         """Return True, because all work is complete."""
         return True
 
-    def elapsed_time(self, other: "Event") -> float:
+    def elapsed_time(self, other: "CpuEvent") -> float:
         """Return 0 as the time between two events."""
         return 0.0
 
 
-class Stream:
+class CpuStream:
     """Stands in for `torch.cuda.Stream`. On a CPU, all work is complete immediately."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -146,7 +146,7 @@ class Stream:
     wait_event = record_event = synchronize = wait_stream
 
 
-STREAM = Stream()
+STREAM = CpuStream()
 
 
 def implement_on_cpu(namespace: str) -> None:
@@ -174,15 +174,15 @@ def emulate(ops: Ops) -> None:
     CpuGraph.ops = ops
     torch.cuda.CUDAGraph = CpuGraph  # type: ignore[assignment,misc]
     torch.cuda.graph = recording  # type: ignore[assignment,misc]
-    torch.cuda.Stream = Stream  # type: ignore[assignment,misc]
-    torch.cuda.Event = Event  # type: ignore[assignment,misc]
+    torch.cuda.Stream = CpuStream  # type: ignore[assignment,misc]
+    torch.cuda.Event = CpuEvent  # type: ignore[assignment,misc]
     torch.cuda.graph_pool_handle = lambda: NO_POOL  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda *arguments: None
     torch.accelerator.empty_cache = lambda: None
     for name, value in {
         "graph": recording,
         "graph_pool_handle": lambda: NO_POOL,
-        "Event": Event,
+        "Event": CpuEvent,
         "is_current_stream_capturing": lambda: CpuGraph.recording is not None,
         "current_stream": lambda *arguments: STREAM,
     }.items():

@@ -22,7 +22,7 @@ NO_CONTEXT = DistributionFinder.Context()
 """A context that requests all distributions."""
 
 
-class Engine:
+class EngineModules:
     """Imports the modules of an engine. Create only one per engine and process.
 
     `dependencies` are folders with the packages that the engine imports besides torch. With

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paritybit.engines import fetch
-from paritybit.engines.loading import Engine
+from paritybit.engines.loading import EngineModules
 from paritybit.engines.packages import VLLM
 from paritybit.engines.stubs import StubFinder
 from paritybit.explore.bound import OUTPUT, Bound
@@ -64,12 +64,12 @@ def require_room(bound: Bound) -> None:
         )
 
 
-def load(found: fetch.Found) -> dict[str, Any]:
+def load(found: fetch.EngineFolder) -> dict[str, Any]:
     """Load a release or a source tree. Returns the needed modules by name."""
     os.environ.update(ENVIRONMENT)
     folders = [fetch.dependencies_folder() / name for name in VLLM.dependencies]
     stubs = StubFinder(STUBS)
-    engine = Engine(VLLM.name, found.package, folders, stubs, front=True)
+    engine = EngineModules(VLLM.name, found.package, folders, stubs, front=True)
     return {name.rpartition(".")[2]: engine.module(name) for name in MODULES}
 
 

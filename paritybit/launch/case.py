@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from paritybit.drive.script import Script, require_sense
 from paritybit.harness.records.codec import File
-from paritybit.launch.schema import Finding, WatchRecord
+from paritybit.launch.schema import RecordedFinding, WatchRecord
 from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import LegOutcome
 from paritybit.launch.words import all_causes
@@ -48,7 +48,7 @@ def cases_of(record: WatchRecord, outcomes: Iterable[LegOutcome]) -> dict[str, W
     the finding, the case has generated requests with the shape of the recorded ones.
     """
     tallies = {outcome.name: outcome.tally for outcome in outcomes}
-    firsts: dict[tuple[str, str], Finding] = {}
+    firsts: dict[tuple[str, str], RecordedFinding] = {}
     for group in all_causes(record.findings):
         for finding in group.findings:
             firsts.setdefault(case_key(finding), finding)
@@ -69,7 +69,7 @@ def cases_of(record: WatchRecord, outcomes: Iterable[LegOutcome]) -> dict[str, W
     }
 
 
-def case_key(finding: Finding) -> tuple[str, str]:
+def case_key(finding: RecordedFinding) -> tuple[str, str]:
     """Return what findings with the same case have in common: their check and their cause."""
     return finding.check, finding.cause_name
 

@@ -2,7 +2,7 @@
 
 from paritybit.drive.operating.actions import COUNT
 from paritybit.drive.requests import BOUNDARY
-from paritybit.launch.schema import CauseChange, Finding, LegRecord, WatchRecord
+from paritybit.launch.schema import CauseChange, LegRecord, RecordedFinding, WatchRecord
 from paritybit.launch.words import all_causes
 from paritybit.watch.settings import TRIED
 
@@ -47,7 +47,7 @@ def became(cause: str, before: WatchRecord, now: WatchRecord) -> str:
     return FIXED if found else NOT_CHECKED_AGAIN
 
 
-def checked(finding: Finding, run: WatchRecord, other: WatchRecord) -> bool:
+def checked(finding: RecordedFinding, run: WatchRecord, other: WatchRecord) -> bool:
     """Return whether another run could have made a finding of this run.
 
     It ran the same check at no lower rate, with the same settings. There, it reached each place
@@ -71,7 +71,7 @@ def alike(one: LegRecord, other: LegRecord) -> bool:
     )
 
 
-def reached(finding: Finding, mine: LegRecord, theirs: LegRecord) -> bool:
+def reached(finding: RecordedFinding, mine: LegRecord, theirs: LegRecord) -> bool:
     """Return whether a leg reached the places that the leg of a finding reached."""
     names = [
         name

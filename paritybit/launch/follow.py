@@ -11,7 +11,7 @@ from paritybit.harness.machine.stopping import heard_by
 from paritybit.launch.command import GRACE, LEFT_OVER, Running
 from paritybit.launch.journals import Journals
 from paritybit.launch.known import Known
-from paritybit.launch.schema import Finding
+from paritybit.launch.schema import RecordedFinding
 from paritybit.launch.tally import Tally
 
 PAUSE = 0.1
@@ -23,7 +23,7 @@ AGAIN = 1.0
 A process may get a signal twice at once, for example from a supervisor and from the terminal.
 """
 
-Show = Callable[[Tally, Finding | None], object]
+Show = Callable[[Tally, RecordedFinding | None], object]
 """Shows a tally, and its new finding, if there is one."""
 
 
@@ -66,14 +66,14 @@ class StopLimits:
     sought: str | None = None
     known: Known = field(default_factory=Known)
 
-    def counts(self, finding: Finding) -> bool:
+    def counts(self, finding: RecordedFinding) -> bool:
         """Return whether a finding counts."""
         if self.sought is not None:
             return finding.key == self.sought
         return self.known.where(finding) is None
 
 
-class Following:
+class Follower:
     """Follows a running command and its journals."""
 
     def __init__(

@@ -24,7 +24,7 @@ from typing import Literal
 import msgspec
 
 from paritybit.harness.records.codec import File, load
-from paritybit.launch.schema import IN_BASELINE, Finding, WatchRecord
+from paritybit.launch.schema import IN_BASELINE, RecordedFinding, WatchRecord
 from paritybit.places import KNOWN_FINDINGS
 
 
@@ -67,7 +67,7 @@ class Known:
     today: datetime.date = field(default_factory=datetime.date.today)
     baseline: WatchRecord | None = None
 
-    def where(self, finding: Finding) -> str | None:
+    def where(self, finding: RecordedFinding) -> str | None:
         """Return where a finding is known from, or None if it is unknown or has expired."""
         check, cause = finding.check, finding.cause_name
         listed = [

@@ -24,8 +24,8 @@ from paritybit.launch.changes import changes, label
 from paritybit.launch.journals import Journals
 from paritybit.launch.known import Known, missing
 from paritybit.launch.schema import (
-    Finding,
     LegRecord,
+    RecordedFinding,
     Untried,
     WatchRecord,
 )
@@ -171,7 +171,7 @@ def idle_kernels(outcomes: Sequence[LegOutcome]) -> list[str]:
 
 
 def without_finding(
-    asked: WatchOptions, findings: Sequence[Finding], counts: Mapping[str, int]
+    asked: WatchOptions, findings: Sequence[RecordedFinding], counts: Mapping[str, int]
 ) -> tuple[tuple[str, ...], list[Untried]]:
     """Return the known findings that did not occur, and those whose check compared nothing.
 
@@ -188,7 +188,7 @@ def without_finding(
     return tuple(absent), unchecked
 
 
-def with_known(finding: Finding, known: Known) -> Finding:
+def with_known(finding: RecordedFinding, known: Known) -> RecordedFinding:
     """Return a finding with `known` set, if it is known."""
     return replace(finding, known=known.where(finding))
 
@@ -215,7 +215,7 @@ def leg_of(outcome: LegOutcome) -> LegRecord:
     )
 
 
-def findings_of(outcome: LegOutcome) -> Iterator[Finding]:
+def findings_of(outcome: LegOutcome) -> Iterator[RecordedFinding]:
     """Yield the first finding of each key in a leg."""
     for key, found in outcome.tally.findings.items():
         tally = outcome.tally

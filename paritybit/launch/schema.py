@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from paritybit.harness.records.codec import File
-from paritybit.harness.records.environment import Environment
+from paritybit.harness.records.environment import RunEnvironment
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 IN_BASELINE = "in the baseline"
-"""The value of `Finding.known` for a finding in the baseline."""
+"""The value of `RecordedFinding.known` for a finding in the baseline."""
 
 NOT_KNOWN = "not known"
 
@@ -56,7 +56,7 @@ class ExcerptLine(msgspec.Struct, frozen=True, array_like=True):
     text: str
 
 
-class Finding(msgspec.Struct, frozen=True):
+class RecordedFinding(msgspec.Struct, frozen=True):
     """The first finding of its key, and how many there were.
 
     The fields up to `excerpt` are those of a line in a journal; see `paritybit.watch.journal`.
@@ -108,16 +108,16 @@ class Finding(msgspec.Struct, frozen=True):
         return self.cause.source if self.cause is not None else None
 
 
-def finding_of(entry: Mapping[str, Any]) -> Finding:
+def finding_of(entry: Mapping[str, Any]) -> RecordedFinding:
     """Return the finding in a line of a journal.
 
     If a value has a wrong type, because the journal is corrupted, only the texts are kept.
     """
     try:
-        return msgspec.convert(entry, Finding, strict=False)
+        return msgspec.convert(entry, RecordedFinding, strict=False)
     except msgspec.ValidationError:
         check, text, key = (str(entry.get(name)) for name in ("check", "text", "key"))
-        return Finding(check, text, key)
+        return RecordedFinding(check, text, key)
 
 
 class ProcessRecord(msgspec.Struct, frozen=True):
@@ -178,7 +178,7 @@ class WatchRecord(File, frozen=True, tag="paritybit-watch"):
     - `changes`: the change of each cause since the baseline.
     """
 
-    environment: Environment
+    environment: RunEnvironment
     command: str
     verdict: Verdict
     message: str
@@ -191,7 +191,7 @@ class WatchRecord(File, frozen=True, tag="paritybit-watch"):
     checks: tuple[str, ...] | None
     seconds: float
     counts: dict[str, Count]
-    findings: tuple[Finding, ...]
+    findings: tuple[RecordedFinding, ...]
     undecided: tuple[str, ...]
     legs: tuple[LegRecord, ...]
     not_tried: tuple[Untried, ...]

@@ -11,7 +11,7 @@ import msgspec
 from paritybit.drive.script import Script, require_sense
 from paritybit.harness.lockstep.tracebacks import without_paths
 from paritybit.launch.journals import Entry
-from paritybit.launch.schema import Finding, ProcessRecord, finding_of
+from paritybit.launch.schema import ProcessRecord, RecordedFinding, finding_of
 from paritybit.launch.traffic import script_of_traffic
 
 Value = TypeVar("Value")
@@ -26,7 +26,7 @@ Order = tuple[int, bool, int]
 """When a finding occurred: its forward, whether its cause is not known, and its number."""
 
 
-def subjects_of(finding: Finding) -> Iterator[tuple[object, ...]]:
+def subjects_of(finding: RecordedFinding) -> Iterator[tuple[object, ...]]:
     """Yield the requests and slots that a finding is about."""
     for who in (finding.reader, finding.writer):
         if who is not None and who.request is not None:
@@ -62,7 +62,7 @@ class Tally:
     """
 
     processes: dict[str, Process] = field(default_factory=dict)
-    findings: dict[str, Finding] = field(default_factory=dict)
+    findings: dict[str, RecordedFinding] = field(default_factory=dict)
     undecided: dict[str, None] = field(default_factory=dict)
     settings: dict[str, list[str]] = field(default_factory=dict)
     stand_ins: dict[str, str] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Tally:
     traffic: dict[str, Any] = field(default_factory=dict)
     kernels: dict[str, bool] = field(default_factory=dict)
 
-    def take(self, process: str, entry: Entry) -> Finding | None:
+    def take(self, process: str, entry: Entry) -> RecordedFinding | None:
         """Add an entry. Returns a finding if it is the first of its key.
 
         Paths of this machine are shortened to their last part.
@@ -107,7 +107,7 @@ class Tally:
                 mine.started = msgspec.structs.replace(mine.started, ended=True)
         return None
 
-    def _found(self, process: Process, finding: Finding) -> Finding | None:
+    def _found(self, process: Process, finding: RecordedFinding) -> RecordedFinding | None:
         key = finding.key
         process.written[key] += 1
         number = finding.forward or 0

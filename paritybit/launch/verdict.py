@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from paritybit.drive.operating.actions import COUNT, WHOLE
-from paritybit.launch.schema import Finding, Untried, Verdict
+from paritybit.launch.schema import RecordedFinding, Untried, Verdict
 from paritybit.launch.scope import PAIRS, SERVED_PAIRS
 from paritybit.launch.tally import Tally
 from paritybit.launch.words import causes_of, plural
@@ -136,7 +136,7 @@ def missing_counts(outcome: LegOutcome) -> Iterator[str]:
 
 
 def verdict_of(
-    findings: Sequence[Finding],
+    findings: Sequence[RecordedFinding],
     open_: Sequence[str],
     counts: Mapping[str, int],
     not_tried: Sequence[Untried],

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from paritybit.launch.schema import Cause, Finding, Who
+from paritybit.launch.schema import Cause, RecordedFinding, Who
 
 
-def lines_of(finding: Finding) -> Iterator[tuple[str, str]]:
+def lines_of(finding: RecordedFinding) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each line about a finding."""
     yield "where", ", ".join(where(finding))
     if finding.writer is not None:
@@ -22,7 +22,7 @@ def lines_of(finding: Finding) -> Iterator[tuple[str, str]]:
         yield "known", finding.known
 
 
-def where(finding: Finding) -> Iterator[str]:
+def where(finding: RecordedFinding) -> Iterator[str]:
     """Yield the location of a finding: group, layer, slots, forward."""
     if finding.group is not None:
         yield f"group {finding.group}"
@@ -57,7 +57,7 @@ def called(who: Who | Cause) -> str:
     return f"{who.source}{f', {who.via}' if who.via is not None else ''}"
 
 
-def why(finding: Finding) -> str:
+def why(finding: RecordedFinding) -> str:
     """Return the cause as text. For a static input, it has the name and the line that fills it."""
     cause = finding.cause
     if cause is None:
@@ -68,7 +68,7 @@ def why(finding: Finding) -> str:
     return f"{named}{cause.what}{source}"
 
 
-def source_of(finding: Finding) -> tuple[str, int] | None:
+def source_of(finding: RecordedFinding) -> tuple[str, int] | None:
     """Return the file and line of the cause of a finding, or else of the free. None if unknown."""
     for source in (finding.cause and finding.cause.source, finding.freed and finding.freed.source):
         path, _, line = (source or "").rpartition(":")
@@ -85,8 +85,8 @@ class CauseGroup:
     """
 
     name: str
-    findings: tuple[Finding, ...]
-    occurred: tuple[Finding, ...] = ()
+    findings: tuple[RecordedFinding, ...]
+    occurred: tuple[RecordedFinding, ...] = ()
     consequences: tuple["CauseGroup", ...] = ()
 
     @property
@@ -156,14 +156,14 @@ RANK = {check: rank for rank, check in enumerate(check for tier in SEVERITY for 
 TIER = {check: number for number, tier in enumerate(SEVERITY) for check in tier}
 
 
-def all_causes(findings: Sequence[Finding]) -> list[CauseGroup]:
+def all_causes(findings: Sequence[RecordedFinding]) -> list[CauseGroup]:
     """Group findings by cause.
 
     Causes that fail the run come first. Those with a severe finding come before others, and then
     the earlier one before the later one. In one forward, a known cause comes before one that
     is not known, and then the more severe one first.
     """
-    groups: dict[str, list[Finding]] = {}
+    groups: dict[str, list[RecordedFinding]] = {}
     for finding in findings:
         groups.setdefault(finding.cause_name, []).append(finding)
     legs = list(dict.fromkeys(finding.leg for finding in findings))
@@ -175,7 +175,7 @@ def all_causes(findings: Sequence[Finding]) -> list[CauseGroup]:
         rank = RANK.get(worst[0].check, len(RANK))
         return group.known is not None, group.tier, *first, unknown, rank
 
-    def severity(finding: Finding) -> int:
+    def severity(finding: RecordedFinding) -> int:
         return RANK.get(finding.check, len(RANK))
 
     found = [
@@ -185,7 +185,7 @@ def all_causes(findings: Sequence[Finding]) -> list[CauseGroup]:
     return sorted(found, key=order)
 
 
-def causes_of(findings: Sequence[Finding]) -> list[CauseGroup]:
+def causes_of(findings: Sequence[RecordedFinding]) -> list[CauseGroup]:
     """Group findings by cause, as `all_causes`, with consequences under the cause before them.
 
     A cause that no experiment has shown may be the consequence of another one if each of its

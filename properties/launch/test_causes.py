@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from paritybit.drive.company import CHECK
-from paritybit.launch.schema import Cause, Finding
+from paritybit.launch.schema import Cause, RecordedFinding
 from paritybit.launch.words import SEVERITY, all_causes, causes_of
 from paritybit.watch.checks import CHECKS
 from properties.launch.conftest import Script, Watch
@@ -16,12 +16,12 @@ from properties.support.records import record
 
 def found(
     check: str, cause: str, forward: int, after: str | None = None, leg: str = "leg"
-) -> Finding:
+) -> RecordedFinding:
     key = f"{check} | {cause} | {leg}"
-    return Finding(check, "text", key, forward, cause=Cause(cause), leg=leg, after=after)
+    return RecordedFinding(check, "text", key, forward, cause=Cause(cause), leg=leg, after=after)
 
 
-def shown(finding: Finding) -> Finding:
+def shown(finding: RecordedFinding) -> RecordedFinding:
     return replace(finding, cause=Cause("an input", finding.cause_name, shown=True))
 
 
@@ -54,7 +54,7 @@ def test_each_check_has_a_severity() -> None:
         ([replace(found("stray write", "a", 1), known="x"), found("leak", "b", 2)], ["b", "a"]),
     ],
 )
-def test_the_order_of_causes(findings: list[Finding], order: list[str]) -> None:
+def test_the_order_of_causes(findings: list[RecordedFinding], order: list[str]) -> None:
     assert [cause.name for cause in all_causes(findings)] == order
     assert all_causes(findings)[0].findings[0].check != "changed dtype"
 
@@ -79,7 +79,7 @@ def test_the_order_of_causes(findings: list[Finding], order: list[str]) -> None:
         ([found("wrong owner", "b", 6, after="c"), found("wrong owner", "c", 7, after="b")], False),
     ],
 )
-def test_what_may_follow_from_a_cause(later: list[Finding], follows: bool) -> None:
+def test_what_may_follow_from_a_cause(later: list[RecordedFinding], follows: bool) -> None:
     first = found("stale input", "a", 5)
     root, *others = causes_of([first, *later])
     assert root.name == "a"

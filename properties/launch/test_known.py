@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from paritybit.launch.known import Entry, Known, known_findings
-from paritybit.launch.schema import Cause, Finding
+from paritybit.launch.schema import Cause, RecordedFinding
 from properties.launch.conftest import Script, Watch
 from properties.support.harness.command_line import FINDING, MALFORMED, OK
 from properties.support.known import STRAY, THREAD, listed
@@ -67,7 +67,7 @@ def test_a_finding_is_known_until_the_day_that_is_named() -> None:
     entry = Entry("leak", "swa", THREAD, "2026-12-31")
     for day, known in (("2026-12-31", True), ("2027-01-01", False)):
         held = Known((entry,), datetime.date.fromisoformat(day))
-        finding = Finding("leak", "text", "key", cause=Cause("swa"))
+        finding = RecordedFinding("leak", "text", "key", cause=Cause("swa"))
         assert held.where(finding) == (THREAD if known else None)
         assert held.where(structs.replace(finding, cause=Cause("full"))) is None
 

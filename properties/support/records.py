@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
-from paritybit.harness.records.environment import Environment
+from paritybit.harness.records.environment import RunEnvironment
 
 from paritybit.launch.changes import changes, label
 from paritybit.launch.schema import (
     IN_BASELINE,
     Cause,
     ExcerptLine,
-    Finding,
     LegRecord,
+    RecordedFinding,
     Untried,
     Verdict,
     WatchRecord,
@@ -24,8 +24,8 @@ from paritybit.launch.schema import (
 LEG = LegRecord("decode graphs", (), "ended", 0, 1.0, {}, {}, {}, ())
 
 
-def finding(cause: str, number: int = 1) -> Finding:
-    return Finding(
+def finding(cause: str, number: int = 1) -> RecordedFinding:
+    return RecordedFinding(
         *("leak", "a slot leaks", f"leak | {cause}"),
         cause=Cause(cause),
         number=number,
@@ -33,10 +33,10 @@ def finding(cause: str, number: int = 1) -> Finding:
     )
 
 
-def watched(findings: Sequence[Finding], legs: Sequence[str] = (LEG.name,)) -> WatchRecord:
+def watched(findings: Sequence[RecordedFinding], legs: Sequence[str] = (LEG.name,)) -> WatchRecord:
     verdict: Verdict = "finding" if findings else "no finding"
     return WatchRecord(
-        environment=Environment("1", {"python": "3.11"}, None, None),
+        environment=RunEnvironment("1", {"python": "3.11"}, None, None),
         command="paritybit watch",
         verdict=verdict,
         message="",
@@ -65,7 +65,7 @@ def shown() -> WatchRecord:
     """Return a record with all that its page can show."""
     lines = tuple(ExcerptLine(number, f"    line = {number}") for number in range(9, 14))
     lines += (ExcerptLine(14, f"    longest = {'x' * 140!r}"),)
-    stray = Finding(
+    stray = RecordedFinding(
         *("stray write", "the replay of decode changed slot 17 (swa)", "s | swa"),
         number=25,
         leg=LEG.name,

@@ -7,7 +7,7 @@ from collections import Counter
 from paritybit.harness.errors import printable
 from rich.console import Console
 
-from paritybit.launch.schema import Finding
+from paritybit.launch.schema import RecordedFinding
 from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import scope_of
 from paritybit.launch.words import lines_of, plural
@@ -37,7 +37,7 @@ class Display:
         self.pause = FIRST_LINE
         self.next = self.started + self.pause
 
-    def show(self, leg: str, tally: Tally, finding: Finding | None) -> None:
+    def show(self, leg: str, tally: Tally, finding: RecordedFinding | None) -> None:
         """Show the tally of a row and its new finding, if any. Several threads may call it."""
         with self.lock:
             self.tallies[leg] = tally
@@ -60,7 +60,7 @@ class Display:
         row = f"{leg}: " if leg else ""
         return f"{now - self.started:.0f} s: {row}{seen}: {found}"
 
-    def put_new(self, finding: Finding) -> None:
+    def put_new(self, finding: RecordedFinding) -> None:
         """Print a new finding: the headline, and a line per fact if its cause is new.
 
         After MOST headlines, say once that the page has the others.

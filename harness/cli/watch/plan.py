@@ -38,7 +38,7 @@ OVER = "the time was over"
 
 
 @dataclass(frozen=True)
-class Turn:
+class RowTurn:
     """A row that is to be served until a time.
 
     With `after`, it ends as soon as its floor is reached after that time.
@@ -77,7 +77,7 @@ class Plan:
         """Start the budget."""
         self.left, self.ends = list(self.legs), self.clock() + self.seconds
 
-    def next(self) -> Turn | None:
+    def next(self) -> RowTurn | None:
         """Return the next row to serve, or None if none is left or too little time is."""
         with self.lock:
             now = self.clock()
@@ -87,9 +87,9 @@ class Plan:
                 return None
             share = min(1.0, self.workers / len(self.left)) * max(0.0, self.ends - now)
             if self.named:
-                return Turn(self.left.pop(0), now + share)
+                return RowTurn(self.left.pop(0), now + share)
             until = max(now + share, min(self.ends, now + MOST * self.seconds))
-            return Turn(self.left.pop(0), until, now + share)
+            return RowTurn(self.left.pop(0), until, now + share)
 
     def note_start(self, seconds: float) -> None:
         """Note how long an engine took to start."""

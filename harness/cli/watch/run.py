@@ -24,7 +24,7 @@ from typing import Any
 from paritybit.harness.cli.exit_codes import FINDING
 from paritybit.harness.cli.folders import run_folder
 from paritybit.harness.cli.watch.display import Display
-from paritybit.harness.cli.watch.plan import OVER, Plan, Turn, legs_of, workers_of
+from paritybit.harness.cli.watch.plan import OVER, Plan, RowTurn, legs_of, workers_of
 from paritybit.harness.errors import (
     CannotRunError,
     MalformedError,
@@ -45,10 +45,10 @@ from paritybit.drive.warm import Warm, warm
 from paritybit.engines.required import install_missed
 from paritybit.inject import environment_with, prepare
 from paritybit.launch.command import Running
-from paritybit.launch.follow import Following, StopLimits, Stops
+from paritybit.launch.follow import Follower, StopLimits, Stops
 from paritybit.launch.journals import Journals
 from paritybit.launch.record import WatchOptions, check_names
-from paritybit.launch.schema import Finding
+from paritybit.launch.schema import RecordedFinding
 from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import LegOutcome
 from paritybit.launch.words import plural
@@ -156,11 +156,11 @@ class WatchRun:
     def followed(self, running: Running, leg: Leg, out: Path, limits: StopLimits) -> LegOutcome:
         """Follow a running command, and return its outcome."""
 
-        def show(tally: Tally, finding: Finding | None) -> None:
+        def show(tally: Tally, finding: RecordedFinding | None) -> None:
             self.found |= finding is not None and limits.counts(finding)
             self.display.show(leg.name if leg.name != COMMAND else "", tally, finding)
 
-        following = Following(running, Journals(out), self.stops, show, limits)
+        following = Follower(running, Journals(out), self.stops, show, limits)
         tally = following.follow()
         return LegOutcome(
             name=leg.name,
@@ -275,7 +275,7 @@ class Serving:
                 self.plan.note_start(self.row(turn, limits, importers))
         run.not_run |= {leg.name: why for leg in self.plan.left}
 
-    def row(self, turn: Turn, limits: StopLimits, importers: Warm | None) -> float:
+    def row(self, turn: RowTurn, limits: StopLimits, importers: Warm | None) -> float:
         """Serve a row, and return the seconds that the engine took to start.
 
         If the engine cannot start without a required package, install it and retry.

@@ -24,8 +24,8 @@ from paritybit.drive.stand_ins.installing import StandIns, found
 from paritybit.drive.stand_ins.packages import replaced
 from paritybit.engines.graphs import (
     STREAM,
-    Event,
-    Stream,
+    CpuEvent,
+    CpuStream,
     emulate_device,
     implement_on_cpu,
     unpin_memory,
@@ -91,7 +91,7 @@ def stand_in_for_graphs() -> None:
     emulate_device(Ops())
     for module in (torch.cuda, torch.cpu):
         held: Any = module
-        held.Stream, held.Event = Stream, Event
+        held.Stream, held.Event = CpuStream, CpuEvent
         # Torch's compiler rejects one function under two of its names.
         held.StreamContext = lambda stream: contextlib.nullcontext(stream)  # noqa: PLW0108
         held.stream = lambda stream: contextlib.nullcontext(stream)  # noqa: PLW0108

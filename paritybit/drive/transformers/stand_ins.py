@@ -15,9 +15,9 @@ from paritybit.drive.stand_ins.attention import attend
 from paritybit.drive.stand_ins.installing import StandIn
 from paritybit.drive.transformers.settings import FLASH
 from paritybit.engines.graphs import (
+    CpuEvent,
     CpuGraph,
-    Event,
-    Stream,
+    CpuStream,
     emulate,
     recording,
     unpin_memory,
@@ -44,7 +44,7 @@ def stand_in_for_graphs() -> None:
     held: Any = torch
     held.get_device_module = lambda device=None: cuda if device is None else module(device)
     held.accelerator.is_available = lambda: True
-    held.Event = Event
+    held.Event = CpuEvent
     continuous = "transformers.generation.continuous_batching"
     runner: Any = importlib.import_module(f"{continuous}.model_runner").ModelRunner
     runner._capture_graph = keeping(runner._capture_graph)
@@ -60,7 +60,7 @@ def accelerator() -> Any:
     """Return a module that stands in for torch's CUDA module."""
     made: Any = ModuleType(torch.cuda.__name__)
     made.is_available = lambda: True
-    made.CUDAGraph, made.Stream, made.MemPool, made.graph = CpuGraph, Stream, Pool, captured
+    made.CUDAGraph, made.Stream, made.MemPool, made.graph = CpuGraph, CpuStream, Pool, captured
     made.stream = made.use_mem_pool = lambda one: contextlib.nullcontext()
     made.empty_cache = made.synchronize = lambda: None
     return made

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from paritybit.engines.bags import Bag
-from paritybit.engines.loading import Engine
+from paritybit.engines.loading import EngineModules
 from paritybit.explore.bound import Bound
 from paritybit.explore.laws import Shadow
 from paritybit.explore.search import ViolationError
@@ -17,13 +17,13 @@ QUIET = ("arrive", "end")
 """Actions that do not call the engine's allocator and prefix cache."""
 
 
-def machines(engine: Engine, bound: Bound) -> Callable[[], "SglangMachine"]:
+def machines(engine: EngineModules, bound: Bound) -> Callable[[], "SglangMachine"]:
     """Return a function that makes a machine in its initial state."""
     world = World(engine, bound)
     return lambda: SglangMachine(world)
 
 
-def shared(engine: Engine) -> tuple[type, ...]:
+def shared(engine: EngineModules) -> tuple[type, ...]:
     """Return the types of immutable objects."""
     return (
         Bag,

@@ -12,7 +12,7 @@ from typing import Any
 
 from paritybit.engines import fetch
 from paritybit.engines.bags import Bag
-from paritybit.engines.loading import Engine, named
+from paritybit.engines.loading import EngineModules, named
 from paritybit.engines.packages import SGLANG
 from paritybit.engines.stubs import StubFinder
 from paritybit.explore.bound import Bound
@@ -130,7 +130,7 @@ class Settings(Bag):
         return self if name in GROUPS else super().__getattr__(name)
 
 
-def publish(engine: Engine, settings: Settings) -> None:
+def publish(engine: EngineModules, settings: Settings) -> None:
     """Make the engine's own accessors return the settings.
 
     Modules of the engine keep the accessor from the time of their import, so the accessor must
@@ -165,7 +165,7 @@ def sliding_pages(bound: Bound) -> int:
     return bound.slots * 4 // 5
 
 
-def load(found: fetch.Found) -> Engine:
+def load(found: fetch.EngineFolder) -> EngineModules:
     """Load a release or a source tree into this process without a model.
 
     The package's own `__init__` does not run.
@@ -178,7 +178,7 @@ def load(found: fetch.Found) -> Engine:
     graphs.implement_on_cpu(SGLANG.name)
     interpreter.quicken()
     folders = [fetch.dependencies_folder() / SGLANG.dependencies[0]]
-    return Engine(SGLANG.name, found.package, folders, StubFinder(STUBS, ABSENT))
+    return EngineModules(SGLANG.name, found.package, folders, StubFinder(STUBS, ABSENT))
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Objects:
 class World:
     """Creates the engine's objects for a bound. Settings are published to the engine once."""
 
-    def __init__(self, engine: Engine, bound: Bound) -> None:
+    def __init__(self, engine: EngineModules, bound: Bound) -> None:
         self.engine, self.bound = engine, bound
         self.chunk = -(-bound.budget // bound.page_size) * bound.page_size
         self.settings = Settings(bound.page_size, self.chunk)
