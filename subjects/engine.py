@@ -1,28 +1,40 @@
 """The laboratory's small engine. It chooses a path for each forward, as a model runner does."""
 
+import gc
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
-from paritybit.reference.config import Role
+from paritybit.reference.config import Kind, Role
 from paritybit.reference.eager import draft_inputs
 from paritybit.reference.model import Model, TokenInputs
 from paritybit.reference.ops import Ops
-from paritybit.reference.pool import KVPools
+from paritybit.reference.pool import LOC_DTYPE, KVPools
 from paritybit.reference.speculative import likeliest
 from paritybit.subjects.access import ListedKV
 from paritybit.subjects.buffers import BufferPool
-from paritybit.subjects.contracts import Changes, Contract, override
+from paritybit.subjects.contracts import LISTED_CONVERSIONS, Changes, Contract, Policy, override
 from paritybit.subjects.key_lists import fresh_keys
 from paritybit.subjects.parts import RIGHT_PARTS, Parts
-from paritybit.subjects.pool import SubjectPool
-from paritybit.subjects.protocol import Forward, Overrides
-from paritybit.subjects.runners import engine_runners
+from paritybit.subjects.pool import TRANSLATE, SubjectPool
+from paritybit.subjects.protocol import (
+    BufferFacts,
+    Forward,
+    GraphFacts,
+    LocationDtypes,
+    Overrides,
+    Replay,
+    ReplayFacts,
+)
+from paritybit.subjects.runners import RUNNERS, engine_runners
 from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN, GraphRunner, RunnerSpec
 from paritybit.subjects.states import extend_paths
 from paritybit.subjects.toggles import LocationScheme, Toggles
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -30,7 +42,7 @@ class Subject:
     """The runner under test: its contract and its toggles. The other runners have no bug.
 
     - `shared`: changes to rows of all runners that share static buffers with it.
-    - `parts`: the classes that it is built from.
+    - `parts`: the classes that its bugs change.
     - `model`: numbers added to fields of the configurations of its models.
     """
 
@@ -54,8 +66,13 @@ def contract(runner: type[GraphRunner], scheme: LocationScheme) -> Contract:
 class Engine:
     """A subject and the other runners of its engine over one run's pools.
 
-    `capture` captures the runners. Raises SharedBufferError if two runners want a shared buffer in
-    different dtypes.
+    The constructor captures all runners, one after another. `reset` restores the state after the
+    captures.
+
+    - `records_ops`: graphs keep the inputs and outputs of their ops.
+    - `capturing`: returns a context for the captures.
+
+    Raises SharedBufferError if two runners want a shared buffer in different dtypes.
     """
 
     def __init__(
@@ -67,89 +84,177 @@ class Engine:
         request_buckets: tuple[int, ...],
         token_buckets: tuple[int, ...],
         logger: logging.Logger,
+        *,
+        records_ops: bool,
+        capturing: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self.ops = ops
         self.models = models
-        scheme = subject.toggles.scheme
-        self.clean = Toggles(scheme)
+        self.scheme = subject.toggles.scheme
+        self.clean = Toggles(self.scheme)
         pool = subject.parts.of(SubjectPool)
-        self.pools = {role: pool(pools[role], ops, scheme, logger) for role in Role}
+        self.pools = {role: pool(pools[role], ops, self.scheme, logger) for role in Role}
         self.states = pools.states
-        on_cuda = models[Role.TARGET].device.type == "cuda"
-        memory_pool = torch.cuda.graph_pool_handle() if on_cuda else None
-        buffers = BufferPool(models[Role.TARGET].device)
+        device = models[Role.TARGET].device
+        memory_pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        shared = BufferPool(device)
         self.runners: dict[Mode, GraphRunner] = {}
         for runner in engine_runners(subject.runner):
             under_test = runner.name == subject.runner
-            changes = subject.shared if runner.shares_buffers else {}
+            rows = contract(runner, self.scheme)
+            if runner.shares_buffers:
+                rows = override(rows, subject.shared)
             parts = subject.parts if under_test else RIGHT_PARTS
-            self.runners[runner.mode] = parts.of(runner)(
-                RunnerSpec(
-                    ops=ops,
-                    models=models,
-                    pools=self.pools,
-                    states=self.states,
-                    contract=(
-                        subject.contract
-                        if under_test
-                        else override(contract(runner, scheme), changes)
-                    ),
-                    toggles=subject.toggles if under_test else self.clean,
-                    buckets=token_buckets if runner.token_buckets else request_buckets,
-                    buffers=buffers if runner.shares_buffers else BufferPool(buffers.device),
-                    memory_pool=memory_pool,
-                    parts=parts,
-                )
+            spec = RunnerSpec(
+                ops=ops,
+                models=models,
+                pools=self.pools,
+                states=self.states,
+                contract=subject.contract if under_test else rows,
+                toggles=subject.toggles if under_test else self.clean,
+                buckets=token_buckets if runner.token_buckets else request_buckets,
+                buffers=shared if runner.shares_buffers else BufferPool(device),
+                memory_pool=memory_pool,
+                parts=parts,
             )
-        self.under_test = next(r for r in self.runners.values() if r.name == subject.runner)
-        self.captured: frozenset[Mode] = frozenset()
-
-    def capture(
-        self, modes: Collection[Mode], then: Callable[[GraphRunner], None] = lambda _: None
-    ) -> None:
-        """Capture the runners of these modes that are not captured yet, one after another.
-
-        `then` is called with each of them when it is captured, before the next one is. All other
-        runners write their metadata as a capture does. Shared static buffers therefore hold the
-        same values whichever runners are captured, in any order.
-        """
-        for mode, runner in self.runners.items():
-            if mode in modes and mode not in self.captured:
-                runner.capture_all()
-                self.captured |= {mode}
-                then(runner)
-            else:
-                for bucket in reversed(runner.buckets):
-                    runner.plan(bucket)
+            self.runners[runner.mode] = parts.of(runner)(spec)
+        self._by_name = {runner.name: runner for runner in self.runners.values()}
+        self._buffers: dict[str, dict[str, BufferFacts]] = {}
+        self._outputs: dict[tuple[str, int], dict[str, BufferFacts]] = {}
+        ops.calls = [] if records_ops else None
+        with without_collector(), capturing():
+            for one in self.runners.values():
+                one.capture_all()
+                self._keep_facts(one)
+        ops.calls = None
+        self._state = self.state()
+        self._contents = [(buffer, buffer.clone()) for buffer in self._whole_buffers()]
+        self._translated = self._translated_dtype()
 
     def forward(
         self,
         batch: ForwardBatch | None,
-        idle: Mode = Mode.DECODE,
+        mode: Mode,
         overrides: Overrides = NOTHING_OVERRIDDEN,
     ) -> Forward:
         """Run one forward by replay if a graph can run it, else eagerly.
 
-        A batch of None is an idle step of mode `idle`. Raises LookupError if that mode has no
-        runner.
+        If `batch` is None, replay `mode` with padded rows only. With `overrides.largest` the runner
+        replays even if the engine would run eagerly. Raises LookupError if an idle step's mode has
+        no runner.
         """
-        runner = self.runners.get(idle if batch is None else batch.mode)
+        runner = self.runners.get(mode if batch is None else batch.mode)
         toggles = runner.toggles if runner is not None else self.clean
-        pool = self.pools[Role.TARGET]
-        if runner is not None:
-            pool = runner.pool
+        pool = runner.pool if runner is not None else self.pools[Role.TARGET]
         if toggles.memo_resets.entry:
             pool.invalidate_loc_cache()
-        if runner is not None and (batch is None or runner.can_run(batch)):
+        if runner is not None and (batch is None or overrides.largest or runner.can_run(batch)):
             replay = runner.replay(batch, overrides=overrides)
             return Forward(replay.live_output, replay, replay.keys)
         if batch is None:
-            raise LookupError(f"no runner for an idle step of mode {idle}")
+            raise LookupError(f"no runner for an idle step of mode {mode}")
         return self._forward_eagerly(batch, toggles)
 
-    def allocator_changed(self) -> None:
+    def ownership_changed(self) -> None:
         """Handle a change of slot ownership, which the allocator reports to the target's pool."""
         self.pools[Role.TARGET].invalidate_loc_cache()
+
+    def runner_name(self, mode: Mode) -> str | None:
+        """Return the name of the runner of a mode, or None."""
+        runner = self.runners.get(mode)
+        return None if runner is None else runner.name
+
+    def static_buffers(self, mode: Mode) -> Mapping[str, Tensor]:
+        """Return the static buffers of the runner of a mode, by name. Empty without a runner."""
+        runner = self.runners.get(mode)
+        return {} if runner is None else runner.static_buffers()
+
+    def all_static_buffers(self) -> Sequence[Mapping[str, Tensor]]:
+        """Return the static buffers of each runner."""
+        return [runner.static_buffers() for runner in self.runners.values()]
+
+    def facts(self, replay: Replay) -> ReplayFacts:
+        """Return what the last replay relied on: buffers, outputs, dtypes and ops."""
+        runner = self._by_name[replay.runner]
+        buffers, operations = runner.static_buffers(), runner.operations(replay.bucket)
+        locations = buffers.get("out_cache_loc_swa")
+        return ReplayFacts(
+            captured_buffers=self._buffers[runner.name],
+            buffers=facts_of(buffers),
+            captured_outputs=self._outputs.get((runner.name, replay.bucket), {}),
+            outputs=facts_of(replay.output) if runner.captures else {},
+            locations=None
+            if locations is None
+            else LocationDtypes(locations.dtype, self._translated, LOC_DTYPE[Kind.SWA]),
+            conversions=sorted(runner.conversions - LISTED_CONVERSIONS, key=str),
+            replays=runner.captured[replay.bucket].replays if runner.captures else 1,
+            graph=GraphFacts(
+                operations=operations,
+                translations=operations.count(TRANSLATE),
+                expected_translations=runner.translations(self.scheme),
+                holds_attention="attention" in operations,
+                expects_attention=runner.attention_captured,
+            ),
+        )
+
+    def reset(self) -> None:
+        """Restore static buffers and Python state to their contents after capture."""
+        for buffer, content in self._contents:
+            buffer.copy_(content)
+        self.restore(self._state)
+        for runner in self.runners.values():
+            runner.forget_conversions()
+
+    def state(self) -> Any:
+        """Return the Python state that forwards change: locations of pools, and runners' own."""
+        pools = {role: pool.state for role, pool in self.pools.items()}
+        return pools, {mode: runner.state for mode, runner in self.runners.items()}
+
+    def restore(self, state: Any) -> None:
+        """Restore a Python state."""
+        pools, runners = state
+        for role, pool in self.pools.items():
+            pool.state = pools[role]
+        for mode, runner in self.runners.items():
+            runner.state = runners[mode]
+
+    def equalize_padding(self, mode: Mode, values: Mapping[str, int]) -> None:
+        """Fill the KEEP and FILL_ONCE buffers of a runner with `values`, by name. The default is 0.
+
+        The policies are those of the correct contract, so the padded rows of two runs are equal and
+        can be compared.
+        """
+        runner = self.runners.get(mode)
+        if runner is not None:
+            for row in contract(RUNNERS[runner.name], self.scheme):
+                if row.policy is not Policy.RESET:
+                    runner.inputs.buffers[row.name].fill_(values.get(row.name, 0))
+
+    def _keep_facts(self, runner: GraphRunner) -> None:
+        """Keep the facts about the static buffers and outputs that a runner just captured.
+
+        A later capture may move them. The graphs still read them where they were.
+        """
+        self._buffers[runner.name] = facts_of(runner.static_buffers())
+        for bucket, captured in runner.captured.items():
+            self._outputs[runner.name, bucket] = facts_of(captured.output)
+
+    def _whole_buffers(self) -> Iterable[Tensor]:
+        """Return each distinct static buffer as a flat tensor. Runners share heads of some."""
+        found: dict[int, Tensor] = {}
+        for buffers in self.all_static_buffers():
+            for buffer in buffers.values():
+                known = found.get(buffer.data_ptr())
+                if known is None or known.numel() < buffer.numel():
+                    found[buffer.data_ptr()] = buffer.view(-1)
+        return found.values()
+
+    def _translated_dtype(self) -> torch.dtype:
+        """Return the dtype of the pool's translation. Its memo is cleared by the next reset."""
+        pool = self.pools[Role.TARGET]
+        pool.invalidate_loc_cache()
+        loc = torch.zeros(1, dtype=torch.int64, device=pool.pool.device)
+        return pool.translate_loc_from_full_to_swa(loc).dtype
 
     def _forward_eagerly(self, batch: ForwardBatch, toggles: Toggles) -> Forward:
         """Run a batch that extends requests, with the target or the draft model."""
@@ -195,3 +300,20 @@ class Engine:
             mrope_positions=batch.mrope_positions,
             live_tokens=batch.num_token_non_padded,
         )
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Disable the garbage collector in this context. A capture creates many permanent objects."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def facts_of(buffers: Mapping[str, Tensor]) -> dict[str, BufferFacts]:
+    """Return the facts about buffers, by name."""
+    return {name: BufferFacts.of(buffer) for name, buffer in buffers.items()}

@@ -1,4 +1,4 @@
-"""The data that the harness and the engine under test, `CapturedEngine`, exchange."""
+"""The data that the harness and the engine under test exchange."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,15 +21,6 @@ class BufferFacts:
     def of(cls, buffer: Tensor) -> "BufferFacts":
         """Return the current facts of `buffer`."""
         return cls(buffer.shape, buffer.dtype, buffer.device, buffer.data_ptr())
-
-    def hold_of(self, buffer: Tensor) -> bool:
-        """Whether `buffer` still matches these facts."""
-        return (
-            self.address == buffer.data_ptr()
-            and self.shape == buffer.shape
-            and self.dtype == buffer.dtype
-            and self.device == buffer.device
-        )
 
 
 @dataclass(frozen=True)
@@ -122,10 +113,9 @@ class GraphFacts:
 class ReplayFacts:
     """What a replay relied on, at its capture and now.
 
-    `conversions` are dtype conversions on copy that are not listed: (buffer, from, to). `allocated`
-    counts the blocks that the CUDA allocator handed out around the replay. `replays` counts how
-    often the forward replayed each segment of the graph. `locations` is None without SWA locations
-    among the buffers.
+    `conversions` are dtype conversions on copy that are not listed: (buffer, from, to). `replays`
+    counts how often the forward replayed the graph. `locations` is None without SWA locations among
+    the buffers.
     """
 
     captured_buffers: Mapping[str, BufferFacts]
@@ -135,8 +125,7 @@ class ReplayFacts:
     graph: GraphFacts
     locations: LocationDtypes | None = None
     conversions: Sequence[tuple[str, torch.dtype, torch.dtype]] = ()
-    allocated: int = 0
-    replays: Sequence[int] = ()
+    replays: int = 1
 
 
 @dataclass(frozen=True)

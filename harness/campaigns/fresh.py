@@ -94,14 +94,12 @@ class FreshPlaying:
     """Schedules for a fresh process to play in turn. The outcome of the last one counts.
 
     Only `properties` are checked. The play ends with the first violation of a property in `until`.
-    With `captures_all`, all runners are captured first.
     """
 
     trial: TrialConfig
     properties: frozenset[str]
     until: frozenset[str]
     schedules: tuple[Schedule, ...]
-    captures_all: bool = False
 
 
 PlayFresh = Callable[[FreshPlaying], Outcome]
@@ -110,12 +108,12 @@ PlayFresh = Callable[[FreshPlaying], Outcome]
 
 def begin_fresh(trial: TrialConfig, properties: frozenset[str]) -> None:
     """Start the process for a later playing. It initialises its device and captures meanwhile."""
-    _started(trial, properties, captures_all=False)
+    _started(trial, properties)
 
 
 def play_fresh(playing: FreshPlaying) -> Outcome:
     """Play in a fresh process. Raises PlayingFailedError if it returns no outcome."""
-    pipe = _started(playing.trial, playing.properties, captures_all=playing.captures_all)
+    pipe = _started(playing.trial, playing.properties)
     _started.cache_clear()
     with pipe:
         with suppress(OSError):  # It has ended, and may have sent a reason.
@@ -130,18 +128,16 @@ def play_fresh(playing: FreshPlaying) -> Outcome:
 
 
 @lru_cache(maxsize=1)
-def _started(trial: TrialConfig, properties: frozenset[str], *, captures_all: bool) -> Connection:
+def _started(trial: TrialConfig, properties: frozenset[str]) -> Connection:
     """Start a process that captures a trial. Returns its pipe. It ends when that is closed."""
     pipe, theirs = fork_server().Pipe()
     with theirs:
-        words = theirs, trial, properties, captures_all
-        fork_server().Process(target=_serve, args=words, daemon=True).start()
+        given = theirs, trial, properties
+        fork_server().Process(target=_serve, args=given, daemon=True).start()
     return pipe
 
 
-def _serve(
-    pipe: Connection, trial: TrialConfig, properties: frozenset[str], captures_all: bool
-) -> None:
+def _serve(pipe: Connection, trial: TrialConfig, properties: frozenset[str]) -> None:
     """Capture a trial, play what comes through the pipe, and send the outcome or a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.alarm(LONGEST)
@@ -152,8 +148,6 @@ def _serve(
         try:
             needs_both = any(PROPERTIES[name].extra_run for name in properties)
             lockstep = Lockstep(trial, properties, engines=None if needs_both else subject_alone)
-            if captures_all:
-                lockstep.pair.capture(lockstep.pair.modes)
             playing: FreshPlaying = pipe.recv()
             outcomes = [lockstep.play(one, until=playing.until) for one in playing.schedules]
             pipe.send(outcomes[-1])

@@ -209,7 +209,7 @@ class Lockstep:
         sampling = any(rule.samples for rule in self._rules)
         keeps_outputs = any(rule.plays_again for rule in self._rules)
         extra_runs = {rule.id: rule.extra_run for rule in self._rules if rule.extra_run}
-        self.pair.begin(schedule)
+        self.pair.reset(schedule.seed)
         for place, step, upcoming in schedule.ahead():
             played.place = place
             observation = self.pair.step(
@@ -232,7 +232,7 @@ class Lockstep:
 
     def _refusal(self, schedule: Schedule, message: str) -> tuple[Violation, ...]:
         """Return the violation for an engine that cannot be captured, if any step needs it."""
-        self.pair.begin(schedule)
+        self.pair.reset(schedule.seed)
         for place, step in enumerate(schedule.steps):
             if self.pair.plan(step, place) is not None:
                 return (Violation("index_contract", place, message),)
@@ -266,7 +266,7 @@ class Lockstep:
     def _play_again(self, schedule: Schedule, steps: int) -> Playback:
         """Play the first `steps` steps of a schedule without checks."""
         outputs: list[Tensor] = []
-        self.pair.begin(schedule)
+        self.pair.reset(schedule.seed)
         for place, step, upcoming in islice(schedule.ahead(), steps):
             observation = self.pair.step(step, place, upcoming=upcoming)
             if observation is not None:

@@ -24,7 +24,7 @@ from paritybit.reference.batch import Span
 from paritybit.reference.model import Output
 from paritybit.reference.ops import OpCall, Ops
 from paritybit.reference.pool import Tables
-from paritybit.subjects.captured import CapturedEngine
+from paritybit.subjects.engine import Engine
 from paritybit.subjects.protocol import Forward, Overrides
 from paritybit.subjects.runners.base import GraphRunner, overwrite
 from torch import Tensor
@@ -144,7 +144,7 @@ class RecordedForward(Recorder):
         self.sites = SiteTrap()
 
     @property
-    def engine(self) -> CapturedEngine:
+    def engine(self) -> Engine:
         """The engine under test."""
         return self.pair.subject
 
@@ -259,7 +259,7 @@ class RecordedForward(Recorder):
 
     def _run(
         self,
-        engine: CapturedEngine,
+        engine: Engine,
         planned: PlannedStep,
         overrides: Overrides,
         calls: Calls | None,
@@ -269,20 +269,19 @@ class RecordedForward(Recorder):
         failed, forward = None, None
         with calls_of(engine.ops, calls) as kept:
             try:
-                forward = engine.forward_overridden(planned.graph.batch, planned.mode, overrides)
+                forward = engine.forward(planned.graph.batch, planned.mode, overrides)
                 output = clone_output(forward.output)
             except Exception as error:  # A reset may make the subject fail in any way.
                 failed = (str(error).splitlines() or [type(error).__name__])[0]
         storage = self.pair.graph_pools.storage.clone()
         return RepeatedRun(output, list(kept), storage, failed, forward)
 
-    def _rewind(self, reset: Reset) -> CapturedEngine:
+    def _rewind(self, reset: Reset) -> Engine:
         """Return the engine that runs the forward, with its state from before, and `reset`."""
         engine = self.engine
         if reset.fresh:
             just_captured(self.pair, self.plan)
             engine = self.pair.fresh_engine
-            engine.count_allocations()
         else:
             engine.restore(self.state)
         runner = engine.runners.get(self.plan.mode)
@@ -364,7 +363,7 @@ def record_forward(
     ValueError if there is no such forward.
     """
     with torch.inference_mode():
-        pair.begin(schedule)
+        pair.reset(schedule.seed)
     recorded = RecordedForward(pair, number)
     with recorded.sites, torch.inference_mode():
         for place, step, upcoming in schedule.ahead():

@@ -150,19 +150,6 @@ class TrialConfig:
         """The modes for which the engine has runners."""
         return frozenset(runner.mode for runner in engine_runners(self.runner))
 
-    @property
-    def captures_all(self) -> bool:
-        """Whether the engine captures all runners before the first step.
-
-        Otherwise it captures the runners that a schedule may need before it plays the schedule.
-        """
-        return not self.bugs or any(BUGS[name].captures_all for name in self.bugs)
-
-    @property
-    def captured_first(self) -> frozenset[Mode]:
-        """The modes whose runners are captured before the first schedule."""
-        return self.modes if self.captures_all else frozenset()
-
     def expects_graph(self, batch: ForwardBatch) -> bool:
         """Whether a captured graph must run a batch, because a runner has a bucket for it.
 

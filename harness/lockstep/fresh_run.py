@@ -40,7 +40,7 @@ class FreshRun:
             if collect is None:
                 return None
             with SubjectRuns():
-                forward = fresh.forward_overridden(batch, planned.mode, self.overrides)
+                forward = fresh.forward(batch, planned.mode, self.overrides)
             result = collect(forward)
         pair.restore_graph()
         return result

@@ -9,7 +9,7 @@ is reset to its state after capture before each use, so its results depend on no
 
 import logging
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
@@ -26,7 +26,7 @@ from paritybit.harness.lockstep.padding import padding_values, spoil, spoiled_me
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.lockstep.scheduler import Scheduler, samples_of
 from paritybit.harness.lockstep.tracebacks import SUBJECTS, SubjectFailedError, SubjectRuns
-from paritybit.harness.schedules.schedule import Schedule, Step, modes_of
+from paritybit.harness.schedules.schedule import Step
 from paritybit.reference.allocator import Allocator, Owner
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import Role, draft_config
@@ -34,14 +34,13 @@ from paritybit.reference.eager import EagerDecoder
 from paritybit.reference.model import Model, Output
 from paritybit.reference.pool import KVPools, Tables
 from paritybit.subjects.buffers import SharedBufferError
-from paritybit.subjects.captured import CapturedEngine
-from paritybit.subjects.engine import Subject
+from paritybit.subjects.engine import Engine, Subject
 from paritybit.subjects.overlap import Overlap
 from paritybit.subjects.protocol import Forward
 
 DRAFT_SEED = 1
 
-Engines = tuple[CapturedEngine, CapturedEngine]
+Engines = tuple[Engine, Engine]
 """The subject and the fresh engine."""
 
 ExtraRun = Callable[["Pair", PlannedStep], Any]
@@ -134,27 +133,6 @@ class Pair:
         """The correct target and draft model. The runs run `run_models`, which may have bugs."""
         return {Role.TARGET: self.model, Role.DRAFT: self.draft}
 
-    def begin(self, schedule: Schedule) -> None:
-        """Capture the runners that a schedule may need, and reset the pair to its seed."""
-        self.capture(modes_of(schedule.steps, self.modes))
-        self.reset(schedule.seed)
-
-    def capture(self, modes: Collection[Mode]) -> None:
-        """Capture the runners of some modes, unless they are captured.
-
-        A capture resets the pair: the runs then have no requests.
-        """
-        if self.lacks(modes):
-            with torch.inference_mode(), capture_runs(), self.log:
-                self.reset(0)
-                for engine in (self.subject, self.fresh_engine):
-                    engine.capture(modes)
-            self.capture_warnings += self.log.take()
-
-    def lacks(self, modes: Collection[Mode]) -> bool:
-        """Whether a runner of these modes is not captured in one of the engines."""
-        return any(engine.lacks(modes) for engine in (self.subject, self.fresh_engine))
-
     def reset(self, seed: int) -> None:
         """Make both runs equal, byte for byte, and reset the subject to its captured state."""
         self.log.take()
@@ -173,8 +151,6 @@ class Pair:
             return None
         if eager is None or graph is None:
             raise SubjectFailedError(f"the eager and graph runs planned step {place} differently")
-        if self.lacks({graph.mode}):
-            raise RuntimeError(f"step {place} replays {graph.mode}, which is not captured")
         replayed = self.subject.runner_name(graph.mode) is not None
         expected = eager.batch is None or (replayed and self.trial.expects_graph(eager.batch))
         return PlannedStep(place, self.forwards, eager, graph, expected)
@@ -259,7 +235,7 @@ class Pair:
         sizes = self.graph_pools.sizes
         return StepEnd(place, sizes, self.eager.ownership(), self.graph.ownership())
 
-    def equalize_padding(self, engine: CapturedEngine, planned: PlannedStep) -> None:
+    def equalize_padding(self, engine: Engine, planned: PlannedStep) -> None:
         """Write equal values to the tails that padding keeps or fills once, on any engine."""
         values = padding_values(self.graph, planned.graph.spans, planned.forwards)
         engine.equalize_padding(planned.mode, values)
@@ -366,17 +342,13 @@ def capture_runs() -> Iterator[None]:
 
 def captured_engines(pair: Pair) -> Engines:
     """Return the built-in engine as subject and as fresh engine. They share no Python object."""
-    subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER, pair.trial.captured_first)
-    again, modes = pair.trial.subject(), pair.trial.captured_first
-    fresh = captured_engine(pair, again, FRESH_LOGGER, modes, spoiled_memory)
-    subject.count_allocations()
-    return subject, fresh
+    subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER)
+    return subject, captured_engine(pair, pair.trial.subject(), FRESH_LOGGER, spoiled_memory)
 
 
 def subject_alone(pair: Pair) -> Engines:
     """Return one built-in engine in both roles. Use it if nothing needs the fresh engine."""
-    subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER, pair.trial.captured_first)
-    subject.count_allocations()
+    subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER)
     return subject, subject
 
 
@@ -384,16 +356,15 @@ def captured_engine(
     pair: Pair,
     subject: Subject,
     logger: logging.Logger,
-    modes: Collection[Mode],
     capturing: Callable[[], AbstractContextManager[Any]] = nullcontext,
-) -> CapturedEngine:
-    """Return the built-in engine over the graph run's KV, with the runners of `modes` captured.
+) -> Engine:
+    """Return the built-in engine over the graph run's KV.
 
     It shares the storage of KV and tables with the pair, but no Python object.
     """
     trial = pair.trial
     ops = subject.parts.of(type(trial.ops()))
-    return CapturedEngine(
+    return Engine(
         ops(),
         {role: deepcopy(model) for role, model in pair.run_models.items()},
         pair.graph_pools,
@@ -402,6 +373,5 @@ def captured_engine(
         trial.token_buckets,
         logger,
         records_ops=pair.records_ops,
-        modes=modes,
         capturing=capturing,
     )

@@ -15,7 +15,7 @@ SUBJECTS = SOURCES / "subjects"
 ENGINE = ("subjects/", "reference/", "harness/lockstep/request_book.py")
 """The files of the engine, and of the host that runs it."""
 
-BETWEEN = frozenset({"reference/ops.py", "subjects/captured.py"})
+BETWEEN = frozenset({"reference/ops.py", "subjects/engine.py"})
 """Files that the calls of an engine pass through. None of them is a place to look at."""
 
 OUTSIDE_PARTS = 3

@@ -83,7 +83,7 @@ def test_a_preset_location_stays_until_it_is_set_again(device: str) -> None:
     pair = shared(device, "decode").pair
     subject, _ = captured(shared(device, "decode"))
     static = {mode: runner.inputs.buffers for mode, runner in subject.runners.items()}
-    pool = subject.engine.pools[Role.TARGET]
+    pool = subject.pools[Role.TARGET]
     with torch.inference_mode():
         pair.reset(0)
         at_capture = pool.state.swa_loc
@@ -100,7 +100,7 @@ def test_a_preset_location_stays_until_it_is_set_again(device: str) -> None:
         assert eager.tolist() == list(long.graph.spans[0].swa_slots)
         pair.step(Decode((0, 1)))
         assert pool.state.swa_loc is eager
-        assert subject.engine.pools[Role.DRAFT].state.swa_loc is None
+        assert subject.pools[Role.DRAFT].state.swa_loc is None
 
 
 @pytest.mark.parametrize("runner", BUGS["loc_memo_capture"].expected)

@@ -39,7 +39,6 @@ def trial_name(trial: TrialConfig) -> str:
     return f"{trial.runner}-{trial.scheme}"
 
 
-@pytest.mark.usefixtures("captures_when_needed")
 @pytest.mark.parametrize("clean", CLEAN, ids=trial_name)
 def test_a_case_shows_its_bug_and_nothing_without_it(clean: TrialConfig, device: str) -> None:
     """With every property on, on this session's device."""

@@ -69,11 +69,6 @@ class Bug:
         """All location schemes in which it can be switched on. It is tested in the first."""
         return (self.scheme, *self.also_in)
 
-    @property
-    def captures_all(self) -> bool:
-        """Whether its trials capture all runners before the first step, as an engine does."""
-        return bool(self.parts or self.without or self.toggles)
-
     def fits(self, runner: str) -> bool:
         """Whether it can be switched on in a runner."""
         return runner in self.expected or runner in self.unaffected

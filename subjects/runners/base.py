@@ -248,6 +248,7 @@ class GraphRunner(ABC):
             self.preset_location(bucket)
             return self.run_once(bucket)
         graph = self.captured[bucket]
+        graph.replays = 0
         graph.replay()
         output: Output = graph.output
         return output

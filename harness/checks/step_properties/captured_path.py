@@ -12,13 +12,8 @@ def path_breaches(observation: Observation) -> list[str]:
         missed = observation.expected_graph
         return ["no graph was replayed although one was captured"] if missed else []
     breaches = graph_breaches(facts)
-    wrong = [(segment, times) for segment, times in enumerate(facts.replays) if times != 1]
-    if wrong:
-        segment, times = wrong[0]
-        which = f"segment {segment} of the graph" if len(facts.replays) > 1 else "the graph"
-        breaches.append(f"{which} was replayed {times} times")
-    if facts.allocated:
-        breaches.append(f"the allocator handed out {facts.allocated} blocks during the replay")
+    if facts.replays != 1:
+        breaches.append(f"the graph was replayed {facts.replays} times")
     captured, now = facts.captured_outputs, facts.outputs
     moved = [
         name for name in dict.fromkeys([*captured, *now]) if captured.get(name) != now.get(name)
@@ -50,8 +45,6 @@ def judge(observation: Observation) -> Description | None:
 
 CAPTURED_PATH = Property(
     id="captured_path",
-    statement=(
-        "a graph was replayed, it contains the expected ops, and the replay allocated no memory"
-    ),
+    statement="a graph was replayed once, and it contains the expected ops",
     judge=judge,
 )

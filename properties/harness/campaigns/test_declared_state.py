@@ -57,7 +57,7 @@ def test_what_only_this_process_remembers_is_undeclared_state(
 ) -> None:
     """Neither caught nor green. Its case has the schedules before it, and shows nothing alone."""
     for engine in captured(kept_broken(HARMLESS)):
-        engine.engine.forward = partial(wrong_after_many, engine.engine.forward, [])  # type: ignore[method-assign]
+        engine.forward = partial(wrong_after_many, engine.forward, [])  # type: ignore[method-assign]
     result = run_task(Task(HARMLESS, 0, 40))
     kept_broken.cache_clear()
     assert result.status is Status.UNDECLARED_STATE

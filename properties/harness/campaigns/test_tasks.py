@@ -215,13 +215,6 @@ def test_a_finding_that_needs_other_schedules_keeps_them(needed: int, recurs: bo
     assert ("it recurs after 5 earlier schedules" in found.undeclared.message) is recurs
 
 
-def test_a_process_that_has_captured_everything_decides() -> None:
-    """If one that captured only what the schedule needs does not reproduce the finding."""
-    lazy = TrialConfig("decode").with_bug("req_pool_pad")
-    found = confirming(shown_if(lambda one: one.captures_all), lazy)
-    assert (found.schedule, found.undeclared) == (SHRUNK, None)
-
-
 def test_shrinking_ends_after_a_number_of_steps_with_what_still_fails() -> None:
     drawn = Schedule(tuple(Admit(length, length) for length in range(1, 30)))
 

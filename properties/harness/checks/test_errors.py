@@ -21,8 +21,6 @@ from paritybit.subjects.protocol import Forward
 
 from properties.support.harness.planting import captured, shared
 
-pytestmark = pytest.mark.usefixtures("captures_when_needed")
-
 SCHEDULE = Schedule((Admit(5, 9), Admit(3, 9), Decode((0, 1)), Decode((1,))))
 FAILS_AT = 2
 """The place of the first decode: before it come two steps that go well."""
@@ -137,7 +135,7 @@ def in_the_subject(number: int) -> Planted:
     """Return what makes a decode of the subject, or of the fresh engine beside it, fail."""
 
     def plant(lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-        engine = captured(lockstep)[number].engine
+        engine = captured(lockstep)[number]
         forward, fail = engine.forward, raising(error)
 
         def failing(batch: ForwardBatch | None, *given: Any) -> Forward:

@@ -16,7 +16,7 @@ from paritybit.harness.lockstep.scheduler import Scheduler
 from paritybit.reference.allocator import PageAllocation
 from paritybit.reference.batch import DraftState, ForwardBatch, Mode
 from paritybit.reference.pool import KVPools
-from paritybit.subjects.captured import CapturedEngine
+from paritybit.subjects.engine import Engine
 from paritybit.subjects.protocol import Forward
 from paritybit.subjects.runners import ONE_PER_ENGINE
 from torch import Tensor
@@ -70,7 +70,7 @@ def states_of(pair: Pair) -> dict[str, str]:
     }
 
 
-def buffers_of(engine: CapturedEngine) -> dict[str, Tensor]:
+def buffers_of(engine: Engine) -> dict[str, Tensor]:
     """Return all static buffers of an engine, by runner and name."""
     return {
         f"{runner.name}: {name}": buffer
@@ -79,7 +79,7 @@ def buffers_of(engine: CapturedEngine) -> dict[str, Tensor]:
     }
 
 
-def bytes_of(pair: Pair, engine: CapturedEngine) -> dict[str, Tensor]:
+def bytes_of(pair: Pair, engine: Engine) -> dict[str, Tensor]:
     """Return a copy of all bytes of both runs and of one engine's static buffers."""
     return {
         **{f"eager: {name}": x for name, x in bytes_of_pools(pair.eager_pools).items()},
@@ -153,7 +153,7 @@ def noisy_bytes(
     What it has reached is put into the attribute `reached` of the function.
     """
     _, fresh = captured(lockstep)
-    forward = fresh.engine.forward
+    forward = fresh.forward
     before: dict[str, Tensor] = {}
     reached: set[str] = set()
 
@@ -169,7 +169,7 @@ def noisy_bytes(
         EXTRA_RUNS["padding_noninterference"](pair, planned)
         before.clear()
 
-    monkeypatch.setitem(vars(fresh.engine), "forward", spied)
+    monkeypatch.setitem(vars(fresh), "forward", spied)
     run.reached = reached  # type: ignore[attr-defined]
     return run
 

@@ -26,8 +26,6 @@ from paritybit.subjects.engine import Subject
 
 from properties.support.harness.observations import LAYOUT, OWNERS, observation
 
-pytestmark = pytest.mark.usefixtures("captures_when_needed")
-
 ADMITTED: tuple[Step, ...] = tuple(Admit(prompt, 99) for prompt in (5, 3, 9))
 ALL = (0, 1, 2)
 

@@ -16,8 +16,6 @@ from paritybit.harness.schedules.coverage import most_together
 from paritybit.harness.schedules.schedule import Admit, Decode, Extend, Prefill, Schedule, Step
 from paritybit.subjects.runners.prefill import MOST_REQUESTS
 
-pytestmark = pytest.mark.usefixtures("captures_when_needed")
-
 ROWS = (0, 1, 2)
 
 TOGETHER: tuple[Step, ...] = (Prefill((5, 3, 9), 4), Prefill((), 9), Decode(ROWS), Decode(ROWS))
@@ -40,7 +38,7 @@ def together(trial: TrialConfig) -> Schedule:
 def tokens_of(pair: Pair, steps: tuple[Step, ...]) -> torch.Tensor:
     """Return all tokens of the graph run after some steps."""
     with torch.inference_mode():
-        pair.begin(Schedule(steps, seed=3))
+        pair.reset(3)
         for place, step in enumerate(steps):
             pair.step(step, place)
         return pair.graph.observed_tokens.clone()

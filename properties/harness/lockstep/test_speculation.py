@@ -24,8 +24,6 @@ from paritybit.reference.pool import KVPools, PoolSizes
 
 from properties.support.harness.wild_steps import WILD_STEPS, made_up
 
-pytestmark = pytest.mark.usefixtures("captures_when_needed")
-
 EAGLE = frozenset(Mode) - {Mode.FROZEN_DRAFT}
 FROZEN = frozenset(Mode) - {Mode.DRAFT}
 WHOLE = 100

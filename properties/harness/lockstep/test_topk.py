@@ -20,8 +20,6 @@ from paritybit.reference.batch import Mode, Span
 from paritybit.subjects.bugs.catalogue import BUGS
 from torch import Tensor
 
-FEW_CAPTURES = pytest.mark.usefixtures("captures_when_needed")
-
 SIZES: dict[str, Any] = {"buckets": (2, 4), "token_buckets": (4, 12)}
 
 
@@ -33,7 +31,6 @@ SPECULATE: tuple[Step, ...] = (
 """Two requests that are drafted for and verified, padded and in each other's company."""
 
 
-@FEW_CAPTURES
 @pytest.mark.parametrize("topk", TOPK)
 @pytest.mark.parametrize(("runner", "slots"), [("eagle_draft", 3), ("frozen_kv_mtp", 0)])
 def test_a_draft_keeps_topk_branches(runner: str, slots: int, topk: int) -> None:
@@ -62,7 +59,6 @@ def named(static: dict[str, Tensor]) -> set[str]:
     return {"topk_p", "topk_index"} & set(static)
 
 
-@FEW_CAPTURES
 @pytest.mark.parametrize(
     ("bug", "runner"),
     [

@@ -93,14 +93,14 @@ def eager_fallback(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPa
     """A mode that silently runs eagerly, with all the right bits, although it was captured."""
     pair, (subject, _) = lockstep.pair, captured(lockstep)
     decoder = EagerDecoder(pair.trial.ops(), pair.model, pair.draft, pair.graph_pools)
-    forward = subject.engine.forward
+    forward = subject.forward
 
     def fallback(batch: ForwardBatch | None, idle: Mode, *overrides: Overrides) -> Forward:
         if batch is not None and batch.mode is RUNNERS[runner].mode:
             return Forward(decoder.forward(batch), None)
         return forward(batch, idle, *overrides)
 
-    monkeypatch.setitem(vars(subject.engine), "forward", fallback)
+    monkeypatch.setitem(vars(subject), "forward", fallback)
 
 
 def padding_filled_with(name: str, value: int) -> Plant:

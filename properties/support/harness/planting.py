@@ -22,7 +22,7 @@ from paritybit.harness.schedules.schedule import (
 )
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output
-from paritybit.subjects.captured import CapturedEngine
+from paritybit.subjects.engine import Engine
 from paritybit.subjects.protocol import Forward, Overrides, Replay
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 from paritybit.subjects.runners.base import GraphRunner
@@ -112,17 +112,13 @@ def play(
     return lockstep, outcome
 
 
-def captured(lockstep: Lockstep) -> tuple[CapturedEngine, CapturedEngine]:
+def captured(lockstep: Lockstep) -> tuple[Engine, Engine]:
     """Return the subject of a lockstep and its fresh engine."""
     return lockstep.pair.subject, lockstep.pair.fresh_engine
 
 
 def runners_named(lockstep: Lockstep, name: str) -> list[GraphRunner]:
-    """Capture a runner if it is not, and return the subject's and the fresh engine's of its name.
-
-    A fault planted before the capture would be captured too.
-    """
-    lockstep.pair.capture({RUNNERS[name].mode})
+    """Return the runners of a name: the subject's and the fresh engine's."""
     return [engine.runners[RUNNERS[name].mode] for engine in captured(lockstep)]
 
 
@@ -138,13 +134,14 @@ def on_forward(
     def after(forward: Callable[..., Forward]) -> Callable[..., Forward]:
         def changed(batch: ForwardBatch | None, idle: Mode, *overrides: Overrides) -> Forward:
             result = forward(batch, idle, *overrides)
-            change(batch, result)
+            if not any(one.largest for one in overrides):  # Only replays in the usual bucket.
+                change(batch, result)
             return result
 
         return changed
 
     for engine in captured(lockstep)[: 1 + fresh_engine]:
-        monkeypatch.setitem(vars(engine.engine), "forward", after(engine.engine.forward))
+        monkeypatch.setitem(vars(engine), "forward", after(engine.forward))
 
 
 def on_replay(
