@@ -122,6 +122,19 @@ def test_an_engine_may_end_an_inference_mode_that_it_began_while_it_was_followed
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
+def test_no_operation_of_a_forward_pass_is_dispatched_to_the_sanitizer(scene: Scene) -> None:
+    """Otherwise each would take several times as long."""
+    lines = scene.watcher.lines
+    with lines.learning():
+        lines.stop()
+        assert torch._C._len_torch_dispatch_stack() == 0
+    with torch.inference_mode(), lines.learning():
+        lines.stop()
+        torch._C._dispatch_tls_set_dispatch_key_included("Python", True)  # As torch.tensor does.
+        scene.watcher.quieten()
+        assert not torch._C._dispatch_tls_is_dispatch_key_included("Python")
+
+
 @pytest.mark.parametrize("fill", ["fill_all", "fill_by_hand", "fill_rows"])
 def test_entries_that_are_filled_in_any_way_are_no_finding(
     scene: Scene, engine: dict[str, Any], fill: str

@@ -139,34 +139,6 @@ def test_the_callers_of_a_line_are_known_too(engine: ModuleType) -> None:
     )
 
 
-def test_only_the_first_forwards_are_followed(
-    engine: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learned, runner, starts = Lines("engine"), engine.Runner(), list[Any]()
-    monkeypatch.setattr(sys, "settrace", starts.append)
-    prepared(learned, runner, 20)  # Nothing is learned.
-    assert starts.count(learned._called) == lines.MOST_TRIES
-
-
-def test_an_input_with_a_line_is_followed_less_often(
-    engine: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learned, runner, starts = Lines("engine"), engine.Runner(), list[Any]()
-    settrace = sys.settrace
-
-    def noted(hook: Any) -> None:
-        starts.append(hook)
-        settrace(hook)
-
-    monkeypatch.setattr(sys, "settrace", noted)
-    for number in range(20):
-        with learned.learning():
-            runner.prepare(float(number))
-        learned.note("batch", {"copied": runner.copied})
-        learned.done()
-    assert starts.count(learned._called) == lines.TRIES
-
-
 def test_an_input_of_the_engine_is_not_kept_alive(engine: ModuleType) -> None:
     learned, runner = Lines("engine"), engine.Runner()
     prepared(learned, runner, 2)
@@ -250,21 +222,6 @@ def test_an_input_that_keeps_its_bytes_has_the_line_that_names_it(
     assert found == (line and line_of(line))
     said = f"in Runner.verify; {lines.PREPARED}"  # One that passes on any arguments is no caller.
     assert why == (said if line else "no line changed or named it before 2 forwards")
-
-
-def test_a_forward_whose_inputs_are_known_keeps_its_lines_to_itself(engine: ModuleType) -> None:
-    learned, runner = Lines("engine"), engine.Runner()
-
-    def forward(kind: str) -> None:
-        learned.stop()
-        learned.note(kind, {"copied": runner.copied})
-        learned.done()
-
-    learned.tries["draft", "", "copied"] = lines.MOST_TRIES
-    for number in range(1, 4):
-        with learned.learning():
-            runner.step(float(number), forward)
-    assert learned.of("verify", "copied")[0] == line_of("self.copied.fill_", 2)
 
 
 def test_all_lines_that_change_an_input_are_named(engine: ModuleType) -> None:
@@ -351,20 +308,6 @@ def test_an_input_without_a_line_names_the_line_of_its_neighbour(engine: ModuleT
     assert line is None
     filled = f"kv_copied is filled at {line_of('self.copied.fill_', 2)} in Runner.verify"
     assert via == f"no line changed or named it before 3 forwards; {filled}"
-
-
-def test_an_input_that_is_too_large_to_follow_has_the_line_that_names_it(
-    engine: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lines, "LARGEST", 8)
-    learned, runner = Lines("engine"), engine.Runner()
-    for _ in range(3):
-        with learned.learning():
-            runner.verify(0.0)
-        learned.note("batch", {"untouched": runner.untouched, "other": runner.untouched})
-        learned.done()
-    assert learned.of("batch", "untouched")[0] == line_of("self.untouched[:4] = 0")
-    assert learned.of("batch", "other") == (None, "no line named it before 2 forwards")
 
 
 def test_a_line_with_the_name_of_another_tensor_does_not_fill_the_input(engine: ModuleType) -> None:
