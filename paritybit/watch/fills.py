@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -120,6 +120,8 @@ class Fills(TorchDispatchMode):
         self.folder, self.known = folder, dict[int, Filled]()
         self.thread: int | None = None
         self.entered = self.active = self.failed = self.inference = False
+        self.inside: dict[CodeType, bool | None] = {}
+        """Whether code is the engine's. None for the sanitizer's."""
         self.left_out: dict[str, bool] = {}
         """Why tensors are not followed, and whether `reasons` has given it."""
 
@@ -213,10 +215,15 @@ class Fills(TorchDispatchMode):
     def _engine(self, frame: FrameType | None) -> FrameType | None:
         """Return the innermost frame of the engine, or None if the sanitizer itself is inside."""
         for _ in range(DEEPEST):
-            path = "" if frame is None else frame.f_code.co_filename
-            if frame is None or path.startswith(OWN):
+            if frame is None:
                 return None
-            if self.folder in path:
+            code = frame.f_code
+            if code not in self.inside:
+                path = code.co_filename
+                self.inside[code] = None if path.startswith(OWN) else self.folder in path
+            if self.inside[code] is None:
+                return None
+            if self.inside[code]:
                 return frame
             frame = frame.f_back
         return None

@@ -21,7 +21,7 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class Check:
-    """One check: its name, its stage, its law in one sentence, and its cost.
+    """One check: its name, its stage, and its law in one sentence.
 
     `judge` gets the observation of the stage and yields findings. `compares` returns how many
     comparisons an observation stands for that could have failed. A stage whose observations exist
@@ -31,7 +31,6 @@ class Check:
     name: str
     stage: str
     law: str
-    cost: str
     judge: Callable[[Any], Iterable[Finding]]
     compares: Callable[[Any], int] = lambda _: 1
 

@@ -50,10 +50,8 @@ def owned(forward: Forward, ledger: Ledger, fresh: Writes | None) -> Tensor:
 
 def repeated(values: Iterable[int], counts: Iterable[int]) -> Tensor:
     """Repeat each value as often as its count says, int64 [n]."""
-    flat = array("q")
-    for value, count in zip(values, counts, strict=True):
-        flat += array("q", (value,)) * count
-    return torch.frombuffer(flat, dtype=torch.int64) if flat else torch.empty(0, dtype=torch.int64)
+    times = torch.tensor([*counts], dtype=torch.int64)
+    return torch.tensor([*values], dtype=torch.int64).repeat_interleave(times)
 
 
 def ranges(spans: Sequence[tuple[int, int]]) -> Tensor:

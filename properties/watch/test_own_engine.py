@@ -58,7 +58,7 @@ def judge(reads):
     return reads.findings(CHECK.name, reads.position > 3, "it is beyond the fourth")
 
 
-CHECK = Check("long context", "reads", "a request reads four positions at most", "none", judge)
+CHECK = Check("long context", "reads", "a request reads four positions at most", judge)
 """
 
 FILES = {

@@ -23,7 +23,6 @@ CHECK = Check(
     "corrupted read",
     "reads",
     "every slot that a live row reads still holds the bytes that were written to it",
-    "a pass over the pool per checked forward pass, shared with stray write",
     judge,
     lambda reads: int(whole(reads).sum()),
 )

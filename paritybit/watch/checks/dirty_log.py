@@ -18,6 +18,5 @@ CHECK = Check(
     "dirty log",
     "log",
     "a forward pass logs no error; warnings are only counted",
-    "none",
     judge,
 )

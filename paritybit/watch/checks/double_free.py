@@ -41,7 +41,6 @@ CHECK = Check(
     "double free",
     "freeing",
     "no slot is freed twice without being allocated in between",
-    "a ledger entry per slot that is freed",
     judge,
     lambda freeing: len(freeing.slots),
 )

@@ -21,7 +21,6 @@ CHECK = Check(
     "error",
     "no forward pass accesses memory out of bounds, the engine's own checks of slots pass, "
     "and no request that it accepts ends it",
-    "none",
     judge,
     uncounted,
 )

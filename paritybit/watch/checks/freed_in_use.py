@@ -16,7 +16,6 @@ CHECK = Check(
     "freed in use",
     "reads",
     "no slot that a live row reads was freed after it was written",
-    "a ledger entry per slot that is read",
     judge,
     lambda reads: int((~reads.missing).sum()),
 )

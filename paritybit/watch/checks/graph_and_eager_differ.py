@@ -16,7 +16,6 @@ CHECK = Check(
     "graph and eager differ",
     "graph and eager differ",
     "the same batch run eagerly gives the same result, up to the variation of eager runs",
-    "an eager forward pass per replay that is tried",
     judge,
     uncounted,
 )

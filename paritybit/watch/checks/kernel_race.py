@@ -32,7 +32,6 @@ CHECK = Check(
     "kernel",
     "no warp of a Triton kernel behaves in another way if it loads a scalar only after its program "
     "has overwritten it, and no barrier lies in between",
-    "on a CPU, a record of the loads and stores of interpreted kernels; on a GPU it is not tried",
     judge,
     uncounted,
 )

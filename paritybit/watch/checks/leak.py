@@ -86,6 +86,5 @@ CHECK = Check(
     "when nothing runs, every slot ever written, and every slot on the host, is either free or in "
     "the prefix cache, none is locked, all cached ones can be evicted, and each row of the request "
     "table is free once",
-    "a pass over the ledger whenever the engine is idle",
     judge,
 )

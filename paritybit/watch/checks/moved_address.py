@@ -34,7 +34,6 @@ CHECK = Check(
     "moved address",
     "inputs",
     "each static input has the address and the shape that its graph captured",
-    "a comparison per static input and replay",
     judge,
     lambda inputs: sum(one.name in inputs.captured for one in inputs.inputs),
 )

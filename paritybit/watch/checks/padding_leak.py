@@ -23,7 +23,6 @@ CHECK = Check(
     "padding leak",
     "other valid values in the padded part, or in entries that the engine does not fill for a "
     "replay, change no live output and no owned slot",
-    "two more replays per padded replay that is tried",
     judge,
     uncounted,
 )

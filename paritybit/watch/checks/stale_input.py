@@ -42,7 +42,6 @@ CHECK = Check(
     "stale input",
     "inputs",
     "the live part of each static input holds the values of the batch",
-    "a comparison per input for which the connector knows the right values",
     judge,
     lambda inputs: sum(one.expected is not None for one in inputs.inputs),
 )

@@ -49,7 +49,6 @@ CHECK = Check(
     "stray write",
     "frame",
     "a forward pass changes only the slots of its live tokens, and reserved slots",
-    "two passes over the pool per checked forward pass, three if it replays a graph",
     judge,
     uncounted,
 )

@@ -17,7 +17,6 @@ CHECK = Check(
     "uninitialised read",
     "reads",
     "every slot that a live row reads has been written before",
-    "a ledger entry per slot that is read",
     judge,
     lambda reads: len(reads.slots),
 )

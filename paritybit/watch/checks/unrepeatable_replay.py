@@ -16,7 +16,6 @@ CHECK = Check(
     "unrepeatable replay",
     "unrepeatable replay",
     "a second replay from the same state gives the same live outputs and owned slots",
-    "one more replay per replay that is tried",
     judge,
     uncounted,
 )

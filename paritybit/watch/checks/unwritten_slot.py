@@ -29,7 +29,6 @@ CHECK = Check(
     "unwritten slot",
     "writes",
     "a forward pass writes the slot of each token that it computes",
-    "nothing beyond stray write",
     judge,
     uncounted,
 )

@@ -164,6 +164,5 @@ CHECK = Check(
     "lists",
     "an index list names exactly the slots in each live row's window, in order; padded rows "
     "name reserved slots only",
-    "a comparison per entry",
     judge,
 )

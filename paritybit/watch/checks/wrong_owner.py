@@ -20,7 +20,6 @@ CHECK = Check(
     "wrong owner",
     "reads",
     "every slot that a live row reads was last written for exactly that row's tokens",
-    "a hash per token, and a ledger entry per slot that is read",
     judge,
     lambda reads: int(reads.judged.sum()),
 )

@@ -27,7 +27,6 @@ CHECK = Check(
     "other values in slots that no live row reads change no live output and no owned slot; other "
     "values in what live rows read of a layer's K or V change one; layers of one group share no "
     "memory",
-    "two or three more runs per replay, or forward pass without a graph, that is tried",
     judge,
     uncounted,
 )

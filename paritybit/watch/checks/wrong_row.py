@@ -84,7 +84,6 @@ CHECK = Check(
     "rows",
     "each row of a batch has the sampling parameters, the adapter, the logits and the counts of "
     "its own request",
-    "a comparison per row and value, and for rows with penalties or masks one per logit",
     judge,
     lambda rows: sum(len(values.requests) for values in rows.values),
 )

@@ -6,7 +6,7 @@ tensor itself showed in another forward; and so does the same tensor of the othe
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -40,42 +40,6 @@ Shown = set[tuple[str, int]]
 """The groups and numbers of tensors."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """A tensor: the ledger of its group, the number of its layer, and its place in the layer."""
-
-    ledger: Ledger
-    layer: int
-    which: int
-
-    @classmethod
-    def of(cls, ledger: Ledger, turn: int) -> "Part":
-        """Return the tensor of a group whose turn it is."""
-        layers = enumerate(layers_of(ledger))
-        parts = [cls(ledger, layer, n) for layer, tensors in layers for n in range(len(tensors))]
-        return parts[turn % len(parts)]
-
-    @property
-    def number(self) -> int:
-        """The number of the tensor in its group."""
-        return layers_of(self.ledger)[self.layer][self.which]
-
-    @property
-    def last(self) -> bool:
-        """Whether it belongs to the last layer of its group.
-
-        That may be the last one of the model, where only the last query of a row matters.
-        """
-        return self.layer == len(self.ledger.group.layers) - 1
-
-    def slots(self, reads: Reads) -> Tensor:
-        """Return the slots in which it is tried, int64 [n]."""
-        mine = reads.slots[self.ledger.group.name]
-        if not self.last:
-            return mine
-        return mine[torch.isin(mine, slots_read(reads.forward, self.ledger, last=True))]
-
-
 def unread(trial: Trial, reads: Reads, turn: int, seed: int, shown: Shown) -> Iterator[Result]:
     """Yield, for one tensor per group, whether its content in the slots that rows read matters.
 
@@ -88,51 +52,57 @@ def unread(trial: Trial, reads: Reads, turn: int, seed: int, shown: Shown) -> It
         return
     read = [ledger for name, ledger in trial.ledgers.items() if len(reads.slots[name])]
     for ledger in read or trial.ledgers.values():
-        turns = range(turn, turn + len(ledger.checksums.tensors))
-        parts = [Part.of(ledger, one) for one in turns]
-        part = next((one for one in parts if len(one.slots(reads))), parts[0])
-        found = unread_part(trial, reads, part, seed, shown)
+        count = len(ledger.checksums.tensors)
+        turns = [one % count for one in range(turn, turn + count)]
+        number = next((one for one in turns if len(slots_for(reads, ledger, one))), turns[0])
+        found = unread_tensor(trial, reads, ledger, number, seed, shown)
         yield found
         if isinstance(found, Wrong):
             return
 
 
-def unread_part(trial: Trial, reads: Reads, part: Part, seed: int, shown: Shown) -> Result:
+def unread_tensor(
+    trial: Trial, reads: Reads, ledger: Ledger, number: int, seed: int, shown: Shown
+) -> Result:
     """Return a tensor whose content in the slots that live rows read changes nothing."""
-    ledger, name, number = part.ledger, part.ledger.group.name, part.number
-    tensors = layers_of(ledger)[part.layer]
-    whole = Change.fitting(ledger, part.slots(reads), tensors, LARGEST, Draw(seed))
-    if reason := unusable(reads, part, whole.slots):
-        return NotTried(reason)
+    name, layers = ledger.group.name, layers_of(ledger)
+    layer = next(n for n, numbers in enumerate(layers) if number in numbers)
+    slots = slots_for(reads, ledger, number)
+    whole = Change.fitting(ledger, slots, layers[layer], LARGEST, Draw(seed))
+    (rows,) = SavedSlots.of(ledger, sampled(slots, SAMPLE, 0), [number]).rows
+    if not bool(as_integers(rows).any()):
+        return NotTried(UNWRITTEN if len(slots) else NOTHING_READ)
     moved = replace(whole, tensors=[number])
-    fixed = replace(whole, tensors=[n for n in tensors if n != number])
+    fixed = replace(whole, tensors=[n for n in layers[layer] if n != number])
     with changed(trial, reads, [moved], keep=False) as values:
         if difference(trial.first, values) is not None:
             if beyond(trial.first, values) and lasts(trial, reads, values):
                 shown.add((name, number))
             return None
-        if not values.altered or (part.last and only_tokens(trial)):
+        if not values.altered or (layer == len(layers) - 1 and only_tokens(trial)):
             return NotTried(ALL_TOKENS if values.altered else SAME_BYTES)
     control = (name, number) in shown
     for found, both in responses(trial, reads, [fixed], [moved]):
         if found is not None:
             return None
         control |= both
-    if not (control and neighbours_show(trial, reads, part, seed)):
+    if not (control and neighbours_show(trial, reads, ledger, number, seed)):
         return NotTried(HIDDEN)
-    layer = ledger.group.layers[part.layer].name
-    what = f"tensor {part.which} of {layer}"
+    where = ledger.group.layers[layer].name
+    what = f"tensor {layers[layer].index(number)} of {where}"
     text = f"does not depend on {what} in the slots that live rows read"
-    return Wrong(text, name, layer, cause={"what": f"{what} is not read"})
+    return Wrong(text, name, where, cause={"what": f"{what} is not read"})
 
 
-def unusable(reads: Reads, part: Part, slots: Tensor) -> str | None:
-    """Return why a tensor cannot be tried in some slots, or None."""
-    read = sampled(reads.slots[part.ledger.group.name], SAMPLE, 0)
-    (rows,) = SavedSlots.of(part.ledger, read, [part.number]).rows
-    if len(rows) and not bool(as_integers(rows).any()):
-        return UNWRITTEN
-    return None if len(slots) else NOTHING_READ
+def slots_for(reads: Reads, ledger: Ledger, number: int) -> Tensor:
+    """Return the slots in which a tensor is tried, int64 [n].
+
+    In the last layer of a group, which may be that of the model, only the last query matters.
+    """
+    slots = reads.slots[ledger.group.name]
+    if number not in layers_of(ledger)[-1]:
+        return slots
+    return slots[torch.isin(slots, slots_read(reads.forward, ledger, last=True))]
 
 
 def responses(
@@ -158,23 +128,22 @@ def responses(
                 yield difference(base, values), beyond(trial.first, values)
 
 
-def neighbours_show(trial: Trial, reads: Reads, part: Part, seed: int) -> bool:
-    """Return whether the same tensor of the other layers shows beyond rounding."""
+def neighbours_show(trial: Trial, reads: Reads, ledger: Ledger, tensor: int, seed: int) -> bool:
+    """Return whether tensors at the same place of other layers show beyond rounding."""
+    mine = next(numbers for numbers in layers_of(ledger) if tensor in numbers)
+    which = mine.index(tensor)
     fixed, moved = list[Change](), list[Change]()
-    for ledger in trial.ledgers.values():
-        layers = [
-            tensors
-            for n, tensors in enumerate(layers_of(ledger))
-            if not (ledger is part.ledger and n == part.layer) and len(tensors) > part.which
-        ]
-        numbers = [number for tensors in layers for number in tensors]
-        read = slots_read(reads.forward, ledger)
-        if numbers and len(read):
-            most = LARGEST // len(trial.ledgers)
-            whole = Change.fitting(ledger, read, numbers, most, Draw(seed))
-            mine = [tensors[part.which] for tensors in layers]
-            fixed.append(replace(whole, tensors=[n for n in numbers if n not in mine]))
-            moved.append(replace(whole, tensors=mine))
+    for other in trial.ledgers.values():
+        layers = [numbers for numbers in layers_of(other) if len(numbers) > which]
+        if other is ledger:
+            layers.remove(mine)
+        read = slots_read(reads.forward, other)
+        if layers and len(read):
+            every = [number for numbers in layers for number in numbers]
+            whole = Change.fitting(other, read, every, LARGEST // len(trial.ledgers), Draw(seed))
+            alike = [numbers[which] for numbers in layers]
+            fixed.append(replace(whole, tensors=[n for n in every if n not in alike]))
+            moved.append(replace(whole, tensors=alike))
     return bool(moved) and any(
         found is not None and found.beyond_rounding
         for found, _ in responses(trial, reads, fixed, moved)
