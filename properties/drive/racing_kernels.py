@@ -72,43 +72,12 @@ def block_address(count: Any, table: Any, out: Any, width: tl.constexpr) -> None
 
 
 @jit
-def mask(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
-    """Store as many entries of a block as the count says."""
-    held = tl.load(count)
-    tl.store(count, held + 1)
-    place = tl.arange(0, width)
-    tl.store(out + place, 1, mask=place < held)
-
-
-@jit
 def joins(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
     """Wait for all warps unless the count was zero."""
     held = tl.load(count)
     tl.store(count, held + 1)
     if held > 0:
         tl.debug_barrier()
-
-
-@jit
-def added(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
-    """Add the count to a block, atomically."""
-    held = tl.load(count)
-    tl.store(count, held + 1)
-    tl.atomic_add(out + tl.arange(0, width), held)
-
-
-@jit
-def second(pointer: Any) -> Any:
-    """Load a scalar in a function of a kernel."""
-    return tl.load(pointer)
-
-
-@jit
-def in_function(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
-    """Load the count in a function."""
-    held = second(count)
-    tl.store(count, held + 1)
-    tl.store(out + held + tl.arange(0, width), 1)
 
 
 @jit
@@ -160,33 +129,6 @@ def appended(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
 
 
 @jit
-def checked(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
-    """Skip a request whose count is negative, which no warp sees."""
-    held = tl.load(count)
-    if held < 0:
-        return
-    tl.store(count, held + 1)
-    tl.store(out + tl.arange(0, width), 1)
-
-
-@jit
-def elsewhere(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
-    """Store to another address."""
-    held = tl.load(count)
-    tl.store(count + 1, held + 1)
-    tl.store(out + held + tl.arange(0, width), 1)
-
-
-@jit
-def block(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
-    """Load and store blocks, of which each thread has its own element."""
-    place = tl.arange(0, width)
-    held = tl.load(table + place)
-    tl.store(table + place, held + 1)
-    tl.store(out + held, 1)
-
-
-@jit
 def turns(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
     """Increment the count in each turn of a loop, and use it between two barriers."""
     for _ in range(3):
@@ -234,12 +176,12 @@ def launched(kernel: Kernel, start: int = 0, **named: Any) -> None:
 
 
 KERNELS = (
-    *(branch, address, outside, block_address, mask, joins, added, in_function, barrier_after),
-    *(with_barrier, with_reduction, with_atomic, appended, checked, elsewhere, block, turns),
+    *(branch, address, outside, block_address, joins, barrier_after),
+    *(with_barrier, with_reduction, with_atomic, appended, turns),
 )
 
-UNTRIED = ("block", "one warp", "tuned, one warp")
-"""Launches that cannot have a race: no scalars, or one warp. `block_address` is counted already."""
+UNTRIED = ("one warp", "tuned, one warp")
+"""Launches that cannot have a race. `block_address` is counted already."""
 
 
 def entries() -> list[dict[str, Any]]:

@@ -1,10 +1,8 @@
 """The operator's actions: when each happens, how they are generated, and sglang's own requests."""
 
-import io
-import pickle
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice, pairwise
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +11,9 @@ import torch
 
 from paritybit.drive.engine import PlayedError, Player
 from paritybit.drive.operating.actions import AT_ONCE, LATER, with_actions
-from paritybit.drive.operating.sglang import CAPTURES, Weights, acts_of, forget, packed
+from paritybit.drive.operating.sglang import CAPTURES, acts_of
 from paritybit.drive.requests import waves
 from paritybit.drive.script import ACTIONS, Action, Part, Planned, Wave
-from paritybit.drive.shrink import shrunk
 from properties.drive.toy import LIMITS, Toy, said
 
 NAMES = (
@@ -109,26 +106,6 @@ def test_generated_actions_depend_on_the_seed_and_soon_include_all() -> None:
     assert {what for plan in (*AT_ONCE, *LATER) for what in plan} == set(ACTIONS)
 
 
-def test_some_requests_begin_with_a_prompt_of_the_wave_before() -> None:
-    repeats = 0
-    for before, wave in pairwise(drawn(0, 6)):
-        prompts = [one.prompt for one in before.requests]
-        for one in wave.requests:
-            if any(one.prompt[: len(old)] == old for old in prompts):
-                assert one.length + one.tokens <= 256
-                repeats += 1
-    assert repeats >= 5
-
-
-def test_a_search_drops_actions_and_simplifies_them() -> None:
-    def fails(given: tuple[Wave, ...]) -> bool:
-        return any(one.what == "sleep" for wave in given for one in wave.actions)
-
-    (wave,) = shrunk(drawn(0, 4), fails, lambda: False)
-    assert wave.actions == (Action("sleep"),)
-    assert len(wave.requests) == 1
-
-
 def scheduler_of(model: torch.nn.Module, part: Any = None) -> Any:
     allocator = SimpleNamespace(get_kvcache=lambda: SimpleNamespace(swa_kv_pool=part))
     return SimpleNamespace(
@@ -136,25 +113,6 @@ def scheduler_of(model: torch.nn.Module, part: Any = None) -> Any:
         token_to_kv_pool_allocator=allocator,
         is_fully_idle=lambda ignore_waiting: True,
     )
-
-
-def test_each_update_gives_other_weights_that_depend_on_its_number() -> None:
-    model = torch.nn.Linear(4, 9)
-    one, two = (Weights(scheduler_of(model), None) for _ in range(2))
-    ((name, changed),) = one.others()
-    assert name == "weight"
-    assert torch.equal(changed, two.others()[0][1])
-    two.updates += 1
-    assert not torch.equal(changed, two.others()[0][1])
-    assert not torch.equal(changed, model.weight)
-    assert torch.equal(pickle.load(io.BytesIO(packed(changed))), changed)
-
-
-def test_released_memory_comes_back_with_other_contents() -> None:
-    part = SimpleNamespace(k_buffer=[torch.zeros(3)], v_buffer=[torch.zeros(3)])
-    forget(scheduler_of(torch.nn.Linear(1, 1), part))
-    assert part.k_buffer[0].all()
-    assert part.v_buffer[0].all()
 
 
 @pytest.mark.parametrize("capture", CAPTURES)

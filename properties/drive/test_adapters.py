@@ -2,20 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, islice
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from paritybit.drive.models import GPT_OSS
-from paritybit.drive.operating.adapters import MODULES, RANK, loads, name_of, weights, with_adapters
+from paritybit.drive.operating.adapters import with_adapters
 from paritybit.drive.requests import Limits, waves
 from paritybit.drive.script import wave_of
-from paritybit.drive.sglang import stand_ins
 from paritybit.drive.sglang.settings import Served
-from paritybit.drive.stand_ins import lora
 from paritybit.drive.stand_ins.lora import (
     chunks_expanded,
     chunks_shrunk,
@@ -24,7 +21,6 @@ from paritybit.drive.stand_ins.lora import (
     shrunk,
 )
 from paritybit.drive.vllm import lora as of_vllm
-from paritybit.drive.vllm import settings as vllm
 from paritybit.engines.graphs import CpuGraph
 
 LIMITS = Limits(window=16, page=1, chunk=64, context=1536, pool=1536, rows=8)
@@ -47,24 +43,6 @@ def test_requests_ask_for_every_adapter_and_for_none() -> None:
     plain = islice(waves(0, LIMITS), 4)
     bare = list(with_adapters(0, plain, 3))
     assert bare == first
-
-
-def test_a_number_of_adapters_that_no_engine_serves_is_refused() -> None:
-    for kind, count in ((Served, -1), (Served, 9), (vllm.Served, 9)):
-        with pytest.raises(ValueError, match="adapters is between 0 and 8"):
-            kind.of({**kind().scope(), "adapters": count})
-
-
-def test_vllm_serves_batches_with_several_adapters_whose_first_requests_end_first() -> None:
-    """Another request then moves to a lower row, and takes its adapter with it."""
-    moved = 0
-    for wave in islice(vllm.Served(adapters=3).traffic(), 6):
-        first = [one for one in wave.requests if not one.arrives]
-        moved += any(
-            one.tokens < other.tokens and one.adapter != other.adapter
-            for one, other in pairwise(first)
-        )
-    assert moved > 2
 
 
 def sorted_by(slots: list[int], count: int) -> list[Any]:
@@ -112,29 +90,6 @@ def test_vllms_arithmetic_is_that_of_each_tokens_adapter_also_in_a_replay(
     assert torch.allclose(output, right([-1, 0, 0, 0]), atol=1e-5)
     vllm_lora.expand(within, [b, b], output, *lists, ~counts[0], counts[1], 2, add)  # No adapter.
     assert torch.allclose(output, right([-1, 0, 0, 0]), atol=1e-5)
-
-
-def test_adapters_differ_and_fit_the_attention_of_the_model() -> None:
-    one, two = weights(GPT_OSS, 1), weights(GPT_OSS, 2)
-    assert len(one) == 2 * len(MODULES) * GPT_OSS.config["num_hidden_layers"]
-    assert one.keys() == two.keys()
-    assert not any(torch.equal(one[name], two[name]) for name in one)
-    assert all(torch.equal(value, weights(GPT_OSS, 1)[name]) for name, value in one.items())
-    assert all(RANK in value.shape for value in one.values())
-
-
-def test_a_release_gets_the_adapters_in_its_own_request() -> None:
-    def newer(lora_name: str, lora_id: str, config_dict: object, serialized_named_tensors: object):  # type: ignore[no-untyped-def]  # noqa: ANN202
-        return lora_name, lora_id, serialized_named_tensors
-
-    def older(lora_name: str, lora_id: str, config_dict: object, serialized_tensors: object):  # type: ignore[no-untyped-def]  # noqa: ANN202
-        return lora_name, lora_id, serialized_tensors
-
-    for kind, held in ((newer, list), (older, str)):
-        structures = SimpleNamespace(LoadLoRAAdapterFromTensorsReqInput=kind)
-        found = loads(structures, GPT_OSS, 2)
-        assert [one[:2] for one in found] == [(name_of(n), name_of(n)) for n in (1, 2)]
-        assert all(isinstance(one[2], held) for one in found)
 
 
 def batch(order: list[int] | None = None) -> SimpleNamespace:
@@ -195,15 +150,3 @@ def test_a_graph_reads_the_segments_when_it_is_replayed(monkeypatch: pytest.Monk
     (part,) = parts
     part()  # type: ignore[operator]
     assert value.sum(1).tolist() == [0, 0, 0, 0, 12, 12, 12, 12]
-
-
-def test_a_release_that_names_a_gpu_keeps_its_lists_on_the_cpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    backend = SimpleNamespace(torch=torch, **dict.fromkeys(lora.ARITHMETIC["triton"]))
-    monkeypatch.setattr(stand_ins, "found", lambda name: backend)
-    assert stand_ins.stand_in_for_lora() == "triton"
-    with backend.torch.device("cuda"):
-        assert backend.torch.zeros(2).device == torch.device("cpu")
-    assert backend.torch.device("meta") == torch.device("meta")
-    assert backend.torch.int32 is torch.int32

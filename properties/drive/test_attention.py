@@ -66,16 +66,6 @@ def test_decode_attends_to_all_that_a_row_lists(cap: float, with_sinks: bool) ->
     assert out[1].eq(0).all()  # It lists nothing.
 
 
-def test_pages_are_read_like_slots() -> None:
-    k, v, ends, listed = rows()
-    q = torch.randn(3, HEADS, WIDTH)
-    one, other = torch.empty(3, HEADS, VALUES), torch.empty(3, HEADS, VALUES)
-    decode(q, k, v, one, ends, listed, 0.3)
-    paged = k.view(5, 8, GROUPS, WIDTH), v.view(5, 8, GROUPS, VALUES)
-    decode(q, *paged, other, ends, listed, 0.3)
-    assert one.equal(other)
-
-
 @pytest.mark.parametrize("window", [-1, 3])
 @pytest.mark.parametrize("tree", [False, True])
 def test_extend_and_unified_attention_see_what_a_mask_allows(window: int, tree: bool) -> None:
@@ -126,11 +116,3 @@ def test_extend_and_unified_attention_see_what_a_mask_allows(window: int, tree: 
     listing: Any = {"kv_indptr": torch.tensor(lengths), "kv_indices": torch.tensor(unified)}
     Unified(q=q, o=other, prefix_lens=torch.tensor(PREFIXES), **listing, **given).run()
     torch.testing.assert_close(other, torch.cat(right))
-
-
-def test_a_slot_outside_of_the_pool_is_read_as_another() -> None:
-    k, v, _, _ = rows()
-    out = torch.empty(1, HEADS, VALUES)
-    ends, listed = torch.tensor([0, 2]), torch.tensor([-1, 10_000])
-    decode(torch.zeros(1, HEADS, WIDTH), k, v, out, ends, listed, 1.0)
-    assert out.isfinite().all()

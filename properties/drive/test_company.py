@@ -133,27 +133,12 @@ def test_an_error_in_a_fork_is_judged(
     assert [one["check"] for one in found] == ["engine error"] * own
 
 
-def test_noise_hides_a_difference_that_is_no_larger(lines: Journal) -> None:
-    comparison = Comparison(Talks(noise=1e-5), lambda waves: waves)
-    comparison.judge(SHARED, lambda: False)
-    assert 0 < comparison.noise <= 1e-5
-    company: dict[str, list[Likely]] = {"a": [[(2, -0.7), (1, -0.8)]]}
-    for gap, found in ((1.9, False), (2.1, True)):
-        alone: dict[str, list[Likely]] = {"a": [[(1, 0.0), (2, -gap * comparison.noise)]]}
-        assert (comparison.beyond("a", 0, company, alone) is not None) == found
-
-
 @pytest.mark.parametrize(("served", "tried"), [(Served(), COMPARED), (Served(host_cache=True), 0)])
 def test_each_run_compares_some_requests_if_a_fork_can_serve_them(
     served: Served, tried: int, lines: Journal
 ) -> None:
     compare(Talks(noise=1e-5), served, lambda: False)
     assert lines.counts == {f"tried: {CHECK} (gemma4)": tried}
-
-
-def test_a_comparison_that_is_to_stop_compares_nothing(lines: Journal) -> None:
-    Comparison(Talks(wrong=1.0), lambda waves: waves).judge(SHARED, lambda: True)
-    assert not lines.counts.get(f"tried: {CHECK}") and not lines.findings
 
 
 def test_a_row_counts_as_whole_after_each_kind_of_wave(lines: Journal) -> None:

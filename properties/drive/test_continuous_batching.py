@@ -1,6 +1,5 @@
 """How transformers is fetched and started, and what stands in for graphs while it captures."""
 
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +11,7 @@ from paritybit.reference.ops import Ops
 
 from paritybit.drive import ENGINES
 from paritybit.drive.adapters import adapter, adapter_of
-from paritybit.drive.requests import OTHER, other_prefixes, waves
-from paritybit.drive.script import LARGEST
 from paritybit.drive.transformers import stand_ins
-from paritybit.drive.transformers.settings import POOL, Served
-from paritybit.engines import fetch
 from paritybit.engines.graphs import CpuGraph
 from paritybit.engines.packages import SGLANG, TRANSFORMERS
 
@@ -39,20 +34,6 @@ def test_the_engine_is_chosen_by_the_package_of_a_release_or_a_folder(tmp_path: 
         adapter_of("nothing")
 
 
-def test_the_pins_have_hashes() -> None:
-    text = (fetch.PINS / "engine-continuous-batching.txt").read_text()
-    pins = re.findall(r"^[a-z][^\n]*==[^\n]*\n    --hash=", text, re.M)
-    assert len(pins) == len(re.findall(r"^[a-z]", text, re.M)) > 30
-
-
-def test_the_pool_holds_its_tokens_and_the_windows() -> None:
-    assert Served("gemma4", full=True).blocks() == POOL // 16
-    assert Served().blocks() == (POOL // 16 + 3 * 8) // 4
-    assert Served("gpt_oss", page_size=64).attention == "eager"
-    kinds = Served("gpt_oss", full=True).configuration()["layer_types"]
-    assert set(kinds) == {"full_attention"}
-
-
 def test_a_capture_changes_nothing_and_a_replay_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuGraph, "ops", Ops(), raising=False)
     kept, graph = torch.zeros(3), CpuGraph()
@@ -67,24 +48,3 @@ def test_a_capture_changes_nothing_and_a_replay_does(monkeypatch: pytest.MonkeyP
     assert not stand_ins.KEPT
     graph.replay()
     assert kept.tolist() == [1, 1, 1]
-
-
-def test_some_requests_have_the_same_tokens_after_another_one() -> None:
-    limits, found = Served().limits(), set()
-    for seed in range(3):
-        wave = next(waves(seed, limits))
-        (other,) = other_prefixes([wave])
-        pairs = [
-            (one.ids(), two.ids()) for one, two in zip(wave.requests, other.requests, strict=True)
-        ]
-        differ = [
-            [place for place, (old, new) in enumerate(zip(one, two, strict=True)) if old != new]
-            for one, two in pairs
-            if one != two
-        ]
-        lengths = [one.prompt[0].length for one in wave.requests]
-        places = [OTHER.get(number % 5, LARGEST) for number in range(len(lengths))]
-        pairs_of = zip(places, lengths, strict=True)
-        assert differ == [[place] for place, length in pairs_of if place < length]
-        found |= {place for (place,) in differ}
-    assert found == set(OTHER.values())

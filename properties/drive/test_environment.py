@@ -10,10 +10,9 @@ import pytest
 from paritybit.harness.errors import CannotRunError, MalformedError
 
 from paritybit.drive import adapters as environment
-from paritybit.drive.legs import LackingError, Leg
+from paritybit.drive.legs import LackingError
 from paritybit.drive.models import MODELS
 from paritybit.drive.sglang import adapter as of_sglang
-from paritybit.drive.sglang.adapter import TABLE
 from paritybit.drive.sglang.settings import (
     FROZEN_DRAFTS,
     FROZEN_IN_TURN,
@@ -98,33 +97,6 @@ def test_an_engine_that_cannot_be_had_is_one_sentence(
         of_sglang.ADAPTER.prepare("sglang==0.5.12")
     with pytest.raises(MalformedError, match="is not an engine"):
         of_sglang.ADAPTER.prepare("nothing")
-
-
-@pytest.mark.parametrize("leg", [*TABLE.on("cpu").array.rows(0)], ids=lambda leg: leg.name)
-def test_the_window_pool_has_as_many_slots_as_a_row_asks_for(tmp_path: Path, leg: Leg) -> None:
-    """The engine multiplies the pool with a ratio, and drops the rest of a slot and of a page.
-
-    A chunk fits beside a prefix of a chunk and a window, so no request waits forever, unless
-    chunks are to be larger than the pool.
-    """
-    given: Any = leg.settings
-    served = Served(**given)
-    words = served.words(NEW | MORE, tmp_path, package_of(tmp_path, *ABLE))
-    limits = served.limits()
-    if "--swa-full-tokens-ratio" not in words or served.whole_prompts:
-        assert limits.windows is None
-        return
-    ratio = float(words[words.index("--swa-full-tokens-ratio") + 1])
-    page = served.page_size
-    assert limits.windows == int(served.pool * ratio) // page * page
-    prefix = limits.chunk + 2 * limits.window
-    assert (limits.windows > prefix + limits.chunk + page) == (leg.settings.get("chunk") != 512)
-
-
-def test_a_window_pool_is_part_of_the_pool() -> None:
-    for windows in (0, 385):
-        with pytest.raises(ValueError, match="windows is between 1 and pool"):
-            Served.of(replace(Served(), pool=384, windows=windows).scope())
 
 
 @pytest.mark.parametrize("known", [OLD, NEW])

@@ -89,11 +89,6 @@ def test_an_error_of_the_engine_s_own_code_is_a_finding(case: str) -> None:
         assert "step ends the engine" in fault.what
 
 
-def test_a_wrong_call_in_a_function_with_a_name_of_ours_is_the_engine_s() -> None:
-    error = raised("(lambda page: page)()", VLLM, judge_failure.__name__)
-    assert fault_of(error, SERVED) is not None
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -114,20 +109,6 @@ def test_a_fault_of_a_kernel_is_the_engine_s_and_its_line_is_no_cause(
     assert fault.source is None
     assert fault.text.endswith("(noticed at vllm/v1/worker/runner.py:2 in step)")
     assert fault_of(raised(code, "/someone/script.py"), counts) is None
-
-
-ADVICE = """
-Search for `cudaErrorInvalidDevice' in https://docs.nvidia.com/cuda for more information.
-CUDA kernel errors might be asynchronously reported at some other API call.
-For debugging consider passing CUDA_LAUNCH_BLOCKING=1
-Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
-"""
-
-
-@pytest.mark.parametrize("what", ["invalid device ordinal", "out of memory", "invalid argument"])
-def test_another_error_of_cuda_is_not_judged_for_the_advice_that_torch_adds(what: str) -> None:
-    code = f"raise torch.AcceleratorError({f'CUDA error: {what}{ADVICE}'!r})"
-    assert fault_of(raised(code, "/e/vllm/v1/worker/runner.py"), SERVED) is None
 
 
 BATCHING = "transformers/generation/continuous_batching"
@@ -295,12 +276,3 @@ def test_what_ends_a_play_is_judged_once_and_passed_on(
     assert found["text"].startswith(says)
     assert (found["cause"] is None) == isinstance(error, StalledError)
     assert found["forward"] == 9
-
-
-def test_a_selection_of_checks_holds_for_errors_too(
-    lines: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen = Settings(str(lines.path.parent), checks=("leak",))
-    monkeypatch.setattr(driver, "active", lambda: chosen)
-    judge_failure(StalledError("2 requests wait"))
-    assert not lines.findings

@@ -70,21 +70,6 @@ def test_each_pair_of_values_occurs_and_none_that_cannot(table: Table, seed: int
     assert len(legs) < 50
 
 
-@EACH
-def test_another_seed_has_other_rows_and_the_first_rows_have_most_pairs(one: Adapter) -> None:
-    table = one.table.on("cpu").array
-    first = [leg.name for leg in table.rows(0)]
-    assert first != [leg.name for leg in table.rows(1)]
-    half = [leg for leg, _ in zip(table.rows(0), range(len(first) // 3), strict=False)]
-    assert len(set().union(*(leg.pairs for leg in half))) > 0.55 * len(table.pairs)
-
-
-def test_the_heaviest_pair_is_in_the_first_row() -> None:
-    for seed in range(5):
-        leg = next(SMALL.on("cuda").rows(seed))
-        assert {"page 4", "trees", "other"} <= set(leg.values)
-
-
 def test_a_name_states_what_differs_from_the_plainest_row() -> None:
     table = SMALL.on("cuda")
     assert table.leg(()).name == "plain"
@@ -110,14 +95,6 @@ def test_values_with_which_an_engine_fails_can_only_be_named() -> None:
 def test_values_that_cannot_be_combined_are_refused(values: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="cannot be combined"):
         SMALL.leg(values)
-
-
-def test_a_table_of_a_device_and_a_model_has_no_other_values() -> None:
-    assert "trees" not in SMALL.on("cpu").settings
-    assert [*SMALL.on("cpu", "other").axes["model"]] == ["other"]
-    assert [*SMALL.on("cpu", "gemma4").axes["model"]] == ["plain"]
-    with pytest.raises(ValueError, match="is not served with nothing on cpu"):
-        SMALL.on("cpu", "nothing")
 
 
 @EACH

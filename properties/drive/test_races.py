@@ -14,11 +14,8 @@ EFFECTS = {
     "address": "executes a block store with other operands",
     "outside": "loads from outside of all tensors",
     "block_address": "executes a block store with other operands",
-    "mask": "executes a block store with other operands",
     "joins": "executes a barrier more",
-    "in_function": "executes a block store with other operands",
     "barrier_after": "executes a block store with other operands",
-    "added": "executes a block atomic with other operands",
     "tuned, eight warps": "executes a block store with other operands",
     "later": "ends before a block store",
 }

@@ -3,24 +3,22 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
-from itertools import combinations, islice
+from itertools import islice
 from typing import ClassVar
 
 import pytest
 
-from paritybit.drive import ENGINES, script
+from paritybit.drive import ENGINES
 from paritybit.drive.adapters import adapter
 from paritybit.drive.engine import PlayedError, Player
 from paritybit.drive.models import VOCABULARY
 from paritybit.drive.requests import (
     AT_LEAST,
-    COMPARED,
     KINDS,
     Kind,
     Limits,
     edges,
     kinds_of,
-    sample,
     waves,
     with_priorities,
 )
@@ -101,43 +99,6 @@ def test_what_faults_need_is_among_the_requests() -> None:
     assert len(prompts) < len(requests)
 
 
-def test_a_prompt_that_takes_the_window_pool_is_reused() -> None:
-    """What is new of the others, with a page to spare, fits beside what they reuse."""
-    limits = replace(LIMITS, page=1, chunk=512, windows=448)
-    first, *others = list(islice(waves(0, limits), 3))[2].requests
-    assert limits.windows is not None
-    assert first.length == limits.windows - limits.page - 1
-    for one in others:
-        shared, own = one.prompt
-        assert shared.text == first.prompt[0].text
-        assert limits.windows - shared.length < limits.window + limits.page
-        assert own.length + one.tokens + limits.page < limits.windows - shared.length
-
-
-@pytest.mark.parametrize("limits", [SMALL, replace(LIMITS, page=1, windows=460)])
-def test_a_prompt_is_taken_over_while_strangers_need_the_pool(limits: Limits) -> None:
-    """The first ends after two windows, while one other reads the end of its prompt.
-
-    Strangers then ask for all slots of windows, before the second has decoded for a window.
-    """
-    found = [wave.requests for wave in islice(waves(0, limits), len(KINDS) + 2)]
-    window, turns = limits.window, 0
-    for requests in found:
-        for one, other in combinations(requests, 2):
-            ends = one.arrives + one.tokens
-            heirs = [each for each in requests if each.prompt[0] == one.prompt[0]]
-            if heirs != [one, other] or not one.arrives + window < other.arrives < ends:
-                continue
-            assert one.length >= window > other.length - one.length
-            assert other.arrives + other.tokens > ends
-            late = range(ends, other.arrives + window)
-            asked = sum(each.length for each in requests if each.arrives in late)
-            assert limits.windows is not None
-            assert asked > limits.windows
-            turns += 1
-    assert turns >= 2
-
-
 def test_a_second_turn_continues_the_conversation() -> None:
     class Prompts(Toy):
         """Notes the lengths of prompts."""
@@ -152,18 +113,6 @@ def test_a_second_turn_continues_the_conversation() -> None:
     turns = (Planned("a", (Part("a", 3),), 2), Planned("b", ONE, 2, arrives=1, follows="a"))
     engine.play(iter([Wave(turns)]), lambda: False)
     assert engine.lengths == [3, 6]
-
-
-def test_a_long_run_keeps_nothing_of_earlier_waves() -> None:
-    count = 2 * script.MOST_TEXTS
-    given = [Wave((Planned(f"r{n}", (Part(f"text {n}", 2),), 1),)) for n in range(count)]
-    player = Player(iter(given), Toy(), lambda: False, idle_polls=0)
-    for number in range(count):
-        assert said(player.poll()) == [f"r{number}"]
-        player.ended(f"r{number}", [7])
-        assert player.made == {f"r{number}": (7,)}
-        given[number].requests[0].prompt[0].tokens()
-    assert script._tokens.cache_info().currsize <= script.MOST_TEXTS
 
 
 def test_a_wave_begins_with_an_idle_engine_whose_cache_may_be_emptied() -> None:
@@ -211,18 +160,6 @@ def test_priorities_are_drawn_and_kept_in_a_conversation() -> None:
     assert [replace(one, priority=None) for one in requests] == [
         one for wave in given for one in wave.requests
     ]
-
-
-@pytest.mark.parametrize("limits", [SMALL, LIMITS])
-def test_a_sample_has_requests_to_compare_among_others(limits: Limits) -> None:
-    wave = sample(limits)
-    compared = [one for one in wave.requests if not one.temperature]
-    assert len(compared) == COMPARED
-    assert len({one.prompt[0] for one in compared}) == 1
-    assert compared[0].length > limits.chunk
-    assert len(wave.requests) <= limits.rows
-    others = [one for one in wave.requests if one.temperature]
-    assert any(one.arrives + one.tokens < compared[0].tokens for one in others)
 
 
 def steps(wave: Wave) -> list[set[str]]:

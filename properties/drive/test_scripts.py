@@ -18,12 +18,11 @@ from torch import distributed
 
 from paritybit.drive import ENGINES
 from paritybit.drive.adapters import Environment, adapter
-from paritybit.drive.engine import PlayedError
 from paritybit.drive.forks import ForkFailedError, in_fork
 from paritybit.drive.job import Job, command
 from paritybit.drive.job import read as read_job
 from paritybit.drive.requests import waves
-from paritybit.drive.run import SLACK, shrink
+from paritybit.drive.run import shrink
 from paritybit.drive.script import (
     Action,
     Part,
@@ -36,7 +35,7 @@ from paritybit.drive.script import (
     wave_of,
 )
 from paritybit.drive.sglang.settings import Served
-from paritybit.drive.shrink import PASSES, Waves, fewer_requests, shrunk, simpler_forms
+from paritybit.drive.shrink import PASSES, Waves, shrunk
 from paritybit.watch import journal
 from paritybit.watch.journal import Finding, Journal
 from properties.drive.toy import LIMITS, Toy
@@ -46,10 +45,6 @@ ONE = Planned("a", (Part("a", 1),), 2)
 
 def drawn(seed: int, count: int) -> Waves:
     return tuple(islice(waves(seed, LIMITS), count))
-
-
-def test_a_text_has_the_same_tokens_for_all_requests() -> None:
-    assert Part("a", 9).tokens()[:5] == Part("a", 5).tokens() != Part("b", 5).tokens()
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -127,19 +122,6 @@ def plain(lengths_given: Sequence[int]) -> Waves:
 
 
 @settings(max_examples=25, deadline=None)
-@given(one=st.integers(0, 6), apart=st.integers(2, 6))
-def test_two_requests_that_only_go_together_are_dropped(one: int, apart: int) -> None:
-    pair = {f"r{one}", f"r{one + apart}"}
-
-    def fails(candidate: Waves) -> bool:
-        names = {request.name for wave in candidate for request in wave.requests}
-        return "r20" in names and len(names & pair) != 1
-
-    ((left,),) = [wave.requests for wave in shrunk(plain([1] * 21), fails, lambda: False)]
-    assert left.name == "r20"
-
-
-@settings(max_examples=25, deadline=None)
 @given(count=st.integers(3, 12), length=st.integers(2, 40))
 def test_requests_that_fill_a_pool_together_become_one(count: int, length: int) -> None:
     full = count * (length + 1)
@@ -149,29 +131,6 @@ def test_requests_that_fill_a_pool_together_become_one(count: int, length: int) 
 
     (wave,) = shrunk(plain([length] * count), fails, lambda: False)
     assert len(wave.requests) == 1
-
-
-def test_a_request_loses_its_features_before_its_length() -> None:
-    one = replace(ONE, adapter=2, sampling=Sampling(top_k=2, seed=3))
-    simpler = list(simpler_forms(one))
-    assert replace(one, adapter=None) in simpler
-    assert replace(one, sampling=None) in simpler
-    assert replace(one, sampling=Sampling(seed=3)) in simpler
-
-
-def test_a_search_ends_in_time_and_keeps_scripts_possible() -> None:
-    tried: list[Waves] = []
-
-    def passes(proposal: Waves) -> bool:
-        tried.append(proposal)
-        return False
-
-    given_waves = drawn(0, 4)
-    assert shrunk(given_waves, passes, lambda: len(tried) >= 5) == given_waves
-    assert len(tried) == 5
-    script = Script(Served().scope(), drawn(1, 1))
-    for proposal in fewer_requests(script.waves):
-        require_sense(replace(script, waves=proposal))
 
 
 class Finds(Toy):
@@ -209,28 +168,6 @@ def test_a_started_engine_shrinks_a_script_in_forks(
     best.unlink()
     assert not shrinks(Finds(), (), best)
     assert not best.exists()
-
-
-@pytest.mark.usefixtures("lines")
-def test_a_proposal_without_the_finding_ends_after_twice_the_forwards(tmp_path: Path) -> None:
-    class Slow(Toy):
-        """Finds something in a wave with a flush. Without one, it serves without end."""
-
-        def play(self, waves: Any, stop: Callable[[], bool]) -> Any:
-            lines = journal.of_process()
-            assert lines is not None
-            if any(wave.flush for wave in waves):
-                lines.count(forwards=5)
-                lines.finding(Finding("toy", "found", "toy | -", 1))
-            try:
-                while not stop() and lines.counts.get("forwards", 0) < 1000:
-                    lines.count(forwards=1)
-            except PlayedError:
-                (tmp_path / "most").write_text(str(lines.counts["forwards"]))
-
-    flushed = replace(plain([1])[0], flush=True)
-    assert shrinks(Slow(), (flushed, *plain([1])), tmp_path / "best.json")
-    assert int((tmp_path / "most").read_text()) == 2 * 5 + SLACK + 1
 
 
 WAYS_TO_FAIL: dict[str, tuple[Callable[[], Any], float, str]] = {

@@ -1,16 +1,13 @@
 """An engine that leaves its requests waiting is told from one that serves them."""
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from paritybit.drive.engine import MOST_POLLS, EngineFailedError, PlayedError, StalledError
+from paritybit.drive.engine import MOST_POLLS, EngineFailedError, StalledError
 from paritybit.drive.legs import LackingError
 from paritybit.drive.requests import BOUNDARY, count_retractions
-from paritybit.drive.sglang import stand_ins
 from paritybit.drive.sglang.serving import Sglang
 from paritybit.drive.sglang.settings import Served
 from paritybit.watch.journal import Journal
@@ -58,15 +55,6 @@ def test_a_release_that_keeps_no_windows_on_the_host_lacks_the_setting(
         Sglang(Served("gemma4", host_cache=host_cache)).start(lambda plays: None)
 
 
-def test_batches_with_drafts_overlap_on_a_cpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = SimpleNamespace(_disable_overlap_schedule_for_cpu=lambda arguments: 1 / 0)
-    monkeypatch.setattr(stand_ins, "found", lambda name: rules)
-    assert stand_ins.overlap_as_on_cuda() is None
-    rules._disable_overlap_schedule_for_cpu(None)
-    monkeypatch.setattr(stand_ins, "found", lambda name: None)
-    assert stand_ins.overlap_as_on_cuda() == ""
-
-
 @pytest.mark.parametrize(("page", "more"), [(1, ""), (16, " with pages larger than 1")])
 def test_retracted_requests_are_counted_by_pages(page: int, more: str, lines: Journal) -> None:
     class Batch:
@@ -81,25 +69,3 @@ def test_retracted_requests_are_counted_by_pages(page: int, more: str, lines: Jo
     assert lines.counts == {boundary: 0}
     assert Batch().retract(2) == ([0, 1], 0.5)
     assert lines.counts == {boundary: 2}
-
-
-@pytest.mark.parametrize("mixes", [True, False])
-def test_a_release_that_mixes_no_batches_lacks_the_setting(
-    mixes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some releases ignore the option with drafts."""
-    assert "--enable-mixed-chunk" in Served("gemma4", mixed=True).words(
-        frozenset(), tmp_path, tmp_path
-    )
-    scheduler: Any = type("Scheduler", (), {"run_event_loop": None, "is_mixed_chunk": mixes})
-    structures = SimpleNamespace(LoadLoRAAdapterFromTensorsReqInput=lambda: None)
-    batches = SimpleNamespace(ScheduleBatch=SimpleNamespace(retract_decode=lambda: None))
-    monkeypatch.setitem(sys.modules, "sglang.srt.managers.schedule_batch", batches)
-    monkeypatch.setitem(sys.modules, "sglang.srt.managers.io_struct", structures)
-    scheduler.send_to_tokenizer = type("Sender", (), {})()
-    started: list[object] = []
-    engine = Sglang(Served("gemma4", mixed=True))
-    engine._intercept(SimpleNamespace(Scheduler=scheduler), started.append)
-    with pytest.raises(PlayedError if mixes else LackingError):
-        scheduler().run_event_loop()
-    assert bool(started) == mixes

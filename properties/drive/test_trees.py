@@ -1,6 +1,5 @@
 """Trees of draft tokens: how they are built, and which path is accepted."""
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -35,24 +34,6 @@ def test_a_tree_of_two_branches() -> None:
         [1, 1, 0, 1, 0],
         [1, 0, 1, 0, 1],
     ]
-
-
-def test_a_mask_of_queries_alone_and_one_that_is_packed() -> None:
-    index, child, sibling = links()
-    positions = torch.empty(2 * NODES, dtype=torch.long)
-    chosen, lengths = torch.tensor([[0, 1, 2, 3]] * 2), torch.tensor([2, 3])
-    parents = torch.tensor([[-1, 0, 1, 2]] * 2)
-    mask = torch.ones(2 * NODES * NODES, dtype=torch.bool)
-
-    def build(mode: int) -> None:
-        build_tree(
-            parents, chosen, lengths, mask, positions, index, child, sibling, 1, 4, NODES, mode
-        )
-
-    build(QUERIES_ONLY)
-    assert mask.view(2, NODES, NODES).equal(torch.ones(2, NODES, NODES).tril().bool())
-    with pytest.raises(NotImplementedError, match="packed"):
-        build(2)
 
 
 def test_the_longest_path_that_the_target_takes_is_accepted() -> None:

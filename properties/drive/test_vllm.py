@@ -1,30 +1,20 @@
 """What a whole vLLM is served with on a CPU, and the arithmetic that stands in for its kernels."""
 
-import importlib.util
 import os
-import sys
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from paritybit.harness.errors import CannotRunError
 
 from paritybit.drive.adapters import Environment
-from paritybit.drive.legs import LackingError
-from paritybit.drive.served import DEVICES
-from paritybit.drive.vllm.adapter import ADAPTER, TABLE
+from paritybit.drive.vllm.adapter import ADAPTER
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.experts import ACTIVATIONS, mix, pack
 from paritybit.drive.vllm.settings import (
-    COMPILED,
-    DRAFTS,
-    ROWS,
     Served,
-    require_drafter,
 )
-from paritybit.drive.vllm.stand_ins import stand_in_for_libdevice
 
 PAGE, HEADS, WIDTH = 4, 2, 8
 
@@ -92,64 +82,6 @@ def test_stale_starts_of_padded_rows_raise_nothing(starts: list[int], window: in
     assert torch.equal(found[0][:first], found[1][:first])
 
 
-def test_tokens_without_a_slot_are_not_written() -> None:
-    cache, ones = torch.zeros(2, PAGE, HEADS, WIDTH), torch.ones(2, HEADS, WIDTH)
-    store(ones, ones, cache, cache.clone(), torch.tensor([5, -1]))
-    assert cache.flatten(0, 1).sum((1, 2)).nonzero().flatten().tolist() == [5]
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_compiled_code_is_only_served_on_a_gpu(device: str) -> None:
-    rows = [leg.settings for leg in TABLE.on(device).rows(0)]
-    compiled = {row.get("backend", "triton") for row in rows} - {"triton"}
-    compiled |= {row.get("graphs", "decode") for row in rows} & {*COMPILED}
-    assert bool(compiled) == (device == "cuda")
-
-
-def test_what_is_compiled_is_replaced_on_a_cpu_alone(tmp_path: Path) -> None:
-    on_a_cpu, on_a_gpu = Served(), Served(device="cuda", backend="flash", graphs="mixed")
-    assert "TRITON_INTERPRET" in on_a_cpu.variables()
-    assert "TRITON_INTERPRET" not in on_a_gpu.variables()
-    assert on_a_cpu.arguments(tmp_path)["compilation_config"]["mode"] == 0  # type: ignore[index]
-    given = on_a_gpu.arguments(tmp_path)
-    assert (given["attention_backend"], given["dtype"]) == ("FLASH_ATTN", "bfloat16")
-    assert given["compilation_config"]["mode"] == 3  # type: ignore[index]
-    assert Served(graphs="breakable").variables()["VLLM_USE_BREAKABLE_CUDAGRAPH"] == "1"
-
-
-def test_drafts_are_made_as_asked_for_and_graphs_have_room_for_them(tmp_path: Path) -> None:
-    plain, drafted = Served().arguments(tmp_path), Served(speculative="ngram").arguments(tmp_path)
-    assert "speculative_config" not in plain
-    asked = drafted["speculative_config"]
-    assert asked["method"] == "ngram"  # type: ignore[index]
-    assert asked["num_speculative_tokens"] == DRAFTS  # type: ignore[index]
-    sizes = drafted["compilation_config"]["cudagraph_capture_sizes"]  # type: ignore[index]
-    assert max(sizes) == ROWS * (1 + DRAFTS)
-
-
-def test_a_release_without_a_drafter_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = {"": True, "ngram": True}
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: there.get(name[-5:]))
-    for runner in (1, 2):
-        require_drafter(Served(speculative="ngram", runner=runner))
-    there.clear()
-    require_drafter(Served(speculative="ngram"))
-    with pytest.raises(LackingError, match="newer runner"):
-        require_drafter(Served(speculative="ngram", runner=2))
-
-
-def test_the_logarithm_of_libdevice_is_right_for_small_numbers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    libdevice = SimpleNamespace()
-    monkeypatch.setitem(sys.modules, "triton.language", torch)
-    monkeypatch.setitem(sys.modules, "triton.language.extra.libdevice", libdevice)
-    stand_in_for_libdevice()
-    values = torch.cat([torch.logspace(-30, -0.01, 99), -torch.logspace(-30, -0.01, 99)])
-    made = libdevice.log1p(values)
-    assert torch.allclose(made, torch.log1p(values.double()).float(), rtol=1e-4, atol=0)
-
-
 def test_a_process_finds_its_packages_and_a_gpu_needs_compiled_code(tmp_path: Path) -> None:
     engine = Environment("vllm 0", tmp_path / "engine", tmp_path / "transformers")
     folders = ADAPTER.variables(engine, Served())["PYTHONPATH"].split(os.pathsep)
@@ -159,23 +91,6 @@ def test_a_process_finds_its_packages_and_a_gpu_needs_compiled_code(tmp_path: Pa
     (tmp_path / "engine/vllm").mkdir(parents=True)
     (tmp_path / "engine/vllm/_C_stable_libtorch.abi3.so").touch()
     ADAPTER.variables(engine, Served(device="cuda"))
-
-
-@pytest.mark.parametrize(
-    ("model", "speculative", "groups"),
-    [
-        ("gemma4", None, 1),
-        ("gemma4", "eagle", 1),
-        ("gpt_oss", None, 1),
-        ("gpt_oss", "eagle", 2),
-        ("qwen2_vl", "eagle", 1),
-    ],
-)
-def test_each_group_of_full_layers_has_room_for_the_longest_request(
-    model: str, speculative: str | None, groups: int
-) -> None:
-    served = Served(model=model, speculative=speculative, page_size=16)
-    assert served.blocks == groups * 96 + 32
 
 
 def one_token(

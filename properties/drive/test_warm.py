@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paritybit.drive.warm import Fork, Warm, forks, warm
+from paritybit.drive.warm import Fork, Warm, warm
 from paritybit.watch.settings import VARIABLE, Settings
 from properties.support.places import ROOT
 
@@ -140,11 +140,3 @@ def test_an_import_that_fails_or_is_ended_ends_the_job(toy: Toy) -> None:
     assert fork.wait(LONG) == -signal.SIGTERM
     for name in ("b", "c"):
         assert toy.start(name, "0", BROKEN="1").wait(LONG) == 3
-
-
-def test_only_jobs_on_a_cpu_are_forked(tmp_path: Path) -> None:
-    assert forks(["python", "-m", "paritybit.drive", "sglang", "job.json"])
-    assert not forks(["python", "-m", "sglang.launch_server"])
-    assert not forks(["serve"])
-    with warm(tmp_path, "cuda") as started:
-        assert started is None

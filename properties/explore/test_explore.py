@@ -35,10 +35,6 @@ def written(tmp_path: Path, **changed: Any) -> Path:
     return tmp_path / "case.json"
 
 
-def test_a_case_is_read_as_it_was_written(tmp_path: Path) -> None:
-    assert load(written(tmp_path), ExploreCase) == CASE
-
-
 @pytest.mark.parametrize(
     "changed",
     [

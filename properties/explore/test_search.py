@@ -1,17 +1,12 @@
 """The search over schedules, on a toy allocator whose faults can be switched on."""
 
-import copy
-import gc
-import itertools
 import os
-from collections.abc import Hashable
-from typing import ClassVar
 
 import pytest
 
 from paritybit.explore import search as module
-from paritybit.explore.laws import Shadow, ownership
-from paritybit.explore.search import CopyError, Explored, Search, ViolationError, share
+from paritybit.explore.laws import Shadow
+from paritybit.explore.search import CopyError, Explored, Search, ViolationError
 from properties.explore.toy import Toy
 
 
@@ -75,70 +70,6 @@ def test_a_copy_that_is_another_state_ends_the_search() -> None:
         one.confirmed(("take 0",))
 
 
-def test_what_was_frozen_before_a_search_stays_frozen() -> None:
-    """Else each later collection of this process passes over all that it has imported."""
-    gc.freeze()
-    toy()
-    assert gc.get_freeze_count() > 0
-
-
-class Global(Toy):
-    """A toy whose copies share a list, as an engine's module may have one."""
-
-    shared: ClassVar[list[int]] = []
-
-    def act(self, action: str) -> None:
-        """Perform an action, and note it."""
-        super().act(action)
-        self.shared.append(1)
-
-    def key(self) -> Hashable:
-        """Return the state with the length of the list."""
-        return super().key(), len(self.shared)
-
-
-def test_copies_are_compared_with_their_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "COMPARED", 1)
-    assert toy().closed
-    with pytest.raises(CopyError, match="another state"):
-        Search(Global).run(8, 60.0)
-
-
-def test_states_beyond_the_kept_copies_are_reached_by_their_paths(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    kept = toy()
-    monkeypatch.setattr(module, "MOST_COPIES", 1)
-    found = toy()
-    assert (found.states, found.transitions) == (kept.states, kept.transitions)
-
-
-def test_objects_of_shared_types_are_not_copied() -> None:
-    class Settings:
-        """Never changes."""
-
-    share((Settings,))
-    one = [Settings(), [1], gc]
-    other = copy.deepcopy(one)
-    assert other[0] is one[0]
-    assert other[1] is not one[1]
-    assert other[2] is gc
-
-
-def test_an_interrupted_search_keeps_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = itertools.count()
-
-    def key(self: Toy) -> Hashable:
-        if next(calls) == 6:
-            raise KeyboardInterrupt
-        return tuple(len(held) for held in self.held)
-
-    monkeypatch.setattr(Toy, "key", key)
-    found = toy()
-    assert found.interrupted
-    assert found.states > 1
-
-
 def test_a_slot_is_read_for_the_tokens_that_it_was_written_for() -> None:
     shadow = Shadow()
     shadow.write(0, 5, (1,))
@@ -152,16 +83,3 @@ def test_a_slot_is_read_for_the_tokens_that_it_was_written_for() -> None:
     ):
         with pytest.raises(ViolationError, match=said):
             shadow.read(group, slots, tokens, "r")
-
-
-def test_the_cache_keeps_a_prefix_that_its_slots_hold() -> None:
-    shadow = Shadow()
-    shadow.write(0, 5, (1, 2))
-    shadow.cached(0, [5], (1, 2))
-    with pytest.raises(ViolationError, match="the prefix cache keeps slot 5"):
-        shadow.cached(0, [5], (1, 3))
-
-
-def test_a_count_differs_from_the_holders() -> None:
-    with pytest.raises(ViolationError, match="wrong count: page 0 has the count 2"):
-        ownership([1], {0: ["r"]}, {0: 2, 1: 0}, [0, 1])

@@ -2,30 +2,22 @@
 
 from pathlib import Path
 from subprocess import CompletedProcess
-from types import SimpleNamespace
 
 import pytest
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from paritybit.harness.errors import MalformedError
 
 from paritybit.engines import fetch
-from paritybit.engines.missing import PartMissingError
 from paritybit.engines.packages import SGLANG
 from paritybit.explore.bound import Bound
 from paritybit.explore.search import ViolationError
 from paritybit.explore.sglang.machine import SglangMachine
-from paritybit.explore.sglang.tree import Tree
 from paritybit.explore.sglang.world import require_room, sliding_pages
 from properties.planting.faults import FOLDER, plant, read
 from properties.support.harness.command_line import python
 
 RELEASE = "0.5.23"
 AT_HAND = (fetch.folder() / f"{SGLANG.name}-{RELEASE}").is_dir()
-
-
-def test_an_unknown_tree_is_refused() -> None:
-    with pytest.raises(PartMissingError, match="SimpleNamespace is not known"):
-        Tree(SimpleNamespace(root_node=None), None)
 
 
 @pytest.mark.parametrize(
