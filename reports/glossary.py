@@ -49,5 +49,17 @@ GLOSSARY: Mapping[str, str] = {
         "The JSON file that a run writes: results, findings and environment. The command"
         " report reads it."
     ),
+    "connector": (
+        "The code that attaches the sanitizer to an engine and tells it what each forward pass "
+        "computes, reads and writes."
+    ),
+    "ledger": "The sanitizer's table of who wrote each KV slot, what was written, and who freed it.",
+    "journal": "The file in which a watched process writes its findings and counts, line by line.",
+    "row of settings, leg": (
+        "One combination of an engine's settings. `watch --engine` serves each row in a process of "
+        "its own, whose files are in the folder `legs`."
+    ),
+    "wave": "Requests that are sent to an engine together. A request script is a list of waves.",
+    "stand-in": "A replacement for a part of an engine that cannot run on a CPU.",
 }
 """The terms and their definitions. A term comes after those that its definition uses."""
