@@ -53,7 +53,7 @@ GLOSSARY: Mapping[str, str] = {
         "The code that attaches the sanitizer to an engine and tells it what each forward pass "
         "computes, reads and writes."
     ),
-    "ledger": "The sanitizer's table of who wrote each KV slot, what was written, and who freed it.",
+    "ledger": "The sanitizer's table of who wrote each KV slot, what it wrote, and who freed it.",
     "journal": "The file in which a watched process writes its findings and counts, line by line.",
     "row of settings, leg": (
         "One combination of an engine's settings. `watch --engine` serves each row in a process of "
