@@ -28,7 +28,7 @@ from paritybit.watch.checks import engine_error
 from paritybit.watch.journal import Journal
 from paritybit.watch.observations import EngineError
 from paritybit.watch.settings import Settings
-from paritybit.watch.sources import line_of, split, wraps
+from paritybit.watch.stacks import CALLERS, Stack, line_of, wraps
 
 SURROUNDINGS = (
     *(ImportError, MemoryError, NotImplementedError, OSError, EOFError),
@@ -142,7 +142,7 @@ def fault_of(
     if any(device_fault(one) for one in chain):
         # The kernel was launched earlier, so the line that raised is not the cause.
         text = f"{text} (noticed at {shown(mine[-1])})"
-        return EngineError(forwards, OUT_OF_BOUNDS, text, None)
+        return EngineError(forwards, OUT_OF_BOUNDS, text)
     if any(surroundings(one) for one in chain):
         return None
     if what is None and of_engine(frames[-1]):
@@ -155,8 +155,10 @@ def fault_of(
     notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(CAPTURED)]
     if notes:  # The line that replays a graph says nothing of what it captured.
         line, caller = notes[0].removeprefix(CAPTURED), line
-    raised, via = split(line, None if caller in (None, line) else f"called at {caller}")
-    return EngineError(forwards, what, text, raised, via)
+    lines = list(map(shown, reversed(mine))) if not notes else [line]
+    lines = lines[: lines.index(line) + 1 + CALLERS]
+    lines += [caller] if caller is not None and caller not in lines else []
+    return EngineError(forwards, what, text, Stack(tuple(lines), lines.index(line)))
 
 
 def meaning(error: Exception, frames: list[Frame], counts: Mapping[str, int]) -> str | None:

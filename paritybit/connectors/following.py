@@ -29,6 +29,8 @@ class Following:
 
     package: str
     logger: str
+    inner: tuple[str, ...] = ()
+    """Parts of the paths of files that allocate and free slots on behalf of others."""
 
     def __init__(self, release: str, journal: Journal, settings: Settings) -> None:
         self.release, self.journal, self.settings = release, journal, settings
@@ -48,6 +50,7 @@ class Following:
             settings=self.settings,
         )
         watcher.captures, watcher.missed = self.captures, self.missed
+        watcher.inner = self.inner
         watcher.listen(self.logger)
         return watcher
 

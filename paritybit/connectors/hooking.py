@@ -13,10 +13,7 @@ from typing import Any
 from paritybit.watch import memory
 from paritybit.watch.attach import of_signal, where
 from paritybit.watch.journal import of_process
-from paritybit.watch.sources import line_of, wraps
-
-CALLERS = 5
-"""The number of calling lines that are reported."""
+from paritybit.watch.stacks import first_line
 
 
 HOOK = "_paritybit_hook"
@@ -50,31 +47,6 @@ def callers() -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
-
-
-def calling(shown: Callable[[str], str | None], inner: Callable[[str], bool]) -> tuple[str, ...]:
-    """Return the innermost calling lines of the engine, at most CALLERS, with their functions.
-
-    `shown` returns the path of a file as the report shows it, or None for a file that does not
-    count. What is in an `inner` file, such as an allocator's, acts on behalf of its caller: the
-    first line is outside of them, and says what it calls there. A function that passes on whatever
-    arguments it gets does not count.
-    """
-    found, within = list[str](), list[str]()
-    for frame in callers():
-        path = None if wraps(frame.f_code) else shown(frame.f_code.co_filename)
-        if path is None:
-            continue
-        line = line_of(path, frame.f_lineno, frame.f_code)
-        if not inner(frame.f_code.co_filename):
-            found.append(line)
-        elif not found:
-            within.append(line)
-        if len(found) == CALLERS:
-            break
-    if found and within:
-        found[0] += f", which calls {', '.join(within[:-CALLERS:-1])}"
-    return tuple(found)
 
 
 def release_of(package: str) -> str:
@@ -129,11 +101,7 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def place_of(function: Any, package: str) -> str | None:
     """Return the line where a function of an engine begins. None for a function of others."""
-    code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
-    _, engine, file = ("" if code is None else code.co_filename).rpartition(f"/{package}/")
-    if not engine or code is None:
-        return None
-    return line_of(f"{package}/{file}", code.co_firstlineno, code)
+    return first_line(getattr(function, "__func__", function), package)
 
 
 def passed(run: functools.partial[Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def judge_failure(failed: BaseException) -> None:
     if isinstance(error, StalledError):
         text = " ".join(str(error).split())
         forwards = lines.counts.get("forwards", 0)
-        report(EngineError(forwards, "the engine stalls", text, None), lines, settings)
+        report(EngineError(forwards, "the engine stalls", text), lines, settings)
     else:
         judge(error, lines, settings)
 

@@ -15,7 +15,8 @@ from paritybit.reference.ops import Ops
 from paritybit.subjects.graphs.tape import TapeSegment
 
 from paritybit.connectors.failures import CAPTURED, engine_path
-from paritybit.connectors.hooking import calling
+from paritybit.connectors.hooking import callers
+from paritybit.watch.stacks import line_of
 
 Result = TypeVar("Result")
 
@@ -97,13 +98,18 @@ def whole(function: Callable[..., Result], *, returns: bool = False) -> Callable
         if graph is None or not graph.open:
             return function(*arguments, **named)
         graph.end()
-        lines = calling(engine_path, lambda path: False)
+        lines = (
+            line_of(path, frame.f_lineno, frame.f_code)
+            for frame in callers()
+            if (path := engine_path(frame.f_code.co_filename)) is not None
+        )
+        line = next(lines, "a line that is not known")
 
         def call() -> Any:
             try:
                 return function(*arguments, **named)
             except Exception as error:
-                error.add_note(CAPTURED + (lines or ("a line that is not known",))[0])
+                error.add_note(CAPTURED + line)
                 raise
 
         value: Any = call()

@@ -19,16 +19,20 @@ from paritybit.watch.boundary import Boundary, guarded
 from paritybit.watch.chains import Chains
 from paritybit.watch.facts import Forward, Group, HostSlots, Row, StaticInput
 from paritybit.watch.journal import Journal
-from paritybit.watch.ledger import Ledger, Names
+from paritybit.watch.ledger import Call, Ledger, Names
 from paritybit.watch.observations import Cached, Freeing, Idle, IdleRows
 from paritybit.watch.reading import repeated
 from paritybit.watch.settings import Settings
+from paritybit.watch.stacks import Stack, stack
 
 MOST_WAITING = 4096
 """Number of requests whose ids wait for their tokens, and of contents stored elsewhere."""
 
 
 FREED, ALLOCATED, FILLED = "freed", "allocated", "filled"
+
+RESTORED, STORED = "restored from the host", "stored"
+"""How the content of a slot came there."""
 
 MOST_NOTED = 2**15
 """Number of noted changes of a group after which the next forward is checked."""
@@ -82,15 +86,12 @@ class Changes:
     unfollowed: tuple[str, ...] = (FILLED,)
     noted: list[Change | Step] = field(default_factory=list)
 
-    def note(self, what: str, slots: Tensor, forward: int = 0, source: Sequence[str] = ()) -> None:
-        """Note a change of slots. The engine may modify the tensor afterwards.
-
-        `forward` is the next forward, and `source` the lines of the engine that made the change.
-        """
+    def note(self, what: str, slots: Tensor, call: Call | None = None) -> None:
+        """Note a change of slots by a call. The engine may modify the tensor afterwards."""
         size = slots.numel()
         if size:
-            call = 0 if what == FILLED else self.ledger.note_call(what, forward, source)
-            self.noted.append(Change(what, call, Kept(slots), size))
+            number = 0 if call is None else self.ledger.note_call(what, call)
+            self.noted.append(Change(what, number, Kept(slots), size))
 
     def enter(self) -> Iterator[Freeing]:
         """Apply the changes to the ledger in order, and yield the slots that they freed."""
@@ -199,8 +200,13 @@ class Streams:
 class Between(Boundary):
     """Holds the ledgers, and applies to them what happens between forwards."""
 
-    def __init__(self, groups: Sequence[Group], journal: Journal, settings: Settings) -> None:
+    def __init__(
+        self, groups: Sequence[Group], journal: Journal, settings: Settings, package: str
+    ) -> None:
         super().__init__(journal, settings)
+        self.package = package
+        self.inner: tuple[str, ...] = ()
+        """Parts of the paths of files that allocate and free slots on behalf of others."""
         names = Names()
         self.ledgers = {group.name: Ledger(group, names) for group in groups}
         # A slot that was allocated may have been written by a forward that was not checked.
@@ -215,7 +221,8 @@ class Between(Boundary):
         self.loading: dict[str, list[Kept]] = {}
         """The slots of each group that were filled since the last forward ended."""
         self.stored: OrderedDict[tuple[str, str], list[Tensor]] = OrderedDict()
-        """By name and group, the ledger entries of slots whose content is stored elsewhere."""
+        """By name and group, the ledger entries of slots whose content is stored elsewhere, and the
+        numbers of the calls that stored it."""
         self.lost = False
         """Whether nothing that the ledgers say can be relied on."""
         device = next((one.device for one in self.ledgers.values()), None)
@@ -251,36 +258,36 @@ class Between(Boundary):
         self.chains.empty()
 
     @guarded
-    def allocated(self, group: str, slots: Tensor, source: Sequence[str] = ()) -> None:
-        """Record that the engine allocated slots, or the pages that begin at these slots.
-
-        `source` are the innermost lines of the engine that called for it, innermost first.
-        """
-        self.note(group, ALLOCATED, slots, source)
+    def allocated(self, group: str, slots: Tensor) -> None:
+        """Record that the engine allocated slots, or the pages that begin at these slots."""
+        self.note(group, ALLOCATED, slots, self.call())
 
     @guarded
-    def freed(self, group: str, slots: Tensor, source: Sequence[str] = ()) -> None:
+    def freed(self, group: str, slots: Tensor, lines: Stack | None = None) -> None:
         """Record that the engine freed slots, or the pages that begin at these slots.
 
-        `source` are the innermost lines of the engine that called for it, innermost first.
+        `lines` are those of the engine that called for it, if they are not those that call now.
         """
-        self.note(group, FREED, slots, source)
+        self.note(group, FREED, slots, self.call(lines))
+
+    def call(self, lines: Stack | None = None) -> Call:
+        """Return the call of the engine under way, before the next forward."""
+        return Call(self.number + 1, self.here() if lines is None else lines)
+
+    def here(self) -> Stack:
+        """Return the lines of the engine that call now."""
+        return stack(self.package, inner=self.inner)
 
     @guarded
-    def copied(self, group: str, source: Tensor, target: Tensor, lines: Sequence[str] = ()) -> None:
-        """Record that the engine copied each slot `source[i]` to `target[i]`.
+    def copied(self, group: str, source: Tensor, target: Tensor) -> None:
+        """Record that the engine copied each slot `source[i]` to `target[i]`."""
+        self.later(group, partial(self._copied, Kept(source), Kept(target), self.call()))
 
-        `lines` are the innermost lines of the engine that called for it, innermost first.
-        """
-        by = f" by {', called at '.join(lines)}" if lines else ""
-        what = f"copied from another slot before forward {self.number + 1}{by}"
-        self.later(group, partial(self._copied, Kept(source), Kept(target), what))
-
-    def _copied(self, source: Kept, target: Kept, what: str, ledger: Ledger) -> None:
+    def _copied(self, source: Kept, target: Kept, call: Call, ledger: Ledger) -> None:
         """Give slots the ledger entries of the slots that the engine copied."""
         new = target.on(ledger.device)
         ledger.copy(source.on(ledger.device), new)
-        ledger.note_origin(new, what)
+        ledger.note_origin(new, [("copied from another slot", call)])
 
     @guarded
     def store(
@@ -298,13 +305,21 @@ class Between(Boundary):
         """
         self.note_copy()
         at = None if places is None else Kept(places)
-        self.later(group, partial(self._store, (name, group), Kept(slots), at, size))
+        step = partial(self._store, (name, group), Kept(slots), at, size, self.call())
+        self.later(group, step)
 
     def _store(
-        self, key: tuple[str, str], slots: Kept, places: Kept | None, size: int, ledger: Ledger
+        self,
+        key: tuple[str, str],
+        slots: Kept,
+        places: Kept | None,
+        size: int,
+        call: Call,
+        ledger: Ledger,
     ) -> None:
         """Keep the ledger entries of slots that the engine copied elsewhere."""
         entries = ledger.entries(slots.on(ledger.device))
+        entries.append(torch.full_like(entries[-1], ledger.note_call(STORED, call)))
         if places is None:
             self.stored[key] = entries
             while len(self.stored) > MOST_WAITING:
@@ -328,32 +343,25 @@ class Between(Boundary):
             self.forget(group, slots)
             return
         at = None if places is None else Kept(places)
-        self.later(group, partial(self._load, (name, group), Kept(slots), at, self.restored))
+        self.later(group, partial(self._load, (name, group), Kept(slots), at, self.call()))
 
     def _load(
-        self,
-        key: tuple[str, str],
-        slots: Kept,
-        places: Kept | None,
-        restored: str,
-        ledger: Ledger,
+        self, key: tuple[str, str], slots: Kept, places: Kept | None, call: Call, ledger: Ledger
     ) -> None:
         """Give slots the ledger entries of what the engine copied into them."""
         mine = slots.on(ledger.device)
-        entries = self.stored.pop(key, None) if places is None else self.stored.get(key)
-        if entries is None:
+        stored = self.stored.pop(key, None) if places is None else self.stored.get(key)
+        if stored is None:
             ledger.forget(mine)
             return
         if places is not None:
             at = places.on(ledger.device)
-            entries = [column[at] for column in entries]
+            stored = [column[at] for column in stored]
+        *entries, calls = stored
         ledger.enter(mine, entries)
-        ledger.note_origin(mine, restored)
-
-    @property
-    def restored(self) -> str:
-        """Where the content of a slot came from that the engine loads now."""
-        return f"restored from the host before forward {self.number + 1}"
+        before = ledger.calls.get(int(calls[0])) if len(calls) else None
+        come = [(RESTORED, call)] if before is None else [(RESTORED, call), (STORED, before)]
+        ledger.note_origin(mine, come)
 
     @guarded
     def forget(self, group: str, slots: Tensor | None) -> None:
@@ -368,9 +376,9 @@ class Between(Boundary):
             self.note(group, FILLED, slots)
         self.loading.setdefault(group, []).append(Kept(slots))
 
-    def note(self, group: str, what: str, slots: Tensor, source: Sequence[str] = ()) -> None:
+    def note(self, group: str, what: str, slots: Tensor, call: Call | None = None) -> None:
         """Note a change of slots. It is applied later, together with others."""
-        self.changes[group].note(what, slots, self.number + 1, source)
+        self.changes[group].note(what, slots, call)
 
     def later(self, group: str, step: Step) -> None:
         """Note a change of a ledger. It is applied later, in order."""

@@ -1,10 +1,10 @@
 """Reads the engine's source around the line that a finding names."""
 
-import linecache
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from paritybit.watch.stacks import lines_in
 
 AROUND = 3
 """Number of lines before and after the named line."""
@@ -21,19 +21,10 @@ def excerpt(*who: Mapping[str, Any] | None) -> list[tuple[int, str]]:
     for one in who:
         path, _, line = str((one or {}).get("source") or "").rpartition(":")
         if path and line.isdecimal() and not Path(path).is_absolute():
-            lines = lines_of(path)
+            lines = lines_in(path)
             number = int(line)
             if 0 < number <= len(lines):
                 first = max(1, number - AROUND)
                 shown = lines[first - 1 : number + AROUND]
                 return [(at, text.rstrip()[:LONGEST]) for at, text in enumerate(shown, first)]
-    return []
-
-
-def lines_of(path: str) -> list[str]:
-    """Return the lines of a file below the import path, or no lines if there is no such file."""
-    for folder in sys.path:
-        file = Path(folder or ".", path)
-        if file.is_file():
-            return linecache.getlines(str(file))
     return []

@@ -7,28 +7,33 @@ forward pass. A tensor that anything else changes, or that the engine does not f
 entries on, is left out.
 """
 
+import ast
+import inspect
+import re
 import sys
+import textwrap
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from paritybit.watch.facts import StaticInput
-from paritybit.watch.sources import TARGET, line_of, split, text_of
+from paritybit.watch.stacks import OWN, UNKNOWN, Stack, engine_file, line_of, stack, text_of, told
 from paritybit.watch.weak import ByObject, ReleasedError, WeakTensor
 
 LARGEST = 2**16
 """The most bytes of a tensor that is followed."""
 
-MOST_LINES = 8
-"""The most lines of a tensor that are remembered."""
+MOST_WRITES, MOST_VALUES = 24, 4
+"""The most writes to a memory, and stacks that made the values of one, that are remembered."""
 
 MOST = 1024
 """The most tensors that are followed."""
@@ -36,11 +41,8 @@ MOST = 1024
 EARLIER = 16
 """The number of replays of a graph before which a tensor's content is kept."""
 
-DEEPEST = 40
-"""The number of callers among which the engine's line is sought."""
-
-OWN = str(Path(__file__).parents[1])
-"""The folder of paritybit, whose connectors have the names of engines."""
+TARGET = re.compile(r"(\w+)(?:\[[^\]=]*\])?(?:(?:\s*:[^=]+)?\s[-+*/|&]?=\s|\.\w+_\()")
+"""Matches a name to which a line assigns, or which it changes in place."""
 
 FAILED = "what the engine fills could not be followed"
 UNSEEN = "not every change of {} was seen"
@@ -53,6 +55,41 @@ def written_by(operation: Any) -> tuple[tuple[int, str], ...]:
     arguments = enumerate(operation._schema.arguments)
     writes = ((n, one.name) for n, one in arguments if one.alias_info and one.alias_info.is_write)
     return tuple(writes)
+
+
+@cache
+def makes(operation: Any) -> bool:
+    """Return whether an operation returns new tensors, and no views."""
+    lifts = operation._schema.name == "aten::lift_fresh"  # `torch.tensor` has made one.
+    return lifts or all(one.alias_info is None for one in operation._schema.returns)
+
+
+class Write(NamedTuple):
+    """A write to the bytes from `first` to `last` of a memory, by a stack.
+
+    `values` are the stacks that made what it wrote, the latest first.
+    """
+
+    first: int
+    last: int
+    stack: Stack
+    values: tuple[Stack, ...]
+
+
+def tensors_in(given: Any) -> Iterator[Tensor]:
+    """Yield the tensors in an argument or a result of an operation, without those of subclasses."""
+    for one in given if isinstance(given, list | tuple) else (given,):
+        if type(one) is Tensor and one.layout == torch.strided and one.device.type != "meta":
+            yield one
+
+
+def span(tensor: Tensor) -> tuple[int, int]:
+    """Return the first byte of a tensor in its memory, and the byte after its last one."""
+    size, first = tensor.element_size(), int(tensor.storage_offset())
+    if not tensor.numel():
+        return first * size, first * size
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return first * size, (first + last + 1) * size
 
 
 class Filled:
@@ -68,8 +105,6 @@ class Filled:
         self.memory = WeakTensor(flat.set_(tensor.untyped_storage(), 0, (count,), (1,)))
         self.spans: list[tuple[int, int]] = []
         self.name = "a tensor"
-        self.lines: dict[str, None] = {}
-        """The lines that wrote it, the latest one last."""
         self.ever, self.content = 0, self.memory().clone()
         self.held: ByObject[deque[Tensor]] = ByObject()
         self.reason: str | None = None
@@ -107,6 +142,66 @@ class Filled:
         return now, end
 
 
+@cache
+def stores(kernel: Any) -> dict[str, int]:
+    """Return the parameters of a Triton kernel that it stores to, with the line of a store."""
+    try:
+        lines, first = inspect.getsourcelines(kernel)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, SyntaxError, TypeError):
+        return {}
+    pointers, found = dict[str, set[str]](), dict[str, int]()
+
+    def bases(node: ast.AST) -> set[str]:
+        if isinstance(node, ast.Name):
+            return pointers.get(node.id, {node.id})
+        if isinstance(node, ast.BinOp):
+            return bases(node.left) | bases(node.right)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            return bases(node.func.value)  # Another type of pointer.
+        return set()
+
+    for node in sorted(ast.walk(tree), key=lambda one: getattr(one, "lineno", 0)):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            pointers[node.targets[0].id] = bases(node.value)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            writes = node.func.attr == "store" or node.func.attr.startswith("atomic_")
+            held = bases(node.args[0]) if writes and node.args else ()
+            found |= dict.fromkeys(held, first + node.lineno - 1)
+    return {name: line for name, line in found.items() if name in kernel.__code__.co_varnames}
+
+
+FOLLOWING: WeakSet[Any] = WeakSet()
+"""What follows the launches of Triton kernels in this process."""
+
+LAUNCHES = (
+    ("triton.runtime.interpreter", "GridExecutor", "__call__"),
+    ("triton.runtime.jit", "JITFunction", "run"),
+)
+"""The modules, the classes and the methods that launch Triton kernels."""
+
+
+def follow_launches() -> None:
+    """Tell FOLLOWING of each launch of a Triton kernel from now on."""
+    for module, name, method in LAUNCHES:
+        owner: Any = getattr(sys.modules.get(module), name, None)
+        original = getattr(owner, method, None)
+        if original is None or hasattr(original, "followed"):
+            continue
+
+        def launch(kernel: Any, *args: Any, original: Any = original, **named: Any) -> Any:
+            result = original(kernel, *args, **named)
+            for one in tuple(FOLLOWING):
+                try:
+                    one.launched(kernel, args, named)
+                except Exception:  # It would be raised in the engine.
+                    FOLLOWING.discard(one)
+            return result
+
+        launch.followed = True  # type: ignore[attr-defined]
+        setattr(owner, method, launch)
+
+
 def followed(on: bool) -> None:
     """Set whether torch dispatches the operations of this thread to modes."""
     torch._C._dispatch_tls_set_dispatch_key_included("Python", on)
@@ -115,9 +210,14 @@ def followed(on: bool) -> None:
 class Fills(TorchDispatchMode):
     """The tensors that an engine fills, by the address of their memory."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, package: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.folder, self.known = folder, dict[int, Filled]()
+        self.package, self.known = package, dict[int, Filled]()
+        self.judging = False
+        """Whether entries that are not filled are judged."""
+        self.written: dict[int, tuple[StorageWeakRef, list[Write]]] = {}
+        """The writes to each memory by its address, the latest first."""
+        FOLLOWING.add(self)
         self.thread: int | None = None
         self.entered = self.active = self.failed = self.inference = False
         self.inside: dict[CodeType, bool | None] = {}
@@ -130,6 +230,7 @@ class Fills(TorchDispatchMode):
     def start(self) -> None:
         """Follow what this thread writes."""
         if not self.entered:
+            follow_launches()
             self.thread, self.entered = threading.get_ident(), True
             self.inference = torch.is_inference_mode_enabled()
             self.__enter__()  # type: ignore[no-untyped-call]
@@ -172,14 +273,11 @@ class Fills(TorchDispatchMode):
         if not self.active or self.failed:
             return result
         try:
-            for place, name in written_by(func):
-                given = args[place] if place < len(args) else (kwargs or {}).get(name)
-                for one in given if isinstance(given, list | tuple) else (given,):
-                    if isinstance(one, Tensor):
-                        self._note(one)
+            self._note(func, result, args, kwargs or {})
         except Exception:  # It would be raised in the engine.
             self.failed = True
             self.known.clear()
+            self.written.clear()
             self.left_out.setdefault(FAILED, False)
         return result
 
@@ -188,50 +286,85 @@ class Fills(TorchDispatchMode):
         """Return True: what the engine compiles stays compiled. Its writes are not seen."""
         return True
 
-    def _note(self, tensor: Tensor) -> None:
-        """Note that a line of the engine wrote a tensor."""
+    def _note(self, func: Any, result: Any, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Note which lines of the engine wrote or made tensors by an operation."""
+        changed = [
+            one
+            for place, name in written_by(func)
+            for one in tensors_in(args[place] if place < len(args) else kwargs.get(name))
+        ]
+        made = changed or (list(tensors_in(result)) if makes(func) else [])
+        here = self._here() if made else UNKNOWN
+        if not here.lines:
+            return
+        given = [one for part in (*args, *kwargs.values()) for one in tensors_in(part)]
+        sources = [
+            writes[0]
+            for one in given
+            if not any(one is other for other in changed) and (writes := self.writes(one))
+        ]
+        values = [one.stack for one in sources] + [two for one in sources for two in one.values]
+        origin = tuple(dict.fromkeys(values))[:MOST_VALUES]
+        for tensor in made:
+            if not changed:
+                self.written.pop(tensor.untyped_storage().data_ptr(), None)
+            self._add(tensor, here, origin)
+        if self.judging:
+            for tensor in changed:
+                self._fill(tensor, here)
+
+    def _here(self) -> Stack:
+        """Return the lines of the engine that call now. None if the sanitizer is inside."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename == __file__:
+            frame = frame.f_back
+        while frame is not None and engine_file(frame.f_code.co_filename, self.package) is None:
+            own = frame.f_code.co_filename.startswith(OWN)
+            frame = None if own else frame.f_back
+        return UNKNOWN if frame is None else stack(self.package, frame)
+
+    def _add(self, tensor: Tensor, here: Stack, values: tuple[Stack, ...] = ()) -> None:
+        """Note a write to a tensor."""
+        memory, write = tensor.untyped_storage(), Write(*span(tensor), here, values)
+        held, writes = self.written.get(memory.data_ptr(), (None, []))
+        if held is None or held.expired():
+            held, writes = StorageWeakRef(memory), []
+        writes = [one for one in writes if one[:3] != write[:3]]
+        self.written[memory.data_ptr()] = held, [write, *writes][:MOST_WRITES]
+
+    def launched(self, kernel: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> None:
+        """Note a launch of a Triton kernel, which writes to the tensors that it stores to."""
+        if not self.active or self.failed or not self.mine or not (here := self._here()).lines:
+            return
+        path = engine_file(kernel.fn.__code__.co_filename, self.package)
+        given = {**dict(zip(kernel.arg_names, arguments, strict=False)), **named}
+        for name, line in stores(kernel.fn).items() if path is not None else ():
+            inside = line_of(str(path), line, kernel.fn.__code__)
+            for tensor in tensors_in(given.get(name)):
+                self._add(tensor, Stack((inside, *here.lines)))
+
+    def _fill(self, tensor: Tensor, here: Stack) -> None:
+        """Note that a line of the engine wrote a tensor whose entries are judged."""
         memory = tensor.untyped_storage()
         if not 0 < memory.nbytes() <= LARGEST or not tensor.numel():
-            return
-        frame = self._engine(sys._getframe(2))
-        if frame is None:
             return
         mine = self.known.get(memory.data_ptr())
         if mine is None or mine.memory.storage.expired():
             if len(self.known) >= MOST:
                 return
             mine = self.known[memory.data_ptr()] = Filled(tensor)
-        path = frame.f_code.co_filename
-        line = line_of(path[path.rindex(self.folder) + 1 :], frame.f_lineno, frame.f_code)
-        mine.lines.pop(line, None)
-        mine.lines[line] = None
-        if len(mine.lines) > MOST_LINES:
-            del mine.lines[next(iter(mine.lines))]
         if mine.reason is None:
-            names = TARGET.findall(text_of(frame, frame.f_lineno))
-            mine.name = names[0][1] if names else mine.name
+            names = TARGET.findall(text_of(here.lines[0]))
+            mine.name = names[0] if names else mine.name
             mine.note(tensor)
 
-    def _engine(self, frame: FrameType | None) -> FrameType | None:
-        """Return the innermost frame of the engine, or None if the sanitizer itself is inside."""
-        for _ in range(DEEPEST):
-            if frame is None:
-                return None
-            code = frame.f_code
-            if code not in self.inside:
-                path = code.co_filename
-                self.inside[code] = None if path.startswith(OWN) else self.folder in path
-            if self.inside[code] is None:
-                return None
-            if self.inside[code]:
-                return frame
-            frame = frame.f_back
-        return None
-
-    def lines_of(self, tensor: Tensor) -> list[str]:
-        """Return the lines that wrote the memory of a tensor, the latest one last."""
-        mine = self.known.get(tensor.untyped_storage().data_ptr())
-        return [] if mine is None or mine.memory.storage.expired() else list(mine.lines)
+    def writes(self, tensor: Tensor) -> list[Write]:
+        """Return the writes to a tensor that were seen, the latest first."""
+        held, writes = self.written.get(tensor.untyped_storage().data_ptr(), (None, []))
+        if held is None or held.expired():
+            return []
+        first, last = span(tensor)
+        return [one for one in writes if one.first < last and first < one.last]
 
     # Around forward passes.
 
@@ -252,12 +385,13 @@ class Fills(TorchDispatchMode):
             others = (one[end : filled.ever] for one in reversed(before))
             earlier = next((one for one in others if not torch.equal(one, tail)), None)
             if earlier is not None:
-                source, via = split(next(reversed(filled.lines), ""))
+                writes = self.writes(now)
+                source, via = told(writes[0].stack) if writes else (None, None)
                 names[filled.name] += 1
                 number = f" ({names[filled.name]})" if names[filled.name] > 1 else ""
                 name = f"entries of {filled.name} that were not filled{number}"
                 yield StaticInput(
-                    name, now, end, filled.ever, source=source or None, via=via, earlier=earlier
+                    name, now, end, filled.ever, source=source, via=via, earlier=earlier
                 )
 
     def looked(self) -> Iterator[tuple[Filled, Tensor, int]]:
@@ -286,3 +420,6 @@ class Fills(TorchDispatchMode):
         """Note that a forward pass has ended."""
         for _ in self.looked():
             pass
+        gone = [address for address, one in self.written.items() if one[0].expired()]
+        for address in gone:
+            del self.written[address]

@@ -26,7 +26,7 @@ from paritybit.watch.bits import Checksums
 from paritybit.watch.chains import UNKNOWN
 from paritybit.watch.facts import Group
 from paritybit.watch.shadow import Shadow
-from paritybit.watch.sources import split
+from paritybit.watch.stacks import Stack, told
 from paritybit.watch.weak import weakened
 
 NEVER, UNSEEN, MAYBE = 0, -1, -2
@@ -49,10 +49,23 @@ def folded(checksums: Tensor) -> Tensor:
     return small.masked_fill_(small == 0, EMPTY)
 
 
-def told(call: Mapping[str, Any]) -> str:
-    """Return the forward and the lines of a call as text."""
-    lines = ", ".join(one for one in (call["source"], call.get("via")) if one)
-    return f"before forward {call['forward']}{f' by {lines}' if lines else ''}"
+@dataclass(frozen=True)
+class Call:
+    """A call of the engine about slots, before a forward."""
+
+    forward: int
+    stack: Stack
+
+    @property
+    def who(self) -> dict[str, Any]:
+        """The call for a finding: its forward, its line, and the lines around it."""
+        source, via = told(self.stack)
+        return {"forward": self.forward, "source": source, "via": via}
+
+    def __str__(self) -> str:
+        """Return the forward and the lines of the call as text."""
+        lines = ", ".join(filter(None, told(self.stack)))
+        return f"before forward {self.forward}{f' by {lines}' if lines else ''}"
 
 
 @dataclass
@@ -119,13 +132,13 @@ class Ledger:
         self.usable[self.reserved] = False
         self.usable[-1] = False
         self.stories: OrderedDict[int, Story] = OrderedDict()
-        self.came: OrderedDict[int, str] = OrderedDict()
-        """Where the content of a slot came from, if no forward wrote it."""
+        self.came: OrderedDict[int, Sequence[tuple[str, Call]]] = OrderedDict()
+        """Where the content of a slot came from, if no forward wrote it, latest call first."""
         self.taken = torch.zeros(self.slots + 1, dtype=torch.int32, device=self.device)
         """The number of the last call that allocated a slot, or 0."""
         self.earlier = torch.zeros_like(self.taken)
         """The forward that last wrote a slot for another request than its present writer."""
-        self.calls: OrderedDict[int, dict[str, Any]] = OrderedDict()
+        self.calls: OrderedDict[int, Call] = OrderedDict()
         self.last_calls: dict[str, int] = {}
 
     def columns(self) -> list[Tensor]:
@@ -283,10 +296,10 @@ class Ledger:
                 self.stories.pop(slot, None)
                 self.came.pop(slot, None)
 
-    def note_origin(self, slots: Tensor, what: str) -> None:
-        """Note where the content of slots came from."""
+    def note_origin(self, slots: Tensor, calls: Sequence[tuple[str, Call]]) -> None:
+        """Note which calls the content of slots came from, the latest first."""
         for slot in self.index(slots).tolist():
-            self.came[slot] = what
+            self.came[slot] = calls
         while len(self.came) > MOST_STORIES:
             self.came.popitem(last=False)
 
@@ -301,18 +314,11 @@ class Ledger:
             "forward": forward,
         }
 
-    def note_call(self, what: str, forward: int, source: Sequence[str]) -> int:
-        """Record a call that frees or allocates slots before a forward. Returns its number.
+    def note_call(self, what: str, call: Call) -> int:
+        """Record a call that frees, allocates or stores slots. Returns its number.
 
         `Changes.enter` later writes the number to `freed` or `taken`. Numbers grow.
-
-        `source` are the lines of the engine that made the call, innermost first.
         """
-        call: dict[str, Any] = {"forward": forward, "source": None}
-        if source:
-            outer = f"called at {', '.join(source[1:])}" if len(source) > 1 else None
-            call["source"], via = split(source[0], outer)
-            call |= {"via": via} if via else {}
         if self.calls.get(self.last_calls.get(what, 0)) != call:
             self.last_calls[what] = 1 + max(self.last_calls.values(), default=0)
             self.calls[self.last_calls[what]] = call
@@ -323,24 +329,24 @@ class Ledger:
     def allocation(self, slot: int) -> str | None:
         """Return when and at which line a slot was allocated last, as text. None if unknown."""
         call = self.calls.get(int(self.taken[slot]))
-        return None if call is None else f"allocated {told(call)}"
+        return None if call is None else f"allocated {call}"
 
     def freed_beside(self, slot: int) -> str | None:
         """Return when and at which line other slots of a slot's request were freed, as text."""
         alike = (self.request == self.request[slot]) & (self.freed > 0) & (self.forward > 0)
         calls = self.freed[alike]
         call = self.calls.get(int(calls.max())) if len(calls) else None
-        return None if call is None else f"other slots of the request were freed {told(call)}"
+        return None if call is None else f"other slots of the request were freed {call}"
 
     def freeing(self, slot: int, reused: bool = False) -> dict[str, Any] | None:
         """Return the call that freed a slot, or None if the slot is in use.
 
-        With `reused`, return the call that freed it for its present writer: after the one before
-        had written it. An older one says nothing of them.
+        With `reused`, return the call that freed it since its present writer or the one before had
+        written it. An older one says nothing of them.
         """
         freed = int(self.freed[slot])
         call = self.calls.get(abs(freed))
-        if freed >= 0 or not reused:
-            return call if freed > 0 else None
-        earlier = int(self.earlier[slot])
-        return call if call is not None and 0 < earlier < call["forward"] else None
+        if call is None or (freed < 0 and not reused):
+            return None
+        earlier = int(self.earlier[slot]) or int(self.forward[slot])
+        return call.who if freed > 0 or 0 < earlier < call.forward else None

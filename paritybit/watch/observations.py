@@ -11,6 +11,7 @@ from paritybit.watch.facts import Forward, IndexList, Row, RowValues, StaticInpu
 from paritybit.watch.journal import Finding
 from paritybit.watch.ledger import Ledger
 from paritybit.watch.origins import Origins
+from paritybit.watch.stacks import UNKNOWN, Stack
 
 MOVED = "the slot of a position changed"
 """The cause of a read of another slot than the request had for the position before."""
@@ -162,7 +163,7 @@ class Reads(InForward):
             count=len(places),
             writer=None if missing else self.ledger.writer(slot),
             reader={"request": request, "position": position, "forward": self.number},
-            freed=None if moved else freed,
+            freed=freed,
             cause=cause,
             origin=origin,
         )
@@ -260,15 +261,11 @@ class IdleRows(Seen):
 
 @dataclass(frozen=True)
 class EngineError(Seen):
-    """An error that the engine raised: its meaning, its message, and the line that raised it.
-
-    `via` has the line of the engine's scheduling or batching that led to it, if that is another.
-    """
+    """An error that the engine raised: its meaning, its message, and the lines that led to it."""
 
     what: str
     text: str
-    source: str | None
-    via: str | None = None
+    lines: Stack = UNKNOWN
     kind: str = ""
 
     @property

@@ -67,11 +67,10 @@ class Origins:
             )
         if (before := self.before(forward, row, position, slot, group)) is not None:
             found.append(f"position {position} had slot {before[1]} in forward {before[0]}")
-        if (came := ledger.came.get(slot)) is not None:
-            found.append(came)
+        found += [f"{what} {call}" for what, call in ledger.came.get(slot, ())]
         taken, written = ledger.calls.get(int(ledger.taken[slot])), int(ledger.forward[slot])
-        if taken is not None:
-            since = "; not written since" if 0 < written < taken["forward"] else ""
+        if taken is not None and slot not in ledger.came:
+            since = "; not written since" if 0 < written < taken.forward else ""
             found.append(f"{ledger.allocation(slot)}{since}")
         found += next(sharing(forward, row, slot, group), [])
         return "; ".join(found)
@@ -84,8 +83,11 @@ class Origins:
         if had is None:
             return None, None
         call = ledger.calls.get(abs(int(ledger.freed[had[1]])))
-        since = call is not None and call["forward"] > had[0]
-        return call if since else None, f"position {position} had slot {had[1]} in forward {had[0]}"
+        since = call is not None and call.forward > had[0]
+        return (
+            call.who if call and since else None,
+            f"position {position} had slot {had[1]} in forward {had[0]}",
+        )
 
     def before(
         self, forward: Forward, row: Row, position: int, slot: int, group: str

@@ -27,6 +27,7 @@ from paritybit.watch.origins import Origins
 from paritybit.watch.recorder import Recorder
 from paritybit.watch.replays.replaying import Replaying, UnderWay
 from paritybit.watch.settings import Settings
+from paritybit.watch.stacks import Stack, told
 
 LISTS = "lists"
 """The kind of index lists, for the lines that fill them."""
@@ -85,6 +86,7 @@ class Watcher(Replaying):
             if os.getpid() == self.journal.pid and any(one.noted for one in self.changes.values()):
                 self.settled()
             self.deafen()
+            self.lines.calls.stop()
 
     def lose(self) -> None:
         """Forget everything that is known, and stop watching the current forward."""
@@ -94,9 +96,7 @@ class Watcher(Replaying):
 
     def write(self, findings: Iterable[Finding]) -> None:
         """Write findings to the journal. The first finding of each key also writes the traffic."""
-        for one in findings:
-            cause = None if one.cause is None else self.lines.with_results(one.cause)
-            finding = replace(one, cause=cause)
+        for finding in findings:
             new = finding.key not in self.journal.findings
             super().write((finding,))
             if new:
@@ -149,7 +149,7 @@ class Watcher(Replaying):
             self.undecided("a forward began before the last one ended")
         self.settle()
         self.number += 1
-        self.lines.forward = forward.kind
+        self.lines.begin(forward.kind)
         self.recorder.note(self.number, forward)
         chain = reading.hashes(forward, self.chains)
         writes = {name: reading.writes(forward, one, chain) for name, one in self.ledgers.items()}
@@ -249,9 +249,10 @@ class Watcher(Replaying):
         filled = {one.name: one.filled for one in values if one.filled is not None}
         self.lines.note(kind, filled)
         for one in values:
-            if one.filled is not None:
-                line, via = self.lines.of(kind, one.name)
-                one.source, one.via = line or one.source, via
+            line, via = self.lines.of(kind, one.name) if one.filled is not None else (None, None)
+            if line is None and one.source is not None:
+                line, via = told(Stack((one.source,)))
+            one.source, one.via = line, via
         self.judge("rows", RowsGiven(self.number, self.lines.forward, kind, values, moves or {}))
 
     @guarded

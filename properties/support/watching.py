@@ -1,6 +1,7 @@
 """A watcher over two small KV groups, and forwards that a test writes by hand."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,18 @@ def groups(slots: int = 64) -> list[Group]:
     return [Group("full", (layer("0"),)), Group("swa", (layer("1"),), window=WINDOW)]
 
 
+def call_at(lines: Sequence[str], call: Callable[[], object]) -> None:
+    """Call a function from lines of the pretended engine, innermost first: `one.py:1 in move`."""
+    for line in lines:
+        place, _, name = line.partition(" in ")
+        file, _, number = place.rpartition(":")
+        scope: dict[str, Any] = {}
+        source = "\n" * (int(number) - 1) + f"def {name}(call): call()"
+        exec(compile(source, f"/e/pretended/{file}", "exec"), scope)
+        call = partial(scope[name], call)
+    call()
+
+
 class Scene:
     """A watcher, its journal, and a pretended engine that writes random KV."""
 
@@ -34,6 +47,14 @@ class Scene:
         self.watcher = Watcher(
             self.groups, engine="pretended", release="1", journal=self.journal, settings=settings
         )
+
+    def freed(self, group: str, slots: Sequence[int], *lines: str) -> None:
+        """Free slots of a group at lines of the engine, innermost first."""
+        call_at(lines, partial(self.watcher.freed, group, torch.tensor(slots)))
+
+    def allocated(self, group: str, slots: Sequence[int], *lines: str) -> None:
+        """Allocate slots of a group at lines of the engine, innermost first."""
+        call_at(lines, partial(self.watcher.allocated, group, torch.tensor(slots)))
 
     def write(self, slots: Sequence[int] | torch.Tensor, group: str | None = None) -> None:
         """Write other bytes to slots, of one group or of both."""

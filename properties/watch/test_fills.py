@@ -168,7 +168,7 @@ def test_what_cannot_be_followed_is_not_tried(scene: Scene, engine: dict[str, An
 def test_an_error_while_following_does_not_reach_the_engine(
     scene: Scene, engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paritybit.watch.fills.line_of", lambda *_: 1 / 0)
+    monkeypatch.setattr("paritybit.watch.fills.stack", lambda *_: 1 / 0)
     runner = Runner(scene)
     for ends in BATCHES:
         runner.serve(engine["fill"], ends)

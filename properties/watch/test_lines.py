@@ -1,266 +1,42 @@
-"""The line of an engine that fills an input, learned while the engine prepares a forward."""
+"""The lines and the functions of an engine that a finding names."""
 
-import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from paritybit.watch import lines
+from paritybit.watch import stacks
 from paritybit.watch.lines import Lines
+from paritybit.watch.stacks import Stack, stack, told
 
 SOURCE = """\
 import torch
 
 class Runner:
-    def __init__(self):
-        self.copied, self.viewed = torch.zeros(8), torch.zeros(8, dtype=torch.int32)
-        self.by_hand, self.deep = self.viewed.numpy(), torch.zeros(8)
-        self.untouched, self.listed = torch.zeros(8), torch.zeros(8)
+    def __init__(self, pool):
+        self.whole, self.pool, self.order = torch.zeros(16), pool, None
+        self.ends, self.ids = self.whole[:8], self.whole[8:]
+        self.mapping = torch.zeros(4, dtype=torch.int64)
 
     def prepare(self, n):
-        self.copied.zero_()
-        self.copied[:4].copy_(
-            torch.full((4,), n))
-        self.by_hand[0] = n
-        copy(self.deep, n)
-        fresh = torch.empty(4)
-        fill(fresh,
-             n)
-        unrelated = fresh.clone()
-        self.held = torch.full((4,), n)
-        several = [self.listed]
-        add(several, n)
-        return fresh, unrelated
-
-    def step(self, n, forward):
-        self.several = self.draft(n, forward)
-        self.verify(n)
-        forward("verify")
-
-    def draft(self, n, forward):
-        self.copied.fill_(n)
-        forward("draft")
-
-    def wrapped(self, *args, **kwargs):
-        self.verify(*args, **kwargs)
-
-    def verify(self, n):
-        self.copied.fill_(n)
-        self.deep.copy_(torch.full((8,), n))
-        self.untouched[:4] = 0
-        copy(
-            self.listed,
-            0)
-
-    def fill(self, batch, n):
-        batch.deep = torch.full((8,), n)
-        slots = [self.deep]
-        add(slots, n)
-
-def add(buffers, n):
-    torch._foreach_add_(buffers, n)
-
-def filled(runner, n):
-    runner.prepare(n)
-
-def copy(buffer, n):
-    buffer.add_(n)
-
-def fill(tensor, n):
-    tensor.fill_(n)
-"""
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> ModuleType:
-    """An engine's module, in a folder with the name of the package."""
-    path = tmp_path / "engine" / "runner.py"
-    path.parent.mkdir()
-    path.write_text(SOURCE)
-    spec = importlib.util.spec_from_file_location("engine_runner", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def inputs_of(runner: Any, fresh: torch.Tensor) -> dict[str, torch.Tensor]:
-    named = {
-        name: getattr(runner, name) for name in ("copied", "viewed", "deep", "listed", "untouched")
-    }
-    return {**named, "fresh 0": fresh, "held": runner.held}
-
-
-def prepared(learned: Lines, runner: Any, times: int) -> None:
-    """Prepare some forwards, as a connector does."""
-    for number in range(1, times + 1):
-        with learned.learning():
-            fresh, _ = runner.prepare(float(number))
-        learned.note("batch", inputs_of(runner, fresh))
-        learned.done()
-
-
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("copied", 11),
-        ("viewed", 13),  # Through numpy, as torch does not see it.
-        ("deep", 14),  # The innermost line that names it.
-        ("fresh 0", 16),
-        ("held", 19),
-        ("listed", 20),  # The line that passes it on.
-        ("untouched", None),
-    ],
-)
-def test_the_line_is_the_one_that_fills_the_input(
-    engine: ModuleType, name: str, line: int | None
-) -> None:
-    learned = Lines("engine")
-    prepared(learned, engine.Runner(), 3)
-    assert learned.of("batch", name)[0] == (line and f"engine/runner.py:{line}")
-
-
-def test_the_callers_of_a_line_are_known_too(engine: ModuleType) -> None:
-    learned, runner = Lines("engine"), engine.Runner()
-    for number in range(1, 4):
-        with learned.learning():
-            engine.filled(runner, float(number))
-        learned.note("batch", {"viewed": runner.viewed})
-        learned.done()
-    line = 1 + SOURCE[: SOURCE.index("runner.prepare(n)")].count("\n")
-    assert learned.of("batch", "viewed") == (
-        "engine/runner.py:13",
-        f"in Runner.prepare; called at engine/runner.py:{line} in filled",
-    )
-
-
-def test_an_input_of_the_engine_is_not_kept_alive(engine: ModuleType) -> None:
-    learned, runner = Lines("engine"), engine.Runner()
-    prepared(learned, runner, 2)
-    (memory,) = [one.storage for key, one in learned.inputs.items() if one and key[2] == "deep"]
-    assert not memory.expired()
-    del runner
-    assert memory.expired()
-
-
-def test_a_debugger_is_left_alone(engine: ModuleType) -> None:
-    learned, before = Lines("engine"), sys.gettrace()
-
-    def debugger(*_: Any) -> Callable[..., Any] | None:
-        return None
-
-    sys.settrace(debugger)
-    try:
-        prepared(learned, engine.Runner(), 3)
-        assert sys.gettrace() is debugger
-    finally:
-        sys.settrace(before)
-    assert learned.known == {}
-
-
-def test_an_error_while_following_ends_it_and_not_the_engine(
-    engine: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learned, runner = Lines("engine"), engine.Runner()
-    prepared(learned, runner, 1)
-    monkeypatch.setattr(learned, "_look", lambda: 1 / 0)
-    with learned.learning():
-        runner.prepare(7.0)
-        assert sys.gettrace() is None
-    assert runner.by_hand[0] == 7
-
-
-def line_of(text: str, times: int = 1) -> str:
-    """Return the line of the engine on which a text occurs for the n-th time."""
-    before = text.join(SOURCE.split(text)[:times])
-    return f"engine/runner.py:{1 + before.count(chr(10))}"
-
-
-def test_each_forward_of_a_batch_has_its_own_lines(engine: ModuleType) -> None:
-    learned, runner = Lines("engine"), engine.Runner()
-
-    def forward(kind: str) -> None:
-        learned.stop()
-        names = ("copied", "deep") if kind == "verify" else ("copied",)
-        learned.note(kind, {name: getattr(runner, name) for name in names})
-        runner.deep.add_(1)  # The model itself changes it, which no line of the engine did.
-        learned.done()
-
-    for number in range(1, 4):
-        with learned.learning():
-            runner.step(float(number), forward)
-    assert sys.gettrace() is None
-    assert learned.of("draft", "copied")[0] == line_of("self.copied.fill_", 1)
-    assert learned.of("verify", "deep")[0] == line_of("self.deep.copy_")
-    # The draft has filled the same memory with the same values, which is no line of this forward.
-    assert learned.of("verify", "copied") == (
-        line_of("self.copied.fill_", 2),
-        f"in Runner.verify; {lines.PREPARED}; called at {line_of('self.verify(n)')} in Runner.step",
-    )
-    assert not learned.followed
-
-
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [("untouched", "self.untouched[:4] = 0"), ("listed", "self.listed,"), ("viewed", None)],
-)
-def test_an_input_that_keeps_its_bytes_has_the_line_that_names_it(
-    engine: ModuleType, name: str, line: str | None
-) -> None:
-    learned, runner = Lines("engine"), engine.Runner()
-    for _ in range(3):
-        with learned.learning():
-            runner.wrapped(0.0)
-        learned.note("batch", {name: getattr(runner, name)})
-        learned.done()
-    found, why = learned.of("batch", name)
-    assert found == (line and line_of(line))
-    said = f"in Runner.verify; {lines.PREPARED}"  # One that passes on any arguments is no caller.
-    assert why == (said if line else "no line changed or named it before 2 forwards")
-
-
-def test_all_lines_that_change_an_input_are_named(engine: ModuleType) -> None:
-    learned = Lines("engine")
-    prepared(learned, engine.Runner(), 3)
-    also = "also written at engine/runner.py:10 in Runner.prepare"
-    assert learned.of("batch", "copied")[1] == f"in Runner.prepare; {also}"
-
-
-def test_a_line_for_another_kind_of_forward_is_named_as_such(engine: ModuleType) -> None:
-    learned, runner = Lines("engine"), engine.Runner()
-    for number in range(1, 7):
-        learned.forward = "decode" if number % 2 else "extend"
-        with learned.learning():
-            getattr(runner, "verify" if number % 2 else "prepare")(float(number))
-        names = ("deep", "copied", "viewed")[: 2 + (learned.forward == "extend")]
-        learned.note("batch", {name: getattr(runner, name) for name in names})
-        learned.done()
-    assert learned.of("batch", "copied")[0] == line_of("self.copied[:4].copy_(")
-    learned.forward = "decode"
-    assert learned.of("batch", "copied")[0] == line_of("self.copied.fill_", 2)
-    line, via = learned.of("batch", "viewed")
-    assert line == line_of("self.by_hand[0] = n")
-    assert via == "in Runner.prepare; that is before extend forwards"
-
-
-COMPUTED = """
-class Runner:
-    def __init__(self, buffer):
-        self.buffer = buffer
-
-    def prepare(self, n):
-        unrelated = self.other(n)
-        ends, order = self.sorted(
+        self.reset()
+        unrelated = self.pool.count(n)
+        ends, _ = self.sorted(
             self.first(n))
-        self.count = self.other(n)
-        self.buffer[:2].copy_(
+        self.ends[:2].copy_(
             ends)
+        fill(self.ids,
+             n)
+        found = []
+        self.collect(n, found)
+        self.mapping = torch.tensor(found)
         return unrelated
+
+    def reset(self):
+        self.whole.zero_()
 
     def first(self, n):
         return n + 1
@@ -268,53 +44,148 @@ class Runner:
     def sorted(self, n):
         return torch.full((2,), n), n
 
-    def other(self, n):
+    def collect(self, n, found):
+        found.extend(self.pool.slots(n))
+
+    def wrapped(self, *args, **kwargs):
+        self.prepare(*args, **kwargs)
+
+class Pool:
+    def __init__(self):
+        self.free = [3]
+
+    def slots(self, n):
+        return [self.free[0]] * int(n)
+
+    def count(self, n):
         return n
+
+    def give_back(self, slot):
+        self.free.append(slot)
+
+def fill(tensor, n):
+    tensor.fill_(n)
+
+def plan(runner, n):
+    runner.wrapped(n)
 """
 
 
-def test_a_cause_names_the_functions_whose_results_its_line_uses(tmp_path: Path) -> None:
-    path = tmp_path / "engine" / "computed.py"
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The functions of the pretended engine, in a package of that name."""
+    monkeypatch.setattr(stacks, "CALLED", {})
+    stacks.engine_file.cache_clear()
+    for one in (stacks.functions, stacks.origins):
+        one.cache_clear()
+    scope: dict[str, Any] = {}
+    path = tmp_path / "engine" / "runner.py"
     path.parent.mkdir()
-    path.write_text(COMPUTED)
-    scope: dict[str, Any] = {"torch": torch}
-    exec(compile(COMPUTED, path, "exec"), scope)
-    learned, buffer = Lines("engine"), torch.zeros(4)
-    runner = scope["Runner"](buffer)
-    for number in range(1, 4):
-        with learned.learning():
-            runner.prepare(float(number))
-        learned.note("batch", {"buffer": buffer})
-        learned.done()
-    source, via = learned.of("batch", "buffer")
-    assert (source, via) == ("engine/computed.py:11", "in Runner.prepare")
-    cause = {"what": "buffer", "source": source, "via": via}
-    told = learned.with_results(cause)["via"]
-    assert told == "in Runner.prepare; with results of Runner.sorted, Runner.first"
-    for other in ({"what": "x"}, {**cause, "source": "engine/computed.py:7"}):
-        assert learned.with_results(other) == other
+    path.write_text(SOURCE)
+    exec(compile(SOURCE, path, "exec"), scope)
+    return scope
 
 
-def test_an_input_without_a_line_names_the_line_of_its_neighbour(engine: ModuleType) -> None:
-    learned, runner = Lines("engine"), engine.Runner()
-    rebound = torch.zeros(4)
-    for number in range(1, 5):
-        with learned.learning():
-            runner.verify(float(number))
-        given = {"kv_copied": runner.copied, "deep": runner.deep, "kv_offsets": rebound}
-        learned.note("batch", given)
-        learned.done()
-    line, via = learned.of("batch", "kv_offsets")
-    assert line is None
-    filled = f"kv_copied is filled at {line_of('self.copied.fill_', 2)} in Runner.verify"
-    assert via == f"no line changed or named it before 3 forwards; {filled}"
+def place(text: str) -> str:
+    """Return the line of the engine on which a text occurs."""
+    return f"engine/runner.py:{1 + SOURCE[: SOURCE.index(text)].count(chr(10))}"
 
 
-def test_a_line_with_the_name_of_another_tensor_does_not_fill_the_input(engine: ModuleType) -> None:
-    learned, runner = Lines("engine"), engine.Runner()
-    for number in range(1, 4):
-        with learned.learning():
-            runner.fill(SimpleNamespace(), float(number))
-        learned.note("batch", {"deep": runner.deep})
-        learned.done()
-    assert learned.of("batch", "deep")[0] == line_of("slots = [self.deep]")
+def prepared(lines: Lines, engine: Mapping[str, Any], times: int = 3) -> Any:
+    """Prepare some forward passes, as a connector does, and return the runner."""
+    runner = engine["Runner"](engine["Pool"]())
+    for number in range(1, times + 1):
+        lines.done()
+        with lines.learning():
+            engine["plan"](runner, float(number))
+        lines.begin("decode")
+        lines.note("batch", {"ends": runner.ends, "ids 0": runner.ids, "mapping": runner.mapping})
+    return runner
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "more"),
+    [
+        ("ends", "self.ends[:2]", "with results of Runner.sorted, Runner.first"),
+        ("ends", "self.ends[:2]", f"also written at {place('self.whole.zero_')} in Runner.reset"),
+        ("ends", "self.ends[:2]", f"from values made at {place('return torch.full')}"),
+        ("ids 0", "fill(self.ids,", f"which calls {place('tensor.fill_')} in fill"),
+        ("ids 0", "fill(self.ids,", f"called at {place('runner.wrapped')} in plan"),
+        ("mapping", "self.mapping = torch.t", "with results of Runner.collect, Pool.slots"),
+        ("mapping", "self.mapping = torch.t", "with values set in Pool.give_back"),
+    ],
+)
+def test_an_input_has_the_line_that_wrote_it_and_what_that_used(
+    engine: dict[str, Any], name: str, line: str, more: str
+) -> None:
+    lines = Lines("engine")
+    prepared(lines, engine)
+    source, via = lines.of("batch", name)
+    assert source == place(line)
+    assert more in str(via)
+    assert "Pool.count" not in str(via)
+
+
+def test_a_line_for_another_kind_of_forward_is_named_as_such(engine: dict[str, Any]) -> None:
+    lines = Lines("engine")
+    prepared(lines, engine)
+    lines.forward = "extend"
+    assert "that is before decode forwards" in str(lines.of("batch", "ends")[1])
+    lines.note("batch", {"other": torch.zeros(2)})
+    assert lines.of("batch", "other") == (None, "no line was seen that writes it")
+    assert lines.of("batch", "unknown") == (None, None)
+
+
+def test_an_input_of_the_engine_is_not_kept_alive(engine: dict[str, Any]) -> None:
+    lines = Lines("engine")
+    runner = prepared(lines, engine)
+    held, _ = lines.fills.written[runner.whole.data_ptr()]
+    del runner
+    assert held.expired()
+    lines.done()
+    assert not lines.fills.written
+
+
+def test_a_debugger_is_left_alone(engine: dict[str, Any]) -> None:
+    before = sys.gettrace()
+    stacks.CALLED.clear()
+
+    def debugger(*_: Any) -> Callable[..., Any] | None:
+        return None
+
+    sys.settrace(debugger)
+    try:
+        prepared(Lines("engine"), engine)
+        assert sys.gettrace() is debugger
+    finally:
+        sys.settrace(before)
+    assert not stacks.CALLED
+
+
+def test_an_error_while_calls_are_noted_does_not_reach_the_engine(
+    engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks.Calls, "_engine", lambda *_: 1 / 0)
+    assert prepared(Lines("engine"), engine).ids[0] == 3
+    assert sys.gettrace() is None
+
+
+INNER = """
+def give(hooked):
+    return free(hooked)
+def free(hooked):
+    return hooked()
+"""
+
+
+def test_an_allocator_acts_on_behalf_of_its_caller(tmp_path: Path) -> None:
+    files = {"pool.py": INNER, "cache.py": "def evict(hooked):\n    return give(hooked)"}
+    scope: dict[str, Any] = {}
+    for name, source in files.items():
+        exec(compile(source, tmp_path / "engine" / name, "exec"), scope)
+    found = scope["evict"](lambda: stack("engine", inner=("/pool.py",)))
+    assert told(found) == (
+        "engine/cache.py:2",
+        "in evict; which calls engine/pool.py:3 in give, engine/pool.py:5 in free",
+    )
+    assert told(Stack(())) == (None, None)

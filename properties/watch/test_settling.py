@@ -36,7 +36,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 def free(scene: Scene, source: str, *slots: int) -> None:
     """Free slots of both groups at a line of the engine."""
     for group in ("full", "swa"):
-        scene.watcher.freed(group, torch.tensor(slots), (source,))
+        scene.freed(group, slots, f"{source} in free")
 
 
 def written(made: Journal) -> list[dict[str, Any]]:
@@ -60,9 +60,9 @@ def test_each_call_that_frees_again_is_named_in_order(scene: Scene) -> None:
         if line["group"] == "full"
     ]
     assert found == [
-        (1, [5], "one.py:1"),
-        (2, [4, 5], "one.py:1"),
-        (2, [3], "four.py:4"),
+        (1, [5], "pretended/one.py:1"),
+        (2, [4, 5], "pretended/one.py:1"),
+        (2, [3], "pretended/four.py:4"),
     ]
     of_swa = [line for line in written(scene.journal) if line["group"] == "swa"]
     assert [line["slots"] for line in of_swa] == [[5], [4, 5], [3], [3]]
@@ -77,7 +77,7 @@ def test_an_error_comes_after_the_double_free_before_it(
     free(scene, "two.py:2", 3)
     if fails:
         monkeypatch.setattr(torch.Tensor, "sort", None)
-    found = EngineError(0, "the pool", "no", "three.py:3")
+    found = EngineError(0, "the pool", "no")
     report(found, scene.journal, settings.Settings(str(scene.journal.path.parent)))
     checks = [line["check"] for line in written(scene.journal)]
     assert checks == (["engine error"] if fails else ["double free"] * 2 + ["engine error"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from paritybit.watch.facts import (
     RowValues,
     StaticInput,
 )
-from properties.support.watching import Scene, row
+from properties.support.watching import Scene, call_at, row
 
 TOKENS = [5, 6, 7, 8, 9, 10, 11, 12]
 SLOTS = [3, 4, 5, 6, 7, 8, 9, 10]
@@ -235,13 +236,14 @@ def test_a_copy_holds_what_its_source_holds(scene: Scene) -> None:
         for tensor in group.layers[0].tensors:
             tensor[40:43] = tensor[SLOTS[:3]]
         new = torch.arange(40, 43)
-        scene.watcher.copied(group.name, torch.tensor(SLOTS[:3]), new, ("one.py:1 in move",))
+        copy = partial(scene.watcher.copied, group.name, torch.tensor(SLOTS[:3]), new)
+        call_at(["one.py:1 in move"], copy)
     scene.forward("b", [*TOKENS[:3], 50], 3, [40, 41, 42, 43])
     assert scene.checks() == []
     scene.forward("c", [*TOKENS[1:4], 50], 3, [40, 41, 42, 44])
     assert set(scene.checks()) == {"wrong owner"}
     origin = scene.lines("finding")[0]["origin"]
-    assert "copied from another slot before forward 2 by one.py:1 in move" in origin
+    assert "copied from another slot before forward 2 by pretended/one.py:1, in move" in origin
 
 
 def test_slots_that_were_loaded_are_taken_as_they_are_and_then_followed(scene: Scene) -> None:
@@ -306,7 +308,7 @@ def test_a_slot_is_freed_in_use_only_while_it_is_free(scene: Scene) -> None:
     scene.watcher.freed("full", torch.tensor([SLOTS[1]]))
     scene.forward("a", TOKENS[:7], 6, SLOTS)
     assert scene.checks() == ["freed in use"]
-    assert scene.lines("finding")[0]["freed"] == {"forward": 3, "source": None}
+    assert scene.lines("finding")[0]["freed"] == {"forward": 3, "source": None, "via": None}
     scene.watcher.freed("full", torch.tensor([20, 20]))
     assert scene.checks() == ["freed in use", "double free"]
 
@@ -315,18 +317,18 @@ def test_a_slot_is_freed_in_use_only_while_it_is_free(scene: Scene) -> None:
 def test_a_position_without_a_slot_names_the_free_of_the_slot_that_it_had(
     scene: Scene, since: bool
 ) -> None:
-    scene.watcher.freed("full", torch.tensor(SLOTS), ("old.py:1 in warm_up",))
+    scene.freed("full", SLOTS, "old.py:1 in warm_up")
     scene.watcher.allocated("full", torch.tensor(SLOTS))
     scene.forward("a", TOKENS[:5], 0, SLOTS)
     if since:
-        scene.watcher.freed("full", torch.tensor(SLOTS[1:2]), ("new.py:2 in evict",))
+        scene.freed("full", SLOTS[1:2], "new.py:2 in evict")
     held = {"full": [SLOTS[0], -1, *SLOTS[2:]], "swa": SLOTS}
     scene.forward("a", TOKENS[:6], 5, held)
     (found,) = scene.lines("finding")
     assert found["check"] == "uninitialised read"
     assert found["origin"] == f"position 1 had slot {SLOTS[1]} in forward 1"
     assert found["freed"] == (
-        {"forward": 2, "source": "new.py:2", "via": "in evict"} if since else None
+        {"forward": 2, "source": "pretended/new.py:2", "via": "in evict"} if since else None
     )
 
 
@@ -339,48 +341,54 @@ def test_a_wrong_owner_names_no_free_from_an_older_life_of_the_slot(
     Without it, two requests have the slot at once, and an older free says nothing of them.
     """
     for group in ("full", "swa"):
-        scene.watcher.freed(group, torch.tensor(SLOTS), ("old.py:1 in warm_up",))
+        scene.freed(group, SLOTS, "old.py:1 in warm_up")
         scene.watcher.allocated(group, torch.tensor(SLOTS))
     scene.forward("a", TOKENS[:5], 0, SLOTS)
     if since:
         for group in ("full", "swa"):
-            scene.watcher.freed(group, torch.tensor(SLOTS[4:5]), ("new.py:2 in finish",))
+            scene.freed(group, SLOTS[4:5], "new.py:2 in finish")
             scene.watcher.allocated(group, torch.tensor(SLOTS[4:5]))
     scene.forward("b", [1], 0, SLOTS[4:5])
     scene.forward("a", TOKENS[:6], 5, SLOTS)
     freed = {found["freed"] and found["freed"]["source"] for found in scene.lines("finding")}
     assert set(scene.checks()) == {"wrong owner"}
-    assert freed == {"new.py:2" if since else None}
+    assert freed == {"pretended/new.py:2" if since else None}
 
 
 @pytest.mark.parametrize("frees_too", [False, True])
 def test_a_leaked_slot_names_the_line_that_allocated_it(scene: Scene, frees_too: bool) -> None:
-    scene.watcher.allocated("full", torch.tensor(SLOTS[:2]), ("one.py:1", "two.py:2"))
-    scene.watcher.allocated("full", torch.tensor(SLOTS[2:5]), ("three.py:3",))
+    scene.allocated("full", SLOTS[:2], "one.py:1 in take", "two.py:2 in plan")
+    scene.allocated("full", SLOTS[2:5], "three.py:3 in take")
     if frees_too:
-        scene.watcher.freed("full", torch.tensor([20]), ("four.py:4",))
+        scene.freed("full", [20], "four.py:4 in other")
     scene.forward("a", TOKENS[:5], 0, SLOTS)
     scene.forward("b", [1], 0, [21])
-    scene.watcher.freed("full", torch.tensor(SLOTS[1:5]), ("five.py:5 in release",))
-    scene.watcher.freed("full", torch.tensor([21]), ("six.py:6",))
+    scene.freed("full", SLOTS[1:5], "five.py:5 in release")
+    scene.freed("full", [21], "six.py:6 in other")
     none = torch.empty(0, dtype=torch.int64)
     scene.watcher.idle({"full": (torch.tensor([*SLOTS[1:], 21]), none)})
     (found,) = scene.lines("finding")
     assert found["writer"]["request"] == "a"
-    allocated, freed = found["origin"].split("; ")[0], found["origin"].split("; ", 1)[1]
-    assert allocated == "allocated before forward 1 by one.py:1, called at two.py:2"
-    beside = "other slots of the request were freed before forward 3 by five.py:5, in release"
+    allocated, caller, freed = found["origin"].split("; ", 2)
+    assert allocated == "allocated before forward 1 by pretended/one.py:1, in take"
+    assert caller == "called at pretended/two.py:2 in plan"
+    beside = (
+        "other slots of the request were freed before forward 3 by pretended/five.py:5, in release"
+    )
     assert freed == beside
 
 
 def test_a_double_free_names_both_lines(scene: Scene) -> None:
     scene.forward("a", TOKENS[:5], 0, SLOTS)
-    scene.watcher.freed("full", torch.tensor(SLOTS[:1]), ("one.py:1",))
-    scene.watcher.freed("full", torch.tensor(SLOTS[:1]), ("two.py:2", "three.py:3"))
+    scene.freed("full", SLOTS[:1], "one.py:1 in finish")
+    scene.freed("full", SLOTS[:1], "two.py:2 in evict", "three.py:3 in plan")
     assert scene.checks() == ["double free"]
     (found,) = scene.lines("finding")
-    assert found["freed"]["source"] == "one.py:1"
-    assert found["origin"] == "freed again by two.py:2, called at three.py:3"
+    assert found["freed"]["source"] == "pretended/one.py:1"
+    again = (
+        "before forward 2 by pretended/two.py:2, in evict; called at pretended/three.py:3 in plan"
+    )
+    assert found["origin"] == f"freed again {again}"
 
 
 def test_a_leak_is_a_slot_that_was_used_and_is_neither_free_nor_cached(scene: Scene) -> None:

@@ -1,7 +1,6 @@
 """Follows the allocators of slots, and everything that fills KV outside of forwards."""
 
 import functools
-import sys
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
@@ -11,13 +10,13 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.following import Original
-from paritybit.connectors.hooking import NotRecognisedError, guarded
+from paritybit.connectors.hooking import NotRecognisedError, callers, guarded
 from paritybit.connectors.sglang.host import GivenBack, at_rest, slots_of
 from paritybit.connectors.sglang.pools import Pool
 from paritybit.connectors.sglang.recurrent import States
-from paritybit.connectors.sglang.sources import called_at, called_by
 from paritybit.watch.facts import HostSlots
 from paritybit.watch.journal import Journal
+from paritybit.watch.stacks import Stack
 from paritybit.watch.watcher import Watcher
 from paritybit.watch.weak import ByObject
 
@@ -56,10 +55,8 @@ class Allocations:
         self.pool: Pool | None = None
         self.held: dict[str, weakref.ref[Any]] = {}
         self.states: States | None = None
-        self.files: set[str] = set()
-        """The source files of the allocators."""
         self.given_back = GivenBack()
-        self.collected: list[tuple[str, Tensor, tuple[str, ...]]] = []
+        self.collected: list[tuple[str, Tensor, Stack]] = []
         """The group, slots and lines of each call that allocators collect for a later free."""
 
     def follow(self, parts: Iterable[tuple[Any, str]]) -> None:
@@ -82,7 +79,6 @@ class Allocations:
             if owner is not None and hasattr(owner, "free_pages"):
                 self.held[name] = weakref.ref(owner)
         self.follow((owner, name) for name, owner in self.allocators.items())
-        self.files = files_of(allocator, *self.allocators.values())
         return len(self.allocators) == len(pool.groups)
 
     # Allocations and frees.
@@ -122,8 +118,8 @@ class Allocations:
         name = self.names.get(allocator)
         if self.watcher is None or name is None or not slots.numel():
             return
-        if not called_by("free_group_end"):
-            self.watcher.freed(name, slots, called_at(self.files))
+        if not any(frame.f_code.co_name == "free_group_end" for frame in callers()):
+            self.watcher.freed(name, slots)
             return
         page, rest = int(getattr(allocator, "page_size", 1)), torch.ones_like(slots).bool()
         for group, given, lines in self.collected:
@@ -155,15 +151,16 @@ class Allocations:
             found = {} if group is None else {group: slots}
         else:
             found = {pool.sliding: slots} if name.startswith("swa") else pool.slots(slots)
-        lines = called_at(self.files)
-        self.collected += [(group, mine, lines) for group, mine in found.items()]
+        if self.watcher is not None:
+            lines = self.watcher.here()
+            self.collected += [(group, mine, lines) for group, mine in found.items()]
 
     def allocate(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         """Report slots that an allocator allocates. A page is reported as a whole."""
         result = original(allocator, *args, **kwargs)
         name = self.names.get(allocator)
         if self.watcher is not None and name is not None and result is not None:
-            self.watcher.allocated(name, result, called_at(self.files))
+            self.watcher.allocated(name, result)
         return result
 
     def restore(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -188,7 +185,7 @@ class Allocations:
         result = original(pool, tgt_loc, src_loc, *args, **kw)
         name = self.names.get(pool)
         if self.watcher is not None and name is not None and tgt_loc.numel():
-            self.watcher.copied(name, src_loc, tgt_loc, called_at(self.files))
+            self.watcher.copied(name, src_loc, tgt_loc)
         return result
 
     def copy_state(
@@ -202,7 +199,7 @@ class Allocations:
         if self.watcher.watching and self.states is not None:
             self.states.copied(source, target)
         else:
-            self.watcher.copied(name, source, target, called_at(self.files))
+            self.watcher.copied(name, source, target)
         return result
 
     def load(
@@ -365,13 +362,6 @@ def free_slots(allocator: Any) -> Tensor:
         parts += held if isinstance(held, list) else [] if held is None else [held]
     numbers, page = torch.cat([part.long() for part in parts]), int(allocator.page_size)
     return (numbers[:, None] * page + torch.arange(page, device=numbers.device)).flatten()
-
-
-def files_of(*allocators: Any) -> set[str]:
-    """Return the source files of the allocators' classes, and of this connector."""
-    modules = {cls.__module__ for allocator in allocators for cls in type(allocator).__mro__}
-    files = (getattr(sys.modules.get(module), "__file__", None) for module in modules)
-    return {__file__, *(file for file in files if file)}
 
 
 def cached(cache: Any) -> Tensor:

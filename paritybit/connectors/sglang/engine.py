@@ -60,6 +60,7 @@ class Engine(Following):
     """The engine in this process."""
 
     package = logger = "sglang"
+    inner = "/mem_cache/allocator", "/srt/plugins/"
 
     def __init__(self, release: str, journal: Journal, settings: Settings) -> None:
         super().__init__(release, journal, settings)

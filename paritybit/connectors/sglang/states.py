@@ -2,12 +2,13 @@
 
 import functools
 import inspect
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 from paritybit.connectors.failures import OUT_OF_BOUNDS
-from paritybit.connectors.sglang.sources import lines_of, raised_in
 from paritybit.watch.checks.engine_error import INDEX_ERRORS
+from paritybit.watch.stacks import engine_file
 
 OWN_CHECKS = "sglang/srt/mem_cache/"
 """The folder in which the engine checks its own pools and its prefix cache."""
@@ -28,13 +29,15 @@ def tells_waiting(function: Callable[..., Any]) -> bool:
 
 def meaning(error: Exception) -> str | None:
     """Return the meaning of an error that ended the engine, or None if it may not concern KV."""
-    says, raised = str(error).lower(), lines_of(error)[-1]
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = {code.co_name for code in codes}
+    says, raised = str(error).lower(), engine_file(codes[-1].co_filename, "sglang") or ""
     # Outside of a running batch, the engine also indexes other data.
     bounds = any(words in says for words in INDEX_ERRORS) and (
-        raised_in(error, "run_batch") or raised.startswith(OWN_CHECKS)
+        "run_batch" in names or raised.startswith(OWN_CHECKS)
     )
     if bounds:
         return OUT_OF_BOUNDS
     asserts = isinstance(error, AssertionError) and raised.startswith(OWN_CHECKS)
-    idle = isinstance(error, ValueError) and raised_in(error, "on_idle")
+    idle = isinstance(error, ValueError) and "on_idle" in names
     return "the engine's own check of its slots fails" if asserts or idle else None

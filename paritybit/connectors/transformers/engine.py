@@ -20,7 +20,6 @@ from paritybit.connectors.transformers.inputs import (
     masks_of,
     statics_of,
 )
-from paritybit.connectors.transformers.sources import called_at
 from paritybit.watch.checks.moved_address import fault
 from paritybit.watch.facts import Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal
@@ -54,7 +53,7 @@ class Engine(Following):
     inputs that the engine has prepared last, maybe on the host.
     """
 
-    package, logger = "transformers", "ContinuousBatchingLogger"
+    package, logger, inner = "transformers", "ContinuousBatchingLogger", ("/cache_pool.py",)
     prepared: Any = Weakly()
     watcher: Watcher
 
@@ -111,7 +110,8 @@ class Engine(Following):
                 self.watcher.begin(Forward("warmup", (), owned))
             else:
                 self.watcher.begin(Forward(batch.kind, batch.rows(), owned))
-                filled = streams.filled(inputs, self.prepared, self.names)
+                masks = {f"attention_mask[{name}]": one for name, one in masks_of(batch).items()}
+                filled = streams.filled(inputs, self.prepared, self.names) | masks
                 self.judge(runner, batch, filled, streams.unordered(early, inputs))
             with self.forward_of((runner, model, batch)):
                 return run() if self.warming else self.run(runner, model, batch, run)
@@ -272,7 +272,7 @@ class Engine(Following):
         blocks = original(pool, index, *args, **kwargs)
         if blocks:
             part = self.parts[self.names[index]]
-            self.watcher.allocated(part.name, torch.tensor([*blocks]) * part.page, called_at())
+            self.watcher.allocated(part.name, torch.tensor([*blocks]) * part.page)
         return blocks
 
     def free(
@@ -281,7 +281,7 @@ class Engine(Following):
         """Note the blocks that the engine frees."""
         if block_ids:
             part = self.parts[self.names[index]]
-            self.watcher.freed(part.name, torch.tensor([*block_ids]) * part.page, called_at())
+            self.watcher.freed(part.name, torch.tensor([*block_ids]) * part.page)
         return original(pool, index, block_ids, *args, **kw)
 
     def copy(self, original: Original, cache: Any, copies: Any, *args: Any, **kw: Any) -> Any:
@@ -289,7 +289,7 @@ class Engine(Following):
         result = original(cache, copies, *args, **kw)
         for name, (source, target) in copies.items():
             part = self.parts[name]
-            self.watcher.copied(name, part.of_blocks(source), part.of_blocks(target), called_at())
+            self.watcher.copied(name, part.of_blocks(source), part.of_blocks(target))
         return result
 
     def store(

@@ -3,15 +3,12 @@
 import traceback
 
 from paritybit.connectors.failures import OUT_OF_BOUNDS
-from paritybit.connectors.hooking import calling
 
 INSIDE = "transformers/generation/continuous_batching/"
 """The folder of continuous batching."""
 
 BOOKKEEPING = ("cache.py", "cache_allocators/")
 """Files that keep account of blocks. An error in them means that the account is wrong."""
-
-POOL = "cache_allocators/cache_pool.py"
 
 INDEX_ERRORS = ("out of bounds", "out of range")
 """What the message of an error contains, in lower case, if an index is out of bounds."""
@@ -21,11 +18,6 @@ def place(path: str) -> str | None:
     """Return a file of continuous batching as `transformers/...py`, or None for other files."""
     _, inside, rest = path.replace("\\", "/").rpartition(INSIDE)
     return f"{inside}{rest}" if inside else None
-
-
-def called_at() -> tuple[str, ...]:
-    """Return the innermost calling lines of continuous batching outside of the pool."""
-    return calling(place, lambda path: POOL in path)
 
 
 def raised_at(error: BaseException) -> str | None:

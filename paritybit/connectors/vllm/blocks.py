@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.following import Following, Original
-from paritybit.connectors.hooking import calling
 from paritybit.connectors.vllm.pools import Pool
 from paritybit.watch.watcher import Watcher
 
@@ -15,6 +14,7 @@ from paritybit.watch.watcher import Watcher
 class Blocks(Following):
     """The part of an engine that follows its pool of blocks."""
 
+    inner = "/block_pool.py", "/kv_cache_utils.py"
     pool: Pool | None = None
     scheduler: Any = None
 
@@ -47,7 +47,8 @@ class Blocks(Following):
         serves = self.scheduler.kv_cache_manager.block_pool.free_block_queue is queue
         if self.pool is not None and blocks and serves:
             slots = torch.tensor([block.block_id for block in blocks]) * self.pool.page
-            line = called_at()
+            for group in self.pool.names:
+                method(group, slots)
             for group in self.pool.names:
                 method(group, slots, line)
 
@@ -66,17 +67,3 @@ class Blocks(Following):
                 dict.fromkeys(self.pool.names, locked * self.pool.page),
             )
         return result
-
-
-OF_BLOCKS = ("block_pool.py", "kv_cache_utils.py")
-"""Files of the engine that free blocks on behalf of others."""
-
-
-def called_at() -> tuple[str, ...]:
-    """Return the innermost calling lines of the engine outside of its pool of blocks."""
-
-    def place(path: str) -> str | None:
-        _, engine, file = path.rpartition("/vllm/v1/")
-        return f"vllm/v1/{file}" if engine else None
-
-    return calling(place, lambda path: path.endswith(OF_BLOCKS))

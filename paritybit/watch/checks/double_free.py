@@ -1,7 +1,6 @@
 """Double free: the engine frees a slot that is already free."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from paritybit.watch.journal import Finding
 from paritybit.watch.observations import SHOWN, Check, Freeing, key_of
@@ -16,25 +15,19 @@ def judge(freeing: Freeing) -> Iterable[Finding]:
     for call in calls.unique().tolist():
         mine = again[calls == call]
         slots = freeing.slots[mine]
-        slot = int(slots[0])
+        slot, before = int(slots[0]), ledger.calls.get(int(freeing.before[mine[0]]))
         yield Finding(
             check=CHECK.name,
             text=f"slot {slot} ({group}) is freed twice",
             key=key_of(CHECK.name, group, None),
-            forward=ledger.calls[call]["forward"] - 1,
+            forward=ledger.calls[call].forward - 1,
             group=group,
             slots=tuple(slots[:SHOWN].tolist()),
             count=len(slots),
             writer=ledger.writer(slot),
-            freed=ledger.calls.get(int(freeing.before[mine[0]])),
-            origin=again_by(ledger.calls[call]),
+            freed=None if before is None else before.who,
+            origin=f"freed again {ledger.calls[call]}",
         )
-
-
-def again_by(call: Mapping[str, Any]) -> str | None:
-    """Return the lines of the second free as text, or None if they are unknown."""
-    lines = ", ".join(one for one in (call["source"], call.get("via")) if one)
-    return f"freed again by {lines}" if lines else None
 
 
 CHECK = Check(

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from paritybit.watch.journal import Finding
 from paritybit.watch.observations import Check, EngineError, uncounted
+from paritybit.watch.stacks import told
 
 INDEX_ERRORS = ("out of bounds", "index out of range in self")
 """What torch's message for an index out of bounds contains, in lower case."""
@@ -11,8 +12,9 @@ INDEX_ERRORS = ("out of bounds", "index out of range in self")
 
 def judge(error: EngineError) -> Iterable[Finding]:
     """Yield one finding, with the engine's message and line."""
-    cause = {"what": "the line that raised", "source": error.source, "via": error.via}
-    known = None if error.source is None else cause
+    source, via = told(error.lines)
+    cause = {"what": "the line that raised", "source": source, "via": via}
+    known = None if source is None else cause
     yield error.found(CHECK.name, f"{error.what}: {error.text}", cause=known, why=error.what)
 
 

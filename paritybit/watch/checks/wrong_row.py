@@ -11,6 +11,7 @@ from torch import Tensor
 from paritybit.watch.facts import RowValues
 from paritybit.watch.journal import Finding
 from paritybit.watch.observations import Check, RowsGiven
+from paritybit.watch.stacks import Stack, told
 
 
 def judge(rows: RowsGiven) -> Iterable[Finding]:
@@ -22,7 +23,7 @@ def judge(rows: RowsGiven) -> Iterable[Finding]:
             continue
         wrong = differing(values).nonzero().flatten().tolist()
         if wrong:
-            yield finding(rows, values, wrong[0], told(values, wrong[0]))
+            yield finding(rows, values, wrong[0], differs(values, wrong[0]))
 
 
 def differing(values: RowValues) -> Tensor:
@@ -39,7 +40,7 @@ def differing(values: RowValues) -> Tensor:
     return found
 
 
-def told(values: RowValues, row: int) -> str:
+def differs(values: RowValues, row: int) -> str:
     """Return what a row has in place of its own value, and whose value that is."""
     held, right = values.held[row], values.right[row]
     if held.numel() > 1:
@@ -65,12 +66,13 @@ def finding(rows: RowsGiven, values: RowValues, row: int | None, what: str) -> F
     request = None if row is None else values.requests[row]
     if values.explain is not None and row is not None:
         name, more, found = values.explain(row)
-        source = found or source
+        source, via = told(Stack((found,))) if found is not None else (source, via)
     move = rows.moves.get(request or "")
     if move is not None:
         more = "; ".join(filter(None, (more, move[1])))
         if move[0] is not None and values.lasting:
-            source, via = move[0], None if source is None else f"it was filled at {source}"
+            filled, (source, via) = source, told(Stack((move[0],)))
+            via = "; ".join(filter(None, (via, filled and f"it was filled at {filled}")))
     cause = {"what": name, "input": name, "source": source, "via": via}
     which = "all rows" if row is None else f"request {request} (row {row})"
     text = f"{rows.kind}: {name} of {which} {what}"

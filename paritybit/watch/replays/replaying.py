@@ -14,7 +14,6 @@ from paritybit.watch.between import Between
 from paritybit.watch.boundary import guarded
 from paritybit.watch.captures import SMALL, Captures
 from paritybit.watch.facts import Forward, Group, Replay, StaticInput
-from paritybit.watch.fills import Fills
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Story
 from paritybit.watch.lines import Lines
@@ -54,16 +53,15 @@ class Replaying(Between):
     def __init__(
         self, groups: Sequence[Group], journal: Journal, settings: Settings, package: str
     ) -> None:
-        super().__init__(groups, journal, settings)
+        super().__init__(groups, journal, settings, package)
         self.now: UnderWay | None = None
         self.trial: Trial | None = None
         self.blamed: set[str] = set()
         tried = tuple(name for name in NAMES if name in {check.name for check in self.checks})
         self.relations = Relations(settings.every, tried)
         self.captures = Captures(journal)
-        self.lines = Lines(package)
-        if settings.every == 1 and NAMES[1] in self.relations.names:
-            self.lines.fills = Fills(self.lines.folder)
+        self.lines = Lines(package, settings.every)
+        self.lines.fills.judging = settings.every == 1 and NAMES[1] in self.relations.names
         self.before: dict[tuple[str, str], dict[str, tuple[int, Tensor]]] = {}
         """The inputs of each kind and model, in the last forward that had them."""
         self.overlaps = list(overlaps(groups))
@@ -75,8 +73,7 @@ class Replaying(Between):
         """Forget everything that is known, and stop watching the current forward."""
         with self.lock:
             self.now = self.trial = None
-            if self.lines.fills is not None:
-                self.lines.fills.known.clear()
+            self.lines.fills.known.clear()
             super().lose()
 
     def barred(self) -> str | None:
@@ -156,12 +153,10 @@ class Replaying(Between):
             return
         captured = self.captures.get(replay.graph) or {}
         self.judge_inputs(self.now, replay.kind, replay.inputs, captured)
-        if (fills := self.lines.fills) is not None:
-            replay = dataclasses.replace(
-                replay, inputs=[*replay.inputs, *fills.inputs(replay.graph)]
-            )
-            for reason in fills.reasons():
-                self.not_tried(NAMES[1], reason)
+        given = [*replay.inputs, *self.lines.fills.inputs(replay.graph)]
+        replay = dataclasses.replace(replay, inputs=given)
+        for reason in self.lines.fills.reasons():
+            self.not_tried(NAMES[1], reason)
         self.trial = Trial(replay, self.now.owned, self.ledgers, self.barred)
 
     @guarded
