@@ -15,7 +15,6 @@ from paritybit.watch.attach import of_signal, where
 from paritybit.watch.journal import of_process
 from paritybit.watch.stacks import first_line
 
-
 HOOK = "_paritybit_hook"
 """The attribute of a function that is wrapped."""
 

@@ -26,7 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from paritybit.watch.facts import StaticInput
-from paritybit.watch.stacks import OWN, UNKNOWN, Stack, engine_file, line_of, stack, text_of, told
+from paritybit.watch.stacks import NOWHERE, OWN, Stack, engine_file, line_of, stack, text_of, told
 from paritybit.watch.weak import ByObject, ReleasedError, WeakTensor
 
 LARGEST = 2**16
@@ -220,8 +220,6 @@ class Fills(TorchDispatchMode):
         FOLLOWING.add(self)
         self.thread: int | None = None
         self.entered = self.active = self.failed = self.inference = False
-        self.inside: dict[CodeType, bool | None] = {}
-        """Whether code is the engine's. None for the sanitizer's."""
         self.left_out: dict[str, bool] = {}
         """Why tensors are not followed, and whether `reasons` has given it."""
 
@@ -294,7 +292,7 @@ class Fills(TorchDispatchMode):
             for one in tensors_in(args[place] if place < len(args) else kwargs.get(name))
         ]
         made = changed or (list(tensors_in(result)) if makes(func) else [])
-        here = self._here() if made else UNKNOWN
+        here = self._here() if made else NOWHERE
         if not here.lines:
             return
         given = [one for part in (*args, *kwargs.values()) for one in tensors_in(part)]
@@ -321,7 +319,7 @@ class Fills(TorchDispatchMode):
         while frame is not None and engine_file(frame.f_code.co_filename, self.package) is None:
             own = frame.f_code.co_filename.startswith(OWN)
             frame = None if own else frame.f_back
-        return UNKNOWN if frame is None else stack(self.package, frame)
+        return NOWHERE if frame is None else stack(self.package, frame)
 
     def _add(self, tensor: Tensor, here: Stack, values: tuple[Stack, ...] = ()) -> None:
         """Note a write to a tensor."""

@@ -11,7 +11,7 @@ from paritybit.watch.facts import Forward, IndexList, Row, RowValues, StaticInpu
 from paritybit.watch.journal import Finding
 from paritybit.watch.ledger import Ledger
 from paritybit.watch.origins import Origins
-from paritybit.watch.stacks import UNKNOWN, Stack
+from paritybit.watch.stacks import NOWHERE, Stack, told
 
 MOVED = "the slot of a position changed"
 """The cause of a read of another slot than the request had for the position before."""
@@ -265,8 +265,13 @@ class EngineError(Seen):
 
     what: str
     text: str
-    lines: Stack = UNKNOWN
+    lines: Stack = NOWHERE
     kind: str = ""
+
+    @property
+    def source(self) -> str | None:
+        """The line that is blamed, or None."""
+        return told(self.lines)[0]
 
     @property
     def during(self) -> str:
@@ -411,14 +416,14 @@ class Inputs(InForward):
 class RowsGiven(Seen):
     """The values that the engine uses for the rows of a batch.
 
-    `moves` has, for each request that came into its row since the last forward, the line that put
+    `moves` has, for each request that came into its row since the last forward, the lines that put
     it there, and a text about it.
     """
 
     forward_kind: str
     kind: str
     values: Sequence[RowValues]
-    moves: Mapping[str, tuple[str | None, str]] = field(default_factory=dict)
+    moves: Mapping[str, tuple[Stack, str]] = field(default_factory=dict)
 
     @property
     def during(self) -> str:

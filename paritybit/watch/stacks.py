@@ -51,7 +51,7 @@ FILES: dict[str, str] = {}
 """The files of engines that were seen, by their path from the package on."""
 
 
-UNKNOWN = Stack()
+NOWHERE = Stack()
 
 
 @cache
@@ -95,7 +95,7 @@ def wraps(code: CodeType) -> bool:
 
 def first_line(function: Any, package: str) -> str | None:
     """Return the line where a function of an engine begins. None for a function of others."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    code: Any = getattr(inspect.unwrap(function), "__code__", None)
     path = None if code is None else engine_file(code.co_filename, package)
     return None if path is None else line_of(path, code.co_firstlineno, code)
 
@@ -257,15 +257,14 @@ def statement(node: ast.stmt) -> Statement | None:
     A call whose result is not used may change its arguments, and the object whose method it is.
     """
     targets: list[ast.AST] = [*getattr(node, "targets", ())]
-    values: list[ast.AST] = [node]
-    last = node.end_lineno or node.lineno
+    values: Sequence[ast.AST] = [node]
+    last: ast.stmt | ast.expr = node
     if isinstance(node, ast.AugAssign | ast.AnnAssign | ast.For):
         targets.append(node.target)
     if isinstance(node, ast.For):
-        values, last = [node.iter], node.iter.end_lineno or node.lineno
+        values, last = [node.iter], node.iter
     elif isinstance(node, ast.With):
-        values = [one.context_expr for one in node.items]
-        last = values[-1].end_lineno or node.lineno
+        values, last = [one.context_expr for one in node.items], node.items[-1].context_expr
         targets += [one.optional_vars for one in node.items if one.optional_vars is not None]
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         call = node.value
@@ -276,7 +275,8 @@ def statement(node: ast.stmt) -> Statement | None:
         return None
     changes = frozenset(name for one in targets for name in changed(one)) - {"self"}
     uses = frozenset(name for one in values for name in used(one))
-    return Statement(node.lineno, last, changes, uses, isinstance(node, ast.Return))
+    end = last.end_lineno or node.lineno
+    return Statement(node.lineno, end, changes, uses, isinstance(node, ast.Return))
 
 
 def inside(node: ast.AST) -> Iterator[ast.stmt]:

@@ -235,12 +235,12 @@ class Watcher(Replaying):
         self,
         kind: str,
         values: Sequence[RowValues],
-        moves: Mapping[str, tuple[str | None, str]] | None = None,
+        moves: Mapping[str, tuple[Stack, str]] | None = None,
     ) -> None:
         """Judge values that the engine uses for the rows of the last forward, which may have ended.
 
         `kind` says what uses them, such as the sampler. `moves` has, for each request that came
-        into its row since the last forward, the line that put it there, and a text about it.
+        into its row since the last forward, the lines that put it there, and a text about it.
         """
         for one in values:
             if one.untried is not None:

@@ -201,7 +201,7 @@ def test_pages_are_noted_without_waiting_for_a_device() -> None:
     allocations, allocator = Allocations(None), parts.PagedAllocator(4)  # type: ignore[arg-type]
     noted: list[torch.Tensor] = []
     allocations.follow([(allocator, "full")])
-    watcher: Any = SimpleNamespace(freed=lambda name, slots, source: noted.append(slots))
+    watcher: Any = SimpleNamespace(freed=lambda name, slots: noted.append(slots))
     allocations.watcher = watcher
     index = torch.tensor([8, 9, 13], device="meta")
     allocations.free_in_pages(lambda *_: None, allocator, index)

@@ -10,6 +10,7 @@ from paritybit.connectors.sampling import Asked, Sampled, logits_of, rows_of
 from paritybit.watch.checks.wrong_row import judge
 from paritybit.watch.facts import RowValues
 from paritybit.watch.observations import RowsGiven
+from paritybit.watch.stacks import Stack
 
 RAW = torch.tensor([2.0, -2.0, 1.0, 0.5, -1.0, 3.0])
 PROMPT, OUTPUT = [0, 1], [2, 2, 4]
@@ -21,9 +22,7 @@ def row(asked: Asked, name: str = "a", output: list[int] | None = None) -> Sampl
     return Sampled(name, asked, len(PROMPT), [*PROMPT, *(OUTPUT if output is None else output)])
 
 
-def told(
-    *values: RowValues, moves: Mapping[str, tuple[str | None, str]] | None = None
-) -> list[str]:
+def told(*values: RowValues, moves: Mapping[str, tuple[Stack, str]] | None = None) -> list[str]:
     """Return the texts of the findings about values of rows."""
     return [one.text for one in judge(RowsGiven(3, "decode", "sampler", values, moves or {}))]
 
@@ -113,7 +112,8 @@ def test_what_is_unlikely_may_be_dropped_and_rounding_is_no_fault() -> None:
 def test_a_report_says_whose_value_a_row_has_and_how_its_request_came_there() -> None:
     held, right = torch.tensor([0.5, 0.5, 1.0]), [0.5, 0.7, 1.0]
     values = rows_of("temperature", ["a", "b", "c"], held, right, "engine/batch.py:5 in add")
-    moved = {"b": ("engine/batch.py:9", "it was moved from row 2 to row 1 in this step")}
+    lines = Stack(("engine/batch.py:9 in move",))
+    moved = {"b": (lines, "it was moved from row 2 to row 1 in this step")}
     (text,) = told(values, moves=moved)
     assert text == (
         "sampler: temperature of request b (row 1) is 0.5, not 0.7; that is the value of "
@@ -122,7 +122,7 @@ def test_a_report_says_whose_value_a_row_has_and_how_its_request_came_there() ->
     (found,) = judge(RowsGiven(3, "decode", "sampler", [values], moved))
     assert found.cause is not None
     assert found.cause["source"] == "engine/batch.py:9"
-    assert found.cause["via"] == "it was filled at engine/batch.py:5 in add"
+    assert found.cause["via"] == "in move; it was filled at engine/batch.py:5 in add"
     count = rows_of("tokens", ["b"], torch.tensor([2]), [3], "engine/batch.py:7", lasting=False)
     (found,) = judge(RowsGiven(3, "decode", "sampler", [count], moved))
     assert found.cause is not None

@@ -21,6 +21,7 @@ from paritybit.watch import journal
 from paritybit.watch.checks import engine_error
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
+from paritybit.watch.stacks import told
 
 CACHE = "/home/someone/.cache/paritybit/engines"
 """Where downloaded engines lie."""
@@ -164,7 +165,7 @@ def test_an_error_of_a_replay_names_the_line_that_the_graph_captured() -> None:
     fault = fault_of(error.value, SERVED, "a replay fails")
     assert fault is not None
     assert fault.source == "sglang/srt/lora.py:2"
-    assert fault.via == "in apply; called at sglang/srt/runner.py:2 in replay"
+    assert told(fault.lines)[1] == "in apply; called at sglang/srt/runner.py:2 in replay"
 
 
 REPORTED = """

@@ -9,6 +9,7 @@ from torch import Tensor
 from paritybit.connectors.hooking import place_of
 from paritybit.connectors.sampling import MOST, rows_of
 from paritybit.watch.facts import RowValues
+from paritybit.watch.stacks import Stack
 
 UNSEEDED = 42
 """The seed of a request without one, if the engine samples deterministically."""
@@ -47,10 +48,11 @@ class Placed:
         return found
 
 
-def moved_by(owner: Any, moves: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str | None, str]]:
+def moved_by(owner: Any, moves: Mapping[str, tuple[str, str]]) -> dict[str, tuple[Stack, str]]:
     """Return the same moves with the lines at which the methods of a batch begin."""
+    lines = {name: place_of(getattr(owner, name, None), "sglang") for name, _ in moves.values()}
     return {
-        request: (place_of(getattr(owner, name, None), "sglang"), text)
+        request: (Stack(tuple(filter(None, [lines[name]]))), text)
         for request, (name, text) in moves.items()
     }
 

@@ -14,7 +14,6 @@ from paritybit.connectors.following import Original, tensors
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm import eager, effects
-from paritybit.connectors.vllm.blocks import OF_BLOCKS
 from paritybit.connectors.vllm.drafts import draft_layers
 from paritybit.connectors.vllm.pools import Pool, described
 from paritybit.connectors.vllm.rows import Rows

@@ -8,8 +8,9 @@ from torch import Tensor
 from paritybit.connectors.following import Original
 from paritybit.connectors.vllm.batch import Batch
 from paritybit.connectors.vllm.drafting import Drafting
-from paritybit.connectors.vllm.sampling import Sampling, adapters, place_of
+from paritybit.connectors.vllm.sampling import Sampling, adapters
 from paritybit.watch.facts import Forward
+from paritybit.watch.stacks import NOWHERE, Stack
 
 SAMPLER = "sampler"
 """What uses the values of rows, for reports."""
@@ -25,7 +26,7 @@ class Rows(Drafting):
         """Stop watching, and forget all that is known of requests and rows."""
         super().forget()
         self.sampling: Sampling | None = None
-        self.moves: dict[str, tuple[str | None, str]] = {}
+        self.moves: dict[str, tuple[Stack, str]] = {}
         """How each request came into its row, since the last forward that was judged."""
         self.holders: dict[int, str] = {}
         """The request that had each slot of the newer runner last."""
@@ -109,12 +110,12 @@ class Rows(Drafting):
         """Note the requests that the older runner moves to other rows, or adds."""
         before = {name: row for row, name in enumerate(batch._req_ids) if name is not None}
         result = original(batch, *args, **kwargs)
-        line = place_of(original)
+        lines = NOWHERE if self.watcher is None else self.watcher.here()
         for row, name in enumerate(batch._req_ids):
             if name is not None and before.get(name) != row:
                 since = before.get(name)
                 told = "added to" if since is None else f"moved from row {since} to"
-                self.moves[name] = line, f"it was {told} row {row} in this step"
+                self.moves[name] = lines, f"it was {told} row {row} in this step"
         return result
 
     def joined(self, original: Original, states: Any, *args: Any, **kwargs: Any) -> Any:
@@ -125,6 +126,7 @@ class Rows(Drafting):
         if (slot := index.get(name)) is not None:
             holder = self.holders.get(slot)
             told = f"it got slot {slot} in this step"
-            self.moves[name] = None, f"{told}, which request {holder} had" if holder else told
+            lines = NOWHERE if self.watcher is None else self.watcher.here()
+            self.moves[name] = lines, f"{told}, which request {holder} had" if holder else told
             self.holders[slot] = name
         return result

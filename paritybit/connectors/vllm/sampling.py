@@ -316,7 +316,7 @@ def adapters(
     known = [slots[at] or 0 if 0 <= at < len(slots) else 0 for at in held.tolist()]
     right = [int(getattr(of[name].lora_request, "lora_int_id", 0)) for name in requests]
     source = place_of(runner._set_active_loras)
-    yield rows_of("adapter", requests, torch.tensor(known), right, source)
+    yield rows_of("adapter", requests, torch.tensor(known), right, source, held)
 
 
 def place_of(function: Any) -> str | None:

@@ -70,8 +70,9 @@ def finding(rows: RowsGiven, values: RowValues, row: int | None, what: str) -> F
     move = rows.moves.get(request or "")
     if move is not None:
         more = "; ".join(filter(None, (more, move[1])))
-        if move[0] is not None and values.lasting:
-            filled, (source, via) = source, told(Stack((move[0],)))
+        if move[0].lines and values.lasting:
+            filled = ", ".join(filter(None, (source, via)))
+            source, via = told(move[0])
             via = "; ".join(filter(None, (via, filled and f"it was filled at {filled}")))
     cause = {"what": name, "input": name, "source": source, "via": via}
     which = "all rows" if row is None else f"request {request} (row {row})"

@@ -136,8 +136,7 @@ class Replaying(Between):
 
     def quieten(self) -> None:
         """Follow no operation of torch any more, because a forward pass runs now."""
-        if self.lines.fills is not None:
-            self.lines.fills.stop()
+        self.lines.fills.stop()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
