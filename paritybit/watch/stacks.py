@@ -259,10 +259,10 @@ def statement(node: ast.stmt) -> Statement | None:
     targets: list[ast.AST] = [*getattr(node, "targets", ())]
     values: Sequence[ast.AST] = [node]
     last: ast.stmt | ast.expr = node
-    if isinstance(node, ast.AugAssign | ast.AnnAssign | ast.For):
+    if isinstance(node, ast.AugAssign | ast.AnnAssign):
         targets.append(node.target)
-    if isinstance(node, ast.For):
-        values, last = [node.iter], node.iter
+    elif isinstance(node, ast.For):
+        targets, values, last = [node.target], [node.iter], node.iter
     elif isinstance(node, ast.With):
         values, last = [one.context_expr for one in node.items], node.items[-1].context_expr
         targets += [one.optional_vars for one in node.items if one.optional_vars is not None]

@@ -212,9 +212,7 @@ def test_pages_are_freed_whole(toy: Toy) -> None:
     assert told == [[8, 12], [8]]
 
 
-def test_what_is_collected_keeps_the_lines_that_freed_it(
-    toy: Toy,
-) -> None:
+def test_what_is_collected_keeps_the_lines_that_freed_it(toy: Toy) -> None:
     """Slots are freed in another order than collected, some twice, and pages as numbers."""
     told = list[tuple[list[int], Any]]()
     allocations, allocator = toy.engine.allocations, toy.allocator.full_attn_allocator
@@ -242,7 +240,7 @@ def test_what_is_collected_keeps_the_lines_that_freed_it(
     assert torch.cat(allocator.free_group).tolist() == [21, 22, 23, 22]
     allocator.is_not_in_free_group = True
     free_group_end(allocator, [22, 21, 25, 23, 22])
-    assert told == [([22, 21, 22], ("cache.py:1",)), ([23], ("cache.py:2",)), ([25], ())]
+    assert told == [([22, 21, 22], "cache.py:1"), ([23], "cache.py:2"), ([25], None)]
     told.clear()
     allocations.free(lambda *_: None, allocator, torch.tensor([24, 26]))
     assert told == [([24, 26], None)]

@@ -121,7 +121,7 @@ BATCHING = "transformers/generation/continuous_batching"
         (f"{CACHE}/x/{BATCHING}/runner.py", f"{BATCHING}/runner.py:2"),
         ("/e/vllm/v1/worker/runner.py", "vllm/v1/worker/runner.py:2"),
         ("/e/sglang/srt/model_executor/runner.py", "sglang/srt/model_executor/runner.py:2"),
-        ("/e/sglang/srt/layers/sampler.py", None),
+        ("/e/sglang/srt/layers/sampler.py", "sglang/srt/layers/sampler.py:2"),
         ("/someone/script.py", None),
     ],
 )

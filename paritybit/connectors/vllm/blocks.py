@@ -49,8 +49,6 @@ class Blocks(Following):
             slots = torch.tensor([block.block_id for block in blocks]) * self.pool.page
             for group in self.pool.names:
                 method(group, slots)
-            for group in self.pool.names:
-                method(group, slots, line)
 
     def idle(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         """Judge whether all blocks are free, when no request is left."""
