@@ -234,8 +234,8 @@ def used(node: ast.AST | None) -> Iterator[str]:
     elif node is not None:
         if isinstance(node, ast.Attribute):
             yield f".{node.attr}"
-        for part in ast.iter_child_nodes(node):
-            yield from used(part)
+        for child in ast.iter_child_nodes(node):
+            yield from used(child)
 
 
 def changed(node: ast.AST) -> Iterator[str]:
@@ -256,13 +256,14 @@ def statement(node: ast.stmt) -> Statement | None:
 
     A call whose result is not used may change its arguments, and the object whose method it is.
     """
-    targets: list[ast.AST] = [*getattr(node, "targets", ())]
+    targets: list[Any] = [*getattr(node, "targets", ())]
     values: Sequence[ast.AST] = [node]
     last: ast.stmt | ast.expr = node
     if isinstance(node, ast.AugAssign | ast.AnnAssign):
         targets.append(node.target)
     elif isinstance(node, ast.For):
-        targets, values, last = [node.target], [node.iter], node.iter
+        values, last = [node.iter], node.iter
+        targets.append(node.target)
     elif isinstance(node, ast.With):
         values, last = [one.context_expr for one in node.items], node.items[-1].context_expr
         targets += [one.optional_vars for one in node.items if one.optional_vars is not None]
