@@ -125,27 +125,19 @@ def step(entry: TimelineEntry) -> tuple[Fact, tuple[Cell, ...]]:
     return Fact.of(name, f"{path}{violated}"), tuple(boxes[: 2 * MOST_ROWS])
 
 
-def static_inputs(found: Explanation, paddings: Mapping[str, str]) -> Cells | None:
-    """Return the static inputs to look at, or None without a replay.
-
-    They are a cause or break their contract, or else are stale. `paddings` has the padding of the
-    right contract by static input.
-    """
-    now = found.at.step
+def static_inputs(found: Explanation) -> Cells | None:
+    """Return the static inputs that are a cause, or else those that are stale, or None."""
     elements = found.cause.elements if found.cause is not None else ()
-    drawn, stale = [], []
-    for row in found.static_inputs:
-        culprits = {one.place[0] for one in elements if one.holder == row.name}
-        fault = fault_of(row, now, paddings.get(row.name, row.padding))
-        if culprits or fault:
-            drawn.append(input_of(row, now, culprits, fault))
-        elif row.stale:
-            stale.append(input_of(row, now, culprits, fault))
-    return Cells(tuple(drawn or stale)) if drawn or stale else None
+    holders = {one.holder for one in elements}
+    drawn = [row for row in found.static_inputs if row.name in holders]
+    drawn = drawn or [row for row in found.static_inputs if row.stale]
+    culprits = {(one.holder, one.place[0]) for one in elements}
+    rows = (input_of(row, found.at.step, culprits) for row in drawn)
+    return Cells(tuple(rows)) if drawn else None
 
 
 def input_of(
-    row: StaticInputRow, now: int, culprits: Collection[int], fault: str
+    row: StaticInputRow, now: int, culprits: Collection[tuple[str, int]]
 ) -> tuple[Fact, tuple[Cell, ...]]:
     """Return one static input with the value of each element and the step that wrote it."""
     boxes = [
@@ -157,35 +149,21 @@ def input_of(
         for place, (value, left_by) in enumerate(zip(row.values, row.left_by, strict=True))
     ]
     more = f"; and {len(boxes) - MOST_ELEMENTS} more" if len(boxes) > MOST_ELEMENTS else ""
-    about = f"{row.dtype}, one per {row.axis}, {row.padding}{fault}{more}"
+    about = f"{row.dtype}, one per {row.axis}, {row.padding}{more}"
     return Fact.of(row.name, about), tuple(boxes[:MOST_ELEMENTS])
 
 
-def kinds_of(row: StaticInputRow, place: int, culprits: Collection[int]) -> Iterator[str]:
+def kinds_of(
+    row: StaticInputRow, place: int, culprits: Collection[tuple[str, int]]
+) -> Iterator[str]:
     """Yield the kinds of an element. An axis may have several sections, each with a live part."""
     sections = 3 if row.axis == "3 x token" else 1
     section = max(1, len(row.values) // sections)
     yield "live" if place % section < row.live else "padded"
     if place in row.stale:
         yield "stale"
-    if place in culprits:
+    if (row.name, place) in culprits:
         yield "culprit"
-
-
-def fault_of(row: StaticInputRow, now: int, padding: str) -> str:
-    """Describe how a tail breaks the right padding, or return ''."""
-    left = [
-        place
-        for place in range(len(row.values))
-        if row.left_by[place] != now and "padded" in kinds_of(row, place, ())
-    ]
-    if not padding.startswith("fill ") or padding == "fill once" or not left:
-        return ""
-    value = padding.removeprefix("fill ")
-    return (
-        f"; its contract fills padding with {value} at every padded replay, but element {left[0]} "
-        "was not refilled"
-    )
 
 
 def source_text(number: int) -> str:

@@ -8,7 +8,6 @@ from paritybit.harness.explain.facts import Explanation, Outcome, SourceLine
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import file_name
 from paritybit.harness.records.schema import (
-    BugOnRunner,
     BugRow,
     Counterexample,
     Record,
@@ -73,8 +72,8 @@ OUTCOMES: Mapping[Outcome, str] = {
 """What a reset of one suspect showed."""
 
 MARKS = (
-    "schedules needed to detect the bug; ○ tested, cannot affect the runner; – cannot be switched "
-    "on in this runner; ✗ unexpected result; empty: not selected"
+    "schedules needed to detect the bug; ○ cannot affect the runner; ✗ unexpected result; empty: "
+    "not tested"
 )
 
 MOST_LISTED = 6
@@ -108,11 +107,11 @@ def report_of(record: Record) -> Report:
         causes=tuple(causes(record, names)),
         sections=(
             PageSection("clean", "Clean trials", (clean_trials(record),)),
-            PageSection("bugs", "Bugs and runners", tuple(bugs(record, names))),
+            PageSection("bugs", "Bugs and runners", (bugs(record, names),)),
             PageSection(
                 "findings",
                 "Findings and detected bugs",
-                tuple(card(record, row, names[id(row)]) for row in rows if has_card(row)),
+                tuple(card(row, names[id(row)]) for row in rows if has_card(row)),
             ),
             PageSection("key", "How to read the drawings", drawings.LEGENDS),
             PageSection("coverage", "Coverage", tuple(coverage(record))),
@@ -323,37 +322,24 @@ def by_bug(record: Record) -> dict[str, list[BugRow]]:
     return found
 
 
-def bugs(record: Record, names: Mapping[int, str]) -> Iterator[Block]:
-    """Yield the table of bugs, with the property that must detect each, and its hunts by runner.
-
-    A list after it says why a bug cannot affect a runner.
-    """
-    hunted, runners = by_bug(record), list(dict.fromkeys(pair.runner for pair in record.pairs))
-    pairs = {(pair.bug, pair.runner): pair for pair in record.pairs}
+def bugs(record: Record, names: Mapping[int, str]) -> DataTable:
+    """Return the table of bugs: the hunts by runner, and the property that must detect each."""
+    runners = list(dict.fromkeys(hunt.trial.runner for hunt in record.bugs))
     rows = []
-    for bug, hunts in hunted.items():
+    for bug, hunts in by_bug(record).items():
         by = dict.fromkeys(one.detected_by for one in hunts if one.detected_by is not None)
-        cells = (pair_piece(pairs.get((bug, one)), hunts, one, names) for one in runners)
+        cells = (hunt_piece(hunts, runner, names) for runner in runners)
         rows.append((Piece(bug), *cells, Piece(comma_separated(by))))
     head = ("bug", *runners, "detected by")
     title = f"{len(record.bugs)} hunts, each of a bug on a runner"
-    yield DataTable(title, head, tuple(rows), MARKS, printed=True, matrix=True)
-    reasons = [
-        Fact.of(f"{pair.bug}@{pair.runner}", pair.unaffected)
-        for pair in record.pairs
-        if pair.unaffected is not None and pair.bug in hunted
-    ]
-    if reasons:
-        yield Fold("Why a bug cannot affect a runner", (Facts(tuple(reasons)),))
+    return DataTable(title, head, tuple(rows), MARKS, printed=True, matrix=True)
 
 
-def pair_piece(
-    pair: BugOnRunner | None, hunts: Sequence[BugRow], runner: str, names: Mapping[int, str]
-) -> Piece:
+def hunt_piece(hunts: Sequence[BugRow], runner: str, names: Mapping[int, str]) -> Piece:
     """Return the result for a bug on a runner, with a link to its hunt."""
     mine = [hunt for hunt in hunts if hunt.trial.runner == runner]
     if not mine:
-        return Piece("" if pair is None or pair.can_be_switched_on else "–")
+        return Piece("")
     href = f"#{names[id(mine[0])]}"
     if not all(hunt.status.expected for hunt in mine):
         return Piece("✗", href, "bad")
@@ -362,7 +348,7 @@ def pair_piece(
     return Piece("/".join(str(hunt.drawn) for hunt in mine), href, "good")
 
 
-def card(record: Record, row: TrialRow, anchor: str) -> Card:
+def card(row: TrialRow, anchor: str) -> Card:
     """Return a hunt or a clean trial in full."""
     finding = row.finding
     lead = finding.violations[0] if finding is not None and finding.violations else None
@@ -373,11 +359,11 @@ def card(record: Record, row: TrialRow, anchor: str) -> Card:
         status=row.status,
         tone="good" if row.status.expected else "bad",
         summary=f"step {lead.step}: {comma_separated(seen)}" if lead is not None else "",
-        blocks=tuple(card_blocks(record, row)),
+        blocks=tuple(card_blocks(row)),
     )
 
 
-def card_blocks(record: Record, row: TrialRow) -> Iterator[Block]:
+def card_blocks(row: TrialRow) -> Iterator[Block]:
     """Yield the content of a card."""
     if isinstance(row, BugRow):
         yield Paragraph(row.mechanism)
@@ -385,7 +371,7 @@ def card_blocks(record: Record, row: TrialRow) -> Iterator[Block]:
     if row.error:
         yield Paragraph(row.error, "bad")
     if row.finding is not None:
-        yield from finding_blocks(record, row, row.finding)
+        yield from finding_blocks(row, row.finding)
 
 
 def card_facts(row: TrialRow) -> Iterator[Fact]:
@@ -413,7 +399,7 @@ def settings(trial: TrialConfig) -> str:
     )
 
 
-def finding_blocks(record: Record, row: TrialRow, finding: Counterexample) -> Iterator[Block]:
+def finding_blocks(row: TrialRow, finding: Counterexample) -> Iterator[Block]:
     """Yield a counterexample: violation, proof, bits, schedule, static inputs, slots, replay."""
     expected = row.detected_by if isinstance(row, BugRow) else None
     seen = finding.violations
@@ -440,11 +426,11 @@ def finding_blocks(record: Record, row: TrialRow, finding: Counterexample) -> It
     others = [f"{one.property}, step {one.step}: {one.message}" for one in seen if one is not lead]
     if others:
         yield Fold("Also violated", (Items(tuple(others)),))
-    yield from drawings_of(record, row, finding)
+    yield from drawings_of(finding)
     yield replay_of(finding)
 
 
-def drawings_of(record: Record, row: TrialRow, finding: Counterexample) -> Iterator[Block]:
+def drawings_of(finding: Counterexample) -> Iterator[Block]:
     """Yield the drawings of a finding."""
     line = drawings.steps(finding.timeline)
     if line is not None:
@@ -455,9 +441,7 @@ def drawings_of(record: Record, row: TrialRow, finding: Counterexample) -> Itera
         return
     at = found.at
     where = f"step {at.step}" if at.bucket is None else f"step {at.step} in bucket {at.bucket}"
-    runner = runner_of(finding, row.trial)
-    paddings = record.paddings.get(f"{runner}, {row.trial.scheme}", {})
-    inputs = drawings.static_inputs(found, paddings)
+    inputs = drawings.static_inputs(found)
     if inputs is not None:
         yield Paragraph(f"Static inputs at {where}", "title")
         yield inputs

@@ -10,10 +10,6 @@ from paritybit.harness.checks.table import STATEMENTS
 from paritybit.harness.records import schema
 from paritybit.harness.records.case import Case, file_name
 from paritybit.harness.records.environment import environment
-from paritybit.subjects.bugs.catalogue import BUGS
-from paritybit.subjects.engine import contract
-from paritybit.subjects.runners import RUNNERS
-from paritybit.subjects.toggles import LocationScheme
 
 CASES = "cases"
 """The folder of a run's case files, next to its record."""
@@ -34,8 +30,6 @@ def record(run: Run) -> schema.Record:
         environment=environment(run.settings.device, run.processes),
         clean=tuple(one for one in rows if not isinstance(one, schema.BugRow)),
         bugs=tuple(one for one in rows if isinstance(one, schema.BugRow)),
-        pairs=_pairs(),
-        paddings=_paddings(),
         properties=dict(STATEMENTS),
         required_events=run.settings.required_events,
         scope=scope(run),
@@ -46,29 +40,6 @@ def ordered(run: Run) -> list[Result]:
     """Return the results in the order of the plan."""
     place = {task: index for index, task in enumerate(run.tasks)}
     return sorted(run.results, key=lambda result: place[result.task])
-
-
-def _pairs() -> tuple[schema.BugOnRunner, ...]:
-    """Return all pairs of a bug and a runner."""
-    return tuple(
-        schema.BugOnRunner(
-            bug=name,
-            runner=runner,
-            unaffected=bug.unaffected_reason(runner),
-            can_be_switched_on=bug.fits(runner),
-        )
-        for name, bug in BUGS.items()
-        for runner in RUNNERS
-    )
-
-
-def _paddings() -> dict[str, dict[str, str]]:
-    """Return the padding of each static input, for each runner in each location scheme."""
-    return {
-        f"{name}, {scheme}": {row.name: row.padding for row in contract(runner, scheme)}
-        for name, runner in RUNNERS.items()
-        for scheme in LocationScheme
-    }
 
 
 def row(result: Result) -> schema.TrialRow:

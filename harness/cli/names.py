@@ -1,8 +1,6 @@
 """The command `list`."""
 
 import json
-from collections.abc import Iterable
-from textwrap import wrap
 
 from paritybit.harness.checks.table import PROPERTIES, STATEMENTS
 from paritybit.harness.cli.exit_codes import OK
@@ -12,9 +10,6 @@ from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import RUNNERS
 
 from paritybit.watch.checks import CHECKS
-
-MOST_LINES, LINE_WIDTH, INDENT = 4, 80, "  "
-"""The layout of a kind's names in the summary of all kinds."""
 
 Names = dict[str, dict[str, str]]
 """Names and their descriptions, by kind."""
@@ -35,7 +30,7 @@ def all_names() -> Names:
 
 
 def run_list(kind: str | None, *, as_json: bool) -> int:
-    """Print the names of one kind with descriptions, or a summary of all kinds."""
+    """Print the names of one kind with descriptions, or the number of names of each kind."""
     names = all_names()
     if kind is not None:
         names = {kind: names[kind]}
@@ -46,19 +41,5 @@ def run_list(kind: str | None, *, as_json: bool) -> int:
             print(f"{name:32} {sentence}")
     else:
         for each, entries in names.items():
-            print(f"{len(entries)} {each}")
-            print(*in_short(entries), sep="\n")
-        print("'paritybit list bugs' prints each bug with a sentence; so do the other kinds.")
+            print(f"{len(entries)} {each}: paritybit list {each}")
     return OK
-
-
-def in_short(names: Iterable[str]) -> list[str]:
-    """Return names as at most MOST_LINES indented lines."""
-    return wrap(
-        ", ".join(names),
-        LINE_WIDTH,
-        initial_indent=INDENT,
-        subsequent_indent=INDENT,
-        max_lines=MOST_LINES,
-        placeholder=" ...",
-    )

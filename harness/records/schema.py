@@ -121,19 +121,6 @@ class BugRow(TrialRow, frozen=True):
         return frozenset(one.property for one in found)
 
 
-class BugOnRunner(msgspec.Struct, frozen=True):
-    """Whether a bug can affect a runner, tested in this run or not.
-
-    - `unaffected`: why it cannot, or None.
-    - `can_be_switched_on`: whether the runner has everything that the bug needs.
-    """
-
-    bug: str
-    runner: str
-    unaffected: str | None
-    can_be_switched_on: bool
-
-
 class Scope(msgspec.Struct, frozen=True):
     """What the clean trials of a run tried, and what they did not, each in one line.
 
@@ -149,7 +136,6 @@ class Record(File, frozen=True, tag="paritybit-run"):
     """A whole run.
 
     - `started`: UTC in ISO 8601.
-    - `paddings`: the padding of each static input by `runner, scheme`, in the right contract.
     - `properties`: the statement of each property, by id.
     - `required_events`: the states that the clean trials together must reach.
     """
@@ -164,8 +150,6 @@ class Record(File, frozen=True, tag="paritybit-run"):
     environment: RunEnvironment
     clean: tuple[TrialRow, ...]
     bugs: tuple[BugRow, ...]
-    pairs: tuple[BugOnRunner, ...]
-    paddings: dict[str, dict[str, str]]
     properties: dict[str, str]
     required_events: tuple[str, ...]
     scope: Scope
