@@ -129,14 +129,18 @@ class Span(NamedTuple):
         """Return the number of keys of the request, without drafts that are not accepted yet."""
         return self.begin if mode.drafts or mode is Mode.TARGET_VERIFY else self.end
 
-    def tree_mask(self) -> list[bool]:
-        """Return which keys the draft tokens see: [draft tokens, begin + draft tokens], flat."""
+    def seen_nodes(self) -> list[list[bool]]:
+        """Return for each node of the tree which nodes it sees: its ancestors and itself."""
         seen: list[list[bool]] = []
         for place, (_, parent) in enumerate(self.tree):
             row = list(seen[parent]) if parent >= 0 else [False] * len(self.tree)
             row[place] = True
             seen.append(row)
-        return [bit for row in seen for bit in [True] * self.begin + row]
+        return seen
+
+    def tree_mask(self) -> list[bool]:
+        """Return which keys the draft tokens see: [draft tokens, begin + draft tokens], flat."""
+        return [bit for row in self.seen_nodes() for bit in [True] * self.begin + row]
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,17 @@ It has no static buffers, memos or fast paths. Each forward looks up full slots 
 and SWA slots in the mapping, for both kinds of layer.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
-import numpy as np
 from paritybit.reference.batch import ForwardBatch, Mode, Span
 from paritybit.reference.config import SPECULATION, Kind, ModelConfig, Role
 from paritybit.reference.model import Model, Output, StatePaths, TokenInputs, most_keys
 from paritybit.reference.ops import Ops, Reused
 from paritybit.reference.pool import LOC_DTYPE, STATE_ROWS, HybridKVPool, KVPools
 from paritybit.reference.speculative import likeliest, propose
-from paritybit.reference.transfer import Numbers, transfer
+from paritybit.reference.transfer import transfer
 from torch import Tensor
 
 
@@ -32,79 +32,45 @@ class Visible:
     seen: Tensor | None
 
 
-@dataclass(frozen=True)
-class Columns:
-    """The columns of a request's row that one token may see: all of `past`, and some of `own`.
-
-    `own` pairs each further column with whether the token sees it.
-    """
-
-    past: range
-    own: Sequence[tuple[int, bool]] = ()
-
-    def __len__(self) -> int:
-        """Return the number of columns."""
-        return len(self.past) + len(self.own)
-
-    def __iter__(self) -> Iterator[tuple[int, bool]]:
-        """Yield each column, and whether the token sees it."""
-        yield from ((column, True) for column in self.past)
-        yield from self.own
-
-
-def columns_of(mode: Mode, span: Span, window: int | None, step: int) -> list[Columns]:
-    """Return the columns that each token of a request sees.
+def columns_of(
+    mode: Mode, span: Span, window: int | None, step: int = 0
+) -> list[list[tuple[int, bool]]]:
+    """Return the columns that each token of a request may see, each with whether it does.
 
     They cover the last `window` positions, or all positions if `window` is None. `step` is the
-    index of the forward within a draft.
+    index of the forward within a draft. A draft token sees itself and its ancestors.
     """
+
+    def before(end: int, position: int) -> list[tuple[int, bool]]:
+        first = 0 if window is None else max(0, position - window + 1)
+        return [(column, True) for column in range(first, end)]
+
+    begin = span.begin
     if mode is Mode.TARGET_VERIFY:
-        return [_tree_columns(span, node, window) for node in range(len(span.tree))]
+        nodes = zip(span.depths, span.seen_nodes(), strict=True)
+        return [[*before(begin, begin + depth), *enumerate(seen, begin)] for depth, seen in nodes]
     if mode is Mode.DRAFT:
-        past = _since(span.begin + step, window, span.begin)
-        firsts = [span.begin + branch * SPECULATION.steps for branch in range(span.branches)]
-        return [Columns(past, [(first + i, True) for i in range(step + 1)]) for first in firsts]
-    return [Columns(_since(place, window, place + 1)) for place in span.positions(mode)]
-
-
-def _since(position: int, window: int | None, end: int) -> range:
-    """Return the columns before `end` that the query at `position` sees."""
-    return range(0 if window is None else max(0, position - window + 1), end)
-
-
-def _tree_columns(span: Span, node: int, window: int | None) -> Columns:
-    """Return the columns that draft token `node` sees: the past, itself and its ancestors."""
-    above, parent = {node}, span.tree[node][1]
-    while parent >= 0:
-        above.add(parent)
-        parent = span.tree[parent][1]
-    past = _since(span.begin + span.depths[node], window, span.begin)
-    return Columns(past, [(span.begin + other, other in above) for other in range(len(span.tree))])
-
-
-def visible(batch: ForwardBatch, config: ModelConfig, step: int = 0) -> dict[Kind, Visible]:
-    """Return what every token sees: all keys up to its own, or those in its window."""
-    _, device = transfer(visible_lists(batch, config, step), batch.positions.device)
-    return visible_of(batch, device)
+        firsts = [begin + branch * SPECULATION.steps for branch in range(span.branches)]
+        own = [[(first + i, True) for i in range(step + 1)] for first in firsts]
+        return [before(begin, begin + step) + columns for columns in own]
+    return [before(position + 1, position) for position in span.positions(mode)]
 
 
 def visible_lists(
     batch: ForwardBatch, config: ModelConfig, step: int = 0
-) -> dict[Hashable, Numbers]:
+) -> dict[Hashable, list[int]]:
     """Return the host lists for `visible_of`."""
-    lists: dict[Hashable, Numbers] = {}
-    first_cells = [span.row * config.max_context for span in batch.spans]
+    lists: dict[Hashable, list[int]] = {}
     for kind, window in ((Kind.FULL, None), (Kind.SWA, config.window)):
-        if batch.mode.drafts or batch.mode is Mode.TARGET_VERIFY:
-            columns = [columns_of(batch.mode, span, window, step) for span in batch.spans]
-            rows = np.repeat(first_cells, [len(tokens) for tokens in columns])
-            listed = _listed(rows, [one for tokens in columns for one in tokens])
-        else:
-            places = [span.positions(batch.mode) for span in batch.spans]
-            rows = np.repeat(first_cells, [len(tokens) for tokens in places])
-            positions = np.array([place for tokens in places for place in tokens])
-            listed = _listed_past(rows, positions, window)
-        lists.update({(kind, name): numbers for name, numbers in listed.items()})
+        tokens = [
+            (span.row * config.max_context, columns)
+            for span in batch.spans
+            for columns in columns_of(batch.mode, span, window, step)
+        ]
+        counts = [len(columns) for _, columns in tokens]
+        lists[kind, "bounds"] = list(accumulate(counts, initial=0))
+        lists[kind, "cell"] = [first + at for first, columns in tokens for at, _ in columns]
+        lists[kind, "seen"] = [seen for _, columns in tokens for _, seen in columns]
     return lists
 
 
@@ -121,36 +87,10 @@ def visible_of(batch: ForwardBatch, device: Mapping[Hashable, Tensor]) -> dict[K
     }
 
 
-def _listed(rows: Numbers, tokens: Sequence[Columns]) -> dict[str, Numbers]:
-    """Return the lists of `Visible` for some tokens. `rows` is the first cell of each token's row.
-
-    `seen` is included only if the tokens have columns of their own; then all must have them.
-    Computed with whole arrays, because a prompt of thousands of tokens sees millions of columns.
-    """
-    firsts = np.array([token.past.start for token in tokens])
-    lists = _runs(rows + firsts, np.array([len(token) for token in tokens]))
-    if any(token.own for token in tokens):
-        cell, bounds = lists["cell"], lists["bounds"][1:].tolist()
-        lists["seen"] = seen = np.ones(len(cell), dtype=np.int64)
-        for end, row, token in zip(bounds, rows, tokens, strict=True):
-            own = slice(end - len(token.own), end)
-            columns, seen[own] = zip(*token.own, strict=True)
-            cell[own] = row + np.array(columns)
-    return lists
-
-
-def _listed_past(rows: Numbers, positions: Numbers, window: int | None) -> dict[str, Numbers]:
-    """Return the lists for tokens that each see all columns up to their position."""
-    ends = positions + 1
-    firsts = np.maximum(ends - window, 0) if window is not None else np.zeros_like(ends)
-    return _runs(rows + firsts, ends - firsts)
-
-
-def _runs(firsts: Numbers, counts: Numbers) -> dict[str, Numbers]:
-    """Return the lists for tokens that each see `counts` consecutive cells from `firsts` on."""
-    bounds = np.concatenate([[0], np.cumsum(counts)])
-    cell = np.arange(bounds[-1]) + np.repeat(firsts - bounds[:-1], counts)
-    return {"bounds": bounds, "cell": cell}
+def visible(batch: ForwardBatch, config: ModelConfig, step: int = 0) -> dict[Kind, Visible]:
+    """Return what every token sees: all keys up to its own, or those in its window."""
+    _, device = transfer(visible_lists(batch, config, step), batch.positions.device)
+    return visible_of(batch, device)
 
 
 def path_lists(batch: ForwardBatch) -> dict[Hashable, list[int]]:
@@ -264,10 +204,7 @@ class EagerDecoder:
         return self._target(batch)
 
     def _target(self, batch: ForwardBatch) -> Output:
-        lists: dict[Hashable, Sequence[int] | Numbers] = {
-            **path_lists(batch),
-            **visible_lists(batch, self.model.config),
-        }
+        lists = {**path_lists(batch), **visible_lists(batch, self.model.config)}
         _, device = transfer(lists, batch.positions.device)
         states = self.model.advance_states(
             self.ops, self.pools.states, paths_of(batch, device), batch.input_ids

@@ -16,7 +16,7 @@ from paritybit.harness.lockstep.config import DTYPES, TrialConfig
 from paritybit.reference.ops import Ops
 from paritybit.subjects.graphs.capture import Capture
 from paritybit.subjects.graphs.dispatch import HOST_READS
-from paritybit.subjects.graphs.protocol import UncapturableError
+from paritybit.subjects.graphs.segment import UncapturableError
 from torch import Tensor
 
 Function = Callable[[], Tensor]

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from paritybit.reference.ops import Ops
 from paritybit.subjects.graphs.cuda import CudaSegment
-from paritybit.subjects.graphs.protocol import Graph
+from paritybit.subjects.graphs.segment import Segment
 from paritybit.subjects.graphs.tape import TapeSegment
 
 Result = TypeVar("Result")
@@ -24,12 +24,12 @@ class Capture(Generic[Result]):
     def __init__(self, ops: Ops, memory_pool: Any | None) -> None:
         self.ops = ops
         self.memory_pool = memory_pool
-        self.segments: list[Graph] = []
+        self.segments: list[Segment] = []
         self.breaks: list[Callable[[], None]] = []
         self.output: Result
         self.kept: Any = None
         self.replays = 0
-        self._open: CudaSegment | TapeSegment | None = None
+        self._open: Segment | None = None
 
     def run(self, function: Callable[[], Result]) -> "Capture[Result]":
         """Capture a run of `function`, which may call `break_here`. Return this capture."""

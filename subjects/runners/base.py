@@ -19,7 +19,6 @@ from paritybit.subjects.access import ListedKV
 from paritybit.subjects.buffers import BufferPool, Conversions, StaticInputs
 from paritybit.subjects.contracts import HIDDEN, TOPK, Axis, Contract, Extents
 from paritybit.subjects.graphs.capture import Capture
-from paritybit.subjects.graphs.protocol import Graph
 from paritybit.subjects.key_lists import (
     Lists,
     Queries,
@@ -303,10 +302,6 @@ class GraphRunner(ABC):
         """Forget the conversions that have happened."""
         self.inputs.conversions.clear()
         self.metadata.conversions.clear()
-
-    def graphs(self, bucket: int) -> list[Graph]:
-        """Return the captured segments of a bucket."""
-        return self.captured[bucket].segments
 
     def operations(self, bucket: int) -> list[str]:
         """Return the names of the ops in a bucket's graph."""

@@ -11,7 +11,6 @@ import torch
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output, TokenInputs
 from paritybit.subjects.contracts import SEQ_LEN_FILL_VALUE, Axis, keep, reset
-from paritybit.subjects.graphs.protocol import Graph
 from paritybit.subjects.key_lists import Queries, keys_of, list_keys, translated
 from paritybit.subjects.protocol import KeyLists
 from paritybit.subjects.runners.base import GraphRunner
@@ -72,10 +71,6 @@ class CpuGraphRunner(GraphRunner):
     def forward(self, bucket: int) -> Output:
         """Run the compiled function over the static inputs."""
         return self.launch(None, bucket)
-
-    def graphs(self, bucket: int) -> list[Graph]:
-        """Return no segments, because nothing is captured."""
-        return []
 
     def operations(self, bucket: int) -> list[str]:
         """Return the ops of the last forward of a bucket."""
