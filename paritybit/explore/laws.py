@@ -1,6 +1,6 @@
 """The laws for slots, for all engines. A shadow records which tokens were written to each slot."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from paritybit.explore.search import ViolationError
 
@@ -52,28 +52,34 @@ class Shadow:
 
 
 def ownership(
-    free: Sequence[int], holders: dict[int, list[str]], counts: dict[int, int], all_: Iterable[int]
+    free: Sequence[int],
+    holders: dict[int, list[str]],
+    pages: Iterable[int],
+    pool: str = "",
+    counts: Mapping[int, int] | None = None,
 ) -> None:
-    """Check that each page is either free once, or held as often as its reference count.
+    """Check that each page is either free once, or held.
 
-    - `free`: the free pages, including cached pages that can be evicted.
-    - `holders`: the running requests that hold each page.
-    - `counts`: the reference counts of the engine.
-    - `all_`: all pages to check.
+    It is held as often as its reference count in `counts` says, or else once. `free` are the free
+    pages, including cached pages that can be evicted, and `holders` has who holds each page.
     """
     twice = sorted({page for page in free if free.count(page) > 1})
     if twice:
-        raise ViolationError(f"double free: page {twice[0]} is in the free list twice")
-    for page in all_:
-        held = holders.get(page, [])
+        raise ViolationError(f"double free: page {twice[0]}{pool} is in the free list twice")
+    for page in pages:
+        held, name = holders.get(page, []), f"page {page}{pool}"
         if page in free and held:
-            raise ViolationError(f"freed in use: page {page} is free, and {held[0]} holds it")
+            raise ViolationError(f"freed in use: {name} is free, and {held[0]} holds it")
         if page not in free and not held:
-            raise ViolationError(f"leak: page {page} is neither free nor held by a request")
-        if counts[page] != len(held):
+            raise ViolationError(f"leak: {name} is neither free nor held")
+        if counts is None and len(held) > 1:
             raise ViolationError(
-                f"wrong count: page {page} has the count {counts[page]}, and {len(held)} "
-                "requests hold it"
+                f"wrong owner: {name} is given back by both {held[0]} and {held[1]}"
+            )
+        if counts is not None and counts[page] != len(held):
+            raise ViolationError(
+                f"wrong count: {name} has the count {counts[page]}, and {len(held)} requests hold "
+                "it"
             )
 
 

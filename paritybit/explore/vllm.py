@@ -326,7 +326,7 @@ class VllmMachine:
                         holders.setdefault(block.block_id, []).append(request.request_id)
         blocks = [block for block in self.pool.blocks if not block.is_null]
         counts = {block.block_id: block.ref_cnt for block in blocks}
-        ownership(self.free_blocks(), holders, counts, counts)
+        ownership(self.free_blocks(), holders, counts, counts=counts)
         kept = self.pool.cached_block_hash_to_block
         size = self.bound.page_size
         for key, held in kept._cache.items():

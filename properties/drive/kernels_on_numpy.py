@@ -42,17 +42,6 @@ def listed(table: Any, rows: Any, counts: Any, ends: Any, out: Any, width: tl.co
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def squared(table: Any, rows: Any, counts: Any, ends: Any, out: Any, width: tl.constexpr) -> None:
-    """Multiply and sum a block of two axes: integers of several widths, and a division."""
-    line = tl.arange(0, 4)[:, None] * width + tl.arange(0, 4)[None, :]
-    held = tl.load(table + line)
-    negative = -7 // (tl.load(rows + tl.program_id(0)) + 2)
-    total = tl.sum(tl.where(held > 3, held * held, held), axis=1)
-    tl.store(out + tl.arange(0, 4), total + negative)
-    tl.store(out + 4, tl.max(tl.max(held, axis=1), axis=0))
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def counted(table: Any, rows: Any, counts: Any, ends: Any, out: Any, width: tl.constexpr) -> None:
     """Add atomically, which numpy leaves to Triton's interpreter."""
     tl.atomic_add(out + tl.program_id(0), 1)
@@ -72,7 +61,7 @@ def launch(kernel: Any, number: int) -> list[int]:
 
 def main() -> None:
     """Launch each kernel by Triton's interpreter, then all again with numpy at hand."""
-    tried = {"listed": listed, "squared": squared, "counted": counted}
+    tried = {"listed": listed, "counted": counted}
     interpreter.accept_masks()
     right = {name: [launch(one, turn) for turn in range(LAUNCHES)] for name, one in tried.items()}
     made: dict[str, kernels.Kernel] = {}

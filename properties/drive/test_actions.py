@@ -84,15 +84,6 @@ def test_an_action_that_an_engine_refuses_while_it_copies_waits() -> None:
     assert found[:3] == [REQUEST, (2, "pause"), (5, "weights kept")]
 
 
-def test_a_player_that_is_to_stop_ends_a_pause() -> None:
-    stops: list[bool] = []
-    wave = Wave((Planned("a", (Part("a", 1),), 9),), actions=(Action("pause", 2, 99),))
-    player = Player(iter([wave]), Toy(NAMES), lambda: bool(stops), idle_polls=0)
-    assert [said(player.poll()) for _ in range(2)] == [["a"], ["pause"]]
-    stops.append(True)
-    assert player.poll() == ["continue", "abort a"]
-
-
 def drawn(seed: int, count: int, kinds: Sequence[str] = ACTIONS) -> tuple[Wave, ...]:
     return tuple(islice(with_actions(seed, waves(seed, LIMITS), kinds), count))
 

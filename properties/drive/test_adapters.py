@@ -135,18 +135,3 @@ def test_the_arithmetic_is_that_of_each_tokens_adapter(order: list[int] | None) 
     again = chunks_expanded(again, b, chunks, offsets, base.clone(), max_slice_size=4)
     assert torch.equal(again, found)
     assert not one[[at if order is None else order[at] for at in (4, 5, 6, 7)]].any()
-
-
-def test_a_graph_reads_the_segments_when_it_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = batch()
-    x, a = torch.ones(8, 6), torch.ones(3, 3, 6)
-    parts: list[object] = []
-    recording = SimpleNamespace(open=True, end=lambda: None, begin=lambda: None, parts=parts)
-    monkeypatch.setattr(CpuGraph, "recording", recording)
-    value = shrunk(x, a, now)
-    assert value.sum(1).tolist() == [18, 18, 18, 12, 0, 0, 0, 0]
-    now.weight_indices[:] = torch.tensor([0, 0, 0, 1])
-    now.bs = 1  # As a kernel's grid, it was recorded.
-    (part,) = parts
-    part()  # type: ignore[operator]
-    assert value.sum(1).tolist() == [0, 0, 0, 0, 12, 12, 12, 12]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paritybit.harness.errors import CannotRunError, MalformedError
 
 from paritybit.drive import adapters as environment
 from paritybit.drive.legs import LackingError
@@ -86,17 +85,6 @@ def test_a_process_finds_the_engine_and_keeps_what_it_compiles(
     assert found["PYTHONPATH"].split(":")[1:] == [str(one.source), str(one.dependencies), "/own"]
     assert found["TRITON_INTERPRET"] == "1"
     assert "TRITON_INTERPRET" not in environment.variables(one, "cuda", inherited)
-
-
-def test_an_engine_that_cannot_be_had_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(fetch.FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(fetch, "pip", lambda *words: "no index")
-    with pytest.raises(CannotRunError, match="no package index answers"):
-        of_sglang.ADAPTER.prepare("sglang==0.5.12")
-    with pytest.raises(MalformedError, match="is not an engine"):
-        of_sglang.ADAPTER.prepare("nothing")
 
 
 @pytest.mark.parametrize("known", [OLD, NEW])

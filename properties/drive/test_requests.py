@@ -84,21 +84,6 @@ def test_requests_keep_to_the_limits(limits: Limits) -> None:
             assert planned.follows is None or planned.follows in names
 
 
-def test_what_faults_need_is_among_the_requests() -> None:
-    """Contexts beyond 1,024 keys, aborts, second turns, shared prefixes, more than the pool."""
-    found = list(islice(waves(0, LIMITS), 2 * len(KINDS)))
-    requests = [planned for wave in found for planned in wave.requests]
-    assert any(planned.length > 1024 for planned in requests)
-    assert any(planned.aborted is not None for planned in requests)
-    assert any(planned.follows is not None for planned in requests)
-    assert any(
-        sum(planned.length + planned.tokens for planned in wave.requests) > LIMITS.pool
-        for wave in found
-    )
-    prompts = {tuple(planned.ids()[: LIMITS.window]) for planned in requests}
-    assert len(prompts) < len(requests)
-
-
 def test_a_second_turn_continues_the_conversation() -> None:
     class Prompts(Toy):
         """Notes the lengths of prompts."""

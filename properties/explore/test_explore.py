@@ -1,5 +1,6 @@
 """`paritybit explore`: its cases, its exit codes, and vLLM where it is at hand."""
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import asdict
@@ -9,19 +10,17 @@ from typing import Any
 
 import pytest
 from paritybit.harness.cli import explore as cli
-from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, MALFORMED, OK
-from paritybit.harness.cli.explore import NEEDED, without
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from paritybit.harness.errors import CannotRunError, MalformedError
 from paritybit.harness.records.codec import encoded, load
-from rich.console import Console
 
 from paritybit.__main__ import main
 from paritybit.engines import fetch
 from paritybit.explore import engines
 from paritybit.explore.bound import Bound
-from paritybit.explore.case import ExploreCase, violation_of
+from paritybit.explore.case import ExploreCase
 from paritybit.explore.laws import Shadow
-from paritybit.explore.search import Explored, Search
+from paritybit.explore.search import Search
 from properties.explore.toy import Toy
 from properties.support.harness.command_line import python
 
@@ -52,45 +51,6 @@ def test_a_malformed_case_is_refused(tmp_path: Path, changed: dict[str, Any]) ->
         load(written(tmp_path, **changed), ExploreCase)
 
 
-def test_a_case_replays() -> None:
-    found = violation_of(Toy("twice"), ("take 0", "take 0", "give 0"))
-    assert found is not None
-    assert found.startswith("double free")
-    assert violation_of(Toy(), ("take 0", "give 0")) is None
-    with pytest.raises(CannotRunError, match="not possible"):
-        violation_of(Toy(), ("give 0",))
-
-
-@pytest.mark.parametrize(
-    ("found", "code"),
-    [
-        (Explored(depth=3, reached=set(NEEDED)), OK),
-        (Explored(depth=3, reached={"evictions"}), CANNOT_RUN),
-        (Explored(depth=0, reached=set(NEEDED)), CANNOT_RUN),
-        (Explored(depth=3, reached=set(NEEDED), late=True), CANNOT_RUN),
-        (Explored(depth=3, reached=set(NEEDED), interrupted=True), INTERRUPTED),
-    ],
-)
-def test_a_search_that_reached_nothing_has_no_verdict(found: Explored, code: int) -> None:
-    assert without(found, Console(quiet=True)) == code
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--engine", "tgi==1.0"],
-        ["--engine", "sglang==0.5.23", "--slots", "5"],
-        ["--engine", "vllm==0.33.0", "--slots", "5"],
-        ["--engine", "vllm==0.33.0", "--depth", "0"],
-        ["--engine", "vllm==0.33.0", "--keys", "2"],
-        ["--engine", "sglang==0.5.23", "--keys", "3"],
-        [],
-    ],
-)
-def test_a_malformed_command_line_is_refused(words: list[str]) -> None:
-    assert main(["explore", *words]) == MALFORMED
-
-
 def of_toy(fault: str, monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> int:
     """Explore the toy in place of an engine; return the exit code."""
     search = Search(lambda: Toy(fault))
@@ -105,6 +65,7 @@ def of_toy(fault: str, monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) 
         ("", (), OK, "no violation in 4 actions; no state is left"),
         ("", ("--depth", "2"), OK, "no violation in 2 actions; longer schedules were not"),
         ("", ("--depth", "1"), CANNOT_RUN, "no verdict: the search did not reach give"),
+        ("late", (), CANNOT_RUN, "no verdict: the search did not reach"),
         ("twice", (), FINDING, "double free: page 0 is in the free list twice"),
         ("stops", (), INTERRUPTED, "interrupted, no violation until then"),
     ],
@@ -118,6 +79,8 @@ def test_the_exit_code_says_what_was_found(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    if fault == "late":
+        monkeypatch.setattr("time.monotonic", itertools.count(0, 1e6).__next__)
     if fault == "stops":
         monkeypatch.setattr(Toy, "check", interrupt)
     assert of_toy(fault, monkeypatch, tmp_path, *words) == code

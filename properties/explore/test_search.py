@@ -43,12 +43,6 @@ def test_a_fault_is_found_by_a_shortest_schedule(fault: str, shortest: int, law:
     assert len(found.path) == shortest
 
 
-def test_a_depth_that_was_not_completed_is_not_reported() -> None:
-    found = search().run(8, 0.0)
-    assert (found.depth, found.closed, found.late) == (0, False, True)
-    assert not found.reached
-
-
 @pytest.mark.parametrize("fault", ["", "twice"])
 def test_merged_states_have_the_violations_of_all_paths(
     fault: str, monkeypatch: pytest.MonkeyPatch

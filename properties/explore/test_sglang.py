@@ -10,8 +10,8 @@ from paritybit.harness.errors import MalformedError
 from paritybit.engines import fetch
 from paritybit.engines.packages import SGLANG
 from paritybit.explore.bound import Bound
+from paritybit.explore.laws import ownership
 from paritybit.explore.search import ViolationError
-from paritybit.explore.sglang.machine import SglangMachine
 from paritybit.explore.sglang.world import require_room, sliding_pages
 from properties.planting.faults import FOLDER, plant, read
 from properties.support.harness.command_line import python
@@ -32,11 +32,9 @@ AT_HAND = (fetch.folder() / f"{SGLANG.name}-{RELEASE}").is_dir()
 def test_a_page_is_free_or_has_one_owner(
     free: list[int], owners: dict[int, list[str]], law: str
 ) -> None:
-    machine = object.__new__(SglangMachine)
-    machine.bound = Bound(slots=3)
     with pytest.raises(ViolationError, match=law):
-        machine.check_pages(0, free, owners)
-    machine.check_pages(0, [1, 2], {3: ["r1"]})
+        ownership(free, owners, (1, 2, 3), " of the full pool")
+    ownership([1, 2], {3: ["r1"]}, (1, 2, 3))
 
 
 def test_a_pool_has_room_for_one_request() -> None:

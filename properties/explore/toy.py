@@ -42,7 +42,7 @@ class Toy:
             page: [f"request {number}" for number in (0, 1) if page in self.held[number]]
             for page in PAGES
         }
-        ownership(self.free, holders, {page: len(held) for page, held in holders.items()}, PAGES)
+        ownership(self.free, holders, PAGES)
 
     def key(self) -> Hashable:
         """Return the state, with pages named in the order in which they occur."""

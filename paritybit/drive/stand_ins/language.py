@@ -30,21 +30,13 @@ class Value:
     def __index__(self) -> int:
         return int(self.data)
 
-    def __int__(self) -> int:
-        return int(self.data)
+    __int__ = __index__
 
     def __hash__(self) -> int:
         return id(self)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape."""
-        return tuple(self.data.shape)
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype."""
-        return self.data.dtype.type
+    shape = property(lambda self: tuple(self.data.shape))
+    dtype = property(lambda self: self.data.dtype.type)
 
     def __neg__(self) -> "Value":
         return Value(-self.data)
@@ -180,6 +172,16 @@ for _name, _function in COMPARISONS.items():
     setattr(Value, f"__{_name}__", _binary(_function))
 
 
+def _function_of(function: Any) -> Any:
+    """Return a function of the language, which takes no keyword but `axis`."""
+
+    def applied(language: "Language", *given: Any, **named: Any) -> Value:
+        axes = {"axis": named["axis"]} if "axis" in named else {}
+        return Value(function(*map(bare, given), **axes))
+
+    return applied
+
+
 class Language:
     """The module `tl` in kernels. `place` is the id of the current program, `sizes` the grid."""
 
@@ -247,13 +249,9 @@ class Language:
         on = on.astype(bool, copy=False)
         pointer.memory[pointer.inside(places[on])] = held[on]
 
-    def where(self, mask: Any, one: Any, other: Any) -> Value:
-        """Return `one` where the mask is True, else `other`."""
-        return Value(np.where(bare(mask), bare(one), bare(other)))
-
     def zeros(self, shape: Any, dtype: Any) -> Value:
         """Return zeros."""
-        return Value(np.zeros([int(size) for size in shape], dtype))
+        return self.full(shape, 0, dtype)
 
     def full(self, shape: Any, value: Any, dtype: Any) -> Value:
         """Return one value everywhere."""
@@ -265,22 +263,6 @@ class Language:
         kept = np.dtype(np.int32) if dtype.itemsize < 4 and dtype.kind in "iub" else dtype
         return Value(given.data.sum(axis, dtype=kept))
 
-    def max(self, given: Value, axis: int | None = None, **unused: Any) -> Value:
-        """Return the largest."""
-        return Value(given.data.max(axis))
-
-    def min(self, given: Value, axis: int | None = None, **unused: Any) -> Value:
-        """Return the smallest."""
-        return Value(given.data.min(axis))
-
-    def maximum(self, one: Any, other: Any) -> Value:
-        """Return the larger of two."""
-        return Value(np.maximum(bare(one), bare(other)))
-
-    def minimum(self, one: Any, other: Any) -> Value:
-        """Return the smaller of two."""
-        return Value(np.minimum(bare(one), bare(other)))
-
     def static_range(self, *bounds: Any, **unused: Any) -> range:
         """Return a range."""
         return range(*(int(bound) for bound in bounds))
@@ -291,8 +273,9 @@ class Language:
         """Return the argument."""
         return given
 
-    max_contiguous = multiple_of
-    static_assert = multiple_of
+    max_contiguous = static_assert = multiple_of
+    where, maximum, minimum = map(_function_of, (np.where, np.maximum, np.minimum))
+    max, min = map(_function_of, (np.max, np.min))
 
 
 LANGUAGE = Language()

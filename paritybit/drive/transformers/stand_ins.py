@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paritybit.drive.stand_ins.attention import attend
-from paritybit.drive.stand_ins.installing import StandIn
+from paritybit.drive.stand_ins.installing import StandIns
 from paritybit.drive.transformers.settings import FLASH
 from paritybit.engines.graphs import (
     CpuEvent,
@@ -25,6 +25,9 @@ from paritybit.engines.graphs import (
 )
 from paritybit.reference.ops import Ops
 
+ON_A_CPU = StandIns()
+"""The stand-ins for a CPU."""
+
 KEPT: list[Tensor] = []
 """Tensors that the current capture must not change, because a capture on a GPU runs nothing."""
 
@@ -35,6 +38,10 @@ class Pool:
     id = (0, 0)
 
 
+@ON_A_CPU.add(
+    "CUDA graphs, streams and events: a tape of torch ops, replayed over the same tensors",
+    "a CPU has none",
+)
 def stand_in_for_graphs() -> None:
     """Add graphs to torch's CUDA module, and make continuous batching use it as accelerator."""
     emulate(Ops())
@@ -102,6 +109,7 @@ def captured(graph: CpuGraph, *arguments: Any, **settings: Any) -> Iterator[None
         tensor.copy_(value)
 
 
+@ON_A_CPU.add("flash attention: torch ops, for tables of blocks", "it is made for GPUs")
 def stand_in_for_flash_attention() -> None:
     """Give the engine flash attention, and let it decode with tables of blocks."""
     modeling: Any = importlib.import_module("transformers.modeling_utils").PreTrainedModel
@@ -177,18 +185,3 @@ def attended(q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool)
     """Return the attention of one sequence: [tokens, heads, size]."""
     seen = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q) if causal else len(k))
     return attend(q, k, v, seen, scale)
-
-
-ON_A_CPU = (
-    StandIn(
-        "CUDA graphs, streams and events: a tape of torch ops, replayed over the same tensors",
-        "a CPU has none",
-        stand_in_for_graphs,
-    ),
-    StandIn(
-        "flash attention: torch ops, for tables of blocks",
-        "it is made for GPUs",
-        stand_in_for_flash_attention,
-    ),
-)
-"""The stand-ins for a CPU."""

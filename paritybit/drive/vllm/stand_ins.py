@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from paritybit.drive.stand_ins.installing import StandIn, install, put
+from paritybit.drive.stand_ins.installing import StandIns, install, put
 from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
 from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.attention import attend, store
@@ -22,14 +22,14 @@ from paritybit.engines.graphs import emulate_device, whole
 from paritybit.engines.interpreter import quicken
 from paritybit.reference.ops import Ops
 
+ANYWHERE, BEFORE, AFTER = StandIns(), StandIns(), StandIns()
+"""Stand-ins for every device, and for a CPU, both before the engine is imported; and those for a
+CPU after the engine's configuration is complete."""
+
+SLOW = "Triton's interpreter takes a second for each step"
+
 OPTIONAL = (
-    "cpuinfo",
-    "gguf",
-    "diskcache",
-    "llguidance",
-    "mistral_common",
-    "openai_harmony",
-    "uvloop",
+    *("cpuinfo", "gguf", "diskcache", "llguidance", "mistral_common", "openai_harmony", "uvloop"),
 )
 """Packages that the engine imports, but does not use here."""
 
@@ -67,6 +67,7 @@ paritybit = paritybit.drive.vllm.stand_ins:platform
 """
 
 
+@ANYWHERE.add("packages", "they are not installed and never used here")
 def stand_in_for_packages() -> str:
     """Replace packages that are not installed, and hidden modules, by empty modules.
 
@@ -77,6 +78,7 @@ def stand_in_for_packages() -> str:
     return ", ".join((*missing, *HIDDEN))
 
 
+@ANYWHERE.add("numba", "it is not installed")
 def stand_in_for_numba() -> str:
     """Run functions without numba if it is not installed. Returns what is replaced."""
     if importlib.util.find_spec("numba") is not None:
@@ -91,6 +93,11 @@ def stand_in_for_numba() -> str:
     return "functions run as they are written"
 
 
+@BEFORE.add(
+    "CUDA graphs, streams and events: a tape of torch ops and of launches of interpreted kernels, "
+    "replayed over the same tensors",
+    "a CPU has none",
+)
 def stand_in_for_graphs() -> None:
     """Add everything to torch's CUDA module that the engine's graph wrapper and manager need."""
     quicken()
@@ -100,6 +107,10 @@ def stand_in_for_graphs() -> None:
     accelerator.get_memory_info = cuda.mem_get_info = lambda *arguments: (0, 0)
 
 
+@BEFORE.add(
+    "log1p of libdevice: the logarithm, and a series for small numbers",
+    "Triton's interpreter has none",
+)
 def stand_in_for_libdevice() -> None:
     """Compute the function of libdevice that older releases sample with."""
     language: Any = importlib.import_module("triton.language")
@@ -112,6 +123,7 @@ def stand_in_for_libdevice() -> None:
     libdevice.log1p = log1p
 
 
+@BEFORE.add("compiled operators: torch", "they are compiled")
 def stand_in_for_operators() -> None:
     """Define compiled operators in torch."""
     for name in NAMED:
@@ -123,6 +135,11 @@ def stand_in_for_operators() -> None:
         LIBRARY.impl(schema.split("(")[0], function, "CompositeExplicitAutograd")
 
 
+@BEFORE.add(
+    "the platform: a CPU with the runner, the graph wrapper and the Triton attention backend "
+    "of CUDA",
+    "the engine has others for a CPU, without graphs",
+)
 def declare_platform() -> None:
     """Declare the entry point by which the engine finds the platform."""
     folder = Path(tempfile.mkdtemp(prefix="paritybit-"))
@@ -138,6 +155,9 @@ def platform() -> str:
     return "paritybit.drive.vllm.platform.Platform"
 
 
+@AFTER.add(
+    "the arithmetic of the Triton backend's attention: torch over the tables it is given", SLOW
+)
 def stand_in_for_attention() -> None:
     """Compute attention, and write the cache, with torch."""
     backend: Any = importlib.import_module(ATTENTION)
@@ -145,6 +165,7 @@ def stand_in_for_attention() -> None:
     backend.triton_reshape_and_cache_flash = whole(store)
 
 
+@AFTER.add("the arithmetic of the LoRA kernels: torch over the lists they are given", SLOW)
 def stand_in_for_lora() -> None:
     """Compute adapters with torch."""
     wrapper: Any = importlib.import_module(LORA)
@@ -163,65 +184,20 @@ class Generator(torch.Generator):
         return self
 
 
+@AFTER.add(
+    "generators of random numbers: those of a CPU, which are not set back", "they have no offset"
+)
 def stand_in_for_generators() -> None:
     """Let the engine set a generator back when it discards a token."""
     held: Any = torch
     held.Generator = Generator
 
 
+@AFTER.add("sampling: the engine's own in torch", "it is compiled")
 def stand_in_for_sampling() -> None:
     """Use the engine's own sampling in torch."""
     sampler: Any = importlib.import_module(SAMPLER).TopKTopPSampler
     sampler.forward_cpu = sampler.forward_native
-
-
-ANYWHERE = (
-    StandIn("packages", "they are not installed and never used here", stand_in_for_packages),
-    StandIn("numba", "it is not installed", stand_in_for_numba),
-)
-"""Replacements for every device, before the engine is imported."""
-
-BEFORE = (
-    StandIn(
-        "CUDA graphs, streams and events: a tape of torch ops and of launches of interpreted "
-        "kernels, replayed over the same tensors",
-        "a CPU has none",
-        stand_in_for_graphs,
-    ),
-    StandIn(
-        "log1p of libdevice: the logarithm, and a series for small numbers",
-        "Triton's interpreter has none",
-        stand_in_for_libdevice,
-    ),
-    StandIn("compiled operators: torch", "they are compiled", stand_in_for_operators),
-    StandIn(
-        "the platform: a CPU with the runner, the graph wrapper and the Triton attention backend "
-        "of CUDA",
-        "the engine has others for a CPU, without graphs",
-        declare_platform,
-    ),
-)
-"""Replacements for a CPU, before the engine is imported."""
-
-AFTER = (
-    StandIn(
-        "the arithmetic of the Triton backend's attention: torch over the tables it is given",
-        "Triton's interpreter takes a second for each step",
-        stand_in_for_attention,
-    ),
-    StandIn(
-        "the arithmetic of the LoRA kernels: torch over the lists they are given",
-        "Triton's interpreter takes a second for each step",
-        stand_in_for_lora,
-    ),
-    StandIn(
-        "generators of random numbers: those of a CPU, which are not set back",
-        "they have no offset",
-        stand_in_for_generators,
-    ),
-    StandIn("sampling: the engine's own in torch", "it is compiled", stand_in_for_sampling),
-)
-"""Replacements for a CPU, after the engine's configuration is complete."""
 
 
 def install_before_engine(served: Served) -> None:

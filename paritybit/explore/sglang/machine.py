@@ -6,7 +6,7 @@ from typing import Any
 from paritybit.engines.bags import Bag
 from paritybit.engines.loading import EngineModules
 from paritybit.explore.bound import Bound
-from paritybit.explore.laws import Shadow
+from paritybit.explore.laws import Shadow, ownership
 from paritybit.explore.search import ViolationError
 from paritybit.explore.sglang.scheduler import Computed, Scheduler, record, tokens_of
 from paritybit.explore.sglang.tree import FULL, SLIDING, Key, Tree
@@ -34,33 +34,28 @@ def shared(engine: EngineModules) -> tuple[type, ...]:
     )
 
 
-class SglangMachine:
-    """A scheduler over the engine's own objects, and the shadow of the slots of both pools."""
+class SglangMachine(Scheduler):
+    """A scheduler with actions and laws, and the shadow of the slots of both pools."""
 
     def __init__(self, world: World) -> None:
-        self.world, self.bound = world, world.bound
-        self.scheduler = Scheduler(world)
+        super().__init__(world)
+        self.bound = world.bound
         self.shadows = Shadow(), Shadow()
-        self.reached: set[str] = set()
         self.arrived = 0
         self.action = ""
         self.kept: frozenset[int] = frozenset()
-        self.held = self.holds()
-
-    def holds(self) -> Tree:
-        """Return the current content of the engine's prefix cache and allocator."""
-        return Tree(self.scheduler.cache, self.scheduler.allocator)
+        self.held = Tree(self.cache, self.allocator)
 
     def actions(self) -> list[str]:
         """Return the actions that the scheduler may perform in this state."""
-        requests = self.scheduler.requests()
+        requests = self.requests()
         found = []
         if len(requests) < self.bound.requests:
             found += [f"arrive {number}" for number in range(len(self.bound.prompts))]
         found += [
             f"end {place}"
             for place, one in enumerate(requests)
-            if one is not self.scheduler.chunked and not one.to_finish
+            if one is not self.chunked and not one.to_finish
         ]
         if requests:
             found.append("step")
@@ -75,40 +70,25 @@ class SglangMachine:
         """
         import torch  # noqa: PLC0415
 
-        scheduler = self.scheduler
         name, _, number = action.partition(" ")
         self.action = name
         if name == "arrive":
             self.arrived += 1
             prompt = self.bound.prompts[int(number)]
-            scheduler.waiting.append(self.world.request(f"r{self.arrived}", prompt))
+            self.waiting.append(self.world.request(f"r{self.arrived}", prompt))
             return
         if name == "end":
-            scheduler.stop(scheduler.requests()[int(number)])
+            self.stop(self.requests()[int(number)])
             return
         # sglang's loop uses `no_grad`. Both modes compute the same values without gradients.
         # Inference mode has no version counters, so it is faster for tiny tensors.
         with torch.inference_mode():
             self.step() if name == "step" else self.reset()
-        self.held = self.holds()
-
-    def step(self) -> None:
-        """Perform a step of the scheduler, and note the events in it."""
-        retracted = self.scheduler.retracted
-        self.scheduler.step(self.compute)
-        if self.scheduler.retracted > retracted:
-            self.reached.add("preemptions")
-        if self.scheduler.shared:
-            self.reached.add("shared prefixes")
-
-    def reset(self) -> None:
-        """Reset the prefix cache."""
-        self.scheduler.reset()
-        self.reached.add("resets")
+        self.held = Tree(self.cache, self.allocator)
 
     def compute(self, parts: list[Computed]) -> None:
         """Record writes to the slots of all tokens of a step, then check the reads."""
-        mapping: list[int] = self.scheduler.allocator.full_to_swa_index_mapping.tolist()
+        mapping: list[int] = self.allocator.full_to_swa_index_mapping.tolist()
         for part in parts:
             tokens, row = tokens_of(part.request), self.row(part.request, part.end)
             for position in range(part.begin, part.end):
@@ -125,7 +105,7 @@ class SglangMachine:
     def row(self, request: Any, end: int) -> list[int]:
         """Return the full slots of a request's first tokens."""
         row = record(request, "req_pool_idx")
-        found: list[int] = self.scheduler.table.req_to_token[int(row), :end].tolist()
+        found: list[int] = self.table.req_to_token[int(row), :end].tolist()
         last = (self.bound.slots + 1) * self.bound.page_size
         for position, slot in enumerate(found):
             if not 0 <= slot < last:
@@ -145,11 +125,11 @@ class SglangMachine:
 
     def holding(self) -> list[Any]:
         """Return the requests that hold slots."""
-        return [one for one in self.scheduler.requests() if record(one, "req_pool_idx") is not None]
+        return [one for one in self.requests() if record(one, "req_pool_idx") is not None]
 
     def check(self) -> None:
         """Check the holders of slots, the content of the cache, and the next queries' reads."""
-        if self.action in QUIET and not self.scheduler.idle():
+        if self.action in QUIET and not self.idle():
             return  # The engine was not called, so nothing has changed.
         tree, mapping = self.held, self.held.mapping
         kept = frozenset(slot for node in tree.nodes for slot in node.full)
@@ -164,7 +144,8 @@ class SglangMachine:
             self.check_free(request, computed, tree)
         self.check_tree(tree, mapping)
         for group, owners in enumerate(self.owners(tree, mapping)):
-            self.check_pages(group, tree.free[group], owners)
+            last = self.bound.slots if group == FULL else sliding_pages(self.bound)
+            ownership(tree.free[group], owners, range(1, last + 1), f" of the {POOLS[group]} pool")
         sizes = tree.sizes()
         sums = (
             sum(len(node.full) for node in tree.nodes),
@@ -176,7 +157,7 @@ class SglangMachine:
                     f"wrong count: {sizes[group]} evictable and {sizes[group + 2]} locked slots of "
                     f"the {name} pool, but the prefix cache keeps {sums[group]}"
                 )
-            if sizes[group + 2] and self.scheduler.idle():
+            if sizes[group + 2] and self.idle():
                 raise ViolationError(
                     f"leak: {sizes[group + 2]} slots of the {name} pool are locked, and no "
                     "request is left"
@@ -228,30 +209,6 @@ class SglangMachine:
             own(SLIDING, [mapping[slot] for slot in row], request.rid)
         return found
 
-    def check_pages(self, group: int, listed: list[int], owners: dict[int, list[str]]) -> None:
-        """Check that each page of a pool is either free once, or has one owner."""
-        free, name = set(listed), POOLS[group]
-        if len(free) < len(listed):
-            raise ViolationError(
-                f"double free: a page of the {name} pool is free twice: {list(listed)}"
-            )
-        last = self.bound.slots if group == FULL else sliding_pages(self.bound)
-        for page in range(1, last + 1):
-            who = owners.get(page, [])
-            if page in free and who:
-                raise ViolationError(
-                    f"freed in use: page {page} of the {name} pool is free, and {who[0]} holds it"
-                )
-            if page not in free and not who:
-                raise ViolationError(
-                    f"leak: page {page} of the {name} pool is neither free nor held"
-                )
-            if len(who) > 1:
-                raise ViolationError(
-                    f"wrong owner: page {page} of the {name} pool is given back by both "
-                    f"{who[0]} and {who[1]}"
-                )
-
     def key(self) -> Any:
         """Return the state, with slots, nodes and marks numbered by first occurrence."""
-        return Key(self.scheduler, self.held, self.row).whole(self.shadows)
+        return Key(self, self.held, self.row).whole(self.shadows)

@@ -7,7 +7,6 @@ without overlap, mixed chunks, drafts, sessions and host memory, with first-come
 Admission (`PrefillAdder`), batches, requests, allocation and eviction are the engine's own.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,19 +30,17 @@ class Computed:
 
 
 class Scheduler:
-    """The requests and batches of a scheduler, and the engine's objects."""
+    """The requests and batches of a scheduler, and the engine's objects. Notes what it reached."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        objects = world.objects()
-        self.table, self.allocator, self.cache = objects.table, objects.allocator, objects.cache
+        self.table, self.allocator, self.cache = world.objects()
+        self.reached: set[str] = set()
         self.waiting: list[Any] = []
         self.running: Any = None
         self.last: Any = None
         self.chunked: Any = None
         self.stashes = False
-        self.retracted = 0
-        self.shared = False
 
     def requests(self) -> list[Any]:
         """Return the unfinished requests: the running ones in order, then the waiting ones."""
@@ -58,15 +55,19 @@ class Scheduler:
         """Whether no request is left."""
         return not self.requests()
 
-    def step(self, compute: Callable[[list[Computed]], None]) -> None:
-        """Run a batch, if there is one. `compute` is called in place of the model."""
+    def compute(self, parts: list[Computed]) -> None:
+        """Do what the model does with a batch."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """Run a batch, if there is one."""
         self.merge()
         batch = self.prefill()
         prefills = batch is not None
         if batch is None:
             batch = self.decode()
         if batch is not None:
-            compute(self.computed(batch, prefills=prefills))
+            self.compute(self.computed(batch, prefills=prefills))
             self.finish(batch, prefills=prefills)
         self.last = batch if prefills else None
 
@@ -114,7 +115,8 @@ class Scheduler:
         admitted = adder.can_run_list
         if not admitted:
             return None
-        self.shared |= any(prefix_of(one) for one in self.waiting if one in admitted)
+        if any(prefix_of(one) for one in self.waiting if one in admitted):
+            self.reached.add("shared prefixes")
         self.waiting = [one for one in self.waiting if one not in admitted]
         if adder.new_chunked_req is not None:
             self.chunked, self.stashes = adder.new_chunked_req, True
@@ -155,7 +157,8 @@ class Scheduler:
             return None
         if not batch.check_decode_mem():
             retracted = named(batch.retract_decode, server_args=self.world.settings)()[0]
-            self.retracted += len(retracted)
+            if retracted:
+                self.reached.add("preemptions")
             self.waiting += retracted
         if batch.is_empty():
             self.running = None
@@ -180,7 +183,7 @@ class Scheduler:
             request.output_ids.append(OUTPUT)
             request.update_finish_state()
             if request.finished():
-                self.release(request)
+                self.world.release(request, self.cache)
             elif prefills:
                 self.keep(request)
         self.allocator.free_group_end()
@@ -193,10 +196,6 @@ class Scheduler:
         else:
             common.maybe_cache_unfinished_req(request, self.cache, chunked=chunked)
 
-    def release(self, request: Any) -> None:
-        """Free the slots of a finished request, except those that the prefix cache keeps."""
-        self.world.release(request, self.cache)
-
     def stop(self, request: Any) -> None:
         """Abort a request: immediately if it waits, or with its next token if it runs."""
         if request in self.waiting:
@@ -206,6 +205,7 @@ class Scheduler:
 
     def reset(self) -> None:
         """Reset the prefix cache, like a flush of an idle server."""
+        self.reached.add("resets")
         self.running = self.last = None
         self.cache.reset()
         self.table.clear()

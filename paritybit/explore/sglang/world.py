@@ -7,7 +7,6 @@ them is declared here. Any other name raises an error.
 
 import os
 from array import array
-from dataclasses import dataclass
 from typing import Any
 
 from paritybit.engines import fetch
@@ -181,15 +180,6 @@ def load(found: fetch.EngineFolder) -> EngineModules:
     return EngineModules(SGLANG.name, found.package, folders, StubFinder(STUBS, ABSENT))
 
 
-@dataclass(frozen=True)
-class Objects:
-    """One request table, allocator and prefix cache of the engine."""
-
-    table: Any
-    allocator: Any
-    cache: Any
-
-
 class World:
     """Creates the engine's objects for a bound. Settings are published to the engine once."""
 
@@ -211,8 +201,8 @@ class World:
         )
         self.no_drafts = engine.part("srt.speculative.spec_info:SpeculativeAlgorithm").NONE
 
-    def objects(self) -> Objects:
-        """Return new objects of the engine."""
+    def objects(self) -> tuple[Any, Any, Any]:
+        """Return a new request table, allocator and prefix cache of the engine."""
         import torch  # noqa: PLC0415
 
         part, bound = self.engine.part, self.bound
@@ -241,7 +231,7 @@ class World:
             device="cpu",
             enable_memory_saver=False,
         )
-        return Objects(table, allocator, self.prefix_cache(table, allocator))
+        return table, allocator, self.prefix_cache(table, allocator)
 
     def prefix_cache(self, table: Any, allocator: Any) -> Any:
         """Return the prefix cache that the engine chooses for a hybrid model."""
