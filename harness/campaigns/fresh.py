@@ -21,7 +21,6 @@ from paritybit.harness.campaigns.hunt import PlayingFailedError
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.lockstep.pair import subject_alone
 from paritybit.harness.lockstep.tracebacks import traceback_of
 from paritybit.harness.machine.gpus import visible_gpus
 from paritybit.harness.schedules.schedule import Schedule
@@ -147,7 +146,7 @@ def _serve(pipe: Connection, trial: TrialConfig, properties: frozenset[str]) -> 
     with suppress(BrokenPipeError):
         try:
             needs_both = any(PROPERTIES[name].extra_run for name in properties)
-            lockstep = Lockstep(trial, properties, engines=None if needs_both else subject_alone)
+            lockstep = Lockstep(trial, properties, alone=not needs_both)
             playing: FreshPlaying = pipe.recv()
             outcomes = [lockstep.play(one, until=playing.until) for one in playing.schedules]
             pipe.send(outcomes[-1])

@@ -8,10 +8,10 @@ from paritybit.harness.errors import MalformedError, require_known
 from paritybit.harness.lockstep.config import TURNS, TrialConfig
 from paritybit.harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
 from paritybit.harness.schedules.coverage import (
+    ALL_ACCEPTED,
     OVERLAP_REQUIRED,
     required_at_edges,
     required_events,
-    required_of_chains,
 )
 from paritybit.reference.config import CHAIN, PRESETS
 from paritybit.subjects.bugs.catalogue import BUGS
@@ -142,7 +142,7 @@ class RunConfig:
         """The states that the clean trials together must reach."""
         return (
             *required_events(self.runners),
-            *required_of_chains(self.chained),
+            *((ALL_ACCEPTED,) if self.chained else ()),
             *(OVERLAP_REQUIRED if self.overlapping else ()),
             *required_at_edges(self.at_edges),
         )

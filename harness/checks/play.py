@@ -26,7 +26,7 @@ from paritybit.harness.checks.table import (
 from paritybit.harness.errors import DeviceError, headline
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation, Sample
-from paritybit.harness.lockstep.pair import Engines, Pair
+from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
 from paritybit.harness.schedules.coverage import Coverage
 from paritybit.harness.schedules.schedule import Schedule, Step
@@ -134,13 +134,13 @@ class Lockstep:
         property_ids: Collection[str] = STEP_PROPERTIES,
         *,
         records_ops: bool = False,
-        engines: Callable[[Pair], Engines] | None = None,
+        alone: bool = False,
     ) -> None:
         self.trial = trial
         self.refused: str | None = None
         self.history: deque[Schedule] = deque(maxlen=HISTORY)
         try:
-            self.pair = Pair(trial, records_ops=records_ops, engines=engines)
+            self.pair = Pair(trial, records_ops=records_ops, alone=alone)
         except SharedBufferError as error:
             self.refused = str(error)
             self.pair = Pair(trial.clean)
@@ -205,7 +205,7 @@ class Lockstep:
         ending: Collection[str],
     ) -> None:
         """Play and check the steps, then check the schedule as a whole."""
-        coverage = Coverage(outcome.events, self.pair.config.speculation.topk)
+        coverage = Coverage(outcome.events)
         sampling = any(rule.samples for rule in self._rules)
         keeps_outputs = any(rule.plays_again for rule in self._rules)
         extra_runs = {rule.id: rule.extra_run for rule in self._rules if rule.extra_run}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from paritybit.harness.checks.property import Property
-from paritybit.harness.explain.ledgers import ForwardId, SlotLedger, StaticLedger
+from paritybit.harness.explain.ledgers import CAPTURE, ForwardId, SlotLedger, StaticLedger
 from paritybit.harness.explain.sources import SiteTrap
 from paritybit.harness.lockstep.bits import bits, clone_output, outputs_differ
 from paritybit.harness.lockstep.fresh_run import just_captured
@@ -115,7 +115,7 @@ class EarlierOutput:
 
 
 class RecordedForward(Recorder):
-    """Follows a schedule up to its forward `last`, counted from 0, and records that forward.
+    """Follows a schedule up to its step at `last`, and records the forward of that step.
 
     - `forward_id`, `plan`, `owners`, `runner`: what runs. `runner` is None without a replay.
     - `eager_before`, `graph_before`, `eager_storage`: KV of a run, before or after the forward.
@@ -135,7 +135,7 @@ class RecordedForward(Recorder):
     def __init__(self, pair: Pair, last: int) -> None:
         self.pair = pair
         self.last = last
-        self.forwards = 0
+        self.forward_id = CAPTURE
         self.ledger = StaticLedger(
             buffer for buffers in self.engine.all_static_buffers() for buffer in buffers.values()
         )
@@ -163,7 +163,7 @@ class RecordedForward(Recorder):
         rows = tuple(serials[request] for request in requests)
         self.runner = self.engine.runners.get(planned.mode) if planned.expected_graph else None
         name = self.runner.name if self.runner is not None else None
-        self.forward_id = ForwardId(self.forwards, planned.place, name, serials, rows)
+        self.forward_id = ForwardId(planned.forwards, planned.place, name, serials, rows)
         self.eager_before = pair.eager_pools.storage.clone()
         self.graph_before = pair.graph_pools.storage.clone()
         self.tables, self.eager_tables = (
@@ -172,14 +172,13 @@ class RecordedForward(Recorder):
         )
         self.fresh_calls: Calls = []
         self.fresh: dict[str, Tensor] = {}
-        if self.forwards == self.last and self.runner is not None:
+        if planned.place == self.last and self.runner is not None:
             just_captured(pair, planned)
             self.fresh_calls = self._run(pair.fresh_engine, planned, Overrides(), []).calls
             self.fresh = copy_buffers(pair.fresh_engine.runners[planned.mode])
             pair.restore_graph()
         self.state = self.engine.state()
         self.sites.lines.clear()
-        self.forwards += 1
 
     @contextmanager
     def eager(self) -> Iterator[None]:
@@ -215,21 +214,18 @@ class RecordedForward(Recorder):
                 self.eager_storage = self.pair.eager_pools.storage.clone()
                 self.static = copy_buffers(self.runner)
 
-    def end_step(self, place: int, observation: Observation | None) -> bool:
-        """Follow the end of a step. Returns whether it ran forward `last`."""
-        if observation is None:
-            return False
-        if self.forwards - 1 == self.last:
+    def end_step(self, observation: Observation) -> None:
+        """Follow the end of a step with a forward."""
+        if observation.place == self.last:
             self.run = replace(self.run, output=clone_output(observation.graph.output or {}))
             static = self.static if observation.static else {}
             self.observation = replace(observation, static=static)
-            return True
+            return
         self.written.follow(self.forward_id, self.run.calls)
         replay = observation.replay
         if replay is not None:
             output = clone_output(replay.live_output)
-            self.outputs.append(EarlierOutput(place, replay.runner, output))
-        return False
+            self.outputs.append(EarlierOutput(observation.place, replay.runner, output))
 
     def again(self, reset: Reset = NO_RESET, calls: Calls | None = None) -> RepeatedRun:
         """Repeat the graph run's forward from the same bytes, with `reset`.
@@ -355,27 +351,21 @@ def copy_buffers(runner: GraphRunner | None) -> dict[str, Tensor]:
 
 
 def record_forward(
-    pair: Pair, schedule: Schedule, number: int, extra_runs: Mapping[str, ExtraRun] | None = None
-) -> RecordedForward:
-    """Play a schedule up to its forward `number`, counted from 0, and record that forward.
+    pair: Pair, schedule: Schedule, place: int, extra_runs: Mapping[str, ExtraRun]
+) -> RecordedForward | None:
+    """Play a schedule up to its step at `place`, and record its forward. None if it runs none.
 
-    `extra_runs` are those of the pair's steps. The runs must not have diverged before. Raises
-    ValueError if there is no such forward.
+    `extra_runs` are those of the pair's steps. The runs must not have diverged before.
     """
     with torch.inference_mode():
         pair.reset(schedule.seed)
-    recorded = RecordedForward(pair, number)
+    recorded = RecordedForward(pair, place)
     with recorded.sites, torch.inference_mode():
-        for place, step, upcoming in schedule.ahead():
+        for at, step, upcoming in schedule.up_to(place).ahead():
             try:
-                observation = pair.step(
-                    step, place, extra_runs, upcoming=upcoming, recorder=recorded
-                )
+                observation = pair.step(step, at, extra_runs, upcoming=upcoming, recorder=recorded)
             except SubjectFailedError:
-                if recorded.forwards - 1 != number:
-                    raise
-                return recorded
-            # Follow the step before anything overwrites its results.
-            if recorded.end_step(place, observation):
-                return recorded
-    raise ValueError(f"the schedule has {recorded.forwards} forwards; there is no forward {number}")
+                break
+            if observation is not None:  # Follow the step before anything overwrites its results.
+                recorded.end_step(observation)
+    return recorded if recorded.forward_id.step == place else None

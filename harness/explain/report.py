@@ -149,13 +149,11 @@ def _explain(
     """Explain one violation."""
     if lockstep.trial.overlap:
         return _of_overlap(lockstep, schedule, timeline, violation)
-    rule = PROPERTIES[violation.property]
-    forward = forward_of(violation, timeline)
-    found = None
-    if forward is not None and lockstep.refused is None and _can_repeat(rule, violation):
+    rule, found = PROPERTIES[violation.property], None
+    if lockstep.refused is None and _can_repeat(rule, violation):
         if not lockstep.pair.records_ops:
             lockstep = Lockstep(lockstep.trial, records_ops=True)
-        found = _of_forward(lockstep.pair, schedule, forward, rule, violation)
+        found = _of_forward(lockstep.pair, schedule, rule, violation)
     return found or without_trial(violation, _situation_at(timeline, violation, lockstep))
 
 
@@ -168,19 +166,6 @@ def _can_repeat(rule: Property, violation: Violation) -> bool:
     at_fault = extra is not None and getattr(extra, "suspect", False)
     judges = rule.judge is not None or rule.id == NO_CRASH.id
     return judges and not at_fault and EXTRA_RUN not in violation.where
-
-
-def forward_of(violation: Violation, timeline: Iterable[TimelineEntry]) -> int | None:
-    """Return the number of the forward, from 0, at the step of a violation.
-
-    A step that failed has no entry. Returns None for a step that ran no forward.
-    """
-    forwards = 0
-    for entry in timeline:
-        if entry.place == violation.step:
-            return None if entry.mode is None else forwards
-        forwards += entry.mode is not None
-    return forwards
 
 
 def _situation_at(
@@ -219,14 +204,13 @@ def _of_overlap(
 
 
 def _of_forward(
-    pair: Pair, schedule: Schedule, forward: int, rule: Property, violation: Violation
+    pair: Pair, schedule: Schedule, rule: Property, violation: Violation
 ) -> Explanation | None:
-    """Explain a violation by the forward that it appears in. None if no forward began."""
+    """Explain a violation by the forward of its step. None if no forward began."""
     extra_runs = {} if rule.extra_run is None else {rule.id: rule.extra_run}
     with torch.inference_mode():
-        try:
-            recorded = record_forward(pair, schedule, forward, extra_runs)
-        except SubjectFailedError:
+        recorded = record_forward(pair, schedule, violation.step, extra_runs)
+        if recorded is None:
             return None
         of_fresh = rule.extra_run is not None
         # Tensors of the ops are read before a repetition overwrites them.

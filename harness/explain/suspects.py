@@ -7,6 +7,7 @@ those that are made from it: a wrong table leads to wrong static inputs.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
+from typing import TypeVar
 
 from paritybit.harness.checks.property import Property
 from paritybit.harness.checks.static_inputs import FILLS, parts
@@ -31,6 +32,8 @@ MOST_TRIED = 64
 
 MOST_SHOWN = 8
 """The maximum number of elements in a report. Of several buffers, one element each is shown."""
+
+Part = TypeVar("Part")
 
 
 def cells(recorded: RecordedForward) -> list[Reset]:
@@ -183,7 +186,7 @@ def _smallest(recorded: RecordedForward, rule: Property, resets: Sequence[Reset]
     return reduce(add, fewest([Reset((one,)) for one in few[0].elements], holds))
 
 
-def fewest(whole: Sequence[Reset], holds: Callable[[Sequence[Reset]], bool]) -> Sequence[Reset]:
+def fewest(whole: Sequence[Part], holds: Callable[[Sequence[Part]], bool]) -> Sequence[Part]:
     """Return parts of `whole` that hold and of which none can be left out. `whole` holds."""
     if len(whole) > MOST_TRIED:
         return whole

@@ -136,11 +136,6 @@ class TrialConfig:
         """The sizes of both runs' pools."""
         return PoolSizes(self.full_slots, self.swa_slots, self.page_size, self.rows)
 
-    @property
-    def room(self) -> int:
-        """How many tokens fit into either sub-pool."""
-        return min(self.full_slots, self.swa_slots)
-
     def subject(self) -> Subject:
         """Return what is on trial."""
         return subject_with([BUGS[name] for name in self.bugs], self.runner, self.scheme)

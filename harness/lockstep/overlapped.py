@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from paritybit.harness.lockstep.requests import PlannedForward, Request
+from paritybit.harness.lockstep.requests import PlannedForward
 from paritybit.harness.lockstep.scheduler import COMMITS, Scheduler, count_sampled, keep_sampled
 from paritybit.harness.lockstep.speculation import count_caught_up, keep_caught_up
 from paritybit.harness.lockstep.tracebacks import SubjectRuns
-from paritybit.harness.schedules.coverage import FREED_IN_FLIGHT, HANDED_OVER_IN_FLIGHT, OVERLAPPED
+from paritybit.harness.schedules.coverage import FREED_IN_FLIGHT, OVERLAPPED
 from paritybit.harness.schedules.schedule import Step, Verify
 from paritybit.reference.allocator import Ownership
 from paritybit.reference.batch import (
@@ -101,7 +101,6 @@ class OverlappedScheduler(Scheduler):
 
     def __init__(self, *args: Any, overlap: Overlap) -> None:
         self.overlap = guard(overlap)
-        self.kept_in_flight: dict[int, int] = {}
         self.ahead: deque[tuple[Step, PlannedForward | None, StepOver]] = deque()
         super().__init__(*args, order=overlap)
 
@@ -109,7 +108,6 @@ class OverlappedScheduler(Scheduler):
         """Reset as `Scheduler` does, with no forward in flight and no step planned ahead."""
         self.overlap.clear()
         self.ahead.clear()
-        self.kept_in_flight.clear()
         super().reset(seed)
         self.observed = self.tokens.clone()
         self.over = self._over()
@@ -151,17 +149,6 @@ class OverlappedScheduler(Scheduler):
 
     def _free_pages(self) -> int:
         return len(self.allocator.free_full) + len(self.allocator.free_swa)
-
-    def _add(self, length: int, chunk: int) -> Request | None:
-        """Admit a request. Count the event if a forward in flight still has to write to its row.
-
-        That forward runs an earlier request with this row, and writes inside the new tokens.
-        """
-        request = super()._add(length, chunk)
-        if request is not None:
-            kept = self.kept_in_flight.get(request.token_row, request.known)
-            self.events[HANDED_OVER_IN_FLIGHT] += kept < request.known
-        return request
 
     def _plan(self, step: Step) -> PlannedForward | None:
         """Plan a step, and keep the plan until the step is played."""
@@ -244,9 +231,7 @@ class OverlappedScheduler(Scheduler):
         over = self._over()
         flight = self.overlap.launch(staged.staged if staged else None, run, follow)
         if keep is not None or staged is None:
-            self.kept_in_flight = {span.token_row: span.end for span in work.spans}
             planned = self.plan_ahead(upcoming)
-            self.kept_in_flight.clear()
             self.events[OVERLAPPED] += planned and not flight.done.done
         self.over = over
         return flight.result

@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,6 @@ from paritybit.subjects.overlap import Overlap
 from paritybit.subjects.protocol import Forward
 
 DRAFT_SEED = 1
-
-Engines = tuple[Engine, Engine]
-"""The subject and the fresh engine."""
 
 ExtraRun = Callable[["Pair", PlannedStep], Any]
 """Runs a planned step once more, before the step itself. It leaves both runs unchanged."""
@@ -76,8 +72,8 @@ class Pair:
     """The two runs of one trial. Call `begin` before each schedule.
 
     With `records_ops`, graphs keep the inputs and outputs of each op; on a CPU they always do.
-    `engines` builds the subject and the fresh engine over the graph run's pools; the default
-    builds two engines. `capture_warnings` are the messages that captures logged.
+    With `alone`, the subject is its own fresh engine. Use it if nothing needs the fresh engine.
+    `capture_warnings` are the messages that captures logged.
 
     Raises SharedBufferError if the runners of the built-in engine disagree on a shared buffer, and
     SubjectFailedError if its own code fails as it is captured.
@@ -88,7 +84,7 @@ class Pair:
         config: TrialConfig,
         *,
         records_ops: bool = False,
-        engines: "Callable[[Pair], Engines] | None" = None,
+        alone: bool = False,
     ) -> None:
         torch.set_num_threads(1)
         self.records_ops = records_ops or config.device == "cpu"
@@ -108,9 +104,12 @@ class Pair:
         models = self.run_models[Role.TARGET], self.run_models[Role.DRAFT]
         self.decoder = EagerDecoder(config.ops(), *models, self.eager_pools)
         self.log = LogTrap()
-        with self.log, torch.inference_mode():
-            both = capture_runs()(engines or captured_engines)(self)
-            self.subject, self.fresh_engine = both
+        with self.log, torch.inference_mode(), capture_runs():
+            self.subject = captured_engine(self, self.on_trial, SUBJECT_LOGGER)
+            self.fresh_engine = self.subject
+            if not alone:
+                again = config.subject()
+                self.fresh_engine = captured_engine(self, again, FRESH_LOGGER, spoiled_memory)
         self.capture_warnings = self.log.take()
         widest = max(config.buckets)
         self.modes = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
@@ -317,8 +316,7 @@ class Pair:
         self.graph.commit(planned.graph.batch, forward.output)
         if not sampling:
             return ()
-        samples = samples_of(self.eager, batch, eager_output, rows)
-        return tuple(replace(sample, place=planned.place) for sample in samples)
+        return samples_of(self.eager, planned.place, batch, eager_output, rows)
 
 
 @contextmanager
@@ -338,18 +336,6 @@ def capture_runs() -> Iterator[None]:
         if not Path(frames[-1].filename).is_relative_to(SUBJECTS):
             raise (cause or error) from None
         raise
-
-
-def captured_engines(pair: Pair) -> Engines:
-    """Return the built-in engine as subject and as fresh engine. They share no Python object."""
-    subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER)
-    return subject, captured_engine(pair, pair.trial.subject(), FRESH_LOGGER, spoiled_memory)
-
-
-def subject_alone(pair: Pair) -> Engines:
-    """Return one built-in engine in both roles. Use it if nothing needs the fresh engine."""
-    subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER)
-    return subject, subject
 
 
 def captured_engine(

@@ -33,7 +33,6 @@ from paritybit.reference.batch import ForwardBatch, Mode, Span
 from paritybit.reference.model import Output
 from paritybit.reference.order import Arrived
 from paritybit.reference.speculative import path_to
-from torch import Tensor
 
 COMMITS: dict[Mode, Callable[[RequestBook, ForwardBatch, Output], list[int]]] = {
     Mode.TARGET_VERIFY: speculation.accept,
@@ -223,44 +222,34 @@ def keep_sampled(
 
 
 def samples_of(
-    scheduler: Scheduler, batch: ForwardBatch, output: Output, rows: Sequence[int]
-) -> list[Sample]:
-    """Return the samples in `output` for the requests of a batch.
+    scheduler: Scheduler, place: int, batch: ForwardBatch, output: Output, rows: Sequence[int]
+) -> tuple[Sample, ...]:
+    """Return the samples in `output` for the requests of the batch of the step at `place`.
 
     There is a sample for the last token of each request and, after a verify, for each token of the
     accepted path. `rows` has the last one. A draft gives no samples.
     """
-    if batch.mode.drafts:
-        return []
-    draft = batch.mode is Mode.DRAFT_EXTEND
-    found = []
-    for place, span in enumerate(batch.spans):
+    draft, found = batch.mode is Mode.DRAFT_EXTEND, list[Sample]()
+    for number, span in enumerate(() if batch.mode.drafts else batch.spans):
         request = scheduler.request_of(span.row)
+        tokens = scheduler.tokens[request.token_row]
+        hidden = scheduler.hidden_states[request.token_row]
+        logits = {span.end: number}
         if span.tree:
-            first = place * len(span.tree)
-            nodes = path_to(span.tree, rows[place] - first)
+            first = number * len(span.tree)
+            nodes = path_to(span.tree, rows[number] - first)
             logits = {span.begin + i + 1: first + node for i, node in enumerate(nodes)}
-        else:
-            logits = {span.end: place}
         found += [
-            sample_of(scheduler, request, length, output["logits"][row], draft=draft)
+            Sample(
+                serial=request.serial,
+                tokens=tokens[draft : length + draft].clone(),
+                logits=output["logits"][row].clone(),
+                tracked=request.tracked,
+                mrope_delta=request.mrope_delta,
+                encoder_len=request.encoder_len,
+                hidden_states=hidden[:length].clone() if draft else None,
+                place=place,
+            )
             for length, row in logits.items()
         ]
-    return found
-
-
-def sample_of(
-    scheduler: Scheduler, request: Request, length: int, logits: Tensor, *, draft: bool
-) -> Sample:
-    """Return the sample of target or draft model after the first `length` tokens."""
-    tokens = scheduler.tokens[request.token_row]
-    hidden = scheduler.hidden_states[request.token_row]
-    return Sample(
-        serial=request.serial,
-        tokens=tokens[draft : length + draft].clone(),
-        logits=logits.clone(),
-        tracked=request.tracked,
-        mrope_delta=request.mrope_delta,
-        encoder_len=request.encoder_len,
-        hidden_states=hidden[:length].clone() if draft else None,
-    )
+    return tuple(found)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from paritybit.harness.lockstep.request_book import RequestBook
 from paritybit.harness.lockstep.requests import PlannedForward, Request
+from paritybit.harness.schedules.coverage import ALL_ACCEPTED
 from paritybit.reference.batch import DraftState, ForwardBatch, Mode, Span
 from paritybit.reference.config import SPECULATION, Kind, Role
 from paritybit.reference.model import Output
@@ -88,7 +89,7 @@ def accept(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
         book.free_unused(request)
         book.events["draft accepted"] += len(path) > 1
         book.events["draft rejected"] += len(path) < drafts
-        book.events["all drafts accepted"] += len(path) == drafts
+        book.events[ALL_ACCEPTED] += len(path) == drafts
         book.events["accepted beside the first branch"] += path != list(range(len(path)))
         rows.append(first + path[-1])
     return rows

@@ -22,7 +22,7 @@ from paritybit.harness.campaigns.task import Result, Task
 from paritybit.harness.lockstep.config import TURNS
 from paritybit.harness.records.schema import Status
 from paritybit.harness.schedules.buckets import SMALLEST
-from paritybit.harness.schedules.coverage import LONGEST, OVERLAPPED, of_one_branch
+from paritybit.harness.schedules.coverage import ALL_ACCEPTED, LONGEST, OVERLAPPED
 from paritybit.reference.config import CHAIN, PRESETS, SPECULATION
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
@@ -59,7 +59,7 @@ def test_a_run_of_everything_tries_overlap_chains_and_the_smallest_sizes_too() -
     assert [one.runner for one in clean if one.overlap] == ["decode", "frozen_kv_mtp"]
     chains = {one.runner for one in clean if one.topk == CHAIN.topk}
     assert chains == {name for name, runner in RUNNERS.items() if runner.mode.speculates}
-    special = {LONGEST, OVERLAPPED, of_one_branch("eagle_draft")}
+    special = {LONGEST, OVERLAPPED, ALL_ACCEPTED}
     assert special <= set(EVERYTHING.required_events)
     assert not special & set(ONE.required_events)
 

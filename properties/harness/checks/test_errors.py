@@ -167,7 +167,7 @@ def test_an_error_of_the_subject_violates_no_crash_alone(
 
 
 @pytest.mark.parametrize(
-    "plant", [*NOT_THE_SUBJECT, *OF_THE_SUBJECT], ids=lambda plant: plant.__name__
+    "plant", [in_the_eager_forward, *OF_THE_SUBJECT], ids=lambda plant: plant.__name__
 )
 def test_an_error_that_loses_the_device_is_raised_wherever_it_is(
     plant: Planted, lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch

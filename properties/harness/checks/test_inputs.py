@@ -50,19 +50,6 @@ def test_a_tail_that_padding_keeps_and_a_buffer_beyond_its_bucket_may_have_any_v
     assert judge(right) is None
 
 
-def test_unknown_and_missing_static_inputs_are_named() -> None:
-    right = observation()
-    further = replace(right, static={**right.static, "grammar_rows": torch.zeros(4)})
-    lacking = replace(right, static={k: v for k, v in right.static.items() if k != "positions"})
-    for spoiled, message in (
-        (further, "the expected value of static input grammar_rows is unknown"),
-        (lacking, "static input positions does not exist"),
-    ):
-        found = judge(spoiled)
-        assert found is not None
-        assert found[0] == f"decode: {message}"
-
-
 @pytest.mark.parametrize(("name", "dtype"), [("seq_lens", torch.int64), ("key_begin", torch.int64)])
 def test_a_wrong_dtype_is_named_though_every_value_is_right(name: str, dtype: torch.dtype) -> None:
     right = observation()

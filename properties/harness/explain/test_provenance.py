@@ -43,16 +43,6 @@ def test_an_element_knows_who_wrote_it_last_and_how() -> None:
     assert [write.forward_id.step for write in ledger.of(buffer[4:])] == [5, 3]
 
 
-def test_what_is_written_elsewhere_or_outside_a_forward_is_not_credited() -> None:
-    buffer, other = torch.zeros(2), torch.zeros(2)
-    ledger = StaticLedger([buffer])
-    with ledger.during(FIRST):
-        other.fill_(1.0)
-        torch.add(other, 1.0, out=torch.empty(2))
-    buffer.fill_(1.0)
-    assert [write.forward_id.step for write in ledger.of(buffer)] == [-1, -1]
-
-
 def store(
     pools: KVPools, layer: int, loc: Tensor, value: float, role: Role = Role.TARGET
 ) -> OpCall:
@@ -116,11 +106,6 @@ def test_a_padded_row_that_overwrites_a_slot(pools: KVPools) -> None:
     assert taken == SlotTaken("target", "swa", 1, None, 4, None)
 
 
-def test_the_reserved_slot_and_equal_bits_do_not_differ(pools: KVPools) -> None:
-    runs = side(pools, swa_store(pools, 4)), side(pools, swa_store(pools, 4, 0))
-    assert first_difference(*runs) is None
-
-
 def test_a_run_that_stores_more_often_is_not_compared_at_slots_of_another_layer(
     pools: KVPools,
 ) -> None:
@@ -169,23 +154,3 @@ def test_the_first_key_that_differs(pools: KVPools) -> None:
     found, taken = differ(pools, [right], [wrong])
     assert (found.op, found.row, found.head, found.element) == ("attention", 1, 2, 3)
     assert taken == SlotTaken("target", "swa", 1, 1, 3, 8)
-
-
-def test_ops_are_paired_by_name_and_by_how_often_it_was_called() -> None:
-    """An op of one run alone is skipped."""
-    left = [
-        OpCall("a", (), torch.zeros(2, 1)),
-        OpCall("b", (), torch.zeros(2, 1)),
-        OpCall("a", (), torch.ones(2, 1)),
-    ]
-    right = [
-        OpCall("extra", (), torch.ones(2, 1)),
-        OpCall("a", (), torch.zeros(3, 1)),
-        OpCall("a", (), torch.ones(3, 1)),
-        OpCall("b", (), torch.tensor([[0.0], [1.0], [5.0]])),
-    ]
-    pools = KVPools(
-        CONFIG, draft_config(CONFIG), TrialConfig().sizes, torch.float32, torch.device("cpu")
-    )
-    found, _ = differ(pools, left, right)
-    assert (found.op, found.row, found.element, found.slot) == ("b", 1, 0, None)

@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 import pytest
 from paritybit.harness.checks.play import Lockstep
-from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from paritybit.harness.explain.facts import Explanation, TimelineEntry
+from paritybit.harness.explain.facts import Explanation
 from paritybit.harness.explain.recorded import NO_RESET, RecordedForward, RepeatedRun, Reset
-from paritybit.harness.explain.report import explained_unbuilt, explanation, forward_of, observe
+from paritybit.harness.explain.report import explained_unbuilt, explanation, observe
 from paritybit.harness.explain.suspects import fewest
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError
@@ -235,17 +234,6 @@ def test_no_part_of_the_smallest_reset_can_be_left_out(needed: set[int], found: 
         return needed <= set(some)
 
     assert fewest(range(5), holds) == found
-
-
-def entry(place: int, mode: str | None) -> TimelineEntry:
-    """Return an entry of a timeline."""
-    return TimelineEntry(place, "decode", mode, None, None, (), 0, (), 0)
-
-
-def test_the_forward_of_a_violation_is_counted_without_steps_that_run_none() -> None:
-    timeline = [entry(0, "extend"), entry(1, None), entry(2, "decode")]
-    found = [forward_of(Violation("kv_parity", step, ""), timeline) for step in range(4)]
-    assert found == [0, None, 1, 2]
 
 
 def test_an_engine_that_cannot_be_captured_is_explained_by_the_lines_that_raised() -> None:

@@ -6,7 +6,6 @@ import torch
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.step_properties.index_contract import contract_breaches
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.lockstep.pair import subject_alone
 from paritybit.reference.batch import Mode
 from paritybit.subjects.engine import without_collector
 
@@ -16,7 +15,7 @@ SMALL = TrialConfig(buckets=(2, 4), token_buckets=(4, 12))
 
 
 def test_a_buffer_that_is_replaced_after_a_capture_is_not_the_one_that_a_graph_reads() -> None:
-    engine = Lockstep(SMALL, (), engines=subject_alone).pair.subject
+    engine = Lockstep(SMALL, (), alone=True).pair.subject
     buffers = engine.runners[Mode.DECODE].inputs.buffers
     buffers["positions"] = buffers["positions"].clone()
     with torch.inference_mode():

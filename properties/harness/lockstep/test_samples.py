@@ -5,7 +5,6 @@ from dataclasses import replace
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation
-from paritybit.harness.lockstep.pair import subject_alone
 from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
@@ -48,7 +47,7 @@ TRIAL = TrialConfig("target_verify", preset="gpt_oss", buckets=(4,), token_bucke
 
 def test_every_length_that_has_logits_is_sampled_in_every_forward() -> None:
     """A chunk's end, a decoded token, each token of an accepted path, what a draft caught up to."""
-    lockstep = Lockstep(TRIAL, (), engines=subject_alone)
+    lockstep = Lockstep(TRIAL, (), alone=True)
     pair, lengths = lockstep.pair, dict[int, int]()
     pair.reset(SCHEDULE.seed)
     modes = set()
@@ -78,7 +77,7 @@ def test_every_length_that_has_logits_is_sampled_in_every_forward() -> None:
 
 def test_all_samples_agree_with_the_oracle() -> None:
     """Around the window and at the end, of the target and of the draft model."""
-    lockstep = Lockstep(replace(TRIAL, page_size=4), {"dense_agreement"}, engines=subject_alone)
+    lockstep = Lockstep(replace(TRIAL, page_size=4), {"dense_agreement"}, alone=True)
     window = lockstep.pair.config.window
     compared: list[tuple[bool, int]] = []
 

@@ -116,17 +116,6 @@ def test_the_daemon_is_stopped_however_its_process_ends(
     assert fakes.gone()
 
 
-def test_ctrl_c_does_not_wait_for_a_daemon_that_does_not_answer(fakes: FakeGpus) -> None:
-    (fakes.folder / "hangs").touch()
-    with in_its_own_group("-c", WAITING) as process:
-        while not fakes.daemons:
-            assert process.poll() is None
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=mps.START_SECONDS / 2)
-    assert fakes.gone()
-
-
 def no_program(fakes: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     (fakes.folder / "nvidia-cuda-mps-control").unlink()
     monkeypatch.setenv("PATH", str(fakes.folder))  # A machine with a GPU may have the real one.

@@ -23,10 +23,9 @@ if [ "$1" = -f ]; then
   exit 0
 fi
 if [ ! -e "$pipe/control" ]; then echo "Cannot find MPS control daemon process"; exit 1; fi
-if [ -e "$here/hangs" ]; then exec sleep 60; fi
 read -r words
 echo "$words" >> "$here/commands"
-case $words in quit*) [ -e "$here/stays" ] || rm "$pipe/control";; esac
+case $words in quit*) rm "$pipe/control";; esac
 """
 
 

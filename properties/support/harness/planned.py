@@ -38,7 +38,7 @@ class Planned:
     def play(self, schedule: Schedule) -> Counter[str]:
         """Return the events of a schedule."""
         events: Counter[str] = Counter()
-        coverage = Coverage(events, self.config.speculation.topk)
+        coverage = Coverage(events)
         made_up = torch.Generator().manual_seed(schedule.seed)
         self.scheduler.reset(schedule.seed)
         for step in schedule.steps:
