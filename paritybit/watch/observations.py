@@ -48,15 +48,13 @@ def key_of(check: str, group: str | None, cause: Mapping[str, Any] | None) -> st
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a check judges: something in, or after, the forward with this number."""
+class Observation:
+    """What a check judges: something in, or after, the forward with this number.
+
+    If a forward runs, `during` is its kind.
+    """
 
     number: int
-
-    @property
-    def during(self) -> str:
-        """The kind of the forward, or '' if none runs."""
-        return ""
 
     def found(
         self,
@@ -70,12 +68,12 @@ class Seen:
     ) -> Finding:
         """Return a finding. `why` tells it from others of its check and group without a cause."""
         key = key_of(check, group, cause if why is None else {"what": why})
-        forward, kind = self.number, self.during
-        return Finding(check, text, key, forward, kind, group=group, cause=cause, **more)
+        kind = getattr(self, "during", "")
+        return Finding(check, text, key, self.number, kind, group=group, cause=cause, **more)
 
 
 @dataclass(frozen=True)
-class InForward(Seen):
+class InForward(Observation):
     """What a check judges in a forward."""
 
     forward: Forward
@@ -223,7 +221,7 @@ class Freeing:
 
 
 @dataclass(frozen=True)
-class Idle(Seen):
+class Idle(Observation):
     """The free and the cached slots of a group while no request runs, int64 [n] each.
 
     - `used`: the slots that must be either free or cached, bool [slots].
@@ -240,7 +238,7 @@ class Idle(Seen):
 
 
 @dataclass(frozen=True)
-class Cached(Seen):
+class Cached(Observation):
     """The number of slots of a group in the prefix cache, and how many of them can be evicted."""
 
     group: str
@@ -249,7 +247,7 @@ class Cached(Seen):
 
 
 @dataclass(frozen=True)
-class IdleRows(Seen):
+class IdleRows(Observation):
     """The free rows of the request table, and the number of all rows, while no request runs.
 
     A row in the free list twice occurs twice.
@@ -260,23 +258,17 @@ class IdleRows(Seen):
 
 
 @dataclass(frozen=True)
-class EngineError(Seen):
+class EngineError(Observation):
     """An error that the engine raised: its meaning, its message, and the lines that led to it."""
 
     what: str
     text: str
     lines: Stack = NOWHERE
-    kind: str = ""
 
     @property
     def source(self) -> str | None:
         """The line that is blamed, or None."""
         return told(self.lines)[0]
-
-    @property
-    def during(self) -> str:
-        """The kind of the forward, or '' if none runs."""
-        return self.kind
 
 
 @dataclass(frozen=True)
@@ -355,7 +347,7 @@ class WrongRead(InForward):
 
 
 @dataclass(frozen=True)
-class KernelRace(Seen):
+class KernelRace(Observation):
     """A kernel that loads a scalar at the line `load` and overwrites it at the line `store`.
 
     `number` counts the forwards before. `effect` says what a warp does that loads the new value,
@@ -413,22 +405,17 @@ class Inputs(InForward):
 
 
 @dataclass(frozen=True)
-class RowsGiven(Seen):
+class RowsGiven(Observation):
     """The values that the engine uses for the rows of a batch.
 
     `moves` has, for each request that came into its row since the last forward, the lines that put
     it there, and a text about it.
     """
 
-    forward_kind: str
+    during: str
     kind: str
     values: Sequence[RowValues]
     moves: Mapping[str, tuple[Stack, str]] = field(default_factory=dict)
-
-    @property
-    def during(self) -> str:
-        """The kind of the forward."""
-        return self.forward_kind
 
 
 @dataclass(frozen=True)
@@ -442,13 +429,8 @@ class Captured:
 
 
 @dataclass(frozen=True)
-class Logged(Seen):
+class Logged(Observation):
     """Errors that the engine logged during a forward: the place in the source, and the message."""
 
-    kind: str
+    during: str
     records: Sequence[tuple[str, str]]
-
-    @property
-    def during(self) -> str:
-        """The kind of the forward."""
-        return self.kind

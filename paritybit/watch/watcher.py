@@ -43,8 +43,7 @@ class Watcher(Replaying):
     """Watches the KV groups of one engine in this process.
 
     For each checked forward, the watcher takes a frame (the checksums of all slots) before the
-    forward, after each replay and at the end. If forwards are sampled, there is no frame at the
-    end of a forward that replayed a graph.
+    forward, after each replay and at the end.
 
     Slots are passed as integer tensors of any shape and device. -1 means "no slot".
     """
@@ -298,9 +297,7 @@ class Watcher(Replaying):
             return
         self.settle()
         for name, ledger in self.ledgers.items():
-            if now.replayed and self.settings.every > 1:
-                ledger.reframe(now.owned[name], now.changed[name])
-            elif len(stray := self.stray(ledger, now)):
+            if len(stray := self.stray(ledger, now)):
                 self.judge_stray(ledger, now, stray)
             if now.forward.owned is not None:
                 self.note_owned(ledger, now, name)

@@ -3,10 +3,8 @@
 A fault is a change to one engine. Each test runs the same requests with and without it.
 """
 
-import importlib
 import logging
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,30 +15,9 @@ from msgspec.structs import replace
 
 from paritybit.launch.tally import Tally
 from paritybit.launch.words import causes_of
-from paritybit.watch import attach, journal
+from paritybit.watch import journal
 from paritybit.watch.checks import CHECKS
-from paritybit.watch.settings import VARIABLE, Settings
-
-THREADS = torch.get_num_threads()
-TOY = Path(__file__).parent / "toy"
-
-
-@pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The toy engine's module, imported while the sanitizer is on. Its journal is in `tmp_path`."""
-    monkeypatch.setenv(VARIABLE, Settings(str(tmp_path)).text())
-    monkeypatch.syspath_prepend(TOY)
-    monkeypatch.setattr(journal, "_OPEN", [])
-    monkeypatch.setattr(attach, "_CONNECTED", set())
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    torch.set_num_threads(1)  # Tiny tensors: more threads only wait for one another.
-    attach.install()
-    toyengine = importlib.import_module("toyengine")
-
-    yield toyengine
-    torch.set_num_threads(THREADS)
-    for name in ("toyengine", "toyengine_paritybit"):
-        del sys.modules[name]
+from paritybit.watch.settings import Settings
 
 
 def serve(engine: Any) -> None:

@@ -1,6 +1,6 @@
 """What an earlier batch left in an input, and the engine did not fill again, must not matter."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,6 @@ def fill_rows(segments, ends):
 """
 
 Fill = Callable[[Tensor, Tensor], None]
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    made = Scene(tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from paritybit.testing.replays import InMemory
 from paritybit.watch.bits import as_integers
 from paritybit.watch.facts import Forward, Group, Layer, Replay, Row, StaticInput
 from paritybit.watch.ledger import Ledger, Names
-from paritybit.watch.replays.influence import HIDDEN, Reads
+from paritybit.watch.replays.influence import HIDDEN, LiveReads
 from paritybit.watch.replays.overlaps import overlaps
 from paritybit.watch.replays.relations import NAMES, STREAK, Relations
 from paritybit.watch.replays.trial import SavedSlots, Trial
@@ -491,7 +491,7 @@ def test_a_difference_from_eager_without_a_cause_must_occur_several_times() -> N
     trial = Trial(replay, dict.fromkeys(ledgers, slots), ledgers, lambda: None)
     replay.run()
     trial.ran(None)
-    relations, reads = Relations(1, NAMES[2:3]), Reads.of(Forward("extend", ()), ledgers)
+    relations, reads = Relations(1, NAMES[2:3]), LiveReads.of(Forward("extend", ()), ledgers)
     with trial.restoring():
         found = [next(relations.tried(trial, NAMES[2:3], n, reads)).found for n in range(STREAK)]
     assert [one is not None for one in found] == [False] * (STREAK - 1) + [True]

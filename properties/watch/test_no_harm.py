@@ -17,24 +17,14 @@ from paritybit.watch.facts import Forward, Group, Layer, Replay, Row
 from paritybit.watch.journal import read
 from paritybit.watch.ledger import Ledger, Names
 from paritybit.watch.replays.causes import explain
-from paritybit.watch.replays.influence import Change, Reads, changed
+from paritybit.watch.replays.influence import LiveReads, Replacement, changed
 from paritybit.watch.replays.trial import BarredError, SavedSlots, Trial, rewritten
 from paritybit.watch.replays.values import Draw
 from properties.support.watching import Scene, row
-from properties.watch.test_checks import found, lines, serve, toy
-
-__all__ = ["toy"]
+from properties.watch.test_checks import found, lines, serve
 
 SLOTS, OTHERS = [3, 4, 5, 6, 7, 8], [20, 21]
 TOKENS, LATER = [5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]
-
-
-@pytest.fixture
-def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
-    """A watcher with all checks, unless a test sets it otherwise."""
-    made = Scene(tmp_path, **getattr(request, "param", {}))
-    yield made
-    made.close()
 
 
 def fail(*_: object, **__: object) -> None:
@@ -271,8 +261,8 @@ def test_a_forward_is_checked_when_too_much_was_noted(
 
 
 def other_content(trial: Trial, ledger: Ledger, slots: torch.Tensor) -> None:
-    change = Change("kv", slots, [0], Draw(0))
-    with changed(trial, Reads(Forward("decode", ()), {"kv": slots}), [change]):
+    change = Replacement("kv", slots, [0], Draw(0))
+    with changed(trial, LiveReads(Forward("decode", ()), {"kv": slots}), [change]):
         pass
 
 

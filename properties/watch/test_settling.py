@@ -1,6 +1,6 @@
 """Changes are applied to the ledger later, and no finding is lost or comes too late."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,14 +23,6 @@ from properties.support.watching import Scene
 SLOTS = [3, 4, 5, 6]
 
 DOUBLE_FREE = "double free | full | not known"
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    """A watcher with all checks."""
-    made = Scene(tmp_path)
-    yield made
-    made.close()
 
 
 def free(scene: Scene, source: str, *slots: int) -> None:

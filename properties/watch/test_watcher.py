@@ -1,6 +1,5 @@
 """What the watcher judges and what it must not, forward by forward."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,14 +25,6 @@ SAMPLED = pytest.mark.parametrize("scene", [{"every": 3}], indirect=True)
 EITHER = pytest.mark.parametrize(
     ("scene", "found"), [({}, {"corrupted read"}), ({"every": 3}, set())], indirect=["scene"]
 )
-
-
-@pytest.fixture
-def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
-    """A watcher with all checks, unless a test sets it otherwise."""
-    made = Scene(tmp_path, **getattr(request, "param", {}))
-    yield made
-    made.close()
 
 
 def test_a_stray_write_is_found_and_explains_who_reads_it(scene: Scene) -> None:
@@ -436,17 +427,6 @@ def test_sampling_follows_the_writes_of_skipped_forwards(scene: Scene) -> None:
     scene.watcher.skipped(None)
     scene.forward("a", [*TOKENS, 13], 8, [*SLOTS, 11])
     assert len(scene.checks()) == 2
-
-
-@SAMPLED
-def test_sampling_takes_its_last_frame_after_the_replay(scene: Scene) -> None:
-    """What an eager part then writes to owned slots is right all the same."""
-    scene.watcher.begin(Forward("decode", (row("a", TOKENS[:2], 0, SLOTS),)))
-    scene.watcher.replay(replay(scene, SLOTS[0], torch.zeros(())))
-    scene.write(SLOTS[:2])
-    scene.watcher.end()
-    scene.forward("a", TOKENS[:3], 2, SLOTS)
-    assert scene.checks() == []
 
 
 def test_forwards_of_a_draft_model_may_name_what_they_own_alone(scene: Scene) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paritybit.watch.journal import Finding
 from paritybit.watch.ledger import Ledger
-from paritybit.watch.observations import SHOWN, Cached, Check, Idle, IdleRows, Seen
+from paritybit.watch.observations import SHOWN, Cached, Check, Idle, IdleRows, Observation
 
 
 def judge(idle: Idle | IdleRows | Cached) -> Iterable[Finding]:
@@ -44,7 +44,9 @@ def judge(idle: Idle | IdleRows | Cached) -> Iterable[Finding]:
         yield from found(idle, times > 1, "is free twice")
 
 
-def held(idle: Seen, group: str | None, count: int, what: str, fewer: str) -> Iterable[Finding]:
+def held(
+    idle: Observation, group: str | None, count: int, what: str, fewer: str
+) -> Iterable[Finding]:
     """Yield a finding unless `count` is 0.
 
     `what` describes what is counted, and `fewer` what a negative count means.

@@ -19,9 +19,9 @@ from paritybit.watch.replays.differences import LEAST, beyond
 from paritybit.watch.replays.influence import (
     HIDDEN,
     NOTHING_READ,
-    Change,
+    LiveReads,
     NotTried,
-    Reads,
+    Replacement,
     Result,
     appends,
     changed,
@@ -95,7 +95,7 @@ Held = Sequence[tuple[Row, set[int]]]
 """The rows of a forward, each with the positions at which it has the slot of the changed key."""
 
 
-def aimed(trial: Trial, reads: Reads, number: int) -> Result:
+def aimed(trial: Trial, reads: LiveReads, number: int) -> Result:
     """Change a key that `number` draws, and return the query that reads it wrongly, if one does.
 
     As a control, the change must show, or if no query sees the key, that of all keys that the row
@@ -126,14 +126,14 @@ def aimed(trial: Trial, reads: Reads, number: int) -> Result:
     return found if isinstance(found, Wrong) else None
 
 
-def read_by(trial: Trial, reads: Reads, aim: Aim, held: Held, tries: Sequence[Draw]) -> Result:
+def read_by(trial: Trial, reads: LiveReads, aim: Aim, held: Held, tries: Sequence[Draw]) -> Result:
     """Return the query that reads a key wrongly, or not at all although it is in its window."""
     slot = torch.tensor([aim.slot], device=trial.ledgers[aim.group].device)
     tensors = layers_of(trial.ledgers[aim.group])[aim.layer]
     wanted = missed = NOTHING if branches(held, aim) else aim.readers
     shown = clear = False
     for number, draw in enumerate(tries):
-        change = Change(aim.group, slot, tensors, draw)
+        change = Replacement(aim.group, slot, tensors, draw)
         with changed(trial, reads, [change], keep=False) as values:
             own = moved(trial, values, aim.row)
             after = next_layer(trial, values, aim, own, held)
@@ -179,7 +179,7 @@ def dependent(
 
 
 def moved_by_all(
-    trial: Trial, reads: Reads, aim: Aim, held: Held, seed: int
+    trial: Trial, reads: LiveReads, aim: Aim, held: Held, seed: int
 ) -> tuple[Draw | None, frozenset[int]]:
     """Return the queries that other values in all keys which the row reads move, and the draw.
 
@@ -187,7 +187,7 @@ def moved_by_all(
     """
     ledger, row = trial.ledgers[aim.group], aim.row
     keys = ledger.index(row.slots[aim.group][first_read(row, ledger.group) : row.cached])
-    every = Change.fitting(ledger, keys, layers_of(ledger)[aim.layer], LARGEST, Draw(seed))
+    every = Replacement.fitting(ledger, keys, layers_of(ledger)[aim.layer], LARGEST, Draw(seed))
     for draw in draws(seed):
         with changed(trial, reads, [replace(every, draw=draw)], keep=False) as values:
             after = next_layer(trial, values, aim, moved(trial, values, row), held)
@@ -231,7 +231,7 @@ def wrong_of(trial: Trial, aim: Aim, text: str, what: str) -> Wrong:
     return Wrong(f"reads wrongly: {text}", aim.group, layer, (aim.slot,), {"what": what})
 
 
-def drawn(trial: Trial, reads: Reads, random: Random) -> Aim | None:
+def drawn(trial: Trial, reads: LiveReads, random: Random) -> Aim | None:
     """Draw a row, a group, a layer and a cached position, often at the edge of the window."""
     held = [
         (row, name)

@@ -33,7 +33,7 @@ FOREIGN = Wrong("depends on slots that no live row reads")
 
 
 @dataclass(frozen=True)
-class Change:
+class Replacement:
     """Slots of a group, int64 [n], and the numbers of the tensors that get drawn values there."""
 
     group: str
@@ -44,7 +44,7 @@ class Change:
     @classmethod
     def fitting(
         cls, ledger: Ledger, slots: Tensor, tensors: Sequence[int], most: int, draw: Draw
-    ) -> "Change":
+    ) -> "Replacement":
         """Return a change of as many of the slots as have at most `most` bytes."""
         slots = sampled(slots, fitting(ledger, tensors, most), draw.seed)
         return cls(ledger.group.name, slots, tensors, draw)
@@ -61,14 +61,14 @@ Result = Wrong | NotTried | None
 
 
 @dataclass(frozen=True)
-class Reads:
+class LiveReads:
     """The slots that the live rows of a forward read, int64 [n] per group."""
 
     forward: Forward
     slots: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, forward: Forward, ledgers: Mapping[str, Ledger]) -> "Reads":
+    def of(cls, forward: Forward, ledgers: Mapping[str, Ledger]) -> "LiveReads":
         """Return what the rows of a forward read. Groups that no row reads have no slots."""
         return cls(forward, {name: slots_read(forward, one) for name, one in ledgers.items()})
 
@@ -77,7 +77,7 @@ class Reads:
         """Whether it is known what the forward reads."""
         return any(row.computed or row.only_reads for row in self.forward.rows)
 
-    def states(self, seed: int) -> "Reads | None":
+    def states(self, seed: int) -> "LiveReads | None":
         """Return the reads of a row's state alone, or None if no row goes on from a state.
 
         The seed chooses the row. Rows of a group that replaces its state read one slot each.
@@ -101,7 +101,7 @@ class Reads:
         spare = owned[~torch.isin(owned, slots_computed(self.forward, ledger))]
         return torch.cat((ledger.reserved, self.slots[name], spare))
 
-    def others(self, trial: Trial, draw: Draw) -> list[Change]:
+    def others(self, trial: Trial, draw: Draw) -> list[Replacement]:
         """Return the slots whose content must not matter.
 
         These are the slots that no live row reads, with those that it computes: it writes them
@@ -124,16 +124,16 @@ class Reads:
             slots = torch.cat((held, sampled(rest, count - len(held), draw.seed)))
             fresh, wrote = mine[~torch.isin(mine, kept)], written(trial, number)
             found += [
-                Change(name, slots, tensors, draw),
-                Change.fitting(ledger, fresh, wrote, most, draw),
+                Replacement(name, slots, tensors, draw),
+                Replacement.fitting(ledger, fresh, wrote, most, draw),
             ]
         return found
 
-    def certain(self, trial: Trial, draw: Draw) -> list[Change]:
+    def certain(self, trial: Trial, draw: Draw) -> list[Replacement]:
         """Return slots that live rows certainly read, in all tensors of as many layers as fit."""
         most = LARGEST // len(trial.ledgers)
         return [
-            Change.fitting(
+            Replacement.fitting(
                 ledger, slots, some_layers(ledger, len(slots), most, draw.seed), most, draw
             )
             for name, ledger in trial.ledgers.items()
@@ -176,7 +176,7 @@ def written(trial: Trial, number: int) -> Sequence[int]:
 
 
 def foreign(
-    trial: Trial, reads: Reads, seed: int, shown: bool = False, *, named: bool = False
+    trial: Trial, reads: LiveReads, seed: int, shown: bool = False, *, named: bool = False
 ) -> Result:
     """Return a wrong read if other values in slots that no live row reads make a difference.
 
@@ -203,7 +203,7 @@ def foreign(
     return NotTried(SAME_BYTES if shown else HIDDEN if certain else NOTHING_READ)
 
 
-def blamed_slot(trial: Trial, reads: Reads, others: Sequence[Change]) -> Wrong:
+def blamed_slot(trial: Trial, reads: LiveReads, others: Sequence[Replacement]) -> Wrong:
     """Return the wrong read of a slot that no live row reads. The slot is found by halving."""
     left = [replace(one, slots=slot) for one in others for slot in one.slots.split(1)]
     while len(left) > 1:
@@ -217,13 +217,13 @@ def blamed_slot(trial: Trial, reads: Reads, others: Sequence[Change]) -> Wrong:
     return Wrong(text, group, slots=(slot,), cause={"what": what})
 
 
-def differs(trial: Trial, reads: Reads, parts: Sequence[Change]) -> bool:
+def differs(trial: Trial, reads: LiveReads, parts: Sequence[Replacement]) -> bool:
     """Return whether other values in these slots change the results by more than rounding."""
     slots: dict[tuple[str, tuple[int, ...]], list[Tensor]] = {}
     for part in parts:
         slots.setdefault((part.group, tuple(part.tensors)), []).append(part.slots)
     changes = [
-        Change(group, torch.cat(one), numbers, parts[0].draw)
+        Replacement(group, torch.cat(one), numbers, parts[0].draw)
         for (group, numbers), one in slots.items()
     ]
     with changed(trial, reads, changes) as values:
@@ -258,7 +258,7 @@ def appends(row: Row, name: str) -> bool:
 
 @contextmanager
 def changed(
-    trial: Trial, reads: Reads, changes: Sequence[Change], keep: bool = True
+    trial: Trial, reads: LiveReads, changes: Sequence[Replacement], keep: bool = True
 ) -> Iterator[Values]:
     """Repeat the replay with other values in some slots, and yield its results.
 

@@ -12,7 +12,7 @@ from paritybit.watch.observations import Difference, Wrong
 from paritybit.watch.replays.aimed import aimed
 from paritybit.watch.replays.causes import Suspect
 from paritybit.watch.replays.differences import difference
-from paritybit.watch.replays.influence import FOREIGN, NO_ROWS, Reads, Result, foreign
+from paritybit.watch.replays.influence import FOREIGN, NO_ROWS, LiveReads, Result, foreign
 from paritybit.watch.replays.trial import Trial, other_tails
 from paritybit.watch.replays.unread import Shown, unread
 
@@ -97,7 +97,7 @@ class Relations:
         trial: Trial,
         names: tuple[str, ...],
         number: int,
-        reads: Reads,
+        reads: LiveReads,
         suspects: Sequence[Suspect] = (),
     ) -> Iterator[Tried]:
         """Test relations on a replay. The caller restores the state. `reads` are of its live rows.
@@ -166,7 +166,7 @@ class Relations:
             return tried
         return Tried(EAGER, rounding=True)
 
-    def tried_eagerly(self, trial: Trial, number: int, reads: Reads) -> Iterator[Tried]:
+    def tried_eagerly(self, trial: Trial, number: int, reads: LiveReads) -> Iterator[Tried]:
         """Test which slots a forward without a graph reads.
 
         Whether it can be repeated is only asked if a difference says that it reads wrongly.
@@ -184,7 +184,7 @@ class Relations:
     def read(
         self,
         trial: Trial,
-        reads: Reads,
+        reads: LiveReads,
         number: int,
         suspects: Sequence[Suspect] = (),
         single: bool = True,
@@ -228,7 +228,7 @@ class Relations:
             yield tried
 
     def unread(
-        self, trial: Trial, reads: Reads, number: int, suspects: Sequence[Suspect], kind: str
+        self, trial: Trial, reads: LiveReads, number: int, suspects: Sequence[Suspect], kind: str
     ) -> Iterator[Tried]:
         """Test that the content of a tensor matters. Each test of a kind takes the next tensor."""
         tensor = self.tensors.get(kind, 0)

@@ -19,7 +19,7 @@ from paritybit.watch.ledger import Ledger, Story
 from paritybit.watch.lines import Lines
 from paritybit.watch.observations import Captured, Inputs, Relation, StrayWrites, Wrong, WrongRead
 from paritybit.watch.replays.causes import Explained, Suspect, explain, suspects_of
-from paritybit.watch.replays.influence import Reads
+from paritybit.watch.replays.influence import LiveReads
 from paritybit.watch.replays.overlaps import overlaps
 from paritybit.watch.replays.relations import NAMES, Relations, Tried
 from paritybit.watch.replays.trial import Trial, rewritten, tail
@@ -194,7 +194,7 @@ class Replaying(Between):
                 found = self.explained(ledger, stray, trial)
                 self.judge_stray(ledger, now, stray, replay.kind, found)
             if due and not strays and trial.possible:
-                reads = Reads.of(now.forward, self.ledgers)
+                reads = LiveReads.of(now.forward, self.ledgers)
                 with trial.restoring():
                     suspects = self.suspects(trial)
                     for tried in self.relations.tried(trial, due, now.number, reads, suspects):
@@ -228,7 +228,7 @@ class Replaying(Between):
         if trial.barred is not None:
             self.not_tried(NAMES[-1], trial.barred)
             return
-        reads = Reads.of(now.forward, self.ledgers)
+        reads = LiveReads.of(now.forward, self.ledgers)
         with self.alone(), trial.restoring():
             for tried in self.relations.tried_eagerly(trial, now.number, reads):
                 self.judge_tried(run, now, tried)

@@ -188,27 +188,19 @@ class Trial:
             raise BarredError(reason)
         gpus = {one.device for one in self.ledgers.values() if one.device.type == "cuda"}
         with torch.random.fork_rng(gpus, device_type="cuda"):
-            self.open = True
+            for ledger in self.ledgers.values():
+                ledger.open = True
             try:
                 yield
             finally:
                 for saved in [*self.after, *stray]:
                     saved.restore()
-                self.open = False
-
-    @property
-    def open(self) -> bool:
-        """Whether slots may change, and the replay may run again."""
-        return all(ledger.open for ledger in self.ledgers.values())
-
-    @open.setter
-    def open(self, value: bool) -> None:
-        for ledger in self.ledgers.values():
-            ledger.open = value
+                for ledger in self.ledgers.values():
+                    ledger.open = False
 
     def run(self) -> None:
         """Run the replay again, from the current state."""
-        if not self.open:
+        if not all(ledger.open for ledger in self.ledgers.values()):
             raise RuntimeError(NOT_OPEN)
         self.replay.run()
 

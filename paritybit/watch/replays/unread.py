@@ -20,9 +20,9 @@ from paritybit.watch.replays.influence import (
     HIDDEN,
     NOTHING_READ,
     SAME_BYTES,
-    Change,
+    LiveReads,
     NotTried,
-    Reads,
+    Replacement,
     Result,
     appends,
     changed,
@@ -40,7 +40,7 @@ Shown = set[tuple[str, int]]
 """The groups and numbers of tensors."""
 
 
-def unread(trial: Trial, reads: Reads, turn: int, seed: int, shown: Shown) -> Iterator[Result]:
+def unread(trial: Trial, reads: LiveReads, turn: int, seed: int, shown: Shown) -> Iterator[Result]:
     """Yield, for one tensor per group, whether its content in the slots that rows read matters.
 
     The first one whose content does not matter ends it. `turn` chooses the tensors. `shown` has
@@ -62,13 +62,13 @@ def unread(trial: Trial, reads: Reads, turn: int, seed: int, shown: Shown) -> It
 
 
 def unread_tensor(
-    trial: Trial, reads: Reads, ledger: Ledger, number: int, seed: int, shown: Shown
+    trial: Trial, reads: LiveReads, ledger: Ledger, number: int, seed: int, shown: Shown
 ) -> Result:
     """Return a tensor whose content in the slots that live rows read changes nothing."""
     name, layers = ledger.group.name, layers_of(ledger)
     layer = next(n for n, numbers in enumerate(layers) if number in numbers)
     slots = slots_for(reads, ledger, number)
-    whole = Change.fitting(ledger, slots, layers[layer], LARGEST, Draw(seed))
+    whole = Replacement.fitting(ledger, slots, layers[layer], LARGEST, Draw(seed))
     (rows,) = SavedSlots.of(ledger, sampled(slots, SAMPLE, 0), [number]).rows
     if not bool(as_integers(rows).any()):
         return NotTried(UNWRITTEN if len(slots) else NOTHING_READ)
@@ -94,7 +94,7 @@ def unread_tensor(
     return Wrong(text, name, where, cause={"what": f"{what} is not read"})
 
 
-def slots_for(reads: Reads, ledger: Ledger, number: int) -> Tensor:
+def slots_for(reads: LiveReads, ledger: Ledger, number: int) -> Tensor:
     """Return the slots in which a tensor is tried, int64 [n].
 
     In the last layer of a group, which may be that of the model, only the last query matters.
@@ -106,7 +106,7 @@ def slots_for(reads: Reads, ledger: Ledger, number: int) -> Tensor:
 
 
 def responses(
-    trial: Trial, reads: Reads, fixed: Sequence[Change], moved: Sequence[Change]
+    trial: Trial, reads: LiveReads, fixed: Sequence[Replacement], moved: Sequence[Replacement]
 ) -> Iterator[tuple[Difference | None, bool]]:
     """Yield, for values of all sizes in `moved`, the difference that they make.
 
@@ -128,11 +128,11 @@ def responses(
                 yield difference(base, values), beyond(trial.first, values)
 
 
-def neighbours_show(trial: Trial, reads: Reads, ledger: Ledger, tensor: int, seed: int) -> bool:
+def neighbours_show(trial: Trial, reads: LiveReads, ledger: Ledger, tensor: int, seed: int) -> bool:
     """Return whether tensors at the same place of other layers show beyond rounding."""
     mine = next(numbers for numbers in layers_of(ledger) if tensor in numbers)
     which = mine.index(tensor)
-    fixed, moved = list[Change](), list[Change]()
+    fixed, moved = list[Replacement](), list[Replacement]()
     for other in trial.ledgers.values():
         layers = [numbers for numbers in layers_of(other) if len(numbers) > which]
         if other is ledger:
@@ -140,7 +140,9 @@ def neighbours_show(trial: Trial, reads: Reads, ledger: Ledger, tensor: int, see
         read = slots_read(reads.forward, other)
         if layers and len(read):
             every = [number for numbers in layers for number in numbers]
-            whole = Change.fitting(other, read, every, LARGEST // len(trial.ledgers), Draw(seed))
+            whole = Replacement.fitting(
+                other, read, every, LARGEST // len(trial.ledgers), Draw(seed)
+            )
             alike = [numbers[which] for numbers in layers]
             fixed.append(replace(whole, tensors=[n for n in every if n not in alike]))
             moved.append(replace(whole, tensors=alike))
@@ -150,7 +152,7 @@ def neighbours_show(trial: Trial, reads: Reads, ledger: Ledger, tensor: int, see
     )
 
 
-def lasts(trial: Trial, reads: Reads, values: Values) -> bool:
+def lasts(trial: Trial, reads: LiveReads, values: Values) -> bool:
     """Return whether a change shows in KV that is kept, not only in a state or in outputs."""
     return any(
         first_layer(one, other) is not None
