@@ -67,11 +67,7 @@ def slot_of(recorded: RecordedForward, found: Found) -> Slot | None:
         owner = owner_of_state(slot, recorded.owners)
     else:
         owner = owner_of(Kind(kind), slot, recorded.spans, recorded.owners)
-    write = recorded.written.of(model, kind, slot)
-    if write is None:
-        return Slot(model, kind, slot, owner, None)
-    turn = write.forward_id
-    return Slot(model, kind, slot, owner, Writer(turn.step, turn.runner, write.row, write.request))
+    return Slot(model, kind, slot, owner, recorded.written.of(model, kind, slot))
 
 
 def element_of(recorded: RecordedForward, element: StaticElement) -> WrongElement:

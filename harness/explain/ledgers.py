@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from paritybit.harness.explain.facts import How
+from paritybit.harness.explain.facts import How, Writer
 from paritybit.harness.explain.first_difference import STORES, store_of
 from paritybit.reference.ops import OpCall
 from paritybit.reference.pool import KVPools
@@ -97,33 +97,24 @@ class StaticLedger(UncompiledMode):
             torch.as_strided(written, *place).fill_(number)
 
 
-@dataclass(frozen=True)
-class SlotWrite:
-    """What wrote a slot last: a row of a forward, live for a request or padding."""
-
-    forward_id: ForwardId
-    row: int
-    request: int | None
-
-
 class SlotLedger:
     """The last writer of each slot of the graph run's pools."""
 
     def __init__(self, pools: KVPools) -> None:
         self.pools = pools
-        self._writes: dict[tuple[str, str, int], SlotWrite] = {}
+        self._writes: dict[tuple[str, str, int], Writer] = {}
 
     def follow(self, forward_id: ForwardId, calls: Iterable[OpCall]) -> None:
         """Follow the stores of a forward."""
         for store in (store_of(call, self.pools) for call in calls if call.name in STORES):
-            cache = store.cache
+            cache, owners = store.cache, forward_id.rows
             if cache is None:
                 continue
-            owners = forward_id.rows
             for row, place in enumerate(store.rows):
-                request, slot = owners[row] if row < len(owners) else None, place // cache.slot_rows
-                self._writes[cache.model, cache.kind, slot] = SlotWrite(forward_id, row, request)
+                request = owners[row] if row < len(owners) else None
+                slot = cache.model, cache.kind, place // cache.slot_rows
+                self._writes[slot] = Writer(forward_id.step, forward_id.runner, row, request)
 
-    def of(self, model: str, kind: str, slot: int) -> SlotWrite | None:
+    def of(self, model: str, kind: str, slot: int) -> Writer | None:
         """Return what wrote a slot last, or None."""
         return self._writes.get((model, kind, slot))

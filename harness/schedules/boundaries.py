@@ -24,7 +24,6 @@ from paritybit.harness.schedules.schedule import (
     Step,
     Verify,
     idle_modes,
-    modes_of,
 )
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import SPECULATION, ModelConfig
@@ -187,13 +186,19 @@ def happening(ground: Ground, row: Row, everyone: tuple[int, ...]) -> Steps:
     again: Steps = (Decode(everyone[:2]),) * (window // 2)  # Takes freed slots.
     if mode is not Mode.EXTEND:  # A prefill's requests have finished already.
         again = (Finish(last), *again, Admit(length, length))
-    rounds = Decode(everyone), DraftExtend(everyone), Draft(everyone), Verify(everyone, 1)
+    rounds: Mapping[Mode, Step] = {
+        Mode.DECODE: Decode(everyone),
+        Mode.DRAFT_EXTEND: DraftExtend(everyone),
+        Mode.DRAFT: Draft(everyone),
+        Mode.FROZEN_DRAFT: Draft(everyone),
+        Mode.TARGET_VERIFY: Verify(everyone, 1),
+    }
     on: Steps = Decode((*everyone, last + 1)), *evicted
     everything: Mapping[str, Steps] = {
         "evicted": (*evicted, own) if mode is Mode.EXTEND else (*evicted, own, *on),
         "again": again,
         "replaced": (Finish(last), Admit(2 * window, 2 * window)),
         "resumed": (Retract(last), Resume(0)),
-        "others": tuple(step for step in rounds if modes_of([step], ground.modes)),
+        "others": tuple(step for other, step in rounds.items() if other in ground.modes),
     }
     return everything[row.event]

@@ -5,7 +5,7 @@ the step is played, so any list of steps is valid, and so is any part of it. A s
 request to act on, or without room, does nothing.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated
 
 import msgspec
@@ -133,32 +133,6 @@ def idle_modes(modes: Collection[Mode]) -> list[Mode]:
     `modes` are the modes for which the engine has runners.
     """
     return [mode for mode in Mode if mode in modes and mode is not Mode.EXTEND]
-
-
-def modes_of(steps: Iterable[Step], modes: Collection[Mode]) -> frozenset[Mode]:
-    """Return each mode of `modes` in which the steps may run a forward."""
-    idle = idle_modes(modes)
-    asked: set[Mode] = set()
-    for step in steps:
-        if isinstance(step, Idle):
-            asked.update([idle[step.pick % len(idle)]] if idle else [])
-        elif isinstance(step, Draft):
-            asked.update(mode for mode in Mode if mode.drafts)
-        else:
-            asked.update(FORWARD_MODES.get(type(step), ()))
-    return frozenset(asked.intersection(modes))
-
-
-FORWARD_MODES: dict[type[Step], tuple[Mode, ...]] = {
-    Admit: (Mode.EXTEND,),
-    Extend: (Mode.EXTEND,),
-    Prefill: (Mode.EXTEND,),
-    Resume: (Mode.EXTEND,),
-    Decode: (Mode.DECODE,),
-    Verify: (Mode.TARGET_VERIFY,),
-    DraftExtend: (Mode.DRAFT_EXTEND,),
-}
-"""The mode of the forward that a step of each kind runs, if it is always the same."""
 
 
 class Schedule(msgspec.Struct, frozen=True):

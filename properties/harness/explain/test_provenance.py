@@ -70,7 +70,7 @@ def test_a_slot_knows_the_row_that_wrote_it_last(pools: KVPools) -> None:
     ledger.follow(FIRST, [store(pools, SWA, locations(4, 5, 0, kind=Kind.SWA), 1.0)])
     ledger.follow(SECOND, [store(pools, SWA, locations(6, 5, kind=Kind.SWA), 1.0)])
     found = [ledger.of("target", "swa", slot) for slot in (4, 5, 6, 0)]
-    assert [write and (write.forward_id.step, write.row, write.request) for write in found] == [
+    assert [write and (write.step, write.row, write.request) for write in found] == [
         (3, 0, 7),
         (5, 1, None),
         (5, 0, 9),
