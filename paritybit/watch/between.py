@@ -19,7 +19,7 @@ from paritybit.watch.boundary import Boundary, guarded
 from paritybit.watch.chains import Chains
 from paritybit.watch.facts import Forward, Group, HostSlots, Row, StaticInput
 from paritybit.watch.journal import Journal
-from paritybit.watch.ledger import Call, Ledger, Names
+from paritybit.watch.ledger import ALLOCATED, SHARED, Call, Ledger, Names
 from paritybit.watch.observations import Cached, Freeing, Idle, IdleRows
 from paritybit.watch.reading import repeated
 from paritybit.watch.settings import Settings
@@ -29,7 +29,7 @@ MOST_WAITING = 4096
 """Number of requests whose ids wait for their tokens, and of contents stored elsewhere."""
 
 
-FREED, ALLOCATED, FILLED = "freed", "allocated", "filled"
+FREED, FILLED = "freed", "filled"
 
 RESTORED, STORED = "restored from the host", "stored"
 """How the content of a slot came there."""
@@ -119,17 +119,18 @@ class Changes:
         return places[mine], before[mine], call[mine]
 
     def _use(self, what: str, changes: Sequence[Change]) -> None:
-        """Fill or allocate slots. The order of the changes does not matter."""
+        """Fill, allocate or share slots. The order of the changes does not matter."""
         slots = torch.cat([change.slots.on(self.ledger.device) for change in changes])
-        places = self._places(slots, whole=what == ALLOCATED)
+        places = self._places(slots, whole=what != FILLED)
         if what in self.unfollowed:
             self.ledger.forget(places)
-        column = self.ledger.wide[-1]
-        column[places] = -column[places].abs()
-        if what == ALLOCATED and len(slots):
+        if what != SHARED:
+            column = self.ledger.wide[-1]
+            column[places] = -column[places].abs()
+        if what != FILLED and len(slots):
             page = len(places) // len(slots)
             calls = repeated([one.call for one in changes], [one.size * page for one in changes])
-            self.ledger.taken[places] = calls.to(places.device, torch.int32)
+            self.ledger.given[what][places] = calls.to(places.device, torch.int32)
 
     def _places(self, slots: Tensor, *, whole: bool) -> Tensor:
         """Return the indices in the ledger of slots, or if `whole` of the slots of their pages."""
@@ -261,6 +262,14 @@ class Between(Boundary):
     def allocated(self, group: str, slots: Tensor) -> None:
         """Record that the engine allocated slots, or the pages that begin at these slots."""
         self.note(group, ALLOCATED, slots, self.call())
+
+    @guarded
+    def shared(self, group: str, slots: Tensor) -> None:
+        """Record that a request got slots from the prefix cache, or of another request.
+
+        It may name the pages that begin at these slots. This is only reported.
+        """
+        self.note(group, SHARED, slots, self.call())
 
     @guarded
     def freed(self, group: str, slots: Tensor, lines: Stack | None = None) -> None:

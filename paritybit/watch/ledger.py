@@ -29,6 +29,9 @@ from paritybit.watch.shadow import Shadow
 from paritybit.watch.stacks import Stack, told
 from paritybit.watch.weak import weakened
 
+ALLOCATED, SHARED = "allocated", "shared"
+"""How a request gets a slot. A shared one is in the prefix cache, or another request has it."""
+
 NEVER, UNSEEN, MAYBE = 0, -1, -2
 """Special values of `forward`: never written, written while unwatched, possibly written."""
 
@@ -134,9 +137,9 @@ class Ledger:
         self.stories: OrderedDict[int, Story] = OrderedDict()
         self.came: OrderedDict[int, Sequence[tuple[str, Call]]] = OrderedDict()
         """Where the content of a slot came from, if no forward wrote it, latest call first."""
-        self.taken = torch.zeros(self.slots + 1, dtype=torch.int32, device=self.device)
-        """The number of the last call that allocated a slot, or 0."""
-        self.earlier = torch.zeros_like(self.taken)
+        self.given = {one: torch.zeros_like(self.narrow[0]) for one in (ALLOCATED, SHARED)}
+        """The numbers of the last calls that allocated a slot, and that shared it, or 0."""
+        self.earlier = torch.zeros_like(self.narrow[0])
         """The forward that last wrote a slot for another request than its present writer."""
         self.calls: OrderedDict[int, Call] = OrderedDict()
         self.last_calls: dict[str, int] = {}
@@ -326,10 +329,11 @@ class Ledger:
                 self.calls.popitem(last=False)
         return self.last_calls[what]
 
-    def allocation(self, slot: int) -> str | None:
-        """Return when and at which line a slot was allocated last, as text. None if unknown."""
-        call = self.calls.get(int(self.taken[slot]))
-        return None if call is None else f"allocated {call}"
+    def giving(self, slot: int) -> tuple[str, Call] | None:
+        """Return how a slot was given to a request last, and by which call. None if unknown."""
+        number, what = max((int(calls[slot]), what) for what, calls in self.given.items())
+        call = self.calls.get(number)
+        return None if call is None else (what, call)
 
     def freed_beside(self, slot: int) -> str | None:
         """Return when and at which line other slots of a slot's request were freed, as text."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paritybit.watch.facts import Forward, Row
-from paritybit.watch.ledger import Ledger
+from paritybit.watch.ledger import ALLOCATED, Ledger
 from paritybit.watch.lines import Lines
 
 MOST = 4096
@@ -68,10 +68,12 @@ class Origins:
         if (before := self.before(forward, row, position, slot, group)) is not None:
             found.append(f"position {position} had slot {before[1]} in forward {before[0]}")
         found += [f"{what} {call}" for what, call in ledger.came.get(slot, ())]
-        taken, written = ledger.calls.get(int(ledger.taken[slot])), int(ledger.forward[slot])
-        if taken is not None and slot not in ledger.came:
-            since = "; not written since" if 0 < written < taken.forward else ""
-            found.append(f"{ledger.allocation(slot)}{since}")
+        given, written = ledger.giving(slot), int(ledger.forward[slot])
+        if given is not None and slot not in ledger.came:
+            what, call = given
+            found.append(f"{what} {call}")
+            if what == ALLOCATED and 0 < written < call.forward:
+                found.append("not written since")
         found += next(sharing(forward, row, slot, group), [])
         return "; ".join(found)
 

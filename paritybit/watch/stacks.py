@@ -208,7 +208,7 @@ class Statement:
     last: int
     changes: frozenset[str]
     uses: frozenset[str]
-    returns: bool = False
+    kind: type[ast.stmt]
 
 
 @dataclass(frozen=True)
@@ -220,6 +220,17 @@ class Function:
     last: int
     parameters: frozenset[str]
     statements: tuple[Statement, ...]
+
+    @property
+    def ends(self) -> list[Statement]:
+        """The statements that return, or write to a parameter or to a part of one in a loop."""
+        parts, found = set(self.parameters), []
+        for one in self.statements:
+            if one.kind is ast.For and not parts.isdisjoint(one.uses):
+                parts |= one.changes
+            elif one.kind is ast.Return or not parts.isdisjoint(one.changes):
+                found.append(one)
+        return found
 
 
 def used(node: ast.AST | None) -> Iterator[str]:
@@ -277,7 +288,7 @@ def statement(node: ast.stmt) -> Statement | None:
     changes = frozenset(name for one in targets for name in changed(one)) - {"self"}
     uses = frozenset(name for one in values for name in used(one))
     end = last.end_lineno or node.lineno
-    return Statement(node.lineno, end, changes, uses, isinstance(node, ast.Return))
+    return Statement(node.lineno, end, changes, uses, type(node))
 
 
 def inside(node: ast.AST) -> Iterator[ast.stmt]:
@@ -423,11 +434,6 @@ def used_by(
             results[name_of(code)] = None
             given = function_at(called, code.co_firstlineno)
             if given is not None:
-                ends = [
-                    one
-                    for one in given.statements
-                    if one.returns or not one.changes.isdisjoint(given.parameters)
-                ]
-                used_by(called, given, ends, package, results, attributes, depth - 1)
+                used_by(called, given, given.ends, package, results, attributes, depth - 1)
     attributes |= {(path, name): None for name in names if name.startswith(".")}
     return names

@@ -45,7 +45,8 @@ class Runner:
         return torch.full((2,), n), n
 
     def collect(self, n, found):
-        found.extend(self.pool.slots(n))
+        for part in [found]:
+            part.extend(self.pool.slots(n))
 
     def wrapped(self, *args, **kwargs):
         self.prepare(*args, **kwargs)

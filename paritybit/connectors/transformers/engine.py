@@ -284,6 +284,17 @@ class Engine(Following):
             self.watcher.freed(part.name, torch.tensor([*block_ids]) * part.page)
         return original(pool, index, block_ids, *args, **kw)
 
+    def share(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note the blocks that requests get from the prefix cache, or of another request."""
+        names = [one for one in (*args, *kwargs.values()) if isinstance(one, str)]
+        before = {name: set(allocator.block_table.get(name, ())) for name in names}
+        result = original(allocator, *args, **kwargs)
+        part = self.parts[self.names[allocator.index]]
+        for name, held in before.items():
+            new = [one for one in allocator.block_table.get(name, ()) if one not in held]
+            self.watcher.shared(part.name, torch.tensor(new, dtype=torch.int64) * part.page)
+        return result
+
     def copy(self, original: Original, cache: Any, copies: Any, *args: Any, **kw: Any) -> Any:
         """Note the blocks that the engine copies within the cache."""
         result = original(cache, copies, *args, **kw)

@@ -29,9 +29,13 @@ PATHS = {
     "load": "offloading_manager.OffloadingManager.restore_scheduled_requests",
     "idle": "continuous_api.ContinuousBatchProcessor.prepare_next_batch",
 }
-TARGETS = {
+TARGETS: dict[str, tuple[str, ...]] = {
     name: (f"transformers.generation.continuous_batching.{path}",) for name, path in PATHS.items()
 }
+TARGETS["share"] = tuple(
+    f"transformers.generation.continuous_batching.cache_allocators.cache_allocator.CacheAllocator.{name}"
+    for name in ("fork_blocks", "acquire_prefix_blocks", "mark_complete_blocks")
+)
 """Maps each method of `Hooks` or `Engine` to the method that it wraps. All are required."""
 
 
@@ -56,7 +60,8 @@ class Hooks:
         except NotRecognisedError as error:
             journal.undecided(f"transformers {release()}: {error} is not recognised")
             return result
-        self.engines[cache] = self.engines[cache.pool] = engine
+        owners = (part.allocator for part in engine.parts.values())
+        self.engines |= dict.fromkeys((cache, cache.pool, *owners), engine)
         journal.scope(**settings_of(cache, *args, **kwargs))
         return result
 
@@ -106,4 +111,5 @@ def install() -> None:
     """Wrap the methods of the engine. If one is missing, no cache is watched."""
     if active() is not None:
         hooks = Hooks()
-        hooks.lacking = install_hooks(TARGETS, hooks.method_of)
+        lacking = install_hooks(TARGETS, hooks.method_of)
+        hooks.lacking = [name for name in lacking if name != "share"]

@@ -41,6 +41,14 @@ class Blocks(Following):
             self.report(queue, args[0] if result is None else result, self.watcher.allocated)
         return result
 
+    def shares(self, original: Original, pool: Any, blocks: Any, *args: Any, **kwargs: Any) -> Any:
+        """Report the blocks that a request gets from the prefix cache."""
+        result = original(pool, blocks, *args, **kwargs)
+        if self.watcher is not None and isinstance(blocks, list | tuple):
+            mine = [block for block in blocks if not getattr(block, "is_null", True)]
+            self.report(pool.free_block_queue, mine, self.watcher.shared)
+        return result
+
     def report(self, queue: Any, blocks: Any, method: Any) -> None:
         """Report the first slot of each block to the watcher, if the queue is the pool's."""
         blocks = blocks if isinstance(blocks, list) else [blocks]

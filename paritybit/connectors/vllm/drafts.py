@@ -119,6 +119,7 @@ class Turn:
         ]
         if mapping is not None:
             found.append(expected("slot_mapping (draft)", mapping[at], slots, mapping))
+            found[-1].writes = DRAFTED
         return found
 
     def places(self, given: Tensor) -> Tensor:
@@ -162,6 +163,7 @@ class Turn:
             pairs = zip(self.names, ends, strict=True)
             slots = [int(self.slots(name, end)[-1]) for name, end in pairs]
             found.append(expected("slot_mapping (draft)", mapping[:rows], slots, mapping))
+            found[-1].writes = DRAFTED
         return found
 
     def lists(self, table: Tensor, lengths: Tensor) -> IndexList:

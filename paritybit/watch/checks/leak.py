@@ -79,7 +79,9 @@ def found(idle: Idle, wrong: Tensor, what: str) -> Iterable[Finding]:
 
 def origin_of(ledger: Ledger, slot: int) -> str | None:
     """Return which lines allocated a slot, and freed others of its request, if they are known."""
-    return "; ".join(filter(None, (ledger.allocation(slot), ledger.freed_beside(slot)))) or None
+    given = ledger.giving(slot)
+    text = None if given is None else " ".join(map(str, given))
+    return "; ".join(filter(None, (text, ledger.freed_beside(slot)))) or None
 
 
 CHECK = Check(

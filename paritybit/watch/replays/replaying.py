@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,8 @@ class UnderWay:
     astray: bool = False
     changed: dict[str, Tensor] = field(default_factory=dict)
     """For each group, the slots that changed since the forward began, bool [slots]."""
+    holding: list[StaticInput] = field(default_factory=list)
+    """The inputs that hold slots to write."""
     replayed: str | None = None
     """The kind of the last graph runner that replayed a graph in this forward."""
     rewritten: bool = False
@@ -117,6 +120,7 @@ class Replaying(Between):
         for static in inputs:
             if static.source is None:
                 static.source, static.via = self.lines.of(kind, static.name)
+        now.holding += [static for static in inputs if static.writes is not None]
         before = self.before.setdefault((kind, now.forward.model), {})
         parts = now.number, now.forward, kind, inputs, captured
         self.judge("inputs", Inputs(*parts, before, self.ledgers))
@@ -293,10 +297,12 @@ class Replaying(Between):
     ) -> None:
         """Judge stray writes, and remember them for later reads. `kind` is that of the replay."""
         causes, layers = ([], {}) if explained is None else (explained.causes, explained.layers)
+        if kind is None:
+            causes = list(held_by(now.holding, ledger.group.name, stray))
         found = StrayWrites(now.number, now.forward, ledger, stray, kind, causes, layers)
         self.judge("frame", found)
         for cause, slots in causes:
-            self.blamed.add(cause["input"])
+            self.blamed.add(cause.get("input", ""))
             ledger.tell(slots, Story(now.number, "a stray write", cause))
         ledger.tell(stray.tolist(), Story(now.number, "a stray write"))
 
@@ -353,3 +359,16 @@ class Replaying(Between):
         now.changed[name] = changed if before is None else before | changed
         loading = [ledger.index(one.on(ledger.device)) for one in self.loading.get(name, ())]
         return ledger.outside(changed, torch.cat([now.owned[name], *loading]))
+
+
+def held_by(
+    inputs: Sequence[StaticInput], group: str, stray: Tensor
+) -> Iterator[tuple[dict[str, Any], list[int]]]:
+    """Yield the inputs that hold stray slots of a group to write, and these slots."""
+    for static in inputs:
+        tensor = static.tensor if static.copied is None else static.copied
+        held = torch.isin(stray, tensor.to(stray))
+        if static.writes == group and bool(held.any()):
+            what = f"{static.name} holds the slot"
+            yield {"what": what, "source": static.source, "via": static.via}, stray[held].tolist()
+            stray = stray[~held]
