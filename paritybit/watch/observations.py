@@ -406,9 +406,10 @@ class Inputs(InForward):
 
     def last_given(self, group: str | None, row: Row | None) -> str | None:
         """Return how a row got its last slot of a group, as text, or None if it is not known."""
-        held = () if row is None or group not in row.slots else row.slots[group].tolist()
-        slot = next((one for one in reversed(held) if one >= 0), None)
         ledger = self.ledgers.get(group or "")
+        slots = None if row is None else row.slots.get(group or "")
+        held = () if slots is None else slots.tolist()
+        slot = next((one for one in reversed(held) if one >= 0), None)
         given = None if slot is None or ledger is None else ledger.giving(slot)
         return None if given is None else f"slot {slot} of the request was {given[0]} {given[1]}"
 
