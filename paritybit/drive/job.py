@@ -1,13 +1,14 @@
 """What a process serves an engine, as a JSON file."""
 
-import json
 import sys
-import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
+
+import msgspec
 
 from paritybit.drive.adapters import Adapter, Environment
-from paritybit.drive.script import Setting, Wave, wave_of
+from paritybit.drive.script import Setting, Wave
 
 MODULE = "paritybit.drive"
 """The module that does a job: `python -m paritybit.drive ENGINE FILE`."""
@@ -38,9 +39,7 @@ class Job:
 
 def read(path: Path) -> Job:
     """Return the job in a file that `command` wrote."""
-    data = json.loads(path.read_text(encoding="utf-8"))
-    waves = None if data["waves"] is None else tuple(map(wave_of, data["waves"]))
-    return Job(**{**data, "waves": waves})
+    return msgspec.json.decode(path.read_bytes(), type=Job)
 
 
 def command(
@@ -50,10 +49,8 @@ def command(
 
     Returns the command that does it, and its environment variables.
     """
-    with tempfile.NamedTemporaryFile(
-        "w", dir=folder, prefix="job-", suffix=".json", delete=False, encoding="utf-8"
-    ) as file:
-        json.dump(asdict(job), file)
+    file = folder / f"job-{uuid4()}.json"
+    file.write_bytes(msgspec.json.encode(job))
     served = adapter.settings.of(job.settings)
-    words = [sys.executable, "-m", MODULE, adapter.package.name, file.name]
+    words = [sys.executable, "-m", MODULE, adapter.package.name, str(file)]
     return words, adapter.variables(environment, served)

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, TypeVar, get_type_hints
+from typing import ClassVar, TypeVar
+
+import msgspec
 
 from paritybit.drive.models import MODELS, Model
 from paritybit.drive.operating.actions import with_actions
@@ -50,15 +52,10 @@ class Common:
     @classmethod
     def of(cls: type[Kind], settings: Mapping[str, Setting]) -> Kind:
         """Return the settings of a script. Raises ValueError for unknown names or values."""
-        kinds = {one.name: get_type_hints(cls)[one.name] for one in fields(cls)}
-        if settings.keys() != kinds.keys():
-            other = sorted(settings.keys() ^ kinds.keys())
+        names = {one.name for one in fields(cls)}
+        if other := sorted(settings.keys() ^ names):
             raise ValueError(f"the settings have unknown or missing names: {', '.join(other)}")
-        for name, value in settings.items():
-            kind = kinds[name]
-            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-                raise ValueError(f"{name} cannot be {value!r}")
-        served = cls(**settings)  # type: ignore[arg-type]
+        served = msgspec.convert(settings, cls)
         for name, values in cls.choices().items():
             if getattr(served, name) not in values:
                 raise ValueError(f"{name} is one of {', '.join(map(str, values))}")

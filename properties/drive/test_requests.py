@@ -22,7 +22,7 @@ from paritybit.drive.requests import (
     waves,
     with_priorities,
 )
-from paritybit.drive.script import PRIORITIES, RANGES, Part, Planned, Sampling, Wave
+from paritybit.drive.script import PRIORITIES, Part, Planned, Sampling, Wave
 from paritybit.drive.sglang import serving as sglang
 from paritybit.drive.transformers import serving as transformers
 from paritybit.drive.vllm import serving as vllm
@@ -197,14 +197,18 @@ def test_each_engine_gets_batches_with_different_parameters_of_sampling(name: st
     assert len(heats) > 3
 
 
+ALIKE = ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+"""Parameters of sampling with the same names in sglang and vLLM."""
+
+
 def test_each_engine_gets_the_parameters_by_its_own_names() -> None:
     each = Sampling(5, 0.9, 0.1, 1.2, 0.5, 0.5, 2, {"30": 1.0}, 7)
     one = Planned("a", ONE, 2, temperature=0.5, sampling=each)
     assert sglang.sampling_of(one) == {
-        **{name: getattr(each, name) for name in RANGES if name != "seed"},
+        **{name: getattr(each, name) for name in ALIKE},
         "min_new_tokens": 2, "logit_bias": {"30": 1.0}, "sampling_seed": 7,
     }  # fmt: skip
-    alike = {name: getattr(each, name) for name in RANGES} | {"min_tokens": 2}
+    alike = {name: getattr(each, name) for name in ALIKE} | {"min_tokens": 2, "seed": 7}
     found = vllm.sampling_of(one, drafts=False)
     assert found == alike | {"stop_token_ids": [vllm.END], "logit_bias": {30: 1.0}}
     assert found.keys() - vllm.sampling_of(one, drafts=True) == {"min_p", "logit_bias"}

@@ -1,16 +1,16 @@
 """Request scripts and jobs as data, the search for a smaller script, and forks."""
 
-import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,7 +32,6 @@ from paritybit.drive.script import (
     Wave,
     read,
     require_sense,
-    wave_of,
 )
 from paritybit.drive.sglang.settings import Served
 from paritybit.drive.shrink import PASSES, Waves, shrunk
@@ -51,7 +50,7 @@ def drawn(seed: int, count: int) -> Waves:
 def test_generated_requests_survive_json(name: str) -> None:
     served = adapter(name).settings(actions=True, priorities=True)
     script = Script(served.scope(), tuple(islice(served.traffic(), 6)))
-    assert tuple(map(wave_of, json.loads(json.dumps(asdict(script)))["waves"])) == script.waves
+    assert msgspec.json.decode(msgspec.json.encode(script), type=Script) == script
     assert type(served).of(script.settings) == served
 
 
@@ -75,7 +74,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_script_is_refused(case: str) -> None:
-    with pytest.raises(ValueError, match="wave 0"):
+    with pytest.raises(ValueError, match="wave"):
         require_sense(Script({}, (HOSTILE[case],)))
 
 
