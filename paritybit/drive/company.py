@@ -14,7 +14,7 @@ from paritybit.drive.forks import ForkFailedError, in_fork
 from paritybit.drive.script import Part, Planned, Wave
 from paritybit.drive.stand_ins import attention
 from paritybit.watch import journal
-from paritybit.watch.journal import Finding, Journal
+from paritybit.watch.journal import Finding
 from paritybit.watch.settings import TRIED
 
 CHECK = "company"
@@ -34,28 +34,6 @@ BYSTANDERS = tuple(
 
 class StoppedError(Exception):
     """The time was over, so requests may have ended early."""
-
-
-@dataclass(frozen=True)
-class Other:
-    """A step at which a request gets another token in company than alone.
-
-    `gap` is the difference of the two log-likelihoods alone, and `noise` the measured variation.
-    """
-
-    request: str
-    step: int
-    company: int
-    alone: int
-    gap: float
-    noise: float
-
-    def __str__(self) -> str:
-        return (
-            f"request {self.request} gets token {self.company} at step {self.step} in company, "
-            f"and {self.alone} alone; their likelihoods differ by {self.gap:.2g}, and by at most "
-            f"{self.noise:.1g} with the batch"
-        )
 
 
 @dataclass
@@ -83,64 +61,55 @@ class Comparison:
         lines = journal.of_process()
         if lines is None:
             return
-        self.stop = stop
+        self.stop, self.measured = stop, 0
         try:
-            self._judge(wave, lines)
+            company = self.served(wave)
+            for one in wave.requests:
+                before = self.tried
+                text = self.difference(one, chain_of(wave, one), company)
+                lines.count(**{self.counted: self.tried - before})
+                if text is not None:
+                    cause = {"what": ONE_KEY_MORE} if self.even(wave, one) else None
+                    key = f"{CHECK} | - | {ONE_KEY_MORE if cause else 'not known'}"
+                    lines.finding(Finding(CHECK, text, key, 0, cause=cause))
         except StoppedError:
             return
         except ForkFailedError as error:
             lines.undecided(f"{CHECK}: a wave could not be served: {error}")
 
-    def _judge(self, wave: Wave, lines: Journal) -> None:
-        self.measured = 0
-        company, before = self.served(wave), self.tried
-        for one in wave.requests:
-            other = self.other(one, chain_of(wave, one), company)
-            lines.count(**{self.counted: self.tried - before})
-            before = self.tried
-            if other is None:
-                continue
-            cause = {"what": ONE_KEY_MORE} if self.even(wave, one) else None
-            key = f"{CHECK} | - | {ONE_KEY_MORE if cause else 'not known'}"
-            lines.finding(Finding(CHECK, str(other), key, 0, cause=cause))
-
-    def other(
+    def difference(
         self,
         one: Planned,
         chain: Sequence[Planned],
         company: dict[str, list[Likely]],
         *,
         even: bool = False,
-    ) -> Other | None:
-        """Return the first step at which a request differs by more than the noise, or None."""
+    ) -> str | None:
+        """Describe the first step at which a request differs by more than the noise, if any."""
         if any(one.aborted is not None or one.temperature or one.sampling for one in chain):
             return None
-        alone = self.served(Wave(tuple(chain)), even=even)
+        alone = self.served(Wave(tuple(chain)), even=even)[one.name]
         self.tried += 1
-        step = differs(company[one.name], alone[one.name])
+        step = differs(company[one.name], alone)
         if step is None and self.measured:
             return None
-        beside = self.served(Wave((*chain, *BYSTANDERS)), even=even)
-        if differs(beside[one.name], alone[one.name]) is not None:
+        beside = self.served(Wave((*chain, *BYSTANDERS)), even=even)[one.name]
+        if differs(beside, alone) is not None:
             return None
         self.measured += 1
-        self.noise = max(self.noise, variation(beside[one.name], alone[one.name]))
-        return None if step is None else self.beyond(one.name, step, company, alone)
-
-    def beyond(
-        self,
-        name: str,
-        step: int,
-        company: dict[str, list[Likely]],
-        alone: dict[str, list[Likely]],
-    ) -> Other | None:
-        """Return the difference at a step, or None if the noise explains it."""
-        there, here = company[name][step], alone[name][step]
+        self.noise = max(self.noise, variation(beside, alone))
+        if step is None:
+            return None
+        there, here = company[one.name][step], alone[step]
         least = min(value for _, value in here)
         gap = here[0][1] - dict(here).get(there[0][0], least)
         if gap <= 2 * self.noise:
             return None
-        return Other(name, step, there[0][0], here[0][0], gap, self.noise)
+        return (
+            f"request {one.name} gets token {there[0][0]} at step {step} in company, and "
+            f"{here[0][0]} alone; their likelihoods differ by {gap:.2g}, and by at most "
+            f"{self.noise:.1g} with the batch"
+        )
 
     def even(self, wave: Wave, one: Planned) -> bool:
         """Return whether nothing differs if prefills read as many keys as decoding.
@@ -148,7 +117,7 @@ class Comparison:
         Triton's prefill reads one more key, as reported in sgl-project/sglang#32087.
         """
         company = self.served(wave, even=True)
-        return self.other(one, chain_of(wave, one), company, even=True) is None
+        return self.difference(one, chain_of(wave, one), company, even=True) is None
 
     def served(self, wave: Wave, *, even: bool = False) -> dict[str, list[Likely]]:
         """Serve a wave in a fork. Returns the likeliest tokens at each step of each request.

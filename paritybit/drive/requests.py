@@ -199,21 +199,24 @@ def other_prefixes(given: Iterable[Wave]) -> Iterator[Wave]:
 
 def with_priorities(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
     """Give each request a random priority. One that continues another has that one's."""
-    chance = random.Random(f"priorities {seed}")
-    for wave in given:
-        drawn: dict[str, int] = {}
-        for one in wave.requests:
-            drawn[one.name] = drawn.get(one.follows or "", chance.choice(PRIORITIES))
-        yield replace(
-            wave, requests=tuple(replace(one, priority=drawn[one.name]) for one in wave.requests)
-        )
+    chance, drawn = random.Random(f"priorities {seed}"), dict[str, int]()
+
+    def prior(one: Planned) -> Planned:
+        drawn[one.name] = drawn.get(one.follows or "", chance.choice(PRIORITIES))
+        return replace(one, priority=drawn[one.name])
+
+    return with_each(given, prior)
 
 
 def with_sampling(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
     """Give half of the requests parameters of sampling, so that most batches mix them."""
-    chance = random.Random(f"sampling {seed}")
+    return with_each(given, functools.partial(sampled, random.Random(f"sampling {seed}")))
+
+
+def with_each(given: Iterable[Wave], change: Callable[[Planned], Planned]) -> Iterator[Wave]:
+    """Change each request of waves."""
     for wave in given:
-        yield replace(wave, requests=tuple(sampled(chance, one) for one in wave.requests))
+        yield replace(wave, requests=tuple(map(change, wave.requests)))
 
 
 def sampled(chance: random.Random, one: Planned) -> Planned:

@@ -11,6 +11,7 @@ import torch
 
 from paritybit.drive.models import Model
 from paritybit.drive.operating.sglang import packed
+from paritybit.drive.requests import with_each
 from paritybit.drive.script import MOST_ADAPTERS, Planned, Wave
 
 RANK = 4
@@ -69,13 +70,9 @@ def weights(model: Model, number: int) -> dict[str, torch.Tensor]:
 
 def with_adapters(seed: int, given: Iterator[Wave], count: int) -> Iterator[Wave]:
     """Give requests one of `count` adapters. Each adapter, and none, has the same probability."""
-    if not count:
-        yield from given
-        return
     chance = Random(f"adapters {seed}")
 
     def asks(one: Planned) -> Planned:
         return replace(one, adapter=chance.choice((None, *range(1, count + 1))))
 
-    for wave in given:
-        yield replace(wave, requests=tuple(asks(one) for one in wave.requests))
+    return with_each(given, asks) if count else given
