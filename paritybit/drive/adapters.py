@@ -69,7 +69,7 @@ def variables(
     own["PYTHONUNBUFFERED"] = "1"
     if device == "cpu":
         own["TRITON_INTERPRET"] = "1"
-        own["CUDA_VISIBLE_DEVICES"] = ""
+        own["CUDA_VISIBLE_DEVICES"] = ""  # If it is not set, vLLM drops Triton without a GPU.
         own["OMP_NUM_THREADS"] = (
             "1"  # Tiny models gain nothing from threads, and a fork loses them.
         )

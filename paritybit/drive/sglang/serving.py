@@ -67,6 +67,11 @@ class Sglang(Engine):
         self.arguments: Any = None
 
     @property
+    def structures(self) -> Any:
+        """The module with the engine's own requests."""
+        return importlib.import_module("sglang.srt.managers.io_struct")
+
+    @property
     def forwards(self) -> int:  # type: ignore[override]
         """The number of batches that the scheduler has run."""
         return 0 if self._scheduler is None else int(self._scheduler.forward_ct)
@@ -134,8 +139,7 @@ class Sglang(Engine):
             type(channels.send_to_tokenizer).send_output = lambda sender, *given: self._hear(*given)
             receiver = type(getattr(scheduler, "request_receiver", scheduler))
             receiver.recv_requests = lambda *arguments, **named: self._poll()
-            structures = importlib.import_module("sglang.srt.managers.io_struct")
-            self._first = loads(structures, self.served.shape, self.served.adapters)
+            self._first = loads(self.structures, self.served.shape, self.served.adapters)
             if self._first:
                 reach("a LoRA adapter", 0)
             direct(self)
@@ -158,9 +162,8 @@ class Sglang(Engine):
 
         Trees of drafts are verified by sampling with a compiled kernel alone.
         """
-        structures: Any = importlib.import_module("sglang.srt.managers.io_struct")
         sampling: Any = importlib.import_module("sglang.srt.sampling.sampling_params")
-        request = inspect.signature(structures.TokenizedGenerateReqInput).parameters
+        request = inspect.signature(self.structures.TokenizedGenerateReqInput).parameters
         greedy = self.served.speculative is not None and self.served.device == "cpu"
         given: dict[str, Any] = {name: None for name in NOTHING if name in request}
         if one.adapter:
@@ -172,10 +175,10 @@ class Sglang(Engine):
             max_new_tokens=one.tokens, temperature=0.0 if greedy else one.temperature
         )
         how.normalize(self._scheduler.tokenizer)
-        return structures.TokenizedGenerateReqInput(
+        return self.structures.TokenizedGenerateReqInput(
             rid=one.name,
             input_text="",
-            input_ids=_like_ids(structures, prompt),
+            input_ids=_like_ids(self.structures, prompt),
             sampling_params=how,
             return_logprob=self.likely is not None,
             logprob_start_len=-1,
@@ -186,13 +189,11 @@ class Sglang(Engine):
 
     def abort(self, name: str) -> Any:
         """Return the engine's request."""
-        structures: Any = importlib.import_module("sglang.srt.managers.io_struct")
-        return structures.AbortReq(rid=name)
+        return self.structures.AbortReq(rid=name)
 
     def flush(self) -> Any:
         """Return the engine's request."""
-        structures: Any = importlib.import_module("sglang.srt.managers.io_struct")
-        return structures.FlushCacheReqInput()
+        return self.structures.FlushCacheReqInput()
 
     def acts(self) -> Acts:
         """Return the acts as the engine's own requests."""

@@ -40,18 +40,12 @@ COMPILED = ("piecewise", "mixed")
 BACKENDS: Mapping[str, str] = {"triton": "TRITON_ATTN", "flash": "FLASH_ATTN"}
 """The engine's names of attention backends. A CPU only has the first."""
 
-VARIABLES: Mapping[str, str] = {
+VARIABLES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 """Environment variables of the engine's process."""
-
-VARIABLES_ON_A_CPU: Mapping[str, str] = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "TRITON_INTERPRET": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-}
-"""Further variables on a CPU. If the last one is empty, vLLM keeps Triton without a GPU."""
 
 SPECULATION: Mapping[str, Mapping[str, object]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2},
@@ -152,7 +146,7 @@ class Served(Common):
         own = {"VLLM_USE_V2_MODEL_RUNNER": str(self.runner - 1)}
         if self.graphs == "breakable":
             own["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"
-        return {**VARIABLES, **own, **(VARIABLES_ON_A_CPU if self.device == "cpu" else {})}
+        return VARIABLES | own
 
     def arguments(self, folder: Path) -> dict[str, object]:
         """Return the engine's arguments. `folder` gets the configuration of the model."""
