@@ -6,7 +6,7 @@ the waves. Shrinking ends when no proposal of any pass fails.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import combinations, islice
+from itertools import islice
 
 from paritybit.drive.script import Planned, Wave
 
@@ -115,20 +115,6 @@ def inherited(
         yield possible(tuple(kept))
 
 
-MOST_IN_PAIRS = 24
-"""The most requests of a wave for which all pairs are proposed for removal."""
-
-
-def fewer_pairs(waves: Waves) -> Iterator[Waves]:
-    """Propose to remove any two requests of a wave."""
-    for number in reversed(range(len(waves))):
-        requests = waves[number].requests
-        if len(requests) <= MOST_IN_PAIRS:
-            for pair in combinations(requests, 2):
-                kept = possible(tuple(one for one in requests if one not in pair))
-                yield changed(waves, number, replace(waves[number], requests=kept))
-
-
 def possible(requests: tuple[Planned, ...]) -> tuple[Planned, ...]:
     """Return the requests without those that follow a removed request."""
     kept: dict[str, Planned] = {}
@@ -181,8 +167,8 @@ def shorter(length: int) -> Iterator[int]:
         less //= 2
 
 
-PASSES = (fewer_waves, fewer_requests, merged_requests, simpler_requests, fewer_pairs)
-"""The passes in order. Pairs come last, because there are many of them."""
+PASSES = (fewer_waves, fewer_requests, merged_requests, simpler_requests)
+"""The passes in order."""
 
 
 def changed(waves: Waves, number: int, wave: Wave) -> Waves:

@@ -8,20 +8,21 @@ from typing import Any
 
 platforms: Any = importlib.import_module("vllm.platforms.cpu")
 
-WRAPPER = "vllm.compilation.cuda_graph.CUDAGraphWrapper"
+
+def answers(value: object) -> Any:
+    """Return a class method that accepts all arguments and returns a value."""
+    return classmethod(lambda cls, *arguments, **named: value)
 
 
 class Platform(platforms.CpuPlatform):  # type: ignore[misc]
     """A CPU that captures graphs and runs the Triton attention backend."""
 
-    @classmethod
-    def import_kernels(cls) -> None:
-        """Import nothing, because there is no compiled code."""
-
-    @classmethod
-    def get_attn_backend_cls(cls, *arguments: Any, **named: Any) -> str:
-        """Return the Triton attention backend."""
-        return "vllm.v1.attention.backends.triton_attn.TritonAttentionBackend"
+    import_kernels = answers(None)
+    get_attn_backend_cls = answers("vllm.v1.attention.backends.triton_attn.TritonAttentionBackend")
+    get_punica_wrapper = answers("vllm.lora.punica_wrapper.punica_gpu.PunicaWrapperGPU")
+    opaque_attention_op = answers(False)  # A graph cannot be split inside of an opaque operator.
+    support_static_graph_mode = answers(True)
+    get_static_graph_wrapper_cls = answers("vllm.compilation.cuda_graph.CUDAGraphWrapper")
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
@@ -31,23 +32,3 @@ class Platform(platforms.CpuPlatform):  # type: ignore[misc]
         vllm_config.parallel_config.worker_cls = "paritybit.drive.vllm.worker.Worker"
         super().check_and_update_config(vllm_config)
         scheduler.async_scheduling, compilation.cudagraph_capture_sizes = asked
-
-    @classmethod
-    def get_punica_wrapper(cls) -> str:
-        """Return the class that calls the LoRA kernels."""
-        return "vllm.lora.punica_wrapper.punica_gpu.PunicaWrapperGPU"
-
-    @classmethod
-    def opaque_attention_op(cls) -> bool:
-        """Return whether attention is an opaque operator. A graph cannot be split inside of one."""
-        return False
-
-    @classmethod
-    def support_static_graph_mode(cls) -> bool:
-        """Return whether graphs can be captured."""
-        return True
-
-    @classmethod
-    def get_static_graph_wrapper_cls(cls) -> str:
-        """Return the wrapper that captures and replays graphs."""
-        return WRAPPER
