@@ -352,5 +352,5 @@ class Ledger:
         call = self.calls.get(abs(freed))
         if call is None or (freed < 0 and not reused):
             return None
-        earlier = int(self.earlier[slot]) or int(self.forward[slot])
-        return call.who if freed > 0 or 0 < earlier < call.forward else None
+        wrote = (0 < int(column[slot]) < call.forward for column in (self.forward, self.earlier))
+        return call.who if freed > 0 or any(wrote) else None

@@ -422,18 +422,17 @@ def used_by(
     Calls in these functions are followed, too, from what they return, and from what they write to
     their parameters.
     """
-    names = set[str]()
+    names, calls = set[str](), list[CodeType]()
     for one in reversed(function.statements):
-        if one not in seeds and names.isdisjoint(one.changes):
-            continue
-        names |= one.uses
-        for code in calls_in(path, one) if depth >= 0 else ():
-            called = engine_file(code.co_filename, package)
-            if called is None or name_of(code) in results:
-                continue
-            results[name_of(code)] = None
-            given = function_at(called, code.co_firstlineno)
-            if given is not None:
-                used_by(called, given, given.ends, package, results, attributes, depth - 1)
+        if one in seeds or not names.isdisjoint(one.changes):
+            names |= one.uses
+            calls += calls_in(path, one)
+    new = [code for code in calls if name_of(code) not in results] if depth >= 0 else []
+    results |= dict.fromkeys(map(name_of, new))
+    for code in new:
+        called = engine_file(code.co_filename, package) or ""
+        given = function_at(called, code.co_firstlineno)
+        if given is not None:
+            used_by(called, given, given.ends, package, results, attributes, depth - 1)
     attributes |= {(path, name): None for name in names if name.startswith(".")}
     return names

@@ -112,7 +112,7 @@ def prepared(lines: Lines, engine: Mapping[str, Any], times: int = 3) -> Any:
         ("ends", "self.ends[:2]", f"from values made at {place('return torch.full')}"),
         ("ids 0", "fill(self.ids,", f"which calls {place('tensor.fill_')} in fill"),
         ("ids 0", "fill(self.ids,", f"called at {place('runner.wrapped')} in plan"),
-        ("mapping", "self.mapping = torch.t", "with results of Runner.collect, Pool.slots"),
+        ("mapping", "self.mapping = torch.t", "with results of Runner.collect, fill, Pool.slots"),
         ("mapping", "self.mapping = torch.t", "with values set in Pool.give_back"),
     ],
 )

@@ -327,7 +327,7 @@ def test_a_position_without_a_slot_names_the_free_of_the_slot_that_it_had(
 def test_a_wrong_owner_names_no_free_from_an_older_life_of_the_slot(
     scene: Scene, since: bool
 ) -> None:
-    """The free that led to it comes after the reader's KV was written there, and before another's.
+    """The free that led to it comes after the reader's KV was written there.
 
     Without it, two requests have the slot at once, and an older free says nothing of them.
     """
@@ -344,6 +344,15 @@ def test_a_wrong_owner_names_no_free_from_an_older_life_of_the_slot(
     freed = {found["freed"] and found["freed"]["source"] for found in scene.lines("finding")}
     assert set(scene.checks()) == {"wrong owner"}
     assert freed == {"pretended/new.py:2" if since else None}
+
+
+def test_a_wrong_owner_names_a_free_since_the_slot_was_written(scene: Scene) -> None:
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    scene.freed("full", SLOTS[:1], "one.py:1 in evict")
+    scene.allocated("full", SLOTS[:1], "two.py:2 in take")
+    scene.forward("b", [50, 51], 1, [SLOTS[0], 20])
+    found = next(one for one in scene.lines("finding") if one["group"] == "full")
+    assert (found["check"], found["freed"]["source"]) == ("wrong owner", "pretended/one.py:1")
 
 
 @pytest.mark.parametrize("frees_too", [False, True])
