@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from paritybit.watch.fills import Fills, Write
-from paritybit.watch.stacks import MOST, Calls, leading, named_in, told
+from paritybit.watch.stacks import MOST, Calls, brief, leading, named_in, told
 
 SLOTS = "slots"
 """The kind of a table from which rows get their slots. Its name ends with that of the group."""
@@ -58,8 +58,8 @@ class Lines:
         parts = (
             None if key == mine else f"that is before {key[1]} forwards",
             via,
-            f"also written at {', '.join(also)}" if also else None,
-            f"from values made at {', '.join(behind)}" if behind else None,
+            f"also written at {', '.join(map(brief, also))}" if also else None,
+            f"from values made at {', '.join(map(brief, behind))}" if behind else None,
         )
         return source, "; ".join(filter(None, parts)) or None
 

@@ -124,6 +124,11 @@ def stack(package: str, frame: FrameType | None = None, inner: tuple[str, ...] =
     return Stack(tuple(found), len(found) - outer if outer else 0)
 
 
+def brief(line: str) -> str:
+    """Return a line without the folders of its file."""
+    return line.rpartition("/")[2]
+
+
 def leading(given: Stack, words: Iterable[str] = ()) -> Stack:
     """Return a stack in which the innermost line leads whose statement has one of some names."""
     wanted = set(words)
@@ -140,12 +145,13 @@ def told(given: Stack) -> tuple[str | None, str | None]:
     results, setters = origins(lines)
     parts = (
         ("in", [function] if function else []),
-        ("which calls", lines[:lead][: -MOST - 1 : -1]),
-        ("called at", lines[lead + 1 :][:CALLERS]),
+        ("which calls", map(brief, lines[:lead][: -MOST - 1 : -1])),
+        ("called at", map(brief, lines[lead + 1 :][:CALLERS])),
         ("with results of", results),
         ("with values set in", setters),
     )
-    return place, "; ".join(f"{how} {', '.join(some)}" for how, some in parts if some) or None
+    texts = ((how, ", ".join(some)) for how, some in parts)
+    return place, "; ".join(f"{how} {text}" for how, text in texts if text) or None
 
 
 # Which functions a line has called.

@@ -181,5 +181,5 @@ def test_lines_that_write_what_an_input_holds_already_are_named(
         lines.note("Runner", {"segments": segments})
         lines.done()
     found = lines.of("Runner", "segments")
-    named = [f"pretended/lora.py:{number}" for number in (6, 7)]
+    named = [f"lora.py:{number}" for number in (6, 7)]
     assert all(any(name in str(part) for part in found) for name in named)

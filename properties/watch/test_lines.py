@@ -87,6 +87,11 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return scope
 
 
+def brief(text: str) -> str:
+    """Return the line of the engine on which a text occurs, without the folder."""
+    return place(text).removeprefix("engine/")
+
+
 def place(text: str) -> str:
     """Return the line of the engine on which a text occurs."""
     return f"engine/runner.py:{1 + SOURCE[: SOURCE.index(text)].count(chr(10))}"
@@ -108,10 +113,10 @@ def prepared(lines: Lines, engine: Mapping[str, Any], times: int = 3) -> Any:
     ("name", "line", "more"),
     [
         ("ends", "self.ends[:2]", "with results of Runner.sorted, Runner.first"),
-        ("ends", "self.ends[:2]", f"also written at {place('self.whole.zero_')} in Runner.reset"),
-        ("ends", "self.ends[:2]", f"from values made at {place('return torch.full')}"),
-        ("ids 0", "fill(self.ids,", f"which calls {place('tensor.fill_')} in fill"),
-        ("ids 0", "fill(self.ids,", f"called at {place('runner.wrapped')} in plan"),
+        ("ends", "self.ends[:2]", f"also written at {brief('self.whole.zero_')} in Runner.reset"),
+        ("ends", "self.ends[:2]", f"from values made at {brief('return torch.full')}"),
+        ("ids 0", "fill(self.ids,", f"which calls {brief('tensor.fill_')} in fill"),
+        ("ids 0", "fill(self.ids,", f"called at {brief('runner.wrapped')} in plan"),
         ("mapping", "self.mapping = torch.t", "with results of Runner.collect, fill, Pool.slots"),
         ("mapping", "self.mapping = torch.t", "with values set in Pool.give_back"),
     ],
@@ -187,6 +192,6 @@ def test_an_allocator_acts_on_behalf_of_its_caller(tmp_path: Path) -> None:
     found = scope["evict"](lambda: stack("engine", inner=("/pool.py",)))
     assert told(found) == (
         "engine/cache.py:2",
-        "in evict; which calls engine/pool.py:3 in give, engine/pool.py:5 in free",
+        "in evict; which calls pool.py:3 in give, pool.py:5 in free",
     )
     assert told(Stack(())) == (None, None)

@@ -371,7 +371,7 @@ def test_a_leaked_slot_names_the_line_that_allocated_it(scene: Scene, frees_too:
     assert found["writer"]["request"] == "a"
     allocated, caller, freed = found["origin"].split("; ", 2)
     assert allocated == "allocated before forward 1 by pretended/one.py:1, in take"
-    assert caller == "called at pretended/two.py:2 in plan"
+    assert caller == "called at two.py:2 in plan"
     beside = (
         "other slots of the request were freed before forward 3 by pretended/five.py:5, in release"
     )
@@ -385,9 +385,7 @@ def test_a_double_free_names_both_lines(scene: Scene) -> None:
     assert scene.checks() == ["double free"]
     (found,) = scene.lines("finding")
     assert found["freed"]["source"] == "pretended/one.py:1"
-    again = (
-        "before forward 2 by pretended/two.py:2, in evict; called at pretended/three.py:3 in plan"
-    )
+    again = "before forward 2 by pretended/two.py:2, in evict; called at three.py:3 in plan"
     assert found["origin"] == f"freed again {again}"
 
 
