@@ -140,7 +140,7 @@ class Ledger:
         self.given = {one: torch.zeros_like(self.narrow[0]) for one in (ALLOCATED, SHARED)}
         """The numbers of the last calls that allocated a slot, and that shared it, or 0."""
         self.earlier = torch.zeros_like(self.narrow[0])
-        """The forward that last wrote a slot for another request than its present writer."""
+        """The forward that last wrote a slot for other tokens than it holds now."""
         self.calls: OrderedDict[int, Call] = OrderedDict()
         self.last_calls: dict[str, int] = {}
 
@@ -209,7 +209,7 @@ class Ledger:
         self, slots: Tensor, chain: Tensor, request: Tensor, position: Tensor, forward: int
     ) -> None:
         """Record that a forward wrote some slots. Uses the checksums of the last frame."""
-        another = self.request[slots] != request
+        another = self.chain[slots] != chain
         self.earlier[slots] = torch.where(another, self.forward[slots], self.earlier[slots])
         self.chain[slots] = chain
         self.checksum[slots] = self.before[slots]
@@ -345,8 +345,8 @@ class Ledger:
     def freeing(self, slot: int, reused: bool = False) -> dict[str, Any] | None:
         """Return the call that freed a slot, or None if the slot is in use.
 
-        With `reused`, return the call that freed it since its present writer or the one before had
-        written it. An older one says nothing of them.
+        With `reused`, return the call that freed it since its present tokens were written, or those
+        before. An older one says nothing of them.
         """
         freed = int(self.freed[slot])
         call = self.calls.get(abs(freed))
