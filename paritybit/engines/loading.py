@@ -4,22 +4,21 @@ Modules that are imported but not used are replaced by stubs. Each engine has a 
 for all releases.
 """
 
+import atexit
 import importlib
 import inspect
+import shutil
 import sys
+import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import Distribution, DistributionFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from paritybit.engines.missing import PartMissingError
 from paritybit.engines.stubs import StubFinder
-
-NO_CONTEXT = DistributionFinder.Context()
-"""A context that requests all distributions."""
 
 
 class EngineModules:
@@ -43,8 +42,7 @@ class EngineModules:
         sys.meta_path.insert(0, self.stubs)
         sys.path.extend(map(str, dependencies))
         if front:
-            sys.path.append(str(package.parent))
-            sys.meta_path.append(DistributionOfTree(name))
+            sys.path += [str(package.parent), metadata_folder(name)]
             return
         bare = ModuleType(name)
         bare.__path__ = [str(package)]
@@ -72,38 +70,18 @@ class EngineModules:
             raise PartMissingError(f"the engine has no {place}") from error
 
 
-class UnbuiltDistribution(Distribution):
-    """The distribution of a package that was never built: its name, and a placeholder version."""
-
-    def __init__(self, name: str) -> None:
-        self.package = name
-
-    def read_text(self, filename: str) -> str | None:
-        """Return the metadata. There is no other file."""
-        known = f"Metadata-Version: 2.1\nName: {self.package}\nVersion: 0.dev0\n"
-        return known if filename == "METADATA" else None
-
-    def locate_file(self, path: Any) -> Path:
-        """Return the path of a file."""
-        return Path(path)
-
-
-class DistributionOfTree(DistributionFinder):
-    """Finds the distribution of an engine's source tree, after all other finders.
+def metadata_folder(name: str) -> str:
+    """Return a folder with the metadata of a package that was never built, for this process.
 
     An engine may query its own version, and behave differently if there is none.
     """
-
-    def __init__(self, name: str) -> None:
-        self.package = name
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
-        """Find no module."""
-
-    def find_distributions(self, context: Any = NO_CONTEXT) -> Iterator[Distribution]:
-        """Yield the distribution if it is requested."""
-        if context.name == self.package:
-            yield UnbuiltDistribution(self.package)
+    folder = Path(tempfile.mkdtemp(prefix="paritybit-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    information = folder / f"{name}-0.dev0.dist-info"
+    information.mkdir()
+    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.dev0\n"
+    (information / "METADATA").write_text(text, encoding="utf-8")
+    return str(folder)
 
 
 def folder_of_package(engine: Path, name: str, marker: str) -> Path | None:
