@@ -172,9 +172,6 @@ def watch(
     settings: list[str] = names_option(
         "Rows of settings, such as 'page size 16 + overlap'", "the seed's covering array"
     ),
-    rows: str | None = typer.Option(
-        None, metavar="FIRST-LAST", help="Rows of the covering array, such as 9-20 or 9-"
-    ),
     keep_going: bool = flag("keep-going", "Serve the other rows after a finding, too"),
     checks: list[str] = names_option("Checks to run, such as stray-write"),
     every: int = number(1, "Check about one in N forward passes"),
@@ -206,7 +203,6 @@ def watch(
         seed=seed,
         seconds=seconds,
         settings=settings,
-        rows=rows,
         keep_going=keep_going,
         checks=checks_of(checks),
         every=every,
@@ -304,7 +300,6 @@ def report(
     later: Path | None = typer.Argument(
         None, parser=path, help="Record or folder of a later run of watch, to compare"
     ),
-    page: Path | None = file(None, "File of the page", show_default="index.html next to RECORD"),
     markdown: bool = flag("markdown", "Print a summary in Markdown, such as for CI"),
     issue: bool = flag("issue", "Print an issue for each cause of findings of watch"),
 ) -> int:
@@ -315,7 +310,7 @@ def report(
     """
     from paritybit.harness.cli.report import run_report
 
-    return run_report(record, later, page, markdown=markdown, issue=issue)
+    return run_report(record, later, markdown=markdown, issue=issue)
 
 
 @command(LABORATORY)

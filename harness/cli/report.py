@@ -25,16 +25,12 @@ RECORDS = "watch.json", "run.json"
 """The records that the folder of a run may have."""
 
 
-def run_report(
-    path: Path, later: Path | None, page: Path | None, *, markdown: bool, issue: bool
-) -> int:
+def run_report(path: Path, later: Path | None, *, markdown: bool, issue: bool) -> int:
     """Write the page of a run, or print it in another form, or compare it with a later run."""
     forms = ("a later record",) * (later is not None)
     forms += ("--markdown",) * markdown + ("--issue",) * issue
     if len(forms) > 1:
         raise MalformedError(f"report writes one thing at a time, not {' and '.join(forms)}")
-    if page is not None and forms:
-        raise MalformedError(f"{forms[0]} prints text and writes no page")
     record = load_run(path)
     if later is not None:
         return compare(require_watch(record, path), require_watch(load_run(later), later))
@@ -44,7 +40,7 @@ def run_report(
     folder = path if path.is_dir() else path.parent
     if issue:
         return print_issues(require_watch(record, path), folder / "cases")
-    return write_page(record, page or folder / PAGE)
+    return write_page(record, folder / PAGE)
 
 
 def load_run(path: Path) -> Record | WatchRecord:

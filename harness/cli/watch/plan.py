@@ -6,13 +6,12 @@ share of the time is over and its floor is reached: LEAST forwards, and each kin
 are named on the command line have no floor.
 """
 
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from paritybit.harness.errors import MalformedError, quote, require_known
+from paritybit.harness.errors import MalformedError, require_known
 from paritybit.harness.machine.workers import cores
 
 from paritybit.drive.job import Job
@@ -101,34 +100,14 @@ def workers_of(device: str) -> int:
     return min(AT_ONCE, cores()) if device == "cpu" else 1
 
 
-def numbers_of(rows: str) -> tuple[int, int | None]:
-    """Return the first and the last number of FIRST-LAST, FIRST-, where the last is None, or FIRST.
-
-    Raises MalformedError for other text.
-    """
-    match = re.fullmatch("([1-9][0-9]{0,8})(-([1-9][0-9]{0,8})?)?", rows, re.ASCII)
-    if match is None:
-        raise MalformedError(f"--rows {quote(rows)} is not FIRST-LAST, FIRST- or FIRST, from 1 on")
-    first, dash, last = match.groups()
-    if last is not None and int(last) < int(first):
-        raise MalformedError(f"--rows {rows}: the last row is before the first")
-    return int(first), int(last or first) if last or not dash else None
-
-
-def legs_of(
-    table: Table, seed: int, names: Sequence[str] = (), rows: str | None = None
-) -> tuple[Leg, ...]:
-    """Return the rows with these names, or those of the covering array with these numbers.
+def legs_of(table: Table, seed: int, names: Sequence[str] = ()) -> tuple[Leg, ...]:
+    """Return the rows with these names, or those of the covering array without names.
 
     A name has values with AND between them. Raises UnknownNameError for an unknown value, and
     MalformedError for values that cannot be combined.
     """
     if not names:
-        first, last = (1, None) if rows is None else numbers_of(rows)
-        legs = tuple(table.array.rows(seed))[first - 1 : last]
-        if not legs:
-            raise MalformedError(f"there is no row {first}: seed {seed} has fewer rows")
-        return legs
+        return tuple(table.array.rows(seed))
     found = []
     for name in names:
         values = [value.strip() for value in name.split(AND.strip())]

@@ -66,7 +66,7 @@ RAISED = re.compile(r"^[\w.]+(?:Error|Exception): .*$", re.MULTILINE)
 LONGEST_NAME = 100
 """The most characters of a row's name in the name of its folder."""
 
-ONLY_ENGINE = ("model", "device", "seed", "seconds", "settings", "rows", "keep_going")
+ONLY_ENGINE = ("model", "device", "seed", "seconds", "settings", "keep_going")
 """Options that need --engine."""
 
 SECONDS = 300
@@ -91,7 +91,6 @@ class Options(WatchOptions):
     program: Sequence[str]
     seconds: int | None
     settings: Sequence[str]
-    rows: str | None
     keep_going: bool
     warn: bool
     out: Path
@@ -228,7 +227,7 @@ def watch_engine(options: Options, spec: str, runs: list[WatchRun]) -> int:
         table = adapter.table.on(device, options.model)
     except ValueError as error:
         raise MalformedError(str(error)) from error
-    legs = legs_of(table, seed, options.settings, options.rows)
+    legs = legs_of(table, seed, options.settings)
     engine = adapter.prepare(spec)
     options = replace(options, device=device, seed=seed, revision=commit_of(Path(spec)))
     with start_run(options, runs, Display()) as run:

@@ -84,7 +84,7 @@ LINES = (
     "engine 0.5.12",
     "replay case.json --engine sglang==0.5.12",
     "shrink case.json --engine sglang==0.5.12",
-    "report run.json later.json --page page.html",
+    "report run.json later.json --markdown",
     "regress --bug swa_pad@decode --runner decode --seed 3",
     "list bugs --json",
 )
