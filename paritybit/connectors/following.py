@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.failures import judge
-from paritybit.connectors.hooking import HOOK, wrap
+from paritybit.connectors.hooking import HOOK, NotRecognisedError, wrap
 from paritybit.watch.captures import Captures
-from paritybit.watch.facts import Group, Replay, StaticInput
+from paritybit.watch.facts import Group, Replay, RowValues, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
+
+UNKNOWN = NotRecognisedError, AttributeError, KeyError, TypeError, ValueError, IndexError
+"""Errors of a release whose parts the connector does not know."""
 
 Original = Callable[..., Any]
 """A function of the engine. A hook gets it first, then the arguments of the call."""
@@ -116,6 +119,28 @@ class Following:
         """Return whether the engine was not idle in this state before. To be judged once."""
         before, self.idle_at = self.idle_at, state
         return bool(before != state)
+
+    # Values of rows.
+
+    @contextmanager
+    def recognising(self, what: str) -> Iterator[None]:
+        """Report a release whose parts the connector does not know. They are not judged."""
+        try:
+            yield
+        except UNKNOWN as error:
+            self.journal.scope(**{f"{what}_not_watched": repr(error)})
+
+    def rows(
+        self,
+        kind: str,
+        values: Callable[[], Iterable[RowValues]],
+        moves: Mapping[str, tuple[str | None, str]] | None = None,
+    ) -> None:
+        """Judge values that the engine uses for rows. The arguments are those of `Watcher.rows`."""
+        with self.recognising("rows"):
+            found = list(values())
+            if self.watcher is not None:
+                self.watcher.rows(kind, found, moves)
 
     # Forwards without graphs.
 

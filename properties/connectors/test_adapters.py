@@ -1,6 +1,5 @@
 """The weights that each token of a batch uses are those of its request's adapter."""
 
-import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 
 from paritybit.connectors.sglang.adapters import buffers_used
-from paritybit.connectors.sglang.graphs import adapters_anew
 from paritybit.connectors.sglang.models import Model
 from paritybit.connectors.sglang.rows import Rows
 from paritybit.watch.facts import Row
@@ -105,25 +103,3 @@ def test_nothing_is_judged_without_a_prepared_batch_of_the_target() -> None:
     assert judged(wrong, memory_pool=SimpleNamespace()) == set()
     assert judged(wrong, attn_dp_enabled=True) == set()
     assert judged(wrong, drafts=True) == set()
-
-
-def test_an_eager_run_prepares_its_adapters_anew() -> None:
-    """A graph's segments, which may be wrong, stay as they are."""
-    backend = SimpleNamespace(batch_info="of the graph", lm_head_batch_info=None)
-    manager = SimpleNamespace(lora_backend=backend, max_bs_in_decode_cuda_graph=8)
-
-    def prepare(batch: Any) -> None:
-        graph = manager.max_bs_in_decode_cuda_graph >= batch.batch_size
-        backend.batch_info = "of the graph, again" if graph else "of a batch"
-
-    manager.prepare_lora_batch = prepare
-    batch = SimpleNamespace(lora_ids=["first"], batch_size=1)
-    with (
-        contextlib.suppress(ValueError),
-        adapters_anew(SimpleNamespace(lora_manager=manager), batch),
-    ):
-        assert backend.batch_info == "of a batch"
-        raise ValueError
-    assert (backend.batch_info, manager.max_bs_in_decode_cuda_graph) == ("of the graph", 8)
-    with adapters_anew(SimpleNamespace(lora_manager=None), batch):
-        assert backend.batch_info == "of the graph"

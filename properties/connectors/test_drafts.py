@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.sglang.attention import lists_of
 from paritybit.connectors.sglang.drafts import (
     draft_forward_of,
     implied_by_draft,
     kept_ids,
     reads_ahead,
 )
-from paritybit.connectors.sglang.lists import lists_of
 from paritybit.connectors.sglang.pools import Pool, described
 from paritybit.connectors.sglang.rows import Rows
 from paritybit.watch.checks import wrong_list

@@ -145,6 +145,6 @@ def test_what_is_kept_of_requests_that_ended_is_small(
         states.note(DRAFT, rows_of((request, 2, 3), ("d", 5, 1)), batch_of("extend"), (
             result_of(STATES[[0, 1]]), True,
         ))  # fmt: skip
-    kept = states.draft.kept
+    kept = states.draft
     assert list(kept) == ["c", "d"]
     assert {mine.untyped_storage().nbytes() for _, mine in kept.values()} == {STATES[0].nbytes}

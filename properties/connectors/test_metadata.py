@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.sglang.metadata import mask_of, metadata_of
+from paritybit.connectors.sglang.attention import metadata_of
 from paritybit.connectors.sglang.rows import Rows
 from paritybit.watch.checks import stale_input
 from paritybit.watch.facts import Forward, Row, StaticInput
@@ -41,7 +41,6 @@ VERIFIES = {
     "qo_indptr": [0, 2, 4, 99],
     "mask_indptr": [0, 8, 22, 99],
     "window_kv_offsets": [0, 2, 99],
-    "custom_mask": [1, 1, 1, 0, 1, 1, 1, 1, *[1] * 6, 0, *[1] * 7, 99],
 }
 """What is right for two requests with 2 and 5 cached keys and two draft tokens each, then padding.
 """
@@ -50,11 +49,8 @@ VERIFIES = {
 def verified(graph: bool, **changed: list[int]) -> list[StaticInput]:
     held = {name: torch.tensor(value) for name, value in {**VERIFIES, **changed}.items()}
     meta = SimpleNamespace() if graph else SimpleNamespace(**held)
-    spelled = {
-        "window_kv_offsets": "cuda_graph_window_kv_offsets",
-        "custom_mask": "cuda_graph_custom_mask",
-    }
-    own = {spelled.get(name, name): value for name, value in held.items()} if graph else {}
+    offsets = "window_kv_offsets"
+    own = {**held, f"cuda_graph_{offsets}": held[offsets]} if graph else {}
     given = backend("TritonAttnBackend", forward_metadata=meta, **own)
     found = rows((2, 2), (5, 2))
     return list(metadata_of(given, "target_verify", chain(2), found, graph))
@@ -104,24 +100,6 @@ def test_the_lengths_of_flash_attention_are_exact(mode: str, topk: int, lengths:
         meta = SimpleNamespace(cache_seqlens_int32=torch.tensor(held))
         given = backend("FlashAttentionBackend", forward_metadata=meta, topk=topk)
         assert stale(list(metadata_of(given, mode, chain(2), rows((3, 1)), graph=True))) == found
-
-
-def test_a_draft_token_sees_its_ancestors_alone() -> None:
-    links = SimpleNamespace(
-        topk=2,
-        retrieve_next_token=torch.tensor([[1, 3, -1, -1]]),
-        retrieve_next_sibling=torch.tensor([[-1, 2, -1, -1]]),
-    )
-    mask = mask_of(links, [(1, 4)])
-    assert mask is not None
-    assert mask.view(4, 5)[:, 1:].tolist() == [
-        [1, 0, 0, 0],
-        [1, 1, 0, 0],
-        [1, 0, 1, 0],
-        [1, 1, 0, 1],
-    ]
-    links.retrieve_next_sibling[0, 1] = -1
-    assert mask_of(links, [(1, 4)]) is None
 
 
 def test_other_backends_and_modes_are_left_out() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.pools import described, layers
-from paritybit.connectors.sglang.rows import forward_of, paths_of, with_dimensions
+from paritybit.connectors.sglang.rows import forward_of, paths_of
 from properties.connectors import parts
 
 TABLE = torch.arange(10, 90).view(4, 20)
@@ -31,22 +31,6 @@ def test_several_prompts_of_one_prefill_have_a_row_each() -> None:
         ("a", 2, [1, 2, 3]),
         ("b", 0, [7, 8]),
     ]
-
-
-@pytest.mark.parametrize(
-    ("batch", "judged"),
-    [
-        ({"mrope_positions": torch.zeros(3, 2), "mm_inputs": [None, None]}, True),
-        ({"mrope_positions": torch.zeros(3, 2)}, True),
-        ({"mrope_positions": torch.zeros(3, 2), "mm_inputs": [None, "an image"]}, False),
-        ({"mrope_positions": torch.zeros(3, 4)}, False),  # It is padded for other ranks.
-        ({"mrope_positions": None}, False),
-    ],
-)
-def test_positions_of_text_are_equal_in_all_dimensions(batch: dict[str, Any], judged: bool) -> None:
-    found = with_dimensions({"positions": torch.tensor([4, 9])}, SimpleNamespace(**batch))
-    held = found.get("mrope_positions")
-    assert (None if held is None else held.tolist()) == ([[4, 9]] * 3 if judged else None)
 
 
 @pytest.mark.parametrize("state", [None, SimpleNamespace(freed=False)])

@@ -473,7 +473,7 @@ def test_logits_after_the_processors_are_those_that_each_request_asked_for() -> 
     engine: Any = Engine(a_cache(), "5", InMemory(Path()), Settings(""))
     engine.now = runner, None, SimpleNamespace(requests=planned, given={})
 
-    def judge(kind: str, values: list[Any]) -> None:
+    def judge(kind: str, values: list[Any], moves: Any) -> None:
         found.extend(one.text for one in wrong_row.judge(RowsGiven(1, "decode", kind, values)))
 
     def processed(processors: Any, ids: Tensor, scores: Tensor, shift: int) -> Tensor:

@@ -1,18 +1,8 @@
 """The connector of sglang, for releases that have the plugin group `sglang.srt.plugins`.
 
-| module | reports |
-|---|---|
-| hooks | wraps functions of the engine, through its HookRegistry |
-| engine | the forwards, replays and idle moments, in order |
-| allocations | the slots that the engine allocates, frees, copies or caches |
-| models | the models of the engine, and its settings |
-| pools | the KV groups of a pool, and the slots of a group |
-| rows | the live rows of a batch |
-| host | the slots of pools on the host |
-| recurrent | the states of recurrent layers |
-| lists | the index lists of an attention backend |
-| graphs | the static inputs and outputs of a graph runner |
-| sources | the line of the engine's source that fills a static input |
+`engine` follows the forwards, replays and idle moments, `allocations` the slots in between. The
+other modules read facts from parts of the engine. A module with the name of a part, such as `pools`
+or `graphs`, knows nothing of the others.
 
 Importing this package imports neither torch nor sglang.
 """

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from paritybit.connectors.sglang.metadata import spans_of
+from paritybit.connectors.following import expected
+from paritybit.connectors.sglang.attention import spans_of
 from paritybit.connectors.sglang.models import Model
 from paritybit.connectors.sglang.rows import Rows, mode_of
 from paritybit.watch.facts import StaticInput
@@ -50,11 +51,7 @@ def buffers_used(
         for info, name in infos
         if info is not None
     ]
-    expected, count = torch.tensor(wanted), len(wanted)
-    return [
-        StaticInput(name, torch.tensor(used), count, count, expected=expected, copied=held)
-        for name, held, used in given
-    ]
+    return [expected(name, torch.tensor(used), wanted, held) for name, held, used in given]
 
 
 def used_by(info: Any, count: int) -> list[int]:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
-from paritybit.connectors.sglang.lists import PREFILLS
 from paritybit.connectors.sglang.pools import Pool
 from paritybit.connectors.sglang.rows import (
+    EXTENDS,
+    PREFILLS,
     Rows,
     host,
     implied,
@@ -28,9 +29,6 @@ from paritybit.connectors.sglang.rows import (
     space,
 )
 from paritybit.watch.facts import Forward, Row
-
-EXTENDS = ("draft_extend", "draft_extend_v2")
-"""Modes in which a draft computes the tokens that were accepted."""
 
 
 def reads_ahead(runner: Any) -> bool:

@@ -17,10 +17,9 @@ from paritybit.connectors.following import Following, Original, attribute, tenso
 from paritybit.connectors.hooking import NotRecognisedError, passed
 from paritybit.connectors.sglang import (
     adapters,
+    attention,
     drafts,
     graphs,
-    lists,
-    metadata,
     rows,
     sampling,
 )
@@ -187,7 +186,7 @@ class Engine(Following):
         if not watcher.due():
             return self.skipped(watcher, model, batch, run)
         forward, found = self.facts(model, batch, requests, graph_runner)
-        implied = rows.with_dimensions(model.implied(found, forward.kind), batch)
+        implied = model.implied(found, forward.kind)
         self.hook_lists(runner)
         kind: Any = type(runner)
         if (name := graphs.runs_batches(kind)) is not None:
@@ -259,7 +258,7 @@ class Engine(Following):
         run = functools.partial(original, runner, batch, *args, **kwargs)
         now, states = self.now, self.models.states
         known = now is not None and self.watcher is not None and batch is now.batch
-        if not known or now.model.drafts or now.forward.kind not in lists.PREFILLS:
+        if not known or now.model.drafts or now.forward.kind not in rows.PREFILLS:
             return run()
         live = len(batch.input_ids)
         copies = states is not None and states.due  # Made by the first run alone.
@@ -283,7 +282,7 @@ class Engine(Following):
         model, batch, table = now.model, now.batch, self.models.table
         watcher.lines.note(SLOTS, {f"req_to_token {name}": table for name in model.pool.groups})
         if not model.drafts:
-            self.judge_rows(watcher, batch, requests, rows.mode_of(batch))
+            self.judge_rows(batch, requests, rows.mode_of(batch))
         self.judge_batch(watcher, batch, now.implied, model)
         watcher.inputs("draft", self.hidden_states.given(model, now.rows, batch))
         watcher.inputs("LoRA", adapters.buffers_used(model, batch, now.rows, requests))
@@ -304,31 +303,28 @@ class Engine(Following):
             kept = drafts.kept_ids(batch, requests, self.names_next) if model.drafts else None
             watcher.tokens(ids, positions if same else None, kept)
         own = ["positions"] if model.drafts else []
-        names = ("seq_lens", "out_cache_loc", "mrope_positions", *own)
+        names = ("seq_lens", "out_cache_loc", *own)
         watcher.inputs("batch", rows.fields_of(batch, implied, names))
 
-    def judge_rows(self, watcher: Watcher, batch: Any, requests: Sequence[Any], mode: str) -> None:
+    def judge_rows(self, batch: Any, requests: Sequence[Any], mode: str) -> None:
         """Judge what the sampler uses for each row of a batch."""
         if (info := getattr(batch, "sampling_info", None)) is None or mode == "idle":
             return
-        try:
+        with self.recognising("rows"):
             mine = rows.requests_of(batch, requests, mode)
-            values = list(sampling.rows(info, mine, mode))
-        except (NotRecognisedError, AttributeError, KeyError, TypeError, ValueError) as error:
-            self.journal.scope(rows_not_watched=repr(error))
-        else:
             moves = self.placed.moves(mine, mode)
-            watcher.rows("sampler", values, sampling.moved_by(info, moves))
+            by = sampling.moved_by(info, moves)
+            self.rows("sampler", lambda: sampling.rows(info, mine, mode), by)
             if mode == "decode":
-                counts = rows.totals(batch, mine, self.lags)
-                watcher.rows("batch", counts, sampling.moved_by(self.batches, moves))
+                by = sampling.moved_by(self.batches, moves)
+                self.rows("batch", lambda: rows.totals(batch, mine, self.lags), by)
             if mode == "target_verify":
-                found = rows.roots(batch, mine)
-                watcher.rows("drafts", found, sampling.moved_by(self.drafting, moves))
+                by = sampling.moved_by(self.drafting, moves)
+                self.rows("drafts", lambda: rows.roots(batch, mine), by)
 
     def hook_lists(self, runner: Any) -> None:
         """Wrap the method that builds index lists, once per class of attention backend."""
-        backend = lists.attending(runner.attn_backend)
+        backend = attention.attending(runner.attn_backend)
         self.hook(type(backend), "init_forward_metadata", self.metadata)
 
     def metadata(
@@ -338,7 +334,7 @@ class Engine(Following):
         now = self.now
         with nullcontext() if now is None else self.learning():
             result = original(backend, batch, *args, **kwargs)
-        if now is not None and backend is lists.attending(now.model.runner.attn_backend):
+        if now is not None and backend is attention.attending(now.model.runner.attn_backend):
             self.judge_lists(now, backend, int(batch.batch_size), graph=False)
         return result
 
@@ -349,13 +345,13 @@ class Engine(Following):
         now.listed = True
         mode, pool = now.forward.kind.removeprefix("draft "), now.model.pool
         try:
-            self.watcher.lists(lists.lists_of(backend, pool, mode, now.rows, size, graph))
+            self.watcher.lists(attention.lists_of(backend, pool, mode, now.rows, size, graph))
         except NotRecognisedError as error:
             if now.model.drafts:
                 self.watcher.scope(draft_lists_not_watched=str(error))
             else:
                 self.watcher.undecided(f"{error} are not watched")
-        given = metadata.metadata_of(backend, mode, now.batch, now.rows, graph, now.model.drafts)
+        given = attention.metadata_of(backend, mode, now.batch, now.rows, graph, now.model.drafts)
         self.watcher.inputs(type(backend).__name__, list(given))
 
     def capture(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -404,7 +400,7 @@ class Engine(Following):
         runner, batch, model = now.runner, now.batch, now.model
         backend = graphs.backend_of(runner)
         if backend is None and not now.listed and not model.drafts:
-            backend = lists.attending(model.runner.attn_backend)
+            backend = attention.attending(model.runner.attn_backend)
         if backend is not None:
             self.judge_lists(now, backend, bucket, graph=True)
         used = adapters.buffers_used(model, batch, now.rows, self.requests or ())

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from paritybit.connectors.following import attribute, restored, tensors
-from paritybit.connectors.sglang.lists import attending
+from paritybit.connectors.sglang.attention import attending
 from paritybit.connectors.sglang.pools import Pool
 from paritybit.watch.facts import StaticInput
 
@@ -120,8 +120,8 @@ def eager(
 ) -> Callable[[], dict[str, Tensor]] | None:
     """Return a function that runs a batch without its graph, or None if there is none."""
     name = runs_batches(type(model_runner)) if kind == "decode" else None
-    if name is None:
-        return None
+    if name is None or getattr(model_runner, "lora_manager", None) is not None:
+        return None  # Adapters are prepared for the graph.
     return functools.partial(eagerly, watching, getattr(model_runner, name), model_runner, batch)
 
 
@@ -136,7 +136,6 @@ def eagerly(
         for name in ("graph_runner", "decode_cuda_graph_runner"):
             if hasattr(model_runner, name):
                 kept.enter_context(attribute(model_runner, name, None))
-        kept.enter_context(adapters_anew(model_runner, batch))
         output = run(batch, **{name: arguments[name] for name in arguments if name in known})
     return dict(tensors(output.logits_output))
 
@@ -147,23 +146,6 @@ def as_after_the_first(watching: Any, model_runner: Any) -> Iterator[None]:
     backend, pool = attending(model_runner.attn_backend), model_runner.token_to_kv_pool
     kept = restored((backend, "forward_metadata"), (pool, "swa_loc"))
     with watching.hidden(), attribute(watching, "requests", None), kept:
-        yield
-
-
-@contextlib.contextmanager
-def adapters_anew(model_runner: Any, batch: Any) -> Iterator[None]:
-    """Prepare the adapters of a batch for a forward without a graph, and restore what it had."""
-    manager = getattr(model_runner, "lora_manager", None)
-    if manager is None or getattr(batch, "lora_ids", None) is None:
-        yield
-        return
-    backend = manager.lora_backend
-    limits = ("max_bs_in_cuda_graph", "max_bs_in_decode_cuda_graph")
-    with restored(*((backend, name) for name in vars(backend)), *((manager, n) for n in limits)):
-        for name in limits:
-            if hasattr(manager, name):
-                setattr(manager, name, 0)
-        manager.prepare_lora_batch(batch)
         yield
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.sglang.drafts import EXTENDS
+from paritybit.connectors.following import expected
 from paritybit.connectors.sglang.models import Model
-from paritybit.connectors.sglang.rows import Rows, mode_of
+from paritybit.connectors.sglang.rows import EXTENDS, Rows, mode_of
 from paritybit.watch.facts import Row, StaticInput
 
 LARGEST = 2**26
@@ -24,20 +24,20 @@ MOST = 4096
 """The number of requests whose last hidden states are kept."""
 
 
-class Returned:
-    """The hidden states that a model returned last for each request.
+class Returned(OrderedDict[str, tuple[int, Tensor]]):
+    """The hidden states that a model returned last, by request.
 
-    `kept` has, by request, the position of the first one, and the states, [positions, width].
+    Each has the position of the first one, and the states, [positions, width].
     """
 
-    def __init__(self) -> None:
-        self.kept: OrderedDict[str, tuple[int, Tensor]] = OrderedDict()
+    def note(self, rows: Sequence[Row], states: Any, lasts: Sequence[int]) -> None:
+        """Keep a copy of the states that a forward returned: one per computed token, or per row.
 
-    def note(self, rows: Sequence[Row], states: Tensor | None, lasts: Sequence[int]) -> None:
-        """Keep a copy of the states that a forward returned: one per computed token, or per row."""
+        The state of a row is that of its computed token number `lasts`, counted from 1.
+        """
         for row in rows:
-            self.kept.pop(row.request, None)
-        if states is None or states.ndim != 2 or states.nbytes > LARGEST:
+            self.pop(row.request, None)
+        if not isinstance(states, Tensor) or states.ndim != 2 or states.nbytes > LARGEST:
             return
         counts = [row.computed for row in rows]
         if len(states) == sum(counts):
@@ -47,14 +47,9 @@ class Returned:
         else:
             return
         for row, last, mine in zip(rows, lasts, states.split(counts), strict=True):
-            self.kept[row.request] = row.cached + last - len(mine), mine.clone()
-        while len(self.kept) > MOST:
-            self.kept.popitem(last=False)
-
-    def of(self, request: str, first: int, count: int) -> Tensor | None:
-        """Return the known states of positions `first` to `first + count` - 1, possibly none."""
-        begin, states = self.kept.get(request, (0, None))
-        return None if states is None or first < begin else states[first - begin :][:count]
+            self[row.request] = row.cached + last - len(mine), mine.clone()
+        while len(self) > MOST:
+            self.popitem(last=False)
 
 
 class HiddenStates:
@@ -65,8 +60,8 @@ class HiddenStates:
 
     def clear(self) -> None:
         """Forget all states, because a forward was not watched."""
-        self.target.kept.clear()
-        self.draft.kept.clear()
+        self.target.clear()
+        self.draft.clear()
 
     def note(self, model: Model, found: Rows, batch: Any, result: Any) -> None:
         """Keep the hidden states that a forward returned."""
@@ -77,7 +72,7 @@ class HiddenStates:
         # The engine moves the accepted branch of a tree to the front.
         tree = not found.one_each or (getattr(batch.spec_info, "topk", None) or 1) > 1
         if tree or mine is self.target:  # The next draft forward alone uses the target's states.
-            mine.kept.clear()
+            mine.clear()
         if tree:
             return
         lasts = [row.computed for row in found.rows]
@@ -85,10 +80,12 @@ class HiddenStates:
             accepted = getattr(batch.spec_info, "num_accept_tokens", None)
             # A graph runner pads it.
             lasts = [] if accepted is None else accepted[: len(lasts)].tolist()
-        mine.note(found.rows, states_of(result), lasts)
+        first = result[0] if isinstance(result, tuple) and result else result
+        output = getattr(first, "logits_output", first)
+        mine.note(found.rows, getattr(output, "hidden_states", None), lasts)
 
     def given(self, model: Model, found: Rows, batch: Any) -> list[StaticInput]:
-        """Return the hidden states that a draft model gets, with those that were returned."""
+        """Return the hidden states that a draft model gets, with those that are known."""
         held = getattr(getattr(batch, "spec_info", None), "hidden_states", None)
         if not (model.drafts and model.ahead and found.one_each and isinstance(held, Tensor)):
             return []
@@ -98,19 +95,12 @@ class HiddenStates:
             return []
         pairs, source = [], self.draft if steps else self.target
         for row, count, mine in zip(found.rows, counts, held.split(counts), strict=True):
-            right = source.of(row.request, row.cached - steps, count)
-            if right is not None and right.shape == mine.shape:
+            begin, states = source.get(row.request, (0, mine[:0]))
+            first = row.cached - steps - begin
+            right = states[first:][:count] if first >= 0 else states[:0]
+            if right.shape == mine.shape:
                 pairs.append((mine, right))
         if not pairs:
             return []
-        states, expected = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        size = len(states)
-        given = StaticInput("hidden_states", states, size, size, expected=expected, copied=held)
-        return [given]
-
-
-def states_of(result: Any) -> Tensor | None:
-    """Return the hidden states in the result of a forward, or None."""
-    first = result[0] if isinstance(result, tuple) and result else result
-    states = getattr(getattr(first, "logits_output", first), "hidden_states", None)
-    return states if isinstance(states, Tensor) else None
+        given, known = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        return [expected("hidden_states", given, known, held)]

@@ -10,7 +10,6 @@ from torch import Tensor
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.drafts import implied_by_draft, reads_ahead
-from paritybit.connectors.sglang.lists import group_of
 from paritybit.connectors.sglang.pools import Pool, described
 from paritybit.connectors.sglang.recurrent import NAME, States
 from paritybit.connectors.sglang.rows import Rows, implied
@@ -92,7 +91,7 @@ class Model:
 
     def implied(self, found: Rows, kind: str) -> dict[str, Tensor]:
         """Return the inputs that the rows of a forward imply, by name."""
-        group = group_of(self.pool, sliding=False)
+        group = self.pool.group_of(sliding=False)
         implies = implied_by_draft if self.drafts else implied
         return {} if group is None else implies(found, kind, group)
 

@@ -37,6 +37,11 @@ class Pool:
     parts: "dict[str, weakref.ref[Any]]" = field(default_factory=dict)
     sliding: str | None = None
 
+    def group_of(self, sliding: bool) -> str | None:
+        """Return the name of the group of sliding layers, or of the other layers."""
+        names = [name for name in self.groups if (name == self.sliding) == sliding]
+        return names[0] if names else None
+
     @property
     def mapping(self) -> Tensor:
         """The slot in the sliding sub-pool of each location; 0 means none."""

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.following import expected
 from paritybit.connectors.hooking import NotRecognisedError
-from paritybit.connectors.sglang.lists import PREFILLS
-from paritybit.connectors.sglang.rows import Rows, mode_of
-from paritybit.watch.facts import Forward, Group, Layer, StaticInput
+from paritybit.connectors.sglang.rows import PREFILLS, Rows, mode_of
+from paritybit.watch.facts import Forward, Group, Layer
 from paritybit.watch.watcher import Watcher
 from paritybit.watch.weak import Weakly, weakened
 
@@ -59,24 +59,21 @@ class States:
         if getattr(table, "mamba_ckpt_pool", None) is not None or "Unified" in type(pool).__name__:
             raise NotRecognisedError("states that are kept in another form")
         held = pool.mamba_cache
-        if hasattr(held, "intermediate_conv_window") or any(
-            getattr(held, name, None) is not None for name in UNKNOWN
-        ):
+        unknown = any(getattr(held, name, None) is not None for name in UNKNOWN)
+        if unknown or hasattr(held, "intermediate_conv_window"):
             raise NotRecognisedError("states of drafts")
         return cls(table)
 
     @property
     def group(self) -> Group:
         """The KV group of the states. Padding uses slot 0."""
-        return weakened(Group(NAME, tuple(self.layers()), WINDOW))
-
-    def layers(self) -> Iterator[Layer]:
-        """Yield the tensors of each recurrent layer, whose first axis is the slot."""
         held = self.table.mamba_pool.mamba_cache
         parts = [*held.conv, held.temporal]
-        for number in range(len(parts[0])):
-            tensors = tuple(part[number] for part in parts if part.numel())
-            yield Layer(f"recurrent layer {number}", tensors)
+        layers = (
+            Layer(f"recurrent layer {at}", tuple(part[at] for part in parts if part.numel()))
+            for at in range(len(parts[0]))
+        )
+        return weakened(Group(NAME, tuple(layers), WINDOW))
 
     def parts(self) -> Iterator[tuple[Any, str]]:
         """Yield the objects that allocate and copy slots, with the name of the group."""
@@ -101,8 +98,7 @@ class States:
             if mine[at] in listed:
                 self.due[mine[at]] = listed[mine[at]] if row.cached else NONE
             rows.append(replace(row, slots={**row.slots, NAME: slots}))
-        found = Rows(rows, found.batch_rows)
-        return replace(forward, rows=tuple(rows)), found
+        return replace(forward, rows=tuple(rows)), Rows(rows, found.batch_rows)
 
     def copied(self, source: Tensor, target: Tensor) -> None:
         """Record a copy that the current forward made."""
@@ -112,9 +108,7 @@ class States:
         """Judge, at the end of a forward, the copies that it made."""
         if self.due:
             made = torch.tensor([self.seen.get(target, NONE) for target in self.due])
-            right, count = torch.tensor([*self.due.values()]), len(self.due)
-            given = StaticInput("copied states", made, count, count, expected=right)
-            watcher.inputs("states", [given])
+            watcher.inputs("states", [expected("copied states", made, [*self.due.values()])])
         self.due = {}
 
 

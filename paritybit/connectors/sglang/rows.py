@@ -7,13 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.following import expected
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sampling import untried
 from paritybit.connectors.sglang.pools import Pool
 from paritybit.watch.facts import Forward, Row, RowValues, StaticInput
 
-MODES = ("extend", "mixed", "decode", "target_verify")
-"""Modes of a forward whose rows are reported."""
+PREFILLS = ("extend", "mixed")
+"""Modes that compute prompts."""
+
+EXTENDS = ("draft_extend", "draft_extend_v2")
+"""Modes in which a draft computes the tokens that were accepted."""
+
+MODES = (*PREFILLS, "decode", "target_verify")
+"""Modes of a forward of the target whose rows are reported."""
 
 
 @dataclass
@@ -116,21 +123,11 @@ def implied(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
     return inputs
 
 
-def with_dimensions(implied: dict[str, Tensor], batch: Any) -> dict[str, Tensor]:
-    """Return implied inputs with the positions of text in all dimensions of a model for images."""
-    held = getattr(batch, "mrope_positions", None)
-    images = any(one is not None for one in getattr(batch, "mm_inputs", None) or ())
-    positions = implied.get("positions")
-    if held is None or images or positions is None or held.shape[-1] != len(positions):
-        return implied
-    return {**implied, "mrope_positions": positions.expand(len(held), -1)}
-
-
 def fields_of(batch: Any, implied: Mapping[str, Tensor], names: Iterable[str]) -> list[StaticInput]:
     """Return fields of a batch with the values that its rows imply."""
     given = {name: getattr(batch, name, None) for name in names if name in implied}
     return [
-        StaticInput(name, tensor, len(tensor), len(tensor), expected=implied[name])
+        expected(name, tensor, implied[name], size=len(tensor))
         for name, tensor in given.items()
         if isinstance(tensor, Tensor)
     ]
@@ -138,7 +135,7 @@ def fields_of(batch: Any, implied: Mapping[str, Tensor], names: Iterable[str]) -
 
 def lengths(batch: Any, mode: str) -> list[tuple[int, int]]:
     """Return the numbers of cached and of computed positions, per row."""
-    if mode in ("extend", "mixed"):
+    if mode in PREFILLS:
         prefixes = host(batch.extend_prefix_lens_cpu, batch.extend_prefix_lens)
         return list(
             zip(prefixes, host(batch.extend_seq_lens_cpu, batch.extend_seq_lens), strict=True)

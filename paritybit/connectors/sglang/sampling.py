@@ -14,9 +14,6 @@ from paritybit.watch.stacks import Stack
 UNSEEDED = 42
 """The seed of a request without one, if the engine samples deterministically."""
 
-EVERY = 1 << 30
-"""Stands for all tokens, in place of a number of likeliest ones."""
-
 SETTLED = 4
 """The number of generated tokens of which at least one is penalised."""
 
@@ -69,21 +66,20 @@ def rows(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValues]:
 def fields(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValues]:
     """Yield the fields of a SamplingBatchInfo by row."""
     names, asked = [one.rid for one in requests], [one.sampling_params for one in requests]
-    if len(info.temperatures) != len(names):
+    size, greedy = len(names), info.is_all_greedy
+    if len(info.temperatures) != size:
         return  # The batch is padded for other ranks.
-    size = len(names)
-    heat = torch.ones(size) if info.is_all_greedy else info.temperatures
-    yield rows_of("temperatures", names, heat, [one.temperature for one in asked])
-    best = torch.ones(size) if info.is_all_greedy else used(info, "top_ks", "top_k", EVERY)
-    yield rows_of("top_ks", names, best, [one.top_k for one in asked])
-    for name, flag, plain, right in (
-        ("top_ps", "top_p", 1.0, [one.top_p for one in asked]),
-        ("min_ps", "min_p", 0.0, [one.min_p for one in asked]),
+    # Greedy rows take the likeliest token, whatever the rest says.
+    for name, part, plain in (
+        ("temperatures", "temperature", 1),
+        ("top_ks", "top_k", 1),
+        ("top_ps", "top_p", None),
+        ("min_ps", "min_p", None),
     ):
-        # Greedy rows take the likeliest token, whatever the rest says.
-        held = used(info, name, flag, plain)
-        given = torch.tensor(right) if info.is_all_greedy else held
-        yield rows_of(name, names, given, right)
+        right = [getattr(one, part) for one in asked]
+        unused = right if plain is None else [plain] * size
+        held = torch.tensor(unused) if greedy else used(info, name, part)
+        yield rows_of(name, names, held, right)
     if info.sampling_seed is not None:
         seeds = [UNSEEDED if one.sampling_seed is None else one.sampling_seed for one in asked]
         yield rows_of("sampling_seed", names, info.sampling_seed, seeds)
@@ -92,11 +88,15 @@ def fields(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValues]
         yield from penalties(info, requests, mode)
 
 
-def used(info: Any, name: str, flag: str, plain: float) -> Tensor:
+PLAIN = {"top_ks": 1 << 30, "top_ps": 1.0, "min_ps": 0.0}
+"""What the sampler uses if it does not look at a parameter. No `top_k` has more tokens."""
+
+
+def used(info: Any, name: str, part: str) -> Tensor:
     """Return a parameter of all rows, or its default where the sampler does not look at it."""
     held: Tensor = getattr(info, name)
-    needed = getattr(info, f"need_{flag}_sampling", True)
-    return held if needed else torch.full((len(held),), plain)
+    needed = getattr(info, f"need_{part}_sampling", True)
+    return held if needed else torch.full((len(held),), PLAIN[name])
 
 
 def biases(info: Any, requests: Sequence[Any]) -> RowValues:
@@ -153,11 +153,8 @@ def allowed(held: Tensor, request: Any, tokens: Sequence[int], mode: str) -> Ten
         right[stops] = -torch.inf
     settled = mode == "decode" and len(request.output_ids) >= SETTLED
     penalised = asked.frequency_penalty or asked.presence_penalty
-    if settled and penalised and not retracted(request) and not bool(right.any()):
+    # A request that began again no longer counts its earlier tokens.
+    again = getattr(request, "retraction_count", 1) or getattr(request, "is_retracted", False)
+    if settled and penalised and not again and not bool(right.any()):
         right[request.output_ids[0]] = -(asked.frequency_penalty + asked.presence_penalty)
     return right
-
-
-def retracted(request: Any) -> bool:
-    """Return whether a request began again, and its earlier tokens are no longer counted."""
-    return bool(getattr(request, "retraction_count", 1) or getattr(request, "is_retracted", False))

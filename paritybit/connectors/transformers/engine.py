@@ -146,7 +146,7 @@ class Engine(Following):
             one.copied = filled.get(one.name.partition(" (")[0])
         watcher.inputs("batch", [*laws, *unordered])
         if hasattr(processors, "prepare_tensor_args"):
-            watcher.rows(PROCESSORS, list(sampling.rows(batch, processors)))
+            self.rows(PROCESSORS, lambda: sampling.rows(batch, processors))
         if processors is not None and not compiles(runner):
             self.hook(type(processors), "__call__", self.processed)
         if any(mask.numel() > LARGEST_MASK for mask in masks_of(batch).values()):
@@ -182,8 +182,7 @@ class Engine(Following):
             return original(processors, input_ids, scores, *args, **kw)
         raw = scores.clone()
         result = original(processors, input_ids, scores, *args, **kw)
-        values = list(sampling.logits(now[2], processors, raw, result))
-        self.watcher.rows(PROCESSORS, values)
+        self.rows(PROCESSORS, lambda: sampling.logits(now[2], processors, raw, result))
         return result
 
     def run(self, runner: Any, model: Any, batch: Batch, run: Callable[[], Any]) -> Any:

@@ -1,21 +1,8 @@
 """The connector of vLLM, for its engine core (V1) and both of its model runners.
 
-| module | reports |
-|---|---|
-| hooks | wraps functions of the engine |
-| engine | the forwards, replays and idle moments, in order |
-| requests | the live rows of a batch, from the output of the scheduler |
-| blocks | the blocks that the engine allocates, frees and copies |
-| drafting | the drafts that are proposed, and those that are accepted |
-| drafts | the forwards of a draft model |
-| speculation | the progress of each request, from the output of the sampler |
-| rows | what the sampler and the adapters use for each row |
-| sampling | what requests ask of both runners' samplers |
-| pools | the KV tensors of the pool of blocks, by slot |
-| batch | the inputs of the model and of its attention kernels |
-
-The groups of a hybrid model share one pool of blocks and its tensors. They are therefore one KV
-group here, and a request has one row for each of them: see `requests`.
+`Engine` has four layers: `blocks`, `drafting`, `rows` and `engine`. The other modules read facts
+from parts of the engine. The groups of a hybrid model share one pool of blocks and its tensors.
+They are therefore one KV group here, and a request has one row for each of them: see `requests`.
 
 Importing this package imports neither torch nor vllm.
 """

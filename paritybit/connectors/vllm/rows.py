@@ -15,9 +15,6 @@ from paritybit.watch.stacks import NOWHERE, Stack
 SAMPLER = "sampler"
 """What uses the values of rows, for reports."""
 
-UNKNOWN = AttributeError, KeyError, TypeError, ValueError, IndexError
-"""Errors of a release whose sampler has other parts."""
-
 
 class Rows(Drafting):
     """The part of an engine that follows requests from row to row, and judges rows."""
@@ -36,8 +33,7 @@ class Rows(Drafting):
     ) -> None:
         """Note what the requests of a forward asked for, and judge the adapters of its tokens."""
         of, counts = self.scheduler.requests, output.num_scheduled_tokens
-        assert self.watcher is not None
-        try:
+        with self.recognising("rows"):
             self.sampling = Sampling.of(
                 forward,
                 names,
@@ -47,41 +43,23 @@ class Rows(Drafting):
                 int(runner.vllm_config.model_config.get_vocab_size()),
                 self.account,
             )
-            values = list(adapters(runner, names, of, counts))
-        except UNKNOWN as error:
-            self.unknown(error)
-            return
-        self.watcher.rows("adapters", values, self.moves)
-
-    def unknown(self, error: Exception) -> None:
-        """Report that this release has another sampler than the connector knows."""
-        self.sampling = None
-        self.journal.scope(rows_not_watched=repr(error))
+        self.rows("adapters", lambda: adapters(runner, names, of, counts), self.moves)
 
     def indices(self, given: Any) -> None:
         """Judge which tokens the older runner samples after."""
-        if self.sampling is not None and self.watcher is not None and isinstance(given, Tensor):
-            self.watcher.rows(SAMPLER, [self.sampling.logits_indices(given)], self.moves)
+        if (sampling := self.sampling) is not None and isinstance(given, Tensor):
+            self.rows(SAMPLER, lambda: [sampling.logits_indices(given)], self.moves)
 
     def sampled(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
         """Judge what a sampler uses for each row, then count the drafts that it accepts."""
-        sampling, watcher = self.sampling, self.watcher
-        self.sampling, moves, self.moves = None, self.moves, {}
-        if sampling is None or watcher is None or not self.checked:
-            return super().sampled(original, runner, *args, **kwargs)
-        self.sampling, self.moves = sampling, moves
+        sampling = self.sampling if self.checked else None
         given = (*args, *kwargs.values())
         batch = next((one for one in given if hasattr(one, "req_ids")), None)
         verified = next((one for one in given if hasattr(one, "num_draft_tokens")), None)
-        try:
-            if batch is None:
-                values = list(sampling.older(runner, verified))
-            else:
-                values = list(sampling.newer(runner, batch))
-        except UNKNOWN as error:
-            self.unknown(error)
-        else:
-            watcher.rows(SAMPLER, values, self.moves)
+        if sampling is not None and batch is None:
+            self.rows(SAMPLER, lambda: sampling.older(runner, verified), self.moves)
+        elif sampling is not None:
+            self.rows(SAMPLER, lambda: sampling.newer(runner, batch), self.moves)
         try:
             return super().sampled(original, runner, *args, **kwargs)
         finally:
@@ -89,21 +67,15 @@ class Rows(Drafting):
 
     def processed(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
         """Judge logits after a sampler has applied the parameters of their requests."""
-        sampling, watcher = self.sampling, self.watcher
-        given = (*args, *kwargs.values())
+        sampling, given = self.sampling, (*args, *kwargs.values())
         logits = next((one for one in given if isinstance(one, Tensor)), None)
-        if sampling is None or watcher is None or logits is None or not self.checked:
+        if sampling is None or logits is None or not self.checked:
             return original(owner, *args, **kwargs)
         metadata = next((one for one in given if hasattr(one, "all_greedy")), None)
         raw = logits if metadata is None else logits.clone()
         result = original(owner, *args, **kwargs)
-        try:
-            cut = not kwargs.get("skip_top_k_top_p", False)
-            values = list(sampling.logits(owner, raw, result, metadata, cut))
-        except UNKNOWN as error:
-            self.unknown(error)
-        else:
-            watcher.rows(SAMPLER, values, self.moves)
+        cut = not kwargs.get("skip_top_k_top_p", False)
+        self.rows(SAMPLER, lambda: sampling.logits(owner, raw, result, metadata, cut), self.moves)
         return result
 
     def moved(self, original: Original, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -112,8 +84,7 @@ class Rows(Drafting):
         result = original(batch, *args, **kwargs)
         lines = NOWHERE if self.watcher is None else self.watcher.here()
         for row, name in enumerate(batch._req_ids):
-            if name is not None and before.get(name) != row:
-                since = before.get(name)
+            if name is not None and (since := before.get(name)) != row:
                 told = "added to" if since is None else f"moved from row {since} to"
                 self.moves[name] = lines, f"it was {told} row {row} in this step"
         return result

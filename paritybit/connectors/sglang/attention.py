@@ -1,0 +1,224 @@
+"""What an attention backend passes to its kernels: index lists, lengths and offsets.
+
+| backend | lists of a decode | lists of an extend or verify |
+|---|---|---|
+| triton | all positions; of a window, all but its first key | cached positions |
+| fa3 | a table of all positions; the kernel masks the window | the same |
+
+Triton's decode reads one key fewer than its extend, as reported in sgl-project/sglang#32087.
+
+When a draft model computes accepted tokens, releases up to 0.5.12 also list these. Each draft step
+has its own lists, with a row per branch and one more position than the step before.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.connectors.following import expected
+from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.sglang.pools import Pool
+from paritybit.connectors.sglang.rows import EXTENDS, MODES, PREFILLS, Rows
+from paritybit.watch.facts import IndexList, StaticInput
+
+VERIFY = "target_verify"
+TRITON, FLASH = "TritonAttnBackend", "FlashAttentionBackend"
+
+
+def attending(backend: Any) -> Any:
+    """Return the backend for attention layers in a backend that also has one for others."""
+    return getattr(backend, "full_attn_backend", backend)
+
+
+def lists_of(
+    backend: Any, pool: Pool, mode: str, found: Rows, size: int, graph: bool
+) -> list[IndexList]:
+    """Return the lists that a backend built for a batch of `size` rows, padding included.
+
+    With `graph`, a graph reads them. Raises NotRecognisedError.
+    """
+    kind = type(backend).__name__
+    if kind == "TritonMultiStepDraftBackend":
+        return steps(backend, pool, size)
+    if kind not in (TRITON, FLASH):
+        raise NotRecognisedError(f"the index lists of the attention backend {kind}")
+    if kind == TRITON:
+        lists = triton_lists(backend, pool, mode, size, graph)
+    else:
+        lists = flash_lists(backend, pool, mode, size)
+    if mode in EXTENDS and lists:
+        given, row = lists[0], found.rows[0]
+        computed = None if int(given.counts[0]) == row.cached + row.computed else 0
+        lists = [replace(given, computed=computed) for given in lists]
+    live = len(set(found.batch_rows))
+    if found.batch_rows != list(range(live)):  # Several rows of the forward have the same list.
+        index = torch.tensor([*found.batch_rows, *range(live, size)], device=lists[0].counts.device)
+        lists = [
+            replace(given, offsets=given.offsets[index], counts=given.counts[index])
+            for given in lists
+        ]
+    return lists
+
+
+def triton_lists(backend: Any, pool: Pool, mode: str, size: int, graph: bool) -> list[IndexList]:
+    """Return the flat lists of TritonAttnBackend. Raises NotRecognisedError."""
+    if graph and mode in PREFILLS:
+        raise NotRecognisedError("the index lists of Triton in a graph for prefills")
+    decode, window = mode == "decode", pool.window or 1  # The backend's own may be wrong.
+    holder, before = (backend, "cuda_graph_") if graph else (backend.forward_metadata, "")
+    return [
+        flat(
+            f"{before}{start}kv_indices",
+            pool.group_of(sliding) or pool.group_of(not sliding),
+            getattr(holder, f"{before}{start}kv_indices"),
+            getattr(holder, f"{start}kv_indptr")[: size + 1],
+            computed=None if decode else 0,
+            window=window - decode if sliding else None,
+        )
+        for sliding, start in ((False, ""), (True, "window_"))
+        if not sliding or window > 1
+    ]
+
+
+def flat(name: str, group: str | None, entries: Tensor, bounds: Tensor, **more: Any) -> IndexList:
+    """Return the list of rows that begin and end at some bounds of a flat tensor."""
+    assert group is not None
+    ends = bounds.long()
+    return IndexList(name, group, entries, ends[:-1], ends[1:] - ends[:-1], **more)
+
+
+def steps(backend: Any, pool: Pool, size: int) -> list[IndexList]:
+    """Return the lists of each step of a graph of draft steps, for `size` requests."""
+    if getattr(backend, "draft_window_size", 0):
+        raise NotRecognisedError("the index lists of a draft with a window of its own")
+    rows = size * int(backend.topk)
+    return [
+        flat(
+            name,
+            pool.group_of(sliding) or pool.group_of(not sliding),
+            entries[step],
+            getattr(backend, start + "kv_indptr")[step, : rows + 1],
+            computed=1,
+            step=step,
+            window=(pool.window or 1) - 1 if sliding else None,
+        )
+        for sliding, start in ((False, ""), (True, "window_"))
+        if (entries := getattr(backend, name := f"cuda_graph_{start}kv_indices", None)) is not None
+        for step in range(len(backend.attn_backends))
+    ]
+
+
+def flash_lists(backend: Any, pool: Pool, mode: str, size: int) -> list[IndexList]:
+    """Return the tables of FlashAttentionBackend. Its latest metadata also has those of graphs."""
+    meta, page = backend.forward_metadata, int(backend.page_size)
+    pages = (meta.cache_seqlens_int32[:size].long() + page - 1) // page
+    found = []
+    for sliding, name in ((False, "page_table"), (True, "swa_page_table")):
+        group, table = pool.group_of(sliding), getattr(meta, name, None)
+        if group is None or table is None:
+            continue
+        table = table[: len(pages), : int(pages.max())]
+        offsets = torch.arange(len(pages), device=table.device) * table.shape[1]
+        entries, computed = table.contiguous().flatten(), 0 if tree_of(backend, mode) else None
+        parts = name, group, entries, offsets, pages
+        found.append(IndexList(*parts, computed=computed, exact=False, page=page))
+    return found
+
+
+def tree_of(backend: Any, mode: str) -> bool:
+    """Return whether FlashAttentionBackend verifies a tree, apart from the cached positions."""
+    return mode == VERIFY and int(getattr(backend, "topk", 0) or 0) > 1
+
+
+def metadata_of(
+    backend: Any, mode: str, batch: Any, found: Rows, graph: bool, drafts: bool = False
+) -> Iterator[StaticInput]:
+    """Yield the other metadata of a backend for a batch, with the values that the rows imply.
+
+    With `graph`, a graph reads the metadata. With `drafts`, it belongs to a draft model: only the
+    computation of accepted tokens by the Triton backend is then supported.
+    """
+    kind = type(backend).__name__
+    judged = MODES if not drafts else EXTENDS if kind == TRITON else ()
+    if kind not in (TRITON, FLASH) or mode not in judged:
+        return
+    spans = list(spans_of(batch, mode, found).values())
+    if kind == TRITON:
+        held, right = triton_metadata(backend, mode, spans, graph)
+    else:
+        held, right = flash_metadata(backend, mode, spans, graph)
+    for name, values in right.items():
+        tensor = held.get(name)
+        if isinstance(tensor, Tensor) and len(tensor) >= len(values):
+            yield expected(name, tensor, values, size=len(tensor))
+
+
+def spans_of(batch: Any, mode: str, found: Rows) -> dict[int, tuple[int, int]]:
+    """Return the numbers of cached and of computed positions, per row of the batch."""
+    drafted = int(batch.spec_info.draft_token_num) if mode == VERIFY else None
+    return {
+        at: (row.cached, row.computed if drafted is None else drafted)
+        for at, row in zip(found.batch_rows, found.rows, strict=True)
+    }
+
+
+Expected = tuple[Mapping[str, Any], dict[str, list[int]]]
+"""The metadata that a backend has, and the expected values, by name."""
+
+
+def triton_metadata(
+    backend: Any, mode: str, spans: Sequence[tuple[int, int]], graph: bool
+) -> Expected:
+    """Return the metadata of TritonAttnBackend.
+
+    `qo_indptr` and `mask_indptr` say where each request's queries and part of the mask begin,
+    `window_kv_offsets` the position of the first key in its window. `max_extend_len` is an upper
+    bound for the queries of a request: the grid of the kernel.
+    """
+    names, holder = ("qo_indptr", "mask_indptr"), backend if graph else backend.forward_metadata
+    held = {name: getattr(holder, name, None) for name in names}
+    offsets = "cuda_graph_window_kv_offsets" if graph else "window_kv_offsets"
+    held["window_kv_offsets"] = getattr(holder, offsets, None)
+    right = dict[str, list[int]]()
+    if mode != "decode":
+        right["qo_indptr"] = ends(computed for _, computed in spans)
+        if not graph:
+            longest = max(computed for _, computed in spans)
+            held["max_extend_len"] = up_to(longest, getattr(holder, "max_extend_len", None))
+            right["max_extend_len"] = [longest]
+    if mode == VERIFY:
+        window = int(backend.sliding_window_size or 0)
+        right["mask_indptr"] = ends(n * (cached + n) for cached, n in spans)
+        if window > 0:
+            right["window_kv_offsets"] = [max(0, cached - window) for cached, _ in spans]
+    return held, right
+
+
+def flash_metadata(
+    backend: Any, mode: str, spans: Sequence[tuple[int, int]], graph: bool
+) -> Expected:
+    """Return the lengths of FlashAttentionBackend. For a graph, they are the latest ones, too.
+
+    `max_seq_len_q` is an upper bound for the queries of a prompt. A graph uses that of its capture.
+    """
+    tree, held = tree_of(backend, mode), dict(vars(backend.forward_metadata))
+    right = {"cache_seqlens_int32": [cached + (not tree) * n for cached, n in spans]}
+    if not graph and mode in PREFILLS:
+        longest = max(computed for _, computed in spans)
+        held["max_seq_len_q"] = up_to(longest, held.get("max_seq_len_q"))
+        right["max_seq_len_q"] = [longest]
+    return held, right
+
+
+def up_to(right: int, size: Any) -> Tensor | None:
+    """Return a size, [1], limited to the right value: it may be larger. None for other types."""
+    return torch.tensor([min(size, right)]) if isinstance(size, int) else None
+
+
+def ends(lengths: Any) -> list[int]:
+    """Return the start of each part of a flat tensor, and the end of the last part."""
+    return [0, *accumulate(lengths)]
