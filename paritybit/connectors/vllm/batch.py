@@ -114,13 +114,13 @@ class Batch:
 
     def expected(self, forward: Forward) -> dict[str, Tensor]:
         """Return the values of inputs that the rows of a forward imply, by name."""
-        rows = self.live[0]
-        ends = torch.tensor([row.cached + row.computed for row in forward.rows[:rows]])
-        starts = torch.tensor([0, *(row.computed for row in forward.rows[:rows])]).cumsum(0)
+        count, rows = self.live[0], forward.rows
+        ends = torch.tensor([row.cached + row.computed for row in rows[:count]])
+        starts = torch.tensor([0, *(row.computed for row in rows[:count])]).cumsum(0)
         found = {"positions": self.expected_positions(forward)}
         for number in range(len(self.metadata)):
             found[f"seq_lens {number}"], found[f"query_start_loc {number}"] = ends, starts
-            mine = forward.rows[number * rows : (number + 1) * rows]
+            mine = rows[number * count : (number + 1) * count]
             parts = [next(iter(row.slots.values()))[row.cached :] for row in mine]
             found[f"slot_mapping {number}"] = torch.cat(parts)
         return found

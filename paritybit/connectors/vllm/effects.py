@@ -1,9 +1,6 @@
 """What a forward pass does besides writing KV: it may then run only once."""
 
-from collections.abc import Iterator
 from typing import Any
-
-from torch import Tensor
 
 from paritybit.connectors.following import tensors
 from paritybit.connectors.vllm.pools import Pool
@@ -34,20 +31,14 @@ def once(config: Any, pool: Pool) -> str | None:
     for (part, name), effect in EFFECTS.items():
         if getattr(getattr(config, part, None), name, False):
             return effect
-    return next(unsaved(config.compilation_config.static_forward_context, pool), None)
-
-
-def unsaved(layers: Any, pool: Pool) -> Iterator[str]:
-    """Yield the layers whose state is not in the pool, so that it cannot be restored."""
     saved = {
-        storage(one) for group in pool.groups for layer in group.layers for one in layer.tensors
+        one.untyped_storage().data_ptr()
+        for group in pool.groups
+        for layer in group.layers
+        for one in layer.tensors
     }
-    for name, layer in layers.items():
+    for name, layer in config.compilation_config.static_forward_context.items():
         for _, tensor in tensors(getattr(layer, "kv_cache", None)):
-            if tensor.numel() and storage(tensor) not in saved:
-                yield f"{name} keeps state outside of the pool"
-
-
-def storage(tensor: Tensor) -> int:
-    """Return the address of the memory of a tensor, which its views share."""
-    return tensor.untyped_storage().data_ptr()
+            if tensor.numel() and tensor.untyped_storage().data_ptr() not in saved:
+                return f"{name} keeps state outside of the pool"
+    return None

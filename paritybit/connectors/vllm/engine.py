@@ -142,7 +142,7 @@ class Engine(Rows):
                 for part, name in SCOPE
                 if hasattr(getattr(config, part, None), name)
             },
-            runner=origin(runner),
+            runner=getattr(getattr(runner, "execute_model", None), "__module__", None),
             windows=self.pool.windows,
         )
         watcher = self.watch(self.pool.groups)
@@ -381,12 +381,6 @@ class Engine(Rows):
         )
         self.states = outputs().get("output")
         return result
-
-
-def origin(runner: Any) -> str:
-    """Return the module of the class that defines `execute_model` of a runner."""
-    kinds = type(runner).__mro__
-    return next((kind for kind in kinds if "execute_model" in vars(kind)), kinds[0]).__module__
 
 
 def mode_of(wrapper: Any) -> str:

@@ -9,7 +9,7 @@ of the draft are therefore a separate KV group. Rows of the target have slots th
 has layers with these tensors.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,18 +50,16 @@ class Pool:
     """The pool of blocks.
 
     `windows`, `layers`, `numbers` and `held` have an entry for each of the engine's groups with
-    layers of the target.
+    layers of the target: its first layer, the engine's number of it, and the KV groups whose
+    tensors it has layers in.
     """
 
     groups: tuple[Group, ...]
     page: int
     windows: tuple[int | None, ...]
     layers: tuple[str, ...]
-    """The first layer of each group."""
     numbers: tuple[int, ...]
-    """The engine's number of each group."""
     held: tuple[tuple[str, ...], ...]
-    """The KV groups whose tensors each group has layers in."""
     draft: Draft | None = None
 
     @property
@@ -86,7 +84,11 @@ class Pool:
 
 
 def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> Pool:
-    """Return the pool for a configuration of KV caches."""
+    """Return the pool for a configuration of KV caches. Raises NotRecognisedError.
+
+    `layers` are the attention layers by name, with their tensors. `drafts` are the names of the
+    layers of a draft model.
+    """
     specs = [group.kv_cache_spec for group in config.kv_cache_groups]
     unknown = {type(spec).__name__ for spec in specs} - set(KINDS)
     if unknown:
@@ -96,55 +98,36 @@ def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> Pool:
         raise NotRecognisedError(f"groups whose blocks have {sorted(sizes)} tokens")
     (page,) = sizes
     tensors, block = tensors_of(config, layers, page)
-    shared = [any(name in drafts for name in names) for names, _ in tensors]
-    groups = tuple(
-        Group(
-            kind,
-            tuple(
-                Layer(", ".join(names), parts)
-                for (names, parts), mixed in zip(tensors, shared, strict=True)
-                if mixed == (kind == DRAFTED)
-            ),
-            reserved=frozenset(range(page)),
-            page_size=page,
-            block=block,
-        )
-        for kind in (GROUP, *([DRAFTED] if any(shared) else []))
-    )
-    groups = tuple(map(weakened, groups))
-    if not groups[0].layers:
-        raise NotRecognisedError("a draft model that shares all tensors with its target")
     of_tensor = {
-        name: DRAFTED if mixed else GROUP
-        for (names, _), mixed in zip(tensors, shared, strict=True)
+        name: DRAFTED if any(one in drafts for one in names) else GROUP
+        for names, _ in tensors
         for name in names
     }
-    return grouped(config, groups, page, of_tensor, drafts)
-
-
-def grouped(
-    config: Any,
-    groups: tuple[Group, ...],
-    page: int,
-    of_tensor: Mapping[str, str],
-    drafts: Collection[str],
-) -> Pool:
-    """Return the pool of KV groups. `of_tensor` maps a layer to the KV group of its tensor."""
-    windows, layers, numbers, held, draft = [], [], list[int](), [], None
+    parts: dict[str, list[Layer]] = {GROUP: [], DRAFTED: []}
+    for names, held in tensors:
+        parts[of_tensor[names[0]]].append(Layer(", ".join(names), held))
+    if not parts[GROUP]:
+        raise NotRecognisedError("a draft model that shares all tensors with its target")
+    reserved = frozenset(range(page))
+    groups = tuple(
+        weakened(Group(kind, tuple(mine), reserved=reserved, page_size=page, block=block))
+        for kind, mine in parts.items()
+        if mine
+    )
+    found, draft = list[tuple[Any, ...]](), None
     for number, group in enumerate(config.kv_cache_groups):
-        spec, names = group.kv_cache_spec, group.layer_names
+        spec, own = group.kv_cache_spec, [one for one in group.layer_names if one not in drafts]
         window = int(spec.sliding_window) if KINDS[type(spec).__name__] else None
-        own = [name for name in names if name not in drafts]
-        if len(own) < len(names):
+        if len(own) < len(group.layer_names):
             if draft is not None:
                 raise NotRecognisedError("a draft model with layers in several groups")
-            draft = Draft(number, window, next(name for name in names if name in drafts))
+            first = next(name for name in group.layer_names if name in drafts)
+            draft = Draft(number, window, first)
         if own:
-            windows.append(window)
-            layers.append(own[0])
-            numbers.append(number)
-            held.append(tuple(sorted({of_tensor[name] for name in own})))
-    return Pool(groups, page, tuple(windows), tuple(layers), tuple(numbers), tuple(held), draft)
+            kinds = tuple(sorted({of_tensor[name] for name in own}))
+            found.append((window, own[0], number, kinds))
+    windows, firsts, numbers, kinds_of = zip(*found, strict=True) if found else ((), (), (), ())
+    return Pool(groups, page, windows, firsts, numbers, kinds_of, draft)
 
 
 def tensors_of(
@@ -171,19 +154,15 @@ def by_slot(cache: Tensor, blocks: int, page: int) -> tuple[tuple[Tensor, ...], 
     If the blocks are not contiguous, return views [blocks, block size, ...], and the block size.
     Raises NotRecognisedError for any other layout.
     """
-    if cache.shape[0] == 2 != blocks and cache.shape[1] * cache.shape[2] == blocks * page:
+    shape, slots = cache.shape, blocks * page
+    if shape[0] == 2 != blocks and shape[1] * shape[2] == slots:
         return tuple(cache[part].flatten(0, 1) for part in (0, 1)), None
     for axis in range(1, cache.dim()):
-        whole = cache.shape[0] * cache.shape[axis] == blocks * page
-        if whole and cache.stride(0) == cache.shape[axis] * cache.stride(axis):
+        whole = shape[0] * shape[axis] == slots
+        if whole and cache.stride(0) == shape[axis] * cache.stride(axis):
             moved = cache.movedim(axis, 1)
-            shape, strides = moved.shape, moved.stride()
-            size = (shape[0] * shape[1], *shape[2:])
-            return (cache.as_strided(size, strides[1:], cache.storage_offset()),), None
-    if (
-        cache.dim() == 5
-        and cache.shape[1] == 2
-        and cache.shape[0] * cache.shape[2] == blocks * page
-    ):
-        return (cache[:, 0], cache[:, 1]), cache.shape[2]  # [blocks, K and V, block size, ...]
-    raise NotRecognisedError(f"a KV cache of shape {tuple(cache.shape)}, strides {cache.stride()}")
+            size = (slots, *moved.shape[2:])
+            return (cache.as_strided(size, moved.stride()[1:], cache.storage_offset()),), None
+    if cache.dim() == 5 and shape[1] == 2 and shape[0] * shape[2] == slots:
+        return (cache[:, 0], cache[:, 1]), shape[2]  # [blocks, K and V, block size, ...]
+    raise NotRecognisedError(f"a KV cache of shape {tuple(shape)}, strides {cache.stride()}")
