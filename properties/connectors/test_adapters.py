@@ -90,16 +90,3 @@ def test_each_token_uses_the_weights_of_its_request_once(
 def test_merged_segments_are_judged_too() -> None:
     infos = {"batch_info": by_row(), "sgemm_batch_info": by_row(weight_indices=[1, 1, 1, 0])}
     assert judged(infos) == {"weight_indices of merged segments"}
-
-
-def test_an_adapter_that_no_buffer_has_is_none_of_them() -> None:
-    pool = SimpleNamespace(buffer_id_to_uid=[object(), "first", None, "another"])
-    assert judged({"batch_info": by_row()}, memory_pool=pool) == WRONG
-
-
-def test_nothing_is_judged_without_a_prepared_batch_of_the_target() -> None:
-    wrong = {"batch_info": by_row(weight_indices=[3, 2, 1, 0])}
-    assert judged({"batch_info": None}) == set()
-    assert judged(wrong, memory_pool=SimpleNamespace()) == set()
-    assert judged(wrong, attn_dp_enabled=True) == set()
-    assert judged(wrong, drafts=True) == set()

@@ -7,13 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.attention import lists_of
 from paritybit.connectors.sglang.drafts import (
     draft_forward_of,
     implied_by_draft,
     kept_ids,
-    reads_ahead,
 )
 from paritybit.connectors.sglang.pools import Pool, described
 from paritybit.connectors.sglang.rows import Rows
@@ -107,29 +105,6 @@ def test_only_accepted_ids_of_drafts_are_judged() -> None:
     assert kept_ids(batch_of("draft_extend", [5, 5], **lengths), REQUESTS, True) == [2, 3]
 
 
-def test_ids_in_place_of_images_are_not_judged() -> None:
-    seeing = SimpleNamespace(**vars(REQUESTS[1]), multimodal_inputs=object())
-    assert kept_ids(prefilled([4, 3]), (REQUESTS[0], seeing), True) == [4, 0]
-
-
-@pytest.mark.parametrize(
-    ("eagle", "layers", "ahead"), [(True, False, True), (True, True, False), (False, False, False)]
-)
-def test_one_draft_of_eagle_is_given_the_next_token(eagle: bool, layers: bool, ahead: bool) -> None:
-    runner = SimpleNamespace(
-        spec_algorithm=SimpleNamespace(is_eagle=lambda: eagle),
-        server_args=SimpleNamespace(enable_multi_layer_eagle=layers),
-    )
-    assert reads_ahead(runner) == ahead
-    assert not reads_ahead(SimpleNamespace())
-
-
-@pytest.mark.parametrize(("mode", "topk"), [("decode", None), ("target_verify", 1)])
-def test_rows_of_other_forwards_are_not_known(mode: str, topk: int | None) -> None:
-    with pytest.raises(NotRecognisedError, match=f"a draft's forward with the mode {mode}"):
-        described_by(batch_of(mode, [4, 2]), topk)
-
-
 @pytest.mark.parametrize("batch", [chain(), tree(), accepted()], ids=["chain", "tree", "accepted"])
 def test_rows_imply_what_a_right_batch_holds(batch: Any) -> None:
     forward, found, _ = described_by(batch, 2 if len(batch.out_cache_loc) == 12 else 1)
@@ -182,10 +157,3 @@ def test_the_lists_of_each_step_are_judged(batch: Any, topk: int) -> None:
     entries: Tensor = backend.cuda_graph_kv_indices
     entries[1, 2] += 1
     assert ["position 2 as slot" in text for text in wrong(forward, pool, backend)] == [True]
-
-
-def test_a_drafts_own_window_is_not_judged() -> None:
-    forward, pool, backend = lists_of_steps(chain(), 1)
-    backend.draft_window_size = 8
-    with pytest.raises(NotRecognisedError, match="a draft with a window of its own"):
-        wrong(forward, pool, backend)

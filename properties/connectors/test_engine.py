@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors import hooking
-from paritybit.connectors.sglang import allocations as allocations_module
 from paritybit.connectors.sglang.engine import Engine
 from paritybit.watch.journal import Journal
 from paritybit.watch.replays.relations import NAMES
@@ -132,16 +130,6 @@ def toy(tmp_path: Path) -> Iterator[Toy]:
     assert toy.undecided == toy.expected
 
 
-def test_a_batch_without_the_slots_that_it_writes_is_undecided(toy: Toy) -> None:
-    toy.prefill()
-    batch = parts.decode([1], [7], [11], [26])
-    batch.out_cache_loc = None
-    toy.model = lambda batch: "logits"
-    toy.run(batch)
-    assert not toy.found
-    toy.expected = ["a decode batch without the slots it writes is not watched"]
-
-
 def test_a_right_engine_is_watched_and_nothing_is_found(toy: Toy) -> None:
     toy.prefill()
     for _ in range(4):
@@ -159,15 +147,6 @@ def test_a_window_of_the_backend_that_is_not_the_model_s_is_found(toy: Toy) -> N
     toy.prefill()
     toy.decode()
     assert toy.found == {"wrong list"}
-
-
-@pytest.mark.parametrize("overlaps", [True, False])
-def test_the_scope_states_what_the_scheduler_does(toy: Toy, overlaps: bool) -> None:
-    """The setting may have been overruled."""
-    toy.enable_overlap = overlaps  # type: ignore[attr-defined]
-    toy.prefill()
-    stated = f'"disable_overlap_schedule": {str(not overlaps).lower()}'
-    assert any(stated in text for text in toy.journal.said)
 
 
 def test_a_write_that_nobody_owns_is_found(toy: Toy) -> None:
@@ -197,19 +176,6 @@ def test_a_slot_that_is_freed_while_its_request_runs_is_found(toy: Toy) -> None:
     assert toy.found == {"freed in use"}
 
 
-def test_pages_are_freed_whole(toy: Toy) -> None:
-    told: list[list[int]] = []
-    allocations, allocator = toy.engine.allocations, parts.PagedAllocator(4)
-    toy.prefill()
-    toy.engine.allocations.follow([(allocator, "full")])
-    allocations.watcher.freed = lambda name, slots, source=None: told.append(  # type: ignore[method-assign,union-attr]
-        [slot for slot in slots.tolist() if slot >= 0]
-    )
-    allocations.free_in_pages(lambda *_: None, allocator, torch.tensor([8, 9, 13]))
-    allocations.free_pages(lambda *_: None, allocator, torch.tensor([2]))
-    allocator.free_group = []
-    allocations.free_in_pages(lambda *_: None, allocator, torch.tensor([8]))
-    assert told == [[8, 12], [8]]
 
 
 def test_what_is_collected_keeps_the_lines_that_freed_it(toy: Toy) -> None:
@@ -252,13 +218,6 @@ def test_what_is_collected_keeps_the_lines_that_freed_it(toy: Toy) -> None:
     assert ([16], "cache.py:3") in told
 
 
-def test_a_list_of_what_is_collected_works_if_its_line_cannot_be_noted(toy: Toy) -> None:
-    toy.prefill()
-    allocator: Any = parts.TokenAllocator(8)
-    allocator.swa_page_ids_group, allocator.page_size = [], None  # Of no known size.
-    toy.engine.allocations.group(lambda allocator: None, allocator)
-    allocator.swa_page_ids_group.append(torch.tensor([8]))
-    assert [one.tolist() for one in allocator.swa_page_ids_group] == [[8]]
 
 
 def of_sglang(path: str, text: str, name: str, **names: object) -> Callable[[], None]:
@@ -316,79 +275,6 @@ def test_what_the_engine_counts_wrongly_leaks(
     what = {key.split(" | ")[-1] for key in toy.journal.findings}
     of = re.compile(" of the (request table|prefix cache)|(?<=in the )(request|prefix) ")
     assert {of.sub("", text) for text in what} == found
-
-
-@pytest.mark.parametrize("error", [RuntimeError, ValueError])
-def test_an_empty_cache_may_have_nothing_to_concatenate(error: type[Exception]) -> None:
-    def flattened() -> torch.Tensor:
-        raise error("torch.cat(): expected a non-empty list of Tensors")
-
-    held = allocations_module.cached(SimpleNamespace(all_values_flatten=flattened))
-    assert not len(held)
-
-
-def test_a_flush_without_a_forward_is_judged(toy: Toy) -> None:
-    """The cache forgets slots that the allocators do not get back."""
-    toy.prefill()
-    toy.runner.req_to_token_pool.free_slots = [1, 2, 3, 4]
-    for _ in range(2):
-        toy.idle(toy.table[1, :6])
-        assert toy.found == set()
-    toy.idle(toy.table[1, :0], counted=0)
-    assert toy.found == {"leak"}
-
-
-def test_an_assertion_of_the_engine_is_told_from_others(toy: Toy) -> None:
-    def failing(outer: str, inner: str) -> Callable[[object], None]:
-        code = compile("assert False, 'a lock'", inner, "exec")
-
-        def loop(scheduler: object) -> None:
-            exec(compile("exec(code)", outer, "exec"), {"code": code})
-
-        return loop
-
-    toy.prefill()
-    cache, other = "/engine/sglang/srt/mem_cache/radix_cache.py", "/someone/model.py"
-    for outer, inner, found in (
-        (cache, other, set[str]()),
-        (other, cache, {"engine error"}),
-    ):
-        with pytest.raises(AssertionError):
-            toy.engine.loop(failing(outer, inner), None)
-        assert toy.found == found
-
-
-OUT_OF_BOUNDS = """
-def read():
-    if embedded:
-        torch.nn.functional.embedding(torch.tensor([index]), torch.zeros(3, 2))
-    toy.pool.full_kv_pool.k_buffer[0][index]
-"""
-
-
-@pytest.mark.parametrize(
-    ("index", "within", "embedded"),
-    [
-        *((10_000, within, embedded) for within in (True, False) for embedded in (True, False)),
-        ("a", True, False),
-    ],
-)
-def test_an_access_out_of_bounds_is_told_from_other_errors(
-    toy: Toy, index: Any, within: bool, embedded: bool
-) -> None:
-    failing = of_sglang("layers/pool.py", OUT_OF_BOUNDS, "read", **locals(), torch=torch)
-
-    def run_batch(scheduler: object) -> None:
-        toy.fault = failing
-        toy.prefill()
-
-    toy.prefill()
-    with pytest.raises((IndexError, TypeError)):
-        toy.engine.loop(run_batch if within else lambda scheduler: failing(), None)
-    (key,) = toy.journal.findings
-    bounds = within and index == 10_000
-    what = "a forward pass accesses memory out of bounds" if bounds else "in read ends the engine"
-    assert key.endswith(what)
 
 
 def test_what_is_only_collected_is_not_freed_yet(toy: Toy) -> None:
@@ -506,14 +392,6 @@ def test_a_host_pool_is_undecided_unless_its_copies_are_followed(
     toy.expected = [] if followed else [said]
 
 
-def test_what_comes_back_to_a_pool_that_is_not_watched_is_undecided(toy: Toy) -> None:
-    toy.prefill()
-    toy.engine.allocations.load_back(
-        lambda *arguments: None, HostPool(), object(), torch.tensor([1]), torch.tensor([60])
-    )
-    toy.expected = ["what comes back from a HostPool is not followed"]
-
-
 def test_a_forward_within_a_capture_or_without_a_batch_is_not_watched(toy: Toy) -> None:
     toy.prefill()
     batch = parts.decode([1], [7], [11], [26])
@@ -521,12 +399,6 @@ def test_a_forward_within_a_capture_or_without_a_batch_is_not_watched(toy: Toy) 
     toy.engine.capturing = 1
     toy.run(batch)
     assert toy.journal.counts["forwards"] == 1
-
-
-def test_replays_of_several_ranks_are_not_repeated(toy: Toy) -> None:
-    toy.runner.server_args.tp_size = 2
-    toy.prefill()
-    assert toy.engine.models.once == "it waits for other ranks"
 
 
 @pytest.mark.parametrize(
@@ -548,14 +420,6 @@ def test_a_forward_with_other_effects_is_not_repeated(toy: Toy, name: str, value
     assert not any(toy.journal.counts.get(f"tried: {name}") for name in NAMES)
 
 
-def test_no_slot_is_changed_while_the_engine_may_send_kv_to_another_process(toy: Toy) -> None:
-    toy.runner.server_args.enable_lmcache = True
-    toy.prefill()
-    assert toy.engine.watcher is not None
-    reason = "enable_lmcache=True may copy KV at any time"
-    assert toy.engine.watcher.barred() == reason
-
-
 @pytest.mark.parametrize("within", [True, False])
 def test_a_change_is_of_the_capture_that_makes_it(toy: Toy, within: bool) -> None:
     toy.prefill()
@@ -568,16 +432,6 @@ def test_a_change_is_of_the_capture_that_makes_it(toy: Toy, within: bool) -> Non
     assert {tuple(key.split(" | ")[::2]) for key in toy.journal.findings} == {
         ("corrupted read", cause)
     }
-
-
-def test_the_error_of_the_engine_is_passed_on_and_watching_goes_on(toy: Toy) -> None:
-    toy.prefill()
-    toy.fault = functools.partial(divmod, 1, 0)
-    with pytest.raises(ZeroDivisionError):
-        toy.decode()
-    toy.fault = lambda: None
-    toy.decode()
-    assert not toy.found
 
 
 class Graph:
@@ -627,42 +481,3 @@ def test_a_replay_is_judged_with_its_static_inputs(toy: Toy, right: bool) -> Non
     assert (counts["captures"], counts["replays"], counts["padded_replays"]) == (1, 1, 1)
     assert counts["lists"] == 4
     assert bool(toy.found) is not right
-
-
-class Selecting(Runner):
-    """A runner that also gets values that are no field of the batch."""
-
-    def __init__(self, toy: Toy) -> None:
-        super().__init__(toy)
-        self.selected = torch.tensor([7, 7, 7, 7])
-        self.buffers.select_index, self.buffers.kept = self.selected, torch.tensor([6, 6, 6, 6])
-
-    def execute(self, batch: Any, select_index: torch.Tensor, **more: torch.Tensor) -> Any:
-        """Populate the inputs, and call the method of the base class, which is hooked, too."""
-        self.selected[:1], self.buffers.kept[:1] = select_index, more["kept"]
-        return self.toy.engine.runner(Runner.replay, self, batch)
-
-
-@pytest.mark.parametrize("named", [True, False])
-@pytest.mark.parametrize("stale", [None, "select_index", "kept"])
-def test_an_argument_of_a_runner_fills_the_input_of_its_name(
-    toy: Toy, named: bool, stale: str | None
-) -> None:
-    runner = Selecting(toy)
-    hook = functools.partial(hooking.guarded(toy.engine.runner), Selecting.execute, runner)
-    selected, more = torch.tensor([3]), {"kept": torch.tensor([2])}
-
-    def execute(batch: Any) -> Any:
-        if named:
-            return hook(batch, select_index=selected, **more)
-        return hook(batch, selected, **more)
-
-    toy.engine.capture(lambda runner: None, runner)
-    toy.prefill()
-    if stale is not None:
-        toy.fault = lambda: getattr(runner.buffers, stale)[:1].fill_(4)
-    toy.model = execute
-    toy.decode()
-    assert toy.journal.counts["replays"] == 1
-    found = {tuple(key.split(" | ")[::2]) for key in toy.journal.findings}
-    assert found == (set() if stale is None else {("stale input", stale)})

@@ -1,12 +1,10 @@
 """The static inputs of a graph runner: which there are, and of which dtype slots of windows are."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 
-from paritybit.connectors.sglang.engine import Engine
-from paritybit.connectors.sglang.graphs import eager, inputs_of
+from paritybit.connectors.sglang.graphs import inputs_of
 from paritybit.connectors.sglang.pools import described
 from properties.connectors import parts
 
@@ -36,47 +34,3 @@ def test_inputs_of_requests_are_inputs_and_slots_of_windows_have_the_dtype_of_th
         assert found["out_cache_loc_swa"].dtype is dtype
         assert found["out_cache_loc"].dtype is None
         assert not hasattr(pool, "asked")
-
-
-class Renamed:
-    """A model runner whose private method that runs a batch has another name."""
-
-    def __init__(self) -> None:
-        self.graph_runner: Any = "graphs"
-        self.attn_backend = self.token_to_kv_pool = SimpleNamespace()
-
-    def forward(self, forward_batch: Any, pp_proxy_tensors: Any, split_forward_count: int) -> Any:
-        """Prepare a batch."""
-
-    def _prepared(self, forward_batch: Any, pp_proxy_tensors: Any) -> Any:
-        """Take less than what runs a batch."""
-
-    def _unrecorded(
-        self, forward_batch: Any, pp_proxy_tensors: Any = None, split_forward_count: int = 1
-    ) -> Any:
-        """Run a batch, without graphs if there are none."""
-        assert self.graph_runner is None
-        return SimpleNamespace(logits_output=torch.tensor([forward_batch]))
-
-    def _rebalanced(
-        self, output: Any, forward_batch: Any, pp_proxy_tensors: Any, split_forward_count: int
-    ) -> Any:
-        """Run a batch again if a rank failed, as all releases can."""
-
-
-class Twice(Renamed):
-    """A model runner with two such methods."""
-
-    def _other(self, forward_batch: Any, pp_proxy_tensors: Any, split_forward_count: int) -> Any:
-        """Run a batch too."""
-
-
-def test_a_batch_is_run_without_its_graph_by_a_method_of_any_name() -> None:
-    watching: Any = Engine.__new__(Engine)
-    watching.now, watching.requests, runner = "now", "requests", Renamed()
-    run = eager(watching, runner, 7, "decode")
-    assert run is not None
-    assert {name: value.tolist() for name, value in run().items()} == {"output": [7]}
-    assert (watching.now, watching.requests, runner.graph_runner) == ("now", "requests", "graphs")
-    assert eager(watching, runner, 7, "prefill") is None
-    assert eager(watching, Twice(), 7, "decode") is None

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from paritybit.connectors.sglang import hidden
 from paritybit.connectors.sglang.hidden import HiddenStates
 from paritybit.connectors.sglang.models import Model
 from paritybit.connectors.sglang.rows import Rows
@@ -114,37 +113,3 @@ def test_steps_begin_with_the_state_of_the_last_accepted_token(
     assert judged(states, DRAFT, steps, batch_of("decode", given)) == right
     states.note(DRAFT, steps, batch_of("decode", given), result_of(given.flip(0)))  # Of drafts.
     assert judged(states, DRAFT, steps, batch_of("decode", given)) == right
-
-
-@pytest.mark.parametrize(
-    "why", ["not watched", "another batch", "a tree", "a tree of one branch", "too large"]
-)
-def test_what_is_not_known_is_not_judged(
-    states: HiddenStates, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if why == "not watched":
-        states.clear()
-    elif why == "another batch":
-        states.note(TARGET, rows_of(("c", 0, 7)), batch_of("extend"), result_of(STATES))
-    elif why == "a tree":
-        tree = rows_of(("c", 0, 4), branches=2)
-        states.note(TARGET, tree, batch_of("target_verify"), result_of(STATES))
-    elif why == "a tree of one branch":
-        states.note(TARGET, PROMPTS, batch_of("target_verify", topk=2), result_of(STATES))
-    else:
-        monkeypatch.setattr(hidden, "LARGEST", STATES.nbytes - 1)
-        states.note(TARGET, PROMPTS, batch_of("extend"), result_of(STATES))
-    assert judged(states, DRAFT, PROMPTS, batch_of("draft_extend_v2", STATES.roll(1, 0))) == []
-
-
-def test_what_is_kept_of_requests_that_ended_is_small(
-    states: HiddenStates, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hidden, "MOST", 2)
-    for request in "abc":
-        states.note(DRAFT, rows_of((request, 2, 3), ("d", 5, 1)), batch_of("extend"), (
-            result_of(STATES[[0, 1]]), True,
-        ))  # fmt: skip
-    kept = states.draft
-    assert list(kept) == ["c", "d"]
-    assert {mine.untyped_storage().nbytes() for _, mine in kept.values()} == {STATES[0].nbytes}

@@ -19,11 +19,6 @@ from paritybit.connectors.vllm.engine import Engine as VllmEngine
 from paritybit.watch.journal import Journal
 
 
-def test_what_is_required_is_a_target() -> None:
-    assert {name for names in hooks.REQUIRED.values() for name in names} <= set(hooks.TARGETS)
-    assert set(of_vllm.REQUIRED) <= set(of_vllm.TARGETS)
-
-
 def test_each_hook_hands_on_arguments_that_it_does_not_know() -> None:
     """A new argument of the engine, positional or named, changes no verdict."""
     wrapped: list[Any] = [

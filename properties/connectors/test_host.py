@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.host import GivenBack, at_rest, slots_of
 from properties.connectors.parts import Part
 from properties.support.watching import Scene
@@ -95,15 +94,6 @@ def test_a_leak_on_the_host_is_found(
     scene.close()
 
 
-def test_each_host_pool_of_a_cache_is_judged() -> None:
-    found = slots_of(newer(RIGHT), GivenBack())
-    assert {name: one.cached.tolist() for name, one in found.items()} == {
-        "host kv": [2, 0, 1],
-        "host swa": [0],
-    }
-    assert slots_of(Part(root_node=node(None)), GivenBack()) == {}
-
-
 def test_a_cache_that_copies_is_not_judged_yet() -> None:
     waiting: queue.Queue[int] = queue.Queue()
     cache = older(RIGHT)
@@ -115,19 +105,6 @@ def test_a_cache_that_copies_is_not_judged_yet() -> None:
     assert at_rest(cache)
     waiting.put(3)
     assert not at_rest(cache)
-
-
-def test_a_host_pool_that_states_no_free_slots_is_not_known() -> None:
-    for cache in (older(RIGHT), rust(RIGHT)):
-        pool = getattr(cache, "token_to_kv_pool_host", None)
-        pool = pool or cache.host_pool_group.entry_map["kv"].host_pool
-        pool.free_slots = None
-        with pytest.raises(NotRecognisedError, match="the free slots of a Part"):
-            slots_of(cache, GivenBack())
-    cache = rust(RIGHT)
-    cache.host_pool_group.entry_map["kv"].host_pool.slot_used = None
-    with pytest.raises(NotRecognisedError, match="a tree holds"):
-        slots_of(cache, GivenBack())
 
 
 class HostKVCache(Part):

@@ -100,15 +100,3 @@ def test_the_lengths_of_flash_attention_are_exact(mode: str, topk: int, lengths:
         meta = SimpleNamespace(cache_seqlens_int32=torch.tensor(held))
         given = backend("FlashAttentionBackend", forward_metadata=meta, topk=topk)
         assert stale(list(metadata_of(given, mode, chain(2), rows((3, 1)), graph=True))) == found
-
-
-def test_other_backends_and_modes_are_left_out() -> None:
-    given = backend("TritonAttnBackend", forward_metadata=SimpleNamespace())
-    assert not list(metadata_of(given, "draft_extend", chain(2), rows((3, 1)), graph=True))
-    given = backend("TritonAttnBackend", qo_indptr=torch.tensor([0, 9]), forward_metadata=None)
-    assert not list(metadata_of(given, "decode", chain(2), rows((3, 1)), True, drafts=True))
-    flash = SimpleNamespace(cache_seqlens_int32=torch.tensor([9]))
-    given = backend("FlashAttentionBackend", forward_metadata=flash)
-    assert not list(metadata_of(given, "draft_extend", chain(2), rows((3, 1)), True, drafts=True))
-    other = backend("OtherBackend", forward_metadata=SimpleNamespace())
-    assert not list(metadata_of(other, "decode", chain(2), rows((3, 1)), graph=True))

@@ -147,17 +147,6 @@ def test_a_skipped_forward_of_transformers_waits_for_no_device(table: bool) -> N
     assert not engine.planned
 
 
-def test_the_slots_of_a_skipped_forward_are_those_that_it_writes() -> None:
-    batch = a_batch()
-    engine = Engine(parts.kept(a_cache()), "5", InMemory(Path()), Settings("", every=1000))
-    engine.planned, engine.watcher.wait = list(batch.requests), 10
-    noted: list[dict[str, torch.Tensor]] = []
-    engine.watcher.skipped = noted.append  # type: ignore[method-assign,assignment]
-    engine.compute(lambda *_: None, WITHOUT_STREAMS, None, batch.given)
-    for name, slots in batch.written().items():
-        assert set(slots.tolist()) <= set(noted[0][name].tolist())
-
-
 def test_a_skipped_forward_of_sglang_waits_for_no_device(tmp_path: Path) -> None:
     toy = Toy(tmp_path)
     toy.prefill()
@@ -197,12 +186,3 @@ def test_slots_that_are_free_again_are_noted_without_waiting_for_a_device(device
     assert device == "meta" or noted[0].tolist() == [1, -1, 3, -1, 5]
 
 
-def test_pages_are_noted_without_waiting_for_a_device() -> None:
-    allocations, allocator = Allocations(None), parts.PagedAllocator(4)  # type: ignore[arg-type]
-    noted: list[torch.Tensor] = []
-    allocations.follow([(allocator, "full")])
-    watcher: Any = SimpleNamespace(freed=lambda name, slots: noted.append(slots))
-    allocations.watcher = watcher
-    index = torch.tensor([8, 9, 13], device="meta")
-    allocations.free_in_pages(lambda *_: None, allocator, index)
-    assert noted[0].device.type == "meta"

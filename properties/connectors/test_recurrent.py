@@ -3,10 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
-from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.recurrent import NAME, States
 from paritybit.connectors.sglang.rows import Rows
@@ -70,38 +68,6 @@ def test_a_prompt_without_a_cached_prefix_copies_no_state() -> None:
     assert told(**copies((8, 5), (7, 3))) == ([[-1, 8, -1, 5], [-1, 3]], {5: 8, 3: -1})
 
 
-def test_a_state_has_the_tensors_of_its_layers() -> None:
-    states = States.of(table(mamba_allocator="an allocator"))
-    assert states is not None
-    group = states.group
-    assert (group.name, group.window, sorted(group.reserved)) == (NAME, 2, [0])
-    assert [layer.name for layer in group.layers] == ["recurrent layer 0", "recurrent layer 1"]
-    assert [[*tensor.shape] for tensor in group.layers[0].tensors] == [[9, 4, 2]]
-    assert [part for part, _ in states.parts()][1:] == ["an allocator"]
-    batch = SimpleNamespace(req_pool_indices=torch.tensor([2]))
-    assert states.written(batch)[NAME].tolist() == [3]
-
-
-@pytest.mark.parametrize(
-    ("more", "what"),
-    [
-        ({"enable_mamba_extra_buffer": True}, "tracked in slots of their own"),
-        ({"mamba_ckpt_pool": object()}, "kept in another form"),
-    ],
-)
-def test_states_that_are_kept_otherwise_are_not_known(more: dict[str, Any], what: str) -> None:
-    with pytest.raises(NotRecognisedError, match=what):
-        States.of(table(**more))
-
-
-def test_states_of_drafts_are_not_known() -> None:
-    given = table()
-    given.mamba_pool.mamba_cache.intermediate_conv_window = []
-    with pytest.raises(NotRecognisedError, match="states of drafts"):
-        States.of(given)
-    assert States.of(parts.Part()) is None
-
-
 def test_states_are_copied_between_forwards_and_freed() -> None:
     """What a forward copies itself, it reads where it copies from."""
     told: list[Any] = []
@@ -121,14 +87,3 @@ def test_states_are_copied_between_forwards_and_freed() -> None:
     allocations.free_state(lambda *given: None, allocator, slots)
     assert told == [("copied", NAME, slots, slots + 1), ("freed", NAME, slots)]
     assert states.seen == {5: 4}
-
-
-@pytest.mark.parametrize("due", [8, -1])
-@pytest.mark.parametrize(("seen", "made"), [({5: 8}, [8]), ({5: 7}, [7]), ({}, [-1])])
-def test_what_a_forward_reuses_it_copies(due: int, seen: dict[int, int], made: list[int]) -> None:
-    judged: list[Any] = []
-    watcher: Any = SimpleNamespace(inputs=lambda kind, given: judged.extend(given))
-    states = States(parts.kept(parts.Part()), {5: due}, seen)
-    states.judge(watcher)
-    states.judge(watcher)
-    assert [(one.tensor.tolist(), one.expected.tolist()) for one in judged] == [(made, [due])]

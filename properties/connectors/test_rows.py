@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.pools import described, layers
 from paritybit.connectors.sglang.rows import forward_of, paths_of
 from properties.connectors import parts
@@ -31,14 +30,6 @@ def test_several_prompts_of_one_prefill_have_a_row_each() -> None:
         ("a", 2, [1, 2, 3]),
         ("b", 0, [7, 8]),
     ]
-
-
-@pytest.mark.parametrize("state", [None, SimpleNamespace(freed=False)])
-def test_the_row_of_a_request_is_found_beside_state_that_lacks_it(state: Any) -> None:
-    request = parts.request("a", 1, [1, 2, 3], [4])
-    request.kv = state
-    (row,), _ = rows_of(parts.decode([1], [4], [4], [33]), request)
-    assert row.request == "a"
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8])
@@ -79,24 +70,3 @@ def test_a_chain_of_draft_tokens_is_one_row() -> None:
     batch.spec_info = SimpleNamespace(topk=1, draft_token_num=2)
     (row,), _ = rows_of(batch, parts.request("a", 1, [1, 2, 3], [4]))
     assert row.tokens == [1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize("name", ["split_prefill", "dllm_extend", "prebuilt"])
-def test_a_mode_that_is_not_known_is_said(name: str) -> None:
-    batch = parts.decode([1], [4], [4], [33])
-    batch.forward_mode = parts.mode(name)
-    with pytest.raises(NotRecognisedError, match=name):
-        rows_of(batch, parts.request("a", 1, [1, 2, 3], [4]))
-
-
-@pytest.mark.parametrize("fault", ["layout", "shape", "buffers"])
-def test_a_pool_that_is_not_known_is_said(fault: str) -> None:
-    pool: Any = parts.SubPool(8, 1)
-    if fault == "layout":
-        pool.kv_cache_layout = "hnd"
-    elif fault == "shape":
-        pool.size = 4
-    else:
-        del pool.k_buffer
-    with pytest.raises(NotRecognisedError, match="SubPool"):
-        described(pool, None)

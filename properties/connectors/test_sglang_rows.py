@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.sglang import sampling
 from paritybit.connectors.sglang.rows import roots, totals
-from paritybit.connectors.sglang.sampling import PLAIN, Placed, rows
+from paritybit.connectors.sglang.sampling import PLAIN, rows
 from paritybit.watch.checks import wrong_row
 from paritybit.watch.observations import RowsGiven
 from properties.connectors import parts
@@ -117,36 +116,6 @@ def test_a_token_may_be_counted_late_and_the_end_of_a_prompt_with_them() -> None
     requests[0].retraction_count = 1  # Earlier tokens are then no longer counted.
     info.acc_additive_penalties[0].zero_()
     assert wrong(info, requests) == {}
-
-
-@pytest.mark.parametrize(("count", "function"), [(4, "filter_batch"), (2, "merge_batch")])
-def test_rows_that_were_not_dropped_or_not_added_name_the_function(
-    monkeypatch: pytest.MonkeyPatch, count: int, function: str
-) -> None:
-    monkeypatch.setattr(sampling, "place_of", lambda given, _: given)
-    info, requests = a_batch()
-    info.min_ps = torch.zeros(count)
-    setattr(info, function, function)
-    (found,) = wrong_row.judge(
-        RowsGiven(1, "decode", "sampler", list(rows(info, requests, "decode")))
-    )
-    assert found.text == f"sampler: min_ps of all rows has [{count}] in the batch, not [3]"
-    assert found.cause is not None
-    assert found.cause["source"] == function
-
-
-def test_a_batch_that_is_padded_for_other_ranks_is_not_judged() -> None:
-    info, requests = a_batch()
-    assert list(rows(info, requests[:2], "decode")) == []
-
-
-def test_a_report_says_how_a_request_came_into_its_row() -> None:
-    placed, (_, requests) = Placed(), a_batch()
-    began = placed.moves(requests[:1], "extend")
-    assert began["a"] == ("from_schedule_batch", "it began in row 0")
-    assert placed.moves(requests, "decode")["c"] == ("merge_batch", "it was added as row 2")
-    assert placed.moves(requests[1:], "decode")["c"] == ("filter_batch", "it had row 2 before")
-    assert placed.moves(requests[1:], "decode") == {}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """What the connector of transformers says of a paged cache and of its batches."""
 
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,13 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from paritybit.connectors.transformers import MODULE, connect, hooks, streams
-from paritybit.connectors.transformers.batch import Batch, Planned, written_on_device
+from paritybit.connectors.transformers import hooks, streams
+from paritybit.connectors.transformers.batch import Batch, Planned
 from paritybit.connectors.transformers.cache import free_and_cached, groups_of, owned, parts_of
 from paritybit.connectors.transformers.engine import Engine
 from paritybit.connectors.transformers.inputs import laws_of, lists_of
 from paritybit.connectors.transformers.sampling import rows
+<<<<<<< HEAD
 from paritybit.connectors.transformers.sources import meaning
+=======
+>>>>>>> 68d3304b (Keep one test per promise of the connectors, and one table of releases)
 from paritybit.testing.replays import InMemory
 from paritybit.watch.checks import wrong_row
 from paritybit.watch.checks.stale_input import judge as stale
@@ -149,24 +151,6 @@ def test_a_row_has_the_slots_that_the_lists_name() -> None:
     assert (sliding.counts.tolist(), sliding.offsets.tolist()) == ([3, 0, 6], [0, 4, 6])
 
 
-def test_a_position_beyond_a_list_that_is_too_short_has_no_slot() -> None:
-    batch = a_batch()
-    short = [batch.given["read_index"][0][:3], batch.given["read_index"][1]]
-    rows = a_batch(read_index=short).rows()
-    assert rows[0].slots[FULL].tolist() == [24, 25, 26, -1, -1, 29]
-    assert rows[0].slots[SLIDING].tolist() == [-1, -1, 14, 15, 12, 13]
-    assert rows[1].slots[FULL].tolist() == [32, 33]
-
-
-def test_a_batch_without_lists_reads_nothing_and_a_table_of_pages_is_a_list() -> None:
-    empty = torch.empty(0, dtype=torch.int64)
-    assert a_batch(read_index=[empty, empty]).rows()[0].slots[FULL].tolist() == [-1] * 5 + [29]
-    batch = a_batch(block_table=torch.tensor([[[12, 14], [16, -1]]] * 2))
-    assert batch.rows()[0].slots[FULL].tolist() == [24, 25, 26, 27, 28, 29]
-    given = {**batch.given, "position_ids": torch.tensor([[5, 1]])}
-    assert written_on_device(2, given, batch.parts)[FULL].tolist() == [29, 33]
-
-
 def wrong(batch: Batch) -> set[str]:
     """Return the names of the arguments that are not what the batch implies."""
     return {str(finding.cause["input"]) for finding in judged(laws_of(batch)) if finding.cause}
@@ -216,14 +200,6 @@ def test_what_an_earlier_batch_left_in_padding_is_found(
     assert wrong(batch) == {f"{name} (padding)"}
 
 
-def test_a_padded_row_of_a_table_of_pages_names_no_page() -> None:
-    table = torch.tensor([[[12, 14], [16, -1], [-1, -1]]] * 2)
-    assert wrong(a_batch(block_table=table, attention_mask=None)) == set()
-    table[1, 2, 0] = 3
-    found = wrong(a_batch(block_table=table, attention_mask=None))
-    assert found == {f"block_table[{SLIDING}] (padding)"}
-
-
 class Processor(SimpleNamespace):
     """A logits processor with an argument per request."""
 
@@ -262,28 +238,6 @@ def test_the_arguments_of_logits_processors_are_those_of_the_rows_that_are_sampl
     assert "temperature of request c (row 1) is 0.9, not 1" in text
 
 
-@pytest.mark.parametrize(
-    ("cut", "what"),
-    [
-        (lambda mask: mask[..., :7], "[3, 7] live, not [3, 8]"),
-        (lambda mask: mask[:, :, :2], "[2, 12] live, not [3, 12]"),
-        (lambda mask: mask[:, :, :2, :0], "[2, 0] live, not [3, 8]"),
-    ],
-)
-def test_a_mask_without_room_for_the_rows_is_found(
-    cut: Callable[[Tensor], Tensor], what: str
-) -> None:
-    batch = a_batch()
-    batch.given["attention_mask"][FULL] = cut(batch.given["attention_mask"][FULL])
-    (finding,) = judged(laws_of(batch))
-    assert finding.text == f"batch: attention_mask[{FULL}] has {what}"
-
-
-def test_an_argument_that_is_too_short_is_found() -> None:
-    assert wrong(a_batch(cu_seq_lens_q=torch.tensor([0, 1]))) == {"cu_seq_lens_q"}
-    assert wrong(a_batch(logits_indices=torch.tensor([]))) == {"logits_indices"}
-
-
 def test_what_is_read_before_it_is_written_is_stale() -> None:
     batch = a_batch()
     given = batch.given
@@ -293,21 +247,6 @@ def test_what_is_read_before_it_is_written_is_stale() -> None:
     early[f"read_index[{FULL}]"].zero_()  # As the engine left it before it wrote the batch.
     (finding,) = judged(streams.unordered(early, inputs))
     assert f"read_index[{FULL}] (read without waiting" in finding.text
-
-
-def test_the_line_of_an_input_is_that_of_the_host_if_the_device_has_the_same() -> None:
-    batch = a_batch()
-    names = dict(enumerate(batch.parts))
-    inputs = streams.inputs_of(batch.given, names)
-    host = an_io(a_batch())
-    host.logits_indices = batch.given["logits_indices"]  # As without another device.
-    host.position_ids += 1  # It was not copied as it is.
-    found = streams.filled(inputs, host, names)
-    assert found.keys() == inputs.keys()
-    device = {name for name, tensor in found.items() if tensor is inputs[name]}
-    assert device == {"logits_indices", "position_ids"}
-    assert found["input_ids"].data_ptr() == host.input_ids.data_ptr()
-    assert streams.filled(inputs, None, names) == inputs
 
 
 def an_io(batch: Batch) -> SimpleNamespace:
@@ -364,11 +303,6 @@ def test_a_graph_must_have_captured_the_arguments_of_the_batch(
     assert (runs == 1) == (what is not None)
 
 
-@pytest.mark.parametrize("drawn", [False, True])
-def test_a_graph_that_draws_tokens_is_not_repeated(drawn: bool) -> None:
-    assert (replayed(lambda given: given, do_sample=drawn)[1] == 1) == drawn
-
-
 def replayed(
     other: Callable[[dict[str, Any]], dict[str, Any]], do_sample: bool = False
 ) -> tuple[list[str], int]:
@@ -395,18 +329,6 @@ def replayed(
     return found, graph.runs
 
 
-def test_importing_transformers_alone_wraps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed: list[int] = []
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.delitem(sys.modules, MODULE, raising=False)  # Another test may have imported it.
-    monkeypatch.setattr(hooks, "install", lambda: installed.append(1))
-    connect()
-    assert not installed
-    monkeypatch.setitem(sys.modules, MODULE, SimpleNamespace())
-    connect()
-    assert installed == [1]
-
-
 def test_a_release_with_other_parts_is_undecided_only_where_a_cache_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,6 +346,7 @@ def test_a_release_with_other_parts_is_undecided_only_where_a_cache_is_made(
     journal.end()
 
 
+<<<<<<< HEAD
 def test_an_error_in_the_account_of_blocks_is_told_from_others(tmp_path: Path) -> None:
     folder = tmp_path / "transformers/generation/continuous_batching"
     folder.mkdir(parents=True)
@@ -457,6 +380,8 @@ def test_an_error_that_ends_the_generation_loop_is_an_engine_error(
     assert key.startswith("engine error")
 
 
+=======
+>>>>>>> 68d3304b (Keep one test per promise of the connectors, and one table of releases)
 def test_logits_after_the_processors_are_those_that_each_request_asked_for() -> None:
     planned = [
         Planned(

@@ -140,26 +140,3 @@ def test_a_forward_that_cannot_be_repeated_runs_once(
     served.serve()
     assert served.runs == STEPS
     assert not served.journal.counts.get("tried: wrong read")
-
-
-def test_logits_are_kept_where_each_row_has_some_and_no_code_is_compiled() -> None:
-    served = Served()
-    chunk = served.batch()
-    chunk.requests.append(SimpleNamespace(predicted=False))
-    compiled = Runner(served.output_ids, compiled=object())
-    kept: list[Any] = []
-
-    def eager(replay: Any, again: Any) -> object:
-        del again
-        result = replay.run()
-        kept.append(set(replay.outputs()))
-        return result
-
-    served.watching.watcher = SimpleNamespace(eager=eager)  # type: ignore[assignment]
-    for runner, batch in (
-        (served.runner, served.batch()),
-        (served.runner, chunk),
-        (compiled, served.batch()),
-    ):
-        served.watching.run(runner, served.model, batch, lambda: served.compute(0))
-    assert kept == [{"logits"}, set(), set()]

@@ -2,18 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from paritybit.connectors.hooking import NotRecognisedError, guarded
-from paritybit.connectors.vllm.engine import WARM_UP
+from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.vllm.pools import GROUP, by_slot, described
 from paritybit.connectors.vllm.requests import Requests
 from paritybit.watch.journal import read
 from properties.connectors.parts_vllm import (
-    BLOCKS,
     DECODE,
     FIRST,
     GROUPS,
@@ -68,45 +65,6 @@ def test_a_block_that_holds_k_before_v_is_cut_in_two(heads_first: bool) -> None:
     assert halves[0].shape[0] == 16
 
 
-@pytest.mark.parametrize(
-    ("name", "stored", "seen"),
-    [
-        ("fp8", torch.uint8, torch.float8_e4m3fn),
-        ("fp8_e4m3", torch.uint8, torch.float8_e4m3fn),
-        ("fp8_e5m2", torch.uint8, torch.float8_e5m2),
-        ("fp8_per_token_head", torch.uint8, torch.float8_e4m3fn),
-        ("int8_per_token_head", torch.int8, torch.int8),
-        ("int4_per_token_head", torch.uint8, torch.uint8),
-        ("auto", torch.bfloat16, torch.bfloat16),
-    ],
-)
-def test_kv_that_is_stored_as_bytes_is_seen_as_the_numbers_that_it_holds(
-    name: str, stored: torch.dtype, seen: torch.dtype
-) -> None:
-    config, layers, _ = a_pool()
-    cache = torch.zeros(BLOCKS, PAGE, 2, dtype=stored)
-    for layer in layers.values():
-        vars(layer).update(kv_cache=cache, kv_cache_dtype=name)
-    (group,) = described(config, layers).groups
-    (tensor,) = group.layers[0].tensors
-    assert (tensor.dtype, tuple(tensor.shape)) == (seen, (BLOCKS * PAGE, 2))
-    tensor[2 * PAGE + 1, 1] = 1
-    assert cache[2, 1, 1].view(seen).item() == 1
-    assert cache.count_nonzero() == 1
-
-
-def test_caches_that_are_cut_differently_are_refused() -> None:
-    config, layers, _ = a_pool()
-    layers["slid"] = Part(kv_cache=torch.zeros(BLOCKS, 2, PAGE, 3, 2))
-    with pytest.raises(NotRecognisedError, match="differently"):
-        described(config, layers)
-
-
-def test_a_layout_without_slots_is_refused() -> None:
-    with pytest.raises(NotRecognisedError, match="shape"):
-        by_slot(torch.zeros(8, 2, 4, 6), 8, 4)  # Each block has heads first.
-
-
 def test_groups_that_are_not_known_are_refused() -> None:
     config, layers, _ = a_pool()
     spec = ChunkedLocalAttentionSpec(block_size=PAGE)
@@ -136,14 +94,6 @@ def test_a_request_has_a_row_for_each_group() -> None:
     assert full.tokens == [*range(10, 18), None]
     assert full.slots[GROUP].tolist() == [*range(4, 12), 20]
     assert slid.slots[GROUP].tolist() == [*range(12, 20), 24]
-
-
-def test_a_request_that_was_preempted_has_new_blocks() -> None:
-    requests = Requests()
-    requests.follow(output({}, new={"a": ([1], [2]), "b": ([3], [4])}))
-    requests.follow(output({}, cached={"a": (0, ([5], [6]))}, resumed=("a",), finished=("b",)))
-    assert requests.known["a"].blocks == [[5], [6]]
-    assert list(requests.known) == ["a"]
 
 
 # A whole engine of stand-ins.
@@ -239,17 +189,6 @@ def test_a_forward_that_is_not_checked_tells_what_it_writes(served: Served) -> N
     assert served.journal.counts["forwards"] == 2
 
 
-def test_a_warm_up_is_not_watched_and_a_scheduler_elsewhere_is_said(tmp_path: Path) -> None:
-    served = Served(tmp_path)
-    served.engine.scheduler = None
-    for _ in range(WARM_UP):
-        served.run(output({"a": 1}, new={"a": ([1], [2])}), [[1], [2]], 0, [10])
-    assert not served.journal.path.exists()
-    served.run(output({"a": 1}, new={"a": ([1], [2])}), [[1], [2]], 0, [10])
-    assert [line["kind"] for line in read(served.journal.path)] == ["undecided"]
-    served.journal.end()
-
-
 @pytest.mark.parametrize(("role", "watched"), [("kv_both", False), ("kv_producer", True)])
 def test_kv_that_a_connector_loads_is_not_watched(tmp_path: Path, role: str, watched: bool) -> None:
     """The slots that it fills are computed by no forward."""
@@ -261,68 +200,3 @@ def test_kv_that_a_connector_loads_is_not_watched(tmp_path: Path, role: str, wat
     assert said == ([] if watched else ["a KV connector that loads KV is not watched"])
     assert (served.engine.watcher is not None) == watched
     served.journal.end()
-
-
-@pytest.mark.parametrize("name", ["seq_lens", "query_start_loc"])
-def test_each_group_s_lengths_are_compared(served: Served, name: str) -> None:
-    """A second group may have a tensor of its own, which keeps what it held."""
-    build = served.engine.metadata
-
-    def other(original: Any, *args: Any, **kwargs: Any) -> Any:
-        setattr(served.metadata["slid"], name, getattr(served.metadata["slid"], name) - 1)
-        return build(original, *args, **kwargs)
-
-    served.engine.metadata = other  # type: ignore[method-assign]
-    served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
-    lines = [line for line in read(served.journal.path) if line["kind"] == "finding"]
-    assert f"{name} 1" in {line["cause"]["input"] for line in lines if line["cause"]}
-
-
-@pytest.mark.parametrize(
-    ("bounds", "wrong"),
-    [
-        ({"max_seq_len": 7, "max_query_len": 1}, None),
-        ({"max_seq_len": 64, "max_query_len": 4}, None),
-        ({"max_seq_len": 6, "max_query_len": 1}, "max_seq_len 1"),
-        ({"max_seq_len": 7, "max_query_len": 0}, "max_query_len 1"),
-        ({"max_seq_len": None, "max_query_len": torch.tensor(0)}, None),
-    ],
-)
-def test_the_largest_lengths_on_the_host_may_be_too_large_alone(
-    served: Served, bounds: dict[str, Any], wrong: str | None
-) -> None:
-    build = served.engine.metadata
-
-    def other(original: Any, *args: Any, **kwargs: Any) -> Any:
-        vars(served.metadata["slid"]).update(bounds)
-        return build(original, *args, **kwargs)
-
-    served.engine.metadata = other  # type: ignore[method-assign]
-    served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
-    lines = [line for line in read(served.journal.path) if line["kind"] == "finding"]
-    assert [line["cause"]["input"] for line in lines] == ([] if wrong is None else [wrong])
-
-
-def test_a_request_that_nobody_announced_ends_the_watch(served: Served) -> None:
-    said = output({"b": 1}, cached={"b": (3, None)})
-    guarded(served.engine.execute)(lambda *_: None, served.runner, said)
-    assert served.engine.watcher is None
-    undecided = [line for line in read(served.journal.path) if line["kind"] == "undecided"]
-    assert len(undecided) == 1
-
-
-def test_nothing_is_watched_after_sampling_failed(served: Served) -> None:
-    """An asynchronous engine runs on, with a state of before."""
-
-    def failing(runner: Part) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        served.engine.sampled(failing, served.runner)
-    served.run(DECODE, [[3, 4], [1, 2]], 6, [16])
-    served.journal.settle()
-    lines = list(read(served.journal.path))
-    assert [one["what"] for one in lines if one["kind"] == "undecided"] == [
-        "sampling failed, so later forwards are not watched"
-    ]
-    assert not any(one["kind"] == "finding" for one in lines)

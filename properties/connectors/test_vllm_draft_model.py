@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.hooking import NotRecognisedError, guarded
-from paritybit.connectors.vllm.pools import described
+from paritybit.connectors.hooking import guarded
 from paritybit.watch.journal import read
 from properties.connectors.parts_vllm import (
     FIRST,
@@ -17,7 +16,6 @@ from properties.connectors.parts_vllm import (
     TABLE,
     Part,
     Served,
-    a_pool_with_drafts,
     a_request,
     output,
 )
@@ -120,16 +118,6 @@ def test_a_right_draft_model_has_no_finding(served: Served, drafter: Drafter) ->
     assert counts["lists"] == 2 + 2 * 3
 
 
-def test_each_step_has_as_many_blocks_as_it_needs(tmp_path: Path) -> None:
-    served, prompt = Served(tmp_path, "eagle"), list(range(10, 17))
-    served.scheduler.requests["a"] = a_request(*prompt)
-    served.run(output({"a": 7}, new={"a": (TABLE[0], TABLE[1])}), TABLE, 0, prompt)
-    served.sample(17)
-    Drafter(served).draft(0, [*prompt[1:], 17], 7)  # The first step fills a block.
-    assert served.found() == set()
-    served.journal.end()
-
-
 @pytest.mark.parametrize(
     ("changes", "check"),
     [
@@ -165,33 +153,6 @@ def test_a_draft_model_gets_the_hidden_states_of_the_target(
     assert served.found() == ({"stale input"} if found else set())
 
 
-def test_hidden_states_of_another_width_are_not_compared(served: Served, drafter: Drafter) -> None:
-    """A draft model may get those of several layers."""
-    served.engine.states = torch.rand(6, 3)
-    served.runner.drafter.hidden_states = torch.rand(8, 9)
-    drafter.draft(0, [*PROMPT[1:], 16], 6)
-    assert served.found() == set()
-
-
-@pytest.mark.parametrize("stepping", [False, True])
-def test_hidden_states_are_judged_with_and_without_a_graph(tmp_path: Path, stepping: bool) -> None:
-    engine, judged = Served(tmp_path, "eagle").engine, list[Any]()
-    owner = Part(hidden_states=torch.rand(8, 3))
-    watcher: Any = Part(inputs=lambda kind, given: judged.append(given), replay=lambda one: one)
-    engine.watcher, engine.states = watcher, torch.rand(4, 3)
-    turn: Any = Part(
-        names=["a"],
-        account=Part(counts={"a": 4}),
-        stepping=stepping,
-        states=lambda held, target: (held is owner.hidden_states, target is engine.states),
-        owner=owner,
-    )
-    engine.turn = turn
-    engine.draft_prefill(lambda one: None, owner)
-    engine.draft_graph(lambda *_: None, Part(), Part(num_tokens=8))
-    assert judged == ([] if stepping else [(True, True)] * 2)
-
-
 def test_a_draft_model_that_writes_for_the_target_is_found(
     served: Served, drafter: Drafter
 ) -> None:
@@ -218,16 +179,6 @@ def test_kv_that_a_draft_model_computed_for_another_next_token_may_not_be_read(
         assert served.found() == {"wrong owner"}
 
 
-def test_kv_of_steps_may_not_be_read(served: Served, drafter: Drafter) -> None:
-    """The draft model takes up one token less than was accepted."""
-    drafter.draft(0, [*PROMPT[1:], 16], 6)
-    verify(served)
-    mine = served.engine.account.requests["a"]  # type: ignore[union-attr]
-    mine.computed, mine.rejected = 8, 3
-    drafter.draft(7, [18, 5, 5, 5], 8)
-    assert "wrong owner" in served.found()
-
-
 def test_the_slots_of_rejected_drafts_need_not_be_written(served: Served, drafter: Drafter) -> None:
     drafter.draft(0, [*PROMPT[1:], 16], 6)
     verify(served)
@@ -248,40 +199,6 @@ def test_requests_that_begin_with_other_tokens_share_no_kv_of_a_draft_model(
     lines = [line for line in read(served.journal.path) if line["kind"] == "finding"]
     mine = [line["check"] for line in lines if line["reader"]["request"] == "b"]
     assert set(mine) == {"wrong owner"}  # Of the target's groups, others are found.
-
-
-def test_a_draft_model_near_the_longest_request_is_not_judged_by_its_steps(
-    served: Served, drafter: Drafter
-) -> None:
-    served.runner.vllm_config.model_config.max_model_len = 7
-    drafter.draft(
-        0, [*PROMPT[1:], 16], 6, positions={2: 0}, lengths={2: 1}, mapping={2: [-1]}, slots={2: []}
-    )
-    assert served.found() == set()
-
-
-def test_metadata_of_a_draft_model_alone_is_no_capture_of_the_target(served: Served) -> None:
-    served.engine.capturing = None
-    served.engine.metadata(lambda owner: {"eagle": Part()}, served.runner)
-    assert served.found() == set()
-
-
-def test_a_forward_without_metadata_has_no_watched_draft_model(
-    served: Served, drafter: Drafter
-) -> None:
-    said = output({"a": 1}, cached={"a": (6, None)})
-    guarded(served.engine.execute)(lambda *_: None, served.runner, said)
-    drafter.draft(6, [17], 7)
-    assert "forwards: draft extend" not in served.journal.counts
-
-
-def test_tokens_that_a_draft_model_leaves_out_are_not_judged(
-    served: Served, drafter: Drafter
-) -> None:
-    verify(served)
-    drafter.draft(6, [17, 18, 5, 5], 8)
-    assert served.found() == set()
-    assert served.journal.counts["forwards: draft extend"] == 1
 
 
 def test_a_draft_model_is_not_watched_if_its_target_was_not(
@@ -364,69 +281,4 @@ def test_a_draft_model_of_the_newer_runner_is_watched(
     assert served.journal.counts["padded_replays"] == 0
 
 
-@pytest.mark.parametrize("older", [True, False])
-def test_only_the_older_runner_keeps_padded_rows_of_steps_without_a_length(
-    served: Served, drafter: Drafter, older: bool
-) -> None:
-    """The newer runner lengthens padded rows, too. Nobody reads what they give."""
-    taken_up = drafter.metadata
-
-    def padded(mapping: list[int], length: int, blocks: list[int]) -> None:
-        if len(mapping) > 1:
-            taken_up(mapping, length, blocks)
-            return
-        made = Part(
-            block_table=torch.tensor([blocks, [7, 0, 0]]),
-            seq_lens=torch.tensor([length, 1]),
-            slot_mapping=torch.tensor([*mapping, -1]),
-        )
-        layers = {"eagle": made}
-        owner = Part(positions=drafter.drafter.positions)
-        owner.input_buffers = owner
-        drafter.engine.draft_metadata(lambda *_: ([made], layers) if older else layers, owner)
-
-    drafter.metadata = padded  # type: ignore[method-assign]
-    drafter.draft(0, [*PROMPT[1:], 16], 6)
-    assert served.found() == ({"wrong list"} if older else set())
-    assert served.journal.counts["forwards: draft steps"] == 1
-
-
-def test_warm_ups_are_not_watched(served: Served, drafter: Drafter) -> None:
-    ran = []
-    guarded(served.engine.drafted)(
-        lambda *_: ran.append(1), served.runner, Part(req_ids=["warm-up"])
-    )
-    served.engine.steps(lambda *_: ran.append(2), Part())
-    served.engine.draft_graph(lambda *_: ran.append(3), Part(), Part(num_tokens=1))
-    assert ran == [1, 2, 3]
-    assert served.found() == set()
-    assert "forwards: draft extend" not in served.journal.counts
-
-
 # Pools.
-
-
-def test_draft_models_in_several_groups_or_in_all_tensors_are_refused() -> None:
-    config, layers, _ = a_pool_with_drafts()
-    with pytest.raises(NotRecognisedError, match="several groups"):
-        described(config, layers, {"eagle", "more"})
-    with pytest.raises(NotRecognisedError, match="all tensors"):
-        described(config, layers, {"eagle", "full"})
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"method": "eagle3"}, "speculation by eagle3"),
-        ({"disable_eagle_block_drop": True}, "speculation with disable_eagle_block_drop"),
-    ],
-)
-def test_drafts_that_are_not_followed_have_no_verdict(
-    tmp_path: Path, changes: dict[str, Any], why: str
-) -> None:
-    served = Served(tmp_path, "eagle")
-    vars(served.runner.vllm_config.speculative_config).update(changes)
-    served.scheduler.requests["a"] = a_request(*PROMPT)
-    served.run(FIRST, TABLE, 0, PROMPT)
-    assert [line["what"] for line in read(served.journal.path)] == [f"{why} is not watched"]
-    served.journal.end()

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from paritybit.connectors import hooking
-from paritybit.connectors.vllm.requests import begun_by
-from paritybit.connectors.vllm.speculation import Account, tokens_of
 from paritybit.watch.between import Change
 from properties.connectors.parts_vllm import (
     FIRST,
@@ -67,17 +65,6 @@ def test_a_scheduler_that_counts_drafts_wrongly_is_found(served: Served, compute
     served.run(verifies(computed), TABLE, 8, [18])
     assert served.found() == {"stale input"}
     assert any("num_computed_tokens" in key for key in served.journal.findings)
-
-
-def test_a_runner_that_counts_a_rejected_draft_is_found(served: Served) -> None:
-    served.run(verifies(8), TABLE, 9, [18])
-    assert "stale input" in served.found()
-
-
-def test_a_scheduler_that_loses_a_token_is_found(served: Served) -> None:
-    served.scheduler.requests["a"].all_token_ids.pop()
-    served.run(verifies(8), TABLE, 8, [18])
-    assert served.found() == {"stale input"}
 
 
 @pytest.mark.parametrize(("tokens", "right"), [([16, 17], True), ([16, 17, 18], False)])
@@ -170,31 +157,3 @@ def test_a_scheduler_ahead_counts_all_drafts_or_those_accepted(
     served.run(verifies(computed, -1), TABLE, 8, [18, 77])
     assert served.found() == (set() if right else {"stale input"})
     served.journal.end()
-
-
-def test_a_request_that_comes_back_begins_with_what_the_scheduler_knows() -> None:
-    account = Account(ahead=True)
-    account.follow(FIRST, begun_by(FIRST), {"a": [*PROMPT]})
-    account.sampled(["a"], [[16]])
-    again = output({"a": 7}, cached={"a": (0, ([1], [2]))}, resumed=("a",))
-    account.follow(again, begun_by(again), {"a": [*PROMPT, 44]})
-    assert account.row("a", None) == (0, [*PROMPT, 44])
-    assert not account.said  # What it says of others may be compared.
-    account.follow(output({}, finished=("a",)), {}, {})
-    assert not account.requests
-
-
-def test_a_part_of_a_prompt_has_no_token() -> None:
-    account = Account(ahead=False)
-    part = output({"a": 4}, new={"a": ([1], [2])})
-    account.follow(part, begun_by(part), {"a": [*PROMPT]})
-    assert account.sampled(["a"], [[77]]) == (0, 0)
-    account.follow(output({"a": 2}, cached={"a": (4, None)}), {}, {})
-    assert account.row("a", PROMPT[4:]) == (4, PROMPT)
-    assert account.requests["a"].tokens == PROMPT
-
-
-def test_what_samplers_and_drafters_return_is_read() -> None:
-    made = Part(sampled_token_ids=torch.tensor([[5, 6, -1], [7, -1, -1]]))
-    assert tokens_of(made) == [[5, 6], [7]]
-    assert tokens_of((made, torch.tensor([1, 0]), None)) == [[5], []]

@@ -1,7 +1,5 @@
 """Which forwards of vLLM are repeated, and how the model of a whole graph runs without it."""
 
-import contextlib
-import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from paritybit.connectors.vllm.eager import in_place_of_a_graph
 from paritybit.connectors.vllm.engine import Engine
 from paritybit.watch.lines import Lines
 
@@ -149,90 +146,3 @@ def test_only_forwards_that_change_nothing_else_are_repeated(
     kept = [replay.once is None for replay in watching.watcher.kept]
     assert kept == ([] if offered is None else [offered])
     assert len(model.seen) == 1
-
-
-def test_a_model_is_wrapped_once_and_repeats_the_outermost_call_alone(watching: Any) -> None:
-    runner = watching.now.runner
-    for _ in range(2):
-        watching.hook(Model, "__call__", watching.model)
-    runner.model(torch.arange(2))
-    runner.model(torch.arange(2))
-    assert len(watching.watcher.kept) == 1
-
-
-class State:
-    """The part of the newer runner that builds attention metadata."""
-
-    def prepare_attn(
-        self, input_batch: Any, mode: Any, slot_mappings: Any, kv_cache_config: Any
-    ) -> None:
-        """Take the arguments of the engine."""
-
-    def prepare_inputs(self, batch: Any, states: Any) -> dict[str, Any]:
-        """Return other positions than those of the batch."""
-        return {"positions": states}
-
-
-@pytest.fixture
-def served_whole(watching: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A newer runner that replays a graph of its whole model, and notes how its model runs."""
-    runner, notes = watching.now.runner, list[Any]()
-
-    @contextlib.contextmanager
-    def entered(metadata: Any, config: Any, **given: Any) -> Iterator[None]:
-        notes.append((metadata, config is runner.vllm_config, given))
-        yield
-
-    def model(**inputs: Any) -> tuple[Tensor, list[Tensor]]:
-        notes.append((watching.now, inputs))
-        return torch.ones(4), []
-
-    monkeypatch.setattr(sys.modules["vllm.forward_context"], "set_forward_context", entered, False)
-    layers = SimpleNamespace(build_slot_mappings_by_layer=lambda *given: given)
-    monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu.attn_utils", layers)
-    runner.model, runner.req_states, runner.uses_inputs_embeds = model, "rotated", False
-    batch = SimpleNamespace(input_ids="ids", positions="places", num_tokens_after_padding=4)
-    parts = runner, State()
-    return SimpleNamespace(watching=watching, runner=runner, batch=batch, notes=notes, parts=parts)
-
-
-def test_a_model_whose_graph_holds_all_of_it_runs_with_the_inputs_of_the_graph(
-    served_whole: Any,
-) -> None:
-    one = served_whole
-    given = {"slot_mappings": "slots", "kv_cache_config": "groups"}
-    state = State()
-    prepare = functools.partial(state.prepare_attn, one.batch, "full", **given)
-    run = in_place_of_a_graph(one.runner, state, "metadata", prepare, one.watching.hidden)
-    assert run is not None
-    assert run().tolist() == [1] * 4
-    (metadata, of_config, context), (now, inputs) = one.notes
-    assert (metadata, of_config, now) == ("metadata", True, None)
-    assert context == {"num_tokens": 4, "slot_mapping": ("slots", "groups")}
-    assert inputs == {
-        "input_ids": "ids",
-        "positions": "rotated",
-        "inputs_embeds": None,
-        "intermediate_tensors": None,
-    }
-    one.batch.is_padding, one.notes[:] = "padding", []
-    run()
-    assert one.notes[0][2]["is_padding"] == "padding"
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "mappings"),
-    [
-        ("uses_inputs_embeds", True, "slots"),
-        ("ubatch_runner", "two halves at a time", "slots"),
-        ("model", None, None),
-    ],
-)
-def test_a_graph_with_other_inputs_is_not_compared(
-    name: str, value: Any, mappings: Any, served_whole: Any
-) -> None:
-    one = served_whole
-    setattr(one.runner, name, value)
-    state = State()
-    prepare = functools.partial(state.prepare_attn, one.batch, "full", mappings, "groups")
-    assert in_place_of_a_graph(one.runner, state, "metadata", prepare, one.watching.hidden) is None

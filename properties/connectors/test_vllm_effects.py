@@ -49,12 +49,6 @@ def test_a_setting_that_gives_a_forward_other_effects_is_named(
     assert reason in str(once(given, POOL))
 
 
-def test_a_kv_connector_saves_or_loads_in_a_forward() -> None:
-    given = config(attention=KV)
-    given.kv_transfer_config = SimpleNamespace(kv_role="kv_producer")
-    assert once(given, POOL) == "a KV connector saves or loads KV in it"
-
-
 @pytest.mark.parametrize(
     ("state", "named"),
     [

@@ -1,6 +1,5 @@
 """What vLLM's samplers and adapters use for each row, over stand-ins of both runners."""
 
-import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.hooking import guarded
 from paritybit.connectors.sampling import Asked, Sampled
 from paritybit.connectors.vllm.batch import Batch
 from paritybit.connectors.vllm.sampling import Sampling, adapters
@@ -106,14 +104,6 @@ def test_a_row_of_the_older_runner_with_another_value_is_found(
     assert wrong(list(sampling().older(runner, None))) == {name: request_}
 
 
-def test_counts_of_the_older_runner_are_those_of_the_row_s_request() -> None:
-    runner = older()
-    runner.input_batch.num_computed_tokens_cpu_tensor[1] = 6
-    runner.input_batch.num_prompt_tokens_cpu_tensor[0] = 3
-    found = wrong(list(sampling().older(runner, None)))
-    assert found == {"num_computed_tokens": "b", "num_prompt_tokens": "a"}
-
-
 def test_drafts_of_the_older_runner_are_found_where_they_are() -> None:
     mine = sampling((1, 0, 2))
     right = {
@@ -130,26 +120,6 @@ def test_drafts_of_the_older_runner_are_found_where_they_are() -> None:
     assert wrong([mine.logits_indices(torch.tensor([0, 1, 1, 3, 4, 5]))]) == {"logits_indices": "b"}
     tokens = [row.tokens for row in mine.every()]
     assert [len(one) for one in tokens] == [4, 5, 5, 3, 4, 5]
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_with_drafts_the_older_runner_may_count_them_when_a_request_may_end(late: bool) -> None:
-    given = Part(all_greedy=False, logitsprocs=Part(all=[]))
-    sampler = Part(apply_penalties=print, apply_logits_processors=print)
-    mine = sampling((1, 0, 0))
-    mine.rows = [Sampled("a", Asked(least=3, stops=[0]), 2, [1, 2, 3, 4])]
-    mine.late = late
-    raw, masked = torch.ones(1, VOCABULARY), torch.ones(1, VOCABULARY)
-    masked[0, 0] = -torch.inf
-    assert wrong(list(mine.logits(sampler, raw, masked, given, cut=False))) == {}
-    found = wrong(list(mine.logits(sampler, raw, raw, given, cut=False)))
-    assert found == ({} if late else {"minimum of tokens": "a"})
-    masked[0, 1] = -torch.inf
-    assert len(wrong(list(mine.logits(sampler, raw, masked, given, cut=False)))) == 1
-    mine.ahead = True  # It may not know the last drafts yet, and then penalises none of them.
-    mine.rows = [Sampled("a", Asked(frequency=1.0), 2, [1, 2, 3, 4])]
-    (left_out,) = mine.logits(sampler, raw, raw, given, cut=False)
-    assert left_out.untried is not None
 
 
 @pytest.mark.parametrize("runner", ["older", "newer"])
@@ -173,15 +143,6 @@ def test_penalties_are_not_judged_in_a_batch_with_drafts(
 def untried(values: list[RowValues]) -> dict[str, list[str]]:
     """Return the requests in whose rows a value is not judged, by name."""
     return {one.name: list(one.requests) for one in values if one.untried is not None}
-
-
-def test_host_counts_are_not_judged_if_the_host_runs_ahead() -> None:
-    runner, mine = older(), sampling()
-    runner.input_batch.num_computed_tokens_cpu_tensor[1] = 6
-    mine.ahead = True
-    values = list(mine.older(runner, None))
-    assert wrong(values) == {}
-    assert untried(values) == {"num_computed_tokens": ["a", "b", "c"]}
 
 
 def newer(slots: list[int]) -> tuple[Part, Part]:
@@ -290,24 +251,3 @@ def test_a_wrong_row_is_reported_with_how_its_request_came_there(tmp_path: Path)
     (finding,) = (line for line in read(served.journal.path) if line["kind"] == "finding")
     assert "it was added to row 0 in this step" in finding["text"]
     served.journal.end()
-
-
-def test_the_first_error_is_judged_and_not_what_follows_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, judged = Served(tmp_path).engine, list[str]()
-    monkeypatch.setattr(
-        "paritybit.connectors.following.judge", lambda error, *_: judged.append(str(error))
-    )
-
-    def fails(_: Any) -> None:
-        raise ValueError("the sampler")
-
-    def loop(_: Any) -> None:
-        with contextlib.suppress(ValueError):  # A future keeps it, and the next step begins.
-            guarded(engine.raised)(fails, None)
-        raise IndexError("a token that was never sampled")
-
-    with pytest.raises(IndexError):
-        guarded(engine.loop)(loop, None)
-    assert judged == ["the sampler"]
