@@ -67,6 +67,9 @@ FAULTS = re.compile(
 torch adds advice about device-side assertions to each error of CUDA.
 """
 
+RANGE = re.compile("|".join(map(re.escape, engine_error.INDEX_ERRORS)), re.IGNORECASE)
+"""Matches what torch says of an index that is out of bounds."""
+
 MISSING = re.compile(
     r"not implemented for|could not run|dummy base class"
     r"|not (compiled|linked|built|supported|available|installed|found)\b|unavailable|unsupported"
@@ -139,7 +142,8 @@ def fault_of(
     if not mine or not isinstance(error, Exception):
         return None
     chain = tuple(causes(error))
-    if any(device_fault(one) for one in chain):
+    devices = (one for one in chain if isinstance(one, ACCELERATOR) or RUNTIME.search(str(one)))
+    if any(FAULTS.search(str(one)) for one in devices):
         # The kernel was launched earlier, so the line that raised is not the cause.
         text = f"{text} (noticed at {shown(mine[-1])})"
         return EngineError(forwards, OUT_OF_BOUNDS, text)
@@ -147,11 +151,15 @@ def fault_of(
         return None
     if what is None and of_engine(frames[-1]):
         what = meaning(error, mine, counts)
-    elif what is None and in_kernel(frames[-1]) and out_of_range(error):
-        what = OUT_OF_BOUNDS if meaning(error, mine, counts) else None
+    elif what is None and RANGE.search(str(error)) and meaning(error, mine, counts):
+        # What stands in for a kernel gets its indices from the engine.
+        kernel = Path(frames[-1][0].f_code.co_filename).resolve().is_relative_to(PACKAGE / "drive")
+        what = OUT_OF_BOUNDS if kernel else None
     if what is None:
         return None
-    line, caller = shown(blamed(mine)), serving(mine)
+    # It gives its arguments to the code that raised, which often computes only what it is given.
+    serving = (one for one in map(shown, reversed(mine)) if one.startswith(SERVING))
+    line, caller = shown(blamed(mine)), next(serving, None)
     notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(CAPTURED)]
     if notes:  # The line that replays a graph says nothing of what it captured.
         line, caller = notes[0].removeprefix(CAPTURED), line
@@ -165,7 +173,7 @@ def meaning(error: Exception, frames: list[Frame], counts: Mapping[str, int]) ->
     """Return the meaning of an error that the engine raised, or None if it cannot be judged yet."""
     if not counts.get("forwards"):
         captures = any(frame.f_code.co_name.startswith("capture") for frame, _ in frames)
-        judged = captures and isinstance(error, IndexError) and out_of_range(error)
+        judged = captures and isinstance(error, IndexError) and RANGE.search(str(error))
         return "a capture accesses memory out of bounds" if judged else None
     fails_always = any(
         fails >= counts.get(name.removeprefix(FAILED), 0)
@@ -177,16 +185,6 @@ def meaning(error: Exception, frames: list[Frame], counts: Mapping[str, int]) ->
     return f"{type(error).__name__} in {blamed(frames)[0].f_code.co_name} ends the engine"
 
 
-def out_of_range(error: Exception) -> bool:
-    """Return whether torch says that an index is out of bounds."""
-    return any(words in str(error).lower() for words in engine_error.INDEX_ERRORS)
-
-
-def in_kernel(frame: Frame) -> bool:
-    """Return whether a frame belongs to what stands in for a kernel, which gets indices."""
-    return Path(frame[0].f_code.co_filename).resolve().is_relative_to(PACKAGE / "drive")
-
-
 def causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, then the errors that it was raised for."""
     seen = set[int]()
@@ -195,12 +193,6 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(one))
         yield one
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
-
-
-def device_fault(error: BaseException) -> bool:
-    """Return whether a runtime says that a kernel has failed."""
-    of_device = isinstance(error, ACCELERATOR) or RUNTIME.search(str(error)) is not None
-    return of_device and FAULTS.search(str(error)) is not None
 
 
 def surroundings(error: BaseException) -> bool:
@@ -278,11 +270,6 @@ def blamed(frames: list[Frame]) -> Frame:
     """Return the innermost frame that does more than check something, or else the innermost one."""
     kept = (one for one in reversed(frames) if not CHECKERS.match(one[0].f_code.co_name))
     return next(kept, frames[-1])
-
-
-def serving(frames: list[Frame]) -> str | None:
-    """Return the innermost line of the engine's own serving, or None if the error has none."""
-    return next((one for one in map(shown, reversed(frames)) if one.startswith(SERVING)), None)
 
 
 def shown(frame: Frame) -> str:

@@ -84,6 +84,6 @@ def test_states_are_copied_between_forwards_and_freed() -> None:
     for watching in (True, False):
         watcher.watching = watching
         allocations.copy_state(lambda *given: None, pool, slots, slots + 1)
-    allocations.free_state(lambda *given: None, allocator, slots)
+    allocations.free(lambda *given: None, allocator, slots)
     assert told == [("copied", NAME, slots, slots + 1), ("freed", NAME, slots)]
     assert states.seen == {5: 4}

@@ -13,7 +13,7 @@ from paritybit.connectors.transformers import hooks, streams
 from paritybit.connectors.transformers.batch import Batch, Planned
 from paritybit.connectors.transformers.cache import free_and_cached, groups_of, owned, parts_of
 from paritybit.connectors.transformers.engine import Engine
-from paritybit.connectors.transformers.inputs import laws_of, lists_of
+from paritybit.connectors.transformers.inputs import laws_of, lists_of, named
 from paritybit.connectors.transformers.sampling import rows
 <<<<<<< HEAD
 from paritybit.connectors.transformers.sources import meaning
@@ -241,8 +241,8 @@ def test_the_arguments_of_logits_processors_are_those_of_the_rows_that_are_sampl
 def test_what_is_read_before_it_is_written_is_stale() -> None:
     batch = a_batch()
     given = batch.given
-    inputs = streams.inputs_of(given, dict(enumerate(batch.parts)))
-    early = streams.copied(inputs)
+    inputs = named(given, dict(enumerate(batch.parts)))
+    early = {name: one.clone() for name, one in inputs.items()}
     assert not list(judged(streams.unordered(early, inputs)))
     early[f"read_index[{FULL}]"].zero_()  # As the engine left it before it wrote the batch.
     (finding,) = judged(streams.unordered(early, inputs))

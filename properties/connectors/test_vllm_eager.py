@@ -120,7 +120,7 @@ def test_positions_that_a_model_gets_are_judged(watching: Any) -> None:
     for other in (None, torch.zeros(3, 4)):  # None, and positions of images.
         watching.now.called = False
         watching.model(CALL, model, input_ids=torch.arange(4), positions=other)
-        assert watching.watcher.judged[-1] == ("model", [])
+        assert len(watching.watcher.judged) == 1
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ class Allocations:
     # Allocations and frees.
 
     def free(self, original: Original, allocator: Any, index: Tensor, *args: Any, **kw: Any) -> Any:
-        """Report slots that an allocator of single slots frees."""
+        """Report slots that an allocator of single slots, or of states, frees."""
         if not collects(allocator):
             self.freed(allocator, index)
         return original(allocator, index, *args, **kw)
@@ -105,13 +105,6 @@ class Allocations:
         for numbers in pages:
             self.freed(allocator, numbers * int(allocator.page_size))
         return original(allocator, *pages, **kwargs)
-
-    def free_state(
-        self, original: Original, allocator: Any, slots: Tensor, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Report the states that an allocator of states frees."""
-        self.freed(allocator, slots)
-        return original(allocator, slots, *args, **kwargs)
 
     def freed(self, allocator: Any, slots: Tensor) -> None:
         """Report freed slots to the watcher, with the lines of the engine that free them."""
@@ -307,28 +300,17 @@ class Allocations:
                 found[name] = count
         return found
 
-    def emptied(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        """Report that the cache was emptied."""
-        result = original(scheduler, *args, **kwargs)
-        if self.watcher is not None and result:
-            self.watcher.emptied()
-        return result
-
-    def released(
-        self, original: Original, updater: Any, asked: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Report that the cache was emptied if the memory of the KV cache was released."""
-        result = original(updater, asked, *args, **kwargs)
-        if self.watcher is not None and "kv_cache" in (asked.tags or ("kv_cache",)):
-            self.watcher.emptied()
-        return result
-
-    def reweighted(
-        self, original: Original, updater: Any, asked: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Report that the cache was emptied by an update of the weights, unless it is kept."""
-        result = original(updater, asked, *args, **kwargs)
-        if self.watcher is not None and asked.flush_cache and result.success:
+    def emptied(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Report that the cache was flushed, or emptied by a release or by other weights."""
+        result = original(owner, *args, **kwargs)
+        asked = next(iter((*args, *kwargs.values())), None)
+        if hasattr(asked, "flush_cache"):
+            done = asked.flush_cache and result.success
+        elif hasattr(asked, "tags"):
+            done = "kv_cache" in (asked.tags or ("kv_cache",))
+        else:
+            done = result
+        if self.watcher is not None and done:
             self.watcher.emptied()
         return result
 
@@ -351,7 +333,7 @@ def collects(allocator: Any) -> bool:
     """Return whether an allocator collects slots now, and frees them later."""
     if hasattr(allocator, "is_not_in_free_group"):
         return not allocator.is_not_in_free_group
-    return allocator.free_group is not None
+    return getattr(allocator, "free_group", None) is not None
 
 
 def free_slots(allocator: Any) -> Tensor:

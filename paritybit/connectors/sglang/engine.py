@@ -178,7 +178,11 @@ class Engine(Following):
             watcher.lines.stop()
         if watcher is None or requests is None or self.capturing or self.now is not None:
             return run()
-        if model is None or not self.located(model, batch):
+        mode = rows.mode_of(batch)
+        located = mode == "idle" or getattr(batch, "out_cache_loc", None) is not None
+        if model is not None and not model.shares and not located:
+            self.journal.undecided(f"a {mode} batch without the slots it writes is not watched")
+        if model is None or not (located or model.shares):
             self.hidden_states.clear()
             watcher.skipped(None)
             return run()
@@ -209,14 +213,6 @@ class Engine(Following):
             self.watcher.undecided(f"the index lists of a forward of kind {now.forward.kind}")
         if self.models.states is not None:
             self.models.states.judge(self.watcher)
-
-    def located(self, model: Model, batch: Any) -> bool:
-        """Return whether a batch states which slots it writes."""
-        mode = rows.mode_of(batch)
-        says = mode == "idle" or model.shares or batch.out_cache_loc is not None
-        if not says:
-            self.journal.undecided(f"a {mode} batch without the slots it writes is not watched")
-        return says
 
     def skipped(self, watcher: Watcher, model: Model, batch: Any, run: Callable[[], Any]) -> Any:
         """Run a forward that is not checked, and report only the slots that it writes."""
@@ -392,7 +388,9 @@ class Engine(Following):
             watcher.lines.stop()
         if now is None or now.runner is None or watcher is None or not watcher.watching:
             return run()
-        bucket = graphs.bucket_of(key := graphs.key_of(now.runner, graph))
+        known = graphs.graphs_of(now.runner).items()
+        key = next((key for key, one in known if one is graph), None)
+        bucket = graphs.bucket_of(key)
         if bucket is None:
             now.pieces += 1
             return run()
@@ -406,14 +404,14 @@ class Engine(Following):
         used = adapters.buffers_used(model, batch, now.rows, self.requests or ())
         watcher.inputs("LoRA", used)
         shape = runner, key, graphs.live(runner, batch), bucket
-        known = self.models.ranges, model.pool, now.implied, now.arguments
+        values = self.models.ranges, model.pool, now.implied, now.arguments
         return watcher.replay(
             Replay(
                 graph,
                 type(runner).__name__,
                 shape[2],
                 bucket,
-                graphs.inputs_of(runner, batch, bucket, *known),
+                graphs.inputs_of(runner, batch, bucket, *values),
                 run,
                 functools.partial(graphs.outputs_of, *shape),
                 graphs.eager(self, model.runner, batch, now.forward.kind),
@@ -431,13 +429,11 @@ class Engine(Following):
             # The cache may be flushed between two calls, without a forward.
             sizes, quiet = self.allocations.sizes(cache, "evictable_size"), nothing_runs(scheduler)
             if self.idle_since((self.forwards, quiet, sizes, at_rest(cache))):
+                held = getattr(getattr(scheduler, "session_controller", None), "sessions", None)
+                # An open session may keep rows.
+                free = None if held else ([*self.models.rows.free_slots], self.all_rows)
                 try:
-                    self.allocations.idle(cache, self.free_rows(scheduler), quiet)
+                    self.allocations.idle(cache, free, quiet)
                 except NotRecognisedError as error:
                     self.journal.undecided(f"{error} are not watched")
         return original(scheduler, *args, **kwargs)
-
-    def free_rows(self, scheduler: Any) -> tuple[list[int], int] | None:
-        """Return the free request rows and the number of all. None if a session is open."""
-        sessions = getattr(getattr(scheduler, "session_controller", None), "sessions", None)
-        return None if sessions else ([*self.models.rows.free_slots], self.all_rows)

@@ -68,11 +68,6 @@ def graphs_of(runner: Any) -> Mapping[Any, Any]:
     return found
 
 
-def key_of(runner: Any, graph: Any) -> Any:
-    """Return the key of a graph of a runner, or None if the runner has no such graph."""
-    return next((key for key, known in graphs_of(runner).items() if known is graph), None)
-
-
 def outputs_of(runner: Any, key: Any, live: int, bucket: int) -> dict[str, Tensor]:
     """Return the live part of a graph's outputs, by name."""
     parts = parts_of(runner, key, bucket).items()
@@ -180,7 +175,10 @@ def inputs_of(
     found: list[StaticInput] = []
     held = functools.partial(given_to, batch=batch, runner=runner, arguments=arguments)
 
-    writes = {} if pool is None else slots_to_write(pool)
+    writes = dict[str, str | None]()
+    if pool is not None:
+        writes = dict.fromkeys(("out_cache_loc_swa", SLID), pool.sliding)
+        writes["out_cache_loc"] = pool.group_of(sliding=False)
 
     def add(name: str, tensor: Tensor, given: Tensor | None) -> None:
         axis = AXES.get(name, 0)
@@ -212,13 +210,6 @@ def inputs_of(
             slid = pool.mapping[locations.long()]
         add(SLID, getattr(backend, SLID), slid)
     return found
-
-
-def slots_to_write(pool: Pool) -> dict[str, str]:
-    """Return the group of each input that holds slots to write, by the name of the input."""
-    full = next((name for name in pool.groups if name != pool.sliding), None)
-    found = {"out_cache_loc": full, "out_cache_loc_swa": pool.sliding, SLID: pool.sliding}
-    return {name: group for name, group in found.items() if group is not None}
 
 
 def fits(given: Tensor, tensor: Tensor, axis: int, size: int) -> bool:

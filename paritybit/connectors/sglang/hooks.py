@@ -58,7 +58,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "capture": tuple(f"{path}.capture" for path in RUNNERS),
     "runner": tuple(f"{path}.{name}" for path in RUNNERS for name in ("replay", "execute")),
     "replay": ("torch.cuda.CUDAGraph.replay",),
-    "free": tuple(f"{path}.TokenToKVPoolAllocator.free" for path in MODULES_OF_ALLOCATORS),
+    "free": (
+        *(f"{path}.TokenToKVPoolAllocator.free" for path in MODULES_OF_ALLOCATORS),
+        f"{CACHE}.allocator.mamba.MambaSlotAllocator.free",
+        f"{CACHE}.memory_pool.MambaPool.free",
+    ),
     "free_pages": tuple(
         f"{path}.PagedTokenToKVPoolAllocator._release_page_ids" for path in MODULES_OF_ALLOCATORS
     ),
@@ -83,22 +87,20 @@ TARGETS: dict[str, tuple[str, ...]] = {
         f"{CACHE}.allocator.mamba.MambaSlotAllocator._do_alloc",
         f"{CACHE}.memory_pool.MambaPool.alloc",
     ),
-    "free_state": (
-        f"{CACHE}.allocator.mamba.MambaSlotAllocator.free",
-        f"{CACHE}.memory_pool.MambaPool.free",
-    ),
     "copy_state": (f"{CACHE}.memory_pool.MambaPool.copy_from",),
     "restore": tuple(
         f"{path}.BaseTokenToKVPoolAllocator.restore_state"
         for path in (f"{CACHE}.allocator", f"{CACHE}.allocator.base")
     ),
     "move": tuple(f"{CACHE}.memory_pool.{pool}.move_kv_cache" for pool in POOLS),
-    "emptied": ("sglang.srt.managers.scheduler.Scheduler.flush_cache",),
-    "released": tuple(f"{path}.release_memory_occupation" for path in UPDATERS),
-    "reweighted": tuple(
-        f"{path}.update_weights_from_{source}"
-        for path in UPDATERS
-        for source in ("disk", "distributed", "tensor", "ipc")
+    "emptied": (
+        "sglang.srt.managers.scheduler.Scheduler.flush_cache",
+        *(f"{path}.release_memory_occupation" for path in UPDATERS),
+        *(
+            f"{path}.update_weights_from_{source}"
+            for path in UPDATERS
+            for source in ("disk", "distributed", "tensor", "ipc")
+        ),
     ),
     "host_pool": tuple(
         f"{CACHE}.{module}.HostKVCache.__init__"

@@ -30,9 +30,9 @@ class GivenBack:
 
     def note(self, component: Any, slots: Sequence[Tensor]) -> None:
         """Note slots that the tree gives back, to be freed by a component."""
-        name = POOLS[int(component.component_type)]
-        pool = dict(pools_of(component.cache)).get(name)
-        if pool is not None and slots and allocates(pool):
+        pool = dict(pools_of(component.cache)).get(POOLS[int(component.component_type)])
+        owner = next((kind for kind in type(pool).__mro__ if "alloc" in vars(kind)), object)
+        if slots and owner.__name__ == "HostKVCache":  # Else its allocations are not followed.
             self.of(pool)[torch.cat([one.flatten().cpu() for one in slots])] = True
 
     def allocated(self, pool: Any, slots: Tensor | None) -> None:
@@ -42,17 +42,11 @@ class GivenBack:
 
     def of(self, pool: Any) -> Tensor:
         """Return the mask of a pool, bool [slots]."""
-        if self.masks.get(pool) is None:
-            self.masks[pool] = torch.zeros(size_of(pool), dtype=torch.bool)
         mask = self.masks.get(pool)
-        assert mask is not None
+        if mask is None:
+            mask = torch.zeros(size_of(pool), dtype=torch.bool)
+            self.masks[pool] = mask
         return mask
-
-
-def allocates(pool: Any) -> bool:
-    """Return whether the allocations of a host pool are followed."""
-    owner = next((kind for kind in type(pool).__mro__ if "alloc" in vars(kind)), None)
-    return owner is not None and owner.__name__ == "HostKVCache"
 
 
 def at_rest(cache: Any) -> bool:
@@ -66,22 +60,24 @@ def at_rest(cache: Any) -> bool:
 def slots_of(cache: Any, given_back: GivenBack) -> dict[str, HostSlots]:
     """Return the slots of each host pool of a prefix cache, by name. Raises NotRecognisedError."""
     pools = dict(pools_of(cache))
-    try:
-        nodes = [*nodes_of(cache)] if pools else []
-    except NotImplementedError:
-        return {f"host {name}": marked(name, pool, given_back) for name, pool in pools.items()}
-    held: dict[str, list[Tensor]] = {name: [] for name in pools}
+    if not pools:
+        return {}
+    held: dict[str, list[Tensor]] = {name: [torch.empty(0, dtype=torch.int64)] for name in pools}
     locked = dict.fromkeys(pools, 0)
-    for node in nodes:
-        for name, value, locks in values_of(node):
+    try:
+        for name, value, locks in (one for node in nodes_of(cache) for one in values_of(node)):
             if value is not None and name in pools:
                 held[name].append(value.flatten().cpu())
                 locked[name] += len(value) * (locks > 0)
-    none = torch.empty(0, dtype=torch.int64)
+    except NotImplementedError:
+        for name, pool in pools.items():
+            if not isinstance(getattr(pool, "slot_used", None), Tensor):
+                what = f"the slots that a tree holds of a host pool {name}"
+                raise NotRecognisedError(what) from None
+            used = pool.slot_used.cpu() & ~given_back.of(pool)
+            held[name] = [used.nonzero().flatten()]
     return {
-        f"host {name}": HostSlots(
-            size_of(pool), free_of(pool), torch.cat([none, *held[name]]), locked[name]
-        )
+        f"host {name}": HostSlots(size_of(pool), free_of(pool), torch.cat(held[name]), locked[name])
         for name, pool in pools.items()
     }
 
@@ -112,8 +108,7 @@ def values_of(node: Any) -> Iterator[tuple[str, Tensor | None, int]]:
     parts = getattr(node, "component_data", None)
     if parts is None:
         yield POOLS[0], node.host_value, int(node.host_ref_counter)
-        return
-    for name, part in zip(POOLS, parts, strict=False):
+    for name, part in zip(POOLS, parts or (), strict=False):
         yield name, part.host_value, int(part.host_lock_ref)
 
 
@@ -127,11 +122,3 @@ def free_of(pool: Any) -> Tensor:
     if not isinstance(getattr(pool, "free_slots", None), Tensor):
         raise NotRecognisedError(f"the free slots of a {type(pool).__name__}")
     return torch.cat([pool.free_slots, *getattr(pool, "release_slots", ())]).cpu()
-
-
-def marked(name: str, pool: Any, given_back: GivenBack) -> HostSlots:
-    """Return the slots of a host pool by its own marks. Raises NotRecognisedError."""
-    if not isinstance(getattr(pool, "slot_used", None), Tensor):
-        raise NotRecognisedError(f"the slots that a tree holds of a host pool {name}")
-    held = pool.slot_used.cpu() & ~given_back.of(pool)
-    return HostSlots(size_of(pool), free_of(pool), held.nonzero().flatten())

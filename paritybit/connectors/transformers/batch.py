@@ -6,7 +6,7 @@ pages.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -47,49 +47,34 @@ class Lists:
     ends: list[int]
 
 
-@dataclass
 class Batch:
     """The current batch. `given` are the keyword arguments of the model."""
 
-    requests: Sequence[Planned]
-    given: Mapping[str, Any]
-    parts: Mapping[str, Part]
-    lists: dict[str, Lists] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name, part in self.parts.items():
-            self.lists[name] = self._lists_of(part)
-
-    @property
-    def size(self) -> int:
+    def __init__(
+        self, requests: Sequence[Planned], given: Mapping[str, Any], parts: Mapping[str, Part]
+    ) -> None:
+        self.requests, self.given, self.parts = requests, given, parts
+        self.size = sum(one.computed for one in requests)
         """The number of computed tokens, without padding."""
-        return sum(one.computed for one in self.requests)
-
-    @property
-    def padded(self) -> int:
+        self.padded = int(given["input_ids"].shape[-1])
         """The number of computed tokens, with padding."""
-        return int(self.given["input_ids"].shape[-1])
-
-    @property
-    def kind(self) -> str:
-        """The kind of the forward: decode or prefill."""
-        return "decode" if all(one.computed == 1 for one in self.requests) else "prefill"
+        self.predicted = sum(one.predicted for one in requests)
+        self.kind = "decode" if all(one.computed == 1 for one in requests) else "prefill"
+        self.lists = {name: self._lists_of(part) for name, part in parts.items()}
 
     def _lists_of(self, part: Part) -> Lists:
-        index, total = part.allocator.index, self.size
+        index = part.allocator.index
         if self.given.get("block_table") is not None:
-            return self._from_table(part, self.given["block_table"][index])
-        write = self.given["write_index"][index]
-        read = self.given["read_index"][index]
-        if not read.numel():
-            return Lists(read, write[:total], [0] * len(self.requests))
-        ends = self.given["cu_seq_lens_k"][part.name].tolist()[1 : len(self.requests) + 1]
-        return Lists(read, write[:total], ends)
+            return self._from_table(part, self.given["block_table"][index].to("cpu", torch.int64))
+        write, read = self.given["write_index"][index], self.given["read_index"][index]
+        ends = [0] * len(self.requests)
+        if read.numel():
+            ends = self.given["cu_seq_lens_k"][part.name].tolist()[1 : len(self.requests) + 1]
+        return Lists(read, write[: self.size], ends)
 
     def _from_table(self, part: Part, table: Tensor) -> Lists:
         """Return the lists that a kernel derives from a table of pages."""
         lengths = [one.cached + one.computed for one in self.requests]
-        table = table.to("cpu", torch.int64)
         read = []
         for row, length in enumerate(lengths):
             position = torch.arange(length)
@@ -100,13 +85,16 @@ class Batch:
 
     def rows(self) -> tuple[Row, ...]:
         """Return the rows of the forward pass."""
-        slots: list[dict[str, Tensor]] = [{} for _ in self.requests]
-        for name, lists in self.lists.items():
-            for mine, found in zip(slots, self._slots(self.parts[name], lists), strict=True):
-                mine[name] = found
+        slots = {name: self._slots(part, self.lists[name]) for name, part in self.parts.items()}
         return tuple(
-            Row(one.state.request_id, one.tokens(), one.cached, one.computed, mine)
-            for one, mine in zip(self.requests, slots, strict=True)
+            Row(
+                one.state.request_id,
+                one.tokens(),
+                one.cached,
+                one.computed,
+                {name: found[at] for name, found in slots.items()},
+            )
+            for at, one in enumerate(self.requests)
         )
 
     def _slots(self, part: Part, lists: Lists) -> list[Tensor]:
@@ -142,17 +130,15 @@ def written_on_device(
     They are on the device of the batch, and the call does not wait for it. A table of pages belongs
     to a batch with one token per request.
     """
-    table = given.get("block_table")
-    if table is None:
-        return {
-            name: part.slots(given["write_index"][part.allocator.index][:count])
-            for name, part in parts.items()
-        }
-    found = {}
+    found, table = {}, given.get("block_table")
     for name, part in parts.items():
-        position = given["position_ids"][0, :count].long()
-        mine = table[part.allocator.index]
-        column = (position // part.page).clamp(max=mine.shape[1] - 1)
-        page = mine[:count].gather(1, column[:, None])[:, 0]
-        found[name] = part.slots(page.long() * part.page + position % part.page)
+        number = part.allocator.index
+        if table is None:
+            indices = given["write_index"][number][:count]
+        else:
+            position = given["position_ids"][0, :count].long()
+            column = (position // part.page).clamp(max=table.shape[-1] - 1)
+            page = table[number][:count].gather(1, column[:, None])[:, 0]
+            indices = page.long() * part.page + position % part.page
+        found[name] = part.slots(indices)
     return found

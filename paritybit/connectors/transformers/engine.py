@@ -18,6 +18,7 @@ from paritybit.connectors.transformers.inputs import (
     laws_of,
     lists_of,
     masks_of,
+    named,
     statics_of,
 )
 from paritybit.watch.checks.moved_address import fault
@@ -100,9 +101,9 @@ class Engine(Following):
             self.forwards += 1
             if not self.watcher.due():
                 return self.skipped(planned, given, run)
-            inputs, early = streams.inputs_of(given, self.names), dict[str, Tensor]()
+            inputs, early = named(given, self.names), dict[str, Tensor]()
             if writer is not None:
-                early = streams.copied(inputs)
+                early = {name: tensor.clone() for name, tensor in inputs.items()}
                 writer.synchronize()
             batch = Batch(planned, given, self.parts)
             owned = caches.owned(self.parts, batch.written())
@@ -139,7 +140,12 @@ class Engine(Following):
     ) -> None:
         """Judge the inputs of a forward. `filled` are the tensors that the engine filled."""
         watcher, processors = self.watcher, getattr(runner, "logit_processor", None)
-        self.note_lines(filled)
+        named = {{"position_ids": "positions"}.get(name, name): one for name, one in filled.items()}
+        for kind in ("batch", LISTS):
+            watcher.lines.note(kind, named)
+        lists = {n: one for n, one in filled.items() if n.startswith("read_index[")}
+        tables = {n.replace("[", " ").removesuffix("]"): one for n, one in lists.items()}
+        watcher.lines.note(SLOTS, tables)
         watcher.lists(list(lists_of(batch)))
         laws = list(laws_of(batch))
         for one in laws:
@@ -151,19 +157,6 @@ class Engine(Following):
             self.hook(type(processors), "__call__", self.processed)
         if any(mask.numel() > LARGEST_MASK for mask in masks_of(batch).values()):
             watcher.scope(masks_not_watched=f"those of more than {LARGEST_MASK} entries")
-
-    def note_lines(self, inputs: Mapping[str, Tensor]) -> None:
-        """Note the tensors from which the inputs of a forward pass are judged."""
-        same = {"position_ids": "positions"}
-        for kind in ("batch", LISTS):
-            given = {same.get(name, name): tensor for name, tensor in inputs.items()}
-            self.watcher.lines.note(kind, given)
-        tables = {
-            f"{name.partition('[')[0]} {name.partition('[')[2][:-1]}": one
-            for name, one in inputs.items()
-            if name.startswith("read_index[")
-        }
-        self.watcher.lines.note(SLOTS, tables)
 
     def processed(
         self,
@@ -239,7 +232,7 @@ class Engine(Following):
         once = "the graph reads other tensors than those of the batch" if other else None
         if getattr(runner, "do_sample", False):
             once = "it draws tokens at random"
-        predicted = sum(one.predicted for one in batch.requests)
+        predicted = batch.predicted
 
         def outputs() -> dict[str, Tensor]:
             return {"output_ids": io.output_ids[:, :predicted]}

@@ -1,6 +1,6 @@
 """The inputs of a forward pass: index lists, masks, and the static inputs of graphs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -10,7 +10,6 @@ from torch import Tensor
 from paritybit.connectors.following import expected
 from paritybit.connectors.transformers.batch import Batch, Lists
 from paritybit.connectors.transformers.cache import Part
-from paritybit.connectors.transformers.streams import inputs_of
 from paritybit.watch.facts import IndexList, StaticInput
 
 LARGEST_MASK = 2**24
@@ -39,43 +38,37 @@ def lists_of(batch: Batch) -> Iterator[IndexList]:
 
 
 def laws_of(batch: Batch) -> Iterator[StaticInput]:
-    """Yield the arguments of the model whose values the batch implies, including padding."""
+    """Yield the arguments of the model whose values the batch implies, including padding.
+
+    The engine resets its static tensors for each batch, also where an earlier batch was larger.
+    """
+    given, rows, size = batch.given, len(batch.requests), batch.size
     ends = list(accumulate(one.computed for one in batch.requests))
-    yield expected("cu_seq_lens_q", batch.given["cu_seq_lens_q"], [0, *ends])
+    yield expected("cu_seq_lens_q", given["cu_seq_lens_q"], [0, *ends])
     last = [end - 1 for end, one in zip(ends, batch.requests, strict=True) if one.predicted]
-    yield expected("logits_indices", batch.given["logits_indices"], last)
-    yield from padding_of(batch)
-    for name, lists in batch.lists.items():
-        part = batch.parts[name]
-        if part.window is not None and lists.read.numel():
-            yield from new_tokens(batch, part, lists)
-        mask = masks_of(batch).get(name)
-        if mask is not None and mask.numel() <= LARGEST_MASK:
-            yield mask_of(batch, part, mask[0, 0])
-
-
-def padding_of(batch: Batch) -> Iterator[StaticInput]:
-    """Yield what follows the live part of each argument, with the value that padding must have."""
-    given, rows = batch.given, len(batch.requests)
-    predicted = sum(one.predicted for one in batch.requests)
+    yield expected("logits_indices", given["logits_indices"], last)
     tails: list[tuple[str, Tensor, int]] = [
-        ("input_ids", given["input_ids"][0, batch.size :], 0),
-        ("position_ids", given["position_ids"][0, batch.size :], 0),
-        ("cu_seq_lens_q", given["cu_seq_lens_q"][rows + 1 :], batch.size),
-        ("logits_indices", given["logits_indices"][predicted:], 0),
+        ("input_ids", given["input_ids"][0, size:], 0),
+        ("position_ids", given["position_ids"][0, size:], 0),
+        ("cu_seq_lens_q", given["cu_seq_lens_q"][rows + 1 :], size),
+        ("logits_indices", given["logits_indices"][batch.predicted :], 0),
     ]
-    for name, ends in given["cu_seq_lens_k"].items():
-        tails.append((f"cu_seq_lens_k[{name}]", ends[rows + 1 :], int(ends[rows])))
+    for name, bounds in given["cu_seq_lens_k"].items():
+        tails.append((f"cu_seq_lens_k[{name}]", bounds[rows + 1 :], int(bounds[rows])))
     table = given.get("block_table")
     for name, part in batch.parts.items():
+        number = part.allocator.index
         if table is not None:
-            tails.append((f"block_table[{name}]", table[part.allocator.index, rows:].flatten(), -1))
-            continue
-        index = given["write_index"][part.allocator.index]
-        tails.append((f"write_index[{name}]", index[batch.size :], part.trash[2]))
-    for name, mask in masks_of(batch).items():
-        if mask.numel() <= LARGEST_MASK:
-            unused = mask[0, 0, batch.size :] == 0  # Whether a padded query attends to a key.
+            tails.append((f"block_table[{name}]", table[number, rows:].flatten(), -1))
+        else:
+            tail = given["write_index"][number][size:]
+            tails.append((f"write_index[{name}]", tail, part.trash[2]))
+        lists, mask = batch.lists[name], masks_of(batch).get(name)
+        if part.window is not None and lists.read.numel():
+            yield new_tokens(batch, part, lists)
+        if mask is not None and mask.numel() <= LARGEST_MASK:
+            yield mask_of(batch, part, mask[0, 0])
+            unused = mask[0, 0, size:] == 0  # Whether a padded query attends to a key.
             tails.append((f"attention_mask[{name}]", unused.flatten(), 0))
     for name, tail, right in tails:
         if len(tail):
@@ -89,8 +82,8 @@ def masks_of(batch: Batch) -> dict[str, Tensor]:
     return {name: mask for name, mask in masks.items() if mask is not None}
 
 
-def new_tokens(batch: Batch, part: Part, lists: Lists) -> Iterator[StaticInput]:
-    """Yield whether the entries of new tokens in a window's list are valid.
+def new_tokens(batch: Batch, part: Part, lists: Lists) -> StaticInput:
+    """Return whether the entries of new tokens in a window's list are valid.
 
     Each must be the index that stands for a new token, or the slot of the token.
     """
@@ -100,21 +93,21 @@ def new_tokens(batch: Batch, part: Part, lists: Lists) -> Iterator[StaticInput]:
     ]
     entries = lists.read.cpu()[torch.cat(places)]
     right = (entries == part.trash[1]) | (entries == lists.write.cpu())
-    yield expected(f"new tokens in read_index[{part.name}]", right, [1] * batch.size)
+    return expected(f"new tokens in read_index[{part.name}]", right, [1] * batch.size)
 
 
 def mask_of(batch: Batch, part: Part, mask: Tensor) -> StaticInput:
     """Return the keys that each live token attends to, with the keys in its window as expected."""
     queries, keys = mask.shape
     ends = batch.given["cu_seq_lens_k"][part.name].tolist()
-    keys = max(keys, *ends)
-    right = torch.zeros(batch.size, keys, dtype=torch.bool)
+    # A mask with too few keys for the rows has another shape than what is expected.
+    right = torch.zeros(batch.size, max(keys, *ends), dtype=torch.bool)
     first = 0
     for row, one in enumerate(batch.requests):
         begin, end = ends[row], ends[row + 1]
         last = one.cached + one.computed
         position = torch.arange(one.cached, last)[:, None]
-        key = torch.arange(last - (end - begin), last)
+        key = torch.arange(last - (end - begin), last)  # The keys of a row are its last positions.
         seen = key <= position
         if part.window is not None:
             seen &= position - key < part.window
@@ -129,8 +122,7 @@ def statics_of(io: Any, batch: Batch | None) -> list[StaticInput]:
     count = size = padded = rows = predicted = reads = 0
     if batch is not None:
         count, size, padded = len(batch.requests), batch.size, batch.padded
-        rows = len(batch.given["cu_seq_lens_q"]) - 1
-        predicted = sum(one.predicted for one in batch.requests)
+        rows, predicted = len(batch.given["cu_seq_lens_q"]) - 1, batch.predicted
         reads = max((int(one.numel()) for one in batch.given["read_index"]), default=0)
     valid = {
         "input_ids": (0, int(io.config.vocab_size)),
@@ -164,7 +156,21 @@ def statics_of(io: Any, batch: Batch | None) -> list[StaticInput]:
 def given_of(batch: Batch) -> list[StaticInput]:
     """Return the arguments of the model, to compare with those that a graph captured."""
     names = {part.allocator.index: name for name, part in batch.parts.items()}
-    found = inputs_of(batch.given, names)
+    found = named(batch.given, names)
     if batch.given.get("block_table") is not None:
         found["block_table"] = batch.given["block_table"]
     return [StaticInput(f"{name} of the batch", one, 0, 0) for name, one in found.items()]
+
+
+def named(given: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Tensor]:
+    """Return the inputs that the engine copies from the host, by name. `names` are the groups'."""
+    found: dict[str, Tensor] = {
+        name: given[name]
+        for name in ("input_ids", "position_ids", "cu_seq_lens_q", "logits_indices")
+    }
+    for group, ends in given["cu_seq_lens_k"].items():
+        found[f"cu_seq_lens_k[{group}]"] = ends
+    for kind in ("write_index", "read_index"):
+        for number, index in enumerate(given[kind]):
+            found[f"{kind}[{names[number]}]"] = index
+    return found

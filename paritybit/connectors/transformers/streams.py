@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.following import expected
+from paritybit.connectors.transformers.inputs import named
 from paritybit.watch.facts import StaticInput
 
 
 @contextmanager
 def on_stream(runner: Any) -> Iterator[Any]:
-    """Run the watcher on the compute stream of a runner."""
+    """Run the watcher on a runner's compute stream. Yields the stream that writes, or None."""
     stream = runner.inputs_and_outputs.compute_stream
     if stream is None:
         yield None
@@ -29,24 +30,13 @@ def on_stream(runner: Any) -> Iterator[Any]:
         yield writer
 
 
-def inputs_of(given: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Tensor]:
-    """Return the inputs that the engine copies from the host, by name."""
-    found = {
-        name: given[name]
-        for name in ("input_ids", "position_ids", "cu_seq_lens_q", "logits_indices")
-    }
-    for group, ends in given["cu_seq_lens_k"].items():
-        found[f"cu_seq_lens_k[{group}]"] = ends
-    for kind in ("write_index", "read_index"):
-        for number, index in enumerate(given[kind]):
-            found[f"{kind}[{names[number]}]"] = index
-    return found
-
-
 def filled(
     inputs: Mapping[str, Tensor], prepared: Any, names: Mapping[int, str]
 ) -> dict[str, Tensor]:
-    """Return the tensors that the engine fills with its inputs, by name."""
+    """Return the tensors that the engine fills with its inputs, by name.
+
+    These are those of `prepared` on the host, if the inputs are copies of them.
+    """
     if prepared is None:
         return dict(inputs)
     given = {
@@ -59,18 +49,13 @@ def filled(
         "read_index": prepared.read_index_storage,
     }
     found = dict(inputs)
-    for name, whole in inputs_of(given, names).items():
+    for name, whole in named(given, names).items():
         here = inputs[name]
         mine = whole[..., : here.shape[-1]]
         same = mine.shape == here.shape and mine.data_ptr() != here.data_ptr()
         if same and torch.equal(mine, here.to(mine.device)):
             found[name] = mine
     return found
-
-
-def copied(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies of inputs, made on the current stream."""
-    return {name: tensor.clone() for name, tensor in inputs.items()}
 
 
 def unordered(early: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> list[StaticInput]:

@@ -12,7 +12,7 @@ from paritybit.connectors.vllm.blocks import Blocks
 from paritybit.connectors.vllm.drafts import Turn
 from paritybit.connectors.vllm.pools import DRAFTED
 from paritybit.connectors.vllm.requests import Requests, begun_by
-from paritybit.connectors.vllm.speculation import Account, account_of, kept, tokens_of
+from paritybit.connectors.vllm.speculation import Account, kept, tokens_of
 from paritybit.watch.facts import Replay
 
 
@@ -44,10 +44,12 @@ class Drafting(Blocks):
         """Read the output of the scheduler about requests with drafts, before a forward."""
         if self.scheduler is None:
             return
-        if self.account is None:
-            self.account = account_of(runner.vllm_config)
-        if self.account is None:
+        config = runner.vllm_config
+        if config.speculative_config is None:
             return
+        if self.account is None:
+            ahead = getattr(config.scheduler_config, "async_scheduling", False)
+            self.account = Account(bool(ahead))
         begun, of = begun_by(output), self.scheduler.requests
         self.firsts |= begun
         # The scheduler's own requests change meanwhile.
@@ -148,7 +150,9 @@ class Drafting(Blocks):
         self.watcher.begin(turn.extended())
         self.watcher.inputs("draft", turn.inputs(ids, positions, mapping))
         self.watcher.lines.stop()  # The draft model runs next.
-        self.journal.count(ends_of_chunks=turn.unnamed)
+        ends = (turn.account.requests[name] for name in turn.names)
+        chunks = sum(one.computed < len(one.tokens) - 1 for one in ends)
+        self.journal.count(ends_of_chunks=0 if turn.names_next else chunks)
 
     def judge_states(self, owner: Any) -> None:
         """Judge the hidden states that a draft model gets for the target's tokens."""
@@ -240,7 +244,10 @@ class Drafting(Blocks):
         known = [name for name in names if name in account.requests]
         turn = Turn(known, account, self.requests, {}, pool, pool.draft, 0, 0)
         if known:
-            self.watcher.forget(DRAFTED, torch.cat([turn.around(name) for name in known]))
+            mine = [turn.requests.of(name, pool).slots[pool.draft.number] for name in known]
+            firsts = [turn.given(name)[1] for name in known]
+            parts = [slots[first:] for slots, first in zip(mine, firsts, strict=True)]
+            self.watcher.forget(DRAFTED, torch.cat(parts))
 
 
 def names_of(owner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:

@@ -63,11 +63,6 @@ class Turn:
         """Return the slots of the first positions of a request in the group of the draft model."""
         return padded(self.requests.of(name, self.pool).slots[self.draft.number][:end], end)
 
-    def around(self, name: str) -> Tensor:
-        """Return all slots of a request that the draft model may have written for this batch."""
-        _, first = self.given(name)
-        return self.requests.of(name, self.pool).slots[self.draft.number][first:]
-
     def extended(self) -> Forward:
         """Return the forward that computes the tokens of the batch."""
         rows = []
@@ -137,12 +132,6 @@ class Turn:
             return []
         at = self.places(held)
         return [expected("hidden_states (draft)", held[at], target[at], held)]
-
-    @property
-    def unnamed(self) -> int:
-        """The number of chunks after which the model does not get the next token of the prompt."""
-        ends = (self.account.requests[name] for name in self.names)
-        return 0 if self.names_next else sum(m.computed < len(m.tokens) - 1 for m in ends)
 
     def fits(self, step: int) -> bool:
         """Return whether every request has a position for its draft of a step."""

@@ -7,11 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch import Tensor
-
-from paritybit.connectors.following import expected, tensors
 from paritybit.connectors.hooking import passed
-from paritybit.watch.facts import StaticInput
 
 PREPARED = "input_batch", "slot_mappings", "kv_cache_config"
 """Arguments from which the newer runner's attention metadata is built."""
@@ -20,21 +16,6 @@ PREPARED = "input_batch", "slot_mappings", "kv_cache_config"
 def model_of(runner: Any) -> Any:
     """Return the model of a runner without a wrapper that holds its graphs. None if it has none."""
     return runner.get_model() if hasattr(runner, "get_model") else getattr(runner, "model", None)
-
-
-def given_to_model(now: Any, kwargs: Mapping[str, Any]) -> list[StaticInput]:
-    """Return the positions that a model gets without a graph, if they have one dimension."""
-    positions = kwargs.get("positions")
-    if not isinstance(positions, Tensor) or positions.ndim != 1:
-        return []
-    right = now.batch.expected_positions(now.forward)
-    return [expected("positions", positions, right, size=len(positions))]
-
-
-def arguments_of(kwargs: Mapping[str, Any]) -> list[StaticInput]:
-    """Return the tensors that a model gets without a graph, which it may change."""
-    given = ((name, tensor) for name, tensor in tensors(kwargs) if tensor.ndim)
-    return [StaticInput(name, tensor, len(tensor), len(tensor)) for name, tensor in given]
 
 
 def in_place_of_a_graph(
@@ -82,12 +63,6 @@ def context_of() -> Any:
     if module is None or not module.is_forward_context_available():
         return None
     return module.get_forward_context()
-
-
-def holds_all(context: Any) -> bool:
-    """Return whether a graph of the whole model replays."""
-    mode = getattr(context, "cudagraph_runtime_mode", None)
-    return str(getattr(mode, "name", "FULL")) == "FULL"
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import Original, tensors
+from paritybit.connectors.following import Original, expected, tensors
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm import eager, effects
@@ -19,7 +19,7 @@ from paritybit.connectors.vllm.pools import Pool, described
 from paritybit.connectors.vllm.rows import Rows
 from paritybit.connectors.vllm.speculation import unjudged
 from paritybit.watch.captures import Captures
-from paritybit.watch.facts import PIECES, Forward, Replay
+from paritybit.watch.facts import PIECES, Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import LISTS, Watcher
@@ -160,7 +160,10 @@ class Engine(Rows):
         """Watch one forward of a runner. Its facts are known when its metadata has been built."""
         run = functools.partial(original, runner, output, *args, **kw)
         dummy = kw.get("dummy_run") or (len(args) > 1 and args[1])
-        if self.now is not None or dummy or self.is_another(runner):
+        if self.now is not None or dummy:
+            return run()
+        if self.runner is not None and runner is not self.runner:
+            self.journal.undecided("only the last engine of a process is watched")
             return run()
         self.forget_undrafted()
         try:
@@ -207,13 +210,6 @@ class Engine(Rows):
         self.states = None
         if self.account is not None:
             self.give_up("it is not known which drafts were accepted while the connector failed")
-
-    def is_another(self, runner: Any) -> bool:
-        """Return whether a runner belongs to another engine than the last one of this process."""
-        another = self.runner is not None and runner is not self.runner
-        if another:
-            self.journal.undecided("only the last engine of a process is watched")
-        return another
 
     def skipped(self, watcher: Watcher, output: Any, run: Callable[[], Any]) -> Any:
         """Run a forward that is not checked, and report only the slots that it writes."""
@@ -293,10 +289,14 @@ class Engine(Rows):
             return run()
         runner, live = now.runner, now.batch.live[1]
         known = runner, eager.model_of(runner), getattr(runner, "cudagraph_manager", None)
-        if context is None or eager.holds_all(context) or owner not in known:
+        replays = getattr(getattr(context, "cudagraph_runtime_mode", None), "name", "FULL")
+        if replays == "FULL" or owner not in known:  # A graph of the whole model replays.
             return run()
         now.called = True
-        watcher.inputs("model", eager.given_to_model(now, kwargs))
+        positions = kwargs.get("positions")
+        if isinstance(positions, Tensor) and positions.ndim == 1:
+            right = now.batch.expected_positions(now.forward)
+            watcher.inputs("model", [expected("positions", positions, right, size=len(positions))])
         threads = "it runs on two threads" if getattr(context, "ubatch_slices", None) else None
         before = dict(vars(context))
 
@@ -314,7 +314,11 @@ class Engine(Rows):
             kind=f"{now.forward.kind} forward",
             rows=live,
             bucket=live,
-            inputs=eager.arguments_of(kwargs),
+            inputs=[
+                StaticInput(name, one, len(one), len(one))
+                for name, one in tensors(kwargs)
+                if one.ndim
+            ],
             once=self.once or threads,
         )
         self.states = next((one[:live] for _, one in tensors(result)), None)
@@ -348,7 +352,8 @@ class Engine(Rows):
             return run()
         wrapper = None if now.wrapped is None else now.wrapped[0]
         if wrapper is None or mode_of(wrapper) != "FULL":
-            now.pieces = now.pieces or padded_size() or now.batch.padded[1]
+            batch = getattr(eager.context_of(), "batch_descriptor", None)
+            now.pieces = now.pieces or getattr(batch, "num_tokens", None) or now.batch.padded[1]
             return run()
         live, padded = now.batch.live[1], now.batch.padded[1]
 
@@ -386,13 +391,6 @@ class Engine(Rows):
 def mode_of(wrapper: Any) -> str:
     """Return the mode of a wrapper's graphs. FULL means that they hold the whole model."""
     return str(getattr(getattr(wrapper, "runtime_mode", None), "name", "FULL"))
-
-
-def padded_size() -> int | None:
-    """Return the number of tokens of the current batch, including padding, or None."""
-    context = eager.context_of()
-    found = None if context is None else getattr(context.batch_descriptor, "num_tokens", None)
-    return None if found is None else int(found)
 
 
 def output_of(wrapper: Any, graph: Any) -> Tensor | None:

@@ -115,6 +115,8 @@ def kind_of(output: Any, names: Sequence[str]) -> str:
 
 def padded(slots: Tensor, size: int) -> Tensor:
     """Pad slots to `size` with -1 for positions without a slot."""
+    if len(slots) == size:
+        return slots
     return torch.nn.functional.pad(slots, (0, size - len(slots)), value=-1)
 
 

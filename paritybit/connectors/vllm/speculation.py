@@ -135,13 +135,6 @@ class Account:
                 self.requests[name].proposed = list(mine)
 
 
-def account_of(config: Any) -> Account | None:
-    """Return an account for an engine's configuration, or None without speculation."""
-    if config.speculative_config is None:
-        return None
-    return Account(bool(getattr(config.scheduler_config, "async_scheduling", False)))
-
-
 def unjudged(config: Any, drafted: bool) -> list[str]:
     """Return the settings of an engine's speculation that are not supported."""
     speculation = config.speculative_config
