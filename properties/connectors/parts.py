@@ -62,17 +62,6 @@ class TokenAllocator:
         self.free_group: list[Tensor] | None = []
 
 
-class PagedAllocator(TokenAllocator):
-    """An allocator of pages of 4 slots of a later release."""
-
-    page_size = 4
-
-    def __init__(self, pages: int) -> None:
-        self.free_pages = torch.arange(1, pages + 1)
-        self.staged_pages: list[Tensor] = []
-        self.free_group = None
-
-
 class TritonAttnBackend:
     """A backend that lists all positions for a decode and the cached ones for a prefill."""
 

@@ -13,7 +13,6 @@ import torch
 
 from paritybit.connectors.sglang.engine import Engine
 from paritybit.watch.journal import Journal
-from paritybit.watch.replays.relations import NAMES
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import BEFORE
 from properties.connectors import parts
@@ -176,8 +175,6 @@ def test_a_slot_that_is_freed_while_its_request_runs_is_found(toy: Toy) -> None:
     assert toy.found == {"freed in use"}
 
 
-
-
 def test_what_is_collected_keeps_the_lines_that_freed_it(toy: Toy) -> None:
     """Slots are freed in another order than collected, some twice, and pages as numbers."""
     told = list[tuple[list[int], Any]]()
@@ -216,8 +213,6 @@ def test_what_is_collected_keeps_the_lines_that_freed_it(toy: Toy) -> None:
     toy.allocator.swa_attn_allocator.page_size = 2
     free_group_end(toy.allocator.swa_attn_allocator, [16])
     assert ([16], "cache.py:3") in told
-
-
 
 
 def of_sglang(path: str, text: str, name: str, **names: object) -> Callable[[], None]:
@@ -369,55 +364,6 @@ def test_a_draft_model_gets_the_hidden_states_of_its_target(
     toy.run(batch)
     inputs = {key.split(" | ")[2] for key in toy.journal.findings if key.startswith("stale input")}
     assert inputs == found
-
-
-COPIES = {"backup_from_device_all_layer": print, "load_to_device_per_layer": print}
-HostPool = type("HostPool", (), COPIES)
-MHATokenToKVPoolHost = type("MHATokenToKVPoolHost", (HostPool,), COPIES)
-Kept = type("Kept", (MHATokenToKVPoolHost,), {})
-Replaced = type("Replaced", (MHATokenToKVPoolHost,), {"load_to_device_per_layer": print})
-
-
-@pytest.mark.parametrize(
-    ("kind", "followed"),
-    [(MHATokenToKVPoolHost, True), (Kept, True), (Replaced, False), (HostPool, False)],
-)
-def test_a_host_pool_is_undecided_unless_its_copies_are_followed(
-    toy: Toy, kind: type, followed: bool
-) -> None:
-    made: list[object] = []
-    toy.engine.allocations.host_pool(made.append, kind())
-    assert len(made) == 1
-    said = f"what comes back from a {kind.__name__} is not followed"
-    toy.expected = [] if followed else [said]
-
-
-def test_a_forward_within_a_capture_or_without_a_batch_is_not_watched(toy: Toy) -> None:
-    toy.prefill()
-    batch = parts.decode([1], [7], [11], [26])
-    toy.engine.forward(toy.forward, toy.runner, batch)
-    toy.engine.capturing = 1
-    toy.run(batch)
-    assert toy.journal.counts["forwards"] == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("pp_size", 2),
-        ("ep_size", 2),
-        ("enable_eplb", True),
-        ("expert_distribution_recorder_mode", "stat"),
-        ("enable_return_routed_experts", True),
-    ],
-)
-def test_a_forward_with_other_effects_is_not_repeated(toy: Toy, name: str, value: object) -> None:
-    setattr(toy.runner.server_args, name, value)
-    toy.expected = ["pp_size=2 is not watched"] if name == "pp_size" else []
-    toy.prefill()
-    assert toy.engine.models.once
-    assert toy.engine.watcher is not None
-    assert not any(toy.journal.counts.get(f"tried: {name}") for name in NAMES)
 
 
 @pytest.mark.parametrize("within", [True, False])

@@ -15,7 +15,6 @@ from properties.connectors import parts
 
 TARGET = Model(None, drafts=False, runner=None)  # type: ignore[arg-type]
 DRAFT = Model(None, drafts=True, ahead=True, runner=None)  # type: ignore[arg-type]
-NAMES_NEXT = Model(None, drafts=True, runner=None)  # type: ignore[arg-type]
 
 STATES = torch.arange(1.0, 15).view(7, 2)
 
@@ -65,30 +64,6 @@ def states() -> HiddenStates:
     made.note(TARGET, PROMPTS, batch_of("extend"), result_of(buffer))
     buffer.zero_()
     return made
-
-
-@pytest.mark.parametrize(
-    ("found", "given", "right"),
-    [
-        (PROMPTS, STATES, [True] * 7),
-        (PROMPTS, STATES.roll(1, 0), [False] * 7),
-        (rows_of(("b", 2, 3), ("a", 0, 4)), STATES, [False] * 7),
-        (rows_of(("b", 3, 2)), STATES[5:], [True, True]),
-        (rows_of(("c", 0, 3), ("a", 2, 2)), STATES[-2:].repeat(3, 1)[:5], [False, False]),
-        (rows_of(("a", 3, 2)), STATES[3:5], []),
-        (rows_of(("b", 1, 3)), STATES[4:], []),
-        (PROMPTS, STATES[:, :1], []),
-        (PROMPTS, STATES[:6], []),
-        (PROMPTS, None, []),
-        (rows_of(("a", 0, 4), branches=2), STATES[:4].repeat(2, 1), []),
-    ],
-)
-def test_a_draft_gets_the_states_that_its_target_returned(
-    states: HiddenStates, found: Rows, given: Tensor | None, right: list[bool]
-) -> None:
-    assert judged(states, DRAFT, found, batch_of("draft_extend_v2", given)) == right
-    assert judged(states, TARGET, found, batch_of("target_verify", given)) == []
-    assert judged(states, NAMES_NEXT, found, batch_of("draft_extend_v2", given)) == []
 
 
 @pytest.mark.parametrize(

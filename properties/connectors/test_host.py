@@ -1,6 +1,5 @@
 """Every slot of a host pool is free or in the prefix cache while nothing runs."""
 
-import queue
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.sglang.host import GivenBack, at_rest, slots_of
+from paritybit.connectors.sglang.host import GivenBack, slots_of
 from properties.connectors.parts import Part
 from properties.support.watching import Scene
 
@@ -92,19 +91,6 @@ def test_a_leak_on_the_host_is_found(
     assert scene.counts()["host_slots"] == SIZE
     assert scene.counts()["held_host_slots"] == 3
     scene.close()
-
-
-def test_a_cache_that_copies_is_not_judged_yet() -> None:
-    waiting: queue.Queue[int] = queue.Queue()
-    cache = older(RIGHT)
-    assert at_rest(cache)
-    cache.ongoing_write_through = {1: cache.root_node}
-    assert not at_rest(cache)
-    cache.ongoing_write_through = {}
-    cache.cache_controller.host_mem_release_queue = waiting
-    assert at_rest(cache)
-    waiting.put(3)
-    assert not at_rest(cache)
 
 
 class HostKVCache(Part):

@@ -74,24 +74,6 @@ def test_the_grid_covers_the_longest_prompt(size: int | None, right: bool) -> No
 
 
 @pytest.mark.parametrize(
-    ("queries", "graph", "mode", "wrong"),
-    [
-        (3, False, "extend", []),
-        (2, False, "extend", ["max_seq_len_q"]),
-        (2, True, "extend", []),
-        (0, False, "decode", []),
-    ],
-)
-def test_flash_attention_is_given_the_longest_prompt(
-    queries: int, graph: bool, mode: str, wrong: list[str]
-) -> None:
-    meta = SimpleNamespace(max_seq_len_q=queries, cache_seqlens_int32=torch.tensor([1, 7]))
-    given = backend("FlashAttentionBackend", forward_metadata=meta)
-    spans = rows((0, 1), (4, 3))
-    assert stale(list(metadata_of(given, mode, SimpleNamespace(), spans, graph))) == wrong
-
-
-@pytest.mark.parametrize(
     ("mode", "topk", "lengths"), [("decode", 1, [4]), ("target_verify", 1, [5]),
                                   ("target_verify", 2, [3])]
 )  # fmt: skip

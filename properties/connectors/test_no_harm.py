@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from paritybit.connectors import hooking
-from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.transformers.engine import Engine, Graph
 from paritybit.testing.replays import InMemory
 from paritybit.watch.facts import Forward
@@ -164,25 +163,3 @@ def test_a_skipped_forward_of_sglang_waits_for_no_device(tmp_path: Path) -> None
     for changes in watcher.changes.values():
         changes.noted.clear()
     toy.journal.end()
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_slots_that_are_free_again_are_noted_without_waiting_for_a_device(device: str) -> None:
-    allocations, allocator = Allocations(None), parts.TokenAllocator(3)  # type: ignore[arg-type]
-    noted: list[torch.Tensor] = []
-    allocations.follow([(allocator, "full")])
-    ledger = SimpleNamespace(slots=8)
-    allocations.watcher = SimpleNamespace(  # type: ignore[assignment]
-        freed=lambda name, slots: noted.append(slots), ledgers={"full": ledger}
-    )
-
-    def restore(allocator: parts.TokenAllocator) -> None:
-        allocator.free_pages = torch.arange(1, 6, device=device)
-
-    allocator.free_pages = torch.tensor([2, 4], device=device)
-    allocator.release_pages = allocator.free_pages[:0]
-    allocations.restore(restore, allocator)
-    assert noted[0].device.type == device
-    assert device == "meta" or noted[0].tolist() == [1, -1, 3, -1, 5]
-
-

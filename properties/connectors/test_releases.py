@@ -14,12 +14,6 @@ import pytest
 from paritybit import __version__, inject
 from paritybit.drive.adapters import adapter
 from paritybit.drive.job import Job, command
-<<<<<<< HEAD
-from paritybit.drive.legs import Leg
-from paritybit.drive.script import ACTIONS
-from paritybit.drive.transformers.adapter import TABLE
-=======
->>>>>>> 68d3304b (Keep one test per promise of the connectors, and one table of releases)
 from paritybit.watch import journal
 from paritybit.watch.settings import VARIABLE, Settings
 from properties.support.releases import package_of

@@ -3,10 +3,9 @@
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
-from paritybit.connectors.sglang.pools import described, layers
+from paritybit.connectors.sglang.pools import described
 from paritybit.connectors.sglang.rows import forward_of, paths_of
 from properties.connectors import parts
 
@@ -30,16 +29,6 @@ def test_several_prompts_of_one_prefill_have_a_row_each() -> None:
         ("a", 2, [1, 2, 3]),
         ("b", 0, [7, 8]),
     ]
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8])
-def test_kv_that_is_stored_as_bytes_has_the_numbers_of_its_dtype(dtype: torch.dtype) -> None:
-    stored = torch.zeros(9, 2, dtype=torch.uint8)
-    pool = SimpleNamespace(
-        k_buffer=[stored], v_buffer=[stored], size=8, page_size=1, start_layer=0, dtype=dtype
-    )
-    (layer,) = layers(pool)
-    assert {tensor.dtype for tensor in layer.tensors} == {dtype}
 
 
 def tree(*nodes: tuple[int, int]) -> Any:

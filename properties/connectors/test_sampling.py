@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paritybit.connectors.sampling import Asked, Sampled, logits_of, rows_of
+from paritybit.connectors.sampling import Asked, Sampled, logits_of
 from paritybit.watch.checks.wrong_row import judge
 from paritybit.watch.facts import RowValues
 from paritybit.watch.observations import RowsGiven
@@ -79,17 +79,6 @@ def test_the_tokens_of_another_request_are_found() -> None:
     assert text.endswith("it is penalised for the tokens of request b")
 
 
-def test_what_changes_just_the_wrong_tokens_is_named() -> None:
-    asked = Asked(frequency=1.0, bias={3: 2.0}, temperature=0.5)
-    right = row(asked).logits(RAW, heated=True)
-    for token, part in ((3, "logit bias"), (5, "penalties")):  # Of a request that has ended.
-        held = right.clone()
-        held[token] -= 1
-        (text,) = told(*logits_of([row(asked)], RAW[None], held[None], heated=True))
-        assert text.startswith(f"sampler: {part} of request a (row 0)")
-        assert text.endswith("logits that are wrong: 1")
-
-
 def test_rows_that_are_not_sampled_or_whose_tokens_are_not_known_are_not_judged() -> None:
     unknown = replace(row(Asked(frequency=1.0)), tokens=[0, 1, None])
     unused = replace(row(Asked(frequency=1.0)), used=False)
@@ -107,26 +96,3 @@ def test_what_is_unlikely_may_be_dropped_and_rounding_is_no_fault() -> None:
     for kept in (2.0, -INF):
         held = torch.tensor([[kept, -INF, -INF, -INF, -INF, 3.0]])
         assert told(*logits_of([limit], RAW[None], held, heated=True)) == []
-
-
-def test_a_report_says_whose_value_a_row_has_and_how_its_request_came_there() -> None:
-    held, right = torch.tensor([0.5, 0.5, 1.0]), [0.5, 0.7, 1.0]
-    values = rows_of("temperature", ["a", "b", "c"], held, right, "engine/batch.py:5 in add")
-    lines = Stack(("engine/batch.py:9 in move",))
-    moved = {"b": (lines, "it was moved from row 2 to row 1 in this step")}
-    (text,) = told(values, moves=moved)
-    assert text == (
-        "sampler: temperature of request b (row 1) is 0.5, not 0.7; that is the value of "
-        "request a; it was moved from row 2 to row 1 in this step"
-    )
-    (found,) = judge(RowsGiven(3, "decode", "sampler", [values], moved))
-    assert found.cause is not None
-    assert found.cause["source"] == "engine/batch.py:9"
-    assert found.cause["via"] == "in move; it was filled at engine/batch.py:5 in add"
-    count = rows_of("tokens", ["b"], torch.tensor([2]), [3], "engine/batch.py:7", lasting=False)
-    (found,) = judge(RowsGiven(3, "decode", "sampler", [count], moved))
-    assert found.cause is not None
-    assert found.cause["source"] == "engine/batch.py:7"  # It changes in each step.
-    assert told(rows_of("top_k", ["a"], torch.tensor([3]), [3])) == []
-    (short,) = told(rows_of("top_k", ["a", "b"], torch.tensor([3]), [3, 4]))
-    assert "has [1] in the batch, not [2]" in short

@@ -9,21 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from paritybit.connectors.transformers import hooks, streams
+from paritybit.connectors.transformers import streams
 from paritybit.connectors.transformers.batch import Batch, Planned
 from paritybit.connectors.transformers.cache import free_and_cached, groups_of, owned, parts_of
 from paritybit.connectors.transformers.engine import Engine
 from paritybit.connectors.transformers.inputs import laws_of, lists_of, named
 from paritybit.connectors.transformers.sampling import rows
-<<<<<<< HEAD
-from paritybit.connectors.transformers.sources import meaning
-=======
->>>>>>> 68d3304b (Keep one test per promise of the connectors, and one table of releases)
 from paritybit.testing.replays import InMemory
 from paritybit.watch.checks import wrong_row
 from paritybit.watch.checks.stale_input import judge as stale
 from paritybit.watch.facts import Forward, StaticInput
-from paritybit.watch.journal import Finding, Journal
+from paritybit.watch.journal import Finding
 from paritybit.watch.observations import Inputs, RowsGiven
 from paritybit.watch.settings import Settings
 from properties.connectors import parts
@@ -329,59 +325,6 @@ def replayed(
     return found, graph.runs
 
 
-def test_a_release_with_other_parts_is_undecided_only_where_a_cache_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal = Journal(tmp_path / "process-1.jsonl")
-    monkeypatch.setattr(hooks, "of_process", lambda: journal)
-    monkeypatch.setattr(hooks, "active", lambda: Settings(str(tmp_path)))
-    monkeypatch.setattr(hooks, "release", lambda: "5.0.0")
-    found = hooks.Hooks()
-    assert not journal.path.exists()
-    cache = SimpleNamespace()
-    assert found.made(lambda cache: 3, cache) == 3
-    (said,) = journal.said
-    assert "transformers 5.0.0: the layout of its cache" in said
-    assert not found.engines
-    journal.end()
-
-
-<<<<<<< HEAD
-def test_an_error_in_the_account_of_blocks_is_told_from_others(tmp_path: Path) -> None:
-    folder = tmp_path / "transformers/generation/continuous_batching"
-    folder.mkdir(parents=True)
-    source = "def fail():\n    {}"
-    for name, line in (("cache.py", "{}[0]"), ("scheduler.py", "[][1]"), ("utils.py", "1 / 0")):
-        scope: dict[str, Any] = {}
-        exec(compile(source.format(line), folder / name, "exec"), scope)
-        with pytest.raises((LookupError, ZeroDivisionError)) as raised:
-            scope["fail"]()
-        assert (meaning(raised.value) is None) == (name == "utils.py")
-
-
-def test_an_error_that_ends_the_generation_loop_is_an_engine_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "transformers/generation/continuous_batching"
-    folder.mkdir(parents=True)
-    scope: dict[str, Any] = {}
-    exec(compile("def step():\n    {}[0]\n", folder / "scheduler.py", "exec"), scope)
-    journal, told = Journal(tmp_path / "process-1.jsonl"), list[str]()
-    journal.count(forwards=9, **{"forwards: decode": 9})
-    monkeypatch.setattr(hooks, "of_process", lambda: journal)
-    monkeypatch.setattr(hooks, "active", lambda: Settings(str(tmp_path)))
-    try:
-        scope["step"]()
-    except KeyError as error:
-        hooks.Hooks().failed(lambda *_: told.append("the engine's own"), None, error, None)
-    assert told == ["the engine's own"]
-    (key,) = journal.findings
-    journal.end()
-    assert key.startswith("engine error")
-
-
-=======
->>>>>>> 68d3304b (Keep one test per promise of the connectors, and one table of releases)
 def test_logits_after_the_processors_are_those_that_each_request_asked_for() -> None:
     planned = [
         Planned(

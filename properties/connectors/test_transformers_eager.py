@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -128,15 +127,3 @@ def test_a_slot_that_only_the_logits_depend_on_is_found() -> None:
     served = Served(also=SLOTS - 1)
     served.serve()
     assert served.causes() == {"a slot of no live row"}
-
-
-@pytest.mark.parametrize("why", ["a graph", "other ranks"])
-def test_a_forward_that_cannot_be_repeated_runs_once(
-    why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = Served(also=SLOTS - 1)
-    served.graphs = why == "a graph"
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: why == "other ranks")
-    served.serve()
-    assert served.runs == STEPS
-    assert not served.journal.counts.get("tried: wrong read")

@@ -6,20 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.vllm.pools import GROUP, by_slot, described
 from paritybit.connectors.vllm.requests import Requests
-from paritybit.watch.journal import read
 from properties.connectors.parts_vllm import (
     DECODE,
-    FIRST,
-    GROUPS,
-    PAGE,
-    PROMPT,
-    TABLE,
     WINDOW,
-    ChunkedLocalAttentionSpec,
-    FullAttentionSpec,
     Part,
     Served,
     a_pool,
@@ -47,34 +38,6 @@ def test_a_slot_is_a_row_of_a_cache_whatever_its_layout(cache: torch.Tensor, par
     rows = rows if rows.shape[1] == 4 else rows.transpose(1, 2)
     assert bool((rows[5, 3] == 1).all())
     assert int(rows.sum()) == rows[5, 3].numel()
-
-
-@pytest.mark.parametrize("heads_first", [False, True])
-def test_a_block_that_holds_k_before_v_is_cut_in_two(heads_first: bool) -> None:
-    cache = torch.zeros(8, 2, 4, 3, 6)
-    if heads_first:
-        cache = torch.zeros(8, 2, 3, 4, 6).transpose(2, 3)
-    (keys, values), block = by_slot(cache, 8, 4)
-    assert block == 4
-    assert keys.shape == values.shape == (8, 4, 3, 6)
-    keys[5, 3], values[6, 2] = 1, 2
-    assert bool((cache[5, 0, 3] == 1).all() and (cache[6, 1, 2] == 2).all())
-    assert int(cache.sum()) == 3 * 18
-    halves, block = by_slot(torch.zeros(16, 2, 4, 3, 6), 8, 8)  # As kernels may ask for.
-    assert block == 4
-    assert halves[0].shape[0] == 16
-
-
-def test_groups_that_are_not_known_are_refused() -> None:
-    config, layers, _ = a_pool()
-    spec = ChunkedLocalAttentionSpec(block_size=PAGE)
-    config.kv_cache_groups = [Part(layer_names=["full"], kv_cache_spec=spec)]
-    with pytest.raises(NotRecognisedError, match="ChunkedLocalAttentionSpec"):
-        described(config, layers)
-    larger = FullAttentionSpec(block_size=2 * PAGE)
-    config.kv_cache_groups = [*GROUPS, Part(layer_names=["full"], kv_cache_spec=larger)]
-    with pytest.raises(NotRecognisedError, match="tokens"):
-        described(config, layers)
 
 
 # Requests.
@@ -160,14 +123,6 @@ def test_a_block_that_nobody_has_is_a_leak(served: Served) -> None:
     assert served.found() == {"leak"}
 
 
-def test_groups_that_take_one_block_are_found(served: Served) -> None:
-    """The other group's layers write it with the same tokens."""
-    said = output({}, cached={"a": (0, ([1, 2], [1, 2]))}, resumed=("a",))
-    served.engine.requests.follow(said)
-    served.run(DECODE, [[1, 2], [1, 2]], 6, [16])
-    assert "wrong owner" in served.found()
-
-
 @pytest.mark.parametrize(("mode", "kind"), [("FULL", "Part"), ("PIECEWISE", "pieces")])
 def test_a_replay_is_judged_or_counted(served: Served, mode: str, kind: str) -> None:
     served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
@@ -187,16 +142,3 @@ def test_a_forward_that_is_not_checked_tells_what_it_writes(served: Served) -> N
     assert served.found() == set()
     assert served.journal.counts["skipped_forwards"] == 1
     assert served.journal.counts["forwards"] == 2
-
-
-@pytest.mark.parametrize(("role", "watched"), [("kv_both", False), ("kv_producer", True)])
-def test_kv_that_a_connector_loads_is_not_watched(tmp_path: Path, role: str, watched: bool) -> None:
-    """The slots that it fills are computed by no forward."""
-    served = Served(tmp_path)
-    served.runner.vllm_config.kv_transfer_config = Part(kv_role=role)
-    served.scheduler.requests["a"] = a_request(*PROMPT)
-    served.run(FIRST, TABLE, 0, PROMPT)
-    said = [one["what"] for one in read(served.journal.path) if one["kind"] == "undecided"]
-    assert said == ([] if watched else ["a KV connector that loads KV is not watched"])
-    assert (served.engine.watcher is not None) == watched
-    served.journal.end()

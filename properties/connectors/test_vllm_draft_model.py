@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from paritybit.connectors.hooking import guarded
-from paritybit.watch.journal import read
 from properties.connectors.parts_vllm import (
     FIRST,
     PAGE,
@@ -177,45 +176,6 @@ def test_kv_that_a_draft_model_computed_for_another_next_token_may_not_be_read(
         served.sample(79)
         drafter.draft(hit, [*PROMPT[1:4], 77, 78, 79][hit:], 6, blocks=blocks[0])
         assert served.found() == {"wrong owner"}
-
-
-def test_the_slots_of_rejected_drafts_need_not_be_written(served: Served, drafter: Drafter) -> None:
-    drafter.draft(0, [*PROMPT[1:], 16], 6)
-    verify(served)
-    drafter.draft(6, [17, 18, 5, 5], 8, written=slots(range(6, 8), TABLE[0]), slots={2: [21]})
-    assert served.found() == set()
-
-
-def test_requests_that_begin_with_other_tokens_share_no_kv_of_a_draft_model(
-    served: Served, drafter: Drafter
-) -> None:
-    """The first token is in the KV of the target alone, by its hidden states."""
-    drafter.draft(0, [*PROMPT[1:], 16], 6)
-    served.scheduler.requests["b"] = a_request(99, *PROMPT[1:], 16, 30)
-    said = output({"b": 4}, new={"b": (TABLE[0], [7, 8, 9])}, hit=4, finished=("a",))
-    served.run(said, [TABLE[0], [7, 8, 9]], 4, [*PROMPT[4:], 16, 30], "b")
-    served.sample(31)
-    drafter.draft(4, [PROMPT[5], 16, 30, 31], 8)
-    lines = [line for line in read(served.journal.path) if line["kind"] == "finding"]
-    mine = [line["check"] for line in lines if line["reader"]["request"] == "b"]
-    assert set(mine) == {"wrong owner"}  # Of the target's groups, others are found.
-
-
-def test_a_draft_model_is_not_watched_if_its_target_was_not(
-    served: Served, drafter: Drafter
-) -> None:
-    drafter.draft(0, [*PROMPT[1:], 16], 6)
-    watcher = served.engine.watcher
-    assert watcher is not None
-    watcher.wait = 1
-    verify(served)
-    drafter.draft(6, [17, 18, 5, 5], 8)
-    said = output({"a": 1}, cached={"a": (8, None)})
-    served.run(said, TABLE, 8, [18])
-    served.sample(19)
-    drafter.draft(8, [19], 9)
-    assert served.found() == set()
-    assert served.journal.counts["forwards: draft extend"] == 2
 
 
 @pytest.mark.parametrize("older", [False, True])

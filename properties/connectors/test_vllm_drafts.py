@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors import hooking
 from paritybit.watch.between import Change
 from properties.connectors.parts_vllm import (
     FIRST,
@@ -105,21 +104,6 @@ def test_forwards_that_are_not_checked_are_counted(tmp_path: Path, ahead: bool) 
     assert served.journal.counts["skipped_forwards"] == 1
     assert served.journal.counts["rejected_drafts"] == 3
     served.journal.end()
-
-
-def test_drafts_are_not_judged_after_the_connector_failed(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It missed that the sampler accepted one."""
-    monkeypatch.setattr(hooking, "of_process", lambda: served.journal)
-    result: Any = Part(sampled_token_ids="no tensor")
-    served.run(verifies(8, 19), TABLE, 8, [18, 19])
-    assert hooking.guarded(served.engine.sampled)(lambda _: result, served.runner) is result
-    served.scheduler.requests["a"].all_token_ids += [19, 20]
-    served.run(verifies(10), TABLE, 10, [20])
-    assert served.engine.watcher is None
-    assert not served.journal.findings
-    assert "the connector failed" in str(served.journal.said)
 
 
 @pytest.mark.parametrize("counted", [False, True])

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from paritybit.connectors.vllm.effects import once
 from paritybit.connectors.vllm.pools import Pool
@@ -47,22 +46,3 @@ def test_a_setting_that_gives_a_forward_other_effects_is_named(
     assert once(given, POOL) is None
     setattr(getattr(given, part), name, value)
     assert reason in str(once(given, POOL))
-
-
-@pytest.mark.parametrize(
-    ("state", "named"),
-    [
-        (KV.view(16, 4), False),
-        ([KV[0], KV[1]], False),
-        ([], False),
-        (torch.empty(0), False),
-        ((torch.zeros(3, 4), torch.zeros(3, 2)), True),
-        (torch.zeros(3), True),
-    ],
-)
-def test_a_layer_whose_state_is_not_in_the_pool_is_named(
-    state: Tensor | list[Tensor], named: bool
-) -> None:
-    """As that of a recurrent layer, which a trial does not restore."""
-    reason = "mixer keeps state outside of the pool" if named else None
-    assert once(config(attention=KV, mixer=state), POOL) == reason

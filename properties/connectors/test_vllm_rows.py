@@ -1,6 +1,6 @@
 """What vLLM's samplers and adapters use for each row, over stand-ins of both runners."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from paritybit.connectors.sampling import Asked, Sampled
-from paritybit.connectors.vllm.batch import Batch
 from paritybit.connectors.vllm.sampling import Sampling, adapters
 from paritybit.watch.checks import wrong_row
 from paritybit.watch.facts import RowValues
@@ -202,22 +201,6 @@ def test_the_adapter_of_each_token_is_that_of_its_request() -> None:
     wrapper.token_lora_indices[2] = 1  # As a row that was moved without its adapter.
     assert wrong(list(adapters(runner, ["a", "b", "c"], of, counts))) == {"adapter": "b"}
     assert list(adapters(Part(), ["a"], of, counts)) == []
-
-
-def test_padding_of_lengths_and_of_starts_of_queries_is_judged(tmp_path: Path) -> None:
-    def checked(starts: list[int], lengths: list[int]) -> Mapping[str, bool]:
-        one = Part(query_start_loc=torch.tensor(starts), seq_lens=torch.tensor(lengths))
-        batch = Batch(torch.zeros(3), torch.zeros(3), (one,), (2, 3), (len(lengths), 3))
-        return {
-            tail.name: torch.equal(tail.tensor, tail.expected.to(tail.tensor.dtype))
-            for tail in batch.tails()
-            if tail.expected is not None
-        }
-
-    first, second = "query_start_loc 0 (padding)", "seq_lens 0 (padding)"
-    assert checked([0, 2, 3, 3, 3], [5, 6, 0, 0]) == {first: True, second: True}
-    assert checked([0, 2, 3, 9, 3], [5, 6, 0, 4]) == {first: False, second: False}
-    assert checked([0, 2, 3], [5, 6]) == {}
 
 
 def test_a_wrong_row_is_reported_with_how_its_request_came_there(tmp_path: Path) -> None:
