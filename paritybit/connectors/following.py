@@ -15,6 +15,7 @@ from paritybit.watch.captures import Captures
 from paritybit.watch.facts import Group, Replay, RowValues, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
+from paritybit.watch.stacks import Stack
 from paritybit.watch.watcher import Watcher
 
 UNKNOWN = NotRecognisedError, AttributeError, KeyError, TypeError, ValueError, IndexError
@@ -134,7 +135,7 @@ class Following:
         self,
         kind: str,
         values: Callable[[], Iterable[RowValues]],
-        moves: Mapping[str, tuple[str | None, str]] | None = None,
+        moves: Mapping[str, tuple[Stack, str]] | None = None,
     ) -> None:
         """Judge values that the engine uses for rows. The arguments are those of `Watcher.rows`."""
         with self.recognising("rows"):

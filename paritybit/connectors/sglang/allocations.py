@@ -303,7 +303,7 @@ class Allocations:
     def emptied(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
         """Report that the cache was flushed, or emptied by a release or by other weights."""
         result = original(owner, *args, **kwargs)
-        asked = next(iter((*args, *kwargs.values())), None)
+        asked: Any = next(iter((*args, *kwargs.values())), None)
         if hasattr(asked, "flush_cache"):
             done = asked.flush_cache and result.success
         elif hasattr(asked, "tags"):

@@ -114,7 +114,8 @@ def eager(
     watching: Any, model_runner: Any, batch: Any, kind: str
 ) -> Callable[[], dict[str, Tensor]] | None:
     """Return a function that runs a batch without its graph, or None if there is none."""
-    name = runs_batches(type(model_runner)) if kind == "decode" else None
+    of: Any = type(model_runner)
+    name = runs_batches(of) if kind == "decode" else None
     if name is None or getattr(model_runner, "lora_manager", None) is not None:
         return None  # Adapters are prepared for the graph.
     return functools.partial(eagerly, watching, getattr(model_runner, name), model_runner, batch)
