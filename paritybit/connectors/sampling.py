@@ -47,6 +47,11 @@ class Asked:
         return (self.repetition, self.frequency, self.presence) != (1.0, 0.0, 0.0)
 
     @property
+    def drops(self) -> bool:
+        """Whether unlikely tokens are dropped."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
     def counts(self) -> bool:
         """Whether the logits depend on which tokens the request has."""
         return self.penalised or bool(self.forbidden)
@@ -61,7 +66,6 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "forbidden words": ("forbidden",),
     "minimum of tokens": ("least", "stops"),
     "temperature": ("temperature",),
-    "min_p": ("min_p",),
 }
 """The parameters that change logits, by the name of their kind."""
 
@@ -95,7 +99,7 @@ class Sampled:
     def logits(self, raw: Tensor, heated: bool) -> Tensor:
         """Return logits after the parameters of the request, float32 [vocabulary].
 
-        `raw` are those of the model. `heated` also applies the temperature and `min_p`.
+        `raw` are those of the model. `heated` also applies the temperature.
         """
         asked, found = self.asked, raw.float().clone()
         output = [one for one in self.tokens[self.prompt :] if one is not None]
@@ -118,25 +122,6 @@ class Sampled:
                 found[last] = -torch.inf
         if heated and asked.temperature:
             found = found / asked.temperature
-        if heated and asked.min_p:
-            found[found < found.max() + torch.tensor(asked.min_p).log()] = -torch.inf
-        return found
-
-    def likely(self, logits: Tensor, held: Tensor) -> Tensor:
-        """Return logits without unlikely tokens.
-
-        The tokens that `top_p` drops are those that an engine has dropped from `held`, but for the
-        likeliest one. Tokens at the limit of `top_k` are those of `held`, too.
-        """
-        asked, found, dropped = self.asked, logits.clone(), held == -torch.inf
-        if 0 < asked.top_k < len(found):
-            limit = found.topk(asked.top_k).values[-1]
-            near = ROUNDING * max(1.0, abs(float(limit)))
-            enough = int((~dropped).sum()) >= asked.top_k
-            tied = (found <= limit + near) & dropped & enough
-            found[(found < limit - near) | tied] = -torch.inf
-        if asked.top_p < 1:
-            found[dropped & (found < found.max())] = -torch.inf
         return found
 
 
@@ -145,15 +130,14 @@ def logits_of(
     raw: Tensor,
     held: Tensor,
     heated: bool = False,
-    cut: bool = False,
     late: bool = False,
     sources: Mapping[str, str | None] | None = None,
 ) -> Iterator[RowValues]:
     """Yield the logits [rows, vocabulary] of an engine before and after sampling parameters.
 
-    `raw` are those before. `cut` says that the engine has already dropped unlikely tokens. With
-    `late`, it may not know yet whether a request may end, so either is right.
-    `sources` has the engine's line for each kind of parameters.
+    `raw` are those before. If they are `heated`, too, the engine has also dropped unlikely tokens:
+    those of a request that asks for it are not judged. With `late`, it may not know yet whether a
+    request may end, so either is right. `sources` has the engine's line for each kind of parameters.
     """
     most = max(1, MOST // max(1, raw.shape[-1]))
     places = [at for at, row in enumerate(rows) if row.known and at < len(held)][:most]
@@ -162,17 +146,13 @@ def logits_of(
         return
     right = torch.stack([row.logits(raw[at], heated) for row, at in zip(mine, places, strict=True)])
     given = held[places].float()
-    for at, row in enumerate(mine):
+    dropped = given == -torch.inf
+    for at, place in enumerate(places):
+        if heated and mine[at].asked.drops:
+            right[at, dropped[at]] = -torch.inf
         if late:
-            ends = [one for one in rows[places[at]].asked.stops if one < right.shape[1]]
-            right[at, ends] = right[at, ends].masked_fill(given[at, ends] == -torch.inf, -torch.inf)
-        if cut:
-            right[at] = row.likely(right[at], given[at])
-        if heated and row.asked.min_p:  # Rounding decides about a token at the very limit.
-            limit = right[at].max() + torch.tensor(row.asked.min_p).log()
-            full = row.without(["min_p"]).logits(raw[places[at]], heated)
-            near = (full - limit).abs() <= ROUNDING * full.abs().nan_to_num(posinf=0).max()
-            right[at][near] = given[at][near]
+            ends = [one for one in rows[place].asked.stops if one < right.shape[1]]
+            right[at, ends] = right[at, ends].masked_fill(dropped[at, ends], -torch.inf)
 
     def explain(at: int) -> tuple[str, str, str | None]:
         part, text = explained(mine, at, raw[places[at]], given[at], heated)
@@ -194,7 +174,8 @@ def explained(
     def wrong(row: Sampled) -> set[int]:
         found = row.logits(raw, heated)
         close = (found - held).abs() <= ROUNDING * found.abs().masked_fill(found.isinf(), 0).max()
-        return set((~(close | (found == held))).nonzero().flatten().tolist())
+        close |= (found == held) | ((held == -torch.inf) & heated & row.asked.drops)
+        return set((~close).nonzero().flatten().tolist())
 
     mine = rows[at]
     for part, names in PARTS.items():

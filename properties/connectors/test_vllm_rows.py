@@ -134,7 +134,7 @@ def test_penalties_are_not_judged_in_a_batch_with_drafts(
     given = Part(all_greedy=False, logitsprocs=Part(all=[])) if runner == "older" else None
     row, raw = Sampled("a", Asked(frequency=1.0), 2, [1, 2, 3, 4]), torch.ones(1, VOCABULARY)
     mine = Sampling([row], [drafts], [3 - drafts], VOCABULARY)
-    values = list(mine.logits(sampler, raw, raw, given, cut=False))
+    values = list(mine.logits(sampler, raw, raw, given))
     assert wrong(values) == found
     assert untried(values) == ({"penalties and forbidden words": ["a"]} if drafts else {})
 

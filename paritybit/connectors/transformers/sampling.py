@@ -54,8 +54,7 @@ def logits(batch: Batch, processors: Any, raw: Tensor, result: Tensor) -> Iterat
             return
         found.append(Sampled(state.request_id, Asked(**asked), 0, []))
     source = place_of(type(processors).__call__, PACKAGE)
-    sources = dict.fromkeys(("temperature", "min_p"), source)
-    yield from logits_of(found, raw, result, heated=True, cut=True, sources=sources)
+    yield from logits_of(found, raw, result, heated=True, sources={"temperature": source})
 
 
 def capturing(device: torch.device) -> bool:

@@ -74,8 +74,7 @@ class Rows(Drafting):
         metadata = next((one for one in given if hasattr(one, "all_greedy")), None)
         raw = logits if metadata is None else logits.clone()
         result = original(owner, *args, **kwargs)
-        cut = not kwargs.get("skip_top_k_top_p", False)
-        self.rows(SAMPLER, lambda: sampling.logits(owner, raw, result, metadata, cut), self.moves)
+        self.rows(SAMPLER, lambda: sampling.logits(owner, raw, result, metadata), self.moves)
         return result
 
     def moved(self, original: Original, batch: Any, *args: Any, **kwargs: Any) -> Any:

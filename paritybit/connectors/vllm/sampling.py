@@ -238,19 +238,16 @@ class Sampling:
         prompts, source = [row.prompt for row in self.rows], place_of(runner.req_states.add_request)
         yield rows_of("prompt_len", self.names, held, prompts, source)
 
-    def logits(
-        self, owner: Any, raw: Tensor, result: Tensor, given: Any, cut: bool
-    ) -> Iterator[RowValues]:
+    def logits(self, owner: Any, raw: Tensor, result: Tensor, given: Any) -> Iterator[RowValues]:
         """Yield logits before and after the sampling parameters.
 
         `owner` is the sampler that changed them. `given` is the older runner's metadata, or None.
-        `cut` says whether the newer runner also drops unlikely tokens.
         """
         if given is None:
             rows, drafts = self.every()[self.taken : self.taken + len(raw)], any(self.drafts)
             self.taken += len(raw)
             yield from unsure(rows, drafts, late=False)
-            parts: dict[str, Any] = {"heated": True, "cut": cut, "sources": of_newer(owner)}
+            parts: dict[str, Any] = {"heated": True, "sources": of_newer(owner)}
             yield from logits_of(sure(rows, drafts), raw, result, **parts)
             return
         rows, drafts = self.rows, self.ahead or any(self.drafts)
@@ -299,7 +296,6 @@ def of_newer(sampler: Any) -> dict[str, str | None]:
         "forbidden words": kinds.get("BadWordsState"),
         **dict.fromkeys(("logit bias", "allowed tokens", "minimum of tokens"), bias),
         "temperature": place_of(states.apply_temperature),
-        "min_p": place_of(states.apply_min_p),
     }
 
 
