@@ -137,7 +137,7 @@ def logits_of(
 
     `raw` are those before. If they are `heated`, too, the engine has also dropped unlikely tokens:
     those of a request that asks for it are not judged. With `late`, it may not know yet whether a
-    request may end, so either is right. `sources` has the engine's line for each kind of parameters.
+    request may end, so either is right. `sources` has the engine's line for each kind.
     """
     most = max(1, MOST // max(1, raw.shape[-1]))
     places = [at for at, row in enumerate(rows) if row.known and at < len(held)][:most]
