@@ -2,8 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from paritybit.connectors import hooking
@@ -126,16 +124,6 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "the allocator of pages": ("free_pages", "free_in_pages"),
 }
 """Maps each required subject to methods, of which one must have a target in the release."""
-
-
-def require_plugins() -> None:
-    """Report a release without plugins in the journal. Does not import the engine."""
-    spec, journal = find_spec("sglang"), of_process()
-    folders = spec.submodule_search_locations if spec is not None else None
-    there = any(Path(folder, "srt", "plugins").is_dir() for folder in folders or ())
-    if not there and journal is not None:
-        known = hooking.release_of("sglang")
-        journal.undecided(f"sglang {known} has no plugins; 0.5.11 is the first that does")
 
 
 def install() -> None:

@@ -7,9 +7,7 @@ lists, `inputs` compares these, masks and static inputs, `cache` describes the K
 Importing this package imports neither torch nor transformers.
 """
 
-from collections.abc import Callable
-
-from paritybit.watch.attach import start, when_imported
+from paritybit.connectors import begin
 
 MODULE = "transformers.generation.continuous_batching.continuous_api"
 """The module that imports all others of continuous batching."""
@@ -17,10 +15,6 @@ MODULE = "transformers.generation.continuous_batching.continuous_api"
 
 def connect() -> None:
     """Wrap continuous batching when it is imported, as the engine has no plugins."""
-    when_imported(MODULE, lambda: start("transformers", _install))
+    from paritybit.watch.attach import when_imported  # noqa: PLC0415
 
-
-def _install() -> Callable[[], None]:
-    from paritybit.connectors.transformers.hooks import install  # noqa: PLC0415
-
-    return install
+    when_imported(MODULE, lambda: begin("transformers"))

@@ -7,23 +7,13 @@ They are therefore one KV group here, and a request has one row for each of them
 Importing this package imports neither torch nor vllm.
 """
 
-import os
-from collections.abc import Callable
+from paritybit.connectors import begin
 
 
 def load() -> None:
     """Wrap the engine's functions. This is the entry point in the group `vllm.general_plugins`."""
-    if os.environ.get("PARITYBIT_WATCH"):
-        from paritybit.watch.attach import start  # noqa: PLC0415
-
-        start("vllm", _install)
-
-
-def _install() -> Callable[[], None]:
-    from paritybit.connectors.vllm.hooks import install  # noqa: PLC0415
-
-    return install
+    begin("vllm")
 
 
 def connect() -> None:
-    """Do nothing, because each release with an engine core loads plugins."""
+    """Do nothing, because releases load plugins. This is the entry point of connectors."""
