@@ -28,7 +28,9 @@ def test_inputs_of_requests_are_inputs_and_slots_of_windows_have_the_dtype_of_th
         buffers=buffers, _prefill_static_buffers={"seq_lens": lengths}, graphs={4: None}
     )
     for pool, dtype in ((Translating(), torch.int32), (parts.SlidingPool(), None)):
-        given = inputs_of(runner, None, 4, {}, described(parts.kept(pool), 5), {})
+        model = SimpleNamespace(pool=described(parts.kept(pool), 5))
+        now = SimpleNamespace(model=model, batch=None, implied={}, arguments={})
+        given = inputs_of(runner, 4, now)
         found = {static.name: static for static in given}
         assert found["seq_lens"].tensor is lengths
         assert found["out_cache_loc_swa"].dtype is dtype

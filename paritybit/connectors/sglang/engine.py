@@ -378,7 +378,7 @@ class Engine(Following):
                 self.journal.undecided(f"the graphs of {kind} with the key {key!r} are not watched")
                 continue
             self.hook(type(graph), "replay", self.replay)
-            self.captures.note(graph, kind, graphs.inputs_of(runner, None, bucket, {}, None, {}))
+            self.captures.note(graph, kind, graphs.inputs_of(runner, bucket))
 
     def replay(self, original: Original, graph: Any, *args: Any, **kwargs: Any) -> Any:
         """Judge the replay of a whole graph, and count the replay of a piece."""
@@ -404,14 +404,13 @@ class Engine(Following):
         used = adapters.buffers_used(model, batch, now.rows, self.requests or ())
         watcher.inputs("LoRA", used)
         shape = runner, key, graphs.live(runner, batch), bucket
-        values = self.models.ranges, model.pool, now.implied, now.arguments
         return watcher.replay(
             Replay(
                 graph,
                 type(runner).__name__,
                 shape[2],
                 bucket,
-                graphs.inputs_of(runner, batch, bucket, *values),
+                graphs.inputs_of(runner, bucket, now, self.models.ranges),
                 run,
                 functools.partial(graphs.outputs_of, *shape),
                 graphs.eager(self, model.runner, batch, now.forward.kind),

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from paritybit.connectors.following import attribute, restored, tensors
 from paritybit.connectors.sglang.attention import attending
-from paritybit.connectors.sglang.pools import Pool
 from paritybit.watch.facts import StaticInput
 
 AXES = {"mrope_positions": 1}
@@ -53,6 +52,9 @@ OF_BACKENDS = (
 
 BATCH, TAKEN = "forward_batch", frozenset({"pp_proxy_tensors", "split_forward_count"})
 """The first parameter of the model runner's method that runs a batch, and some others."""
+
+LOGITS = "next_token_logits_buffer"
+"""An output among the inputs of a runner."""
 
 SLID = "cuda_graph_swa_out_cache_loc"
 """The input of a backend with the slots of `out_cache_loc` in the sliding sub-pool."""
@@ -158,59 +160,44 @@ def bucket_of(key: Any) -> int | None:
 
 
 def inputs_of(
-    runner: Any,
-    batch: Any,
-    bucket: int,
-    ranges: Mapping[str, tuple[int, int]],
-    pool: Pool | None,
-    implied: Mapping[str, Tensor],
-    arguments: Mapping[str, Any] | None = None,
+    runner: Any, bucket: int, now: Any = None, ranges: Mapping[str, tuple[int, int]] | None = None
 ) -> list[StaticInput]:
-    """Return the static inputs of a runner. With `batch` None, they are described as at capture.
+    """Return the static inputs of a runner. Without a forward, they are described as at capture.
 
-    `ranges` are the values that padding may have, by name. `implied` are the expected values of
-    inputs that are known independently of the batch. `arguments` are those of the runner.
+    `now` is the current forward, and `ranges` are the values that padding may have, by name.
     """
     buffers, backend = getattr(runner, "buffers", runner), backend_of(runner)
-    largest = max(filter(None, map(bucket_of, graphs_of(runner))), default=bucket)
-    found: list[StaticInput] = []
-    held = functools.partial(given_to, batch=batch, runner=runner, arguments=arguments)
-
-    writes = dict[str, str | None]()
-    if pool is not None:
-        writes = dict.fromkeys(("out_cache_loc_swa", SLID), pool.sliding)
-        writes["out_cache_loc"] = pool.group_of(sliding=False)
-
-    def add(name: str, tensor: Tensor, given: Tensor | None) -> None:
-        axis = AXES.get(name, 0)
-        length = tensor.shape[axis] if tensor.ndim else 1
-        size = length * bucket // largest
-        if given is not None and not (length % largest == 0 and fits(given, tensor, axis, size)):
-            given = None
-        static = StaticInput(name, tensor, length, length, axis)
-        static.writes = writes.get(name)
-        if pool is not None and static.writes is not None and static.writes == pool.sliding:
-            static.dtype = pool.dtype_of_windows
-        if given is not None:
-            static.expected = implied.get(name, given)  # Draft runners pad the batch itself.
-            static.live, static.size = static.expected.shape[axis], size
-            static.valid = ranges.get(name)
-        found.append(static)
-
     of_requests = getattr(runner, "_prefill_static_buffers", None) or {}
-    for name, tensor in {**of_requests, **vars(buffers)}.items():
-        if isinstance(tensor, Tensor) and name != "next_token_logits_buffer":
-            add(name, tensor, held(name))
-    for name in OF_BACKENDS:
-        if isinstance(getattr(backend, name, None), Tensor):
-            add(name, getattr(backend, name), None)
-    if isinstance(getattr(backend, SLID, None), Tensor):
-        locations = implied.get("out_cache_loc", held("out_cache_loc"))
-        slid = None
-        if locations is not None and pool is not None and pool.sliding is not None:
-            slid = pool.mapping[locations.long()]
-        add(SLID, getattr(backend, SLID), slid)
+    held = {name: one for name, one in {**of_requests, **vars(buffers)}.items() if name != LOGITS}
+    held |= {name: getattr(backend, name, None) for name in (*OF_BACKENDS, SLID)}
+    tensors = {name: one for name, one in held.items() if isinstance(one, Tensor)}
+    if now is None:
+        sizes = {name: extent(name, tensor) for name, tensor in tensors.items()}
+        return [
+            StaticInput(name, tensor, sizes[name], sizes[name], AXES.get(name, 0))
+            for name, tensor in tensors.items()
+        ]
+    pool, largest = now.model.pool, max(filter(None, map(bucket_of, graphs_of(runner))))
+    writes = {**dict.fromkeys(("out_cache_loc_swa", SLID), pool.sliding)}
+    writes["out_cache_loc"] = pool.group_of(sliding=False)
+    found = []
+    for name, tensor in tensors.items():
+        axis, length = AXES.get(name, 0), extent(name, tensor)
+        static = StaticInput(name, tensor, length, length, axis, writes=writes.get(name))
+        if static.writes is not None and static.writes == pool.sliding:
+            static.dtype = pool.dtype_of_windows
+        given, size = given_to(name, runner, now), length * bucket // largest
+        if given is not None and length % largest == 0 and fits(given, tensor, axis, size):
+            static.expected = now.implied.get(name, given)  # Draft runners pad the batch itself.
+            static.live, static.size = static.expected.shape[axis], size
+            static.valid = (ranges or {}).get(name)
+        found.append(static)
     return found
+
+
+def extent(name: str, tensor: Tensor) -> int:
+    """Return the number of entries of an input along its axis."""
+    return tensor.shape[AXES.get(name, 0)] if tensor.ndim else 1
 
 
 def fits(given: Tensor, tensor: Tensor, axis: int, size: int) -> bool:
@@ -221,14 +208,15 @@ def fits(given: Tensor, tensor: Tensor, axis: int, size: int) -> bool:
     return all(given.shape[number] == tensor.shape[number] for number in others)
 
 
-def given_to(
-    name: str, batch: Any, runner: Any, arguments: Mapping[str, Any] | None = None
-) -> Tensor | None:
+def given_to(name: str, runner: Any, now: Any) -> Tensor | None:
     """Return the value for an input of a runner, or None if the runner need not fill it."""
-    kind = type(runner).__name__
-    found = [(arguments or {}).get(name)]
-    if name in REFRESHED.get(kind, ()):
-        found += [getattr(held, name, None) for held in (batch, getattr(batch, "spec_info", None))]
+    pool, found = now.model.pool, [now.arguments.get(name)]
+    if name == SLID and pool.sliding is not None:
+        locations = now.implied.get("out_cache_loc", given_to("out_cache_loc", runner, now))
+        return None if locations is None else pool.mapping[locations.long()]
+    if name in REFRESHED.get(type(runner).__name__, ()):
+        holders = now.batch, getattr(now.batch, "spec_info", None)
+        found += [getattr(holder, name, None) for holder in holders]
     return next((one for one in found if isinstance(one, Tensor) and one.ndim), None)
 
 
