@@ -41,6 +41,7 @@ VERIFIES = {
     "qo_indptr": [0, 2, 4, 99],
     "mask_indptr": [0, 8, 22, 99],
     "window_kv_offsets": [0, 2, 99],
+    "custom_mask": [1, 1, 1, 0, 1, 1, 1, 1, *[1] * 6, 0, *[1] * 7, 99],
 }
 """What is right for two requests with 2 and 5 cached keys and two draft tokens each, then padding.
 """
@@ -49,8 +50,7 @@ VERIFIES = {
 def verified(graph: bool, **changed: list[int]) -> list[StaticInput]:
     held = {name: torch.tensor(value) for name, value in {**VERIFIES, **changed}.items()}
     meta = SimpleNamespace() if graph else SimpleNamespace(**held)
-    offsets = "window_kv_offsets"
-    own = {**held, f"cuda_graph_{offsets}": held[offsets]} if graph else {}
+    own = {**held, **{f"cuda_graph_{name}": held[name] for name in held}} if graph else {}
     given = backend("TritonAttnBackend", forward_metadata=meta, **own)
     found = rows((2, 2), (5, 2))
     return list(metadata_of(given, "target_verify", chain(2), found, graph))

@@ -190,7 +190,7 @@ class Engine(Following):
         if not watcher.due():
             return self.skipped(watcher, model, batch, run)
         forward, found = self.facts(model, batch, requests, graph_runner)
-        implied = model.implied(found, forward.kind)
+        implied = rows.with_dimensions(model.implied(found, forward.kind), batch)
         self.hook_lists(runner)
         kind: Any = type(runner)
         if (name := graphs.runs_batches(kind)) is not None:
@@ -299,7 +299,7 @@ class Engine(Following):
             kept = drafts.kept_ids(batch, requests, self.names_next) if model.drafts else None
             watcher.tokens(ids, positions if same else None, kept)
         own = ["positions"] if model.drafts else []
-        names = ("seq_lens", "out_cache_loc", *own)
+        names = ("seq_lens", "out_cache_loc", "mrope_positions", *own)
         watcher.inputs("batch", rows.fields_of(batch, implied, names))
 
     def judge_rows(self, batch: Any, requests: Sequence[Any], mode: str) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import expected
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sampling import untried
 from paritybit.connectors.sglang.pools import Pool
@@ -123,11 +122,21 @@ def implied(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
     return inputs
 
 
+def with_dimensions(implied: dict[str, Tensor], batch: Any) -> dict[str, Tensor]:
+    """Return implied inputs with the positions of text in all dimensions of a model for images."""
+    held = getattr(batch, "mrope_positions", None)
+    images = any(one is not None for one in getattr(batch, "mm_inputs", None) or ())
+    positions = implied.get("positions")
+    if held is None or images or positions is None or held.shape[-1] != len(positions):
+        return implied
+    return {**implied, "mrope_positions": positions.expand(len(held), -1)}
+
+
 def fields_of(batch: Any, implied: Mapping[str, Tensor], names: Iterable[str]) -> list[StaticInput]:
     """Return fields of a batch with the values that its rows imply."""
     given = {name: getattr(batch, name, None) for name in names if name in implied}
     return [
-        expected(name, tensor, implied[name], size=len(tensor))
+        StaticInput(name, tensor, len(tensor), len(tensor), expected=implied[name])
         for name, tensor in given.items()
         if isinstance(tensor, Tensor)
     ]
