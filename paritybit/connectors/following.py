@@ -207,7 +207,10 @@ def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 def expected(
     name: str, tensor: Tensor, values: Any, copied: Tensor | None = None, size: int | None = None
 ) -> StaticInput:
-    """Return an input whose first entries must have these values, a tensor or numbers."""
+    """Return an input that must have these values, a tensor or numbers.
+
+    With a `size`, padding may follow the values up to it.
+    """
     right = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.int64)
-    live = len(right)
+    live = len(tensor) if size is None else len(right)
     return StaticInput(name, tensor, live, size or live, expected=right, copied=copied)

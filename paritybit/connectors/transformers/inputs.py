@@ -44,9 +44,9 @@ def laws_of(batch: Batch) -> Iterator[StaticInput]:
     """
     given, rows, size = batch.given, len(batch.requests), batch.size
     ends = list(accumulate(one.computed for one in batch.requests))
-    yield expected("cu_seq_lens_q", given["cu_seq_lens_q"], [0, *ends])
+    yield expected("cu_seq_lens_q", given["cu_seq_lens_q"][: rows + 1], [0, *ends])
     last = [end - 1 for end, one in zip(ends, batch.requests, strict=True) if one.predicted]
-    yield expected("logits_indices", given["logits_indices"], last)
+    yield expected("logits_indices", given["logits_indices"][: len(last)], last)
     tails: list[tuple[str, Tensor, int]] = [
         ("input_ids", given["input_ids"][0, size:], 0),
         ("position_ids", given["position_ids"][0, size:], 0),

@@ -99,9 +99,9 @@ class Account:
             drafts += [held for held, _ in pairs]
             right_drafts += [one for _, one in pairs]
         return [
-            expected("num_computed_tokens", torch.tensor(computed), right_computed),
-            expected("all_token_ids", torch.tensor(tokens), right_tokens),
-            expected("drafts", torch.tensor(drafts), right_drafts),
+            expected("num_computed_tokens", torch.tensor(computed).long(), right_computed),
+            expected("all_token_ids", torch.tensor(tokens).long(), right_tokens),
+            expected("drafts", torch.tensor(drafts).long(), right_drafts),
         ]
 
     def sampled(self, names: Sequence[str], made: Sequence[Sequence[int]]) -> tuple[int, int]:
