@@ -5,7 +5,6 @@ they can be sent to other processes.
 """
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,18 +19,12 @@ from paritybit.harness.campaigns.hunt import (
     hunted,
     without_error,
 )
-from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
+from paritybit.harness.checks.play import DeviceLostError, Lockstep
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.errors import headline
-from paritybit.harness.explain.facts import TimelineEntry
-from paritybit.harness.explain.report import (
-    NOT_EXPLAINED,
-    Explained,
-    explained_unbuilt,
-    explanation,
-    observe,
-)
+from paritybit.harness.explain.facts import Explanation
+from paritybit.harness.explain.report import Observed, explained_unbuilt, explanation, observe
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
 from paritybit.harness.records.case import Case, trial_name
@@ -150,7 +143,7 @@ def run_task(task: Task) -> Result:
         begin_fresh(task.trial, properties)
     lockstep.watch(properties)
     hunt_result, finding, error = HuntResult(), None, None
-    seen: _Observed | None = None
+    seen: Observed | None = None
     try:
         hunt_result = hunt(lockstep, task.target, task.seed, task.examples)
         warnings = len(lockstep.capture_warnings)
@@ -162,13 +155,15 @@ def run_task(task: Task) -> Result:
                 finding = Counterexample(case_of(task, shown.schedule, violations, shown.history))
             else:
                 seen = _observed(task, shown.schedule)
-                finding = found_by(task, seen.schedule, seen.outcome, seen.timeline)
+                case = case_of(task, seen.schedule, seen.outcome.violations)
+                finding = Counterexample(case, seen.timeline)
         status = judge(task, hunt_result, finding, warnings)
-        if seen is not None:  # After the verdict, because an error may spoil the process.
-            finding = _explained(task, seen)
+        if finding is not None and seen is not None:
+            # After the verdict, because an error may spoil the process.
+            finding = Counterexample(finding.case, seen.timeline, *explained(seen, task.target))
     except DeviceLostError as lost:
         hunt_result.add(lost.outcome)
-        finding = found_by(task, lost.schedule, lost.outcome)
+        finding = Counterexample(case_of(task, lost.schedule, lost.outcome.violations))
         status = Status.DEVICE_LOST
     except PlayingFailedError as failure:
         status, error = Status.FAILED, str(failure)
@@ -197,67 +192,32 @@ def case_of(
     return Case(task.trial, schedule, task.target, task.seed, violations, history)
 
 
-def found_by(
-    task: Task,
-    schedule: Schedule,
-    outcome: Outcome,
-    timeline: tuple[TimelineEntry, ...] = (),
-    found: Explained = NOT_EXPLAINED,
-) -> Counterexample:
-    """Return the finding of a task from one playing of a schedule."""
-    case = case_of(task, schedule, outcome.violations)
-    return Counterexample(case, timeline, found.explanation, found.error)
-
-
 def _unbuilt(task: Task, failure: SubjectFailedError, seconds: float) -> Result:
     """Return the result of a task whose engine could not be captured. No step was played."""
-    outcome, found = explained_unbuilt(task.trial.runner, failure)
-    finding = found_by(task, Schedule(()), outcome, found=found)
-    wanted = Status.CAUGHT if task.target in outcome.violated else Status.WRONG_PROPERTY
+    violation, found = explained_unbuilt(task.trial.runner, failure)
+    finding = Counterexample(case_of(task, Schedule(()), (violation,)), (), found)
+    wanted = Status.CAUGHT if task.target == violation.property else Status.WRONG_PROPERTY
     status = Status.RED if task.bug is None else wanted
     return Result(task, status, HuntResult(), finding, 0, seconds)
 
 
-@dataclass(frozen=True)
-class _Observed:
-    """What one playing with all properties on showed, and its lockstep."""
-
-    lockstep: Lockstep
-    schedule: Schedule
-    outcome: Outcome
-    timeline: tuple[TimelineEntry, ...]
-
-
-def _observed(task: Task, schedule: Schedule) -> _Observed:
+def _observed(task: Task, schedule: Schedule) -> Observed:
     """Play a schedule with all properties on. Raises PlayingFailedError for an internal error."""
     for lockstep_of in (kept_lockstep, Lockstep):  # What a lockstep played before may hide it.
         lockstep = lockstep_of(task.trial)
         lockstep.watch(PROPERTIES)
-        outcome, timeline = observe(lockstep, schedule)
-        without_error(outcome)
-        if failed(outcome, task.target):
+        seen = observe(lockstep, schedule)
+        if failed(without_error(seen.outcome), task.target):
             break
-    return _Observed(lockstep, schedule, outcome, tuple(timeline))
+    return seen
 
 
-def _explained(task: Task, seen: _Observed) -> Counterexample:
-    """Return the finding with its explanation, or with the traceback of the explainer's error."""
-    found = explained(seen.lockstep, seen.schedule, seen.outcome, seen.timeline, task.target)
-    return found_by(task, seen.schedule, seen.outcome, seen.timeline, found)
-
-
-def explained(
-    lockstep: Lockstep,
-    schedule: Schedule,
-    outcome: Outcome,
-    timeline: Sequence[TimelineEntry],
-    target: str | None,
-) -> Explained:
-    """Explain the violations of a schedule. An error of the explainer becomes a traceback."""
+def explained(seen: Observed, target: str | None) -> tuple[Explanation | None, str | None]:
+    """Explain the violations of a schedule. Returns the traceback if the explainer fails."""
     try:
-        return Explained(explanation(lockstep, schedule, outcome, timeline, target))
+        return explanation(seen, target), None
     except Exception as error:
-        return Explained(error=traceback_of(error))
+        return None, traceback_of(error)
 
 
 def judge(

@@ -21,7 +21,7 @@ from paritybit.harness.cli.exit_codes import FINDING, OK
 from paritybit.harness.cli.explore import replay_explored
 from paritybit.harness.cli.watch.replay import replay_watched
 from paritybit.harness.errors import CannotRunError, MalformedError, printable
-from paritybit.harness.explain.report import NOT_EXPLAINED, observe
+from paritybit.harness.explain.report import observe
 from paritybit.harness.lockstep.config import require_cuda
 from paritybit.harness.records.case import Case
 from paritybit.harness.records.codec import load
@@ -61,7 +61,8 @@ def require_device(case: Case) -> None:
 def replay_one(case: Case, name: str) -> int:
     """Replay a case, and print its violations with an explanation of the first."""
     lockstep = lockstep_of(case)
-    outcome, timeline = observe(lockstep, case.schedule)
+    seen = observe(lockstep, case.schedule)
+    outcome = seen.outcome
     if vacuous(without_error(outcome)):
         raise CannotRunError(f"{name} runs no forward, so it proves nothing")
     undeclared = [one.message for one in case.violations if one.property == DECLARED_STATE]
@@ -69,15 +70,15 @@ def replay_one(case: Case, name: str) -> int:
         raise CannotRunError(f"{name} shows nothing here: {undeclared[0]}")
     for violation in outcome.violations:
         print(f"step {violation.step}: {violation.property}: {violation.message}")
-    found = NOT_EXPLAINED
+    explanation, error = None, None
     if case.history:
         print(f"  {DEPENDS}; {len(case.history)} other schedules were played before it")
     else:
-        found = explained(lockstep, case.schedule, outcome, timeline, case.target)
-    if found.error is not None:
+        explanation, error = explained(seen, case.target)
+    if error is not None:
         print("  no explanation: the explainer failed")
-        print_errors([found.error])
-    for sentence in found.explanation.proof if found.explanation is not None else ():
+        print_errors([error])
+    for sentence in explanation.proof if explanation is not None else ():
         print(f"  {sentence}")
     print(
         f"{outcome.steps} steps, {outcome.replays} replays ({outcome.padded_replays} padded):",

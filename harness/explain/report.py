@@ -4,7 +4,7 @@ It stands above the checks: it tries suspects with the violated property as the 
 no property how its violations come about.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -45,18 +45,17 @@ FRESH_SIDES = "freshly captured", "after earlier replays"
 
 
 @dataclass(frozen=True)
-class Explained:
-    """The result of explaining: an explanation, the traceback of an error, or neither."""
+class Observed:
+    """One playing of a schedule: its lockstep, its outcome, and an entry for each step played."""
 
-    explanation: Explanation | None = None
-    error: str | None = None
+    lockstep: Lockstep
+    schedule: Schedule
+    outcome: Outcome
+    timeline: tuple[TimelineEntry, ...]
 
 
-NOT_EXPLAINED = Explained()
-
-
-def observe(lockstep: Lockstep, schedule: Schedule) -> tuple[Outcome, list[TimelineEntry]]:
-    """Play a schedule. Returns its outcome and an entry for each step played."""
+def observe(lockstep: Lockstep, schedule: Schedule) -> Observed:
+    """Play a schedule."""
     entries: list[TimelineEntry] = []
 
     def see(
@@ -65,7 +64,7 @@ def observe(lockstep: Lockstep, schedule: Schedule) -> tuple[Outcome, list[Timel
         entries.append(timeline_entry(lockstep.pair, place, step, observation, violated))
 
     outcome = lockstep.play(schedule, see)
-    return outcome, entries
+    return Observed(lockstep, schedule, outcome, tuple(entries))
 
 
 def timeline_entry(
@@ -96,36 +95,28 @@ def timeline_entry(
     )
 
 
-def explanation(
-    lockstep: Lockstep,
-    schedule: Schedule,
-    outcome: Outcome,
-    timeline: Sequence[TimelineEntry],
-    target: str | None,
-) -> Explanation | None:
+def explanation(seen: Observed, target: str | None) -> Explanation | None:
     """Explain a violation of `target`, or without it the first violation with a known cause.
 
-    `timeline` has an entry for each step played. A pair that does not record its ops is built
-    again. Returns None without a violation.
+    A pair that does not record its ops is built again. Returns None without a violation.
     """
-    order = sorted(outcome.violations, key=lambda one: one.step)
+    order = sorted(seen.outcome.violations, key=lambda one: one.step)
     chosen = [one for one in order if one.property == target] or order
     first = None
     for violation in chosen[:MOST_EXPLAINED]:
-        found = _explain(lockstep, schedule, timeline, violation)
+        found = _explain(seen, violation)
         if found.cause is not None:
             return found
         first = first or found
     return first
 
 
-def explained_unbuilt(runner: str, failure: SubjectFailedError) -> tuple[Outcome, Explained]:
-    """Return outcome and explanation for an engine that cannot be captured."""
+def explained_unbuilt(runner: str, failure: SubjectFailedError) -> tuple[Violation, Explanation]:
+    """Return the violation of an engine that cannot be captured, and its explanation."""
     raised = raised_at(failure.__cause__ or failure)
     message = f"the engine could not be captured: {failure}"
     violation = Violation(NO_CRASH.id, 0, message, {RAISED: raised} if raised else {})
-    found = without_trial(violation, Situation(0, runner))
-    return Outcome(violations=(violation,)), Explained(found)
+    return violation, without_trial(violation, Situation(0, runner))
 
 
 def without_trial(
@@ -140,21 +131,17 @@ def without_trial(
     return replace(found, proof=tuple(prove(found, violation.message, None)))
 
 
-def _explain(
-    lockstep: Lockstep,
-    schedule: Schedule,
-    timeline: Sequence[TimelineEntry],
-    violation: Violation,
-) -> Explanation:
+def _explain(seen: Observed, violation: Violation) -> Explanation:
     """Explain one violation."""
+    lockstep = seen.lockstep
     if lockstep.trial.overlap:
-        return _of_overlap(lockstep, schedule, timeline, violation)
+        return _of_overlap(seen, violation)
     rule, found = PROPERTIES[violation.property], None
     if lockstep.refused is None and _can_repeat(rule, violation):
         if not lockstep.pair.records_ops:
             lockstep = Lockstep(lockstep.trial, records_ops=True)
-        found = _of_forward(lockstep.pair, schedule, rule, violation)
-    return found or without_trial(violation, _situation_at(timeline, violation, lockstep))
+        found = _of_forward(lockstep.pair, seen.schedule, rule, violation)
+    return found or without_trial(violation, _situation_at(seen, violation))
 
 
 def _can_repeat(rule: Property, violation: Violation) -> bool:
@@ -168,37 +155,29 @@ def _can_repeat(rule: Property, violation: Violation) -> bool:
     return judges and not at_fault and EXTRA_RUN not in violation.where
 
 
-def _situation_at(
-    timeline: Iterable[TimelineEntry], violation: Violation, lockstep: Lockstep
-) -> Situation:
+def _situation_at(seen: Observed, violation: Violation) -> Situation:
     """Return what the timeline says about the step of a violation."""
-    if lockstep.refused is not None:
-        return Situation(violation.step, lockstep.trial.runner)
-    entry = next((one for one in timeline if one.place == violation.step), None)
+    if seen.lockstep.refused is not None:
+        return Situation(violation.step, seen.lockstep.trial.runner)
+    entry = next((one for one in seen.timeline if one.place == violation.step), None)
     if entry is None or entry.bucket is None:
         return Situation(violation.step, None)
     return Situation(violation.step, entry.runner, entry.bucket, entry.bucket - entry.padded)
 
 
-def _of_overlap(
-    lockstep: Lockstep,
-    schedule: Schedule,
-    timeline: Sequence[TimelineEntry],
-    violation: Violation,
-) -> Explanation:
+def _of_overlap(seen: Observed, violation: Violation) -> Explanation:
     """Explain a violation in overlapping steps: play the schedule without overlap, and again.
 
     A violation that occurs without overlap is explained there, maybe of another property.
     """
-    property_id = violation.property
+    lockstep, property_id = seen.lockstep, violation.property
     one_by_one = Lockstep(replace(lockstep.trial, overlap=False), lockstep.properties)
-    outcome, entries = observe(one_by_one, schedule)
-    if outcome.violated:
-        found = explanation(one_by_one, schedule, outcome, entries, property_id)
-        assert found is not None
+    in_order = observe(one_by_one, seen.schedule)
+    found = explanation(in_order, property_id)
+    if found is not None:
         return found
-    again = lockstep.play(schedule)
-    repeats = outcome.error is None and property_id in again.violated
+    again = lockstep.play(seen.schedule)
+    repeats = in_order.outcome.error is None and property_id in again.violated
     suspects = (Suspect("overlapping steps", "holds"),) if repeats else ()
     return without_trial(violation, Situation(violation.step, None), suspects)
 

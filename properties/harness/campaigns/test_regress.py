@@ -110,7 +110,7 @@ def test_a_green_run_leaves_a_record_a_page_and_a_case_which_a_rerun_repeats(
 def test_a_run_of_nothing_and_a_wrong_option_of_pytest_have_no_verdict(
     options: Sequence[str], said: str, tmp_path: Path
 ) -> None:
-    done = paritybit(tmp_path, *RUN, "--bug", PAIR, "--", *options)
+    done = paritybit(tmp_path, *RUN, "--bug", PAIR, "--", *ALONE, *options)
     assert done.returncode == CANNOT_RUN
     assert said in done.stderr
 

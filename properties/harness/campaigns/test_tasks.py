@@ -14,6 +14,7 @@ from paritybit.harness.campaigns.hunt import SHRINKING_STEPS, HuntResult
 from paritybit.harness.campaigns.task import Result, Task, run_task
 from paritybit.harness.checks.play import Outcome
 from paritybit.harness.errors import headline
+from paritybit.harness.explain.report import Observed
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.schema import Status
 from paritybit.harness.schedules.schedule import Admit, Decode, Idle, Schedule
@@ -61,7 +62,9 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
         }
         monkeypatch.setattr(tasks, "kept_lockstep", lambda trial: kept[trial.bug is not None])
         monkeypatch.setattr(tasks, "Lockstep", lambda trial: kept[trial.bug is not None])
-        monkeypatch.setattr(tasks, "observe", lambda one, schedule: (one.play(schedule), []))
+        monkeypatch.setattr(
+            tasks, "observe", lambda one, schedule: Observed(one, schedule, one.play(schedule), ())
+        )
         monkeypatch.setattr(tasks, "begin_fresh", lambda *_: None)
         monkeypatch.setattr(tasks, "play_fresh", fresh)
         monkeypatch.setattr(tasks, "explanation", parts.get("explanation", lambda *_: None))

@@ -88,8 +88,7 @@ CASES: dict[str, Report] = {
 def test_a_report_says_what_differs_and_which_suspect_explains_it(name: str, device: str) -> None:
     case = load(CORPUS / f"{name}.json", Case)
     lockstep = Lockstep(replace(case.trial, device=device), PROPERTIES, records_ops=True)
-    outcome, timeline = observe(lockstep, case.schedule)
-    found = explanation(lockstep, case.schedule, outcome, timeline, case.target)
+    found = explanation(observe(lockstep, case.schedule), case.target)
     assert report(found) == CASES[name]
 
 
@@ -135,8 +134,7 @@ def test_each_suspect_explains_a_bug(name: str, device: str) -> None:
     schedule, expected = BUGS[name]
     trial = TrialConfig(runner, device=device).with_bug(bug)
     lockstep = Lockstep(trial, STEP_PROPERTIES | {expected.property_id}, records_ops=True)
-    outcome, timeline = observe(lockstep, schedule)
-    found = explanation(lockstep, schedule, outcome, timeline, expected.property_id)
+    found = explanation(observe(lockstep, schedule), expected.property_id)
     assert report(found) == expected
 
 
@@ -148,8 +146,7 @@ def test_a_kept_output_explains_a_step_that_reads_it(monkeypatch: pytest.MonkeyP
     lockstep = build("cpu", "decode")
     lockstep.watch({"logits_parity"})
     keeping_views(lockstep, "decode", monkeypatch)
-    outcome, timeline = observe(lockstep, SCHEDULE)
-    found = explanation(lockstep, SCHEDULE, outcome, timeline, "logits_parity")
+    found = explanation(observe(lockstep, SCHEDULE), "logits_parity")
     assert found is not None and found.cause is not None
     assert (found.at.step, found.cause.name) == (6, "kept output")
     writers = {one.holder: one.left_by for one in found.cause.elements}
@@ -165,8 +162,7 @@ def swa_pad(device: str) -> Explanation:
     """Return the report about swa_pad."""
     trial = TrialConfig(device=device).with_bug("swa_pad")
     lockstep = Lockstep(trial, records_ops=True)
-    outcome, timeline = observe(lockstep, SWA_PAD)
-    found = explanation(lockstep, SWA_PAD, outcome, timeline, "kv_parity")
+    found = explanation(observe(lockstep, SWA_PAD), "kv_parity")
     assert found is not None
     return found
 
@@ -241,9 +237,8 @@ def test_an_engine_that_cannot_be_captured_is_explained_by_the_lines_that_raised
     with pytest.raises(AttributeError) as raised:
         StaticInputs.populate(None, {}, padded=True)  # type: ignore[arg-type]
     failure.__cause__ = raised.value
-    outcome, explained = explained_unbuilt("decode", failure)
-    assert outcome.violated == {"no_crash"}
-    assert explained.explanation is not None
-    (line,) = explained.explanation.sources
+    violation, found = explained_unbuilt("decode", failure)
+    assert violation.property == "no_crash"
+    (line,) = found.sources
     assert (line.file, line.what) == ("subjects/buffers.py", "raised in populate")
-    assert "the engine could not be captured: no buffer" in explained.explanation.proof[1]
+    assert "the engine could not be captured: no buffer" in found.proof[1]

@@ -125,10 +125,10 @@ def test_a_race_is_found_and_explained_by_the_overlap(bug: str) -> None:
     trial = SMALL.with_bug(bug)
     assert trial.overlap
     lockstep, schedule = Lockstep(trial, STEP_PROPERTIES), SHOWN_BY[bug]
-    outcome, timeline = observe(lockstep, schedule)
-    assert outcome.error is None
-    assert SEEN_BY[bug] in outcome.violated
-    found = explanation(lockstep, schedule, outcome, timeline, SEEN_BY[bug])
+    seen = observe(lockstep, schedule)
+    assert seen.outcome.error is None
+    assert SEEN_BY[bug] in seen.outcome.violated
+    found = explanation(seen, SEEN_BY[bug])
     assert found is not None and found.cause is not None
     assert found.cause.name == "overlapping steps"
 
