@@ -209,7 +209,7 @@ class Ledger:
         self, slots: Tensor, chain: Tensor, request: Tensor, position: Tensor, forward: int
     ) -> None:
         """Record that a forward wrote some slots. Uses the checksums of the last frame."""
-        another = self.chain[slots] != chain
+        another = (self.chain[slots] != chain) & (self.forward[slots] > 0)
         self.earlier[slots] = torch.where(another, self.forward[slots], self.earlier[slots])
         self.chain[slots] = chain
         self.checksum[slots] = self.before[slots]
@@ -231,6 +231,7 @@ class Ledger:
         """Record that the content of some slots is unknown. `slots` has any shape."""
         places = self.places(slots)
         chain, checksum, *_, forward, _ = self.wide
+        self.earlier[places] = torch.where(forward > 0, forward, self.earlier)[places]
         for column, value in ((chain, UNKNOWN), (checksum, 0), (forward, UNSEEN)):
             column.index_fill_(0, places, value)
         self.forget_stories(places)

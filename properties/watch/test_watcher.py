@@ -323,9 +323,10 @@ def test_a_position_without_a_slot_names_the_free_of_the_slot_that_it_had(
     )
 
 
+@pytest.mark.parametrize("owned", [None, "given"])
 @pytest.mark.parametrize("since", [True, False])
 def test_a_wrong_owner_names_no_free_from_an_older_life_of_the_slot(
-    scene: Scene, since: bool
+    scene: Scene, since: bool, owned: str | None
 ) -> None:
     """The free that led to it comes after the reader's KV was written there.
 
@@ -339,7 +340,8 @@ def test_a_wrong_owner_names_no_free_from_an_older_life_of_the_slot(
         for group in ("full", "swa"):
             scene.freed(group, SLOTS[4:5], "new.py:2 in finish")
             scene.watcher.allocated(group, torch.tensor(SLOTS[4:5]))
-    scene.forward("b", [1], 0, SLOTS[4:5])
+    mine = None if owned is None else dict.fromkeys(("full", "swa"), torch.tensor(SLOTS[4:5]))
+    scene.run(Forward("extend", (row("b", [1], 0, SLOTS[4:5]),), mine), SLOTS[4:5])
     scene.forward("a", TOKENS[:6], 5, SLOTS)
     freed = {found["freed"] and found["freed"]["source"] for found in scene.lines("finding")}
     assert set(scene.checks()) == {"wrong owner"}
