@@ -1,19 +1,28 @@
 """The settings that all engines have. The settings of each engine extend `Common`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from paritybit.drive.models import MODELS, Model
 from paritybit.drive.operating.actions import with_actions
 from paritybit.drive.requests import Limits, other_prefixes, waves, with_priorities, with_sampling
-from paritybit.drive.script import LARGEST, Setting, Wave
+from paritybit.drive.script import LARGEST, MOST_ADAPTERS, Setting, Wave
 
 DEVICES = ("cpu", "cuda")
 
 Kind = TypeVar("Kind", bound="Common")
+
+Size = Annotated[int, Meta(ge=1, le=LARGEST)]
+Adapters = Annotated[int, Meta(ge=0, le=MOST_ADAPTERS)]
+
+
+def one_of(names: Iterable[str]) -> Meta:
+    """Return the limit of a setting that has one of some values."""
+    return Meta(pattern=f"^({'|'.join(names)})$")
 
 
 @dataclass(frozen=True)
@@ -25,19 +34,17 @@ class Common:
     - `actions`: an operator performs actions between requests: those in `ACTIONS` that the release
       supports.
 
-    `CHOICES` has the values that settings may have. `SIZES` are the settings that are sizes.
-    `SIMPLIFIED` are the settings that `shrink` sets to their defaults, in order.
+    The types of its fields limit the values. `SIMPLIFIED` are the settings that `shrink` sets to
+    their defaults, in order.
     """
 
     ACTIONS: ClassVar[Sequence[str]] = ("flush",)
-    CHOICES: ClassVar[Mapping[str, Sequence[Setting]]] = {}
-    SIZES: ClassVar[Sequence[str]] = ("page_size",)
     SIMPLIFIED: ClassVar[Sequence[str]] = ()
 
-    model: str = "gemma4"
-    device: str = "cpu"
-    seed: int = 0
-    page_size: int = 16
+    model: Annotated[str, one_of(MODELS)] = "gemma4"
+    device: Annotated[str, one_of(DEVICES)] = "cpu"
+    seed: Annotated[int, Meta(gt=-(10**18), lt=10**18)] = 0
+    page_size: Size = 16
     prefix_cache: bool = True
     overlap: bool = False
     alone: bool = False
@@ -45,26 +52,12 @@ class Common:
     priorities: bool = False
 
     @classmethod
-    def choices(cls) -> Mapping[str, Sequence[Setting]]:
-        """Return the values that settings may have, by the name of a setting."""
-        return {"model": tuple(MODELS), "device": DEVICES, **cls.CHOICES}
-
-    @classmethod
     def of(cls: type[Kind], settings: Mapping[str, Setting]) -> Kind:
         """Return the settings of a script. Raises ValueError for unknown names or values."""
         names = {one.name for one in fields(cls)}
         if other := sorted(settings.keys() ^ names):
             raise ValueError(f"the settings have unknown or missing names: {', '.join(other)}")
-        served = msgspec.convert(settings, cls)
-        for name, values in cls.choices().items():
-            if getattr(served, name) not in values:
-                raise ValueError(f"{name} is one of {', '.join(map(str, values))}")
-        for name in cls.SIZES:
-            if not 0 < getattr(served, name) <= LARGEST:
-                raise ValueError(f"{name} is between 1 and {LARGEST:,}")
-        if abs(served.seed) >= 10**18:
-            raise ValueError("seed has at most 18 digits")
-        return served
+        return msgspec.convert(settings, cls)
 
     def scope(self) -> dict[str, Setting]:
         """Return the settings by name, as in a journal or a script."""

@@ -12,7 +12,7 @@ import torch
 from paritybit.drive.models import Model
 from paritybit.drive.operating.sglang import packed
 from paritybit.drive.requests import with_each
-from paritybit.drive.script import MOST_ADAPTERS, Planned, Wave
+from paritybit.drive.script import Planned, Wave
 
 RANK = 4
 
@@ -20,12 +20,6 @@ MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 LOADED = 2
 """The most adapters of a batch, including the base model. There are more adapters than that."""
-
-
-def require_adapters(count: int) -> None:
-    """Raise ValueError for too many adapters."""
-    if not 0 <= count <= MOST_ADAPTERS:
-        raise ValueError(f"adapters is between 0 and {MOST_ADAPTERS}")
 
 
 def name_of(number: int) -> str:

@@ -1,10 +1,12 @@
 """The settings of a whole sglang, and its command line for them in each release."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
 
 from paritybit.drive.legs import LackingError
 from paritybit.drive.models import WINDOW, written
@@ -12,12 +14,11 @@ from paritybit.drive.operating.adapters import (
     LOADED,
     MODULES,
     RANK,
-    require_adapters,
     with_adapters,
 )
 from paritybit.drive.requests import Limits, sample, waves
-from paritybit.drive.script import ACTIONS, Setting, Wave
-from paritybit.drive.served import Common
+from paritybit.drive.script import ACTIONS, Wave
+from paritybit.drive.served import Adapters, Common, Size, one_of
 
 WINDOWS = {1: 0.3, 4: 0.3, 16: 0.4}
 """The slots of sliding layers per slot of other layers, by page size.
@@ -69,40 +70,29 @@ class Served(Common):
     """
 
     ACTIONS: ClassVar = ACTIONS
-    CHOICES: ClassVar = {
-        "graphs": GRAPHS,
-        "speculative": (None, *SPECULATION),
-    }
-    SIZES: ClassVar = ("page_size", "topk", "rows", "chunk", "pool")
     SIMPLIFIED: ClassVar = (
         *("alone", "overlap", "speculative", "page_size", "whole_prompts", "mixed", "graphs"),
         "host_cache",
     )
 
-    page_size: int = 1
+    page_size: Size = 1
     whole_prompts: bool = False
-    speculative: str | None = None
-    topk: int = 1
-    backend: str = "triton"
-    graphs: str = "decode"
-    rows: int = ROWS
-    chunk: int = CHUNK
-    pool: int = POOL
-    adapters: int = 0
+    speculative: Annotated[str, one_of(SPECULATION)] | None = None
+    topk: Size = 1
+    backend: Annotated[str, Meta(pattern=r"^\w+$")] = "triton"
+    graphs: Annotated[str, one_of(GRAPHS)] = "decode"
+    rows: Size = ROWS
+    chunk: Size = CHUNK
+    pool: Size = POOL
+    adapters: Adapters = 0
     host_cache: bool = False
-    windows: int | None = None
+    windows: Size | None = None
     mixed: bool = False
 
-    @classmethod
-    def of(cls, settings: Mapping[str, Setting]) -> "Served":
-        """Return the settings of a script. Raises ValueError for unknown names or values."""
-        served = super().of(settings)
-        if not served.backend.isidentifier():
-            raise ValueError("backend is the name of an attention backend")
-        require_adapters(served.adapters)
-        if served.windows is not None and not 0 < served.windows <= served.pool:
+    def __post_init__(self) -> None:
+        """Raise ValueError for a window pool that is larger than the pool."""
+        if self.windows is not None and self.windows > self.pool:
             raise ValueError("windows is between 1 and pool")
-        return served
 
     def requests(self) -> Iterator[Wave]:
         """Return the generated requests for the seed."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from paritybit.drive.models import WINDOW
 from paritybit.drive.requests import Limits
-from paritybit.drive.served import Common
+from paritybit.drive.served import Common, Size, one_of
 
 ROWS, CHUNK, POOL = 8, 64, 512
 """The most running requests, and the most tokens of a forward pass and of the pool."""
@@ -16,8 +16,6 @@ Q_PADDING, KV_PADDING = 16, 128
 
 FLASH = "flash_attention_2"
 """The attention that has tables of blocks."""
-
-SCHEDULERS = ("fifo", "prefill_first")
 
 
 @dataclass(frozen=True)
@@ -30,8 +28,6 @@ class Served(Common):
     of blocks, which the engine has for flash attention only: a CPU has a stand-in.
     """
 
-    CHOICES: ClassVar = {"scheduler": SCHEDULERS}
-    SIZES: ClassVar = ("page_size", "samples")
     SIMPLIFIED: ClassVar = (
         *("alone", "overlap", "offload", "samples", "sampling", "tables", "scheduler"),
         "page_size",
@@ -40,8 +36,8 @@ class Served(Common):
     full: bool = False
     graphs: bool = True
     offload: bool = False
-    samples: int = 1
-    scheduler: str = "fifo"
+    samples: Size = 1
+    scheduler: Annotated[str, one_of(("fifo", "prefill_first"))] = "fifo"
     sampling: bool = False
     tables: bool = False
 

@@ -4,14 +4,16 @@ import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
 
 from paritybit.drive.legs import LackingError
 from paritybit.drive.models import GPT_OSS, WINDOW, Model
-from paritybit.drive.operating.adapters import LOADED, require_adapters, with_adapters
+from paritybit.drive.operating.adapters import LOADED, with_adapters
 from paritybit.drive.requests import Limits
-from paritybit.drive.script import Setting, Wave
-from paritybit.drive.served import Common
+from paritybit.drive.script import Wave
+from paritybit.drive.served import Adapters, Common, Size, one_of
 
 BUCKETS = (2, 4, 8)
 """Batch sizes of the graphs for decoding."""
@@ -82,32 +84,18 @@ class Served(Common):
     """The settings of a whole vLLM. `runner` is 1 for its older model runner, or 2."""
 
     ACTIONS: ClassVar = ("flush", "pause", "retract", "preempt")
-    SIZES: ClassVar = ("page_size", "window")
     SIMPLIFIED: ClassVar = (
         *("alone", "overlap", "runner", "whole_prompts", "page_size", "window", "graphs"),
         *("backend", "speculative"),
     )
-    CHOICES: ClassVar = {
-        "graphs": tuple(GRAPHS),
-        "runner": (1, 2),
-        "backend": tuple(BACKENDS),
-        "speculative": (None, *SPECULATION),
-    }
 
     whole_prompts: bool = False
-    graphs: str = "decode"
-    runner: int = 1
-    backend: str = "triton"
-    speculative: str | None = None
-    window: int = WINDOW
-    adapters: int = 0
-
-    @classmethod
-    def of(cls, settings: Mapping[str, Setting]) -> "Served":
-        """Return the settings of a script. Raises ValueError for unknown names or values."""
-        served = super().of(settings)
-        require_adapters(served.adapters)
-        return served
+    graphs: Annotated[str, one_of(GRAPHS)] = "decode"
+    runner: Annotated[int, Meta(ge=1, le=2)] = 1
+    backend: Annotated[str, one_of(BACKENDS)] = "triton"
+    speculative: Annotated[str, one_of(SPECULATION)] | None = None
+    window: Size = WINDOW
+    adapters: Adapters = 0
 
     def requests(self) -> Iterator[Wave]:
         """Return the generated requests for the seed."""
