@@ -1,56 +1,36 @@
-"""The checks, in the order in which they are reported."""
+"""The checks, in the order in which they are reported. Each is a module with a CHECK."""
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 
-from paritybit.watch.checks import (
-    changed_dtype,
-    corrupted_read,
-    dirty_log,
-    double_free,
-    engine_error,
-    freed_in_use,
-    graph_and_eager_differ,
-    kernel_race,
-    leak,
-    moved_address,
-    padding_leak,
-    stale_input,
-    stray_write,
-    uninitialised_read,
-    unrepeatable_replay,
-    unwritten_slot,
-    wrong_list,
-    wrong_owner,
-    wrong_read,
-    wrong_row,
-)
 from paritybit.watch.observations import Check
 
-CHECKS: Mapping[str, Check] = {
-    module.CHECK.name: module.CHECK
-    for module in (
-        stray_write,
-        unwritten_slot,
-        wrong_owner,
-        corrupted_read,
-        uninitialised_read,
-        wrong_list,
-        freed_in_use,
-        double_free,
-        leak,
-        engine_error,
-        unrepeatable_replay,
-        padding_leak,
-        graph_and_eager_differ,
-        wrong_read,
-        kernel_race,
-        moved_address,
-        changed_dtype,
-        stale_input,
-        wrong_row,
-        dirty_log,
-    )
-}
+MODULES = (
+    "stray_write",
+    "unwritten_slot",
+    "wrong_owner",
+    "corrupted_read",
+    "uninitialised_read",
+    "wrong_list",
+    "freed_in_use",
+    "double_free",
+    "leak",
+    "engine_error",
+    "unrepeatable_replay",
+    "padding_leak",
+    "graph_and_eager_differ",
+    "wrong_read",
+    "kernel_race",
+    "moved_address",
+    "changed_dtype",
+    "stale_input",
+    "wrong_row",
+    "dirty_log",
+)
+
+_ALL: Sequence[Check] = [import_module(f"{__name__}.{name}").CHECK for name in MODULES]
+
+CHECKS: Mapping[str, Check] = {check.name: check for check in _ALL}
 
 
 def selected(names: Sequence[str] | None) -> tuple[Check, ...]:
