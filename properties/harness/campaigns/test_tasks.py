@@ -10,7 +10,7 @@ import pytest
 from paritybit.harness.campaigns import task as tasks
 from paritybit.harness.campaigns.confirm import confirmed
 from paritybit.harness.campaigns.fresh import FreshPlaying, InTurn
-from paritybit.harness.campaigns.hunt import SHRINKING_STEPS, HuntResult
+from paritybit.harness.campaigns.hunt import HuntResult
 from paritybit.harness.campaigns.task import Result, Task, run_task
 from paritybit.harness.checks.play import Outcome
 from paritybit.harness.errors import headline
@@ -216,21 +216,6 @@ def test_a_finding_that_needs_other_schedules_keeps_them(needed: int, recurs: bo
     assert (found.schedule, found.history) == (DRAWN, OTHERS)
     assert found.undeclared.property == "declared_state"
     assert ("it recurs after 5 earlier schedules" in found.undeclared.message) is recurs
-
-
-def test_shrinking_ends_after_a_number_of_steps_with_what_still_fails() -> None:
-    drawn = Schedule(tuple(Admit(length, length) for length in range(1, 30)))
-
-    def script(_: Scripted, schedule: Schedule) -> Outcome:
-        outcome = violating(*["kv_parity"] * (len(schedule.steps) > 9))
-        outcome.steps = SHRINKING_STEPS // 4
-        return outcome
-
-    lockstep = Scripted(TrialConfig(), script)
-    found = HuntResult(schedule=drawn)
-    found.shrink(lockstep, "kv_parity")  # type: ignore[arg-type]
-    assert lockstep.played == 4
-    assert found.schedule is not None and 9 < len(found.schedule.steps) < len(drawn.steps)
 
 
 @dataclass(frozen=True)

@@ -191,16 +191,6 @@ def test_a_wrong_element_of_an_output_is_described_with_its_row_and_owner(
     )
 
 
-def test_bits_are_compared_and_not_values() -> None:
-    """-0.0 is not 0.0, and a NaN is itself."""
-    for left, right, differs in ((0.0, -0.0, True), (float("nan"), float("nan"), False)):
-        spoiled = observation()
-        for output, value in ((spoiled.eager.output, left), (spoiled.graph.output, right)):
-            assert output is not None
-            output["logits"][1, 3] = value
-        assert ("logits_parity" in violated(spoiled)) == differs
-
-
 @pytest.mark.parametrize("kind", Kind)
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize("plane", [0, 1], ids=["K", "V"])

@@ -1,17 +1,13 @@
 """Prompts prefilled in one forward: each request is what it is when it is prefilled by itself."""
 
 from dataclasses import replace
-from itertools import cycle
 
 import pytest
 import torch
-from paritybit.harness.campaigns.hunt import ground_of
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.pair import Pair
-from paritybit.harness.schedules.boundaries import FACTORS, Row, scenes
-from paritybit.harness.schedules.buckets import FILLINGS, filling
 from paritybit.harness.schedules.schedule import Admit, Decode, Extend, Prefill, Schedule, Step
 from paritybit.subjects.runners.prefill import MOST_REQUESTS
 
@@ -24,14 +20,6 @@ APART: tuple[Step, ...] = (
     *(Admit(5, 4), Admit(3, 4), Admit(9, 4), Extend(0, 9), Extend(0, 9)),
     *(Decode(ROWS), Decode(ROWS)),
 )
-
-
-def together(trial: TrialConfig) -> Schedule:
-    """Return the scenes of a prefill runner in which prompts come together."""
-    ground = ground_of(trial)
-    kinds = zip(cycle(ground.sizes), cycle(FACTORS["length"]), FACTORS["event"] * 2, strict=False)
-    found = [Row(size, length, event, "together") for size, length, event in kinds]
-    return Schedule(scenes(ground, filter(ground.fits, found)))
 
 
 def tokens_of(pair: Pair, steps: tuple[Step, ...]) -> torch.Tensor:
@@ -53,21 +41,6 @@ def test_requests_have_the_tokens_that_they_have_alone(
     together = tokens_of(pair, TOGETHER)
     assert [request.known for request in pair.eager.running] == [8, 6, 12]
     assert torch.equal(together, tokens_of(Pair(replace(trial, overlap=False)), APART))
-
-
-@pytest.mark.parametrize(
-    ("runner", "preset", "page_size"), [("piecewise", "gemma3", 4), ("breakable", "gpt_oss", 1)]
-)
-def test_each_bucket_is_filled_by_as_many_prompts_as_a_batch_holds(
-    runner: str, preset: str, page_size: int, device: str
-) -> None:
-    """And requests go beyond their windows together; all properties hold of it."""
-    trial = TrialConfig(runner, preset, page_size=page_size, device=device)
-    outcome = Lockstep(trial, PROPERTIES).play(together(trial))
-    assert (outcome.error, outcome.violations) == (None, ())
-    wanted = [filling(runner, bucket, how) for bucket in trial.token_buckets for how in FILLINGS]
-    wanted += ["evicted", "length window + 1"]
-    assert [event for event in wanted if not outcome.events[event]] == []
 
 
 @pytest.mark.parametrize("count", [MOST_REQUESTS, MOST_REQUESTS + 1])

@@ -1,10 +1,7 @@
 """What is compared with the oracle: all logits that are a request's own, at every length."""
 
-from dataclasses import replace
-
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
@@ -15,7 +12,6 @@ from paritybit.harness.schedules.schedule import (
     Resume,
     Retract,
     Schedule,
-    Step,
     Verify,
 )
 
@@ -73,22 +69,3 @@ def test_every_length_that_has_logits_is_sampled_in_every_forward() -> None:
         assert {one.place for one in observation.samples} <= {place}
         modes.add(observation.mode)
     assert modes == TRIAL.modes
-
-
-def test_all_samples_agree_with_the_oracle() -> None:
-    """Around the window and at the end, of the target and of the draft model."""
-    lockstep = Lockstep(replace(TRIAL, page_size=4), {"dense_agreement"}, alone=True)
-    window = lockstep.pair.config.window
-    compared: list[tuple[bool, int]] = []
-
-    def observer(
-        place: int, step: Step, observation: Observation | None, violated: frozenset[str]
-    ) -> None:
-        if observation is not None:
-            compared.extend((one.of_draft, len(one.tokens)) for one in observation.samples)
-
-    outcome = lockstep.play(SCHEDULE, observer)
-    assert (outcome.error, outcome.violations) == (None, ())
-    assert outcome.events["compared with the oracle"] == len(compared)
-    assert {(False, window + off) for off in (-1, 0, 1)} <= set(compared)
-    assert {draft for draft, length in compared if length > window} == {False, True}

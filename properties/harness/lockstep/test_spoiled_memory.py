@@ -1,8 +1,5 @@
 """What the fresh engine's graphs allocate and do not write is NaN at every replay."""
 
-from collections.abc import Callable
-
-import pytest
 import torch
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.padding import spoiled_memory
@@ -28,20 +25,3 @@ def test_a_graph_shows_what_it_did_not_write(device: str) -> None:
         graph.replay()
         assert graph.output[0].tolist() == [2.0] * 3
         assert graph.output[1].isnan().all()
-
-
-ALLOCATORS: dict[str, Callable[[Tensor], Tensor]] = {
-    "empty": lambda like: torch.empty(like.shape),
-    "empty_like": lambda like: torch.empty_like(input=like),
-    "empty_strided": lambda like: torch.empty_strided(like.shape, like.stride()),
-    "new_empty": lambda like: like.new_empty(like.shape),
-    "new_empty_strided": lambda like: like.new_empty_strided(like.shape, like.stride()),
-}
-"""Every way to allocate memory that nothing has written."""
-
-
-@pytest.mark.parametrize("way", ALLOCATORS)
-def test_whatever_is_only_allocated_is_filled(way: str) -> None:
-    like = torch.ones(2, 3)
-    with torch.inference_mode(), spoiled_memory():
-        assert ALLOCATORS[way](like).isnan().all()

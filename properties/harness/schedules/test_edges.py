@@ -1,20 +1,15 @@
 """Each scene reaches the boundary condition that it names."""
 
 from collections import Counter, defaultdict
-from dataclasses import replace
 from itertools import cycle, product
 
 import pytest
 from paritybit.harness.campaigns.hunt import ground_of
-from paritybit.harness.checks.play import Lockstep
-from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.schedules.boundaries import FACTORS, Row, scenes
-from paritybit.harness.schedules.buckets import FILLINGS, SMALLEST, SMALLEST_TOKENS, filling
-from paritybit.harness.schedules.coverage import LONGEST
+from paritybit.harness.schedules.buckets import FILLINGS, filling
 from paritybit.harness.schedules.schedule import Schedule
-from paritybit.reference.batch import Mode
-from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS
+from paritybit.subjects.runners import RUNNERS
 
 from properties.support.harness.planned import Planned
 
@@ -47,21 +42,3 @@ def test_each_scene_reaches_what_it_names(runner: str) -> None:
     assert [value for value in REACHED if not events[value][REACHED[value]]] == []
     wanted = [(size, filling(runner, size, how)) for size in ground.sizes for how in FILLINGS]
     assert [event for size, event in wanted if not events[size][event]] == []
-
-
-@pytest.mark.parametrize("runner", ONE_PER_ENGINE)
-def test_forwards_of_every_kind_reach_the_longest_context_and_keep_every_property(
-    runner: str, device: str
-) -> None:
-    """Also in a bucket of one row."""
-    trial = TrialConfig(runner, device=device, buckets=SMALLEST, token_buckets=SMALLEST_TOKENS)
-    lockstep, reached = Lockstep(trial, PROPERTIES), Counter[str]()
-    for mode in sorted(trial.modes | {Mode.EXTEND}):
-        ground = replace(ground_of(trial), mode=mode)
-        row = Row(max(ground.sizes), "longest", "evicted", "chunks", "one")
-        outcome = lockstep.play(Schedule(scenes(ground, [row])))
-        assert (outcome.error, outcome.violations) == (None, ())
-        reached += outcome.events
-    assert reached[LONGEST]
-    under_test = "decode" if runner == "breakable" else runner
-    assert reached[f"{under_test}: bucket 1 full"]

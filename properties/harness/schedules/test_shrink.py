@@ -110,12 +110,6 @@ def test_a_planted_failure_shrinks_to_its_minimum_in_few_playings(fails: Fails) 
                 assert not fails(Schedule((*before, simpler, *after), left.seed))
 
 
-def test_what_always_fails_shrinks_to_nothing_at_once() -> None:
-    fails = Counted(lambda _: True)
-    assert shrink(TALL, fails) == Schedule((), TALL.seed)
-    assert fails.asked == [with_requests(TALL, 1), Schedule((), TALL.seed)]
-
-
 def test_fewer_requests_are_neither_admitted_nor_picked() -> None:
     steps: tuple[Step, ...] = (
         *(Admit(3, 3), Prefill((7, 1, 4), 2), Prefill((5,), 2), Prefill((), 2)),
