@@ -22,10 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.watch.bits import Checksums
+from paritybit.watch.bits import Checksums, Shadow
 from paritybit.watch.chains import UNKNOWN
 from paritybit.watch.facts import Group
-from paritybit.watch.shadow import Shadow
 from paritybit.watch.stacks import Stack, told
 from paritybit.watch.weak import weakened
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from paritybit.watch import shadow
+from paritybit.watch import bits
 from paritybit.watch.bits import as_integers
 from paritybit.watch.facts import Group, Layer
 from paritybit.watch.ledger import Ledger, Names, folded
@@ -99,7 +99,7 @@ def test_a_frame_of_memory_that_was_released_is_an_error() -> None:
 
 
 def test_a_large_group_has_no_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadow, "LARGEST", SLOTS * 16)
+    monkeypatch.setattr(bits, "LARGEST_COPY", SLOTS * 16)
     fits, larger = torch.zeros(SLOTS, 4), torch.zeros(SLOTS, 5)
     for tensor, there in ((fits, True), (larger, False)):
         ledger = Ledger(Group("group", (Layer("0", (tensor,)),)), Names())
