@@ -325,6 +325,14 @@ def replayed(
     return found, graph.runs
 
 
+class Heated(SimpleNamespace):
+    """Divides each row by a temperature, maybe that of another row."""
+
+    def __call__(self, ids: Tensor, scores: Tensor, shift: int) -> Tensor:
+        """Return other scores."""
+        return scores / torch.tensor([0.5, 2.0]).roll(shift)[:, None]
+
+
 def test_logits_after_the_processors_are_those_that_each_request_asked_for() -> None:
     planned = [
         Planned(
@@ -336,23 +344,21 @@ def test_logits_after_the_processors_are_those_that_each_request_asked_for() -> 
         for name, heat in (("a", 0.5), ("b", 2.0))
     ]
     heat = Processor(temperature=1.0, supported_kwargs={"temperature": float})
-    given, found = SimpleNamespace(logits_processor=[heat]), list[str]()
+    given, found = Heated(logits_processor=[heat]), list[str]()
     runner = SimpleNamespace(logit_processor=given, _compiled_varlen=None, _compiled_decode=None)
     engine: Any = Engine(a_cache(), "5", InMemory(Path()), Settings(""))
-    engine.now = runner, None, SimpleNamespace(requests=planned, given={})
+    batch: Any = SimpleNamespace(requests=planned, given={})
 
     def judge(kind: str, values: list[Any], moves: Any) -> None:
         found.extend(one.text for one in wrong_row.judge(RowsGiven(1, "decode", kind, values)))
 
-    def processed(processors: Any, ids: Tensor, scores: Tensor, shift: int) -> Tensor:
-        return scores / torch.tensor([0.5, 2.0]).roll(shift)[:, None]
-
     engine.watcher.rows = judge
     scores = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    result = engine.processed(processed, given, scores, scores, 0)
-    assert result.tolist() == [[2.0, 4.0], [1.5, 2.0]]
-    assert found == []
-    engine.processed(processed, given, scores, scores, 1)
+    with engine.judging(runner, batch):
+        assert runner.logit_processor(scores, scores, 0).tolist() == [[2.0, 4.0], [1.5, 2.0]]
+        assert found == []
+        runner.logit_processor(scores, scores, 1)
     (text,) = found
     assert "temperature of request a (row 0)" in text
     assert "it has the temperature of request b" in text
+    assert runner.logit_processor is given

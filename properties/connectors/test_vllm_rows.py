@@ -17,7 +17,7 @@ from properties.connectors.parts_vllm import FIRST, PROMPT, TABLE, Part, Served,
 
 VOCABULARY = 8
 ASKED = (
-    Asked(temperature=0.5, top_k=3, frequency=0.25, seed=7),
+    Asked(temperature=0.5, top_k=3, frequency=-1.0, seed=7),
     Asked(temperature=0.0, repetition=1.5, seed=9),
     Asked(temperature=0.9, top_p=0.5, min_p=0.25, presence=0.5),
 )
@@ -45,7 +45,7 @@ def older() -> Part:
         no_penalties=False,
         top_k=torch.tensor([3, 8, 8]),
         top_p=buffer(1.0, 1.0, 0.5),
-        frequency_penalties=buffer(0.25, 0.0, 0.0),
+        frequency_penalties=buffer(-1.0, 0.0, 0.0),
         presence_penalties=buffer(0.0, 0.0, 0.5),
         repetition_penalties=buffer(1.0, 1.5, 1.0),
         generators={0: generator},
@@ -161,7 +161,7 @@ def newer(slots: list[int]) -> tuple[Part, Part]:
     )
     penalties = Part(
         repetition_penalty=by_slot(1.0, 1.5, 1.0, 1.0),
-        frequency_penalty=by_slot(0.25, 0.0, 0.0, 0.0),
+        frequency_penalty=by_slot(-1.0, 0.0, 0.0, 0.0),
         presence_penalty=by_slot(0.0, 0.0, 0.5, 0.0),
         add_request=print,
     )

@@ -2,12 +2,13 @@
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import Following, Original
+from paritybit.connectors.following import Following, Original, attribute
 from paritybit.connectors.hooking import guarded
 from paritybit.connectors.transformers import cache as caches
 from paritybit.connectors.transformers import sampling, streams
@@ -114,7 +115,7 @@ class Engine(Following):
                 masks = {f"attention_mask[{name}]": one for name, one in masks_of(batch).items()}
                 filled = streams.filled(inputs, self.prepared, self.names) | masks
                 self.judge(runner, batch, filled, streams.unordered(early, inputs))
-            with self.forward_of((runner, model, batch)):
+            with self.forward_of((runner, model, batch)), self.judging(runner, batch):
                 return run() if self.warming else self.run(runner, model, batch, run)
 
     def skipped(
@@ -153,30 +154,19 @@ class Engine(Following):
         watcher.inputs("batch", [*laws, *unordered])
         if hasattr(processors, "prepare_tensor_args"):
             self.rows(PROCESSORS, lambda: sampling.rows(batch, processors))
-        if processors is not None and not compiles(runner):
-            self.hook(type(processors), "__call__", self.processed)
         if any(mask.numel() > LARGEST_MASK for mask in masks_of(batch).values()):
             watcher.scope(masks_not_watched=f"those of more than {LARGEST_MASK} entries")
 
-    def processed(
-        self,
-        original: Original,
-        processors: Any,
-        input_ids: Any,
-        scores: Tensor,
-        *args: Any,
-        **kw: Any,
-    ) -> Any:
-        """Judge logits before and after the logits processors, unless a graph captures these."""
-        now = self.now
-        if now is None or self.warming or now[0].logit_processor is not processors:
-            return original(processors, input_ids, scores, *args, **kw)
-        if sampling.capturing(scores.device) or compiles(now[0]):
-            return original(processors, input_ids, scores, *args, **kw)
-        raw = scores.clone()
-        result = original(processors, input_ids, scores, *args, **kw)
-        self.rows(PROCESSORS, lambda: sampling.logits(now[2], processors, raw, result))
-        return result
+    def judging(self, runner: Any, batch: Batch) -> AbstractContextManager[None]:
+        """Judge the logits before and after the logits processors, within this context."""
+        processors = getattr(runner, "logit_processor", None)
+        if self.warming or compiles(runner) or processors is None:
+            return nullcontext()
+
+        def judge(raw: Tensor, result: Tensor) -> None:
+            self.rows(PROCESSORS, lambda: sampling.logits(batch, processors, raw, result))
+
+        return attribute(runner, "logit_processor", sampling.Judged(processors, judge))
 
     def run(self, runner: Any, model: Any, batch: Batch, run: Callable[[], Any]) -> Any:
         """Run a batch. Some batches without a graph run again."""

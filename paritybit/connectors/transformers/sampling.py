@@ -1,6 +1,6 @@
 """What logits processors use for each row, and what its request asked for."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from paritybit.connectors.hooking import place_of
 from paritybit.connectors.sampling import NOTHING, Asked, Sampled, logits_of, rows_of
 from paritybit.connectors.transformers.batch import Batch
 from paritybit.watch.facts import RowValues
+from paritybit.watch.memory import ours
 
 PACKAGE = "transformers"
 
@@ -57,7 +58,24 @@ def logits(batch: Batch, processors: Any, raw: Tensor, result: Tensor) -> Iterat
     yield from logits_of(found, raw, result, heated=True, sources={"temperature": source})
 
 
-def capturing(device: torch.device) -> bool:
-    """Return whether a graph is captured now, on a device or in its place."""
-    module = torch.get_device_module(device)
-    return bool(getattr(module, "is_current_stream_capturing", bool)())
+class Judged:
+    """Logits processors in place of the engine's own. `judge` gets logits before and after them."""
+
+    def __init__(self, processors: Any, judge: Callable[[Tensor, Tensor], None]) -> None:
+        self.processors, self.judge = processors, judge
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the engine's processors."""
+        return getattr(self.processors, name)
+
+    def __call__(self, ids: Tensor, scores: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Apply the engine's processors. What a graph captures is not judged."""
+        module: Any = torch.get_device_module(scores.device)
+        if getattr(module, "is_current_stream_capturing", bool)():
+            return self.processors(ids, scores, *args, **kwargs)
+        with ours():
+            raw = scores.clone()
+        result = self.processors(ids, scores, *args, **kwargs)
+        with ours():
+            self.judge(raw, result)
+        return result

@@ -164,9 +164,8 @@ class Sampling:
 
     def asked(self, part: str, rows: Sequence[Sampled]) -> list[Any]:
         """Return what the requests of rows ask for as one parameter of their sampling."""
-        every = {"top_k": self.vocabulary, "seed": NONE}.get(part)
         values = [getattr(row.asked, part) for row in rows]
-        return values if every is None else [value or every for value in values]
+        return [value or self.vocabulary for value in values] if part == "top_k" else values
 
     def older(self, runner: Any, verified: Any) -> Iterator[RowValues]:
         """Yield what the older runner uses by row. `verified` says where drafts are, or is None."""
@@ -229,7 +228,7 @@ class Sampling:
             owner = penalties if name.endswith("penalty") else states
             held, right = getattr(owner, name), self.asked(part, rows)
             source = place_of(owner.add_request)
-            mine = [at for at, value in enumerate(right) if value != NONE]
+            mine = [at for at, value in enumerate(right) if value is not None]
             if mine:
                 given, of = held.gpu[slots][mine], [names[at] for at in mine]
                 yield rows_of(name, of, given, [right[at] for at in mine], source, held.cpu)
