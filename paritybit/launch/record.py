@@ -29,12 +29,10 @@ from paritybit.launch.schema import (
     Untried,
     WatchRecord,
 )
-from paritybit.launch.scope import PAIRS, SERVED_PAIRS, not_tried
+from paritybit.launch.scope import CUT_SHORT, PAIRS, SERVED_PAIRS, not_tried
 from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import LegOutcome, ending, missing_counts, open_questions, verdict_of
 from paritybit.watch.settings import TRIED
-
-CUT_SHORT = "the time was over before it had served each kind of wave"
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,9 @@ PARTS: Mapping[str, tuple[str, str]] = {
 PAIRS, SERVED_PAIRS = "pairs of settings", "served pairs of settings"
 """The counts of the pairs of settings that the covering array has, and of those served."""
 
+CUT_SHORT = "the time was over before it had served each kind of wave"
+"""Why a row is listed that was served in part."""
+
 FEW = 3
 """The most rows with one reason that are listed one by one."""
 
@@ -144,7 +147,8 @@ def not_served(rows: Mapping[str, str]) -> Iterator[Untried]:
         reasons.setdefault(why, []).append(row)
     for why, names in reasons.items():
         if len(names) > FEW:
-            what = f"{len(names)} rows of settings"
+            part = "parts of " if why == CUT_SHORT else ""
+            what = f"{part}{len(names)} rows of settings"
             yield Untried(what, f"{why}: {'; '.join(names)}", tuple(names))
         else:
             yield from (Untried(f"row {name}", why, (name,)) for name in names)
