@@ -47,7 +47,7 @@ releases: $(SETUP) ## Check whole releases with the sanitizer: ENGINE=vllm
 bench: $(SETUP) ## Measure speed, next to the bounds that it must keep
 	@$(RUN) -m properties.bench $(call options,bench)
 
-documents: $(SETUP) ## Make the picture and the generated blocks of README.md and docs/ again
+documents: $(SETUP) ## Make the generated blocks of docs/ again
 	@$(RUN) -m properties.documents
 
 check: .venv/ready ## Run linters, the type checker and the checks of CI workflows
