@@ -40,6 +40,6 @@ def annotations(report: Report, prefix: str = "") -> Iterator[str]:
             place: dict[str, object] = {}
             if cause.line is not None:
                 place = {"file": f"{prefix}{cause.line[0]}", "line": cause.line[1]}
-            told = [f"{fact.name}: {fact.text}" for fact in cause.facts]
-            told += [f"replay: {cause.replay.text()}"] if cause.replay is not None else []
-            yield github_error("\n".join(told), **place, title=cause.name)
+            lines = [f"{fact.name}: {fact.text}" for fact in cause.facts]
+            lines += [f"replay: {cause.replay.text()}"] if cause.replay is not None else []
+            yield github_error("\n".join(lines), **place, title=cause.name)

@@ -82,15 +82,15 @@ class Known:
         return IN_BASELINE if (check, cause) in earlier else None
 
 
-def known_findings(asked: Path | None, engine: str | None, baseline: Path | None = None) -> Known:
+def known_findings(file: Path | None, engine: str | None, baseline: Path | None = None) -> Known:
     """Return the known findings in a file and in a baseline.
 
     Without a file, the file in the watched source tree is read, if there is one. Raises
     MalformedError for a baseline that is not a record of `watch`.
     """
-    held = asked if asked is not None or engine is None else Path(engine) / KNOWN_FINDINGS
-    there = held is not None and (asked is not None or held.is_file())
-    known = Known(load(held, Listed).known) if held is not None and there else Known()
+    if file is None and engine is not None and (Path(engine) / KNOWN_FINDINGS).is_file():
+        file = Path(engine) / KNOWN_FINDINGS
+    known = Known() if file is None else Known(load(file, Listed).known)
     return known if baseline is None else replace(known, baseline=load(baseline, WatchRecord))
 
 

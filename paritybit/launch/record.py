@@ -60,7 +60,7 @@ def check_names() -> tuple[str, ...]:
 
 
 def make(
-    asked: WatchOptions,
+    options: WatchOptions,
     outcomes: Sequence[LegOutcome],
     interrupted: str | None = None,
     not_run: Mapping[str, str] = MappingProxyType({}),
@@ -76,9 +76,9 @@ def make(
     for outcome in outcomes:
         counts.update(outcome.tally.counts())
     findings = tuple(
-        with_known(found, asked.known) for outcome in outcomes for found in findings_of(outcome)
+        with_known(found, options.known) for outcome in outcomes for found in findings_of(outcome)
     )
-    unselected = [] if asked.checks is None else sorted({*check_names()} - {*asked.checks})
+    unselected = [] if options.checks is None else sorted({*check_names()} - {*options.checks})
     settings: dict[str, list[str]] = {}
     unseen = {one.name: why for one in outcomes if (why := next(missing_counts(one), None))}
     served = set[Pair]()
@@ -92,23 +92,23 @@ def make(
         counts.update({PAIRS: len(pairs), SERVED_PAIRS: len(served)})
     cut = {one.name: CUT_SHORT for one in outcomes if one.short}
     rows = {**not_run, **cut, **unseen}
-    absent, unchecked = without_finding(asked, findings, counts)
+    absent, unchecked = without_finding(options, findings, counts)
     idle = idle_kernels(outcomes)
     untried = (*unchecked, *not_tried(settings, counts, unselected, rows, idle))
     undecided = tuple(dict.fromkeys(open_questions(outcomes)))
     verdict, message = verdict_of(findings, undecided, counts, untried, interrupted)
     record = WatchRecord(
         environment=environment(),
-        command=asked.command,
+        command=options.command,
         verdict=verdict,
         message=message,
         interrupted=interrupted,
-        engine=asked.engine,
-        model=asked.model,
-        device=asked.device,
-        seed=asked.seed,
-        every=asked.every,
-        checks=asked.checks,
+        engine=options.engine,
+        model=options.model,
+        device=options.device,
+        seed=options.seed,
+        every=options.every,
+        checks=options.checks,
         seconds=round(sum(outcome.seconds for outcome in outcomes), 1),
         counts=dict(counts),
         findings=findings,
@@ -116,10 +116,10 @@ def make(
         legs=tuple(map(leg_of, outcomes)),
         not_tried=untried,
         absent=absent,
-        started=asked.started,
-        revision=asked.revision,
+        started=options.started,
+        revision=options.revision,
     )
-    baseline = asked.known.baseline
+    baseline = options.known.baseline
     if baseline is None:
         return record
     return replace(record, baseline=label(baseline), changes=changes(baseline, record))
@@ -151,13 +151,13 @@ def of_journals(folder: Path) -> WatchRecord | None:
     checks = tuple(name for name in check_names() if any(name in names for names in chosen))
     rates = [one["every"] for one in starts if type(one.get("every")) is int]
     engines = {f"{one.get('engine')}=={one.get('release')}" for one in starts}
-    asked = WatchOptions(
+    options = WatchOptions(
         command="unknown: this record was made from journals",
         every=max(rates, default=1),
         checks=checks if 0 < len(checks) < len(check_names()) else None,
         engine=engines.pop() if len(engines) == 1 and outcomes[0].name != "command" else None,
     )
-    return make(asked, outcomes)
+    return make(options, outcomes)
 
 
 def idle_kernels(outcomes: Sequence[LegOutcome]) -> list[str]:
@@ -169,15 +169,15 @@ def idle_kernels(outcomes: Sequence[LegOutcome]) -> list[str]:
 
 
 def without_finding(
-    asked: WatchOptions, findings: Sequence[RecordedFinding], counts: Mapping[str, int]
+    options: WatchOptions, findings: Sequence[RecordedFinding], counts: Mapping[str, int]
 ) -> tuple[tuple[str, ...], list[Untried]]:
     """Return the known findings that did not occur, and those whose check compared nothing.
 
     A check that does not count comparisons is taken to have run with each forward.
     """
     absent, unchecked = list[str](), list[Untried]()
-    for one in missing(asked.known, [(each.check, each.cause_name) for each in findings]):
-        selected = asked.checks is None or one.check in asked.checks
+    for one in missing(options.known, [(each.check, each.cause_name) for each in findings]):
+        selected = options.checks is None or one.check in options.checks
         if selected and counts.get(f"{TRIED}{one.check}", counts.get("forwards", 0)):
             absent.append(f"{one.check}: {one.cause} ({one.thread})")
         else:

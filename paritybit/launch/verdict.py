@@ -52,7 +52,7 @@ class LegOutcome:
     - `stopped`: the command was asked to stop.
     - `too_long`: it was asked to stop because it did not end in time.
     - `log`: the name of the file with its output, if the output is not shown.
-    - `said`: the last error in the output.
+    - `error`: the last error in the output.
     """
 
     name: str
@@ -64,7 +64,7 @@ class LegOutcome:
     stopped: bool = False
     too_long: bool = False
     log: str | None = None
-    said: str = ""
+    error: str = ""
     values: tuple[str, ...] = ()
     starting: float = 0.0
 
@@ -102,8 +102,8 @@ def open_questions(outcomes: Sequence[LegOutcome]) -> Iterator[str]:
         if outcome.too_long or (outcome.code != 0 and not outcome.stopped):
             see = f" (see {outcome.log})" if outcome.log else ""
             failed = outcome.code is not None and outcome.code > 0
-            said = f": {outcome.said[:LONGEST_LINE]}" if outcome.said and failed else ""
-            yield f"{which} {ending(outcome)}{said}{see}"
+            error = f": {outcome.error[:LONGEST_LINE]}" if outcome.error and failed else ""
+            yield f"{which} {ending(outcome)}{error}{see}"
     for outcome in outcomes:
         yield from outcome.tally.undecided
         if outcome.short:

@@ -37,8 +37,8 @@ def finish(run: WatchRun, options: Options) -> int:
     with heard_at_the_end():
         number = interruption(run, options)
         interrupted = None if number is None else SIGNALS[number]
-        asked = replace(options, engine=options.engine and for_record(options.engine))
-        record = records.make(asked, run.outcomes, interrupted, run.not_run, run.pairs)
+        stated = replace(options, engine=options.engine and for_record(options.engine))
+        record = records.make(stated, run.outcomes, interrupted, run.not_run, run.pairs)
         found = cases.cases_of(record, run.outcomes)
         record = cases.with_cases(record, found)
         report = report_of(record)

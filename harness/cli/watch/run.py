@@ -145,7 +145,7 @@ class WatchRun:
             running = Running(words, variables, log, out, warm)
             outcome = self.followed(running, leg, out, limits)
         file = out / "engine.log"
-        outcome = replace(outcome, log=str(file.relative_to(self.folder)), said=last_error(file))
+        outcome = replace(outcome, log=str(file.relative_to(self.folder)), error=last_error(file))
         if outcome.code == LACKING:
             self.not_run[leg.name] = last_line(file)
         else:
