@@ -11,15 +11,23 @@ import torch
 from paritybit.drive.operating.adapters import with_adapters
 from paritybit.drive.requests import Limits, waves
 from paritybit.drive.sglang.settings import Served
-from paritybit.drive.stand_ins.lora import (
-    chunks_expanded,
-    chunks_shrunk,
-    expanded,
-    expanded_in_slices,
-    shrunk,
-)
+from paritybit.drive.stand_ins.lora import expand, shrink, stand_in
 from paritybit.drive.vllm import lora as of_vllm
 from paritybit.engines.graphs import CpuGraph
+
+shrunk = stand_in("triton", lambda x, weights, batch_info, stack_num=1: x, shrink)
+expanded = stand_in("triton", lambda x, weights, batch_info, base_output=None: x, expand)
+in_slices = stand_in(
+    "triton", lambda x, qkv_b, batch_info, output_offset, most, base_output=None: x, expand
+)
+chunks_shrunk = stand_in(
+    "chunked", lambda x, weights, batch_info, num_slices, split_k=None: x, shrink
+)
+chunks_expanded = stand_in(
+    "chunked",
+    lambda x, weights, batch_info, slice_offsets, max_slice_size, base_output: x,
+    expand,
+)
 
 LIMITS = Limits(window=16, page=1, chunk=64, context=1536, pool=1536, rows=8)
 
@@ -112,7 +120,7 @@ def test_the_arithmetic_is_that_of_each_tokens_adapter(order: list[int] | None) 
     places = [place for place, n in zip(PLACES, LENGTHS, strict=True) for _ in range(n)]
     within = shrunk(x, a, batch(order), 3)
     offsets = torch.tensor([0, 4, 7, 10])
-    found = expanded_in_slices(within, b, batch(order), offsets, 4, base.clone())
+    found = in_slices(within, b, batch(order), offsets, 4, base.clone())
     for at, place in enumerate(places):
         token, rank = at if order is None else order[at], RANKS[place]
         right = base[token].clone()
@@ -129,6 +137,6 @@ def test_the_arithmetic_is_that_of_each_tokens_adapter(order: list[int] | None) 
         chunks.seg_indptr = torch.cat((chunks.seg_indptr, torch.tensor([2])))
         chunks.weight_indices = torch.cat((chunks.weight_indices, torch.tensor([2])))
     again = chunks_shrunk(x, a, chunks, num_slices=3, split_k=None)
-    again = chunks_expanded(again, b, chunks, offsets, base.clone(), max_slice_size=4)
+    again = chunks_expanded(again, b, chunks, offsets, 4, base_output=base.clone())
     assert torch.equal(again, found)
     assert not one[[at if order is None else order[at] for at in (4, 5, 6, 7)]].any()

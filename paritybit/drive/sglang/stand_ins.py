@@ -217,12 +217,12 @@ def stand_in_for_convolutions() -> str | None:
 def stand_in_for_lora() -> str | None:
     """Compute adapters with torch, if the release has the expected kernels."""
     names = []
-    for name, arithmetic in lora.ARITHMETIC.items():
+    for name, kernels_of_backend in lora.KERNELS.items():
         backend = found(f"sglang.srt.lora.backend.{name}_backend")
-        if backend is not None and all(hasattr(backend, one) for one in arithmetic):
+        if backend is not None and all(hasattr(backend, one) for one in kernels_of_backend):
             names.append(name)
-            for one, stand_in in arithmetic.items():
-                setattr(backend, one, stand_in)
+            for one, arithmetic in kernels_of_backend.items():
+                setattr(backend, one, lora.stand_in(name, getattr(backend, one), arithmetic))
             backend.torch = TorchOnACpu("torch")
     return ", ".join(names)
 

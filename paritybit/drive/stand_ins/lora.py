@@ -4,6 +4,7 @@ A segment is a run of tokens with one adapter. A recording graph keeps the numbe
 the grid of a kernel. A replay reads everything else again.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
@@ -15,8 +16,7 @@ from paritybit.engines.graphs import whole
 
 LISTS = ("seg_lens", "seg_indptr", "weight_indices", "lora_ranks", "scalings", "permutation")
 
-
-Lists = tuple[int, tuple[Tensor | None, ...]]
+Lists = tuple[int, tuple[Any, ...]]
 
 
 def lists_of(batch_info: Any) -> Lists:
@@ -29,20 +29,16 @@ def chunks_of(batch_info: Any) -> Lists:
 
     A graph runs all segments that its inputs have room for.
     """
-    _, lists = lists_of(batch_info)
     most, number = len(batch_info.weight_indices), batch_info.num_segments
+    lists = lists_of(batch_info)[1]
     return most if batch_info.use_cuda_graph else number, (None, *lists[1:])
 
 
 def segments(lists: Lists) -> Iterator[tuple[int, int, float, Tensor]]:
     """Yield each segment with an adapter: its index, rank, scale, and the rows of its tokens."""
     count, (lengths, starts, places, ranks, scales, order) = lists
-    assert starts is not None
     if lengths is None:
         lengths = starts.diff().clamp(min=0)
-    assert places is not None
-    assert ranks is not None
-    assert scales is not None
     for segment in range(count):
         place, length = int(places[segment]), int(lengths[segment])
         rank = int(ranks[place])
@@ -52,71 +48,13 @@ def segments(lists: Lists) -> Iterator[tuple[int, int, float, Tensor]]:
             yield place, rank, float(scales[place]), rows
 
 
-def shrunk(x: Tensor, weights: Tensor, batch_info: Any, stack_num: int = 1) -> Tensor:
-    """Return the products of the tokens and the A matrices of their adapters."""
-    return whole(shrink, returns=True)(x, weights, lists_of(batch_info), stack_num)
-
-
-def expanded(
-    x: Tensor, weights: Tensor, batch_info: Any, base_output: Tensor | None = None
+def shrink(
+    x: Tensor, weights: Tensor, lists: Lists, stack_num: int = 1, num_slices: int = 1
 ) -> Tensor:
-    """Add the products of the tokens and the B matrices of their adapters to an output."""
-    return whole(expand, returns=True)(x, weights, lists_of(batch_info), None, base_output)
-
-
-def expanded_in_slices(
-    x: Tensor,
-    qkv_lora_b: Tensor,
-    batch_info: Any,
-    output_offset: Tensor,
-    max_qkv_out_dim: int,
-    base_output: Tensor | None = None,
-    n_slices: int = 3,
-) -> Tensor:
-    """Like `expanded`, for the concatenated matrices of several projections."""
-    del max_qkv_out_dim, n_slices
-    return whole(expand, returns=True)(
-        x, qkv_lora_b, lists_of(batch_info), output_offset, base_output
-    )
-
-
-def chunks_shrunk(x: Tensor, weights: Tensor, batch_info: Any, num_slices: int, **_: Any) -> Tensor:
-    """Like `shrunk`, for segments of a limited length."""
-    return whole(shrink, returns=True)(x, weights, chunks_of(batch_info), num_slices)
-
-
-def chunks_expanded(
-    x: Tensor,
-    weights: Tensor,
-    batch_info: Any,
-    slice_offsets: Tensor,
-    base_output: Tensor | None,
-    **_: Any,
-) -> Tensor:
-    """Like `expanded_in_slices`, for segments of a limited length."""
-    lists = chunks_of(batch_info)
-    return whole(expand, returns=True)(x, weights, lists, slice_offsets, base_output)
-
-
-ARITHMETIC: Mapping[str, Mapping[str, Callable[..., Tensor]]] = {
-    "triton": {
-        "sgemm_lora_a_fwd": shrunk,
-        "sgemm_lora_b_fwd": expanded,
-        "qkv_lora_b_fwd": expanded_in_slices,
-    },
-    "chunked": {
-        "chunked_sgmv_lora_shrink_forward": chunks_shrunk,
-        "chunked_sgmv_lora_expand_forward": chunks_expanded,
-    },
-}
-"""What stands in for the kernels of each backend."""
-
-
-def shrink(x: Tensor, weights: Tensor, lists: Lists, stacked: int) -> Tensor:
-    """Multiply the tokens of each segment by its adapter's A matrices."""
+    """Multiply the tokens of each segment by its adapter's A matrices, of which there are some."""
     output = torch.zeros(len(x), weights.shape[-2], dtype=x.dtype)
     for place, rank, _, rows in segments(lists):
-        width = rank * stacked
+        width = rank * max(stack_num, num_slices)
         output[rows, :width] = x[rows] @ weights[place, :width].T
     return output
 
@@ -125,17 +63,45 @@ def expand(
     x: Tensor,
     weights: Tensor,
     lists: Lists,
-    offsets: Tensor | None,
-    base: Tensor | None,
+    base_output: Tensor | None = None,
+    output_offset: Tensor | None = None,
+    slice_offsets: Tensor | None = None,
 ) -> Tensor:
-    """Multiply the tokens of each segment by its adapter's B matrices, and add them to `base`.
+    """Multiply the tokens of each segment by its adapter's B matrices, and add them to an output.
 
-    `offsets` has the start of each projection's matrix. None means a single matrix.
+    Offsets are the starts of each projection's matrix. Without any, there is a single matrix.
     """
+    offsets = output_offset if slice_offsets is None else slice_offsets
     bounds: list[int] = [0, weights.shape[-2]] if offsets is None else offsets.tolist()
-    output = torch.zeros(len(x), weights.shape[-2], dtype=x.dtype) if base is None else base
+    output = base_output
+    if output is None:
+        output = torch.zeros(len(x), weights.shape[-2], dtype=x.dtype)
     for place, rank, scale, rows in segments(lists):
         for number, (first, last) in enumerate(pairwise(bounds)):
             read = x[rows, number * rank : (number + 1) * rank]
             output[rows, first:last] += scale * (read @ weights[place, first:last, :rank].T)
     return output
+
+
+KERNELS: Mapping[str, Mapping[str, Callable[..., Tensor]]] = {
+    "triton": {"sgemm_lora_a_fwd": shrink, "sgemm_lora_b_fwd": expand, "qkv_lora_b_fwd": expand},
+    "chunked": {
+        "chunked_sgmv_lora_shrink_forward": shrink,
+        "chunked_sgmv_lora_expand_forward": expand,
+    },
+}
+"""What stands in for the kernels of each backend."""
+
+
+def stand_in(backend: str, kernel: Callable[..., Tensor], arithmetic: Callable[..., Tensor]) -> Any:
+    """Return a function with the signature of a kernel: tokens, weights, segments, and more."""
+    lists = chunks_of if backend == "chunked" else lists_of
+    signature, known = inspect.signature(kernel), inspect.signature(arithmetic).parameters
+
+    def called(*arguments: Any, **named: Any) -> Tensor:
+        given = signature.bind(*arguments, **named).arguments
+        x, weights, batch_info = list(given.values())[:3]
+        more = {name: value for name, value in given.items() if name in [*known][3:]}
+        return whole(arithmetic, returns=True)(x, weights, lists(batch_info), **more)
+
+    return called
