@@ -45,7 +45,6 @@ VLLM: Mapping[str, Given] = {
 TRANSFORMERS: Mapping[str, Given] = {"default": {}}
 
 FOUND: Mapping[str, set[str]] = {
-    "sglang 0.5.11": {"stray write", "wrong list", "wrong read", "stale input", "wrong owner"},
     "sglang 0.5.12": {"wrong list", "wrong read", "stale input"},
     "sglang 0.5.13": {"wrong read", "freed in use"},
     "sglang 0.5.14": {"freed in use"},
@@ -60,6 +59,9 @@ slots that another request has just cached (unified_radix_cache.py, set_full_to_
 clears it when it frees the duplicates. In the newer runner of vLLM, `_insert_resampled_kernel` has
 a race.
 """
+
+SPOILT = "0.5.11"
+"""The release whose padded rows write slots of others, so anything may follow."""
 
 MUST = {"sglang 0.5.11 decode": "stray write", "sglang 0.5.12 decode": "wrong list"}
 """What must be found, by release and way."""
@@ -84,14 +86,15 @@ def test_a_release_is_watched(engine: str, version: str, way: str, tmp_path: Pat
     variables["PYTHONPATH"] = f"{injected}:{variables['PYTHONPATH']}"
     variables[VARIABLE] = Settings(str(tmp_path / "out")).text()
     done = run(words, env=variables, capture_output=True, text=True, check=False)
-    failed = version == "0.5.11" and OWN_CHECK in done.stderr
+    failed = version == SPOILT and OWN_CHECK in done.stderr
     assert done.returncode == int(failed), done.stderr[-2000:]
     files = (tmp_path / "out").glob("process-*.jsonl")
     lines = list(journal.read(max(files, key=lambda file: file.stat().st_size)))
     counts: Any = next(line["counts"] for line in reversed(lines) if line["kind"] == "counts")
     found = {str(line["check"]) for line in lines if line["kind"] == "finding"}
-    assert not [line["what"] for line in lines if line["kind"] == "undecided"]
-    assert found <= FOUND.get(f"{engine} {version}", set())
+    if version != SPOILT:
+        assert not [line["what"] for line in lines if line["kind"] == "undecided"]
+        assert found <= FOUND.get(f"{engine} {version}", set())
     assert {MUST.get(f"{engine} {version} {way}")} - {None} <= found
     assert counts["reads"] > 1_000
     assert counts["replays"] > 20
