@@ -92,8 +92,25 @@ class Forward:
     model: str = ""
 
 
+Where = Callable[[], tuple[str | None, str | None]]
+"""Returns a line of the engine, and text about the lines around it, if they are known."""
+
+
+class Placed:
+    """Something that a line of the engine fills. The watcher sets `lines` if it learns the line."""
+
+    source: str | None
+    lines: Where | None
+
+    @property
+    def place(self) -> dict[str, str | None]:
+        """The line and the text about it, for a cause."""
+        source, via = (self.source, None) if self.lines is None else self.lines()
+        return {"source": source, "via": via}
+
+
 @dataclass(frozen=True)
-class IndexList:
+class IndexList(Placed):
     """The slots that an attention backend passes to its kernels, per row of the batch.
 
     Row r has the entries `entries[offsets[r] : offsets[r] + counts[r]]`. For a table of shape
@@ -106,8 +123,8 @@ class IndexList:
     - `exact`: the kernel reads every entry, so entries before the window are wrong. Otherwise the
       kernel masks the window.
     - `page`: if greater than 1, each entry is a page number, and a row lists one entry per page.
-    - `source`: the file and line in the engine that fills the list. `via` tells, as text, what
-      it calls and which lines call it.
+    - `source`: the file and line in the engine that fills the list. If it is None, the watcher
+      learns it.
     - `window`: overrides the window of the group, because some kernels read fewer positions.
     """
 
@@ -122,7 +139,7 @@ class IndexList:
     page: int = 1
     source: str | None = None
     window: int | None = None
-    via: str | None = None
+    lines: Where | None = None
 
 
 @dataclass(frozen=True)
@@ -142,7 +159,7 @@ class HostSlots:
 
 
 @dataclass
-class StaticInput:
+class StaticInput(Placed):
     """A tensor that a graph reads at a fixed address.
 
     - `live`, `size`: a replay uses the first `live` entries along `axis`. The entries from `live`
@@ -150,7 +167,7 @@ class StaticInput:
     - `valid`: the values that padding may have, as a half-open range. None means that no other
       value is known to be valid, so paritybit never overwrites the padding.
     - `source`: the file and line in the engine that fills the tensor. If it is None, the watcher
-      learns it, and `via`: what it calls and which lines call it, as text.
+      learns it.
     - `expected`: the values that the batch implies for the live part, on any device.
     - `writes`: the group whose slots to write the tensor holds, if it holds slots to write.
     - `dtype`: the dtype that the engine's own code uses for such values. None accepts any dtype.
@@ -168,20 +185,20 @@ class StaticInput:
     expected: torch.Tensor | None = None
     writes: str | None = None
     dtype: torch.dtype | None = None
-    via: str | None = None
+    lines: Where | None = None
     copied: torch.Tensor | None = None
     earlier: torch.Tensor | None = None
 
 
 @dataclass
-class RowValues:
+class RowValues(Placed):
     """A value that the engine uses for each row of a batch, such as a temperature.
 
     - `requests`: the request of each row. A request may have several rows.
     - `held`, `right`: what the engine uses, and what the request of the row asked for or has
       computed, on the host, [rows, ...].
     - `within`: the largest difference that is rounding, relative to the largest value of the row.
-    - `source`, `via`: as those of a `StaticInput`.
+    - `source`: the line that fills it, if none is seen to write `filled`.
     - `filled`: the engine's tensor with these values, for the line that fills it.
     - `lasting`: the value stays while the request runs, so whatever moved the request may have left
       it behind.
@@ -195,7 +212,7 @@ class RowValues:
     right: torch.Tensor
     within: float = 0.0
     source: str | None = None
-    via: str | None = None
+    lines: Where | None = None
     filled: torch.Tensor | None = None
     lasting: bool = True
     explain: Callable[[int], tuple[str, str, str | None]] | None = None

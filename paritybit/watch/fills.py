@@ -15,7 +15,7 @@ import textwrap
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from types import FrameType
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -383,14 +383,12 @@ class Fills(TorchDispatchMode):
             others = (one[end : filled.ever] for one in reversed(before))
             earlier = next((one for one in others if not torch.equal(one, tail)), None)
             if earlier is not None:
-                writes = self.writes(now)
-                source, via = told(writes[0].stack) if writes else (None, None)
+                last = next((one.stack for one in self.writes(now)), NOWHERE)
                 names[filled.name] += 1
                 number = f" ({names[filled.name]})" if names[filled.name] > 1 else ""
                 name = f"entries of {filled.name} that were not filled{number}"
-                yield StaticInput(
-                    name, now, end, filled.ever, source=source, via=via, earlier=earlier
-                )
+                lines = partial(told, last)
+                yield StaticInput(name, now, end, filled.ever, lines=lines, earlier=earlier)
 
     def looked(self) -> Iterator[tuple[Filled, Tensor, int]]:
         """Look at all tensors. Yield each that is followed, and how much of it was filled."""

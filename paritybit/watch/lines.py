@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from paritybit.watch.fills import Fills, Write
-from paritybit.watch.stacks import MOST, Calls, brief, leading, named_in, told
+from paritybit.watch.stacks import MOST, Calls, Stack, brief, leading, named_in, told
 
 SLOTS = "slots"
 """The kind of a table from which rows get their slots. Its name ends with that of the group."""
@@ -38,14 +38,19 @@ class Lines:
         self.noted: dict[tuple[str, str], None] = {}
         self.open = self.turn = 0
 
-    def of(self, kind: str, name: str) -> tuple[str | None, str | None]:
+    def of(
+        self, kind: str, name: str, otherwise: str | None = None
+    ) -> tuple[str | None, str | None]:
         """Return the line that wrote an input last, and text about the lines around it, if known.
 
-        If none wrote it for this kind of forward pass, it is one that wrote it for another kind.
+        If none wrote it for this kind of forward pass, it is one that wrote it for another kind, or
+        the given line.
         """
         mine = kind, self.forward, name
         alike = [key for key in self.known if (key[0], key[2]) == (kind, name) and key != mine]
         key = next((key for key in (mine, *alike) if key in self.known), None)
+        if key is None and otherwise is not None:
+            return told(Stack((otherwise,)))
         if key is None:
             return None, "no line was seen that writes it" if (kind, name) in self.noted else None
         last, *others = self.known[key]

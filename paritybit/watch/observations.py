@@ -391,8 +391,7 @@ class Inputs(InForward):
         """
         writes = static.writes if slots else None
         shown = [slot for part in slots for slot in part[: SHOWN // 2] if writes and slot >= 0]
-        name, source, via = static.name, static.source, static.via
-        cause = {"what": name, "input": name, "source": source, "via": via}
+        cause = {"what": static.name, "input": static.name, **static.place}
         found = self.found(
             check,
             f"{self.kind}: {what}",

@@ -12,6 +12,7 @@ import platform
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from paritybit.watch.origins import Origins
 from paritybit.watch.recorder import Recorder
 from paritybit.watch.replays.replaying import Replaying, UnderWay
 from paritybit.watch.settings import Settings
-from paritybit.watch.stacks import Stack, told
+from paritybit.watch.stacks import Stack
 
 LISTS = "lists"
 """The kind of index lists, for the lines that fill them."""
@@ -213,8 +214,8 @@ class Watcher(Replaying):
             return
         self.lines.note(LISTS, {given.name: given.entries for given in lists})
         for one in lists:
-            line, via = self.lines.of(LISTS, one.name)
-            given = one if one.source else replace(one, source=line, via=via)
+            lines = partial(self.lines.of, LISTS, one.name)
+            given = one if one.source else replace(one, lines=lines)
             if given.group not in self.ledgers:
                 self.undecided(f"{given.name} is of a group that is not known: {given.group}")
                 continue
@@ -248,10 +249,7 @@ class Watcher(Replaying):
         filled = {one.name: one.filled for one in values if one.filled is not None}
         self.lines.note(kind, filled)
         for one in values:
-            line, via = self.lines.of(kind, one.name) if one.filled is not None else (None, None)
-            if line is None and one.source is not None:
-                line, via = told(Stack((one.source,)))
-            one.source, one.via = line, via
+            one.lines = partial(self.lines.of, kind, one.name, one.source)
         self.judge("rows", RowsGiven(self.number, self.lines.forward, kind, values, moves or {}))
 
     @guarded

@@ -35,9 +35,7 @@ def rows(batch: Batch, processors: Any) -> Iterator[RowValues]:
             right = [asked_of(state, processor, name) for state in mine]
             names = [state.request_id for state in mine]
             source = place_of(processors.prepare_tensor_args, PACKAGE)
-            values = rows_of(name, names, held, right, source)
-            values.via = f"which calls {place_of(processor.prepare_tensor_args, PACKAGE)}"
-            yield values
+            yield rows_of(name, names, held, right, source)
 
 
 def logits(batch: Batch, processors: Any, raw: Tensor, result: Tensor) -> Iterator[RowValues]:

@@ -12,7 +12,7 @@ def judge(relation: Relation) -> Iterable[Finding]:
     where, static = "", relation.padding
     if static is not None:
         where = f" in {static.name}"
-        cause = {"what": f"the padding{where} matters", "source": static.source, "via": static.via}
+        cause = {"what": f"the padding{where} matters", **static.place}
         relation = replace(relation, cause=cause)
     what = f"the replay of {relation.kind} depends on the values of its padding{where}"
     yield relation.finding(CHECK.name, what)

@@ -127,7 +127,7 @@ def padding(
     named = [entries[o : o + c] for o, c in zip(offsets, counts, strict=True) if c > 0]
     slots = {entry * given.page for part in named for entry in part.tolist()}
     if wrong := sorted(slots - lists.ledger.group.reserved):
-        cause = {"what": what, "source": given.source, "via": given.via}
+        cause = {"what": what, **given.place}
         yield lists.found(
             CHECK.name,
             f"{given.name} ({given.group}) lists slot {wrong[0]} for a padded row"
@@ -148,7 +148,7 @@ def whose(lists: Lists, slot: int) -> str:
 def finding(lists: Lists, row: Row, what: str, position: int, slots: list[int]) -> Finding:
     """Return the finding for one row."""
     given = lists.given
-    cause = {"what": of_list(lists), "source": given.source, "via": given.via}
+    cause = {"what": of_list(lists), **given.place}
     return lists.found(
         CHECK.name,
         f"{given.name} ({given.group}) lists, for request {row.request}, {what}",

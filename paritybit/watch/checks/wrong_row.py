@@ -62,7 +62,7 @@ def shown(value: Tensor) -> str:
 
 def finding(rows: RowsGiven, values: RowValues, row: int | None, what: str) -> Finding:
     """Return the finding for a row, or for all."""
-    name, more, source, via = values.name, None, values.source, values.via
+    name, more, (source, via) = values.name, None, values.place.values()
     request = None if row is None else values.requests[row]
     if values.explain is not None and row is not None:
         name, more, found = values.explain(row)

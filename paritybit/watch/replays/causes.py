@@ -36,10 +36,8 @@ class Suspect:
     @property
     def cause(self) -> dict[str, Any]:
         """The cause that names the input, after an experiment has shown it."""
-        static = self.static
-        what = f"the {self.parts} of {static.name} alone explains it"
-        source, via = static.source, static.via
-        return {"what": what, "input": static.name, "source": source, "via": via, "shown": True}
+        what = f"the {self.parts} of {self.static.name} alone explains it"
+        return {"what": what, "input": self.static.name, **self.static.place, "shown": True}
 
     def reset(self, trial: Trial) -> Trial:
         """Return a trial that begins with this input reset. It has no results yet."""

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -119,7 +120,7 @@ class Replaying(Between):
         self.lines.note(kind, {static.name: tensor for static, tensor in held})
         for static in inputs:
             if static.source is None:
-                static.source, static.via = self.lines.of(kind, static.name)
+                static.lines = partial(self.lines.of, kind, static.name)
         now.holding += [static for static in inputs if static.writes is not None]
         before = self.before.setdefault((kind, now.forward.model), {})
         parts = now.number, now.forward, kind, inputs, captured
@@ -370,5 +371,5 @@ def held_by(
         held = torch.isin(stray, tensor.to(stray))
         if static.writes == group and bool(held.any()):
             what = f"{static.name} holds the slot"
-            yield {"what": what, "source": static.source, "via": static.via}, stray[held].tolist()
+            yield {"what": what, **static.place}, stray[held].tolist()
             stray = stray[~held]
