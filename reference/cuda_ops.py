@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from paritybit.reference.ops import NORM_EPSILON, ListedKeys, Ops, Reused
+from paritybit.reference.ops import NORM_EPSILON, ListedKeys, Ops
 from torch import Tensor
 
 TILE_AREA = 4096
@@ -249,7 +249,7 @@ class CudaOps(Ops):
         return output
 
     def _attention(
-        self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None, reused: Reused
+        self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None
     ) -> Tensor:
         rows, heads, dim = query.shape
         output = query.new_empty(rows, heads, dim)

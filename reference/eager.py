@@ -11,7 +11,7 @@ from itertools import accumulate
 from paritybit.reference.batch import ForwardBatch, Mode, Span
 from paritybit.reference.config import SPECULATION, Kind, ModelConfig, Role
 from paritybit.reference.model import Model, Output, StatePaths, TokenInputs, most_keys
-from paritybit.reference.ops import Ops, Reused
+from paritybit.reference.ops import Ops
 from paritybit.reference.pool import LOC_DTYPE, STATE_ROWS, HybridKVPool, KVPools
 from paritybit.reference.speculative import likeliest, propose
 from paritybit.reference.transfer import transfer
@@ -145,7 +145,6 @@ class EagerKV:
         self.write = {kind: self._write_slots(kind, write_slots) for kind in Kind}
         self.begin = {kind: of_kind.bounds[:-1] for kind, of_kind in seen.items()}
         self.end = {kind: of_kind.bounds[1:] for kind, of_kind in seen.items()}
-        self.reused = {kind: Reused() for kind in Kind}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store key and value at the batch's slots, then attend to the slots each token sees."""
@@ -165,7 +164,6 @@ class EagerKV:
             most_keys(config, kind, masked=seen.seen is not None),
             seen.seen,
             self.begin[kind] if seen.seen is not None else None,
-            reused=self.reused[kind],
         )
 
     def _write_slots(self, kind: Kind, full: Tensor | None) -> Tensor | None:
@@ -206,13 +204,14 @@ class EagerDecoder:
     def _target(self, batch: ForwardBatch) -> Output:
         lists = {**path_lists(batch), **visible_lists(batch, self.model.config)}
         _, device = transfer(lists, batch.positions.device)
-        states = self.model.advance_states(
-            self.ops, self.pools.states, paths_of(batch, device), batch.input_ids
+        self.payload = self.model.advance_states(
+            self.ops,
+            self.pools.states,
+            paths_of(batch, device),
+            batch.input_ids,
+            batch.mamba_track_mask.take(batch.token_requests),
+            batch.encoder_lens.take(batch.token_requests),
         )
-        mask, lengths = batch.mamba_track_mask, batch.encoder_lens
-        if batch.mode is not Mode.DECODE:  # A decode has one token per request.
-            mask, lengths = (values.take(batch.token_requests) for values in (mask, lengths))
-        self.payload = self.model.payload(self.ops, states, mask, lengths)
         tokens = TokenInputs(
             input_ids=batch.input_ids,
             payload=self.payload,

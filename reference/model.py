@@ -65,15 +65,6 @@ class LayerWeights:
 
 
 @dataclass(frozen=True)
-class Heads:
-    """The inputs to one layer's attention: query [T, Q, D], key and value [T, G, D]."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-
-
-@dataclass(frozen=True)
 class StatePaths:
     """How the states of T tokens follow from one another, in rows of `KVPools.states`.
 
@@ -143,12 +134,18 @@ class Model:
         return other
 
     def advance_states(
-        self, ops: Ops, states: Tensor, paths: StatePaths, input_ids: Tensor
+        self,
+        ops: Ops,
+        states: Tensor,
+        paths: StatePaths,
+        input_ids: Tensor,
+        state_mask: Tensor,
+        encoder_lens: Tensor,
     ) -> Tensor:
-        """Update the states of `KVPools` with tokens int64 [T]. Returns their states, [T, H].
+        """Update the states of `KVPools` with tokens. Returns the tokens' payload, float32 [T, H].
 
-        All states are read before one is stored. If several tokens have one target, the last one
-        stays.
+        `input_ids` and `encoder_lens` are int64 [T], `state_mask` is bool [T]. All states are read
+        before one is stored. If several tokens have one target, the last one stays.
         """
         found = ops.scan_states(
             states,
@@ -160,60 +157,11 @@ class Model:
             self.decay,
         )
         ops.store_rows(states, paths.targets, found)
-        return found
-
-    def payload(
-        self,
-        ops: Ops,
-        states: Tensor,
-        state_mask: Tensor,
-        encoder_lens: Tensor,
-    ) -> Tensor:
-        """Return the payload of tokens, float32 [T, H], from their states [T, H].
-
-        All other arguments have shape [T].
-        """
-        return ops.payload(states, state_mask, self.encoder_table, encoder_lens)
+        return ops.payload(found, state_mask, self.encoder_table, encoder_lens)
 
     def fuse(self, ops: Ops, hidden_states: Tensor) -> Tensor:
         """Return a draft model's payload, float32 [T, H]: its projection of the hidden states."""
         return ops.norm_linear(hidden_states, self.hidden_norm, self.fusion).float()
-
-    def embed(self, ops: Ops, input_ids: Tensor, payload: Tensor) -> Tensor:
-        """Return the first layer's input [T, H]."""
-        return ops.embed(self.embedding, input_ids, payload)
-
-    def rotary(self, ops: Ops, positions: Tensor, mrope_positions: Tensor) -> dict[Kind, Tensor]:
-        """Return cos and sin, float32 [2, T, D/2], for both kinds of layer."""
-        by_kind = {Kind.SWA: positions[None], Kind.FULL: mrope_positions}
-        return {
-            kind: ops.rotary(by_kind[kind], self.section[kind], self.frequency[kind])
-            for kind in Kind
-        }
-
-    def before_attention(
-        self, ops: Ops, layer: int, hidden: Tensor, rotary: dict[Kind, Tensor]
-    ) -> Heads:
-        """Return Q, K and V of a layer from its input [T, H]: norm, projection and RoPE."""
-        kind, weights = self.config.layers[layer], self.layers[layer]
-        shape = self.config.shape(kind)
-        heads, groups = self.config.heads, shape.kv_heads
-        turned, value = ops.project_heads(
-            hidden, weights.input_norm, weights.qkv, rotary[kind], heads + groups
-        )
-        query, key = turned.split_with_sizes((heads, groups), dim=1)
-        return Heads(query, key, value)
-
-    def after_attention(
-        self, ops: Ops, layer: int, hidden: Tensor, mixed: Tensor, live_tokens: Tensor
-    ) -> Tensor:
-        """Return a layer's output [T, H] from its input and its attention [T, Q, D]."""
-        weights = self.layers[layer]
-        hidden = ops.linear_add(mixed.flatten(1), weights.output, hidden)
-        gate_up = ops.norm_linear(hidden, weights.mlp_norm, weights.gate_up)
-        return ops.gated_linear_add(
-            gate_up, weights.down, hidden, self.config.activation, live_tokens
-        )
 
     def logits(self, ops: Ops, hidden: Tensor) -> Tensor:
         """Return logits [rows, vocab] from the last layer's output [rows, H]."""
@@ -221,12 +169,25 @@ class Model:
 
     def run_layers(self, ops: Ops, tokens: TokenInputs, access: KVAccess) -> Tensor:
         """Return the last layer's output [T, H]."""
-        hidden = self.embed(ops, tokens.input_ids, tokens.payload)
-        rotary = self.rotary(ops, tokens.positions, tokens.mrope_positions)
-        for layer in range(len(self.layers)):
-            heads = self.before_attention(ops, layer, hidden, rotary)
-            mixed = access.attend(layer, heads.query, heads.key, heads.value)
-            hidden = self.after_attention(ops, layer, hidden, mixed, tokens.live_tokens)
+        config = self.config
+        hidden = ops.embed(self.embedding, tokens.input_ids, tokens.payload)
+        positions = {Kind.SWA: tokens.positions[None], Kind.FULL: tokens.mrope_positions}
+        rotary = {
+            kind: ops.rotary(positions[kind], self.section[kind], self.frequency[kind])
+            for kind in Kind
+        }
+        for layer, (kind, weights) in enumerate(zip(config.layers, self.layers, strict=True)):
+            groups = config.shape(kind).kv_heads
+            turned, value = ops.project_heads(
+                hidden, weights.input_norm, weights.qkv, rotary[kind], config.heads + groups
+            )
+            query, key = turned.split_with_sizes((config.heads, groups), dim=1)
+            mixed = access.attend(layer, query, key, value)
+            hidden = ops.linear_add(mixed.flatten(1), weights.output, hidden)
+            gate_up = ops.norm_linear(hidden, weights.mlp_norm, weights.gate_up)
+            hidden = ops.gated_linear_add(
+                gate_up, weights.down, hidden, config.activation, tokens.live_tokens
+            )
         return hidden
 
     def forward(

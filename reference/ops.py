@@ -17,7 +17,6 @@ result once.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from operator import is_not
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -61,24 +60,6 @@ class ListedKeys(NamedTuple):
     mask: Tensor | None
     mask_start: Tensor | None
     max_keys: int
-
-
-class Reused:
-    """A one-entry cache of what an op derives from its arguments, for several calls in one forward.
-
-    Arguments are compared by identity, and kept alive so that an identity is not used again.
-    """
-
-    def __init__(self) -> None:
-        self.given: tuple[Any, ...] = ()
-        self.made: Any = None
-
-    def of(self, given: tuple[Any, ...], make: Callable[..., Result]) -> Result:
-        """Return `make(*given)`, or the last result if `given` are the same objects."""
-        if len(given) != len(self.given) or any(map(is_not, given, self.given)):
-            self.given, self.made = given, make(*given)
-        made: Result = self.made
-        return made
 
 
 def operation(
@@ -323,8 +304,6 @@ class Ops:
         max_keys: int,
         mask: Tensor | None = None,
         mask_start: Tensor | None = None,
-        *,
-        reused: Reused | None = None,
     ) -> Tensor:
         """Return softmax attention [T, Q, D] of every query row over its listed slots.
 
@@ -341,16 +320,13 @@ class Ops:
         Keys that take no part are never loaded. A row's bits depend only on its query, its keys in
         list order, and which of them take part. A mask with all bits set changes nothing.
 
-        `reused` is shared by layers of one forward that may read with the same lists. The lists
-        must not change between these layers.
-
         Raises ValueError unless the lists and the mask are contiguous.
         """
         require_contiguous(begin, end, slots)
         if mask is not None and mask_start is not None:
             require_contiguous(mask, mask_start)
         keys = ListedKeys(begin, end, slots, mask, mask_start, max_keys)
-        return self._attention(query, cache, keys, sinks, reused or Reused())
+        return self._attention(query, cache, keys, sinks)
 
     def _store_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
         # One thread copies in order, so the last of several values for one row stays.
@@ -384,13 +360,13 @@ class Ops:
         return gate / (torch.exp(exponent) + self.one)
 
     def _attention(
-        self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None, reused: Reused
+        self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None
     ) -> Tensor:
         rows, heads, dim = query.shape
         kv_heads, max_keys = cache.shape[2], keys.max_keys
         width = max_keys if sinks is None else max_keys + 1
         width = -(-width // LANES) * LANES
-        entry, bias, has_key = reused.of((*keys, width, kv_heads), self._read_entries)
+        entry, bias, has_key = self._read_entries(keys, width, kv_heads)
         found = _wide(cache.view(2, -1, dim).index_select(1, entry))
         key, value = found.view(2, rows * kv_heads, width, dim).unbind()
         scaled = (_wide(query) * self.inverse_root[dim]).view(rows * kv_heads, -1, dim)
@@ -404,17 +380,9 @@ class Ops:
         return _as(torch.where(has_key, mixed, self.zero), query)
 
     def _read_entries(
-        self,
-        begin: Tensor,
-        end: Tensor,
-        slots: Tensor,
-        mask: Tensor | None,
-        mask_start: Tensor | None,
-        max_keys: int,
-        width: int,
-        kv_heads: int,
+        self, keys: ListedKeys, width: int, kv_heads: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what attention derives from its lists. All layers of a kind share it.
+        """Return what attention derives from its lists.
 
         - The entries to read, int64 [T * G * width], of a cache whose entries are the heads of its
           slots.
@@ -422,6 +390,7 @@ class Ops:
           infinity.
         - Whether any key takes part, bool [T, 1, 1].
         """
+        begin, end, slots, mask, mask_start, max_keys = keys
         turn = self.counting[:width]
         place = begin.unsqueeze(1) + turn
         taken = place < end.unsqueeze(1)

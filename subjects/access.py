@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from paritybit.reference.config import Kind
 from paritybit.reference.model import Model, most_keys
-from paritybit.reference.ops import Ops, Reused
+from paritybit.reference.ops import Ops
 from paritybit.subjects.pool import SubjectPool
 from paritybit.subjects.protocol import KeyLists, Keys
 from torch import Tensor
@@ -32,7 +32,6 @@ class ListedKV:
         self.out_cache_loc = out_cache_loc
         self.lists = lists
         self.borrowed = borrowed or {}
-        self.reused = {kind: Reused() for kind in Kind}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store KV, then return the attention output [T, H, D].
@@ -55,7 +54,6 @@ class ListedKV:
             most_keys(config, kind, masked=mask is not None),
             mask,
             keys.mask_start,
-            reused=self.reused[kind],
         )
 
     def store(self, layer: int, loc: Tensor, key: Tensor, value: Tensor) -> None:

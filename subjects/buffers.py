@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from paritybit.subjects.contracts import Contract, Extents, Policy, StaticInput
+from paritybit.subjects.contracts import Contract, Extents, Policy
 from torch import Tensor
 
 Conversion = tuple[str, torch.dtype, torch.dtype]
@@ -88,10 +88,6 @@ class StaticInputs:
         }
         self.rows = {row.name: row for row in contract}
         self.conversions: Conversions = set()
-        resets = [row for row in contract if row.policy is Policy.RESET]
-        self._host_resets = [row for row in resets if row.host]
-        self._zeroed = [self.buffers[row.name] for row in resets if not (row.value or row.host)]
-        self._filled = [row for row in resets if row.value and not row.host]
 
     def view(self, name: str, extents: Extents) -> Tensor:
         """Return the part of buffer `name` that a bucket with these extents reads."""
@@ -108,12 +104,10 @@ class StaticInputs:
         (destination dtype, source dtype), because one batched copy needs the same pair of dtypes
         throughout. Host buffers are copied separately.
         """
-        if padded:
-            if self._zeroed:  # The batched call refuses an empty list.
-                torch._foreach_zero_(self._zeroed)
-            self._fill(self._filled)
-        if padded if padded_on_host is None else padded_on_host:
-            self._fill(self._host_resets)
+        padded_on_host = padded if padded_on_host is None else padded_on_host
+        for row in self.contract:
+            if row.policy is Policy.RESET and (padded_on_host if row.host else padded):
+                self.buffers[row.name].fill_(row.value)
         pairs: list[tuple[Tensor, Tensor]] = []
         for name, values in live_values.items():
             if values.numel() == 0:
@@ -123,10 +117,6 @@ class StaticInputs:
                 self.conversions.add((name, values.dtype, buffer.dtype))
             pairs.append((row.head(buffer, row.length(values)), values))
         copy_together(pairs)
-
-    def _fill(self, rows: Iterable[StaticInput]) -> None:
-        for row in rows:
-            self.buffers[row.name].fill_(row.value)
 
 
 def copy_together(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:

@@ -2,7 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ from paritybit.reference.ops import Ops
 from paritybit.reference.pool import LOC_DTYPE, KVPools
 from paritybit.reference.speculative import likeliest
 from paritybit.subjects.access import ListedKV
-from paritybit.subjects.buffers import BufferPool
+from paritybit.subjects.buffers import BufferPool, copy_together
 from paritybit.subjects.contracts import LISTED_CONVERSIONS, Changes, Contract, Policy, override
 from paritybit.subjects.key_lists import fresh_keys
 from paritybit.subjects.parts import RIGHT_PARTS, Parts
@@ -128,7 +128,11 @@ class Engine:
                 self._keep_facts(one)
         ops.calls = None
         self._state = self.state()
-        self._contents = [(buffer, buffer.clone()) for buffer in self._whole_buffers()]
+        self._contents = [
+            (buffer, buffer.clone())
+            for buffers in self.all_static_buffers()
+            for buffer in buffers.values()
+        ]
         self._translated = self._translated_dtype()
 
     def forward(
@@ -199,8 +203,7 @@ class Engine:
 
     def reset(self) -> None:
         """Restore static buffers and Python state to their contents after capture."""
-        for buffer, content in self._contents:
-            buffer.copy_(content)
+        copy_together(self._contents)
         self.restore(self._state)
         for runner in self.runners.values():
             runner.forget_conversions()
@@ -239,16 +242,6 @@ class Engine:
         for bucket, captured in runner.captured.items():
             self._outputs[runner.name, bucket] = facts_of(captured.output)
 
-    def _whole_buffers(self) -> Iterable[Tensor]:
-        """Return each distinct static buffer as a flat tensor. Runners share heads of some."""
-        found: dict[int, Tensor] = {}
-        for buffers in self.all_static_buffers():
-            for buffer in buffers.values():
-                known = found.get(buffer.data_ptr())
-                if known is None or known.numel() < buffer.numel():
-                    found[buffer.data_ptr()] = buffer.view(-1)
-        return found.values()
-
     def _translated_dtype(self) -> torch.dtype:
         """Return the dtype of the pool's translation. Its memo is cleared by the next reset."""
         pool = self.pools[Role.TARGET]
@@ -286,10 +279,11 @@ class Engine:
         """Return the batch's own tensors as the target's inputs. Every row is live."""
         model, requests = self.models[Role.TARGET], batch.token_requests
         paths = extend_paths(batch.mamba_track_indices, requests, batch.positions, batch.longest)
-        states = model.advance_states(self.ops, self.states, paths, batch.input_ids)
-        payload = model.payload(
+        payload = model.advance_states(
             self.ops,
-            states,
+            self.states,
+            paths,
+            batch.input_ids,
             batch.mamba_track_mask[requests],
             batch.encoder_lens[requests],
         )

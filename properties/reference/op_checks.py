@@ -15,7 +15,7 @@ from itertools import accumulate, compress, product
 import torch
 from paritybit.reference.config import PRESETS, AttentionShape, Kind, ModelConfig
 from paritybit.reference.model import column_major
-from paritybit.reference.ops import STATE_GAIN, Ops, Reused
+from paritybit.reference.ops import STATE_GAIN, Ops
 from torch import Tensor
 
 from paritybit.engines.interpreter import quicken
@@ -341,7 +341,6 @@ class KeyLists:
         cache: Tensor,
         sinks: Tensor | None,
         part: slice,
-        reused: Reused | None = None,
     ) -> Tensor:
         """Return the attention of the rows in `part`."""
         begin, end, longest = self.begin[part], self.end[part], trial.config.max_context
@@ -356,7 +355,6 @@ class KeyLists:
             longest,
             self.mask,
             start,
-            reused=reused,
         )
 
 

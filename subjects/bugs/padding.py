@@ -3,7 +3,7 @@
 import torch
 from paritybit.reference.allocator import Allocator
 from paritybit.reference.batch import ForwardBatch
-from paritybit.reference.ops import ListedKeys, Ops, Reused
+from paritybit.reference.ops import ListedKeys, Ops
 from paritybit.reference.pool import Tables
 from paritybit.subjects.bugs.bug import FULL_GRAPH, PREFILL, Bug, pull, seen
 from paritybit.subjects.contracts import Policy
@@ -42,14 +42,14 @@ class AdvancesPaddedTokens(PrefillRunner):
         last = torch.full_like(ids, batch.live_requests - 1)
         slots = self.inputs.buffers["mamba_track_indices"]
         paths = extend_paths(slots, last, torch.ones_like(ids), beyond)
-        self.target.advance_states(self.ops, self.states, paths, ids)
+        self.target.advance_states(self.ops, self.states, paths, ids, ids > 0, ids * 0)
 
 
 class LoadsMaskedValues(Ops):
     def _attention(
-        self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None, reused: Reused
+        self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None
     ) -> Tensor:
-        mixed = super()._attention(query, cache, keys, sinks, reused)
+        mixed = super()._attention(query, cache, keys, sinks)
         place = keys.begin[:, None] + torch.arange(keys.max_keys, device=query.device)
         listed = place < keys.end[:, None]
         values = cache[1][keys.slots[place.clamp(0, keys.slots.shape[0] - 1)]]

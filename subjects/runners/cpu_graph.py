@@ -104,10 +104,11 @@ class CpuGraphRunner(GraphRunner):
         payload = torch.zeros((bucket, self.target.config.hidden), device=self.target.device)
         if batch is not None:
             paths = decode_paths(batch.mamba_track_indices)
-            states = self.target.advance_states(self.ops, self.states, paths, batch.input_ids)
-            payload[: batch.live_requests] = self.target.payload(
+            payload[: batch.live_requests] = self.target.advance_states(
                 self.ops,
-                states,
+                self.states,
+                paths,
+                batch.input_ids,
                 batch.mamba_track_mask,
                 batch.encoder_lens,
             )

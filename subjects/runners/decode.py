@@ -80,14 +80,13 @@ class DecodeRunner(GraphRunner):
     def forward(self, bucket: int) -> Output:
         """Return `logits` and `hidden` of every token of the bucket."""
         input_ids = self.view("input_ids", bucket)
-        states = self.target.advance_states(
-            self.ops, self.states, self.state_paths(bucket), input_ids
-        )
         tokens = TokenInputs(
             input_ids=input_ids,
-            payload=self.target.payload(
+            payload=self.target.advance_states(
                 self.ops,
-                states,
+                self.states,
+                self.state_paths(bucket),
+                input_ids,
                 self.per_token("mamba_track_mask", bucket),
                 self.per_token("encoder_lens", bucket),
             ),

@@ -117,10 +117,11 @@ class PrefillRunner(GraphRunner):
             requests = batch.token_requests
             slots = self.inputs.buffers["mamba_track_indices"]
             paths = extend_paths(slots, requests, batch.positions, batch.longest)
-            states = self.target.advance_states(self.ops, self.states, paths, batch.input_ids)
-            payload = self.target.payload(
+            payload = self.target.advance_states(
                 self.ops,
-                states,
+                self.states,
+                paths,
+                batch.input_ids,
                 self.inputs.buffers["mamba_track_mask"].take(requests),
                 batch.encoder_lens.take(requests),
             )
