@@ -241,22 +241,20 @@ def batch_values(mode: Mode, spans: Sequence[Span], columns: int) -> dict[str, l
     lists = {**_per_slot(spans), **_per_token(mode, spans, columns), **_per_request(mode, spans)}
     if mode is Mode.TARGET_VERIFY:
         lists["tree_token"] = [token for span in spans for token, _ in span.tree]
-        lists["tree_mask"] = packed([bit for span in spans for bit in span.tree_mask()])
+        lists["tree_mask"] = [bit for span in spans for bit in span.tree_mask()]
     return lists
 
 
-def packed(bits: Sequence[bool]) -> list[int]:
-    """Return bits as int64 numbers for `unpacked`: eight bits per number, one byte each."""
-    return memoryview(bytes(bits) + bytes(-len(bits) % 8)).cast("q").tolist()
-
-
-def unpacked(numbers: Tensor, count: int) -> Tensor:
-    """Return the first `count` bits, bool [count], of numbers from `packed`, int64."""
-    return numbers.view(torch.bool)[:count]
-
-
-SLOT_VALUES = ("row", "column", "full_slot", "swa_slot")
+SLOT_VALUES = ("row", "column", "out_cache_loc", "swa_slot")
 """The values of a batch that `write_slots` needs."""
+
+
+DEVICE_VALUES = (
+    *("positions", "token_requests", "token_rows", "token_cells"),
+    *("out_cache_loc", "req_pool_indices", "seq_lens", "mamba_track_indices", "encoder_lens"),
+    *("extend_lens", "last_rows"),
+)
+"""The values that are fields of a batch as they are."""
 
 
 def write_slots(tables: Tables, device: Mapping[str, Tensor]) -> None:
@@ -281,22 +279,12 @@ def batch_of(
         mode=mode,
         spans=tuple(spans),
         input_ids=_input_ids(mode, device, tokens),
-        positions=device["position"],
-        mrope_positions=device["mrope_position"].view(MROPE_SECTIONS, -1),
-        out_cache_loc=device["full_slot"],
-        req_pool_indices=device["request_row"],
-        seq_lens=device["seq_len"],
-        mamba_track_indices=device["track_index"],
-        mamba_track_mask=unpacked(device["tracked"], len(spans)),
-        encoder_lens=device["encoder_len"],
-        num_token_non_padded=device["live_tokens"].view(torch.int32)[:1],
-        seq_lens_cpu=host["seq_len"],
-        token_rows=device["token_row"],
-        token_cells=device["token_cell"],
-        token_requests=device["token_request"],
-        extend_lens=device["extend_len"],
-        extend_lens_cpu=host["extend_len"],
-        last_rows=device["last_row"],
+        mrope_positions=device["mrope_positions"].view(MROPE_SECTIONS, -1),
+        mamba_track_mask=device["tracked"].bool(),
+        num_token_non_padded=device["live_tokens"].to(torch.int32),
+        seq_lens_cpu=host["seq_lens"],
+        extend_lens_cpu=host["extend_lens"],
+        **{name: device[name] for name in DEVICE_VALUES},
         spec_info=_spec_info(mode, spans, host, device, hidden_states),
     )
 
@@ -313,16 +301,13 @@ def _per_slot(spans: Sequence[Span]) -> dict[str, list[int]]:
             raise ValueError(f"the request in row {span.row} has the wrong number of slots")
         found["row"] += [span.row] * count
         found["column"] += range(span.begin, span.end)
-        found["full_slot"] += span.full_slots
+        found["out_cache_loc"] += span.full_slots
         found["swa_slot"] += span.swa_slots
     return found
 
 
 def _per_token(mode: Mode, spans: Sequence[Span], columns: int) -> dict[str, list[int]]:
-    """Return the request, place and positions of each token, and the number of tokens.
-
-    The device reads the number as int32: the first half of an int64.
-    """
+    """Return the request, place and positions of each token, and the number of tokens."""
     requests, rows, positions, deltas = list[int](), list[int](), list[int](), list[int]()
     for request, span in enumerate(spans):
         of_span = span.positions(mode)
@@ -331,14 +316,14 @@ def _per_token(mode: Mode, spans: Sequence[Span], columns: int) -> dict[str, lis
         deltas += [span.mrope_delta] * len(of_span)
         positions += of_span
     return {
-        "token_request": requests,
-        "token_row": rows,
-        "token_cell": [
+        "token_requests": requests,
+        "token_rows": rows,
+        "token_cells": [
             row * columns + position for row, position in zip(rows, positions, strict=True)
         ],
         "live_tokens": [len(positions)],
-        "position": positions,
-        "mrope_position": [
+        "positions": positions,
+        "mrope_positions": [
             position + section * delta
             for section in range(MROPE_SECTIONS)
             for position, delta in zip(positions, deltas, strict=True)
@@ -350,13 +335,13 @@ def _per_request(mode: Mode, spans: Sequence[Span]) -> dict[str, list[int]]:
     """Return each request's row of `req_to_token`, its lengths and its payload inputs."""
     extended = [span.end - span.begin for span in spans]
     return {
-        "request_row": [span.row for span in spans],
-        "seq_len": [span.seq_len(mode) for span in spans],
-        "track_index": [span.track_index for span in spans],
-        "tracked": packed([span.tracked for span in spans]),
-        "encoder_len": [span.encoder_len for span in spans],
-        "extend_len": extended,
-        "last_row": [end - 1 for end in accumulate(extended)],
+        "req_pool_indices": [span.row for span in spans],
+        "seq_lens": [span.seq_len(mode) for span in spans],
+        "mamba_track_indices": [span.track_index for span in spans],
+        "tracked": [span.tracked for span in spans],
+        "encoder_lens": [span.encoder_len for span in spans],
+        "extend_lens": extended,
+        "last_rows": [end - 1 for end in accumulate(extended)],
     }
 
 
@@ -365,8 +350,8 @@ def _input_ids(mode: Mode, device: Mapping[str, Tensor], tokens: Tensor) -> Tens
     if mode is Mode.TARGET_VERIFY:
         return device["tree_token"]
     if mode is Mode.DRAFT_EXTEND:  # One token ahead of the target.
-        return tokens.view(-1).index_select(0, device["token_cell"] + 1)
-    return tokens.view(-1).index_select(0, device["token_cell"])
+        return tokens.view(-1).index_select(0, device["token_cells"] + 1)
+    return tokens.view(-1).index_select(0, device["token_cells"])
 
 
 def _spec_info(
@@ -378,14 +363,13 @@ def _spec_info(
 ) -> dict[str, Tensor]:
     """Return what speculation adds to a batch: see `ForwardBatch`."""
     if mode is Mode.TARGET_VERIFY:
-        bits = sum(len(span.tree) * (span.begin + len(span.tree)) for span in spans)
-        return {"custom_mask": unpacked(device["tree_mask"], bits)}
+        return {"custom_mask": device["tree_mask"].bool()}
     if mode is Mode.DRAFT_EXTEND:
-        accepted = device["extend_len"].to(torch.int32)
+        accepted = device["extend_lens"].to(torch.int32)
         return {
-            "hidden_states": hidden_states[device["token_row"], device["position"]],
+            "hidden_states": hidden_states[device["token_rows"], device["positions"]],
             "extend_seq_lens": accepted,
-            "extend_seq_lens_cpu": host["extend_len"].to(torch.int32),
+            "extend_seq_lens_cpu": host["extend_lens"].to(torch.int32),
             "num_accept_tokens": accepted,
             "num_correct_drafts": accepted - 1,
         }

@@ -5,7 +5,6 @@ and SWA slots in the mapping, for both kinds of layer.
 """
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
 from itertools import accumulate
 
 from paritybit.reference.batch import ForwardBatch, Mode, Span
@@ -17,19 +16,8 @@ from paritybit.reference.speculative import likeliest, propose
 from paritybit.reference.transfer import transfer
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Visible:
-    """Which columns each token of a forward sees on layers of one kind.
-
-    The keys of token t are entries bounds[t] .. bounds[t+1]-1 (`bounds` int64 [T+1]). `cell` int64
-    [N] is the index of each key in the flattened `req_to_token`. `seen` bool [N] says whether the
-    token sees the key. None if it sees all.
-    """
-
-    bounds: Tensor
-    cell: Tensor
-    seen: Tensor | None
+Lists = Mapping[Hashable, Tensor]
+"""The lists of `visible_lists` on the device."""
 
 
 def columns_of(
@@ -59,7 +47,12 @@ def columns_of(
 def visible_lists(
     batch: ForwardBatch, config: ModelConfig, step: int = 0
 ) -> dict[Hashable, list[int]]:
-    """Return the host lists for `visible_of`."""
+    """List on the host what every token sees: all keys up to its own, or those in its window.
+
+    For each kind of layer, the keys of token t are entries bounds[t] .. bounds[t+1]-1. `cell` is
+    the index of each key in the flattened `req_to_token`. `seen` says whether the token sees the
+    key; a forward without a tree has none, because its tokens see all.
+    """
     lists: dict[Hashable, list[int]] = {}
     for kind, window in ((Kind.FULL, None), (Kind.SWA, config.window)):
         tokens = [
@@ -70,27 +63,9 @@ def visible_lists(
         counts = [len(columns) for _, columns in tokens]
         lists[kind, "bounds"] = list(accumulate(counts, initial=0))
         lists[kind, "cell"] = [first + at for first, columns in tokens for at, _ in columns]
-        lists[kind, "seen"] = [seen for _, columns in tokens for _, seen in columns]
+        if batch.mode is Mode.TARGET_VERIFY:
+            lists[kind, "seen"] = [seen for _, columns in tokens for _, seen in columns]
     return lists
-
-
-def visible_of(batch: ForwardBatch, device: Mapping[Hashable, Tensor]) -> dict[Kind, Visible]:
-    """Return what every token sees, from `visible_lists` on the device."""
-    masked = batch.mode is Mode.TARGET_VERIFY
-    return {
-        kind: Visible(
-            bounds=device[kind, "bounds"],
-            cell=device[kind, "cell"],
-            seen=device[kind, "seen"].bool() if masked else None,
-        )
-        for kind in Kind
-    }
-
-
-def visible(batch: ForwardBatch, config: ModelConfig, step: int = 0) -> dict[Kind, Visible]:
-    """Return what every token sees: all keys up to its own, or those in its window."""
-    _, device = transfer(visible_lists(batch, config, step), batch.positions.device)
-    return visible_of(batch, device)
 
 
 def path_lists(batch: ForwardBatch) -> dict[Hashable, list[int]]:
@@ -122,8 +97,9 @@ def paths_of(batch: ForwardBatch, device: Mapping[Hashable, Tensor]) -> StatePat
 class EagerKV:
     """KV access of one eager forward. It looks up all slots in the pool's tables.
 
-    `write_slots` are full slots, int64 [T]. If None, nothing is written. `borrowed` maps a layer of
-    the model to the layer of the pool that it reads, if the pool belongs to another model.
+    `lists` say what each token sees. `write_slots` are full slots, int64 [T]. If None, nothing is
+    written. `borrowed` maps a layer of the model to the layer of the pool that it reads, if the
+    pool belongs to another model.
     """
 
     def __init__(
@@ -131,39 +107,40 @@ class EagerKV:
         ops: Ops,
         model: Model,
         pool: HybridKVPool,
-        seen: Mapping[Kind, Visible],
+        lists: Lists,
         write_slots: Tensor | None,
         borrowed: Mapping[int, int] | None = None,
     ) -> None:
         self.ops = ops
         self.model = model
         self.pool = pool
-        self.seen = seen
         self.borrowed = borrowed or {}
-        full, swa = pool.tables.read(seen[Kind.FULL].cell, seen[Kind.SWA].cell)
+        full, swa = pool.tables.read(lists[Kind.FULL, "cell"], lists[Kind.SWA, "cell"])
         self.read = {Kind.FULL: full, Kind.SWA: swa}
         self.write = {kind: self._write_slots(kind, write_slots) for kind in Kind}
-        self.begin = {kind: of_kind.bounds[:-1] for kind, of_kind in seen.items()}
-        self.end = {kind: of_kind.bounds[1:] for kind, of_kind in seen.items()}
+        self.bounds = {kind: lists[kind, "bounds"] for kind in Kind}
+        self.seen = {
+            kind: lists[kind, "seen"].bool() if (kind, "seen") in lists else None for kind in Kind
+        }
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store key and value at the batch's slots, then attend to the slots each token sees."""
         config = self.model.config
         kind = config.layers[layer]
         cache = self.pool.cache(self.borrowed.get(layer, layer))
-        seen, loc = self.seen[kind], self.write[kind]
+        loc, begin, seen = self.write[kind], self.bounds[kind][:-1], self.seen[kind]
         if loc is not None:
             self.ops.store_kv(cache, loc, LOC_DTYPE[kind], key, value)
         return self.ops.attention(
             query,
             cache,
-            self.begin[kind],
-            self.end[kind],
+            begin,
+            self.bounds[kind][1:],
             self.read[kind],
             self.model.layers[layer].sinks,
-            most_keys(config, kind, masked=seen.seen is not None),
-            seen.seen,
-            self.begin[kind] if seen.seen is not None else None,
+            most_keys(config, kind, masked=seen is not None),
+            seen,
+            None if seen is None else begin,
         )
 
     def _write_slots(self, kind: Kind, full: Tensor | None) -> Tensor | None:
@@ -219,14 +196,13 @@ class EagerDecoder:
             mrope_positions=batch.mrope_positions,
             live_tokens=batch.num_token_non_padded,
         )
-        seen = visible_of(batch, device)
-        access = EagerKV(self.ops, self.model, self.pools[Role.TARGET], seen, batch.out_cache_loc)
+        access = EagerKV(self.ops, self.model, self.pools[Role.TARGET], device, batch.out_cache_loc)
         rows = batch.last_rows if batch.mode is Mode.EXTEND else None
         return self.model.forward(self.ops, tokens, access, rows)
 
     def _draft_extend(self, batch: ForwardBatch) -> Output:
-        seen = visible(batch, self.draft.config)
-        access = EagerKV(self.ops, self.draft, self.pools[Role.DRAFT], seen, batch.out_cache_loc)
+        _, lists = transfer(visible_lists(batch, self.draft.config), batch.positions.device)
+        access = EagerKV(self.ops, self.draft, self.pools[Role.DRAFT], lists, batch.out_cache_loc)
         tokens = draft_inputs(
             self.ops,
             self.draft,
@@ -247,9 +223,10 @@ class EagerDecoder:
         by_step = batch.out_cache_loc.view(-1, SPECULATION.steps).T.contiguous()
 
         def forward(step: int, input_ids: Tensor, hidden: Tensor) -> Output:
-            seen = visible(batch, self.draft.config, step)
+            seen = visible_lists(batch, self.draft.config, step)
+            _, lists = transfer(seen, batch.positions.device)
             slots = None if frozen else by_step[step]
-            access = EagerKV(self.ops, self.draft, self.pools[role], seen, slots, borrowed)
+            access = EagerKV(self.ops, self.draft, self.pools[role], lists, slots, borrowed)
             positions = batch.positions if frozen else batch.positions + step
             tokens = draft_inputs(
                 self.ops,

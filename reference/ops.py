@@ -111,7 +111,6 @@ class Ops:
         self.gelu_cube = torch.tensor(-GELU_SCALE * GELU_CUBE, device=device)
         self.counting = counting.to(device)
         self.inverse_root = counting.double().pow(-0.5).float().to(device)
-        self.within = (torch.arange(2 * COUNTING) < COUNTING).to(device)
         self.place = counting.to(torch.int32).unsqueeze(1).to(device)
 
     def record(self, name: str) -> None:
@@ -395,9 +394,7 @@ class Ops:
         place = begin.unsqueeze(1) + turn
         taken = place < end.unsqueeze(1)
         if width > max_keys:
-            taken = taken.logical_and(
-                self.within[COUNTING - max_keys : COUNTING - max_keys + width]
-            )
+            taken = taken.logical_and(turn < max_keys)
         last = slots.shape[0] - 1
         if mask is None or mask_start is None:
             # A place beyond the list reads the row's first slot again, and takes no part.

@@ -13,11 +13,8 @@ from paritybit.reference.model import Model
 from torch import Tensor
 
 
-def visible(kind: Kind, window: int | Tensor, length: int) -> Tensor:
-    """Return the attention mask, bool [length, length]: whether query i sees key j.
-
-    `window` is one number, or int64 [length, 1] with one per query.
-    """
+def visible(kind: Kind, window: int, length: int) -> Tensor:
+    """Return the attention mask, bool [length, length]: whether query i sees key j."""
     query = torch.arange(length)[:, None]
     key = torch.arange(length)[None, :]
     causal = key <= query

@@ -41,7 +41,7 @@ class ListedKV:
         config = self.model.config
         kind = config.layers[layer]
         if self.out_cache_loc is not None:
-            self.store(layer, self.out_cache_loc, key, value)
+            self.pool.set_kv_buffer(layer, self.out_cache_loc, key, value)
         keys = self.keys_of(kind)
         mask = self.lists.mask
         return self.ops.attention(
@@ -55,10 +55,6 @@ class ListedKV:
             mask,
             keys.mask_start,
         )
-
-    def store(self, layer: int, loc: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store key and value [T, G, D] of `layer` at the full slots `loc`."""
-        self.pool.set_kv_buffer(layer, loc, key, value)
 
     def keys_of(self, kind: Kind) -> Keys:
         """Return the keys that layers of a kind read."""

@@ -33,7 +33,7 @@ from paritybit.subjects.protocol import (
 from paritybit.subjects.runners import RUNNERS, engine_runners
 from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN, GraphRunner, RunnerSpec
 from paritybit.subjects.states import extend_paths
-from paritybit.subjects.toggles import LocationScheme, Toggles
+from paritybit.subjects.toggles import LocationScheme, Site, Toggles
 from torch import Tensor
 
 
@@ -150,7 +150,7 @@ class Engine:
         runner = self.runners.get(mode if batch is None else batch.mode)
         toggles = runner.toggles if runner is not None else self.clean
         pool = runner.pool if runner is not None else self.pools[Role.TARGET]
-        if toggles.memo_resets.entry:
+        if Site.ENTRY in toggles.sites:
             pool.invalidate_loc_cache()
         if runner is not None and (batch is None or overrides.largest or runner.can_run(batch)):
             replay = runner.replay(batch, overrides=overrides)
@@ -254,7 +254,7 @@ class Engine:
         role = Role.DRAFT if batch.mode is Mode.DRAFT_EXTEND else Role.TARGET
         model, pool = self.models[role], self.pools[role]
         pool.invalidate_loc_cache()
-        lists = fresh_keys(batch, model.config.window, pool, toggles.memo_resets)
+        lists = fresh_keys(batch, model.config.window, pool, toggles)
         if toggles.scheme is LocationScheme.PRESET:
             pool.set_swa_loc(pool.translate_loc_from_full_to_swa(batch.out_cache_loc))
         access = ListedKV(self.ops, model, pool, batch.out_cache_loc, lists)

@@ -22,7 +22,7 @@ from paritybit.reference.config import SPECULATION, ModelConfig
 from paritybit.subjects.buffers import BufferPool, Conversions, copy_together
 from paritybit.subjects.pool import SubjectPool
 from paritybit.subjects.protocol import KeyLists, Keys
-from paritybit.subjects.toggles import MemoResets
+from paritybit.subjects.toggles import Site, Toggles
 from torch import Tensor
 
 Ints = NDArray[np.integer[Any]]
@@ -144,19 +144,17 @@ def keys_of(lists: Mapping[str, Tensor], first: int, tokens: int) -> KeyLists:
     )
 
 
-def translated(lists: Lists, pool: SubjectPool, memo_resets: MemoResets) -> Lists:
+def translated(lists: Lists, pool: SubjectPool, toggles: Toggles) -> Lists:
     """Return lists whose window is translated to SWA slots, between PR 26152's sites."""
-    if memo_resets.before_window:
+    if Site.BEFORE_WINDOW in toggles.sites:
         pool.invalidate_loc_cache()
     slots = pool.translate_loc_from_full_to_swa(lists["window_kv_indices"])
-    if memo_resets.after_window:
+    if Site.AFTER_WINDOW in toggles.sites:
         pool.invalidate_loc_cache()
     return {**lists, "window_kv_indices": slots}
 
 
-def fresh_keys(
-    batch: ForwardBatch, window: int, pool: SubjectPool, memo_resets: MemoResets
-) -> KeyLists:
+def fresh_keys(batch: ForwardBatch, window: int, pool: SubjectPool, toggles: Toggles) -> KeyLists:
     """Return fresh keys of a batch that extends: those of each token's prefix, and its own."""
     queries = Queries(
         batch.req_pool_indices,
@@ -167,7 +165,7 @@ def fresh_keys(
         batch.extend_lens_cpu,
     )
     lists = list_keys(queries, window, pool.pool.req_to_token)
-    return keys_of(translated(lists, pool, memo_resets), 0, batch.live_tokens)
+    return keys_of(translated(lists, pool, toggles), 0, batch.live_tokens)
 
 
 def draft_queries(rows: Tensor, seq_lens: Tensor, seq_lens_cpu: Tensor, topk: int) -> Queries:

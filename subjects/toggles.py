@@ -1,6 +1,6 @@
 """The historical switches of a subject, one for each change in the engine's history."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 
 from paritybit.compat import StrEnum
 
@@ -18,42 +18,30 @@ class LocationScheme(StrEnum):
     MEMO = "memo"
 
 
-@dataclass(frozen=True)
-class MemoResets:
-    """Which call sites clear the pool's translation memo. By default all do, which is correct.
+class Site(StrEnum):
+    """A call site that a bug may leave out. A correct runner has all.
 
-    - `run_once`: at the start of each warm-up and capture run (PR 25824)
-    - `entry`: before a forward chooses its path (PR 26152)
-    - `before_window`, `after_window`: around the translation of a window's slots (PR 26152)
+    The first four clear the pool's translation memo. PR 25824 also clears it whenever a slot
+    changes its owner, and in a forward that does not replay. No bug drops these sites.
 
-    PR 25824 also clears it whenever a slot changes its owner, and in a forward that does not
-    replay. No bug drops these sites.
+    - RUN_ONCE: at the start of each warm-up and capture run (PR 25824).
+    - ENTRY: before a forward chooses its path (PR 26152).
+    - BEFORE_WINDOW, AFTER_WINDOW: around the translation of a window's slots (PR 26152).
+    - PRESET: set the pool's `swa_loc` before a capture, in the scheme PRESET (PR 23552).
+    - TRANSLATE_VERIFY: translate a verify's page table for the window into SWA slots (PR 24617).
     """
 
-    run_once: bool = True
-    entry: bool = True
-    before_window: bool = True
-    after_window: bool = True
-
-    def without(self, *sites: str) -> "MemoResets":
-        """Return these resets except those at `sites`."""
-        return MemoResets(
-            **{
-                site.name: getattr(self, site.name) and site.name not in sites
-                for site in fields(self)
-            }
-        )
+    RUN_ONCE = "run_once"
+    ENTRY = "entry"
+    BEFORE_WINDOW = "before_window"
+    AFTER_WINDOW = "after_window"
+    PRESET = "preset"
+    TRANSLATE_VERIFY = "translate_verify"
 
 
 @dataclass(frozen=True)
 class Toggles:
-    """The historical switches of one runner. The defaults are correct.
-
-    - `preset_at_capture`: set the pool's `swa_loc` before a capture, in the scheme PRESET.
-    - `translate_page_table`: translate a verify's page table for the window into SWA slots.
-    """
+    """The location scheme of a runner, and the call sites that it has."""
 
     scheme: LocationScheme = LocationScheme.MEMO
-    memo_resets: MemoResets = field(default_factory=MemoResets)
-    preset_at_capture: bool = True
-    translate_page_table: bool = True
+    sites: frozenset[str] = frozenset(Site)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from paritybit.reference.config import SPECULATION
 from paritybit.subjects.contracts import Changes
@@ -40,8 +39,7 @@ class Bug:
 
     - `rows`: replaced fields of contract rows. With `in_shared`, all runners that share the buffer
       change.
-    - `without`: sites of `MemoResets` to drop.
-    - `toggles`: replaced fields of `Toggles`.
+    - `without`: call sites that are left out.
     - `parts`: subclasses of correct classes: see `Parts`.
     - `model`: numbers added to fields of the models in both runs. Only the oracle stays correct.
 
@@ -58,7 +56,6 @@ class Bug:
     rows: Changes = field(default_factory=dict)
     in_shared: bool = False
     without: tuple[str, ...] = ()
-    toggles: Mapping[str, Any] = field(default_factory=dict)
     parts: tuple[type, ...] = ()
     model: Mapping[str, int] = field(default_factory=dict)
     topk: int = SPECULATION.topk

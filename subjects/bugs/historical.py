@@ -12,7 +12,7 @@ from paritybit.subjects.bugs.bug import (
     seen,
 )
 from paritybit.subjects.contracts import Policy
-from paritybit.subjects.toggles import LocationScheme
+from paritybit.subjects.toggles import LocationScheme, Site
 
 MEMO_THREADS = f"{pull(25824)}, fixed by {pull(26152)}"
 
@@ -87,7 +87,7 @@ BUGS = (
             "and in a replay without an allocation before it."
         ),
         expected=seen("log_hygiene", *EVERY_RUNNER),
-        without=("entry", "before_window", "after_window"),
+        without=(Site.ENTRY, Site.BEFORE_WINDOW, Site.AFTER_WINDOW),
     ),
     missing_resets(
         "entry",
@@ -155,7 +155,7 @@ BUGS = (
             "frozen_kv_mtp": "it stores no KV, so its graph contains no translation",
             **hidden("KV is stored between the graphs; none contains a translation", *PREFILL),
         },
-        without=("run_once",),
+        without=(Site.RUN_ONCE,),
     ),
     Bug(
         name="swa_loc_unset",
@@ -171,7 +171,7 @@ BUGS = (
             *PREFILL,
         ),
         scheme=LocationScheme.PRESET,
-        toggles={"preset_at_capture": False},
+        without=(Site.PRESET,),
     ),
     Bug(
         name="spec_page_table_untranslated",
@@ -182,7 +182,7 @@ BUGS = (
             "requests."
         ),
         expected=seen("logits_parity", "target_verify"),
-        toggles={"translate_page_table": False},
+        without=(Site.TRANSLATE_VERIFY,),
     ),
     Bug(
         name="shared_buffer_dtype",

@@ -21,7 +21,7 @@ class EvictedAtOnce(Overlap):
 
 class SlotsStagedTooSoon(Overlap):
     def stage(self, values: Values) -> Staged:
-        self.fill("full_slot", values["full_slot"])
+        self.fill("out_cache_loc", values["out_cache_loc"])
         return super().stage(values)
 
 

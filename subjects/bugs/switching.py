@@ -18,8 +18,7 @@ def subject_with(bugs: Sequence[Bug], runner: str, scheme: LocationScheme) -> Su
     model: dict[str, int] = {}
     shares = RUNNERS[runner].shares_buffers
     for bug in bugs:
-        resets = toggles.memo_resets.without(*bug.without)
-        toggles = replace(toggles, memo_resets=resets, **bug.toggles)
+        toggles = replace(toggles, sites=toggles.sites.difference(bug.without))
         rows = override(rows, bug.rows)
         shared = {**shared, **bug.rows} if bug.in_shared and shares else shared
         model |= bug.model

@@ -31,7 +31,7 @@ from paritybit.subjects.key_lists import (
 from paritybit.subjects.parts import Parts
 from paritybit.subjects.pool import SubjectPool
 from paritybit.subjects.protocol import KeyLists, Overrides, Replay
-from paritybit.subjects.toggles import LocationScheme, Toggles
+from paritybit.subjects.toggles import LocationScheme, Site, Toggles
 from torch import Tensor
 
 WARM_UP_RUNS = 1
@@ -154,7 +154,7 @@ class GraphRunner(ABC):
     def key_lists(self, bucket: int) -> Lists:
         """Return the metadata for all tokens of a bucket, including padded ones."""
         lists = list_keys(self.queries(bucket), self.window, self.pool.pool.req_to_token)
-        return translated(lists, self.pool, self.toggles.memo_resets)
+        return translated(lists, self.pool, self.toggles)
 
     def plan(self, bucket: int) -> None:
         """Write the metadata of a bucket."""
@@ -272,13 +272,13 @@ class GraphRunner(ABC):
 
     def run_once(self, bucket: int) -> Output:
         """Run the captured function of a bucket, as warm-up and capture do."""
-        if self.toggles.memo_resets.run_once:
+        if Site.RUN_ONCE in self.toggles.sites:
             self.pool.invalidate_loc_cache()
         return self.forward(bucket)
 
     def preset_location(self, bucket: int) -> None:
         """Set the pool's `swa_loc` for a capture: the runner's static buffer, or None."""
-        has_one = "out_cache_loc_swa" in self.inputs.buffers and self.toggles.preset_at_capture
+        has_one = "out_cache_loc_swa" in self.inputs.buffers and Site.PRESET in self.toggles.sites
         self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket) if has_one else None)
 
     def view(self, name: str, bucket: int) -> Tensor:

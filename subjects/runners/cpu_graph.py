@@ -5,8 +5,6 @@ it is. Any other batch is padded through static inputs. Each forward makes fresh
 and the pool translates locations, so there is no `swa_loc`.
 """
 
-from collections.abc import Mapping
-
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output, TokenInputs
@@ -61,27 +59,14 @@ class CpuGraphRunner(GraphRunner):
 
         `captured` has no effect, because nothing is captured.
         """
-        if batch is None or self.padded(batch, bucket):
-            static = {name: self.view(name, bucket) for name in self.inputs.buffers}
-            return self._run(static, batch, bucket)
-        live = {name: batch.value(name) for name in self.inputs.buffers}
-        carried = {name: values for name, values in live.items() if values is not None}
-        return self._run(carried, batch, bucket)
-
-    def forward(self, bucket: int) -> Output:
-        """Run the compiled function over the static inputs."""
-        return self.launch(None, bucket)
-
-    def operations(self, bucket: int) -> list[str]:
-        """Return the ops of the last forward of a bucket."""
-        return self.ran[bucket]
-
-    def _run(self, inputs: Mapping[str, Tensor], batch: ForwardBatch | None, bucket: int) -> Output:
-        """Return `logits` and `hidden` of every row of `inputs`."""
+        inputs = {name: self.view(name, bucket) for name in self.inputs.buffers}
+        if batch is not None and not self.padded(batch, bucket):
+            inputs = self.live_values(batch, bucket)
         self.pool.set_swa_loc(None)
-        seq_lens = inputs["seq_lens"]
-        queries = Queries(inputs["req_pool_indices"], seq_lens, seq_lens.cpu(), len(seq_lens))
+        rows, lengths = inputs["req_pool_indices"], inputs["seq_lens"]
+        queries = Queries(rows, lengths, lengths.cpu(), bucket)
         lists = list_keys(queries, self.window, self.pool.pool.req_to_token)
+        self.listed = keys_of(translated(lists, self.pool, self.toggles), 0, bucket)
         tokens = TokenInputs(
             input_ids=inputs["input_ids"],
             payload=self._payload(batch, bucket),
@@ -89,7 +74,6 @@ class CpuGraphRunner(GraphRunner):
             mrope_positions=inputs["mrope_positions"],
             live_tokens=self.scalar(bucket),
         )
-        self.listed = keys_of(translated(lists, self.pool, self.toggles.memo_resets), 0, bucket)
         access = self.listed_kv(
             self.ops, self.target, self.pool, inputs["out_cache_loc"], self.listed
         )
@@ -98,6 +82,14 @@ class CpuGraphRunner(GraphRunner):
             return self.target.forward(self.ops, tokens, access)
         finally:
             self.ops.log = None
+
+    def forward(self, bucket: int) -> Output:
+        """Run the compiled function over the static inputs."""
+        return self.launch(None, bucket)
+
+    def operations(self, bucket: int) -> list[str]:
+        """Return the ops of the last forward of a bucket."""
+        return self.ran[bucket]
 
     def _payload(self, batch: ForwardBatch | None, bucket: int) -> Tensor:
         """Return the payload of live rows with their states advanced, and zeros in padded rows."""

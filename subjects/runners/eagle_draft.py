@@ -24,6 +24,7 @@ from paritybit.subjects.contracts import (
 )
 from paritybit.subjects.key_lists import Queries, draft_queries, keys_of
 from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.toggles import Site
 from torch import Tensor
 
 
@@ -83,7 +84,7 @@ class EagleDraftRunner(GraphRunner):
 
     def draft_forward(self, bucket: int, step: int, input_ids: Tensor, hidden: Tensor) -> Output:
         """Run one forward of a draft."""
-        if self.toggles.memo_resets.run_once:
+        if Site.RUN_ONCE in self.toggles.sites:
             self.pool.invalidate_loc_cache()
         branches = bucket * self.topk
         slots = self.view("out_cache_loc", bucket).view(branches, SPECULATION.steps)

@@ -134,7 +134,7 @@ class PrefillRunner(GraphRunner):
         if batch is not None:
             self.tokens = batch.live_tokens
             loc = self.view("out_cache_loc", bucket)[: self.tokens]
-            keys = fresh_keys(batch, self.window, self.pool, self.toggles.memo_resets)
+            keys = fresh_keys(batch, self.window, self.pool, self.toggles)
             self.access = self.listed_kv(self.ops, self.target, self.pool, loc, keys)
         return super().launch(batch, bucket, captured=captured)
 

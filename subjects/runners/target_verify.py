@@ -11,6 +11,7 @@ from paritybit.subjects.key_lists import MASK_STARTS, Lists, Queries, list_keys
 from paritybit.subjects.protocol import KeyLists
 from paritybit.subjects.runners.decode import ROWS, DecodeRunner
 from paritybit.subjects.states import parents_in_tree, verify_paths
+from paritybit.subjects.toggles import Site
 
 
 class TargetVerifyRunner(DecodeRunner):
@@ -52,7 +53,7 @@ class TargetVerifyRunner(DecodeRunner):
 
         The window's lists are translated to SWA slots since PR 24617.
         """
-        if self.toggles.translate_page_table:
+        if Site.TRANSLATE_VERIFY in self.toggles.sites:
             lists = super().key_lists(bucket)
         else:
             lists = list_keys(self.queries(bucket), self.window, self.pool.pool.req_to_token)
