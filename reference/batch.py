@@ -110,10 +110,7 @@ class Span(NamedTuple):
     @property
     def depths(self) -> list[int]:
         """The distance of each node of the tree from the root, in tokens."""
-        found: list[int] = []
-        for _, parent in self.tree:
-            found.append(found[parent] + 1 if parent >= 0 else 0)
-        return found
+        return [sum(seen) - 1 for seen in self.seen_nodes()]
 
     def positions(self, mode: Mode) -> list[int]:
         """Return the positions of the tokens that a forward first runs for this request."""
@@ -374,16 +371,10 @@ def _spec_info(
             "num_correct_drafts": accepted - 1,
         }
     if mode.drafts:
-        states = [_state(span) for span in spans]
+        states = [span.state for span in spans if span.state is not None]
         return {
             "topk_p": torch.stack([state.topk_p for state in states]),
             "topk_index": torch.stack([state.topk_index for state in states]),
             "hidden_states": torch.stack([state.hidden for state in states]),
         }
     return {}
-
-
-def _state(span: Span) -> DraftState:
-    if span.state is None:
-        raise ValueError(f"the request in row {span.row} has no state to draft from")
-    return span.state

@@ -115,8 +115,10 @@ class EagerKV:
         self.model = model
         self.pool = pool
         self.borrowed = borrowed or {}
-        full, swa = pool.tables.read(lists[Kind.FULL, "cell"], lists[Kind.SWA, "cell"])
-        self.read = {Kind.FULL: full, Kind.SWA: swa}
+        table, mapping = pool.req_to_token, pool.full_to_swa_index_mapping
+        # On a CPU, take is twice as fast as indexing.
+        full, swa = (table.take(lists[kind, "cell"]).long() for kind in (Kind.FULL, Kind.SWA))
+        self.read = {Kind.FULL: full, Kind.SWA: mapping.take(swa)}
         self.write = {kind: self._write_slots(kind, write_slots) for kind in Kind}
         self.bounds = {kind: lists[kind, "bounds"] for kind in Kind}
         self.seen = {

@@ -5,7 +5,7 @@ it reads. The eager and the graph run differ only there. A draft model is a deco
 projection of the target's hidden state to its input.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -110,7 +110,20 @@ class Model:
         self.device = device
         self.embedding = draw(config.vocab, config.hidden, scale=1.0)
         self.encoder_table = draw(ENCODER_ROWS, config.hidden, scale=0.5)
-        self.layers = [drawn_layer(config, kind, (draw, norm, factor)) for kind in config.layers]
+        self.layers = []
+        for kind in config.layers:
+            shape, width = config.shape(kind), config.intermediate
+            queries, stored = config.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+            weights = LayerWeights(
+                input_norm=norm(),
+                qkv=factor(queries + 2 * stored, config.hidden, scale=1.5 * config.hidden**-0.5),
+                output=factor(config.hidden, queries, scale=queries**-0.5),
+                mlp_norm=norm(),
+                gate_up=factor(2 * width, config.hidden, scale=config.hidden**-0.5),
+                down=factor(config.hidden, width, scale=width**-0.5),
+                sinks=draw(config.heads, scale=1.0).float() if kind in config.sink_kinds else None,
+            )
+            self.layers.append(weights)
         self.final_norm = norm()
         self.head = factor(config.vocab, config.hidden, scale=2.0 * config.hidden**-0.5)
         self.hidden_norm = norm()
@@ -199,28 +212,6 @@ class Model:
         if tokens.token_count is not None:
             logits = ops.limit_rows(logits, tokens.token_count)
         return {"logits": logits, "hidden": hidden}
-
-
-def drawn_layer(
-    config: ModelConfig, kind: Kind, drawing: tuple[Callable[..., Tensor], ...]
-) -> LayerWeights:
-    """Return the weights of a layer, by functions that draw a tensor, a norm and a matrix."""
-    draw, norm, factor = drawing
-    shape, width = config.shape(kind), config.intermediate
-    query_width = config.heads * shape.head_dim
-    return LayerWeights(
-        input_norm=norm(),
-        qkv=factor(
-            query_width + 2 * shape.kv_heads * shape.head_dim,
-            config.hidden,
-            scale=1.5 * config.hidden**-0.5,
-        ),
-        output=factor(config.hidden, query_width, scale=query_width**-0.5),
-        mlp_norm=norm(),
-        gate_up=factor(2 * width, config.hidden, scale=config.hidden**-0.5),
-        down=factor(config.hidden, width, scale=width**-0.5),
-        sinks=draw(config.heads, scale=1.0).float() if kind in config.sink_kinds else None,
-    )
 
 
 def column_major(matrix: Tensor) -> Tensor:

@@ -31,10 +31,7 @@ COUNTING = 4096
 GELU_SCALE = 1.5957691216057308  # 2 * sqrt(2 / pi): tanh form as a logistic
 GELU_CUBE = 0.044715
 LANES = 16
-"""Number of float32 elements in the longest vectors of a CPU.
-
-A softmax over whole vectors takes half as long.
-"""
+"""Float32 elements in the longest vectors of a CPU. A softmax over whole ones is twice as fast."""
 VECTOR = 64
 """A multiple of the float32 vectors of any CPU, as torch unrolls them."""
 

@@ -64,16 +64,6 @@ class Tables:
         self.req_to_token[rows, columns] = full.to(torch.int32)
         self.full_to_swa_index_mapping[full] = swa
 
-    def read(self, full_cells: Tensor, swa_cells: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the full slots in `full_cells` and the SWA slots of those in `swa_cells`, int64.
-
-        Cells are indices of the flattened `req_to_token`, int64.
-        """
-        table, mapping = self.req_to_token, self.full_to_swa_index_mapping
-        # On a CPU, take is twice as fast as indexing.
-        full, swa = (table.take(cells).to(torch.int64) for cells in (full_cells, swa_cells))
-        return full, mapping.take(swa)
-
 
 class KVLayout:
     """The layout of K and V of target and draft model, and of recurrent states, in a flat storage.

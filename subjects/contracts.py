@@ -49,6 +49,9 @@ class Policy(StrEnum):
     FILL_ONCE = "fill once"
 
 
+EVERY_SCHEME = frozenset(LocationScheme)
+PRESET_ONLY = frozenset({LocationScheme.PRESET})
+
 HIDDEN = -1
 """A placeholder for the width of the model's hidden state."""
 
@@ -73,7 +76,7 @@ class StaticInput:
     policy: Policy
     value: int = 0
     host: bool = False
-    schemes: frozenset[LocationScheme] = frozenset(LocationScheme)
+    schemes: frozenset[LocationScheme] = EVERY_SCHEME
     width: int | None = None
     allocated: int | None = None
 
@@ -115,11 +118,10 @@ def reset(
     host: bool = False,
     width: int | None = None,
     allocated: int | None = None,
+    schemes: frozenset[LocationScheme] = EVERY_SCHEME,
 ) -> StaticInput:
     """Return an input whose tail is filled with `value` if the batch is padded."""
-    return StaticInput(
-        name, axis, dtype, Policy.RESET, value, host, width=width, allocated=allocated
-    )
+    return StaticInput(name, axis, dtype, Policy.RESET, value, host, schemes, width, allocated)
 
 
 def keep(

@@ -1,9 +1,8 @@
 """The laboratory's small engine. It chooses a path for each forward, as a model runner does."""
 
-import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +18,7 @@ from paritybit.subjects.access import ListedKV
 from paritybit.subjects.buffers import BufferPool, copy_together
 from paritybit.subjects.contracts import LISTED_CONVERSIONS, Changes, Contract, Policy, override
 from paritybit.subjects.key_lists import fresh_keys
-from paritybit.subjects.parts import RIGHT_PARTS, Parts
+from paritybit.subjects.parts import Parts
 from paritybit.subjects.pool import TRANSLATE, SubjectPool
 from paritybit.subjects.protocol import (
     BufferFacts,
@@ -50,12 +49,8 @@ class Subject:
     contract: Contract
     toggles: Toggles
     shared: Changes = field(default_factory=dict)
-    parts: Parts = RIGHT_PARTS
+    parts: Parts = field(default_factory=Parts)
     model: Mapping[str, int] = field(default_factory=dict)
-
-    def run(self, model: Model) -> Model:
-        """Return a model that runs with this subject's changes to its configuration."""
-        return model.run_with(self.model)
 
 
 def contract(runner: type[GraphRunner], scheme: LocationScheme) -> Contract:
@@ -104,7 +99,7 @@ class Engine:
             rows = contract(runner, self.scheme)
             if runner.shares_buffers:
                 rows = override(rows, subject.shared)
-            parts = subject.parts if under_test else RIGHT_PARTS
+            parts = subject.parts if under_test else Parts()
             spec = RunnerSpec(
                 ops=ops,
                 models=models,
@@ -122,7 +117,7 @@ class Engine:
         self._buffers: dict[str, dict[str, BufferFacts]] = {}
         self._outputs: dict[tuple[str, int], dict[str, BufferFacts]] = {}
         ops.calls = [] if records_ops else None
-        with without_collector(), capturing():
+        with capturing():
             for one in self.runners.values():
                 one.capture_all()
                 self._keep_facts(one)
@@ -133,7 +128,10 @@ class Engine:
             for buffers in self.all_static_buffers()
             for buffer in buffers.values()
         ]
-        self._translated = self._translated_dtype()
+        self.ownership_changed()  # An empty memo, so that no warning is logged.
+        loc = torch.zeros(1, dtype=torch.int64, device=device)
+        self._translated_dtype = self.pools[Role.TARGET].translate_loc_from_full_to_swa(loc).dtype
+        self.restore(self._state)
 
     def forward(
         self,
@@ -163,11 +161,6 @@ class Engine:
         """Handle a change of slot ownership, which the allocator reports to the target's pool."""
         self.pools[Role.TARGET].invalidate_loc_cache()
 
-    def runner_name(self, mode: Mode) -> str | None:
-        """Return the name of the runner of a mode, or None."""
-        runner = self.runners.get(mode)
-        return None if runner is None else runner.name
-
     def static_buffers(self, mode: Mode) -> Mapping[str, Tensor]:
         """Return the static buffers of the runner of a mode, by name. Empty without a runner."""
         runner = self.runners.get(mode)
@@ -189,7 +182,7 @@ class Engine:
             outputs=facts_of(replay.output) if runner.captures else {},
             locations=None
             if locations is None
-            else LocationDtypes(locations.dtype, self._translated, LOC_DTYPE[Kind.SWA]),
+            else LocationDtypes(locations.dtype, self._translated_dtype, LOC_DTYPE[Kind.SWA]),
             conversions=sorted(runner.conversions - LISTED_CONVERSIONS, key=str),
             replays=runner.captured[replay.bucket].replays if runner.captures else 1,
             graph=GraphFacts(
@@ -206,7 +199,8 @@ class Engine:
         copy_together(self._contents)
         self.restore(self._state)
         for runner in self.runners.values():
-            runner.forget_conversions()
+            runner.inputs.conversions.clear()
+            runner.metadata.conversions.clear()
 
     def state(self) -> Any:
         """Return the Python state that forwards change: locations of pools, and runners' own."""
@@ -241,13 +235,6 @@ class Engine:
         self._buffers[runner.name] = facts_of(runner.static_buffers())
         for bucket, captured in runner.captured.items():
             self._outputs[runner.name, bucket] = facts_of(captured.output)
-
-    def _translated_dtype(self) -> torch.dtype:
-        """Return the dtype of the pool's translation. Its memo is cleared by the next reset."""
-        pool = self.pools[Role.TARGET]
-        pool.invalidate_loc_cache()
-        loc = torch.zeros(1, dtype=torch.int64, device=pool.pool.device)
-        return pool.translate_loc_from_full_to_swa(loc).dtype
 
     def _forward_eagerly(self, batch: ForwardBatch, toggles: Toggles) -> Forward:
         """Run a batch that extends requests, with the target or the draft model."""
@@ -294,18 +281,6 @@ class Engine:
             mrope_positions=batch.mrope_positions,
             live_tokens=batch.num_token_non_padded,
         )
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Disable the garbage collector in this context. A capture creates many permanent objects."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def facts_of(buffers: Mapping[str, Tensor]) -> dict[str, BufferFacts]:

@@ -20,8 +20,8 @@ from torch import Tensor
 
 Result = TypeVar("Result")
 
-FEWEST_ELEMENTS = 256
-"""The minimum number of elements of a pinned buffer."""
+PINNED_ELEMENTS = 4096
+"""The number of elements of a pinned buffer, more than any batch has."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,9 @@ class Overlap(InOrder):
 
     def fill(self, name: str, numbers: Sequence[int]) -> Tensor:
         """Fill the pinned buffer of a name, and return the part that holds the values."""
-        buffer = self.buffers.get(name)
-        if buffer is None or buffer.shape[0] < len(numbers):
-            buffer = torch.zeros(max(len(numbers), FEWEST_ELEMENTS), dtype=torch.int64)
-            self.buffers[name] = buffer
-        part = buffer[: len(numbers)]
+        if name not in self.buffers:
+            self.buffers[name] = torch.zeros(PINNED_ELEMENTS, dtype=torch.int64)
+        part = self.buffers[name][: len(numbers)]
         part.copy_(torch.tensor(numbers, dtype=torch.int64))
         return part
 

@@ -26,7 +26,3 @@ class Parts:
             if any(base in right.__mro__ for base in changed.__mro__ if base is not object)
         )
         return cast(type[Built], new_class(right.__name__, (*before, right))) if before else right
-
-
-RIGHT_PARTS = Parts()
-"""The parts of a subject without a bug."""

@@ -27,7 +27,7 @@ from paritybit.harness.lockstep.scheduler import Scheduler, samples_of
 from paritybit.harness.lockstep.tracebacks import SUBJECTS, SubjectFailedError, SubjectRuns
 from paritybit.harness.schedules.schedule import Step
 from paritybit.reference.allocator import Allocator, Owner
-from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.batch import ForwardBatch
 from paritybit.reference.config import Role, draft_config
 from paritybit.reference.eager import EagerDecoder
 from paritybit.reference.model import Model, Output
@@ -96,7 +96,9 @@ class Pair:
         self.draft = Model(drafting, dtype, device, DRAFT_SEED)
         self.eager_pools = KVPools(self.config, drafting, config.sizes, dtype, device)
         self.on_trial = config.subject()
-        self.run_models = {role: self.on_trial.run(model) for role, model in self.models.items()}
+        self.run_models = {
+            role: model.run_with(self.on_trial.model) for role, model in self.models.items()
+        }
         parts = self.on_trial.parts
         tables = parts.of(Tables)
         self.graph_pools = KVPools(self.config, drafting, config.sizes, dtype, device, tables)
@@ -112,7 +114,7 @@ class Pair:
                 self.fresh_engine = captured_engine(self, again, FRESH_LOGGER, spoiled_memory)
         self.capture_warnings = self.log.take()
         widest = max(config.buckets)
-        self.modes = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
+        self.modes = frozenset(self.subject.runners)
         self.eager = Scheduler(self.config, self.eager_pools, widest, self.modes)
         following = SubjectRuns()(self.subject.ownership_changed)
         allocator = parts.of(Allocator)
@@ -150,7 +152,7 @@ class Pair:
             return None
         if eager is None or graph is None:
             raise SubjectFailedError(f"the eager and graph runs planned step {place} differently")
-        replayed = self.subject.runner_name(graph.mode) is not None
+        replayed = graph.mode in self.subject.runners
         expected = eager.batch is None or (replayed and self.trial.expects_graph(eager.batch))
         return PlannedStep(place, self.forwards, eager, graph, expected)
 

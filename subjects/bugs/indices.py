@@ -1,4 +1,4 @@
-"""Wrong indices: of another width, or of keys outside the window.
+"""Wrong indices: offsets that overflow 32 bits, and keys outside the window.
 
 In a real pool, the offset of a high slot, in elements or bytes, needs more than 31 bits. The small
 pool models the slots around the first such slot: half of its slots lie below it. A wrapped offset
@@ -10,7 +10,6 @@ import torch
 from paritybit.reference.allocator import Allocator, PageAllocation
 from paritybit.reference.config import Kind
 from paritybit.subjects.bugs.bug import PREFILL, Bug, pull, seen
-from paritybit.subjects.key_lists import Lists, StaticLists
 from paritybit.subjects.pool import SubjectPool
 from torch import Tensor
 
@@ -42,13 +41,6 @@ class StoresPagesIn32Bits(SubjectPool):
         return (page * sizes.page_size + slots % sizes.page_size).to(slots.dtype)
 
 
-class CopiesWindowAsWords(StaticLists):
-    def write(self, values: Lists) -> None:
-        window = values["window_kv_indices"]
-        words = window.long().view(torch.int32)[: window.shape[0]]
-        super().write({**values, "window_kv_indices": words})
-
-
 class EvictsByChunk(Allocator):
     def evict(self, allocation: PageAllocation, tokens: int) -> int:
         held = len(allocation.swa_pages) * self.page_size
@@ -65,17 +57,6 @@ class LeavesMappingOfEvicted(Allocator):
 
 
 BUGS = (
-    Bug(
-        name="window_indices_width",
-        thread=pull(11452),
-        mechanism=(
-            "A kernel copies the window's KV indices through a raw pointer and assumes "
-            "another integer width. Every second key is a half-word, which points at the "
-            "reserved slot."
-        ),
-        expected=seen("logits_parity", "decode"),
-        parts=(CopiesWindowAsWords,),
-    ),
     Bug(
         name="page_store_int32",
         thread=pull(39948),

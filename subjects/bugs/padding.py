@@ -66,24 +66,13 @@ class CountsStatesFromZero(Allocator):
 
 BUGS = (
     Bug(
-        name="verify_positions_pad",
-        thread=pull(24401),
+        name="positions_pad",
+        thread=f"{pull(24401)}, and for draft-extend {pull(22958)}",
         mechanism=(
             "positions is not reset when the batch is padded. Padded rows apply the "
             "rotary positions of an earlier, fuller batch."
         ),
-        expected=seen("live_inputs", *FULL_GRAPH),
-        rows={"positions": KEPT},
-    ),
-    Bug(
-        name="extend_positions_pad",
-        thread=pull(22958),
-        mechanism=(
-            "The copied runner does not reset positions. Padded tokens get the positions of "
-            "an earlier batch. In a model without sinks this changes no output, because each "
-            "padded token sees at most one key."
-        ),
-        expected=seen("live_inputs", "eagle_draft_extend"),
+        expected=seen("live_inputs", *FULL_GRAPH, "eagle_draft_extend"),
         rows={"positions": KEPT},
     ),
     Bug(
@@ -107,23 +96,13 @@ BUGS = (
         parts=(UnwrittenRequestTable,),
     ),
     Bug(
-        name="dummy_drafts_kv",
-        thread=pull(56734, "vllm-project/vllm"),
-        mechanism=(
-            "The draft steps of a dummy run find their slots through the tables of the last "
-            "batch. They write draft KV into slots that other requests may own now."
-        ),
-        expected=seen("write_frame", "eagle_draft"),
-        parts=(DummyRunKeepsSlots,),
-    ),
-    Bug(
         name="dummy_slots_unmasked",
         thread="https://github.com/vllm-project/vllm-ascend/issues/10245",
         mechanism=(
             "A dummy batch between real ones does not mask its KV writes. It writes through "
-            "the slots that the last batch left in the buffer."
+            "the slots that the last batch left in the buffer, which other requests may own now."
         ),
-        expected=seen("write_frame", "target_verify"),
+        expected=seen("write_frame", "target_verify", "eagle_draft"),
         parts=(DummyRunKeepsSlots,),
     ),
     Bug(

@@ -12,14 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-ALLOCATIONS = frozenset(
-    {
-        *("aten::empty", "aten::empty_like", "aten::empty_strided"),
-        *("aten::new_empty", "aten::new_empty_strided"),
-    }
-)
-"""Calls that return uninitialised memory."""
-
 Place = tuple[Any, str]
 """A module or class, and the name of a function in it."""
 
@@ -27,7 +19,10 @@ ALLOCATORS: tuple[Place, ...] = (
     *((torch, name) for name in ("empty", "empty_like", "empty_strided")),
     *((Tensor, name) for name in ("new_empty", "new_empty_strided")),
 )
-"""Torch functions that make these calls."""
+"""Torch functions that return uninitialised memory."""
+
+ALLOCATIONS = frozenset(f"aten::{name}" for _, name in ALLOCATORS)
+"""The calls that they make."""
 
 HOST_READS: tuple[Place, ...] = tuple(
     (Tensor, name) for name in ("item", "tolist", "numpy", "__array__", "__bool__")

@@ -68,6 +68,8 @@ class GraphRunner(ABC):
     | `rows` | the rows of its contract for all location schemes |
     | `never_populated` | inputs that it allocates but never copies to |
     | `token_buckets` | buckets are in tokens rather than in requests |
+    | `tokens_per_request` | how many tokens a bucket has per request; a draft has one per branch |
+    | `lists_per_request` | the tokens of a request read parts of one key list |
     | `shares_buffers` | shares static buffers of the same name with other runners of the engine |
     | `store_count` | the number of forwards inside one graph that store KV |
     | `captures` | whether it captures graphs |
@@ -80,6 +82,8 @@ class GraphRunner(ABC):
     rows: ClassVar[Contract]
     never_populated: ClassVar[frozenset[str]] = frozenset()
     token_buckets: ClassVar[bool] = False
+    tokens_per_request: int = 1
+    lists_per_request: ClassVar[bool] = False
     shares_buffers: ClassVar[bool] = True
     store_count: ClassVar[int] = 1
     captures: ClassVar[bool] = True
@@ -98,6 +102,8 @@ class GraphRunner(ABC):
         self.memory_pool = spec.memory_pool
         self.topk = self.target.config.speculation.topk
         self.window = self.target.config.window
+        if self.mode.drafts:
+            self.tokens_per_request = self.topk
         self.listed_kv = spec.parts.of(ListedKV)
         self.inputs = StaticInputs(
             spec.contract,
@@ -115,11 +121,6 @@ class GraphRunner(ABC):
     def forward(self, bucket: int) -> Output:
         """Run the function that is captured, over the static buffers of a bucket."""
 
-    @property
-    def tokens_per_request(self) -> int:
-        """How many tokens a bucket has per request."""
-        return 1
-
     def extents(self, bucket: int) -> Extents:
         """Return the length of each axis of the static inputs for a bucket."""
         config = self.target.config
@@ -130,17 +131,15 @@ class GraphRunner(ABC):
             Axis.MASK: bucket * SPECULATION.draft_tokens * config.max_context,
         }
 
-    def list_count(self, bucket: int) -> int:
-        """Return how many key lists a bucket has. By default, each token has its own."""
-        return bucket * self.tokens_per_request
-
     def listed_tokens(self, bucket: int) -> int:
         """Return how many tokens of a bucket, in all its forwards, read a key list."""
         return bucket * self.tokens_per_request
 
     def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
         """Return elements and dtype of each static metadata buffer for a bucket, by name."""
-        return list_sizes(self.list_count(bucket), self.listed_tokens(bucket), self.target.config)
+        tokens = self.listed_tokens(bucket)
+        lists = bucket if self.lists_per_request else tokens
+        return list_sizes(lists, tokens, self.target.config)
 
     def queries(self, bucket: int) -> Queries:
         """Return what the tokens of a bucket attend to. By default, one token per list."""
@@ -297,11 +296,6 @@ class GraphRunner(ABC):
     def conversions(self) -> Conversions:
         """The dtype conversions on copy that have happened: (name, from, to)."""
         return self.inputs.conversions | self.metadata.conversions
-
-    def forget_conversions(self) -> None:
-        """Forget the conversions that have happened."""
-        self.inputs.conversions.clear()
-        self.metadata.conversions.clear()
 
     def operations(self, bucket: int) -> list[str]:
         """Return the names of the ops in a bucket's graph."""

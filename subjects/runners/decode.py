@@ -8,6 +8,7 @@ from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output, StatePaths, TokenInputs
 from paritybit.subjects.contracts import (
     ENCODER_LEN_FILL_VALUE,
+    PRESET_ONLY,
     SEQ_LEN_FILL_VALUE,
     Axis,
     Contract,
@@ -18,7 +19,6 @@ from paritybit.subjects.contracts import (
 )
 from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.states import decode_paths
-from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
 ROWS: Contract = (
@@ -28,13 +28,7 @@ ROWS: Contract = (
     reset("seq_lens", Axis.REQUEST, torch.int32, SEQ_LEN_FILL_VALUE),
     reset("seq_lens_cpu", Axis.REQUEST, torch.int32, SEQ_LEN_FILL_VALUE, host=True),
     reset("out_cache_loc", Axis.TOKEN, torch.int64),
-    StaticInput(
-        "out_cache_loc_swa",
-        Axis.TOKEN,
-        torch.int32,
-        Policy.RESET,
-        schemes=frozenset({LocationScheme.PRESET}),
-    ),
+    reset("out_cache_loc_swa", Axis.TOKEN, torch.int32, schemes=PRESET_ONLY),
     keep("mrope_positions", Axis.MROPE, torch.int64),
     reset("mamba_track_indices", Axis.REQUEST, torch.int64),
     reset("mamba_track_mask", Axis.REQUEST, torch.bool),

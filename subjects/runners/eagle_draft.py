@@ -50,15 +50,6 @@ class EagleDraftRunner(GraphRunner):
     )
     never_populated = frozenset({"input_ids", "mrope_positions", "extend_seq_lens"})
 
-    @property
-    def tokens_per_request(self) -> int:
-        """The number of branches."""
-        return self.topk
-
-    def list_count(self, bucket: int) -> int:
-        """Return the number of branches in all forwards of a draft."""
-        return self.listed_tokens(bucket)
-
     def listed_tokens(self, bucket: int) -> int:
         """Return the number of branches in all forwards of a draft."""
         return SPECULATION.forwards * self.topk * bucket

@@ -40,14 +40,8 @@ class EagleDraftExtendRunner(GraphRunner):
         reset("extend_seq_lens_cpu", Axis.REQUEST, torch.int32, K, host=True),
     )
 
-    @property
-    def tokens_per_request(self) -> int:
-        """The number of tokens of the longest verified path."""
-        return K
-
-    def list_count(self, bucket: int) -> int:
-        """Return the number of requests."""
-        return bucket
+    tokens_per_request = K
+    lists_per_request = True
 
     def can_run(self, batch: ForwardBatch) -> bool:
         """Whether every request has at most K tokens."""

@@ -12,15 +12,7 @@ import torch
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output, TokenInputs
 from paritybit.subjects.access import ListedKV
-from paritybit.subjects.contracts import (
-    HIDDEN,
-    Axis,
-    Extents,
-    Policy,
-    StaticInput,
-    keep,
-    reset,
-)
+from paritybit.subjects.contracts import HIDDEN, PRESET_ONLY, Axis, Extents, keep, reset
 from paritybit.subjects.graphs.capture import Capture
 from paritybit.subjects.key_lists import fresh_keys
 from paritybit.subjects.protocol import KeyLists, Overrides, Replay
@@ -68,13 +60,7 @@ class PrefillRunner(GraphRunner):
     attention_captured = False
     rows = (
         reset("out_cache_loc", Axis.TOKEN, torch.int64),
-        StaticInput(
-            "out_cache_loc_swa",
-            Axis.TOKEN,
-            torch.int32,
-            Policy.RESET,
-            schemes=frozenset({LocationScheme.PRESET}),
-        ),
+        reset("out_cache_loc_swa", Axis.TOKEN, torch.int32, schemes=PRESET_ONLY),
         reset("input_ids", Axis.TOKEN, torch.int64),
         reset("positions", Axis.TOKEN, torch.int64),
         reset("mrope_positions", Axis.MROPE, torch.int64),

@@ -21,14 +21,8 @@ class TargetVerifyRunner(DecodeRunner):
     mode = Mode.TARGET_VERIFY
     rows = (*ROWS, keep("custom_mask", Axis.MASK, torch.bool))
 
-    @property
-    def tokens_per_request(self) -> int:
-        """The number of draft tokens."""
-        return SPECULATION.draft_tokens
-
-    def list_count(self, bucket: int) -> int:
-        """Return the number of requests."""
-        return bucket
+    tokens_per_request = SPECULATION.draft_tokens
+    lists_per_request = True
 
     def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
         """Return the buffers of the key lists, of the places in the mask, and of the trees."""

@@ -186,8 +186,8 @@ def test_the_proof_leads_from_the_slot_to_the_bits(device: str) -> None:
 def test_a_report_has_the_line_of_the_contract_row_and_those_that_call_the_op(device: str) -> None:
     row, *called = swa_pad(device).sources
     line = (ROOT / row.file).read_text().splitlines()[row.line - 1]
-    assert "StaticInput(" in line
-    assert called[0].what == "store_kv is called in store"
+    assert line.strip().startswith('reset("out_cache_loc_swa"')
+    assert called[0].what == "store_kv is called in attend"
     assert {one.file for one in called} >= {DECODE, ACCESS}
 
 
