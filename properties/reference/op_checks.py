@@ -257,15 +257,6 @@ def gated_linear_add_case(trial: OpTrial) -> Case:
     )
 
 
-def probabilities_case(trial: OpTrial) -> Case:
-    """Return the softmax of rows that are a view, and of which some places are -inf."""
-    wide = 4 * trial.random(trial.rows, LONG_ROW + 3)
-    wide[:, ::7] = -torch.inf
-    logits = wide[:, 3:]
-    expected = logits.double().softmax(-1)
-    return Case(lambda part: trial.ops.probabilities(logits[part]), expected, expected)
-
-
 def store_kv_case(trial: OpTrial, kind: Kind) -> Case:
     """Return what distinct slots hold after a store of keys and values, each a view."""
     cache, wide, _ = _store_inputs(trial, kind, trial.rows, slots=2 * trial.rows)
@@ -431,7 +422,6 @@ def cases(trial: OpTrial) -> dict[str, Case]:
         "embed": embed_case(trial),
         "norm_linear": norm_linear_case(trial),
         "gated_linear_add": gated_linear_add_case(trial),
-        "probabilities": probabilities_case(trial),
     }
     for kind in Kind:
         found[f"rotary {kind}"] = rotary_case(trial, kind)

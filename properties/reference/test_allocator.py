@@ -139,20 +139,6 @@ class Ledger:
         """The pool's map from full to SWA slots."""
         return self.allocator.pool.full_to_swa_index_mapping
 
-    def state(self) -> tuple[object, ...]:
-        """Return a copy of everything that an operation could change."""
-        return (
-            list(self.allocator.free_full),
-            list(self.allocator.free_swa),
-            list(self.allocator.free_rows),
-            list(self.allocator.free_states),
-            [
-                (list(request.allocation.full_pages), list(request.allocation.swa_pages))
-                for request in self.requests
-            ],
-            self.mapping.tolist(),
-        )
-
 
 @pytest.fixture(params=PAGE_SIZES, ids=[f"page{size}" for size in PAGE_SIZES])
 def ledger(request: pytest.FixtureRequest, device: str) -> Ledger:
@@ -231,23 +217,6 @@ def test_ownership_is_exact_whatever_is_done(
     assert len(ledger.allocator.free_rows) == ROWS
 
 
-@pytest.mark.parametrize("page_size", PAGE_SIZES)
-@given(operations=OPERATIONS, tokens=st.integers(1, 2 * FULL_SLOTS))
-def test_an_extend_without_room_changes_nothing(
-    device: str, page_size: int, operations: list[Operation], tokens: int
-) -> None:
-    """It takes place only if both sub-pools have the pages that it needs."""
-    ledger = Ledger.of(page_size, device)
-    for operation in [("admit", 0, 1), *operations, ("admit", 0, 1)]:
-        ledger.play(operation)
-    before, request = ledger.state(), ledger.requests[-1]
-    pages = -(-(request.length + tokens) // page_size) - len(request.allocation.full_pages)
-    allocator = ledger.allocator
-    room = pages <= len(allocator.free_full) and pages <= len(allocator.free_swa)
-    assert ledger.extend(request, tokens) is room
-    assert room or ledger.state() == before
-
-
 def test_a_freed_page_and_row_are_the_first_to_be_issued_again(ledger: Ledger) -> None:
     first, second = ledger.admit(), ledger.admit()
     assert first is not None and second is not None
@@ -261,41 +230,6 @@ def test_a_freed_page_and_row_are_the_first_to_be_issued_again(ledger: Ledger) -
     again = ledger.admit()
     assert again is not None and ledger.extend(again, 4)
     assert (again.allocation.row, again.allocation.full_pages, again.allocation.swa_pages) == freed
-
-
-def test_pages_beyond_a_truncation_are_free_again_last_page_first(ledger: Ledger) -> None:
-    """What is issued next is what a request that was never cut short would have got."""
-    size = ledger.allocator.page_size
-    request = ledger.admit()
-    assert request is not None and ledger.extend(request, 11)
-    pages = list(request.allocation.full_pages), list(request.allocation.swa_pages)
-    pages_left = -(-5 // size)
-    ledger.truncate(request, 5)
-    assert request.allocation.full_pages == pages[0][:pages_left]
-    assert request.allocation.swa_pages == pages[1][:pages_left]
-    freed = len(pages[0]) - pages_left
-    assert ledger.allocator.free_full[-freed:] == pages[0][: -freed - 1 : -1]
-    assert ledger.allocator.free_swa[-freed:] == pages[1][: -freed - 1 : -1]
-    check_ownership(ledger)
-    check_mapping(ledger)
-    assert ledger.extend(request, 6)
-    assert (request.allocation.full_pages, request.allocation.swa_pages) == pages
-
-
-def test_slots_of_a_page_are_contiguous_and_pages_are_shuffled(ledger: Ledger) -> None:
-    size, orders = ledger.allocator.page_size, set()
-    for seed in range(8):
-        ledger.allocator.clear(seed)
-        request = Request(PageAllocation(row=1, state_slot=1))
-        assert ledger.extend(request, SWA_SLOTS)
-        full = ledger.allocator.full_slots(request.allocation, 0, SWA_SLOTS)
-        swa = ledger.allocator.swa_slots(request.allocation, 0, SWA_SLOTS)
-        for slots in (full, swa):
-            assert all(slots[i] == slots[i - i % size] + i % size for i in range(SWA_SLOTS))
-            assert slots[::size] != sorted(slots[::size])
-        assert full != swa
-        orders.add((tuple(full), tuple(swa)))
-    assert len(orders) == 8
 
 
 def clear(ledger: Ledger, request: Request) -> None:

@@ -1,10 +1,8 @@
 """The eager path against itself and against the dense oracle: what both runs may rest on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import cycle
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +14,11 @@ from paritybit.harness.lockstep.pair import DRAFT_SEED
 from paritybit.reference.allocator import Allocator, PageAllocation
 from paritybit.reference.batch import DraftState, Mode, Span, prepare
 from paritybit.reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
-from paritybit.reference.eager import EagerDecoder, frozen_layers
+from paritybit.reference.eager import EagerDecoder
 from paritybit.reference.model import Model, Output
-from paritybit.reference.oracle import dense_draft_logits, dense_logits
+from paritybit.reference.oracle import dense_logits
 from paritybit.reference.pool import KVPools
-from paritybit.reference.speculative import Tree
 from torch import Tensor
-
-from properties.support.subjects.trees import SHAPES, parents_of, path_to
 
 REQUESTS = 3
 
@@ -150,14 +145,6 @@ class Bench:
         """Decode one token of each request."""
         return self.forward(Mode.DECODE, [1] * REQUESTS)
 
-    def verify(self, trees: Sequence[Tree]) -> Tensor:
-        """Verify a tree of each request; return the logits [requests, nodes, vocab]."""
-        spans = [
-            self.span(request, request.length, request.length + len(tree))._replace(tree=tree)
-            for request, tree in zip(self.requests, trees, strict=True)
-        ]
-        return self.run(Mode.TARGET_VERIFY, spans)["logits"].view(REQUESTS, len(trees[0]), -1)
-
     def draft_extend(self, begins: Sequence[int], ends: Sequence[int]) -> Output:
         """Let the draft model run the tokens begin .. end-1 of each request that has any."""
         bounds = zip(self.requests, begins, ends, strict=True)
@@ -178,15 +165,6 @@ class Bench:
             )
             for request in self.requests
         ]
-
-    def evict_unseen(self) -> int:
-        """Free what no later query can see, and fill what is free; return how many pages."""
-        window = self.config.window
-        unseen = [max(0, request.length - window + 1) for request in self.requests]
-        pairs = zip(self.requests, unseen, strict=True)
-        pages = sum(self.allocator.evict(request.allocation, tokens) for request, tokens in pairs)
-        self.fill_unowned(torch.nan)
-        return pages
 
     def fill_unowned(self, value: float) -> None:
         """Fill every slot of which no live token is the owner, slot 0 too, and every state."""
@@ -339,80 +317,10 @@ def test_slots_that_nobody_owns_are_never_read(
     assert same_bits(plain, poisoned)
 
 
-def tree_of_parents(parents: Sequence[int], first: int = 7) -> Tree:
-    """Return a tree of that shape, each node of another token."""
-    return tuple((first + 11 * node, parent) for node, parent in enumerate(parents))
-
-
 def around_the_window(bench: Bench) -> tuple[int, ...]:
     """Return lengths whose drafts lie below the window, reach over it, and lie beyond it."""
     window = bench.config.window
     return window - 1 - SPECULATION.draft_tokens, window - 2, window + 3
-
-
-def dealt(first: int) -> Iterator[list[Sequence[int]]]:
-    """Yield shapes for the requests of two verifies, each shape once and some twice.
-
-    Beginning with another shape gives a request, and so a length, other ones.
-    """
-    shapes = cycle([*SHAPES.values()][first:] + [*SHAPES.values()][:first])
-    for _ in range(2):
-        yield [next(shapes) for _ in range(REQUESTS)]
-
-
-@of_every_pair
-def test_every_node_of_a_tree_agrees_with_the_dense_oracle_over_its_path(
-    preset: str, dtype: str, page_size: int, device: str
-) -> None:
-    """The path is the request's tokens, what is above the node, and the node itself."""
-    bench = Bench(preset, dtype, page_size, device)
-    bound = DENSE_BOUND[DTYPES[dtype]]
-    bench.prefill(*around_the_window(bench))
-    for shapes in dealt(VARIANTS.index((preset, dtype, page_size))):
-        bench.fill_unowned(torch.nan)
-        trees = [tree_of_parents(parents, first) for first, parents in enumerate(shapes)]
-        for request, tree, rows in zip(bench.requests, trees, bench.verify(trees), strict=True):
-            for node, row in enumerate(rows):
-                above = path_to(parents_of(tree), node)
-                path = torch.tensor([tree[place][0] for place in above])
-                tokens = torch.cat([bench.tokens[request.serial, : request.length].cpu(), path])
-                assert off_by(row, bench.dense_of(request.serial, tokens)[-1]) <= bound
-
-
-@of_every_pair
-def test_draft_extend_agrees_with_the_dense_oracle(
-    preset: str, dtype: str, page_size: int, device: str
-) -> None:
-    """Below the window, in one step over it, and beyond it: the hidden states are the target's."""
-    bench = Bench(preset, dtype, page_size, device)
-    window, bound = bench.config.window, DENSE_BOUND[DTYPES[dtype]]
-    bench.prefill(*[2 * window] * REQUESTS)
-    bench.fill_unowned(torch.nan)
-    dense = [
-        dense_draft_logits(
-            bench.draft_model,
-            bench.tokens[serial, 1 : 2 * window + 1].cpu(),
-            bench.hidden_states[serial, : 2 * window],
-        )
-        for serial in range(REQUESTS)
-    ]
-    begins = [0] * REQUESTS
-    steps = (2, window - 1, window), (window - 1, window, window + 1), (2 * window,) * REQUESTS
-    for ends in steps:
-        logits = bench.draft_extend(begins, ends)["logits"]
-        for wanted, row, end in zip(dense, logits, ends, strict=True):
-            assert off_by(row, wanted[end - 1]) <= bound
-        begins = list(ends)
-
-
-BORROWED = {"gemma3": {0: 4, 1: 5}, "gpt_oss": {0: 2, 1: 3}, "mimo": {0: 3, 1: 4}}
-"""Of each layer of a draft without KV, a sliding one and a full one, the target's that it reads."""
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_frozen_draft_borrows_the_last_layer_of_each_kind(preset: str, device: str) -> None:
-    """Both runs ask the same function, so that none would see it wrong."""
-    assert frozen_layers(*models(preset, "float32", device)) == BORROWED[preset]
 
 
 @pytest.mark.parametrize("mode", [Mode.DRAFT, Mode.FROZEN_DRAFT])
@@ -435,50 +343,3 @@ def test_a_draft_reads_live_slots_of_one_pool_alone(
     for name, value in drafted[0].items():
         assert bool(value.isfinite().all())
         assert torch.equal(bits(drafted[1][name]), bits(value))
-
-
-@pytest.mark.parametrize(("preset", "page_size"), [*zip(PRESETS, (1, 4, 1), strict=True)])
-def test_every_forward_of_a_draft_agrees_with_the_dense_oracle(
-    preset: str, page_size: int, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A branch has the KV of what ran in it, whichever branch its next draft continues."""
-    bench = Bench(preset, "float32", page_size, device)
-    bench.prefill(*around_the_window(bench))
-    caught_up, topk = bench.catch_up(), SPECULATION.topk
-    spans = bench.drafting(Mode.DRAFT, caught_up)
-    ran: list[Tensor] = []
-    forward = bench.draft_model.forward
-
-    def spy(*arguments: Any) -> Output:
-        found = forward(*arguments)
-        ran.append(found["hidden"].view(REQUESTS, topk, -1))
-        return found
-
-    monkeypatch.setattr(bench.draft_model, "forward", spy)
-    output = bench.run(Mode.DRAFT, spans)
-    for request in bench.requests:
-        row, length = request.serial, request.length
-        scores, tokens = output["scores"][row], output["tokens"][row]
-        branches = list(range(topk))
-        hidden = [caught_up["hidden"][row]] * topk
-        above = [
-            (bench.tokens[row, 1 : length + 1], bench.hidden_states[row, :length])
-            for _ in range(topk)
-        ]
-        for step in range(SPECULATION.forwards):
-            first = topk + step * topk**2
-            for branch in range(topk):
-                past, states = above[branch]
-                past = torch.cat([past, tokens[branches[branch], None]])
-                states = torch.cat([states, hidden[branch][None]])
-                above[branch] = past, states
-                dense = dense_draft_logits(bench.draft_model, past.cpu(), states)[-1]
-                of_branch = slice(first + branch * topk, first + (branch + 1) * topk)
-                likely = torch.softmax(dense, -1)[tokens[of_branch].cpu()]
-                wanted = likely * scores[branches[branch]].item()
-                found = scores[of_branch].cpu().double()
-                assert torch.allclose(found, wanted, rtol=1e-3, atol=1e-6)
-            chosen = output["chosen"][row, step * topk : (step + 1) * topk].tolist()
-            branches = [first + place for place in chosen]
-            hidden = [ran[step][row, place // topk] for place in chosen]
-    assert len(ran) == SPECULATION.forwards

@@ -12,9 +12,14 @@ from paritybit.reference.batch import Mode, Span
 from paritybit.reference.config import CHAIN, SPECULATION
 from paritybit.reference.speculative import Tree, accepted_path, tree_of
 
-from properties.support.subjects.trees import parents_of, path_to
-
 TOPK, NODES = SPECULATION.topk, SPECULATION.draft_tokens
+
+
+def path_to(tree: Tree, node: int) -> list[int]:
+    """Return a node and all above it, from the root down."""
+    parent = tree[node][1]
+    return [*(path_to(tree, parent) if parent >= 0 else []), node]
+
 
 Candidates = tuple[list[float], list[int], list[int]]
 """One row of each of `scores`, `tokens` and `chosen`."""
@@ -95,12 +100,12 @@ def test_an_accepted_path_is_its_definition(tree: Tree, data: st.DataObject, at_
     """Of all paths from the root, the one at which every choice is right and none is left."""
     greedy = data.draw(st.lists(st.integers(0, 2), min_size=len(tree), max_size=len(tree)))
     path = accepted_path(tree, greedy, at_least)
-    assert path == path_to(parents_of(tree), path[-1])
+    assert path == path_to(tree, path[-1])
 
     def right(node: int) -> int | None:
         """Return what must follow a node."""
         children = [child for child, (_, parent) in enumerate(tree) if parent == node]
-        accepted = len(path_to(parents_of(tree), node)) - 1
+        accepted = len(path_to(tree, node)) - 1
         for child in children:
             if tree[child][0] == greedy[node]:
                 return child
@@ -118,7 +123,7 @@ def span_of(begin: int, tree: Tree) -> Span:
 @given(tree=trees(), begin=st.integers(0, 5))
 def test_masks_depths_and_positions_follow_from_the_paths(tree: Tree, begin: int) -> None:
     span, nodes = span_of(begin, tree), range(len(tree))
-    paths = [path_to(parents_of(tree), node) for node in nodes]
+    paths = [path_to(tree, node) for node in nodes]
     assert span.depths == [len(path) - 1 for path in paths]
     assert span.positions(Mode.TARGET_VERIFY) == [begin + depth for depth in span.depths]
     mask = span.tree_mask()
@@ -127,23 +132,3 @@ def test_masks_depths_and_positions_follow_from_the_paths(tree: Tree, begin: int
     for node in nodes:
         row = mask[node * keys : (node + 1) * keys]
         assert row == [True] * begin + [other in paths[node] for other in nodes]
-
-
-def test_where_tokens_stand_and_what_keys_a_request_has_follow_from_the_mode() -> None:
-    """Drafts not yet accepted are no keys of their request; a frozen draft stands on its last."""
-    span = span_of(5, ())._replace(end=8)
-    assert {mode: span.positions(mode) for mode in Mode if mode is not Mode.TARGET_VERIFY} == {
-        Mode.EXTEND: [5, 6, 7],
-        Mode.DECODE: [5, 6, 7],
-        Mode.DRAFT: [5] * TOPK,
-        Mode.FROZEN_DRAFT: [4] * TOPK,
-        Mode.DRAFT_EXTEND: [5, 6, 7],
-    }
-    assert {mode: span.seq_len(mode) for mode in Mode} == {
-        Mode.EXTEND: 8,
-        Mode.DECODE: 8,
-        Mode.TARGET_VERIFY: 5,
-        Mode.DRAFT: 5,
-        Mode.FROZEN_DRAFT: 5,
-        Mode.DRAFT_EXTEND: 8,
-    }

@@ -9,11 +9,11 @@ and MLPs are the library's own.
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from paritybit.reference.config import PRESETS, AttentionShape, Kind, ModelConfig
+from paritybit.reference.config import PRESETS, Kind, ModelConfig
 from paritybit.reference.model import LayerWeights, Model
 from paritybit.reference.oracle import wide
 from torch import Tensor
@@ -113,13 +113,6 @@ def _fit_attention(layer: Any, weights: LayerWeights, config: ModelConfig, kind:
         attention.sinks.copy_(wide(weights.sinks))
 
 
-def _fit_plain(theirs: Any, model: Model) -> None:
-    """Copy the MLPs of a model whose layers are written as ours are."""
-    for layer, weights in zip(theirs.model.layers, model.layers, strict=True):
-        layer.post_attention_layernorm.weight.copy_(wide(weights.mlp_norm))
-        _fit_mlp(layer.mlp, weights)
-
-
 def _fit_mlp(mlp: Any, weights: LayerWeights) -> None:
     gate, up = wide(weights.gate_up).chunk(2)
     for name, weight in (("gate", gate), ("up", up), ("down", wide(weights.down))):
@@ -164,26 +157,6 @@ def _rope_by_kind(config: ModelConfig, **further: float) -> dict[str, Any]:
     return {name: _rope(config.rope_theta(kind), **further) for kind, name in LAYER_TYPES.items()}
 
 
-HEADS = AttentionShape(kv_heads=2, head_dim=16)
-
-ALL_SLIDING = replace(
-    PRESETS["gpt_oss"],
-    name="mistral",
-    layers=(Kind.SWA,) * 4,
-    full=HEADS,
-    swa=HEADS,
-    sink_kinds=frozenset(),
-    swa_rope_theta=10_000.0,
-)
-"""A decoder without a full layer."""
-
-EQUAL_HEADS = replace(
-    PRESETS["mimo"],
-    full=AttentionShape(kv_heads=1, head_dim=16),
-    swa=AttentionShape(kv_heads=2, head_dim=16),
-)
-"""MiMo with heads as wide on full layers as on sliding ones, as the library has them."""
-
 COUNTERPARTS: dict[str, Counterpart] = {
     "gemma3": Counterpart(
         PRESETS["gemma3"],
@@ -211,23 +184,5 @@ COUNTERPARTS: dict[str, Counterpart] = {
         },
         _fit_one_expert,
     ),
-    "mimo": Counterpart(
-        EQUAL_HEADS,
-        ("MiMoV2FlashConfig", "MiMoV2FlashForCausalLM"),
-        lambda config: {
-            "layer_types": _layer_types(config),
-            "mlp_layer_types": ["dense"] * len(config.layers),
-            "rope_parameters": _rope_by_kind(config, partial_rotary_factor=1.0),
-            "v_head_dim": config.full.head_dim,
-            "attention_value_scale": 1.0,
-        },
-        _fit_plain,
-    ),
-    "mistral": Counterpart(
-        ALL_SLIDING,
-        ("MistralConfig", "MistralForCausalLM"),
-        lambda config: {"rope_parameters": _rope(config.swa_rope_theta)},
-        _fit_plain,
-    ),
 }
-"""By name: three that alternate full and sliding layers, and one whose layers all slide."""
+"""By name: two that alternate full and sliding layers."""

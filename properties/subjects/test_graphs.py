@@ -97,35 +97,6 @@ def test_index_put_writes_where_its_static_indices_point_now(device: str) -> Non
     assert graph.output.tolist() == [4.0, 0.0, 40.0, 0.0, 30.0]
 
 
-def test_the_output_stays_at_its_address(device: str) -> None:
-    static = counting(device)
-    graph = capture(lambda: static.T.reshape(6) + 1, ops_of(device), device)
-    output, address = graph.output, graph.output.data_ptr()
-    for value in range(3):
-        static.fill_(value)
-        graph.replay()
-        assert graph.output is output
-        assert (output.data_ptr(), output.tolist()) == (address, [value + 1.0] * 6)
-
-
-def test_the_captured_list_names_the_ops_of_the_interface_in_order(device: str) -> None:
-    """The list is of one run, without the warm-up's ops, and none is kept afterwards."""
-    ops = ops_of(device)
-    hidden, norm = torch.ones(2, 32, device=device), torch.ones(32, device=device)
-    limit = torch.ones(1, dtype=torch.int32, device=device)
-
-    def function() -> Tensor:
-        ops.record("a note")
-        rows = ops.norm_linear(hidden, norm, torch.ones(64, 32, device=device))
-        return ops.limit_rows(rows, limit)
-
-    graph = capture(function, ops, device)
-    assert graph.operations == ["a note", "norm_linear", "limit_rows"]
-    assert ops.log is None
-    graph.replay()
-    assert graph.operations == ["a note", "norm_linear", "limit_rows"]
-
-
 RESHAPED: dict[str, Callable[[Tensor], Tensor]] = {
     "to its own dtype": lambda static: static.to(static.dtype),
     "to another dtype": lambda static: static.to(torch.float64),

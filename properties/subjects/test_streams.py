@@ -1,7 +1,5 @@
 """Emulated streams: in order, as late as the waits allow, and no later."""
 
-import sys
-
 import pytest
 from paritybit.subjects.streams import Streams, Work
 
@@ -73,28 +71,3 @@ def test_an_error_of_the_work_reaches_whoever_waits_for_it(log: Log) -> None:
     streams.forward.run(failing)
     with pytest.raises(IndexError, match="out of range"):
         streams.forward.record().synchronise()
-
-
-def test_work_that_raises_does_not_stop_the_stream(log: Log) -> None:
-    streams = Streams()
-
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        streams.schedule.run(fail)
-    streams.schedule.run(log.work("write"))
-    assert log.ran == ["write"]
-
-
-def test_any_number_of_pieces_of_work_may_wait_for_one_event(log: Log) -> None:
-    """They run one after the other, not each within the one before."""
-    streams, names = Streams(), [str(number) for number in range(sys.getrecursionlimit())]
-    streams.lag(forward=True)
-    streams.forward.run(log.work("forward"))
-    event = streams.forward.record()
-    streams.schedule.wait(event)
-    for name in names:
-        streams.schedule.run(log.work(name))
-    event.synchronise()
-    assert log.ran == ["forward", *names]
