@@ -17,6 +17,7 @@ without a file.
 
 import datetime
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -88,8 +89,9 @@ def known_findings(file: Path | None, engine: str | None, baseline: Path | None 
     Without a file, the file in the watched source tree is read, if there is one. Raises
     MalformedError for a baseline that is not a record of `watch`.
     """
-    if file is None and engine is not None and (Path(engine) / KNOWN_FINDINGS).is_file():
-        file = Path(engine) / KNOWN_FINDINGS
+    with suppress(OSError):  # The name of the engine may be no path.
+        if file is None and engine is not None and (Path(engine) / KNOWN_FINDINGS).is_file():
+            file = Path(engine) / KNOWN_FINDINGS
     known = Known() if file is None else Known(load(file, Listed).known)
     return known if baseline is None else replace(known, baseline=load(baseline, WatchRecord))
 
