@@ -109,15 +109,18 @@ def not_tried(
 
 def not_in_use(settings: Mapping[str, Sequence[str]]) -> Iterator[Untried]:
     """Yield the values in AXES that were not in use."""
+    unknown = [axis.what for axis in AXES if not settings.get(axis.name)]
     for axis in AXES:
         seen = {value.lower() for value in settings.get(axis.name, ())}
         unseen = [word for value, word in axis.values.items() if value not in seen]
-        if not seen:
-            yield Untried(axis.what, "the engine does not state this setting")
-        elif unseen:
+        if seen and unseen:
             words = {**SPELLED, **axis.values}
             only = ", ".join(words.get(value, value) for value in sorted(seen))
             yield Untried(f"{axis.what}: {', '.join(unseen)}", f"only {only} was in use")
+    if unknown:
+        yield Untried(
+            f"{len(unknown)} settings", f"the engine does not state: {', '.join(unknown)}"
+        )
 
 
 def not_compared(counts: Mapping[str, int]) -> Iterator[Untried]:

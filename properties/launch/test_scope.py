@@ -30,7 +30,7 @@ def test_a_value_that_was_not_in_use_is_named_with_those_that_were(axis: Setting
     assert axis.values[values[0]] in one.what
     assert "other" in one.why
     (unknown,) = not_tried({key: value for key, value in ALL.items() if key != name}, REACHED)
-    assert unknown.why == "the engine does not state this setting"
+    assert unknown.why == f"the engine does not state: {axis.what}"
 
 
 def test_what_was_switched_off_is_named() -> None:
