@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from paritybit.watch.fills import Fills, Write
-from paritybit.watch.stacks import MOST, Calls, Stack, brief, leading, named_in, told
+from paritybit.watch.stacks import MOST, Calls, Stack, brief, leading, named_in, setting, told
 
 SLOTS = "slots"
 """The kind of a table from which rows get their slots. Its name ends with that of the group."""
@@ -52,7 +52,11 @@ class Lines:
         if key is None and otherwise is not None:
             return told(Stack((otherwise,)))
         if key is None:
-            return None, "no line was seen that writes it" if (kind, name) in self.noted else None
+            named = ", ".join(setting(named_in(name), self.calls.package))
+            text = (
+                f"no line was seen that writes it{f'; its name is set in {named}' if named else ''}"
+            )
+            return None, text if (kind, name) in self.noted else None
         last, *others = self.known[key]
         first = leading(last.stack, named_in(name))
         source, via = told(first)

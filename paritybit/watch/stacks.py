@@ -403,6 +403,19 @@ def origins(lines: tuple[str, ...]) -> tuple[list[str], list[str]]:
     return few(one for one in results if one not in chain), few(others)
 
 
+def setting(words: Iterable[str], package: str) -> list[str]:
+    """Return functions of an engine that were called, and that assign to names with some words."""
+    found, wanted = dict[str, None](), tuple(words)
+    codes = {id(code): code for called in CALLED.values() for code in called.values()}
+    for code in codes.values():
+        path = engine_file(code.co_filename, package) or ""
+        given = function_at(path, code.co_firstlineno)
+        names = (name for one in given.statements for name in one.changes) if given else ()
+        if any(name.removeprefix(".").startswith(wanted) for name in names):
+            found[name_of(code)] = None
+    return few(found)
+
+
 def few(names: Iterable[str]) -> list[str]:
     """Return the first functions, at most MOST of different names: methods count once."""
     found = list[str]()

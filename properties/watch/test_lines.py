@@ -139,6 +139,9 @@ def test_a_line_for_another_kind_of_forward_is_named_as_such(engine: dict[str, A
     assert "that is before decode forwards" in str(lines.of("batch", "ends")[1])
     lines.note("batch", {"other": torch.zeros(2)})
     assert lines.of("batch", "other") == (None, "no line was seen that writes it")
+    lines.note("batch", {"found (1)": torch.zeros(2)})
+    unseen = "no line was seen that writes it; its name is set in Runner.prepare"
+    assert lines.of("batch", "found (1)") == (None, unseen)
     assert lines.of("batch", "unknown") == (None, None)
 
 
