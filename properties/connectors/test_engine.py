@@ -203,7 +203,7 @@ def test_what_is_collected_keeps_the_lines_that_freed_it(toy: Toy) -> None:
     assert torch.cat(allocator.free_group).tolist() == [21, 22, 23, 22]
     allocator.is_not_in_free_group = True
     free_group_end(allocator, [22, 21, 25, 23, 22])
-    assert told == [([22, 21, 22], "cache.py:1"), ([23], "cache.py:2"), ([25], None)]
+    assert told == [([22, 21], "cache.py:1"), ([23, 22], "cache.py:2"), ([25], None)]
     told.clear()
     allocations.free(lambda *_: None, allocator, torch.tensor([24, 26]))
     assert told == [([24, 26], None)]

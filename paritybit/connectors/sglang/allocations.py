@@ -42,6 +42,15 @@ class Noting(list[Tensor]):
         self.note(super().append, one)
 
 
+def occurrences(slots: Tensor) -> Tensor:
+    """Return how often each slot occurs before its place, int64 [n]. Waits for no device."""
+    order = slots.argsort(stable=True)
+    held, place = slots[order], torch.arange(len(slots), device=slots.device)
+    first = torch.nn.functional.pad(held[1:] != held[:-1], (1, 0), value=True)
+    times = place - torch.where(first, place, 0).cummax(0).values
+    return torch.empty_like(times).index_copy_(0, order, times)
+
+
 class Allocations:
     """Reports slots that are allocated, freed, copied, filled or cached to the watcher."""
 
@@ -114,13 +123,14 @@ class Allocations:
         if not any(frame.f_code.co_name == "free_group_end" for frame in callers()):
             self.watcher.freed(name, slots)
             return
-        page, rest = int(getattr(allocator, "page_size", 1)), torch.ones_like(slots).bool()
+        page, before = int(getattr(allocator, "page_size", 1)), occurrences(slots)
+        seen = torch.zeros_like(slots)
         for group, given, lines in self.collected:
             if group == name:
-                mine = rest & torch.isin(slots, given // page * page)
-                rest = rest & ~mine
-                self.watcher.freed(name, slots.masked_fill(~mine, -1), lines)
-        self.watcher.freed(name, slots.masked_fill(~rest, -1))
+                here = torch.isin(slots, given // page * page)
+                self.watcher.freed(name, slots.masked_fill(~here | (before != seen), -1), lines)
+                seen += here
+        self.watcher.freed(name, slots.masked_fill(before < seen, -1))
 
     def group(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         """Note the line that frees each tensor which an allocator collects from now on."""
