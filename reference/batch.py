@@ -73,7 +73,7 @@ class DraftState:
     hidden: Tensor
 
 
-class Span(NamedTuple):
+class RequestSpan(NamedTuple):
     """Columns begin .. end-1 of one request's row of req_to_token, which one forward writes.
 
     - `full_slots`, `swa_slots`: where K and V are stored, one slot per column.
@@ -165,7 +165,7 @@ class ForwardBatch:
     """
 
     mode: Mode
-    spans: tuple[Span, ...]
+    spans: tuple[RequestSpan, ...]
     input_ids: Tensor
     positions: Tensor
     mrope_positions: Tensor
@@ -219,7 +219,7 @@ class ForwardBatch:
 
 
 def prepare(
-    mode: Mode, spans: Sequence[Span], tokens: Tensor, hidden_states: Tensor, tables: Tables
+    mode: Mode, spans: Sequence[RequestSpan], tokens: Tensor, hidden_states: Tensor, tables: Tables
 ) -> ForwardBatch:
     """Write the slots of `spans` into the index tables, and return the batch.
 
@@ -230,7 +230,7 @@ def prepare(
     return batch_of(mode, spans, host, device, tokens, hidden_states)
 
 
-def batch_values(mode: Mode, spans: Sequence[Span], columns: int) -> dict[str, list[int]]:
+def batch_values(mode: Mode, spans: Sequence[RequestSpan], columns: int) -> dict[str, list[int]]:
     """Return all values of a batch that the host knows, by name.
 
     `columns` is the length of a row of tokens.
@@ -261,7 +261,7 @@ def write_slots(tables: Tables, device: Mapping[str, Tensor]) -> None:
 
 def batch_of(
     mode: Mode,
-    spans: Sequence[Span],
+    spans: Sequence[RequestSpan],
     host: Mapping[str, Tensor],
     device: Mapping[str, Tensor],
     tokens: Tensor,
@@ -286,7 +286,7 @@ def batch_of(
     )
 
 
-def _per_slot(spans: Sequence[Span]) -> dict[str, list[int]]:
+def _per_slot(spans: Sequence[RequestSpan]) -> dict[str, list[int]]:
     """Return the row, column, full slot and SWA slot of each column that is written.
 
     Raises ValueError if a span does not have one slot of each kind per column.
@@ -303,7 +303,7 @@ def _per_slot(spans: Sequence[Span]) -> dict[str, list[int]]:
     return found
 
 
-def _per_token(mode: Mode, spans: Sequence[Span], columns: int) -> dict[str, list[int]]:
+def _per_token(mode: Mode, spans: Sequence[RequestSpan], columns: int) -> dict[str, list[int]]:
     """Return the request, place and positions of each token, and the number of tokens."""
     requests, rows, positions, deltas = list[int](), list[int](), list[int](), list[int]()
     for request, span in enumerate(spans):
@@ -328,7 +328,7 @@ def _per_token(mode: Mode, spans: Sequence[Span], columns: int) -> dict[str, lis
     }
 
 
-def _per_request(mode: Mode, spans: Sequence[Span]) -> dict[str, list[int]]:
+def _per_request(mode: Mode, spans: Sequence[RequestSpan]) -> dict[str, list[int]]:
     """Return each request's row of `req_to_token`, its lengths and its payload inputs."""
     extended = [span.end - span.begin for span in spans]
     return {
@@ -353,7 +353,7 @@ def _input_ids(mode: Mode, device: Mapping[str, Tensor], tokens: Tensor) -> Tens
 
 def _spec_info(
     mode: Mode,
-    spans: Sequence[Span],
+    spans: Sequence[RequestSpan],
     host: Mapping[str, Tensor],
     device: Mapping[str, Tensor],
     hidden_states: Tensor,

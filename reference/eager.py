@@ -7,9 +7,9 @@ and SWA slots in the mapping, for both kinds of layer.
 from collections.abc import Hashable, Mapping
 from itertools import accumulate
 
-from paritybit.reference.batch import ForwardBatch, Mode, Span
+from paritybit.reference.batch import ForwardBatch, Mode, RequestSpan
 from paritybit.reference.config import SPECULATION, Kind, ModelConfig, Role
-from paritybit.reference.model import Model, Output, StatePaths, TokenInputs, most_keys
+from paritybit.reference.model import Decoder, Output, StatePaths, TokenInputs, most_keys
 from paritybit.reference.ops import Ops
 from paritybit.reference.pool import LOC_DTYPE, STATE_ROWS, HybridKVPool, KVPools
 from paritybit.reference.speculative import likeliest, propose
@@ -21,7 +21,7 @@ Lists = Mapping[Hashable, Tensor]
 
 
 def columns_of(
-    mode: Mode, span: Span, window: int | None, step: int = 0
+    mode: Mode, span: RequestSpan, window: int | None, step: int = 0
 ) -> list[list[tuple[int, bool]]]:
     """Return the columns that each token of a request may see, each with whether it does.
 
@@ -105,7 +105,7 @@ class EagerKV:
     def __init__(
         self,
         ops: Ops,
-        model: Model,
+        model: Decoder,
         pool: HybridKVPool,
         lists: Lists,
         write_slots: Tensor | None,
@@ -156,7 +156,7 @@ class EagerKV:
 class EagerDecoder:
     """Runs batches eagerly over the pools of one run."""
 
-    def __init__(self, ops: Ops, model: Model, draft: Model, pools: KVPools) -> None:
+    def __init__(self, ops: Ops, model: Decoder, draft: Decoder, pools: KVPools) -> None:
         self.ops = ops
         self.model = model
         self.draft = draft
@@ -247,7 +247,7 @@ class EagerDecoder:
 
 def draft_inputs(
     ops: Ops,
-    draft: Model,
+    draft: Decoder,
     input_ids: Tensor,
     hidden_states: Tensor,
     positions: Tensor,
@@ -266,7 +266,7 @@ def draft_inputs(
     )
 
 
-def frozen_layers(target: Model, draft: Model) -> dict[int, int]:
+def frozen_layers(target: Decoder, draft: Decoder) -> dict[int, int]:
     """Return, per layer of a draft model without KV, the target's last layer of its kind."""
     return {
         layer: target.config.layers_of(kind)[-1] for layer, kind in enumerate(draft.config.layers)

@@ -79,7 +79,7 @@ class StatePaths:
     longest: int
 
 
-class Model:
+class Decoder:
     """A decoder of `config` with weights drawn from `seed`, in `dtype` on `device`.
 
     The same seed gives the same weights on every device. On a CPU, norms and matrices are rounded
@@ -137,7 +137,7 @@ class Model:
             Kind.FULL: rotary_section(config.full.head_dim // 2).to(device),
         }
 
-    def run_with(self, changes: Mapping[str, int]) -> "Model":
+    def run_with(self, changes: Mapping[str, int]) -> "Decoder":
         """Return this model, or a copy with `changes` added to its configuration."""
         if not changes:
             return self

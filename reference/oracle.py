@@ -9,7 +9,7 @@ import math
 import torch
 from paritybit.reference.batch import MROPE_SECTIONS
 from paritybit.reference.config import Kind
-from paritybit.reference.model import Model
+from paritybit.reference.model import Decoder
 from torch import Tensor
 
 
@@ -22,7 +22,7 @@ def visible(kind: Kind, window: int, length: int) -> Tensor:
 
 
 def dense_logits(
-    model: Model,
+    model: Decoder,
     tokens: Tensor,
     mrope_delta: int,
     encoder_len: int,
@@ -39,7 +39,7 @@ def dense_logits(
     return _decode(model, inputs, mrope_delta)
 
 
-def recurrent_states(model: Model, tokens: Tensor) -> Tensor:
+def recurrent_states(model: Decoder, tokens: Tensor) -> Tensor:
     """Return a request's recurrent state after each of its L tokens, float64 [L, H].
 
     Computed as a sum: half of each token's embedding, times the decay for each later token.
@@ -50,7 +50,7 @@ def recurrent_states(model: Model, tokens: Tensor) -> Tensor:
     return (left * wide(model.embedding)[tokens] / 2).sum(1)
 
 
-def dense_draft_logits(draft: Model, tokens: Tensor, hidden_states: Tensor) -> Tensor:
+def dense_draft_logits(draft: Decoder, tokens: Tensor, hidden_states: Tensor) -> Tensor:
     """Return float64 logits [L, vocab] of a draft model over L tokens (int64 [L], host).
 
     Row i of `hidden_states` [L, H] is the target's hidden state for the token before token i.
@@ -64,7 +64,7 @@ def wide(weight: Tensor) -> Tensor:
     return weight.detach().cpu().double()
 
 
-def _decode(model: Model, inputs: Tensor, mrope_delta: int) -> Tensor:
+def _decode(model: Decoder, inputs: Tensor, mrope_delta: int) -> Tensor:
     config = model.config
     length, hidden = len(inputs), inputs
     for place, (kind, layer) in enumerate(zip(config.layers, model.layers, strict=True)):
@@ -87,7 +87,7 @@ def _decode(model: Model, inputs: Tensor, mrope_delta: int) -> Tensor:
     return _norm(hidden, wide(model.final_norm)) @ wide(model.head).T
 
 
-def heads(model: Model, place: int, hidden: Tensor, mrope_delta: int) -> tuple[Tensor, ...]:
+def heads(model: Decoder, place: int, hidden: Tensor, mrope_delta: int) -> tuple[Tensor, ...]:
     """Return query, key and value, float64 [heads, L, D], of layer `place` from its input.
 
     Keys and values are as a cache stores them: rotated.
@@ -107,7 +107,7 @@ def _norm(hidden: Tensor, weight: Tensor) -> Tensor:
     return hidden / (hidden.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
 
 
-def _angles(model: Model, kind: Kind, length: int, mrope_delta: int) -> Tensor:
+def _angles(model: Decoder, kind: Kind, length: int, mrope_delta: int) -> Tensor:
     dim = model.config.shape(kind).head_dim
     # float64, because a quotient of integers would be float32.
     place = torch.arange(dim // 2, dtype=torch.float64)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from paritybit.reference.config import Kind
-from paritybit.reference.model import Model, most_keys
+from paritybit.reference.model import Decoder, most_keys
 from paritybit.reference.ops import Ops
 from paritybit.subjects.pool import SubjectPool
 from paritybit.subjects.protocol import KeyLists, Keys
@@ -20,7 +20,7 @@ class ListedKV:
     def __init__(
         self,
         ops: Ops,
-        model: Model,
+        model: Decoder,
         pool: SubjectPool,
         out_cache_loc: Tensor | None,
         lists: KeyLists,

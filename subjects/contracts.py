@@ -60,7 +60,7 @@ TOPK = -2
 
 
 @dataclass(frozen=True)
-class StaticInput:
+class ContractRow:
     """One static input.
 
     - `value`: the fill value of its policy.
@@ -119,19 +119,19 @@ def reset(
     width: int | None = None,
     allocated: int | None = None,
     schemes: frozenset[LocationScheme] = EVERY_SCHEME,
-) -> StaticInput:
+) -> ContractRow:
     """Return an input whose tail is filled with `value` if the batch is padded."""
-    return StaticInput(name, axis, dtype, Policy.RESET, value, host, schemes, width, allocated)
+    return ContractRow(name, axis, dtype, Policy.RESET, value, host, schemes, width, allocated)
 
 
 def keep(
     name: str, axis: Axis, dtype: torch.dtype | None, *, width: int | None = None
-) -> StaticInput:
+) -> ContractRow:
     """Return an input whose tail stays stale on purpose."""
-    return StaticInput(name, axis, dtype, Policy.KEEP, width=width)
+    return ContractRow(name, axis, dtype, Policy.KEEP, width=width)
 
 
-Contract = tuple[StaticInput, ...]
+Contract = tuple[ContractRow, ...]
 
 Changes = Mapping[str, Mapping[str, Any]]
 """Fields of contract rows to replace, by the row's name."""

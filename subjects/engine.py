@@ -10,7 +10,7 @@ import torch
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import Kind, Role
 from paritybit.reference.eager import draft_inputs
-from paritybit.reference.model import Model, TokenInputs
+from paritybit.reference.model import Decoder, TokenInputs
 from paritybit.reference.ops import Ops
 from paritybit.reference.pool import LOC_DTYPE, KVPools
 from paritybit.reference.speculative import likeliest
@@ -22,12 +22,12 @@ from paritybit.subjects.parts import Parts
 from paritybit.subjects.pool import TRANSLATE, SubjectPool
 from paritybit.subjects.protocol import (
     BufferFacts,
-    Forward,
+    ForwardResult,
     GraphFacts,
     LocationDtypes,
     Overrides,
-    Replay,
     ReplayFacts,
+    ReplayResult,
 )
 from paritybit.subjects.runners import RUNNERS, engine_runners
 from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN, GraphRunner, RunnerSpec
@@ -58,7 +58,7 @@ def contract(runner: type[GraphRunner], scheme: LocationScheme) -> Contract:
     return tuple(row for row in runner.rows if scheme in row.schemes)
 
 
-class Engine:
+class ReplicaEngine:
     """A subject and the other runners of its engine over one run's pools.
 
     The constructor captures all runners, one after another. `reset` restores the state after the
@@ -73,7 +73,7 @@ class Engine:
     def __init__(
         self,
         ops: Ops,
-        models: Mapping[Role, Model],
+        models: Mapping[Role, Decoder],
         pools: KVPools,
         subject: Subject,
         request_buckets: tuple[int, ...],
@@ -138,7 +138,7 @@ class Engine:
         batch: ForwardBatch | None,
         mode: Mode,
         overrides: Overrides = NOTHING_OVERRIDDEN,
-    ) -> Forward:
+    ) -> ForwardResult:
         """Run one forward by replay if a graph can run it, else eagerly.
 
         If `batch` is None, replay `mode` with padded rows only. With `overrides.largest` the runner
@@ -152,7 +152,7 @@ class Engine:
             pool.invalidate_loc_cache()
         if runner is not None and (batch is None or overrides.largest or runner.can_run(batch)):
             replay = runner.replay(batch, overrides=overrides)
-            return Forward(replay.live_output, replay, replay.keys)
+            return ForwardResult(replay.live_output, replay, replay.keys)
         if batch is None:
             raise LookupError(f"no runner for an idle step of mode {mode}")
         return self._forward_eagerly(batch, toggles)
@@ -170,7 +170,7 @@ class Engine:
         """Return the static buffers of each runner."""
         return [runner.static_buffers() for runner in self.runners.values()]
 
-    def facts(self, replay: Replay) -> ReplayFacts:
+    def facts(self, replay: ReplayResult) -> ReplayFacts:
         """Return what the last replay relied on: buffers, outputs, dtypes and ops."""
         runner = self._by_name[replay.runner]
         buffers, operations = runner.static_buffers(), runner.operations(replay.bucket)
@@ -236,7 +236,7 @@ class Engine:
         for bucket, captured in runner.captured.items():
             self._outputs[runner.name, bucket] = facts_of(captured.output)
 
-    def _forward_eagerly(self, batch: ForwardBatch, toggles: Toggles) -> Forward:
+    def _forward_eagerly(self, batch: ForwardBatch, toggles: Toggles) -> ForwardResult:
         """Run a batch that extends requests, with the target or the draft model."""
         role = Role.DRAFT if batch.mode is Mode.DRAFT_EXTEND else Role.TARGET
         model, pool = self.models[role], self.pools[role]
@@ -248,7 +248,7 @@ class Engine:
         rows = batch.last_rows
         if role is Role.TARGET:
             target = model.forward(self.ops, self._inputs(batch), access, rows)
-            return Forward(target, None, lists)
+            return ForwardResult(target, None, lists)
         tokens = draft_inputs(
             self.ops,
             model,
@@ -260,7 +260,7 @@ class Engine:
         output = model.forward(self.ops, tokens, access, rows)
         topk = model.config.speculation.topk
         output = likeliest(self.ops, {**output, "hidden": output["hidden"][rows]}, topk)
-        return Forward(output, None, lists)
+        return ForwardResult(output, None, lists)
 
     def _inputs(self, batch: ForwardBatch) -> TokenInputs:
         """Return the batch's own tensors as the target's inputs. Every row is live."""

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 import torch
 from paritybit.reference.order import Arrived, InOrder, Values
-from paritybit.subjects.streams import Event, Streams
+from paritybit.subjects.streams import Event, StreamPair
 from torch import Tensor
 
 Result = TypeVar("Result")
@@ -62,7 +62,7 @@ class Overlap(InOrder):
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
-        self.streams = Streams()
+        self.streams = StreamPair()
         self.buffers: dict[str, Tensor] = {}
 
     def clear(self) -> None:

@@ -52,7 +52,7 @@ class KeyLists:
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayResult:
     """One replay: its bucket, how much of it was live, and its output.
 
     - `live_size`: live requests or tokens, in the bucket's unit.
@@ -74,7 +74,7 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Forward:
+class ForwardResult:
     """The outcome of one forward: its output for live rows, and its replay, if any.
 
     - `keys`: the lists by which it read KV, valid until the engine's next forward. None if it
@@ -82,7 +82,7 @@ class Forward:
     """
 
     output: Output
-    replay: Replay | None
+    replay: ReplayResult | None
     keys: KeyLists | None = None
 
 

@@ -76,7 +76,7 @@ class Stream:
         self.changed()
 
 
-class Streams:
+class StreamPair:
     """The two streams of an engine that overlaps steps.
 
     Forwards run on `forward`. Writes that follow from the host's decisions run on `schedule`.

@@ -10,7 +10,7 @@ from typing import Any
 from paritybit.harness.lockstep.observation import Observation, Sample, StepEnd
 from paritybit.harness.lockstep.pair import ExtraRun
 from paritybit.reference.config import Role
-from paritybit.reference.model import Model
+from paritybit.reference.model import Decoder
 from torch import Tensor
 
 Description = tuple[str, dict[str, Any]]
@@ -50,7 +50,7 @@ class Playing:
     eager_tokens: Tensor
     graph_tokens: Tensor
     samples: tuple[Sample, ...]
-    models: Mapping[Role, Model]
+    models: Mapping[Role, Decoder]
     compared: Tensor
     first: Playback | None = None
     again: Playback | None = None

@@ -12,8 +12,8 @@ import torch
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import SPECULATION, ModelConfig, Role, Speculation
-from paritybit.subjects.contracts import Axis, StaticInput
-from paritybit.subjects.protocol import Replay
+from paritybit.subjects.contracts import Axis, ContractRow
+from paritybit.subjects.protocol import ReplayResult
 from paritybit.subjects.runners import RUNNERS
 from torch import Tensor
 
@@ -170,7 +170,7 @@ class Part(NamedTuple):
     right: Tensor
 
 
-def fills_of(replay: Replay) -> Fills:
+def fills_of(replay: ReplayResult) -> Fills:
     """Return the fill values of a replay's runner. Raises KeyError without an entry."""
     if replay.runner not in FILLS:
         raise KeyError(
@@ -198,7 +198,7 @@ def parts(observation: Observation) -> Iterator[Part]:
             yield Part(name, True, 0, static[name], torch.full_like(static[name], count))
 
 
-def extents_of(observation: Observation, replay: Replay) -> dict[Axis, int]:
+def extents_of(observation: Observation, replay: ReplayResult) -> dict[Axis, int]:
     """Return the length of each axis of the static inputs for the bucket of a replay."""
     speculation = observation.layout.configs[Role.DRAFT].speculation
     tokens = {
@@ -216,7 +216,7 @@ def extents_of(observation: Observation, replay: Replay) -> dict[Axis, int]:
 
 
 def _parts_of(
-    observation: Observation, row: StaticInput, fill: int | None, extents: Mapping[Axis, int]
+    observation: Observation, row: ContractRow, fill: int | None, extents: Mapping[Axis, int]
 ) -> Iterator[Part]:
     """Yield the live part of a static input, if it is ever populated, and its tail, if reset."""
     buffer, batch, live = observation.static[row.name], observation.eager.batch, 0
@@ -232,7 +232,7 @@ def _parts_of(
         yield Part(row.name, False, live, current, torch.full_like(current, fill))
 
 
-def live_part(observation: Observation, batch: ForwardBatch, row: StaticInput) -> Tensor:
+def live_part(observation: Observation, batch: ForwardBatch, row: ContractRow) -> Tensor:
     """Return the required live part of a static input, in the batch's dtype."""
     special: Mapping[str, Callable[[], Tensor | None]] = {
         "out_cache_loc_swa": lambda: observation.eager.mapping[batch.out_cache_loc],

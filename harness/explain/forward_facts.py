@@ -24,7 +24,7 @@ from paritybit.harness.explain.recorded import RecordedForward, StaticElement
 from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.requests import owner_of, owner_of_state, serial_at
 from paritybit.reference.config import Kind
-from paritybit.subjects.contracts import Axis, StaticInput
+from paritybit.subjects.contracts import Axis, ContractRow
 from torch import Tensor
 
 
@@ -126,7 +126,7 @@ def static_inputs(recorded: RecordedForward) -> tuple[StaticInputRow, ...]:
 
 
 def _static_input(
-    recorded: RecordedForward, row: StaticInput, columns: int, left: set[tuple[str, int]]
+    recorded: RecordedForward, row: ContractRow, columns: int, left: set[tuple[str, int]]
 ) -> StaticInputRow:
     """Return the first `columns` elements of each section of a static input."""
     assert recorded.runner is not None

@@ -20,12 +20,12 @@ from paritybit.harness.lockstep.pair import ExtraRun, Pair, Recorder
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError
 from paritybit.harness.schedules.schedule import Schedule
-from paritybit.reference.batch import Span
+from paritybit.reference.batch import RequestSpan
 from paritybit.reference.model import Output
 from paritybit.reference.ops import OpCall, Ops
 from paritybit.reference.pool import Tables
-from paritybit.subjects.engine import Engine
-from paritybit.subjects.protocol import Forward, Overrides
+from paritybit.subjects.engine import ReplicaEngine
+from paritybit.subjects.protocol import ForwardResult, Overrides
 from paritybit.subjects.runners.base import GraphRunner, overwrite
 from torch import Tensor
 
@@ -91,7 +91,7 @@ class RepeatedRun:
     calls: Calls
     storage: Tensor
     failed: str | None
-    forward: Forward | None = None
+    forward: ForwardResult | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -144,12 +144,12 @@ class RecordedForward(Recorder):
         self.sites = SiteTrap()
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> ReplicaEngine:
         """The engine under test."""
         return self.pair.subject
 
     @property
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[RequestSpan, ...]:
         """The batch of the forward by request. Empty if it is idle."""
         return self.plan.graph.spans
 
@@ -255,7 +255,7 @@ class RecordedForward(Recorder):
 
     def _run(
         self,
-        engine: Engine,
+        engine: ReplicaEngine,
         planned: PlannedStep,
         overrides: Overrides,
         calls: Calls | None,
@@ -272,7 +272,7 @@ class RecordedForward(Recorder):
         storage = self.pair.graph_pools.storage.clone()
         return RepeatedRun(output, list(kept), storage, failed, forward)
 
-    def _rewind(self, reset: Reset) -> Engine:
+    def _rewind(self, reset: Reset) -> ReplicaEngine:
         """Return the engine that runs the forward, with its state from before, and `reset`."""
         engine = self.engine
         if reset.fresh:

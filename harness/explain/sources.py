@@ -92,7 +92,7 @@ def contract_row(runner: type[GraphRunner], name: str) -> SourceLine | None:
     for owner in inspect.getmro(runner):
         path = Path(inspect.getfile(owner) if owner is not object else "").resolve()
         text = path.read_text() if path.is_relative_to(SOURCES) else ""
-        row = re.search(rf"(StaticInput|keep|reset)\(\s*\"{re.escape(name)}\"", text)
+        row = re.search(rf"(ContractRow|keep|reset)\(\s*\"{re.escape(name)}\"", text)
         if row is not None:
             file, line = path.relative_to(SOURCES).as_posix(), text.count("\n", 0, row.start()) + 1
             return SourceLine(f"the contract row of {name}", file, line)

@@ -10,11 +10,11 @@ from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.lockstep.tracebacks import SubjectRuns
 from paritybit.reference.batch import ForwardBatch
 from paritybit.reference.pool import Tables
-from paritybit.subjects.protocol import Forward, Overrides
+from paritybit.subjects.protocol import ForwardResult, Overrides
 from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN
 from torch import Tensor
 
-Collect = Callable[[Forward], Any]
+Collect = Callable[[ForwardResult], Any]
 """Returns the result of an extra run, from a forward that has just run."""
 
 

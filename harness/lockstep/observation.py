@@ -13,11 +13,11 @@ from paritybit.harness.lockstep.bits import unequal
 from paritybit.harness.lockstep.requests import owner_of, owner_of_state, serial_at
 from paritybit.harness.schedules.schedule import Step
 from paritybit.reference.allocator import Owner, Ownership
-from paritybit.reference.batch import ForwardBatch, Mode, Span
+from paritybit.reference.batch import ForwardBatch, Mode, RequestSpan
 from paritybit.reference.config import Kind
 from paritybit.reference.model import Output
 from paritybit.reference.pool import KVLayout, PoolSizes
-from paritybit.subjects.protocol import KeyLists, Replay, ReplayFacts
+from paritybit.subjects.protocol import KeyLists, ReplayFacts, ReplayResult
 from torch import Tensor
 
 
@@ -39,7 +39,7 @@ class Snapshot:
     output: Output | None
 
     @property
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[RequestSpan, ...]:
         """The spans of the batch. Empty for an idle step."""
         return self.batch.spans if self.batch is not None else ()
 
@@ -163,7 +163,7 @@ class Observation:
     compared: Tensor
     eager: Snapshot
     graph: Snapshot
-    replay: Replay | None
+    replay: ReplayResult | None
     facts: ReplayFacts | None
     expected_graph: bool
     end: StepEnd

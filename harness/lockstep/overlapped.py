@@ -20,7 +20,7 @@ from paritybit.reference.batch import (
     SLOT_VALUES,
     ForwardBatch,
     Mode,
-    Span,
+    RequestSpan,
     batch_of,
     batch_values,
     write_slots,
@@ -28,7 +28,7 @@ from paritybit.reference.batch import (
 from paritybit.reference.model import Output
 from paritybit.reference.order import Arrived, Values
 from paritybit.subjects.overlap import Overlap, Staged, arrived
-from paritybit.subjects.protocol import Forward
+from paritybit.subjects.protocol import ForwardResult
 from torch import Tensor
 
 TURN, FORWARDS_LAG = 8, 6
@@ -43,7 +43,7 @@ too late shows in the next forward only if the forward stream does not lag there
 class RanForward:
     """A forward of the subject, the full-to-SWA mapping right before it, and its batch."""
 
-    forward: Forward
+    forward: ForwardResult
     mapping: Tensor
     batch: ForwardBatch | None
 
@@ -70,11 +70,11 @@ class StagedForward(PlannedForward):
     `batch` is None until the batch was made on the device.
     """
 
-    listed: tuple[Span, ...]
+    listed: tuple[RequestSpan, ...]
     staged: Staged
 
     @property
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[RequestSpan, ...]:
         """The spans of the forward."""
         return self.listed
 
@@ -174,7 +174,7 @@ class OverlappedScheduler(Scheduler):
 
         return over
 
-    def forward_of(self, mode: Mode, spans: Iterable[Span]) -> PlannedForward:
+    def forward_of(self, mode: Mode, spans: Iterable[RequestSpan]) -> PlannedForward:
         """Return the staged forward over some spans. Their slots go to the tables in order."""
         found = tuple(spans)
         values = batch_values(mode, found, self.config.max_context)

@@ -17,7 +17,7 @@ from typing import Any
 from paritybit.harness.lockstep.noise import COUNTS
 from paritybit.harness.lockstep.requests import Request
 from paritybit.harness.lockstep.scheduler import Scheduler
-from paritybit.reference.batch import Span
+from paritybit.reference.batch import RequestSpan
 from paritybit.reference.config import Kind
 from paritybit.reference.model import Output
 from paritybit.subjects.graphs.dispatch import ALLOCATORS, replaced
@@ -34,7 +34,9 @@ ONE = ("hidden_states", "topk_p", "input_embeds")
 """Static buffers of floats. With values of a live request, each element of their tails is 1."""
 
 
-def padding_values(scheduler: Scheduler, spans: Sequence[Span], forwards: int) -> Mapping[str, int]:
+def padding_values(
+    scheduler: Scheduler, spans: Sequence[RequestSpan], forwards: int
+) -> Mapping[str, int]:
     """Return the values of kept tails for a forward over `spans`, by static buffer.
 
     `forwards` counts the earlier forwards of the schedule. The choice is not periodic, so no cycle
@@ -44,7 +46,7 @@ def padding_values(scheduler: Scheduler, spans: Sequence[Span], forwards: int) -
     return LEVEL if request is None else {**_values_of(scheduler, request), **LEVEL}
 
 
-def _someone(scheduler: Scheduler, spans: Sequence[Span]) -> Request | None:
+def _someone(scheduler: Scheduler, spans: Sequence[RequestSpan]) -> Request | None:
     """Return a request with KV, if possible one that is not in the batch."""
     rows = {span.row for span in spans}
     alive = [request for request in scheduler.running if request.allocation and request.length]

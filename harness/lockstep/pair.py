@@ -30,12 +30,12 @@ from paritybit.reference.allocator import Allocator, Owner
 from paritybit.reference.batch import ForwardBatch
 from paritybit.reference.config import Role, draft_config
 from paritybit.reference.eager import EagerDecoder
-from paritybit.reference.model import Model, Output
+from paritybit.reference.model import Decoder, Output
 from paritybit.reference.pool import KVPools, Tables
 from paritybit.subjects.buffers import SharedBufferError
-from paritybit.subjects.engine import Engine, Subject
+from paritybit.subjects.engine import ReplicaEngine, Subject
 from paritybit.subjects.overlap import Overlap
-from paritybit.subjects.protocol import Forward
+from paritybit.subjects.protocol import ForwardResult
 
 DRAFT_SEED = 1
 
@@ -92,8 +92,8 @@ class Pair:
         self.config = config.model
         drafting = draft_config(self.config)
         dtype, device = DTYPES[config.dtype], torch.device(config.device)
-        self.model = Model(self.config, dtype, device)
-        self.draft = Model(drafting, dtype, device, DRAFT_SEED)
+        self.model = Decoder(self.config, dtype, device)
+        self.draft = Decoder(drafting, dtype, device, DRAFT_SEED)
         self.eager_pools = KVPools(self.config, drafting, config.sizes, dtype, device)
         self.on_trial = config.subject()
         self.run_models = {
@@ -130,7 +130,7 @@ class Pair:
         self._consumed: Output = {}
 
     @property
-    def models(self) -> Mapping[Role, Model]:
+    def models(self) -> Mapping[Role, Decoder]:
         """The correct target and draft model. The runs run `run_models`, which may have bugs."""
         return {Role.TARGET: self.model, Role.DRAFT: self.draft}
 
@@ -236,12 +236,12 @@ class Pair:
         sizes = self.graph_pools.sizes
         return StepEnd(place, sizes, self.eager.ownership(), self.graph.ownership())
 
-    def equalize_padding(self, engine: Engine, planned: PlannedStep) -> None:
+    def equalize_padding(self, engine: ReplicaEngine, planned: PlannedStep) -> None:
         """Write equal values to the tails that padding keeps or fills once, on any engine."""
         values = padding_values(self.graph, planned.graph.spans, planned.forwards)
         engine.equalize_padding(planned.mode, values)
 
-    def run_subject(self, planned: PlannedStep, recorder: Recorder = NO_RECORDER) -> Forward:
+    def run_subject(self, planned: PlannedStep, recorder: Recorder = NO_RECORDER) -> ForwardResult:
         """Run a planned forward on the subject. Call `equalize_padding` first."""
         with recorder.forwarding(), SubjectRuns(), warnings_logged():
             return self.subject.forward(planned.graph.batch, planned.mode)
@@ -307,7 +307,12 @@ class Pair:
         return eager, graph
 
     def _commit(
-        self, planned: PlannedStep, eager_output: Output | None, forward: Forward, *, sampling: bool
+        self,
+        planned: PlannedStep,
+        eager_output: Output | None,
+        forward: ForwardResult,
+        *,
+        sampling: bool,
     ) -> tuple[Sample, ...]:
         """Pass the outputs to both schedulers. Returns the samples if `sampling`, else none."""
         batch = planned.eager.batch
@@ -345,14 +350,14 @@ def captured_engine(
     subject: Subject,
     logger: logging.Logger,
     capturing: Callable[[], AbstractContextManager[Any]] = nullcontext,
-) -> Engine:
+) -> ReplicaEngine:
     """Return the built-in engine over the graph run's KV.
 
     It shares the storage of KV and tables with the pair, but no Python object.
     """
     trial = pair.trial
     ops = subject.parts.of(type(trial.ops()))
-    return Engine(
+    return ReplicaEngine(
         ops(),
         {role: deepcopy(model) for role, model in pair.run_models.items()},
         pair.graph_pools,

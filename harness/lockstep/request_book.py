@@ -7,7 +7,7 @@ import torch
 from paritybit.harness.lockstep.requests import PlannedForward, Request
 from paritybit.harness.schedules.coverage import LONGEST
 from paritybit.reference.allocator import Allocator, Numbers, Owner, Ownership, PageAllocation
-from paritybit.reference.batch import ForwardBatch, Mode, Span, prepare
+from paritybit.reference.batch import ForwardBatch, Mode, RequestSpan, prepare
 from paritybit.reference.config import Kind, ModelConfig, Role
 from paritybit.reference.order import InOrder
 from paritybit.reference.pool import KVPools
@@ -68,7 +68,7 @@ class RequestBook:
         """All tokens after the last step that was run, int64 [token rows, max_context]."""
         return self.tokens
 
-    def batch_of(self, mode: Mode, spans: Sequence[Span]) -> ForwardBatch:
+    def batch_of(self, mode: Mode, spans: Sequence[RequestSpan]) -> ForwardBatch:
         """Write the slots of some spans to the tables, and return the batch."""
         return prepare(mode, spans, self.tokens, self.hidden_states, self.pools.tables)
 
@@ -157,7 +157,7 @@ class RequestBook:
         chosen = dict.fromkeys(pick % len(ready) for pick in picks) if ready else {}
         return [ready[place] for place in chosen][: self.max_bs]
 
-    def planned(self, mode: Mode, spans: Iterable[Span | None]) -> PlannedForward | None:
+    def planned(self, mode: Mode, spans: Iterable[RequestSpan | None]) -> PlannedForward | None:
         """Return the forward over the spans that are not None, or None if there are none."""
         found = [span for span in spans if span is not None]
         if not found:
@@ -166,22 +166,22 @@ class RequestBook:
             self.events["requests parked"] += len(self.running) > len(found)
         return self.forward_of(mode, found)
 
-    def forward_of(self, mode: Mode, spans: Sequence[Span]) -> PlannedForward:
+    def forward_of(self, mode: Mode, spans: Sequence[RequestSpan]) -> PlannedForward:
         """Write the slots of some spans to the tables, and return the forward over them."""
         return PlannedForward(mode, self.batch_of(mode, spans))
 
-    def span(self, request: Request, count: int) -> Span | None:
+    def span(self, request: Request, count: int) -> RequestSpan | None:
         """Return the next `count` tokens of `request` as a span, or None without free slots."""
         begin, end = request.length, request.length + count
         if request.allocation is None or not self.make_room(request.allocation, begin, count):
             return None
         return self.allocated_span(request, begin, end)
 
-    def allocated_span(self, request: Request, begin: int, end: int) -> Span:
+    def allocated_span(self, request: Request, begin: int, end: int) -> RequestSpan:
         """Return tokens begin to end - 1 of `request` as a span. They must have slots."""
         allocation = request.allocation
         assert allocation is not None
-        return Span(
+        return RequestSpan(
             row=allocation.row,
             token_row=request.token_row,
             begin=begin,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from paritybit.reference.allocator import Owner, PageAllocation
-from paritybit.reference.batch import ENCODER_ROWS, DraftState, ForwardBatch, Mode, Span
+from paritybit.reference.batch import ENCODER_ROWS, DraftState, ForwardBatch, Mode, RequestSpan
 from paritybit.reference.config import Kind
 from paritybit.reference.speculative import Tree
 
@@ -55,7 +55,7 @@ class PlannedForward:
     batch: ForwardBatch | None
 
     @property
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[RequestSpan, ...]:
         """The spans of the forward. Empty if it is idle."""
         return self.batch.spans if self.batch is not None else ()
 
@@ -92,7 +92,7 @@ def serial_at(row: int, owners: Iterable[Owner]) -> int:
     return next(owner.serial for owner in owners if owner.row == row)
 
 
-def owner_of(kind: Kind, slot: int, spans: Iterable[Span], owners: Sequence[Owner]) -> str:
+def owner_of(kind: Kind, slot: int, spans: Iterable[RequestSpan], owners: Sequence[Owner]) -> str:
     """Describe the owner of a slot. Slots that `spans` write have owners too."""
     for span in spans:
         if slot in (span.full_slots if kind is Kind.FULL else span.swa_slots):

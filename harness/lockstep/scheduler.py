@@ -29,7 +29,7 @@ from paritybit.harness.schedules.schedule import (
     Verify,
     idle_modes,
 )
-from paritybit.reference.batch import ForwardBatch, Mode, Span
+from paritybit.reference.batch import ForwardBatch, Mode, RequestSpan
 from paritybit.reference.model import Output
 from paritybit.reference.order import Arrived
 from paritybit.reference.speculative import path_to
@@ -129,7 +129,7 @@ class Scheduler(RequestBook):
     def _extend(self, request: Request, tokens: int) -> PlannedForward | None:
         return self.planned(Mode.EXTEND, [self._next(request, tokens)])
 
-    def _next(self, request: Request, tokens: int) -> Span | None:
+    def _next(self, request: Request, tokens: int) -> RequestSpan | None:
         """Return the next `tokens` known tokens of a request, or fewer. None without free slots."""
         return self.span(request, min(max(tokens, 1), request.known - request.length))
 
@@ -189,7 +189,7 @@ def sample(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
     return rows
 
 
-def count_sampled(book: RequestBook, spans: Sequence[Span]) -> list[int]:
+def count_sampled(book: RequestBook, spans: Sequence[RequestSpan]) -> list[int]:
     """Do the host's part of `sample`. It needs nothing from the device."""
     rows = []
     requests = book.requests_by_row()

@@ -10,7 +10,7 @@ import torch
 from paritybit.harness.lockstep.request_book import RequestBook
 from paritybit.harness.lockstep.requests import PlannedForward, Request
 from paritybit.harness.schedules.coverage import ALL_ACCEPTED
-from paritybit.reference.batch import DraftState, ForwardBatch, Mode, Span
+from paritybit.reference.batch import DraftState, ForwardBatch, Mode, RequestSpan
 from paritybit.reference.config import SPECULATION, Kind, Role
 from paritybit.reference.model import Output
 from paritybit.reference.speculative import Tree, accepted_path, tree_of
@@ -112,7 +112,9 @@ def catch_up(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int
     return []
 
 
-def count_caught_up(book: RequestBook, spans: Sequence[Span]) -> list[tuple[int, DraftState]]:
+def count_caught_up(
+    book: RequestBook, spans: Sequence[RequestSpan]
+) -> list[tuple[int, DraftState]]:
     """Do the host's part of `catch_up`. It needs nothing from the device.
 
     Returns pairs of a request's index in the batch and its new state, which is still empty.
@@ -140,7 +142,7 @@ def keep_caught_up(states: Sequence[tuple[int, DraftState]], output: Output) -> 
         state.hidden.copy_(output["hidden"][place])
 
 
-def _move_kv(book: RequestBook, span: Span, path: Sequence[int]) -> None:
+def _move_kv(book: RequestBook, span: RequestSpan, path: Sequence[int]) -> None:
     """Move the KV of an accepted path to the new columns of its tokens."""
     moved = [(node, column) for column, node in enumerate(path) if node != column]
     pool = book.pools[Role.TARGET]

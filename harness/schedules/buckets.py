@@ -1,6 +1,6 @@
 """The captured sizes of trials, and how far a bucket of them can be filled."""
 
-from paritybit.subjects.protocol import Replay
+from paritybit.subjects.protocol import ReplayResult
 
 BUCKETS = (2, 4, 8)
 """Default captured sizes, in requests."""
@@ -23,7 +23,7 @@ def filling(runner: str, bucket: int, how: str) -> str:
     return f"{runner}: bucket {bucket} {how}"
 
 
-def fillings(replay: Replay, last: Replay | None) -> dict[str, bool]:
+def fillings(replay: ReplayResult, last: ReplayResult | None) -> dict[str, bool]:
     """Return which of FILLINGS apply to a replay. `last` is the previous replay of the same runner.
 
     One short means all requests, or tokens, but one. If a request has several tokens, it also means

@@ -13,7 +13,7 @@ from paritybit.harness.schedules.buckets import (
     fillings,
 )
 from paritybit.reference.batch import Mode
-from paritybit.subjects.protocol import Replay
+from paritybit.subjects.protocol import ReplayResult
 from paritybit.subjects.runners import RUNNERS, engine_runners
 
 ALWAYS_REQUIRED = (
@@ -117,10 +117,10 @@ class Coverage:
 
     def __init__(self, events: Counter[str]) -> None:
         self.events = events
-        self.last: dict[str, Replay] = {}
+        self.last: dict[str, ReplayResult] = {}
         self.last_runner: str | None = None
 
-    def see(self, replay: Replay, requests: int) -> None:
+    def see(self, replay: ReplayResult, requests: int) -> None:
         """Count the events of one replay, of a batch with `requests` requests."""
         runner, bucket, live_size = replay.runner, replay.bucket, replay.live_size
         last = self.last.get(runner)

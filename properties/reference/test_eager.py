@@ -12,10 +12,10 @@ from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.config import DTYPES, TrialConfig
 from paritybit.harness.lockstep.pair import DRAFT_SEED
 from paritybit.reference.allocator import Allocator, PageAllocation
-from paritybit.reference.batch import DraftState, Mode, Span, prepare
+from paritybit.reference.batch import DraftState, Mode, RequestSpan, prepare
 from paritybit.reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
 from paritybit.reference.eager import EagerDecoder
-from paritybit.reference.model import Model, Output
+from paritybit.reference.model import Decoder, Output
 from paritybit.reference.oracle import dense_logits
 from paritybit.reference.pool import KVPools
 from torch import Tensor
@@ -43,11 +43,11 @@ of_every_preset = pytest.mark.parametrize(
 
 
 @cache
-def models(preset: str, dtype: str, device: str) -> tuple[Model, Model]:
+def models(preset: str, dtype: str, device: str) -> tuple[Decoder, Decoder]:
     """Return a target and its draft model; who changes one does so in a context."""
     config, place = PRESETS[preset], torch.device(device)
-    draft = Model(draft_config(config), DTYPES[dtype], place, DRAFT_SEED)
-    return Model(config, DTYPES[dtype], place), draft
+    draft = Decoder(draft_config(config), DTYPES[dtype], place, DRAFT_SEED)
+    return Decoder(config, DTYPES[dtype], place), draft
 
 
 @dataclass
@@ -101,11 +101,11 @@ class Bench:
         assert allocation is not None
         return Request(serial, allocation)
 
-    def span(self, request: Request, begin: int, end: int) -> Span:
+    def span(self, request: Request, begin: int, end: int) -> RequestSpan:
         """Return tokens of a request as a span, with slots for all of them."""
         short = max(0, end - max(begin, request.length))
         assert self.allocator.extend(request.allocation, end - short, short) is not None
-        return Span(
+        return RequestSpan(
             row=request.allocation.row,
             token_row=request.serial,
             begin=begin,
@@ -118,7 +118,7 @@ class Bench:
             encoder_len=request.encoder_len,
         )
 
-    def run(self, mode: Mode, spans: Sequence[Span]) -> Output:
+    def run(self, mode: Mode, spans: Sequence[RequestSpan]) -> Output:
         """Run a forward over some spans."""
         tables = self.pools.tables
         return self.decoder.forward(prepare(mode, spans, self.tokens, self.hidden_states, tables))
@@ -155,7 +155,7 @@ class Bench:
         """Let the draft model run all tokens of all requests."""
         return self.draft_extend([0] * REQUESTS, [request.length for request in self.requests])
 
-    def drafting(self, mode: Mode, caught_up: Output) -> list[Span]:
+    def drafting(self, mode: Mode, caught_up: Output) -> list[RequestSpan]:
         """Return the spans of a draft from what the draft model gave last."""
         count = SPECULATION.slots if mode is Mode.DRAFT else 0
         names = "topk_p", "topk_index", "hidden"
@@ -196,7 +196,7 @@ class Bench:
         request = self.requests[serial]
         return bits(self.pools[role].arena[kind][:, :, self.slots(request, kind)])
 
-    def dense_of(self, serial: int, tokens: Tensor, model: Model | None = None) -> Tensor:
+    def dense_of(self, serial: int, tokens: Tensor, model: Decoder | None = None) -> Tensor:
         """Return the oracle's logits, float64 [L, vocab], of a request of these tokens."""
         request = self.requests[serial]
         return dense_logits(
@@ -207,7 +207,7 @@ class Bench:
             tracked=request.tracked,
         )
 
-    def dense(self, serial: int, model: Model | None = None) -> Tensor:
+    def dense(self, serial: int, model: Decoder | None = None) -> Tensor:
         """Return the oracle's logits, float64 [2 W, vocab], of a request's first tokens."""
         return self.dense_of(serial, self.tokens[serial, : 2 * self.config.window], model)
 
@@ -290,7 +290,7 @@ def test_a_window_off_by_one_is_beyond_the_bound(preset: str, dtype: str, device
     decoded = {length: bench.decode() for length in range(window - 1, 2 * window + 1)}
     for shift in (-1, 1):
         config = replace(bench.config, window=window + shift)
-        shifted = Model(config, DTYPES[dtype], torch.device("cpu"))
+        shifted = Decoder(config, DTYPES[dtype], torch.device("cpu"))
         dense = torch.stack([bench.dense(serial, shifted) for serial in range(REQUESTS)])
         agrees = {
             length: off_by(logits, dense[:, length - 1]) <= bound

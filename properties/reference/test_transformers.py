@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from paritybit.reference.config import ModelConfig
-from paritybit.reference.model import Model
+from paritybit.reference.model import Decoder
 from paritybit.reference.oracle import dense_logits
 from torch import Tensor
 
@@ -36,9 +36,9 @@ of_every_model = pytest.mark.parametrize("name", COUNTERPARTS)
 
 
 @cache
-def ours(name: str, device: str = "cpu") -> Model:
+def ours(name: str, device: str = "cpu") -> Decoder:
     """Return our model, with nothing but tokens in its input."""
-    model = Model(COUNTERPARTS[name].config, torch.float32, torch.device(device))
+    model = Decoder(COUNTERPARTS[name].config, torch.float32, torch.device(device))
     model.encoder_table.zero_()
     return model
 
@@ -55,7 +55,7 @@ def drawn(config: ModelConfig) -> Tensor:
     return torch.randint(config.vocab, shape, generator=torch.Generator().manual_seed(1))
 
 
-def of_oracle(model: Model, tokens: Tensor) -> Tensor:
+def of_oracle(model: Decoder, tokens: Tensor) -> Tensor:
     """Return the oracle's logits, float64 [requests, L, vocab]."""
     return torch.stack([dense_logits(model, row, 0, 0, tracked=False) for row in tokens])
 
@@ -96,6 +96,6 @@ OTHER: dict[str, Callable[[ModelConfig], ModelConfig]] = {
 def test_another_decoder_does_not_agree(name: str, change: str) -> None:
     """Else the agreement would prove nothing: beyond the bound of float32 even."""
     config = OTHER[change](ours(name).config)
-    other = Model(config, torch.float32, CPU)
+    other = Decoder(config, torch.float32, CPU)
     other.encoder_table.zero_()
     assert off_by(of_oracle(other, drawn(config)), of_library(name)) > EAGER_BOUND

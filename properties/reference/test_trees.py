@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paritybit.reference.batch import Mode, Span
+from paritybit.reference.batch import Mode, RequestSpan
 from paritybit.reference.config import CHAIN, SPECULATION
 from paritybit.reference.speculative import Tree, accepted_path, tree_of
 
@@ -114,10 +114,10 @@ def test_an_accepted_path_is_its_definition(tree: Tree, data: st.DataObject, at_
     assert [right(node) for node in path] == [*path[1:], None]
 
 
-def span_of(begin: int, tree: Tree) -> Span:
+def span_of(begin: int, tree: Tree) -> RequestSpan:
     """Return a span that verifies a tree after `begin` tokens."""
     slots = range(begin, begin + len(tree))
-    return Span(1, 0, begin, begin + len(tree), slots, slots, 0, 0, False, 0, tree)
+    return RequestSpan(1, 0, begin, begin + len(tree), slots, slots, 0, 0, False, 0, tree)
 
 
 @given(tree=trees(), begin=st.integers(0, 5))

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from paritybit.reference.config import PRESETS, Kind, ModelConfig
-from paritybit.reference.model import LayerWeights, Model
+from paritybit.reference.model import Decoder, LayerWeights
 from paritybit.reference.oracle import wide
 from torch import Tensor
 from torch.nn import Identity
@@ -62,10 +62,10 @@ class Counterpart:
     config: ModelConfig
     names: tuple[str, str]
     settings: Callable[[ModelConfig], Mapping[str, Any]]
-    fit: Callable[[Any, Model], None]
+    fit: Callable[[Any, Decoder], None]
 
 
-def library_model(counterpart: Counterpart, model: Model) -> Any:
+def library_model(counterpart: Counterpart, model: Decoder) -> Any:
     """Return the library's model with the weights of ours, to be called in `InFloat64`."""
     library = importlib.import_module(LIBRARY)
     config_name, model_name = counterpart.names
@@ -119,7 +119,7 @@ def _fit_mlp(mlp: Any, weights: LayerWeights) -> None:
         getattr(mlp, f"{name}_proj").weight.copy_(weight)
 
 
-def _fit_one_expert(theirs: Any, model: Model) -> None:
+def _fit_one_expert(theirs: Any, model: Decoder) -> None:
     """Give one expert all of the MLP: its rows lie interleaved, and it adds 1 to `up`."""
     for layer, weights in zip(theirs.model.layers, model.layers, strict=True):
         layer.post_attention_layernorm.weight.copy_(wide(weights.mlp_norm))
@@ -131,7 +131,7 @@ def _fit_one_expert(theirs: Any, model: Model) -> None:
         experts.down_proj[0].copy_(wide(weights.down).T)
 
 
-def _fit_gemma(theirs: Any, model: Model) -> None:
+def _fit_gemma(theirs: Any, model: Decoder) -> None:
     """Copy weights to norms that add 1 to theirs, and take out the norms that ours lacks."""
     embedding = theirs.model.embed_tokens
     embedding.weight.div_(embedding.embed_scale)

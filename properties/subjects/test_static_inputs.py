@@ -4,14 +4,14 @@ import pytest
 import torch
 from paritybit.harness.checks.static_inputs import FILLS, TOKEN_COUNTS
 from paritybit.subjects.buffers import BufferPool, StaticInputs
-from paritybit.subjects.contracts import Axis, Contract, Policy, StaticInput, keep, reset
+from paritybit.subjects.contracts import Axis, Contract, ContractRow, Policy, keep, reset
 from paritybit.subjects.runners import RUNNERS
 
 ROWS: Contract = (
     keep("kept", Axis.TOKEN, torch.int32),
     reset("reset", Axis.TOKEN, torch.int64, 7),
     reset("on_host", Axis.REQUEST, torch.int32, 5, host=True),
-    StaticInput("filled_once", Axis.REQUEST, torch.int32, Policy.FILL_ONCE, 9),
+    ContractRow("filled_once", Axis.REQUEST, torch.int32, Policy.FILL_ONCE, 9),
     keep("sections", Axis.MROPE, torch.int64),
 )
 

@@ -1,7 +1,7 @@
 """Emulated streams: in order, as late as the waits allow, and no later."""
 
 import pytest
-from paritybit.subjects.streams import Streams, Work
+from paritybit.subjects.streams import StreamPair, Work
 
 
 class Log:
@@ -23,7 +23,7 @@ def log() -> Log:
 
 def test_the_stream_that_lags_runs_nothing_that_nobody_waits_for(log: Log) -> None:
     """The other one runs its work at once."""
-    streams = Streams()
+    streams = StreamPair()
     streams.lag(forward=True)
     streams.forward.run(log.work("forward"))
     streams.schedule.run(log.work("write"))
@@ -32,7 +32,7 @@ def test_the_stream_that_lags_runs_nothing_that_nobody_waits_for(log: Log) -> No
 
 def test_a_host_that_waits_for_an_event_runs_what_is_before_it_and_nothing_after(log: Log) -> None:
     """In the order in which it was given."""
-    streams = Streams()
+    streams = StreamPair()
     streams.lag(forward=True)
     streams.forward.run(log.work("copy"))
     streams.forward.run(log.work("forward"))
@@ -46,7 +46,7 @@ def test_a_host_that_waits_for_an_event_runs_what_is_before_it_and_nothing_after
 
 def test_a_stream_goes_no_further_than_the_event_it_waits_for(log: Log) -> None:
     """Though it does not lag; once the event is done it goes on of itself."""
-    streams = Streams()
+    streams = StreamPair()
     streams.lag(forward=True)
     streams.forward.run(log.work("forward"))
     event = streams.forward.record()
@@ -66,7 +66,7 @@ def test_an_error_of_the_work_reaches_whoever_waits_for_it(log: Log) -> None:
     def failing() -> None:
         raise IndexError("out of range")
 
-    streams = Streams()
+    streams = StreamPair()
     streams.lag(forward=True)
     streams.forward.run(failing)
     with pytest.raises(IndexError, match="out of range"):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import SPECULATION, Kind, Role
-from paritybit.reference.model import Model, Output
+from paritybit.reference.model import Decoder, Output
 from paritybit.reference.ops import Ops
 from paritybit.subjects.access import ListedKV
 from paritybit.subjects.buffers import BufferPool, Conversions, StaticInputs
@@ -30,7 +30,7 @@ from paritybit.subjects.key_lists import (
 )
 from paritybit.subjects.parts import Parts
 from paritybit.subjects.pool import SubjectPool
-from paritybit.subjects.protocol import KeyLists, Overrides, Replay
+from paritybit.subjects.protocol import KeyLists, Overrides, ReplayResult
 from paritybit.subjects.toggles import LocationScheme, Site, Toggles
 from torch import Tensor
 
@@ -45,7 +45,7 @@ class RunnerSpec:
     """The arguments of a runner. `buckets` are the captured sizes in its unit."""
 
     ops: Ops
-    models: Mapping[Role, Model]
+    models: Mapping[Role, Decoder]
     pools: Mapping[Role, SubjectPool]
     states: Tensor
     contract: Contract
@@ -202,7 +202,7 @@ class GraphRunner(ABC):
 
     def replay(
         self, batch: ForwardBatch | None, overrides: Overrides = NOTHING_OVERRIDDEN
-    ) -> Replay:
+    ) -> ReplayResult:
         """Populate the static inputs, write the metadata, and replay the graph.
 
         A batch of None is an idle step, in which all rows are padding. The bucket is the smallest
@@ -221,7 +221,7 @@ class GraphRunner(ABC):
         overwrite(self.metadata.buffers, overrides)
         output = self.launch(batch, bucket, captured=overrides.captured)
         live_rows = self.live_rows(live_size)
-        return Replay(
+        return ReplayResult(
             runner=self.name,
             bucket=bucket,
             live_size=live_size,

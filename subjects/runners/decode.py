@@ -12,8 +12,8 @@ from paritybit.subjects.contracts import (
     SEQ_LEN_FILL_VALUE,
     Axis,
     Contract,
+    ContractRow,
     Policy,
-    StaticInput,
     keep,
     reset,
 )
@@ -32,7 +32,7 @@ ROWS: Contract = (
     keep("mrope_positions", Axis.MROPE, torch.int64),
     reset("mamba_track_indices", Axis.REQUEST, torch.int64),
     reset("mamba_track_mask", Axis.REQUEST, torch.bool),
-    StaticInput(
+    ContractRow(
         "encoder_lens", Axis.REQUEST, torch.int32, Policy.FILL_ONCE, ENCODER_LEN_FILL_VALUE
     ),
     keep("num_token_non_padded", Axis.SCALAR, torch.int32),

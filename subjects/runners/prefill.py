@@ -15,7 +15,7 @@ from paritybit.subjects.access import ListedKV
 from paritybit.subjects.contracts import HIDDEN, PRESET_ONLY, Axis, Extents, keep, reset
 from paritybit.subjects.graphs.capture import Capture
 from paritybit.subjects.key_lists import fresh_keys
-from paritybit.subjects.protocol import KeyLists, Overrides, Replay
+from paritybit.subjects.protocol import KeyLists, Overrides, ReplayResult
 from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN, GraphRunner
 from paritybit.subjects.states import extend_paths
 from paritybit.subjects.toggles import LocationScheme
@@ -126,7 +126,7 @@ class PrefillRunner(GraphRunner):
 
     def replay(
         self, batch: ForwardBatch | None, overrides: Overrides = NOTHING_OVERRIDDEN
-    ) -> Replay:
+    ) -> ReplayResult:
         """Replay the graphs, then compute the logits of each request's last token eagerly.
 
         The replay includes the key lists of the batch. The runner does not keep them.

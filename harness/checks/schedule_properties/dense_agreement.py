@@ -6,7 +6,7 @@ import torch
 from paritybit.harness.checks.property import Playing, Property, Violation
 from paritybit.harness.lockstep.observation import Sample
 from paritybit.reference.config import Role
-from paritybit.reference.model import Model
+from paritybit.reference.model import Decoder
 from paritybit.reference.oracle import dense_draft_logits, dense_logits
 from torch import Tensor
 
@@ -16,7 +16,7 @@ DENSE_BOUND = {torch.float32: 2e-4, torch.bfloat16: 0.25}
 """The largest |eager - dense| / (1 + |dense|) of a logit that rounding can cause."""
 
 
-def bound_of(models: Mapping[Role, Model]) -> float:
+def bound_of(models: Mapping[Role, Decoder]) -> float:
     """Return the bound for the reference's arithmetic."""
     return DENSE_BOUND[models[Role.TARGET].dtype]
 
@@ -46,7 +46,7 @@ def _violation(sample: Sample, error: float, bound: float) -> Violation:
 
 
 def sample_errors(
-    models: Mapping[Role, Model], samples: Iterable[Sample]
+    models: Mapping[Role, Decoder], samples: Iterable[Sample]
 ) -> list[tuple[Sample, float]]:
     """Return the error of each sample against the oracle: see `dense_error`.
 
@@ -79,7 +79,7 @@ def dense_error(logits: Tensor, dense: Tensor) -> float:
     return float(((logits.cpu().double() - dense).abs() / (1 + dense.abs())).max())
 
 
-def dense_rows(models: Mapping[Role, Model], sample: Sample) -> Tensor:
+def dense_rows(models: Mapping[Role, Decoder], sample: Sample) -> Tensor:
     """Return the oracle's logits, float64 [L, vocab], after each of a sample's tokens."""
     tokens = sample.tokens.cpu()
     if sample.hidden_states is not None:

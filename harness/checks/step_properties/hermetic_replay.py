@@ -8,7 +8,7 @@ from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.reference.model import Output
-from paritybit.subjects.protocol import Forward
+from paritybit.subjects.protocol import ForwardResult
 
 
 def prepare(pair: Pair, planned: PlannedStep) -> Collect:
@@ -17,7 +17,7 @@ def prepare(pair: Pair, planned: PlannedStep) -> Collect:
     return defined_output
 
 
-def defined_output(forward: Forward) -> Output | None:
+def defined_output(forward: ForwardResult) -> Output | None:
     """Return the defined output of a replay, or None without a replay."""
     replay = forward.replay
     return None if replay is None else clone_output(replay.defined)

@@ -19,7 +19,7 @@ from paritybit.harness.lockstep.bits import unequal
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import Role
-from paritybit.subjects.protocol import Replay
+from paritybit.subjects.protocol import ReplayResult
 from paritybit.subjects.runners import RUNNERS
 
 
@@ -38,7 +38,7 @@ def judge(observation: Observation) -> Description | None:
     return None
 
 
-def odd_inputs(observation: Observation, replay: Replay) -> Iterator[str]:
+def odd_inputs(observation: Observation, replay: ReplayResult) -> Iterator[str]:
     """Yield messages about unexpected, missing and too small static buffers, and wrong dtypes."""
     static, fills, runner = observation.static, fills_of(replay), RUNNERS[replay.runner]
     there = {name for name in static if not name.startswith(OUTPUTS)} - METADATA.keys()
@@ -65,7 +65,7 @@ def odd_inputs(observation: Observation, replay: Replay) -> Iterator[str]:
             )
 
 
-def _wrong_part(replay: Replay, part: Part) -> Description | None:
+def _wrong_part(replay: ReplayResult, part: Part) -> Description | None:
     """Describe the first wrong element of a part of a static input, or return None."""
     current, right = part.current, part.right
     where = {"runner": replay.runner, "input": part.name, "live": part.live}

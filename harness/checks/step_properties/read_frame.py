@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.allocator import Owner
-from paritybit.reference.batch import Mode, Span
+from paritybit.reference.batch import Mode, RequestSpan
 from paritybit.reference.config import SPECULATION, Kind, Role
 from paritybit.reference.speculative import path_to
 from paritybit.subjects.protocol import Keys
@@ -134,7 +134,7 @@ def slots_of(owner: Owner, kind: Kind, none: int) -> Numbers:
     return np.where(slots < 0, none, slots)
 
 
-def columns_read(mode: Mode, span: Span, window: int | None) -> Iterable[Numbers | slice]:
+def columns_read(mode: Mode, span: RequestSpan, window: int | None) -> Iterable[Numbers | slice]:
     """Return the columns of its request that each live row reads, for each forward of a draft.
 
     `window` is the number of keys of a row on these layers, or None if it reads all.
@@ -145,7 +145,7 @@ def columns_read(mode: Mode, span: Span, window: int | None) -> Iterable[Numbers
     return [slice(max(0, at + 1 - reach), at + 1) for at in span.positions(mode)]
 
 
-def _columns_beyond(mode: Mode, span: Span, window: int | None) -> Iterator[Numbers]:
+def _columns_beyond(mode: Mode, span: RequestSpan, window: int | None) -> Iterator[Numbers]:
     """Yield the result of `columns_read` for rows that read tokens other than their request's."""
     columns = np.arange(span.end)
     drafted = columns[span.begin :]

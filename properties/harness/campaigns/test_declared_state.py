@@ -18,7 +18,7 @@ from paritybit.harness.records.case import Case
 from paritybit.harness.records.codec import load, save
 from paritybit.harness.records.schema import Status
 from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
-from paritybit.subjects.protocol import Forward
+from paritybit.subjects.protocol import ForwardResult
 
 from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN
@@ -42,7 +42,9 @@ def playing(trial: TrialConfig, *schedules: Schedule) -> FreshPlaying:
     return FreshPlaying(trial, STEP_PROPERTIES, frozenset(), schedules)
 
 
-def wrong_after_many(forward: Callable[..., Forward], seen: list[int], *words: Any) -> Forward:
+def wrong_after_many(
+    forward: Callable[..., ForwardResult], seen: list[int], *words: Any
+) -> ForwardResult:
     """Run a forward. After MANY replays, flip a bit of each output."""
     result = forward(*words)
     if result.replay is not None:

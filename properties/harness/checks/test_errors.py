@@ -17,7 +17,7 @@ from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
 from paritybit.reference.batch import ForwardBatch
 from paritybit.reference.model import Output
-from paritybit.subjects.protocol import Forward
+from paritybit.subjects.protocol import ForwardResult
 
 from properties.support.harness.planting import captured, shared
 
@@ -138,9 +138,9 @@ def in_the_subject(number: int) -> Planted:
         engine = captured(lockstep)[number]
         forward, fail = engine.forward, raising(error)
 
-        def failing(batch: ForwardBatch | None, *given: Any) -> Forward:
+        def failing(batch: ForwardBatch | None, *given: Any) -> ForwardResult:
             is_decode = batch is not None and batch.mode == "decode"
-            found: Forward = fail() if is_decode else forward(batch, *given)
+            found: ForwardResult = fail() if is_decode else forward(batch, *given)
             return found
 
         monkeypatch.setitem(vars(engine), "forward", failing)

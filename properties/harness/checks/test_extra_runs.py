@@ -16,8 +16,8 @@ from paritybit.harness.lockstep.scheduler import Scheduler
 from paritybit.reference.allocator import PageAllocation
 from paritybit.reference.batch import DraftState, ForwardBatch, Mode
 from paritybit.reference.pool import KVPools
-from paritybit.subjects.engine import Engine
-from paritybit.subjects.protocol import Forward
+from paritybit.subjects.engine import ReplicaEngine
+from paritybit.subjects.protocol import ForwardResult
 from paritybit.subjects.runners import ONE_PER_ENGINE
 from torch import Tensor
 
@@ -70,7 +70,7 @@ def states_of(pair: Pair) -> dict[str, str]:
     }
 
 
-def buffers_of(engine: Engine) -> dict[str, Tensor]:
+def buffers_of(engine: ReplicaEngine) -> dict[str, Tensor]:
     """Return all static buffers of an engine, by runner and name."""
     return {
         f"{runner.name}: {name}": buffer
@@ -79,7 +79,7 @@ def buffers_of(engine: Engine) -> dict[str, Tensor]:
     }
 
 
-def bytes_of(pair: Pair, engine: Engine) -> dict[str, Tensor]:
+def bytes_of(pair: Pair, engine: ReplicaEngine) -> dict[str, Tensor]:
     """Return a copy of all bytes of both runs and of one engine's static buffers."""
     return {
         **{f"eager: {name}": x for name, x in bytes_of_pools(pair.eager_pools).items()},
@@ -157,7 +157,7 @@ def noisy_bytes(
     before: dict[str, Tensor] = {}
     reached: set[str] = set()
 
-    def spied(batch: ForwardBatch | None, *given: Any) -> Forward:
+    def spied(batch: ForwardBatch | None, *given: Any) -> ForwardResult:
         if before:
             assert_spares_the_batch(lockstep, batch, before)
             reached.update(changed_since(before, bytes_of(lockstep.pair, fresh)))

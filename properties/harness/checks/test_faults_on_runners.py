@@ -7,7 +7,7 @@ whatever runner it judges, is asked once, on an observation made by hand.
 import pytest
 from paritybit.harness.checks.play import Lockstep
 from paritybit.reference.batch import ForwardBatch
-from paritybit.subjects.protocol import Replay
+from paritybit.subjects.protocol import ReplayResult
 from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.runners.prefill import PrefillRunner
 
@@ -26,7 +26,7 @@ PREFILLS = tuple(name for name, runner in RUNNERS.items() if issubclass(runner, 
 def padded_element(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last bit of one element of a padded row, which the fresh engine has right."""
 
-    def change(batch: ForwardBatch | None, replay: Replay) -> None:
+    def change(batch: ForwardBatch | None, replay: ReplayResult) -> None:
         if replay.live_rows < len(first_of(replay.output)):
             flip(first_of(replay.output), -1, 0)
 

@@ -8,7 +8,7 @@ from paritybit.harness.checks.step_properties.read_frame import columns_read, ju
 from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.schedules.schedule import Step
-from paritybit.reference.batch import Mode, Span
+from paritybit.reference.batch import Mode, RequestSpan
 from paritybit.subjects.protocol import Keys
 from paritybit.subjects.runners import ONE_PER_ENGINE
 from torch import Tensor
@@ -101,6 +101,6 @@ def test_a_row_of_a_tree_reads_its_past_and_its_ancestors(
     window: int | None, right: list[list[int]]
 ) -> None:
     tree = ((7, -1), (8, 0), (9, 0), (8, 1))
-    span = Span(1, 0, 3, 7, range(7), range(7), 0, 0, False, 0, tree)
+    span = RequestSpan(1, 0, 3, 7, range(7), range(7), 0, 0, False, 0, tree)
     found = columns_read(Mode.TARGET_VERIFY, span, window)
     assert [np.arange(7)[row].tolist() for row in found] == right

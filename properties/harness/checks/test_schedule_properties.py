@@ -13,7 +13,7 @@ from paritybit.harness.checks.schedule_properties.dense_agreement import (
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.observation import Sample
 from paritybit.reference.config import PRESETS, Role, draft_config
-from paritybit.reference.model import Model
+from paritybit.reference.model import Decoder
 from torch import Tensor
 
 from properties.support.harness.tensors import flip
@@ -24,12 +24,12 @@ OF_SCHEDULES = [name for name, rule in PROPERTIES.items() if rule.judge_schedule
 
 
 @pytest.fixture(scope="module")
-def models() -> dict[Role, Model]:
+def models() -> dict[Role, Decoder]:
     """The target and its draft, in float32."""
     draft = draft_config(CONFIG)
     return {
-        Role.TARGET: Model(CONFIG, torch.float32, CPU),
-        Role.DRAFT: Model(draft, torch.float32, CPU, 1),
+        Role.TARGET: Decoder(CONFIG, torch.float32, CPU),
+        Role.DRAFT: Decoder(draft, torch.float32, CPU, 1),
     }
 
 
@@ -49,7 +49,7 @@ def unjudged(serial: int, length: int, *, draft: bool = False) -> Sample:
     )
 
 
-def sampled(models: dict[Role, Model], sample: Sample) -> Sample:
+def sampled(models: dict[Role, Decoder], sample: Sample) -> Sample:
     """Return a request with the logits that the oracle gives it."""
     return replace(sample, logits=dense_rows(models, sample)[-1].float())
 
@@ -61,13 +61,13 @@ def playback() -> Playback:
 
 
 @pytest.fixture(scope="module")
-def samples(models: dict[Role, Model]) -> tuple[Sample, Sample]:
+def samples(models: dict[Role, Decoder]) -> tuple[Sample, Sample]:
     """A request of the target's, and what the draft model made of it."""
     return sampled(models, unjudged(3, 14)), sampled(models, unjudged(3, 9, draft=True))
 
 
 @pytest.fixture
-def playing(models: dict[Role, Model], samples: tuple[Sample, Sample]) -> Playing:
+def playing(models: dict[Role, Decoder], samples: tuple[Sample, Sample]) -> Playing:
     """What a right schedule leaves."""
     tokens = torch.arange(12).view(2, 6)
     compared = torch.ones(8, dtype=torch.bool)

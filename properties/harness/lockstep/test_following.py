@@ -5,7 +5,7 @@ from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError
 from paritybit.harness.schedules.schedule import Admit
-from paritybit.subjects.engine import Engine
+from paritybit.subjects.engine import ReplicaEngine
 
 
 def test_an_error_of_ownership_changed_is_an_error_of_the_subject(
@@ -13,11 +13,11 @@ def test_an_error_of_ownership_changed_is_an_error_of_the_subject(
 ) -> None:
     broken = list[str]()
 
-    def followed(_: Engine) -> None:
+    def followed(_: ReplicaEngine) -> None:
         if broken:
             raise RuntimeError(broken[0])
 
-    monkeypatch.setattr(Engine, "ownership_changed", followed)
+    monkeypatch.setattr(ReplicaEngine, "ownership_changed", followed)
     pair = Pair(TrialConfig())
     pair.reset(seed=0)
     broken.append("a slot is freed twice")

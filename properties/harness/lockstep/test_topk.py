@@ -16,7 +16,7 @@ from paritybit.harness.schedules.schedule import (
     Step,
     Verify,
 )
-from paritybit.reference.batch import Mode, Span
+from paritybit.reference.batch import Mode, RequestSpan
 from paritybit.subjects.bugs.catalogue import BUGS
 from torch import Tensor
 
@@ -37,7 +37,7 @@ def test_a_draft_keeps_topk_branches(runner: str, slots: int, topk: int) -> None
     """Checks what is allocated, drafted, verified and accepted."""
     trial = TrialConfig(runner, topk=topk, page_size=4, **SIZES)
     lockstep = Lockstep(trial, PROPERTIES)
-    spans, widths = defaultdict[Mode, list[Span]](list), set[int]()
+    spans, widths = defaultdict[Mode, list[RequestSpan]](list), set[int]()
 
     def seen(place: int, step: Step, observation: Any, new: Any) -> None:
         spans[observation.mode] += observation.graph.spans

@@ -16,7 +16,7 @@ from paritybit.reference.config import Kind, Role
 from paritybit.reference.eager import EagerDecoder
 from paritybit.reference.model import Output
 from paritybit.subjects.buffers import StaticInputs
-from paritybit.subjects.protocol import Forward, Overrides, Replay
+from paritybit.subjects.protocol import ForwardResult, Overrides, ReplayResult
 from paritybit.subjects.runners import RUNNERS
 from torch import Tensor
 
@@ -41,7 +41,7 @@ def wrong_kv(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -
     assert role is not None
     arena = lockstep.pair.graph_pools[role].arena[Kind.FULL]
 
-    def change(batch: ForwardBatch | None, replay: Replay) -> None:
+    def change(batch: ForwardBatch | None, replay: ReplayResult) -> None:
         if batch is not None:
             flip(arena, 0, 1, batch.spans[0].full_slots[-1], 0, 0)
 
@@ -52,7 +52,7 @@ def reads_free_bytes(lockstep: Lockstep, runner: str, monkeypatch: pytest.Monkey
     """Live output that takes up the bytes of a slot nobody owns: too few to show, but for noise."""
     pools = lockstep.pair.graph_pools
 
-    def change(batch: ForwardBatch | None, replay: Replay) -> None:
+    def change(batch: ForwardBatch | None, replay: ReplayResult) -> None:
         if batch is not None:
             slot = free_slot(lockstep)
             held = [pools[role].arena[Kind.FULL][:, :, slot] for role in Role]
@@ -95,9 +95,9 @@ def eager_fallback(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPa
     decoder = EagerDecoder(pair.trial.ops(), pair.model, pair.draft, pair.graph_pools)
     forward = subject.forward
 
-    def fallback(batch: ForwardBatch | None, idle: Mode, *overrides: Overrides) -> Forward:
+    def fallback(batch: ForwardBatch | None, idle: Mode, *overrides: Overrides) -> ForwardResult:
         if batch is not None and batch.mode is RUNNERS[runner].mode:
-            return Forward(decoder.forward(batch), None)
+            return ForwardResult(decoder.forward(batch), None)
         return forward(batch, idle, *overrides)
 
     monkeypatch.setitem(vars(subject), "forward", fallback)
@@ -227,7 +227,7 @@ def wrong_token(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
 def failing_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay that raises an error."""
 
-    def change(batch: ForwardBatch | None, replay: Replay) -> None:
+    def change(batch: ForwardBatch | None, replay: ReplayResult) -> None:
         raise RuntimeError("no kernel image")
 
     on_replay(lockstep, runner, monkeypatch, change)

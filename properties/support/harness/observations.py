@@ -14,11 +14,17 @@ from paritybit.harness.checks.step_properties.padding_noninterference import Noi
 from paritybit.harness.lockstep.observation import Observation, Snapshot, StepEnd
 from paritybit.harness.schedules.schedule import Decode
 from paritybit.reference.allocator import Owner
-from paritybit.reference.batch import DraftState, ForwardBatch, Mode, Span, prepare
+from paritybit.reference.batch import DraftState, ForwardBatch, Mode, RequestSpan, prepare
 from paritybit.reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
 from paritybit.reference.model import Output
 from paritybit.reference.pool import LOC_DTYPE, KVLayout, PoolSizes, Tables
-from paritybit.subjects.protocol import BufferFacts, GraphFacts, LocationDtypes, Replay, ReplayFacts
+from paritybit.subjects.protocol import (
+    BufferFacts,
+    GraphFacts,
+    LocationDtypes,
+    ReplayFacts,
+    ReplayResult,
+)
 from torch import Tensor
 
 from properties.support.harness.right_step import (
@@ -110,7 +116,7 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
     LAYOUT.states_of(compared)[0] = False
     rows = len(next(iter(output.values())))
     live_size = batch.live_tokens if mode is Mode.EXTEND else batch.live_requests
-    replay = Replay(RUNNER[mode], BUCKET, live_size, True, static, rows, live, static)
+    replay = ReplayResult(RUNNER[mode], BUCKET, live_size, True, static, rows, live, static)
     found = Observation(
         place=3,
         step=Decode((0, 1)),
@@ -168,11 +174,11 @@ def batch_of(mode: Mode, tables: Tables) -> ForwardBatch:
     return prepare(mode, spans, tokens, hidden, tables)
 
 
-def span(mode: Mode, request: int, count: int) -> Span:
+def span(mode: Mode, request: int, count: int) -> RequestSpan:
     """Return the next `count` tokens of a request, with what the mode adds."""
     owner = OWNERS[request]
     state = DraftState(torch.ones(2), torch.arange(2), torch.ones(CONFIG.hidden))
-    return Span(
+    return RequestSpan(
         row=owner.row,
         token_row=request,
         begin=owner.length,

@@ -22,8 +22,8 @@ from paritybit.harness.schedules.schedule import (
 )
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output
-from paritybit.subjects.engine import Engine
-from paritybit.subjects.protocol import Forward, Overrides, Replay
+from paritybit.subjects.engine import ReplicaEngine
+from paritybit.subjects.protocol import ForwardResult, Overrides, ReplayResult
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.toggles import LocationScheme
@@ -60,8 +60,8 @@ WITHOUT_REPLAYS = tuple(name for name, rule in PROPERTIES.items() if not rule.pl
 Plant = Callable[[Lockstep, str, pytest.MonkeyPatch], None]
 """Plants a fault that concerns one runner of a lockstep, given its name."""
 
-ForwardChange = Callable[[ForwardBatch | None, Forward], None]
-ReplayChange = Callable[[ForwardBatch | None, Replay], None]
+ForwardChange = Callable[[ForwardBatch | None, ForwardResult], None]
+ReplayChange = Callable[[ForwardBatch | None, ReplayResult], None]
 
 
 def engine_of(runner: str) -> str:
@@ -112,7 +112,7 @@ def play(
     return lockstep, outcome
 
 
-def captured(lockstep: Lockstep) -> tuple[Engine, Engine]:
+def captured(lockstep: Lockstep) -> tuple[ReplicaEngine, ReplicaEngine]:
     """Return the subject of a lockstep and its fresh engine."""
     return lockstep.pair.subject, lockstep.pair.fresh_engine
 
@@ -131,8 +131,8 @@ def on_forward(
 ) -> None:
     """Let `change` alter what each forward of the subject, and of the fresh engine, left behind."""
 
-    def after(forward: Callable[..., Forward]) -> Callable[..., Forward]:
-        def changed(batch: ForwardBatch | None, idle: Mode, *overrides: Overrides) -> Forward:
+    def after(forward: Callable[..., ForwardResult]) -> Callable[..., ForwardResult]:
+        def changed(batch: ForwardBatch | None, idle: Mode, *overrides: Overrides) -> ForwardResult:
             result = forward(batch, idle, *overrides)
             if not any(one.largest for one in overrides):  # Only replays in the usual bucket.
                 change(batch, result)
@@ -154,7 +154,7 @@ def on_replay(
 ) -> None:
     """Let `change` alter what each replay of one runner left behind."""
 
-    def changed(batch: ForwardBatch | None, result: Forward) -> None:
+    def changed(batch: ForwardBatch | None, result: ForwardResult) -> None:
         if result.replay is not None and result.replay.runner == runner:
             change(batch, result.replay)
 

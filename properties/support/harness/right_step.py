@@ -15,7 +15,7 @@ from paritybit.harness.checks.static_inputs import (
 )
 from paritybit.harness.lockstep.observation import Observation, StepEnd
 from paritybit.reference.allocator import Numbers, Owner, Ownership
-from paritybit.reference.batch import Mode, Span
+from paritybit.reference.batch import Mode, RequestSpan
 from paritybit.reference.config import SPECULATION, Kind, ModelConfig
 from paritybit.reference.eager import columns_of
 from paritybit.reference.pool import PoolSizes, Tables
@@ -38,7 +38,7 @@ PADDED_ROW = [(0, True)]
 """What a padded row reads: slot 0."""
 
 
-def holders(owners: Sequence[Owner], spans: Sequence[Span]) -> tuple[Owner, ...]:
+def holders(owners: Sequence[Owner], spans: Sequence[RequestSpan]) -> tuple[Owner, ...]:
     """Return the owners with the slots that a forward may write as pages of one slot."""
     found = []
     by_row = {span.row: span for span in spans}
@@ -51,7 +51,7 @@ def holders(owners: Sequence[Owner], spans: Sequence[Span]) -> tuple[Owner, ...]
 
 
 def knowing(
-    mode: Mode, owners: Sequence[Owner], spans: Sequence[Span], *, more: int
+    mode: Mode, owners: Sequence[Owner], spans: Sequence[RequestSpan], *, more: int
 ) -> tuple[Owner, ...]:
     """Return the owners with their rows of tokens, and as many tokens as they know.
 
@@ -69,7 +69,12 @@ def knowing(
 
 
 def right_keys(
-    mode: Mode, spans: Sequence[Span], owners: Sequence[Owner], config: ModelConfig, *, idle: bool
+    mode: Mode,
+    spans: Sequence[RequestSpan],
+    owners: Sequence[Owner],
+    config: ModelConfig,
+    *,
+    idle: bool,
 ) -> KeyLists:
     """Return the lists of a right forward: its live rows, then a padded one, per forward."""
     forwards = SPECULATION.forwards if mode is Mode.DRAFT else 1
