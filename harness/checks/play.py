@@ -169,7 +169,7 @@ class Lockstep:
 
         | what fails | result |
         |---|---|
-        | the subject, in a step or capture | a violation of no_crash |
+        | the subject | a violation of no_crash |
         | the capture, because runners disagree on a shared buffer | one of index_contract |
         | anything else | `Outcome.error` has the traceback |
 
