@@ -1,8 +1,16 @@
 """The bound of an exploration, for all engines."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from paritybit.explore.laws import Tokens
+
+MOST = 100
+"""The most actions of a case, and the largest size of any part of a bound."""
+
+Size = Annotated[int, Meta(ge=1, le=MOST)]
 
 OUTPUT = 1
 """The token that each step samples. An output can then be a prefix of a prompt."""
@@ -20,12 +28,12 @@ class Bound:
     - `keys`: tokens in a key of sglang's prefix cache. With EAGLE, a key has two.
     """
 
-    slots: int = 18
-    requests: int = 2
-    page_size: int = 1
-    window: int = 2
-    budget: int = 4
-    keys: int = 1
+    slots: Size = 18
+    requests: Size = 2
+    page_size: Size = 1
+    window: Size = 2
+    budget: Size = 4
+    keys: Annotated[int, Meta(ge=1, le=2)] = 1
 
     @property
     def longest(self) -> int:

@@ -1,15 +1,13 @@
 """Counterexamples of `explore` as JSON data: a bound and a list of actions, without code."""
 
-from dataclasses import asdict
-from typing import Literal
+from typing import Annotated, Literal
 
-from paritybit.explore.bound import Bound
+from msgspec import Meta
+
+from paritybit.explore.bound import MOST, Bound
 from paritybit.explore.search import Machine, ViolationError, judging_errors
 from paritybit.harness.errors import CannotRunError, shorten
 from paritybit.harness.records.codec import File
-
-MOST = 100
-"""The most actions, and the largest size of any part of a bound, that a case may ask for."""
 
 
 class ExploreCase(File, frozen=True, tag="paritybit-explore-case"):
@@ -17,17 +15,9 @@ class ExploreCase(File, frozen=True, tag="paritybit-explore-case"):
 
     engine: str
     bound: Bound
-    actions: tuple[str, ...]
+    actions: Annotated[tuple[str, ...], Meta(min_length=1, max_length=MOST)]
     text: str
     version: Literal[1] = 1
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for a bound or a list of actions that is too large."""
-        sizes = (*asdict(self.bound).values(), len(self.actions))
-        if self.bound.keys > 2 or not all(0 < size <= MOST for size in sizes):
-            raise ValueError(
-                f"sizes and the number of actions are between 1 and {MOST}, and keys are 1 or 2"
-            )
 
 
 def violation_of(machine: Machine, actions: tuple[str, ...]) -> str | None:
