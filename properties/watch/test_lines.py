@@ -75,6 +75,7 @@ def plan(runner, n):
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The functions of the pretended engine, in a package of that name."""
+    sys.settrace(None)  # A watcher of an earlier test may still note calls.
     monkeypatch.setattr(stacks, "CALLED", {})
     stacks.engine_file.cache_clear()
     for one in (stacks.functions, stacks.origins):
