@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,6 +67,13 @@ class Pool:
 
 def fill(tensor, n):
     tensor.fill_(n)
+
+def scatter(out_ptr, ids_ptr, n):
+    at = out_ptr + tl.arange(0, n)
+    tl.store(at, tl.load(ids_ptr + at))
+
+def run(launch, kernel, out, ids):
+    launch(kernel, (out, ids), {"n": 4})
 
 def plan(runner, n):
     runner.wrapped(n)
@@ -144,6 +152,18 @@ def test_a_line_for_another_kind_of_forward_is_named_as_such(engine: dict[str, A
     unseen = "no line was seen that writes it; its name is set in Runner.prepare"
     assert lines.of("batch", "found (1)") == (None, unseen)
     assert lines.of("batch", "unknown") == (None, None)
+
+
+def test_an_input_has_the_kernel_that_stores_to_it(engine: dict[str, Any]) -> None:
+    lines, given = Lines("engine"), {"out": torch.zeros(4), "ids": torch.zeros(4)}
+    kernel = SimpleNamespace(fn=engine["scatter"], arg_names=["out_ptr", "ids_ptr", "n"])
+    with lines.learning():
+        engine["run"](lines.fills.launched, kernel, *given.values())
+    lines.note("batch", given)
+    source, via = lines.of("batch", "out")
+    assert source == place("launch(kernel")
+    assert via == f"in run; which calls {brief('tl.store')} in scatter"
+    assert lines.of("batch", "ids")[0] is None
 
 
 def test_an_input_of_the_engine_is_not_kept_alive(engine: dict[str, Any]) -> None:
