@@ -210,19 +210,14 @@ HOSTILE: list[tuple[tuple[str | int, ...], Any]] = [
     (("arguments",), ["--model-path", "/"]),
     (("script", "settings", "model"), "/etc"),
     (("script", "settings", "device"), "cuda:0"),
-    (("script", "settings", "seed"), 10**19),
     (("script", "settings", "backend"), "--model-path=/"),
-    (("script", "settings", "graphs"), "evil"),
     (("script", "settings", "pool"), 10**12),
-    (("script", "settings", "rows"), 0),
     (("script", "settings", "more"), 1),
     (("script", "waves", 0, "requests", 0, "tokens"), 10**12),
     (("script", "waves", 0, "requests", 0, "prompt"), []),
     (("script", "waves", 0, "requests", 0, "prompt", 0, "length"), 10**12),
-    (("script", "waves", 0, "requests", 0, "arrives"), -1),
     (("script", "waves", 0, "requests", 0, "follows"), "nobody"),
     (("script", "waves", 0, "requests", 1, "name"), "a"),
-    (("script", "waves", 0, "requests", 1, "temperature"), 1e9),
 ]
 
 
