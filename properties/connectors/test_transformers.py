@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from paritybit.connectors.transformers import streams
 from paritybit.connectors.transformers.batch import Batch, Planned
 from paritybit.connectors.transformers.cache import free_and_cached, groups_of, owned, parts_of
 from paritybit.connectors.transformers.engine import Engine
-from paritybit.connectors.transformers.inputs import laws_of, lists_of, named
+from paritybit.connectors.transformers.inputs import laws_of, lists_of, named, unordered
 from paritybit.connectors.transformers.sampling import rows
 from paritybit.testing.replays import InMemory
 from paritybit.watch.checks import wrong_row
@@ -239,9 +238,9 @@ def test_what_is_read_before_it_is_written_is_stale() -> None:
     given = batch.given
     inputs = named(given, dict(enumerate(batch.parts)))
     early = {name: one.clone() for name, one in inputs.items()}
-    assert not list(judged(streams.unordered(early, inputs)))
+    assert not list(judged(unordered(early, inputs)))
     early[f"read_index[{FULL}]"].zero_()  # As the engine left it before it wrote the batch.
-    (finding,) = judged(streams.unordered(early, inputs))
+    (finding,) = judged(unordered(early, inputs))
     assert f"read_index[{FULL}] (read without waiting" in finding.text
 
 

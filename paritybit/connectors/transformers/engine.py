@@ -11,16 +11,19 @@ from torch import Tensor
 from paritybit.connectors.following import Following, Original, attribute
 from paritybit.connectors.hooking import guarded
 from paritybit.connectors.transformers import cache as caches
-from paritybit.connectors.transformers import sampling, streams
+from paritybit.connectors.transformers import sampling
 from paritybit.connectors.transformers.batch import Batch, Planned, written_on_device
 from paritybit.connectors.transformers.inputs import (
     LARGEST_MASK,
+    filled,
     given_of,
     laws_of,
     lists_of,
     masks_of,
     named,
+    on_stream,
     statics_of,
+    unordered,
 )
 from paritybit.watch.checks.moved_address import fault
 from paritybit.watch.facts import Forward, Replay, StaticInput
@@ -97,7 +100,7 @@ class Engine(Following):
         """Watch a forward pass."""
         run = functools.partial(original, runner, model, batch_data, *args, **kw)
         given: Mapping[str, Any] = batch_data
-        with streams.on_stream(runner) as writer:
+        with on_stream(runner) as writer:
             planned, self.planned = self.planned, []
             self.forwards += 1
             if not self.watcher.due():
@@ -113,8 +116,8 @@ class Engine(Following):
             else:
                 self.watcher.begin(Forward(batch.kind, batch.rows(), owned))
                 masks = {f"attention_mask[{name}]": one for name, one in masks_of(batch).items()}
-                filled = streams.filled(inputs, self.prepared, self.names) | masks
-                self.judge(runner, batch, filled, streams.unordered(early, inputs))
+                sources = filled(inputs, self.prepared, self.names) | masks
+                self.judge(runner, batch, sources, unordered(early, inputs))
             with self.forward_of((runner, model, batch)), self.judging(runner, batch):
                 return run() if self.warming else self.run(runner, model, batch, run)
 
@@ -137,21 +140,23 @@ class Engine(Following):
             self.watcher.tokens(ids[: batch.size], positions[: batch.size])
 
     def judge(
-        self, runner: Any, batch: Batch, filled: Mapping[str, Tensor], unordered: list[StaticInput]
+        self, runner: Any, batch: Batch, sources: Mapping[str, Tensor], early: list[StaticInput]
     ) -> None:
-        """Judge the inputs of a forward. `filled` are the tensors that the engine filled."""
+        """Judge the inputs of a forward. `sources` are the tensors that the engine filled."""
         watcher, processors = self.watcher, getattr(runner, "logit_processor", None)
-        named = {{"position_ids": "positions"}.get(name, name): one for name, one in filled.items()}
+        by_name = {
+            {"position_ids": "positions"}.get(name, name): one for name, one in sources.items()
+        }
         for kind in ("batch", LISTS):
-            watcher.lines.note(kind, named)
-        lists = {n: one for n, one in filled.items() if n.startswith("read_index[")}
+            watcher.lines.note(kind, by_name)
+        lists = {n: one for n, one in sources.items() if n.startswith("read_index[")}
         tables = {n.replace("[", " ").removesuffix("]"): one for n, one in lists.items()}
         watcher.lines.note(SLOTS, tables)
         watcher.lists(list(lists_of(batch)))
         laws = list(laws_of(batch))
         for one in laws:
-            one.copied = filled.get(one.name.partition(" (")[0])
-        watcher.inputs("batch", [*laws, *unordered])
+            one.copied = sources.get(one.name.partition(" (")[0])
+        watcher.inputs("batch", [*laws, *early])
         if hasattr(processors, "prepare_tensor_args"):
             self.rows(PROCESSORS, lambda: sampling.rows(batch, processors))
         if any(mask.numel() > LARGEST_MASK for mask in masks_of(batch).values()):
