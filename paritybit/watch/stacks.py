@@ -16,8 +16,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-CALLERS = 4
-"""The callers of a line that are reported."""
+CALLERS, KEPT = 4, 8
+"""The callers of a line that are reported, and those among which its values are followed."""
 
 MOST_CALLS = 20_000
 """The most calls that are looked at while the engine prepares one forward pass."""
@@ -108,7 +108,7 @@ def stack(package: str, frame: FrameType | None = None, inner: tuple[str, ...] =
     """
     found, outer = list[str](), 0
     frame = frame or sys._getframe(1)
-    while frame is not None and outer <= CALLERS:
+    while frame is not None and outer <= KEPT:
         before = len(found)
         code = frame.f_code
         path = engine_file(code.co_filename, package)
