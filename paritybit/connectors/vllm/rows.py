@@ -10,7 +10,7 @@ from paritybit.connectors.vllm.batch import Batch
 from paritybit.connectors.vllm.drafting import Drafting
 from paritybit.connectors.vllm.sampling import Sampling, adapters
 from paritybit.watch.facts import Forward
-from paritybit.watch.stacks import NOWHERE, Stack
+from paritybit.watch.stacks import NOWHERE, Stack, brief
 
 SAMPLER = "sampler"
 """What uses the values of rows, for reports."""
@@ -95,8 +95,9 @@ class Rows(Drafting):
         name = next((one for one in (*args, *kwargs.values()) if isinstance(one, str)), "")
         if (slot := index.get(name)) is not None:
             holder = self.holders.get(slot)
-            told = f"it got slot {slot} in this step"
             lines = NOWHERE if self.watcher is None else self.watcher.here()
-            self.moves[name] = lines, f"{told}, which request {holder} had" if holder else told
+            by = "".join(f" at {brief(line)}" for line in lines.lines[1:2])
+            told = f"it got slot {slot} in this step{by}"
+            self.moves[name] = NOWHERE, f"{told}, which request {holder} had" if holder else told
             self.holders[slot] = name
         return result
