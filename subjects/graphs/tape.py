@@ -189,11 +189,14 @@ def _traits(func: Any) -> _Traits:
 def _writing(func: Any) -> tuple[Callable[..., Any] | None, frozenset[str]]:
     """Return the overload of `func` that writes into `out=`, and its keyword arguments."""
     wanted = _positional(func)
+    given = {"out", *(one.name for one in func._schema.arguments)}
     for name in func.overloadpacket.overloads():
         candidate = getattr(func.overloadpacket, name)
         arguments = candidate._schema.arguments
         written = [one.name for one in arguments if one.alias_info and one.alias_info.is_write]
-        if written == ["out"] and wanted and _positional(candidate) == wanted:
+        needed = {one.name for one in arguments if not one.has_default_value()}
+        same = written == ["out"] and wanted and _positional(candidate) == wanted
+        if same and needed <= given:
             return candidate, frozenset(one.name for one in arguments if one.kwarg_only)
     return None, frozenset()
 
