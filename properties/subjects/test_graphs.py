@@ -203,37 +203,6 @@ def test_what_a_break_writes_is_read_by_the_next_segment(device: str) -> None:
         assert graph.output.tolist() == [[2 * value] * 3] * 2 + [[200 * value + 2] * 3] * 2
 
 
-def test_the_captured_list_leaves_out_what_a_break_runs(device: str) -> None:
-    """The segments' lists lie one after the other; a break keeps none, and may read values."""
-    ops = ops_of(device)
-    logged: list[list[str] | None] = []
-    rows, weight = torch.ones(2, 32, device=device), torch.ones(32, 32, device=device)
-    limit = torch.ones(1, dtype=torch.int32, device=device)
-    graph = Capture[Tensor](ops, memory_pool(device))
-
-    def eager() -> None:
-        logged.append(ops.log)
-        ops.probabilities(rows)
-        assert rows.sum().item() == 64
-
-    def function() -> Tensor:
-        ops.record("before")
-        limited = ops.limit_rows(rows, limit)
-        graph.break_here(eager)
-        ops.record("after")
-        return ops.linear_add(limited, weight, rows)
-
-    ops.linear_add(rows, weight, rows)  # what it compiles must not be loaded in a capture
-    graph.run(function)
-    wanted = [["before", "limit_rows"], ["after", "linear_add"]]
-    for _ in range(2):
-        assert [segment.operations for segment in graph.segments] == wanted
-        assert graph.operations == wanted[0] + wanted[1]
-        graph.replay()
-    assert logged == [None, None, None]
-    assert ops.log is None
-
-
 class GivenUpError(Exception):
     """Raised in the midst of a capture."""
 

@@ -5,14 +5,12 @@ from functools import cache
 
 import pytest
 import torch
-from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
 from paritybit.harness.schedules.schedule import Admit, Decode
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import PRESETS, Kind, Role, draft_config
 from paritybit.reference.pool import HybridKVPool, KVPools, PoolSizes
-from paritybit.subjects.bugs.catalogue import BUGS
-from paritybit.subjects.pool import TRANSLATE, SubjectPool
+from paritybit.subjects.pool import SubjectPool
 from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
@@ -101,19 +99,6 @@ def test_a_preset_location_stays_until_it_is_set_again(device: str) -> None:
         pair.step(Decode((0, 1)))
         assert pool.state.swa_loc is eager
         assert subject.pools[Role.DRAFT].state.swa_loc is None
-
-
-@pytest.mark.parametrize("runner", BUGS["loc_memo_capture"].expected)
-def test_a_capture_that_finds_the_memo_of_its_warm_up_holds_no_translation(
-    runner: str, device: str
-) -> None:
-    """The harmful case of the memo, which the invalidation at the top of a run prevents."""
-    trial = TrialConfig(runner, device=device, buckets=(2,), token_buckets=(4,))
-    subject, _ = captured(Lockstep(trial.with_bug("loc_memo_capture")))
-    for one in subject.runners.values():
-        wanted = 0 if one.name == runner else one.translations(MEMO)
-        for bucket in one.buckets:
-            assert one.operations(bucket).count(TRANSLATE) == wanted, one.name
 
 
 def memo(device: str) -> SubjectPool:
