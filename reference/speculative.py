@@ -64,16 +64,16 @@ def tree_of(root: int, scores: list[float], tokens: list[int], chosen: list[int]
     """
     topk = len(chosen) // SPECULATION.forwards
     best = sorted(range(len(scores)), key=lambda place: (-scores[place], place))
-    kept = sorted(best[: SPECULATION.draft_tokens - 1])
+    chosen_places = sorted(best[: SPECULATION.draft_tokens - 1])
     above = {place: _parent(place, chosen, topk) for place in range(len(scores))}
-    known = {-1: 0}
+    node_of = {-1: 0}
     nodes = [(root, -1)]
-    for place in kept:
+    for place in chosen_places:
         parent = above[place]
-        while parent not in known:  # Rounding may drop a parent of equal score.
+        while parent not in node_of:  # Rounding may drop a parent of equal score.
             parent = above[parent]
-        known[place] = len(nodes)
-        nodes.append((tokens[place], known[parent]))
+        node_of[place] = len(nodes)
+        nodes.append((tokens[place], node_of[parent]))
     return tuple(nodes)
 
 

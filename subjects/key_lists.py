@@ -211,6 +211,7 @@ def _slots(queries: Queries, table: Tensor, starts: Ints, bounds: Ints, count: i
     if bounds[-1] < count:
         raise IndexError(f"{count} keys must be listed, but the rows have {bounds[-1]}")
     lengths = np.diff(bounds)
+    # The places in the joined lists, counted from each list's first column.
     column = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - starts, lengths)
     if queries.shift is not None:
         since, by = (np.repeat(on_host(values), lengths) for values in queries.shift)
