@@ -20,7 +20,6 @@ def transfer(
     share storage.
     """
     sizes = [len(values) for values in lists.values()]
-    # numpy is faster than torch here.
     together = np.fromiter(chain.from_iterable(lists.values()), np.int64, sum(sizes))
     on_host = torch.from_numpy(together)
     on_device = on_host.to(device)
