@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from paritybit.watch.fills import Fills, Write
-from paritybit.watch.stacks import MOST, Calls, Stack, brief, leading, named_in, setting, told
+from paritybit.watch.stacks import MOST, Stack, brief, calls_of, leading, named_in, setting, told
 
 SLOTS = "slots"
 """The kind of a table from which rows get their slots. Its name ends with that of the group."""
@@ -32,7 +32,7 @@ class Lines:
 
     def __init__(self, package: str, every: int = 1) -> None:
         self.every, self.forward = every, ""
-        self.fills, self.calls = Fills(package), Calls(package)
+        self.fills, self.calls = Fills(package), calls_of(package)
         self.known: dict[Key, list[Write]] = {}
         """The writes to each input when it was noted last, if there were any."""
         self.noted: dict[tuple[str, str], None] = {}

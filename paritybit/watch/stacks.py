@@ -160,23 +160,34 @@ CALLED: dict[tuple[str, int], dict[int, CodeType]] = {}
 """The functions that each line of a file has called, by file and line."""
 
 
+@cache
+def calls_of(package: str) -> "Calls":
+    """Return what notes the calls of a package in this process."""
+    return Calls(package)
+
+
 class Calls:
-    """Notes which functions the lines of an engine call, while it prepares some forward passes."""
+    """Notes which functions the lines of an engine call, while it prepares some forward passes.
+
+    It lives as long as the process. Python 3.11 does not keep a function that traces alive until it
+    has called it, and a collection of garbage in between may stop the tracing.
+    """
 
     def __init__(self, package: str) -> None:
         self.package, self.turn, self.left = package, 0, 0
+        self.function = self._called
 
     def start(self) -> None:
         """Note the calls of this thread, if it is time to."""
         self.turn += 1
         if (self.turn <= FIRST or not self.turn % EVERY) and sys.gettrace() is None:
             self.left = MOST_CALLS
-            sys.settrace(self._called)
+            sys.settrace(self.function)
 
     def stop(self) -> None:
         """Note no more calls."""
         self.left = 0
-        if sys.gettrace() == self._called:
+        if sys.gettrace() is self.function:
             sys.settrace(None)
 
     def _called(self, frame: FrameType, event: str, argument: Any) -> None:

@@ -87,7 +87,6 @@ class Watcher(Replaying):
                 self.settled()
             self.deafen()
             self.lines.calls.stop()
-            self.lines.calls.stop()
 
     def lose(self) -> None:
         """Forget everything that is known, and stop watching the current forward."""

@@ -26,6 +26,6 @@ def test_a_draw_depends_on_its_seed() -> None:
 
 def test_a_mutant_fails_the_tests_of_its_module() -> None:
     mutants = mutants_of("reference/allocator.py")
-    mutant = next(one for one in mutants if one.before == "shuffle.shuffle(free)")
-    tests = ["properties/reference/test_allocator.py", "-k", "shuffled"]
+    mutant = next(one for one in mutants if one.before == "self.free_rows.append(allocation.row)")
+    tests = ["properties/reference/test_allocator.py", "-k", "issued_again"]
     assert judged(mutant, tests) == "fails tests"

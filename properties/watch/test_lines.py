@@ -86,6 +86,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     sys.settrace(None)  # A watcher of an earlier test may still note calls.
     monkeypatch.setattr(stacks, "CALLED", {})
     stacks.engine_file.cache_clear()
+    stacks.calls_of.cache_clear()
     for one in (stacks.functions, stacks.origins):
         one.cache_clear()
     scope: dict[str, Any] = {}

@@ -116,10 +116,10 @@ def test_a_run_of_nothing_and_a_wrong_option_of_pytest_have_no_verdict(
 
 
 PLANTED = {
-    "wrong": ("if not (row.value or row.host)]", "if row.dtype == torch.int64 and not row.value]"),
-    "crash": ("in resets if not", "in resets if not os._exit(9) and not"),
+    "wrong": ("row.policy is Policy.RESET and", "row.policy is Policy.RESET and row.value and"),
+    "crash": ("row.policy is Policy.RESET and", "not os._exit(9) and"),
 }
-"""Edits of `subjects/buffers.py`: padding of int32 is not reset, and a process dies."""
+"""Edits of `subjects/buffers.py`: padding with zeros is not reset, and a process dies."""
 
 
 @pytest.mark.parametrize(("fault", "code"), [("wrong", FINDING), ("crash", CANNOT_RUN)])
