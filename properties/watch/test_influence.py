@@ -19,6 +19,7 @@ from paritybit.watch.replays.influence import HIDDEN, LiveReads
 from paritybit.watch.replays.overlaps import overlaps
 from paritybit.watch.replays.relations import NAMES, STREAK, Relations
 from paritybit.watch.replays.trial import SavedSlots, Trial
+from paritybit.watch.replays.unread import ZEROS
 from paritybit.watch.replays.values import STEPS, Draw, other_values
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
@@ -404,6 +405,16 @@ def test_a_tensor_that_some_forwards_ignore_is_found(monkeypatch: pytest.MonkeyP
         found |= toy.serve()
         toy.kv.zero_()
     assert "tensor 0 of layer 1 is not read" in found
+
+
+def test_a_zero_query_says_nothing_about_keys() -> None:
+    """It ignores all keys of the first layer, but not their values."""
+    toy = Toy()
+    toy.kv.fill_(1.0)  # What is written must differ from what was there.
+    toy.embedding[7] = 0.0
+    toy.tokens[:, CHUNK:] = 7
+    assert toy.serve() == set()
+    assert toy.journal.counts[f"not tried: wrong read: {ZEROS}"]
 
 
 def test_a_forward_that_does_not_repeat_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ from paritybit.watch.replays.values import SAMPLE, STEPS, Draw, draws, sampled
 
 UNWRITTEN = "nothing had written the tensor in the slots that are read"
 ALL_TOKENS = "the last layer shows only in tokens"
+ZEROS = "the rows wrote zeros, so their queries may be zero"
 NO_KV = "a model without KV of its own may ignore layers"
 
 Shown = set[tuple[str, int]]
@@ -69,9 +70,8 @@ def unread_tensor(
     layer = next(n for n, numbers in enumerate(layers) if number in numbers)
     slots = slots_for(reads, ledger, number)
     whole = Replacement.fitting(ledger, slots, layers[layer], LARGEST, Draw(seed))
-    (rows,) = SavedSlots.of(ledger, sampled(slots, SAMPLE, 0), [number]).rows
-    if not bool(as_integers(rows).any()):
-        return NotTried(UNWRITTEN if len(slots) else NOTHING_READ)
+    if reason := reason_against(reads, ledger, slots, number, layers[layer]):
+        return NotTried(reason)
     moved = replace(whole, tensors=[number])
     fixed = replace(whole, tensors=[n for n in layers[layer] if n != number])
     with changed(trial, reads, [moved], keep=False) as values:
@@ -92,6 +92,34 @@ def unread_tensor(
     what = f"tensor {layers[layer].index(number)} of {where}"
     text = f"does not depend on {what} in the slots that live rows read"
     return Wrong(text, name, where, cause={"what": f"{what} is not read"})
+
+
+def reason_against(
+    reads: LiveReads, ledger: Ledger, slots: Tensor, number: int, numbers: Sequence[int]
+) -> str | None:
+    """Return why a tensor, of a layer with these `numbers`, cannot be tried in some slots."""
+    (rows,) = SavedSlots.of(ledger, sampled(slots, SAMPLE, 0), [number]).rows
+    if not bool(as_integers(rows).any()):
+        return UNWRITTEN if len(slots) else NOTHING_READ
+    return ZEROS if writes_zeros(reads, ledger, numbers) else None
+
+
+def writes_zeros(reads: LiveReads, ledger: Ledger, numbers: Sequence[int]) -> bool:
+    """Return whether all rows that read a layer wrote nothing but zeros to its tensors.
+
+    The embedding of a token for padding is zero. Its query is zero, too, and ignores all keys.
+    """
+    name = ledger.group.name
+    own = [
+        row.slots[name][row.cached : row.cached + row.computed]
+        for row in reads.forward.rows
+        if row.cached and name in row.slots
+    ]
+    slots = torch.cat(own) if own else torch.empty(0, dtype=torch.int64)
+    slots = slots[slots >= 0].to(reads.slots[name].device)
+    written = SavedSlots.of(ledger, slots, numbers).rows if len(slots) else []
+    numeric = [rows.float() if rows.is_floating_point() else as_integers(rows) for rows in written]
+    return bool(numeric) and not any(bool((rows != 0).any()) for rows in numeric)
 
 
 def slots_for(reads: LiveReads, ledger: Ledger, number: int) -> Tensor:
