@@ -22,8 +22,6 @@ LEFT_OVER = 5.0
 PAUSE = 0.05
 """Seconds between two checks whether processes have ended."""
 
-NOT_FOUND, NOT_EXECUTABLE = "not found", "cannot be executed"
-
 
 class Running:
     """A command that was started.
@@ -56,7 +54,7 @@ class Running:
         try:
             self.process = Guarded(words, environment, output, folder)
         except FileNotFoundError as error:
-            raise MalformedError(f"cannot run {quote(words[0])}: {NOT_FOUND}") from error
+            raise MalformedError(f"cannot run {quote(words[0])}: not found") from error
         except (OSError, ValueError) as error:  # ValueError: a word holds a null byte.
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise MalformedError(f"cannot run {quote(words[0])}: {why}") from error

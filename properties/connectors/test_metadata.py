@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from paritybit.connectors.following import expected
 from paritybit.connectors.sglang.attention import metadata_of
 from paritybit.connectors.sglang.rows import Rows
 from paritybit.watch.checks import stale_input
@@ -82,3 +83,10 @@ def test_the_lengths_of_flash_attention_are_exact(mode: str, topk: int, lengths:
         meta = SimpleNamespace(cache_seqlens_int32=torch.tensor(held))
         given = backend("FlashAttentionBackend", forward_metadata=meta, topk=topk)
         assert stale(list(metadata_of(given, mode, chain(2), rows((3, 1)), graph=True))) == found
+
+
+def test_an_input_has_no_more_entries_than_its_values_unless_padding_follows() -> None:
+    whole, padded = (expected("drafts", torch.tensor([1, 2, 3]), [1, 2], size=n) for n in (None, 3))
+    inputs: Any = SimpleNamespace(inputs=[whole, padded], finding=lambda _, one, what: (one, what))
+    found: list[Any] = [*stale_input.judge(inputs)]
+    assert found == [(whole, "drafts has [3] live, not [2]")]
