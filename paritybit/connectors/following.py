@@ -32,7 +32,6 @@ class Following:
     """
 
     package: str
-    logger: str
     inner: tuple[str, ...] = ()
     """Parts of the paths of files that allocate and free slots on behalf of others."""
 
@@ -45,7 +44,7 @@ class Following:
         self.idle_at: Any = None
 
     def watch(self, groups: Sequence[Group]) -> Watcher:
-        """Return a watcher of KV groups, and begin to listen to the engine's log."""
+        """Return a watcher of KV groups."""
         watcher = Watcher(
             groups,
             engine=self.package,
@@ -55,7 +54,6 @@ class Following:
         )
         watcher.captures, watcher.missed = self.captures, self.missed
         watcher.inner = self.inner
-        watcher.listen(self.logger)
         return watcher
 
     def missed(self) -> None:

@@ -145,7 +145,7 @@ SEVERITY: tuple[tuple[str, ...], ...] = (
         *("stale input", "graph and eager differ", "company", "engine error"),
     ),
     ("kernel race", "padding leak", "unrepeatable replay", "leak"),
-    ("moved address", "changed dtype", "dirty log"),
+    ("moved address", "changed dtype"),
 )
 """All checks, most severe first: those that corrupt or misread KV, those that may do so, and those
 of contracts that may do no harm."""

@@ -1,7 +1,6 @@
 """The boundary between the engine and the sanitizer: handles errors and reports."""
 
 import functools
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,9 +16,6 @@ from paritybit.watch.observations import Check
 from paritybit.watch.settings import TRIED, Settings
 
 P = ParamSpec("P")
-
-MOST_ERRORS = 100
-"""Number of logged errors that are kept per forward."""
 
 LONGEST = 500
 """Number of characters of an error message that are kept."""
@@ -52,32 +48,6 @@ def guarded(method: Callable[P, None]) -> Callable[P, None]:
     return call
 
 
-class Listener(logging.Handler):
-    """Keeps the errors, and counts the warnings, that an engine's loggers emit."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.errors: list[tuple[str, str]] = []
-        self.warnings = 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep one record."""
-        if record.levelno < logging.ERROR:
-            self.warnings += 1
-        elif len(self.errors) < MOST_ERRORS:
-            try:
-                text = record.getMessage()
-            except Exception:  # The arguments do not fit the message. The engine may go on.
-                text = str(record.msg)
-            self.errors.append((f"{record.name}:{record.lineno}", text[:LONGEST]))
-
-    def taken(self) -> tuple[list[tuple[str, str]], int]:
-        """Return the errors, and the number of warnings, since the last call."""
-        errors, warnings = self.errors, self.warnings
-        self.errors, self.warnings = [], 0
-        return errors, warnings
-
-
 class Boundary:
     """Runs the selected checks and writes their findings.
 
@@ -93,19 +63,6 @@ class Boundary:
             self.journal.counts.setdefault(f"{TRIED}{check.name}", 0)
         self.lock = threading.RLock()
         self.busy = False
-        self.listener = Listener()
-        self.heard: list[logging.Logger] = []
-
-    def listen(self, *names: str) -> None:
-        """Listen to the loggers with these names."""
-        self.heard += map(logging.getLogger, names)
-        for logger in self.heard:
-            logger.addHandler(self.listener)
-
-    def deafen(self) -> None:
-        """Stop listening."""
-        for logger in self.heard:
-            logger.removeHandler(self.listener)
 
     def lose(self) -> None:
         """Forget everything that is known, and stop watching the current forward."""

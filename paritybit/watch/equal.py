@@ -12,9 +12,6 @@ from paritybit.watch.observations import Inputs
 MOST = 3
 """The most equalities of one input that are said."""
 
-NONE = -(2**31)
-"""Stands for a position without a token or a slot. No input has this value."""
-
 NEAR = 4
 """The most entries between an entry and the one whose value it has."""
 
@@ -67,10 +64,6 @@ def known(
         yield "that is the number of cached positions of the request", cached
         yield "that is the number of positions that it computes", computed
         yield "that is the number of cached and computed positions", cached + computed
-    if len(right) == sum(row.computed for row in rows):
-        for step, which in ((-1, "before"), (1, "after")):
-            for name, value in of_neighbours(rows, static, step):
-                yield f"that is the {name} of the position {which} it, of the same request", value
     for step in (*range(1, NEAR + 1), *range(-1, -NEAR - 1, -1)):
         there = wrong + step
         if int(there.min()) >= 0 and int(there.max()) < len(right):
@@ -78,24 +71,6 @@ def known(
             whose = "" if at is None else f", request {at[0].request}"
             if len(right[there].unique()) == len(there):
                 yield f"that is the right value of entry {entry}{whose}", right.roll(-step)
-
-
-def of_neighbours(
-    rows: tuple[Row, ...], static: StaticInput, step: int
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the token ids, and the slots, of the positions `step` after each computed one."""
-    ids, slots = list[int](), list[int]()
-    for row in rows:
-        held = row.slots.get(static.writes or "")
-        mine = [] if held is None else held.tolist()
-        for place in range(row.cached + step, row.cached + row.computed + step):
-            token = row.tokens[place] if 0 <= place < len(row.tokens) else None
-            ids.append(NONE if token is None else token)
-            slots.append(mine[place] if 0 <= place < len(mine) else NONE)
-    if static.writes is not None:
-        yield "slot", torch.tensor(slots)
-    elif "ids" in static.name:
-        yield "id", torch.tensor(ids)
 
 
 def row_at(forward: Forward, entry: int, size: int) -> tuple[Row, int] | None:

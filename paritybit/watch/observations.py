@@ -435,11 +435,3 @@ class Captured:
     dtype: torch.dtype
     shape: tuple[int, ...]
     value: Tensor | None
-
-
-@dataclass(frozen=True)
-class Logged(Observation):
-    """Errors that the engine logged during a forward: the place in the source, and the message."""
-
-    during: str
-    records: Sequence[tuple[str, str]]

@@ -74,7 +74,7 @@ def hashes(forward: Forward, chains: Chains) -> list["array[int]"]:
 
 def first_read(row: Row, group: Group) -> int:
     """Return the first cached position that a row reads in a group, or `row.cached` for none."""
-    if not (row.computed or row.only_reads) or group.name not in row.slots:
+    if not row.computed or group.name not in row.slots:
         return row.cached
     window = row.window or group.window
     return 0 if window is None else max(0, row.cached - window + 1)
@@ -261,44 +261,44 @@ def written(writes: Writes, ledger: Ledger, changed: Tensor) -> Tensor:
     return changed[slots] | ((ledger.chain[slots] == chain) & (chain != UNKNOWN))
 
 
-@dataclass(frozen=True)
-class Unchanged:
-    """A slot that a forward computes and whose bytes did not change."""
+def left(
+    forward: Forward,
+    writes: Writes,
+    at: int,
+    ledger: Ledger,
+    chains: Chains,
+    warm: bool,
+    fresh: Tensor,
+) -> bool | None:
+    """Return whether a forward left alone a slot that it computes, or None if nobody knows.
 
-    row: Row
-    slot: int
-    position: int
-    chain: int
-
-    def left(
-        self, ledger: Ledger, chains: Chains, model: str, warm: bool, fresh: Tensor
-    ) -> bool | None:
-        """Return whether the forward left the slot alone, or None if nobody knows.
-
-        Keys depend on the position and the token, so equal bytes for another position or another
-        token mean that the slot was not written, if slots are distinct at all. With the same token
-        after other ones, the bytes of the first layer are equal, and those of later layers may be.
-        With `warm`, a slot that was never written while it was watched may have got its content
-        from a warm-up. `fresh` are the slots that the forward wrote.
-        """
-        forward, held = int(ledger.forward[self.slot]), int(ledger.chain[self.slot])
-        if forward == NEVER:
-            filled = int(ledger.before[self.slot]) != EMPTY
-            return None if warm and filled else distinct(ledger, self.slot, fresh) or None
-        # If something else changed the slot since, its entry says nothing of its bytes.
-        if held == UNKNOWN or int(ledger.checksum[self.slot]) != int(ledger.before[self.slot]):
-            return None
-        if int(ledger.position[self.slot]) != self.position:
-            return distinct(ledger, self.slot, fresh) or None
-        held, now = chains.final(held), chains.final(self.chain)
-        if held == now:
-            return False
-        writer = ledger.names.name(int(ledger.request[self.slot]))
-        if model or writer is None:  # A draft model may get another token than its row names.
-            return None
-        before, token = chains.token(writer, self.position, held), self.row.tokens[self.position]
-        other = before is not None and token is not None and before != token
-        return (other and distinct(ledger, self.slot, fresh)) or None
+    The slot is entry `at` of `writes`, and its bytes did not change. Keys depend on the position
+    and the token, so equal bytes for another position or another token mean that the slot was not
+    written, if slots are distinct at all. With the same token after other ones, the bytes of the
+    first layer are equal, and those of later layers may be. With `warm`, a slot that was never
+    written while it was watched may have got its content from a warm-up. `fresh` are the slots that
+    the forward wrote.
+    """
+    slot, position = int(writes.slots[at]), int(writes.position[at])
+    held = int(ledger.chain[slot])
+    if int(ledger.forward[slot]) == NEVER:
+        filled = int(ledger.before[slot]) != EMPTY
+        return None if warm and filled else distinct(ledger, slot, fresh) or None
+    # If something else changed the slot since, its entry says nothing of its bytes.
+    if held == UNKNOWN or int(ledger.checksum[slot]) != int(ledger.before[slot]):
+        return None
+    if int(ledger.position[slot]) != position:
+        return distinct(ledger, slot, fresh) or None
+    held, now = chains.final(held), chains.final(int(writes.chain[at]))
+    if held == now:
+        return False
+    writer = ledger.names.name(int(ledger.request[slot]))
+    if forward.model or writer is None:  # A draft model may get another token than its row names.
+        return None
+    before = chains.token(writer, position, held)
+    token = forward.rows[int(writes.row[at])].tokens[position]
+    other = before is not None and token is not None and before != token
+    return (other and distinct(ledger, slot, fresh)) or None
 
 
 def distinct(ledger: Ledger, slot: int, fresh: Tensor) -> bool:
@@ -334,7 +334,7 @@ def note(
 ) -> Tensor:
     """Record the writes of a forward in the ledger. The ledger must have just taken a frame.
 
-    `warm` is that of `Unchanged.left`.
+    `warm` is that of `left`.
 
     Returns which slots the forward did not write although it must, bool [n]. Such a slot keeps its
     old entry, so later reads of it are judged against that entry. The content of a slot that may or
@@ -344,16 +344,10 @@ def note(
     missing = torch.zeros_like(wrote)
     unknown, fresh = list[int](), writes.slots[wrote]
     for at in (~wrote).nonzero().flatten().tolist():
-        one = Unchanged(
-            forward.rows[int(writes.row[at])],
-            int(writes.slots[at]),
-            int(writes.position[at]),
-            int(writes.chain[at]),
-        )
-        left = one.left(ledger, chains, forward.model, warm, fresh)
-        wrote[at], missing[at] = left is False, left is True
-        if left is None:
-            unknown.append(one.slot)
+        alone = left(forward, writes, at, ledger, chains, warm, fresh)
+        wrote[at], missing[at] = alone is False, alone is True
+        if alone is None:
+            unknown.append(int(writes.slots[at]))
     mine = wrote.nonzero().flatten()
     slots, chain, request, position = (
         values if len(mine) == len(wrote) else values[mine]

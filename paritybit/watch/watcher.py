@@ -23,7 +23,7 @@ from paritybit.watch.boundary import guarded
 from paritybit.watch.facts import Forward, Group, IndexList, RowValues, StaticInput
 from paritybit.watch.journal import Finding, Journal
 from paritybit.watch.ledger import Ledger, Story
-from paritybit.watch.observations import Lists, Logged, RowsGiven, Unwritten
+from paritybit.watch.observations import Lists, RowsGiven, Unwritten
 from paritybit.watch.origins import Origins
 from paritybit.watch.recorder import Recorder
 from paritybit.watch.replays.replaying import Replaying, UnderWay
@@ -85,7 +85,6 @@ class Watcher(Replaying):
         if hasattr(self, "recorder"):  # Else the constructor failed.
             if os.getpid() == self.journal.pid and any(one.noted for one in self.changes.values()):
                 self.settled()
-            self.deafen()
             self.lines.calls.stop()
 
     def lose(self) -> None:
@@ -175,7 +174,6 @@ class Watcher(Replaying):
         self.origins.note(self.number, forward)
         self.now = UnderWay(self.number, forward, owned, writes, astray)
         self.judge_layers(self.now)
-        self.listener.taken()
         if (known := self.relayed.known(forward)) is not None:
             self.inputs("batch", [known])
         self.journal.count(
@@ -309,10 +307,7 @@ class Watcher(Replaying):
             if ledger.device.type == "cuda":  # Calls between forwards may use another stream.
                 torch.cuda.current_stream(ledger.device).synchronize()
         self.loading.clear()
-        errors, warnings = self.listener.taken()
         self.compared("error", 1)
-        self.judge("log", Logged(now.number, now.forward.kind, errors))
-        self.journal.count(logged_warnings=warnings)
 
     def judge_missing(
         self, ledger: Ledger, now: UnderWay, writes: reading.Writes, missing: Tensor

@@ -59,8 +59,6 @@ def told(
         ([1, 2], [3, 5], {}, "that is the number of positions that it computes"),
         ([3, 5], [7, 9], {}, "that is the number of cached and computed positions"),
         ([8, 5], [3, 5], {}, "input holds 8 at live entry 0, not 3"),
-        ([1011, 1023, 1024], [1012, 1023, 1024], {"name": "input_ids"},
-         "the id of the position before it, of the same request"),
         ([12, 24, 24], [12, 23, 24], {"writes": "kv"}, "right value of entry 2, request b"),
         ([12, 20, 24], [12, 23, 24], {"writes": "kv"},
          "slot 20 is that of position 0 of request b"),

@@ -14,13 +14,10 @@ from torch import Tensor
 from paritybit.testing.replays import InMemory
 from paritybit.watch.bits import as_integers
 from paritybit.watch.facts import Forward, Group, Layer, Replay, Row, StaticInput
-from paritybit.watch.ledger import Ledger, Names
 from paritybit.watch.replays.influence import HIDDEN, LiveReads
-from paritybit.watch.replays.overlaps import overlaps
 from paritybit.watch.replays.relations import NAMES, STREAK, Relations
 from paritybit.watch.replays.trial import SavedSlots, Trial
 from paritybit.watch.replays.unread import ZEROS
-from paritybit.watch.replays.values import STEPS, Draw, other_values
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
 
@@ -39,8 +36,6 @@ class Toy:
     - `neighbour`: a request also reads the first key of the other one.
     - `early`: the last layer reads what its own slots held before.
     - `integers`: the outputs are token ids.
-    - `tiny`: queries, keys and values are so small that keys do not show.
-    - `reader`: the rows are told as those of a model without KV of its own.
     - `faint`: the first layer adds little to a token, and the second one makes much of it.
     - `shared`: the last layer keeps its KV in the tensors of the first one.
     - `alias`: the last layer is told to have the tensors of the first one.
@@ -58,8 +53,6 @@ class Toy:
     faint: bool = False
     shared: bool = False
     alias: bool = False
-    tiny: bool = False
-    reader: bool = False
     apart: bool = False
     normed: bool = False
     silent: bool = False
@@ -69,8 +62,6 @@ class Toy:
     def __post_init__(self) -> None:
         noise = torch.Generator().manual_seed(0)
         self.weights = torch.randn(len(LAYERS), 4, WIDTH, WIDTH, generator=noise) / 3
-        if self.tiny:
-            self.weights[:, :3] *= 1e-11
         if self.normed:
             self.weights[:, 2] *= 1e-13
         if self.silent:
@@ -168,7 +159,6 @@ class Toy:
                     cached,
                     CHUNK,
                     dict.fromkeys(names, self.slots[request, : cached + CHUNK]),
-                    only_reads=self.reader,
                 )
                 for names in ((("swa",), ("full",)) if self.apart else (("swa", "full"),))
                 for request in self.live(cached)
@@ -256,22 +246,6 @@ def test_reads_are_judged_if_padding_matters_by_rounding_alone(size: float, judg
     found = set[str]().union(*(toy.serve() for _ in range(4)))
     assert ("tensor 0 of layer 1 is not read" in found) == judged
     assert (tried(toy) > 0) == judged
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_other_numbers_differ_from_element_to_element(dtype: torch.dtype) -> None:
-    """Otherwise a norm over the width of a head could divide them out."""
-    group = Group("kv", (Layer("layer 0", (torch.randn(SLOTS, 2, WIDTH).to(dtype) / 1e3,)),))
-    ledger, slots = Ledger(group, Names()), torch.arange(10)
-    saved, largest = SavedSlots.of(ledger, slots), 0.0
-    for step in range(STEPS):
-        (rows,) = other_values(saved, slots, Draw(3, step)).rows
-        (opposite,) = other_values(saved, slots, Draw(3, step, -1)).rows
-        assert torch.equal(opposite, -rows)
-        size = float(rows.abs().amax())
-        assert bool((rows.float().std(-1) > size / 5).all())
-        assert largest < size < torch.inf
-        largest = size
 
 
 @pytest.mark.parametrize("wider", [0, 30])
@@ -390,23 +364,6 @@ def test_a_tensor_is_unread_only_if_it_is_so_several_times() -> None:
     assert toy.serve() == {"tensor 0 of layer 0 is not read"}
 
 
-def test_a_tensor_that_some_forwards_ignore_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forwards that read it come between. Its other tensors show in those that do not."""
-    toy, run = Toy(), Toy.run
-    toy.watcher.relations.streak = 3
-
-    def ignoring(one: Toy, cached: int) -> None:
-        one.keys_of = {1: 0} if cached // CHUNK % 2 else {}
-        run(one, cached)
-
-    monkeypatch.setattr(Toy, "run", ignoring)
-    found = set[str]()
-    for _ in range(12):
-        found |= toy.serve()
-        toy.kv.zero_()
-    assert "tensor 0 of layer 1 is not read" in found
-
-
 def test_a_zero_query_says_nothing_about_keys() -> None:
     """It ignores all keys of the first layer, but not their values."""
     toy = Toy()
@@ -431,58 +388,12 @@ def test_a_forward_that_does_not_repeat_says_nothing(monkeypatch: pytest.MonkeyP
     assert toy.journal.counts.get("tried: wrong read", 0) < 40
 
 
-def test_keys_that_do_not_show_are_made_to() -> None:
-    toy = Toy(tiny=True)
-    for _ in range(6):
-        assert toy.serve() == set()
-    assert "tensor 0 of layer 0 is not read" in Toy(tiny=True, keys_of={0: 1}).serve()
-
-
-def test_a_model_without_kv_may_ignore_layers() -> None:
-    """As a draft that reads some layers of its target."""
-    toy, other = Toy(reader=True, keys_of={1: 0}), Toy(keys_of={1: 0})
-    found = "tensor 0 of layer 1 is not read"
-    assert not any(found in toy.serve() for _ in range(6))
-    assert any(found in other.serve() for _ in range(6))
-    assert tried(toy) > 20
-
-
 def test_layers_of_a_group_that_share_memory_are_named() -> None:
     """What other values show is then true, too: one layer reads what the other one keeps."""
     toy = Toy(shared=True, alias=True)
     causes = set().union(*(toy.serve() for _ in range(6)))
     assert causes == {"layer 0 and layer 2 share memory", "another layer"}
     assert sum("in the same memory" in found.text for found in toy.journal.found) == 1
-
-
-def group_of(*tensors: Tensor) -> Group:
-    """Return a group with a layer per tensor."""
-    return Group("kv", tuple(Layer(str(n), (one,)) for n, one in enumerate(tensors)))
-
-
-def test_layers_in_turn_share_no_memory_but_shifted_ones_do() -> None:
-    """Blocks have a page per layer, and a layer begins where its first page does."""
-    flat = torch.zeros(10 * 12, 2, WIDTH)
-    pages = [flat[4 * n :].as_strided((8, 4, 2, WIDTH), (12 * 16, 16, 8, 1)) for n in range(3)]
-    shifted = flat[2:].as_strided((8, 4, 2, WIDTH), (12 * 16, 16, 8, 1))
-    next_block = flat[12:].as_strided((8, 4, 2, WIDTH), (12 * 16, 16, 8, 1))
-    wide = torch.zeros(2, 6, WIDTH)
-    odd = flat[8:].as_strided((4, 4, 2, WIDTH), (24 * 16, 16, 8, 1))
-    halves = [flat[:, :, :4], flat[:, :, 4:]]
-    for apart in (pages, [wide[0], wide[1]], [flat[:24], flat[24:]], [pages[0], odd], halves):
-        assert list(overlaps([group_of(*apart)])) == []
-    for one, other in ((0, shifted), (0, next_block), (1, shifted)):
-        (found,) = overlaps([group_of(pages[one], pages[2], other)])
-        assert found.cause == {"what": "0 and 2 share memory"}
-        assert len(list(overlaps([group_of(other, pages[one])]))) == 1
-    for shared in ([wide[0, 1:], wide[0]], [wide[0, :1], wide[0]], [wide[0], wide.flatten(0, 1)]):
-        (found,) = overlaps([group_of(*shared)])
-        assert found.layer == "1"
-    (found,) = overlaps([group_of(wide[0].view(12, 4), wide[0])])
-    assert found.text == "keeps the KV of 0 and 1 in the same memory"
-    (found,) = overlaps([group_of(wide[0], wide[0], wide[0])])
-    both = Layer("both", (wide[0], wide[0, :, :4]))
-    assert list(overlaps([Group("kv", (both,)), Group("another", (both,))])) == []
 
 
 def test_a_difference_from_eager_without_a_cause_must_occur_several_times() -> None:
@@ -517,15 +428,6 @@ def test_only_a_live_part_can_explain_what_is_not_read(live: bool) -> None:
     watcher.eager, watcher.suspects = lambda whole, _: watcher.replay(whole), lambda _: [suspect]
     found = set[str]().union(*(toy.serve() for _ in range(4)))
     assert ("tensor 0 of layer 1 is not read" in found) != live
-
-
-def test_equal_bytes_are_not_other_values() -> None:
-    """All slots hold the same bytes, so that none of them are other bytes."""
-    toy = Toy(dtype=torch.uint8)
-    toy.embedding[:] = 0.0
-    for _ in range(2):
-        assert toy.serve() == set()
-    assert tried(toy) == 0
 
 
 def test_rounding_in_the_next_layer_does_not_hide_it() -> None:

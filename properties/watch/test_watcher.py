@@ -174,15 +174,6 @@ def test_an_engine_may_warm_up_with_the_first_token_of_a_request(
     assert scene.checks() == found
 
 
-def test_a_row_that_only_reads_is_judged_and_writes_nothing(scene: Scene) -> None:
-    scene.forward("a", TOKENS[:6], 0, SLOTS)
-    reading = replace(row("a", TOKENS[:6], 5, SLOTS), cached=6, computed=0, only_reads=True)
-    for wrote, found in (([], []), ([SLOTS[5]], ["stray write"] * 2)):
-        scene.run(Forward("draft decode", (reading,)), wrote)
-        assert scene.checks() == found
-    assert scene.counts()["reads"] == 2 * (6 + 3)  # Within the window: 3 positions.
-
-
 def test_a_slot_to_spare_need_not_be_written(scene: Scene) -> None:
     whole = row("a", TOKENS[:3], 0, SLOTS)
     for spare, found in ((1, []), (0, ["unwritten slot"] * 2)):
@@ -348,15 +339,6 @@ def test_a_wrong_owner_names_no_free_from_an_older_life_of_the_slot(
     assert freed == {"pretended/new.py:2" if since else None}
 
 
-def test_a_wrong_owner_names_a_free_since_the_slot_was_written(scene: Scene) -> None:
-    scene.forward("a", TOKENS[:5], 0, SLOTS)
-    scene.freed("full", SLOTS[:1], "one.py:1 in evict")
-    scene.allocated("full", SLOTS[:1], "two.py:2 in take")
-    scene.forward("b", [50, 51], 1, [SLOTS[0], 20])
-    found = next(one for one in scene.lines("finding") if one["group"] == "full")
-    assert (found["check"], found["freed"]["source"]) == ("wrong owner", "pretended/one.py:1")
-
-
 @pytest.mark.parametrize("frees_too", [False, True])
 def test_a_leaked_slot_names_the_line_that_allocated_it(scene: Scene, frees_too: bool) -> None:
     scene.allocated("full", SLOTS[:2], "one.py:1 in take", "two.py:2 in plan")
@@ -458,45 +440,46 @@ def test_a_value_of_rows_that_is_not_judged_is_counted_as_not_tried(scene: Scene
     assert scene.counts()["tried: wrong row"] == 0
 
 
-def listed(entries: list[int], **more: Any) -> IndexList:
-    """Return a list of one row."""
-    counts = torch.tensor([len(entries)])
-    return IndexList("kv_indices", more.pop("group", "full"), torch.tensor(entries),
-                     torch.tensor([0]), counts, **more)  # fmt: skip
+def listed(entries: list[int], padded: int = 0, group: str = "full", **more: Any) -> IndexList:
+    """Return a list of a live row, and of padded rows with one entry each."""
+    counts = torch.tensor([len(entries) - padded] + [1] * padded)
+    offsets = counts.cumsum(0) - counts
+    return IndexList("kv_indices", group, torch.tensor(entries), offsets, counts, **more)
 
 
-LISTS: list[tuple[IndexList, bool]] = [
-    (listed(SLOTS[:7]), True),
-    (listed([*SLOTS[:6], 40]), False),
-    (listed(SLOTS[1:7]), False),
-    (listed([*SLOTS[1::-1], *SLOTS[2:7]]), False),
-    (listed(SLOTS[:6], computed=0), True),
-    (listed(SLOTS[3:7], group="swa"), True),
-    (listed(SLOTS[2:7], group="swa"), False),
-    (listed(SLOTS[2:7], group="swa", exact=False), True),
-    (listed(SLOTS[4:7], group="swa", exact=False), False),
-    (listed(SLOTS[4:7], group="swa", window=3), True),
+PAGES = [16, 17, 18, 19, 8, 9, 10, 11]
+
+LISTS: list[tuple[list[int], IndexList, bool]] = [
+    (SLOTS, listed(SLOTS[:7]), True),
+    (SLOTS, listed([*SLOTS[:6], 40]), False),
+    (SLOTS, listed(SLOTS[1:7]), False),
+    (SLOTS, listed([*SLOTS[1::-1], *SLOTS[2:7]]), False),
+    (SLOTS, listed(SLOTS[:6], computed=0), True),
+    (SLOTS, listed(SLOTS[3:7], group="swa"), True),
+    (SLOTS, listed(SLOTS[2:7], group="swa"), False),
+    (SLOTS, listed(SLOTS[2:7], group="swa", exact=False), True),
+    (SLOTS, listed(SLOTS[4:7], group="swa", exact=False), False),
+    (SLOTS, listed(SLOTS[4:7], group="swa", window=3), True),
+    (SLOTS, listed([*SLOTS[:7], 0], padded=1), True),
+    (SLOTS, listed([*SLOTS[:7], 1], padded=1), False),
+    (PAGES, listed([4, 2], page=4), True),
+    (PAGES, listed([4, 3], page=4), False),
+    (PAGES, listed([4], page=4), False),
+    (PAGES, listed([4, 2, 1], page=4), False),
+    (PAGES, listed([2], page=4, window=2), True),
+    (PAGES, listed([4, 2, 0], page=4, padded=1), True),
+    (PAGES, listed([4, 2, 1], page=4, padded=1), False),
 ]
 
 
-@pytest.mark.parametrize(("given", "right"), LISTS)
+@pytest.mark.parametrize(("slots", "given", "right"), LISTS)
 def test_a_list_names_the_slots_of_its_row_within_the_window(
-    scene: Scene, given: IndexList, right: bool
+    scene: Scene, slots: list[int], given: IndexList, right: bool
 ) -> None:
-    scene.forward("a", TOKENS[:6], 0, SLOTS)
-    scene.watcher.begin(Forward("decode", (row("a", TOKENS[:7], 6, SLOTS),)))
+    """Padded rows follow, and name reserved slots or pages only."""
+    scene.forward("a", TOKENS[:6], 0, slots)
+    scene.watcher.begin(Forward("decode", (row("a", TOKENS[:7], 6, slots),)))
     scene.watcher.lists([given])
-    assert scene.checks() == ([] if right else ["wrong list"])
-
-
-@pytest.mark.parametrize(
-    ("entries", "right"), [([4, 2], True), ([4, 3], False), ([4], False), ([4, 2, 1], False)]
-)
-def test_a_list_of_pages_names_the_pages(scene: Scene, entries: list[int], right: bool) -> None:
-    slots = [16, 17, 18, 19, 8, 9, 10, 11]
-    scene.forward("a", TOKENS[:5], 0, slots)
-    scene.watcher.begin(Forward("decode", (row("a", TOKENS[:6], 5, slots),)))
-    scene.watcher.lists([listed(entries, page=4)])
     assert scene.checks() == ([] if right else ["wrong list"])
 
 

@@ -58,7 +58,7 @@ class UnderWay:
 class Engine(Following):
     """The engine in this process."""
 
-    package = logger = "sglang"
+    package = "sglang"
     inner = "/mem_cache/allocator", "/srt/plugins/"
 
     def __init__(self, release: str, journal: Journal, settings: Settings) -> None:

@@ -58,7 +58,7 @@ class Engine(Following):
     inputs that the engine has prepared last, maybe on the host.
     """
 
-    package, logger, inner = "transformers", "ContinuousBatchingLogger", ("/cache_pool.py",)
+    package, inner = "transformers", ("/cache_pool.py",)
     prepared: Any = Weakly()
     watcher: Watcher
 

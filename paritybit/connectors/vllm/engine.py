@@ -61,7 +61,7 @@ class UnderWay:
 class Engine(Rows):
     """The engine in this process, whose model `runner` runs."""
 
-    package = logger = "vllm"
+    package = "vllm"
     runner: Any = Weakly()
 
     def __init__(self, release: str, journal: Journal, settings: Settings) -> None:

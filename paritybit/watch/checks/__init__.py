@@ -25,7 +25,6 @@ MODULES = (
     "changed_dtype",
     "stale_input",
     "wrong_row",
-    "dirty_log",
 )
 
 _ALL: Sequence[Check] = [import_module(f"{__name__}.{name}").CHECK for name in MODULES]

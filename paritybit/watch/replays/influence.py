@@ -75,7 +75,7 @@ class LiveReads:
     @property
     def known(self) -> bool:
         """Whether it is known what the forward reads."""
-        return any(row.computed or row.only_reads for row in self.forward.rows)
+        return any(row.computed for row in self.forward.rows)
 
     def states(self, seed: int) -> "LiveReads | None":
         """Return the reads of a row's state alone, or None if no row goes on from a state.

@@ -55,14 +55,13 @@ Way = Callable[[Trial, int], Sequence[Result]]
 class Tried:
     """The result of testing a relation.
 
-    `found` is a wrong read, or a difference that rounding cannot explain. `rounding` is True if the
-    bits differ, but rounding can explain it. `padding` is the input whose padding alone makes the
-    difference, if there is no cause. `reason` is why the relation was not tested.
+    `found` is a wrong read, or a difference that rounding cannot explain. `padding` is the input
+    whose padding alone makes the difference, if there is no cause. `reason` is why the relation was
+    not tested.
     """
 
     name: str
     found: Difference | Wrong | None = None
-    rounding: bool = False
     cause: Mapping[str, Any] | None = None
     padding: StaticInput | None = None
     reason: str | None = None
@@ -109,9 +108,9 @@ class Relations:
         """
         if names != (EAGER,):
             trial.again()
-            again = self.judged(trial, REPEAT, difference(trial.first, trial.values()))
-            yield again
-            if again.found or again.rounding:
+            again = difference(trial.first, trial.values())
+            yield self.judged(trial, REPEAT, again)
+            if again is not None:
                 yield from (Tried(name, reason=UNEQUAL) for name in names if name != REPEAT)
                 return
         leak: Difference | None = None
@@ -162,9 +161,7 @@ class Relations:
         tried = self.judged(trial, EAGER, against_eager(trial))
         tried = explained(tried, trial, suspects, against_eager)
         often = self.streaks[EAGER, trial.replay.kind] >= self.streak
-        if tried.found is None or tried.cause is not None or often:
-            return tried
-        return Tried(EAGER, rounding=True)
+        return tried if tried.cause is not None or often else Tried(EAGER)
 
     def tried_eagerly(self, trial: Trial, number: int, reads: LiveReads) -> Iterator[Tried]:
         """Test which slots a forward without a graph reads.
@@ -285,7 +282,7 @@ class Relations:
         lone = found is not None and not found.kv and name != REPEAT
         if beyond and not (lone and self.streaks[key] < self.streak):
             return Tried(name, found)
-        return Tried(name, rounding=found is not None)
+        return Tried(name)
 
 
 def with_tails(trial: Trial, tails: Mapping[str, Tensor]) -> Difference | None:

@@ -22,9 +22,8 @@ from paritybit.watch.lines import Lines
 from paritybit.watch.observations import Captured, Inputs, Relation, StrayWrites, Wrong, WrongRead
 from paritybit.watch.replays.causes import Explained, Suspect, explain, suspects_of
 from paritybit.watch.replays.influence import LiveReads
-from paritybit.watch.replays.overlaps import overlaps
 from paritybit.watch.replays.relations import NAMES, Relations, Tried
-from paritybit.watch.replays.trial import Trial, rewritten, tail
+from paritybit.watch.replays.trial import Trial, rewritten
 from paritybit.watch.settings import NOT_TRIED, Settings
 
 
@@ -68,7 +67,7 @@ class Replaying(Between):
         self.lines.fills.judging = settings.every == 1 and NAMES[1] in self.relations.names
         self.before: dict[tuple[str, str], dict[str, tuple[int, Tensor]]] = {}
         """The inputs of each kind and model, in the last forward that had them."""
-        self.overlaps = list(overlaps(groups))
+        self.overlaps = list(sharing(groups))
         """Layers that share memory. They are judged with the first forward that has rows."""
         self.copied_elsewhere: str | None = None
         """Why the engine may copy slots at any time, for example to another process, or None."""
@@ -191,8 +190,6 @@ class Replaying(Between):
                 with self.alone():
                     wrote = rewritten(trial, self.ledgers[name], slots)
                 now.changed[name][slots[wrote]] = True
-        if due and not strays and trial.possible:
-            self.judge_aims(now, trial)
         with self.alone():
             for name, stray in strays.items():
                 ledger = self.ledgers[name]
@@ -248,34 +245,6 @@ class Replaying(Between):
             return ledger.reserved[:0]
         return writes.slots[writes.must & ~reading.written(writes, ledger, changed)]
 
-    def judge_aims(self, now: UnderWay, trial: Trial) -> None:
-        """Judge the slots that padding would write. This detects stray writes of equal bytes."""
-        for name, ledger in self.ledgers.items():
-            aims = [
-                tail(static, static.tensor).flatten()
-                for static in trial.replay.inputs
-                if static.writes == name and static.live < static.size
-            ]
-            if not aims:
-                continue
-            slots = ledger.index(torch.cat(aims)).unique()
-            mine = torch.cat((ledger.reserved, now.owned[name]))
-            slots = slots[~torch.isin(slots, mine)]
-            if not len(slots):
-                continue
-            with self.alone():
-                explained = self.explained(ledger, slots, trial)
-            self.judge_overwritten(ledger, now, trial, explained)
-
-    def judge_overwritten(
-        self, ledger: Ledger, now: UnderWay, trial: Trial, explained: Explained
-    ) -> Tensor:
-        """Judge the slots that a repeated replay overwrote, and return them, int64 [n]."""
-        hit = torch.tensor(sorted(explained.layers), dtype=torch.int64, device=ledger.device)
-        if len(hit):
-            self.judge_stray(ledger, now, hit, trial.replay.kind, explained)
-        return hit
-
     def explained(self, ledger: Ledger, stray: Tensor, trial: Trial) -> Explained:
         """Find the causes of stray writes by repeating the replay."""
         if not trial.possible:
@@ -313,7 +282,6 @@ class Replaying(Between):
             self.not_tried(tried.name, tried.reason)
             return
         self.compared(tried.name, 1)
-        self.journal.count(**{f"rounding: {tried.name}": int(tried.rounding)})
         if tried.cause is not None:
             self.blamed.add(tried.cause["input"])
         given = now.number, now.forward, replay.kind
@@ -342,7 +310,9 @@ class Replaying(Between):
             with self.alone():
                 explained = self.explained(ledger, slots, trial)
             self.stray(ledger, now)
-            hit = self.judge_overwritten(ledger, now, trial, explained)
+            hit = torch.tensor([*explained.layers], dtype=torch.int64, device=ledger.device)
+            if len(hit):
+                self.judge_stray(ledger, now, hit, trial.replay.kind, explained)
             if len(rest := slots[~torch.isin(slots, hit)]):
                 self.undecided("a replay that ran again changed slots that it does not own")
                 ledger.forget(rest)
@@ -360,6 +330,24 @@ class Replaying(Between):
         now.changed[name] = changed if before is None else before | changed
         loading = [ledger.index(one.on(ledger.device)) for one in self.loading.get(name, ())]
         return ledger.outside(changed, torch.cat([now.owned[name], *loading]))
+
+
+def sharing(groups: Sequence[Group]) -> Iterator[Wrong]:
+    """Yield, for each group, the first layer with a tensor that an earlier layer has, too.
+
+    A connector merges the layers that an engine lets share KV, or leaves them out.
+    """
+    for group in groups:
+        owners: dict[int, str] = {}
+        for layer in group.layers:
+            held = [tensor.data_ptr() for tensor in layer.tensors if tensor.numel()]
+            other = next((owners[one] for one in held if one in owners), None)
+            if other is not None:
+                names = f"{other} and {layer.name}"
+                text = f"keeps the KV of {names} in the same memory"
+                yield Wrong(text, group.name, layer.name, cause={"what": f"{names} share memory"})
+                break
+            owners.update(dict.fromkeys(held, layer.name))
 
 
 def held_by(

@@ -35,7 +35,6 @@ from paritybit.watch.replays.values import SAMPLE, STEPS, Draw, draws, sampled
 UNWRITTEN = "nothing had written the tensor in the slots that are read"
 ALL_TOKENS = "the last layer shows only in tokens"
 ZEROS = "the rows wrote zeros, so their queries may be zero"
-NO_KV = "a model without KV of its own may ignore layers"
 
 Shown = set[tuple[str, int]]
 """The groups and numbers of tensors."""
@@ -45,12 +44,8 @@ def unread(trial: Trial, reads: LiveReads, turn: int, seed: int, shown: Shown) -
     """Yield, for one tensor per group, whether its content in the slots that rows read matters.
 
     The first one whose content does not matter ends it. `turn` chooses the tensors. `shown` has
-    those whose values clearly showed before. A model that has no KV may read some layers of another
-    one alone, so that no layer is tried.
+    those whose values clearly showed before.
     """
-    if any(row.only_reads for row in reads.forward.rows):
-        yield NotTried(NO_KV)
-        return
     read = [ledger for name, ledger in trial.ledgers.items() if len(reads.slots[name])]
     for ledger in read or trial.ledgers.values():
         count = len(ledger.checksums.tensors)

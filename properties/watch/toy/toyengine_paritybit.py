@@ -31,7 +31,6 @@ def connect() -> None:
             for name, kv in engine.kv.items()
         ]
         watcher = Watcher(groups, engine="toy", release="1", journal=journal, settings=settings)
-        watcher.listen("toyengine")
         watch(engine, watcher)
 
     toyengine.Engine.__init__ = made
