@@ -21,38 +21,20 @@ SHAPES = [
 """Of several widths, word sizes and alignments: the entries of a slot."""
 
 
-def slots_apart(entries: Tensor) -> Tensor:
-    """Return [slots, ...]."""
-    return entries.flatten(0, 1)[:37]
-
-
-def blocks(entries: Tensor) -> Tensor:
-    """Return [blocks, slots, ...], one block after another."""
-    return entries
-
-
-def keys_before_values(entries: Tensor) -> Tensor:
-    """Return every other block: those of the keys, with those of the values between them."""
-    return entries.repeat_interleave(2, 0)[::2]
-
-
-def blocks_of_one(entries: Tensor) -> Tensor:
-    """Return blocks of one slot each, with room between them."""
-    return entries.flatten(0, 1)[:, None].repeat_interleave(2, 1)[:, :1]
-
-
-def pages_of_rows(entries: Tensor) -> Tensor:
-    """Return blocks of slots that are not adjacent."""
-    return entries.repeat_interleave(3, 1)[:, ::3]
-
-
-LAYOUTS: list[tuple[Callable[[Tensor], Tensor], int | None]] = [
-    (slots_apart, None),
-    (blocks, PAGE),
-    (keys_before_values, PAGE),
-    (pages_of_rows, PAGE),
-    (blocks_of_one, 1),
-]
+LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], int | None]] = {
+    "slots": (lambda entries: entries.flatten(0, 1)[:37], None),
+    "blocks": (lambda entries: entries, PAGE),
+    "blocks with others between them": (lambda entries: entries.repeat_interleave(2, 0)[::2], PAGE),
+    "blocks of slots that are not adjacent": (
+        lambda entries: entries.repeat_interleave(3, 1)[:, ::3],
+        PAGE,
+    ),
+    "blocks of one slot": (
+        lambda entries: entries.flatten(0, 1)[:, None].repeat_interleave(2, 1)[:, :1],
+        1,
+    ),
+}
+"""How the slots of a tensor [blocks, PAGE, ...] lie, and the size of a block."""
 
 
 def group_of(tensors: list[Tensor], block: int | None) -> Group:
@@ -63,7 +45,7 @@ def group_of(tensors: list[Tensor], block: int | None) -> Group:
 
 def compare(device: str) -> None:
     """Compare the checksums by the kernel on a device with those by torch on a CPU."""
-    for layout, block in LAYOUTS:
+    for name, (layout, block) in LAYOUTS.items():
         tensors = [
             torch.randint(0, 255, (10, PAGE, *shape, dtype.itemsize), dtype=torch.uint8)
             .view(dtype)[..., 0]
@@ -74,15 +56,15 @@ def compare(device: str) -> None:
         by_torch = Checksums(group_of(here, block))
         there = [layout(tensor.to(device)) for tensor in tensors]
         checksums = Checksums(group_of(there, block))
-        assert checksums.addressable, layout
-        assert device == "cpu" or checksums.fast is not None, layout
+        assert checksums.addressable, name
+        assert device == "cpu" or checksums.fast is not None, name
         launcher = Launcher(checksums)
         slots = torch.tensor([5, 3, 36, 0])
         every = by_torch.all()
-        assert torch.equal(launcher.all(0, by_torch.slots).cpu(), every), layout
-        assert torch.equal(launcher.all(4, 9).cpu(), every[4:9]), layout
-        assert torch.equal(launcher.of(slots.to(device)).cpu(), every[slots]), layout
-        assert torch.equal(by_torch.of(slots), every[slots]), layout
+        assert torch.equal(launcher.all(0, by_torch.slots).cpu(), every), name
+        assert torch.equal(launcher.all(4, 9).cpu(), every[4:9]), name
+        assert torch.equal(launcher.of(slots.to(device)).cpu(), every[slots]), name
+        assert torch.equal(by_torch.of(slots), every[slots]), name
 
 
 if __name__ == "__main__":

@@ -1,20 +1,18 @@
-"""Whole engines are watched while a block or a test runs, in a process of its own."""
+"""An engine of another package is watched in a process of its own: a block, a test, a command."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from paritybit.harness.cli.exit_codes import FINDING
 
 from paritybit.watch.settings import VARIABLE
-from properties.support.places import ROOT
+from properties.support.places import ROOT, copy_packages
 
 TOY = Path(__file__).parent / "toy"
 
 SERVED = """
-import pytest
-
 def serve(fault=False):
     import toyengine
     engine = toyengine.Engine()
@@ -26,6 +24,7 @@ def serve(fault=False):
 """
 
 BLOCKS = f"""{SERVED}
+import pytest
 from paritybit.testing import UndecidedError, watching
 
 with watching():
@@ -49,6 +48,8 @@ with watching():
 """
 
 TESTS = f"""{SERVED}
+import pytest
+
 def test_right():
     serve()
 
@@ -80,14 +81,39 @@ class Cases(unittest.TestCase):
 """
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in an empty folder, with the toy engine and its connector."""
+def run(folder: Path, *words: str, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder, with the packages in `root`, the toy engine and its connector."""
     variables = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    variables |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{TOY}", "PYTHONDONTWRITEBYTECODE": "1"}
+    variables |= {"PYTHONPATH": f"{root}{os.pathsep}{TOY}", "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(
         [sys.executable, *words],
         cwd=folder, env=variables, capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+CHECK = """
+from paritybit.watch.observations import Check
+
+
+def judge(reads):
+    return reads.findings(CHECK.name, reads.position > 3, "it is beyond the fourth")
+
+
+CHECK = Check("long context", "reads", "a request reads four positions at most", judge)
+"""
+
+
+def test_a_check_is_a_file_and_its_line_in_a_list(tmp_path: Path) -> None:
+    copy_packages(tmp_path)
+    checks = tmp_path / "paritybit" / "watch" / "checks"
+    (checks / "long_context.py").write_text(CHECK)
+    listed = (checks / "__init__.py").read_text()
+    (checks / "__init__.py").write_text(listed.replace("MODULES = (", "MODULES = ('long_context',"))
+    words = "-m", "paritybit", "watch", "--out", "out", "--", sys.executable, "-c"
+    done = run(tmp_path, *words, f"{SERVED}\nserve(fault=True)", root=tmp_path)
+    assert done.returncode == FINDING, done.stdout + done.stderr
+    for shown in ("corrupted read", "long context", "reads position 4"):
+        assert shown in done.stderr
 
 
 def test_a_block_raises_for_what_was_found_while_it_ran(tmp_path: Path) -> None:
@@ -96,21 +122,11 @@ def test_a_block_raises_for_what_was_found_while_it_ran(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-WORKERS = {
-    "a worker": ("-n", "1"),
-    "a way to share tests, and no worker": ("--dist", "load"),
-}
-"""Options of xdist. Without any: see the last test."""
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_the_plugin_fails_the_test_during_which_something_was_found(
-    tmp_path: Path, workers: str
-) -> None:
+def test_the_plugin_fails_the_test_during_which_something_was_found(tmp_path: Path) -> None:
     """A worker of xdist tells what it saw."""
     (tmp_path / "test_toy.py").write_text(TESTS, encoding="utf-8")
     plugins = ("-p", "paritybit", "-p", "no:cacheprovider")
-    done = run(tmp_path, "-m", "pytest", *plugins, *WORKERS[workers])
+    done = run(tmp_path, "-m", "pytest", *plugins, "-n", "1")
     text = done.stdout + done.stderr
     assert done.returncode == 1, text
     assert "2 failed, 5 passed, 1 error" in text

@@ -100,21 +100,6 @@ def test_a_journal_keeps_all_but_a_line_that_a_kill_cut(tmp_path: Path) -> None:
     assert len(list(journal.read(made.path))) == len(kinds) - 1
 
 
-def test_a_journal_that_cannot_be_written_is_no_error_of_the_engine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    made = journal.Journal(tmp_path / "file" / "process-1.jsonl")
-    made.undecided("one")
-    made.undecided("another")
-    assert made.lost
-    assert capsys.readouterr().err.count("the journal cannot be written") == 1
-    (tmp_path / "file").unlink()  # As if the disk had room again.
-    made.end()
-    kinds = [line["kind"] for line in journal.read(made.path)]
-    assert kinds == ["undecided", "undecided", "counts", "end"]
-
-
 LIMITED = """
 import os, resource, signal
 from pathlib import Path

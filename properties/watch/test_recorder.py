@@ -1,11 +1,8 @@
 """The shape of traffic is recorded without tokens, and gives a script of that shape."""
 
-import pytest
 import torch
 
-from paritybit.drive.adapters import adapter
 from paritybit.drive.script import Part
-from paritybit.drive.vllm import settings as vllm
 from paritybit.launch.traffic import script_of_traffic
 from paritybit.watch.chains import Chains
 from paritybit.watch.facts import Forward, Row
@@ -53,18 +50,3 @@ def test_a_script_has_the_shape_of_the_traffic() -> None:
     assert bob.prompt == (Part("r0", 3), Part("r1", 1))
     assert [one.arrives for one in (alice, bob, carol)] == [0, 1, 3]
     assert [one.tokens for one in (alice, bob, carol)] == [3, 2, 1]
-
-
-def test_a_script_has_the_settings_in_use() -> None:
-    in_use = {"block_size": ("32",), "enable_prefix_caching": ("False",)}
-    script = script_of_traffic(recorded(STEPS), in_use, "vllm")
-    assert script is not None
-    served = adapter("vllm").settings.of(script.settings)
-    assert served == vllm.Served(page_size=32, prefix_cache=False)
-
-
-@pytest.mark.parametrize("requests", [[{}], [{"since": "x"}], [3]])
-def test_data_that_is_no_traffic_is_refused(requests: list[object]) -> None:
-    with pytest.raises((ValueError, LookupError, TypeError)):
-        script_of_traffic(requests, {}, "sglang")  # type: ignore[arg-type]
-    assert script_of_traffic([], {}, "sglang") is None

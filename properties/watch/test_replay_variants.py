@@ -126,31 +126,36 @@ def within_inference_mode() -> tuple[Toy, Changes]:
     }
 
 
-def with_tokens() -> tuple[Toy, Changes]:
-    toy = Toy()
-    return toy, {
-        "replay": lambda: toy.replay().argmax(-1),
-        "run_eager": lambda: toy.eager().argmax(-1),
-    }
-
-
 CORRECT = (
     with_inputs_changed_in_place,
     with_another_order_of_sums,
     with_v_that_is_a_part_of_k,
     with_blocks,
     with_groups,
-    with_bytes,
     with_bytes_that_round_otherwise,
     within_inference_mode,
-    with_tokens,
 )
 
 
 @pytest.mark.parametrize("variant", CORRECT, ids=lambda made: made.__name__)
-def test_no_correct_variant_is_reported(variant: Callable[[], tuple[Toy, Changes]]) -> None:
+def test_a_correct_variant_passes_unless_it_writes_a_slot_more(
+    variant: Callable[[], tuple[Toy, Changes]],
+) -> None:
     toy, changes = variant()
     toy.check(**changes)
+    replay = changes.get("replay", toy.replay)
+
+    def stray() -> Any:
+        result = replay()
+        first = changes.get("kv", toy.kv)
+        first = next(iter(first.values())) if isinstance(first, dict) else first
+        place = (0, 7) if "block_size" in changes else (7,)
+        with torch.inference_mode():
+            first[0][place] = first[0][place] + 1
+        return result
+
+    with pytest.raises(AssertionError, match=r"stray write: .*changed slot 7"):
+        toy.check(**{**changes, "replay": stray})
 
 
 def test_what_cannot_be_judged_is_undecided() -> None:
@@ -185,23 +190,3 @@ def test_wrong_arguments_give_one_sentence(changes: Callable[[Toy], Changes], sa
     with pytest.raises(ValueError, match=says) as raised:
         toy.check(**changes(toy))
     assert len(str(raised.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("variant", CORRECT, ids=lambda made: made.__name__)
-def test_each_variant_is_judged(variant: Callable[[], tuple[Toy, Changes]]) -> None:
-    """A slot beside those of the batch is written."""
-    toy, changes = variant()
-    replay = changes.get("replay", toy.replay)
-
-    def stray() -> Any:
-        result = replay()
-        first = changes.get("kv", toy.kv)
-        first = next(iter(first.values())) if isinstance(first, dict) else first
-        place = (0, 7) if "block_size" in changes else (7,)
-        tensor = first if isinstance(first, Tensor) else first[0]
-        with torch.inference_mode():
-            tensor[place] = tensor[place] + 1
-        return result
-
-    with pytest.raises(AssertionError, match=r"stray write: .*changed slot 7"):
-        toy.check(**{**changes, "replay": stray})

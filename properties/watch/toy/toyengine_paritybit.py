@@ -84,14 +84,6 @@ def forwards(engine: Any, watcher: Watcher, run: Callable[..., None]) -> Callabl
             )
             for r in requests
         )
-        if not watcher.due():
-            owned = {
-                name: torch.tensor([s for r in requests for s in r.slots[name][r.cached :]])
-                for name in engine.kv
-            }
-            watcher.skipped(owned)
-            run(kind, requests)
-            return
         watcher.begin(Forward(kind, rows))
         try:
             run(kind, requests)
