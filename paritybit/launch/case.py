@@ -44,8 +44,8 @@ class WatchCase(File, frozen=True, tag="paritybit-watch-case"):
 def cases_of(record: WatchRecord, outcomes: Iterable[LegOutcome]) -> dict[str, WatchCase]:
     """Return the cases for the findings of a record, by file name.
 
-    Findings of the same check and cause share the case of the first one. If a user's command had
-    the finding, the case has generated requests with the shape of the recorded ones.
+    Findings of the same check and cause share the case of the first one. A finding in a user's
+    command has none.
     """
     tallies = {outcome.name: outcome.tally for outcome in outcomes}
     firsts: dict[tuple[str, str], RecordedFinding] = {}

@@ -12,7 +12,6 @@ from paritybit.drive.script import Script, require_sense
 from paritybit.harness.lockstep.tracebacks import without_paths
 from paritybit.launch.journals import Entry
 from paritybit.launch.schema import ProcessRecord, RecordedFinding, finding_of
-from paritybit.launch.traffic import script_of_traffic
 
 Value = TypeVar("Value")
 
@@ -68,7 +67,6 @@ class Tally:
     stand_ins: dict[str, str] = field(default_factory=dict)
     played: dict[str, Process] = field(default_factory=dict)
     orders: dict[str, "Order"] = field(default_factory=dict)
-    traffic: dict[str, Any] = field(default_factory=dict)
     kernels: dict[str, bool] = field(default_factory=dict)
 
     def take(self, process: str, entry: Entry) -> RecordedFinding | None:
@@ -88,8 +86,6 @@ class Tally:
                 mine.findings = values_of(entry.get("findings"), int)
             case "finding":
                 return self._found(mine, finding_of(entry))
-            case "traffic":
-                self.traffic.setdefault(str(entry.get("key")), entry.get("requests"))
             case "undecided":
                 self.undecided.setdefault(str(entry.get("what")))
             case "scope":
@@ -147,20 +143,15 @@ class Tally:
     def script(self, key: str) -> Script | None:
         """Return the script served until the finding with a key, or None if it is too long.
 
-        For a user's command, it has generated requests with the shape of the last ones.
+        For a user's command, there is none.
         """
         process = self.played[key]
-        settings = process.script.get("settings")
-        with suppress(ValueError, LookupError, TypeError):
-            if isinstance(settings, Mapping):
-                if len(process.waves) > MOST_WAVES:
-                    return None
-                data = {"settings": settings, "waves": process.waves}
+        with suppress(ValueError):
+            if "settings" in process.script and len(process.waves) <= MOST_WAVES:
+                data = {"settings": process.script["settings"], "waves": process.waves}
                 script = msgspec.convert(data, Script)
                 require_sense(script)
                 return script
-            engine = process.started.engine if process.started is not None else None
-            return script_of_traffic(self.traffic.get(key) or (), self.settings, str(engine))
         return None
 
     def _set(self, settings: object) -> None:

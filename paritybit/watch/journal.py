@@ -5,7 +5,6 @@
 | `start` | engine, release, pid, torch, device, python |
 | `counts` | counts: name to number; findings: key to number; both are totals so far |
 | `finding` | the fields of `Finding`; excerpt: the engine's source around the line that it names |
-| `traffic` | key, requests: the result of `Recorder.traffic` before the first finding of a key |
 | `undecided` | what: something that could not be judged |
 | `scope` | settings: name to value |
 | `stand_in` | what was replaced in the engine, why |
@@ -35,8 +34,8 @@ from paritybit.watch.excerpts import excerpt
 from paritybit.watch.settings import Settings, active
 
 KINDS = (
-    *("start", "counts", "finding", "traffic", "undecided", "scope", "stand_in", "script"),
-    *("wave", "kernels", "end"),
+    *("start", "counts", "finding", "undecided", "scope", "stand_in", "script", "wave"),
+    *("kernels", "end"),
 )
 
 LARGEST_FILE = 256 * 2**20

@@ -10,7 +10,7 @@ A watcher keeps no object of the engine alive. It ends when its connector drops 
 import os
 import platform
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -21,11 +21,10 @@ from paritybit.watch import memory, reading
 from paritybit.watch.between import FILLED, MOST_NOTED
 from paritybit.watch.boundary import guarded
 from paritybit.watch.facts import Forward, Group, IndexList, RowValues, StaticInput
-from paritybit.watch.journal import Finding, Journal
+from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Story
 from paritybit.watch.observations import Lists, RowsGiven, Unwritten
 from paritybit.watch.origins import Origins
-from paritybit.watch.recorder import Recorder
 from paritybit.watch.replays.replaying import Replaying, UnderWay
 from paritybit.watch.settings import Settings
 from paritybit.watch.stacks import Stack
@@ -64,7 +63,7 @@ class Watcher(Replaying):
         with memory.ours():
             super().__init__(groups, journal, settings, engine)
         self.wait, self.gaps = 0, random.Random(0)
-        self.recorder, self.origins = Recorder(), Origins(self.lines)
+        self.origins = Origins(self.lines)
         self.missed: Callable[[], None] = lambda: None
         """Tells the connector that one of its hooks failed, and may have missed something."""
         journal.once(
@@ -82,7 +81,7 @@ class Watcher(Replaying):
 
     def __del__(self) -> None:
         """Judge what was only noted so far."""
-        if hasattr(self, "recorder"):  # Else the constructor failed.
+        if hasattr(self, "missed"):  # Else the constructor failed.
             if os.getpid() == self.journal.pid and any(one.noted for one in self.changes.values()):
                 self.settled()
             self.lines.calls.stop()
@@ -92,15 +91,6 @@ class Watcher(Replaying):
         with self.lock:
             super().lose()
             self.origins = Origins(self.lines)
-
-    def write(self, findings: Iterable[Finding]) -> None:
-        """Write findings to the journal. The first finding of each key also writes the traffic."""
-        for finding in findings:
-            new = finding.key not in self.journal.findings
-            super().write((finding,))
-            if new:
-                requests = self.recorder.traffic(self.chains.chains)
-                self.journal.write("traffic", key=finding.key, requests=requests)
 
     # Forwards.
 
@@ -149,7 +139,6 @@ class Watcher(Replaying):
         self.settle()
         self.number += 1
         self.lines.begin(forward.kind)
-        self.recorder.note(self.number, forward)
         chain = reading.hashes(forward, self.chains)
         writes = {name: reading.writes(forward, one, chain) for name, one in self.ledgers.items()}
         owned = {

@@ -101,14 +101,11 @@ def one(number, check, forward, request=None):
     return replace(STRAY, check=check, key=f'{check} | {number}', cause=cause, forward=forward,
                    slots=(), writer=None, freed=None, reader=reader)
 
-journal = engine([
+engine([
     one(0, 'stale input', 4, 'r1'), one(0, 'wrong list', 4, 'r1'), one(0, 'wrong list', 5, 'r2'),
     *(one(n, 'wrong owner', 5 + n, f'r{n % 2 + 1}') for n in range(1, 30)),
     *(one(n, 'wrong owner', 5 + n, f'r{n}') for n in range(30, 34)),
 ])
-request = {'since': 1, 'until': 9, 'prompt': 4, 'reached': 9, 'of': None, 'shared': 0}
-for key in journal.findings:
-    journal.write('traffic', key=key, requests=[request])
 """
 
 
@@ -133,15 +130,13 @@ def test_each_check_of_a_cause_has_a_case_and_the_worst_one_the_first(
 ) -> None:
     text = """
     from dataclasses import replace
-    journal = engine([
+    of_process().write('script', settings={})
+    engine([
         replace(STRAY, check='changed dtype', key='changed dtype | - | x', forward=2),
         STRAY,
         replace(STRAY, key='stray write | full | x', group='full'),
         replace(STRAY, check='corrupted read', key='corrupted read | swa | x'),
     ])
-    request = {'since': 1, 'until': 9, 'prompt': 4, 'reached': 9, 'of': None, 'shared': 0}
-    for key in journal.findings:
-        journal.write('traffic', key=key, requests=[request])
     """
     words = script("import textwrap; exec(textwrap.dedent(" + repr(text) + "))")
     path = Path(words[-1])
