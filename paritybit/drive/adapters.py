@@ -10,7 +10,7 @@ from paritybit.drive import ENGINES
 from paritybit.drive.legs import Table
 from paritybit.drive.script import Setting
 from paritybit.drive.served import Common
-from paritybit.engines import fetch, required
+from paritybit.engines import fetch
 from paritybit.engines.packages import SGLANG, Package
 from paritybit.harness.errors import MalformedError, quote
 from paritybit.places import IMPORT_FOLDER
@@ -61,7 +61,6 @@ def variables(
     """
     own = {name: value for name, value in inherited.items() if name != "PYTHONDONTWRITEBYTECODE"}
     folders = [str(IMPORT_FOLDER), str(environment.source), str(environment.dependencies)]
-    folders += required.folders(environment.source)
     if inherited.get("PYTHONPATH"):
         folders.append(inherited["PYTHONPATH"])
     own["PYTHONPATH"] = os.pathsep.join(folders)

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from paritybit.drive.script import Script, require_sense
 from paritybit.harness.records.codec import File
-from paritybit.launch.schema import RecordedFinding, WatchRecord
-from paritybit.launch.tally import Tally
+from paritybit.launch.schema import NOT_KNOWN, RecordedFinding, WatchRecord
 from paritybit.launch.verdict import LegOutcome
 from paritybit.launch.words import all_causes
 
@@ -44,8 +43,8 @@ class WatchCase(File, frozen=True, tag="paritybit-watch-case"):
 def cases_of(record: WatchRecord, outcomes: Iterable[LegOutcome]) -> dict[str, WatchCase]:
     """Return the cases for the findings of a record, by file name.
 
-    Findings of the same check and cause share the case of the first one. A finding in a user's
-    command has none.
+    Findings of the same check and cause share the case of the first one. A user's command has no
+    cases.
     """
     tallies = {outcome.name: outcome.tally for outcome in outcomes}
     firsts: dict[tuple[str, str], RecordedFinding] = {}
@@ -55,7 +54,7 @@ def cases_of(record: WatchRecord, outcomes: Iterable[LegOutcome]) -> dict[str, W
     found = [(one, tallies[one.leg].script(one.key)) for one in firsts.values()]
     return {
         f"finding-{number}.json": WatchCase(
-            engine=record.engine or release_of(tallies[finding.leg]),
+            engine=record.engine or NOT_KNOWN,
             leg=finding.leg,
             script=script,
             every=record.every,
@@ -72,11 +71,6 @@ def cases_of(record: WatchRecord, outcomes: Iterable[LegOutcome]) -> dict[str, W
 def case_key(finding: RecordedFinding) -> tuple[str, str]:
     """Return what findings with the same case have in common: their check and their cause."""
     return finding.check, finding.cause_name
-
-
-def release_of(tally: Tally) -> str:
-    """Return the engine that a command loaded, as `NAME==VERSION`."""
-    return next((f"{one.engine}=={one.release}" for one in tally.started), "not known")
 
 
 def with_cases(record: WatchRecord, cases: Mapping[str, WatchCase]) -> WatchRecord:

@@ -13,18 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.launch.schema import finding_of
+from paritybit.launch.words import lines_of
 from paritybit.testing.arguments import (
     KV,
     Slots,
     groups_of,
-    kind_of,
     owned_of,
-    require_callable,
     require_inputs,
-    require_named,
-    require_padding,
+    require_names,
 )
-from paritybit.testing.outcome import UndecidedError, reports
+from paritybit.watch.checks import CHECKS
 from paritybit.watch.facts import Forward, Group, Replay, Row, StaticInput
 from paritybit.watch.journal import Finding, Journal
 from paritybit.watch.observations import Captured
@@ -55,6 +54,10 @@ class InMemory(Journal):
     def undecided(self, what: str) -> None:
         """Keep what could not be judged."""
         self.unsure.append(what)
+
+
+class UndecidedError(RuntimeError):
+    """Something could not be judged. The message has the reason."""
 
 
 def check_replay(
@@ -101,22 +104,27 @@ def check_replay(
     judged, and ValueError if an argument is wrong or there is nothing to judge.
     """
     __tracebackhide__ = True  # pytest then shows the report and the line of the test.
-    require_callable("replay", replay)
-    if run_eager is not None:
-        require_callable("run_eager", run_eager)
     groups = groups_of(kv, reserved_slots, block_size)
     owned = owned_of(owned_slots, groups)
     require_inputs(static_inputs, groups)
-    require_padding(padding, static_inputs)
-    require_named("captured", captured, static_inputs)
+    require_names("padding", padding, static_inputs)
+    require_names("captured", captured, static_inputs)
     known = {one.name: at_capture(one, padding, captured) for one in static_inputs}
     graph = graph_of(replay, run_eager, static_inputs, devices_of(groups))
     with as_made([*tensors_of(groups), *(one.tensor for one in static_inputs)]):
         journal = judged(graph, groups, owned, known, static_inputs)
     if journal.found:
-        raise AssertionError(reports(asdict(finding) for finding in journal.found))
+        raise AssertionError("\n\n".join(map(report, journal.found)))
     if journal.unsure:
         raise UndecidedError("; ".join(journal.unsure))
+
+
+def report(finding: Finding) -> str:
+    """Return the report of a finding: a line per known fact, and the violated law."""
+    found = finding_of(asdict(finding))
+    lines = [f"  {name}: {text}" for name, text in lines_of(found)]
+    law = f"  law: {CHECKS[found.check].law}"
+    return "\n".join([f"ERROR: paritybit: {found.check}: {found.text}", *lines, law])
 
 
 def graph_of(
@@ -132,14 +140,14 @@ def graph_of(
         result = replay()
         synchronize(devices)
         outputs.clear()
-        outputs.update(named(result, "replay"))
+        outputs.update(named(result))
         return result
 
     def eager() -> Mapping[str, Tensor]:
         assert run_eager is not None
         result = run_eager()
         synchronize(devices)
-        return named(result, "run_eager")
+        return named(result)
 
     return Replay(
         GRAPH,
@@ -231,7 +239,7 @@ def at_capture(
     return Captured(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), value)
 
 
-def named(outputs: Outputs, name: str) -> dict[str, Tensor]:
+def named(outputs: Outputs) -> dict[str, Tensor]:
     """Return outputs by name. A replay without outputs gets an empty one.
 
     If all outputs are integers, they are converted to floats, so that they are compared, too.
@@ -242,13 +250,8 @@ def named(outputs: Outputs, name: str) -> dict[str, Tensor]:
         found = {"output": outputs}
     elif isinstance(outputs, Mapping):
         found = dict(outputs)
-    elif isinstance(outputs, Sequence):
-        found = {f"output {number}": tensor for number, tensor in enumerate(outputs)}
     else:
-        raise ValueError(f"{name} returned a {kind_of(outputs)}, not tensors")
-    for key, tensor in found.items():
-        if not isinstance(tensor, Tensor):
-            raise ValueError(f"{key} of {name} is a {kind_of(tensor)}, not a tensor")
+        found = {f"output {number}": tensor for number, tensor in enumerate(outputs)}
     if any(tensor.is_floating_point() for tensor in found.values()):
         return found
     return {key: tensor.to(torch.float64) for key, tensor in found.items()}

@@ -13,7 +13,6 @@ from paritybit.subjects.bugs.catalogue import BUGS
 
 from paritybit.__main__ import main
 from properties.documents import findings, made
-from properties.support.examples import TESTING, examples
 from properties.support.places import ROOT
 
 OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
@@ -139,11 +138,12 @@ def run(code: str, folder: Path) -> None:
 
 
 def test_the_example_of_a_replay_runs_and_fails_as_the_page_says(tmp_path: Path) -> None:
-    code = examples()[0][1]
+    page = text_of("docs/testing.md")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     run(code, tmp_path)
     right = "out_cache_loc = torch.zeros(4, dtype=torch.int64)"
     stale = code.replace(right, "out_cache_loc = torch.tensor([0, 0, 0, 7])")
     assert stale != code
     with pytest.raises(AssertionError) as raised:
         run(stale, tmp_path)
-    assert str(raised.value) in TESTING.read_text(encoding="utf-8")
+    assert str(raised.value) in page

@@ -112,7 +112,7 @@ engine([
 def test_a_storm_shows_at_most_three_causes_the_first_one_first(
     watch: Watch, script: Script, tmp_path: Path
 ) -> None:
-    done = watch("--", *script(STORM.replace('engine="toy"', 'engine="sglang"')))
+    done = watch("--", *script(STORM))
     lines = [line.removeprefix("paritybit: ") for line in done.stderr.splitlines()]
     begin = next(number for number, line in enumerate(lines) if line.startswith("cause 1: "))
     end = lines[begin:]
@@ -125,23 +125,22 @@ def test_a_storm_shows_at_most_three_causes_the_first_one_first(
     assert sum(line.startswith(("stale input", "wrong")) for line in lines[:begin]) <= 12
 
 
+SEVERAL = """
+from dataclasses import replace
+of_process().write('script', settings={})
+engine([
+    replace(STRAY, check='changed dtype', key='changed dtype | - | x', forward=2),
+    STRAY,
+    replace(STRAY, key='stray write | full | x', group='full'),
+    replace(STRAY, check='corrupted read', key='corrupted read | swa | x'),
+])
+"""
+
+
 def test_each_check_of_a_cause_has_a_case_and_the_worst_one_the_first(
     watch: Watch, script: Script, tmp_path: Path
 ) -> None:
-    text = """
-    from dataclasses import replace
-    of_process().write('script', settings={})
-    engine([
-        replace(STRAY, check='changed dtype', key='changed dtype | - | x', forward=2),
-        STRAY,
-        replace(STRAY, key='stray write | full | x', group='full'),
-        replace(STRAY, check='corrupted read', key='corrupted read | swa | x'),
-    ])
-    """
-    words = script("import textwrap; exec(textwrap.dedent(" + repr(text) + "))")
-    path = Path(words[-1])
-    path.write_text(path.read_text().replace('engine="toy"', 'engine="sglang"'))
-    watch("--", *words)
+    watch("--", *script(SEVERAL))
     cases = {
         path.name: json.loads(path.read_text())["key"]
         for path in (tmp_path / "out" / "latest" / "cases").iterdir()

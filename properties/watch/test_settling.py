@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +10,6 @@ import torch
 from paritybit.connectors.failures import report
 from paritybit.drive import engine
 from paritybit.drive.forks import in_fork
-from paritybit.launch.journals import Journals
-from paritybit.launch.tally import Tally
-from paritybit.testing import blocks
 from paritybit.watch import journal, settings
 from paritybit.watch.journal import Journal
 from paritybit.watch.observations import EngineError
@@ -78,9 +74,6 @@ def test_an_error_comes_after_the_double_free_before_it(
 READERS: dict[str, Callable[[Scene], object]] = {
     "the engine fails": lambda _: engine.judge_failure(engine.StalledError("2 requests wait")),
     "the process forks": lambda _: in_fork(lambda: None, 60.0),
-    "a test reads what was found": lambda scene: blocks.Session.seen(
-        SimpleNamespace(journals=Journals(scene.journal.path.parent), tally=Tally())  # type: ignore[arg-type]
-    ),
 }
 """What reads or copies the findings of this process, by its occasion."""
 

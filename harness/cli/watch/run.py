@@ -7,10 +7,8 @@ A row has settings of an engine: see `plan`. Slow imports happen after the comma
 import importlib
 import os
 import re
-import shutil
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +40,6 @@ from paritybit.drive.job import command
 from paritybit.drive.legs import LACKING, Leg, Pair
 from paritybit.drive.models import MODELS
 from paritybit.drive.warm import Warm, warm
-from paritybit.engines.required import install_missed
 from paritybit.inject import environment_with, prepare
 from paritybit.launch.command import Running
 from paritybit.launch.follow import Follower, StopLimits, Stops
@@ -113,7 +110,6 @@ class WatchRun:
     outcomes: list[LegOutcome] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
     pairs: frozenset[Pair] = frozenset()
-    installing: threading.Lock = field(default_factory=threading.Lock)
     found: bool = False
 
     def settings(self, out: Path) -> str:
@@ -275,10 +271,7 @@ class Serving:
         run.not_run |= {leg.name: why for leg in self.plan.left}
 
     def row(self, turn: RowTurn, limits: StopLimits, importers: Warm | None) -> float:
-        """Serve a row, and return the seconds that the engine took to start.
-
-        If the engine cannot start without a required package, install it and retry.
-        """
+        """Serve a row, and return the seconds that the engine took to start."""
         run = self.run
         given: dict[str, Any] = {
             **turn.leg.settings,
@@ -286,18 +279,9 @@ class Serving:
             "seed": (self.options.seed or 0) + turn.leg.number,
         }
         job = turn.job(self.adapter.settings(**given).scope())
-        while True:
-            words, variables = command(self.adapter, self.engine, job, run.imports.parent)
-            limits.seconds = max(0.0, turn.until - time.time()) + ALLOWANCE
-            outcome = run.watch(turn.leg, words, variables, limits, importers)
-            if outcome.tally.started or outcome.code in (0, LACKING) or outcome.log is None:
-                return outcome.starting
-            output = (run.folder / outcome.log).read_text(encoding="utf-8", errors="replace")
-            with run.installing:
-                if not install_missed(self.engine.source, output):
-                    return outcome.starting
-            run.outcomes.remove(outcome)
-            shutil.rmtree((run.folder / outcome.log).parent)
+        words, variables = command(self.adapter, self.engine, job, run.imports.parent)
+        limits.seconds = max(0.0, turn.until - time.time()) + ALLOWANCE
+        return run.watch(turn.leg, words, variables, limits, importers).starting
 
     def reason_to_skip(self) -> str | None:
         """Return why no further row is served, or None."""
