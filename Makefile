@@ -8,7 +8,8 @@ READY := $(shell $(PYTHON) .ci/satisfied.py 2>/dev/null)
 RUN := $(if $(READY),$(PYTHON),.venv/bin/python)
 SETUP := $(if $(READY),,.venv/ready)
 
-# The settings that each target passes on as options: BUG=swa_pad is --bug swa_pad. MPS=1 is --mps.
+# The settings that each target passes on as options: BUG=swa_pad is --bug swa_pad. MPS=1 starts an
+# MPS daemon for the command.
 READ_BY_regress := BUG RUNNER PRESET DEVICE SEED MPS
 READ_BY_test := BUG RUNNER PRESET DEVICE MPS
 READ_BY_watch := ENGINE MODEL DEVICE SEED
@@ -27,16 +28,16 @@ $(if $(filter-out 0 1,$(MPS)),$(error MPS=$(MPS) must be 1 or 0))
 # The options of a target: a value is one word for the shell. Only ARGS may be several words.
 quoted = '$(subst ','\'',$(1))'
 option = --$(shell echo $(1) | tr A-Z a-z) $(call quoted,$($(1)))
-options = $(foreach name,$(filter-out MPS,$(READ_BY_$(1))),$(if $($(name)),$(call option,$(name)))) \
-  $(if $(and $(filter MPS,$(READ_BY_$(1))),$(filter 1,$(MPS))),--mps) $(ARGS)
+options = $(foreach name,$(filter-out MPS,$(READ_BY_$(1))),$(if $($(name)),$(call option,$(name)))) $(ARGS)
+WITH_MPS := $(if $(filter 1,$(MPS)),.ci/with-mps)
 
 .PHONY: regress test watch releases bench check documents
 
 regress: $(SETUP) ## Test the built-in engine, then each bug, or BUG=swa_pad
-	@$(RUN) -m paritybit regress $(call options,regress)
+	@$(WITH_MPS) $(RUN) -m paritybit regress $(call options,regress)
 
 test: $(SETUP) ## Run the test suite
-	@$(RUN) -m pytest -n auto $(call options,test)
+	@$(WITH_MPS) $(RUN) -m pytest -n auto $(call options,test)
 
 watch: $(SETUP) ## Check a whole engine with the sanitizer: ENGINE=sglang==0.5.12
 	@$(RUN) -m paritybit watch $(call options,watch)

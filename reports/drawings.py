@@ -20,7 +20,7 @@ SIDES: Mapping[str, tuple[str, str]] = {
     "hermetic_replay": ("freshly captured", "after earlier replays"),
     "padding_noninterference": ("undisturbed", "with noise"),
     "batch_invariance": ("own batch", "other batch"),
-    "determinism": ("first play", "second play"),
+    "determinism": ("first run", "second run"),
     "dense_agreement": ("float64 oracle", "eager"),
 }
 """The names of the two sides, if they are not the eager and the graph run."""

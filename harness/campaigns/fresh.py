@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
-from typing import Generic, Protocol, TypeVar
+from typing import TypeVar
 
 from paritybit.harness.campaigns.hunt import PlayingFailedError
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
@@ -34,13 +34,6 @@ With one, a process initialises CUDA faster. Only parallel streams need more.
 KERNELS = ("paritybit.reference.cuda_ops",)
 """Further modules for processes that use a GPU."""
 
-LONGEST = 1800
-"""Seconds after which a process that plays ends itself. It takes a few."""
-
-DIED = "a fresh process died"
-
-T = TypeVar("T")
-R = TypeVar("R", bound="Reported")
 Given = TypeVar("Given")
 Got = TypeVar("Got")
 
@@ -59,38 +52,9 @@ def in_new_process(run: Callable[[Given], Got], given: Given) -> Got:
         return pool.submit(run, given).result()
 
 
-class Reported(Protocol):
-    """The result of a task. If `spoiled`, its process must not run another task."""
-
-    @property
-    def spoiled(self) -> bool:
-        """Whether the process is no longer usable because of a lost device or an error."""
-        ...
-
-
-class InTurn(Generic[T, R]):
-    """Runs tasks in this process, and in new ones once a task has spoiled this one.
-
-    `run` is a module-level function.
-    """
-
-    def __init__(self, run: Callable[[T], R]) -> None:
-        self.run = run
-        self.spoiled = False
-
-    def __call__(self, task: T) -> R:
-        """Return the result of a task. Raises its error, or BrokenProcessPool if a process dies."""
-        if self.spoiled:
-            return in_new_process(self.run, task)
-        self.spoiled = True
-        result = self.run(task)
-        self.spoiled = result.spoiled
-        return result
-
-
 @dataclass(frozen=True)
 class FreshPlaying:
-    """Schedules for a fresh process to play in turn. The outcome of the last one counts.
+    """A schedule for a fresh process to play.
 
     Only `properties` are checked. The play ends with the first violation of a property in `until`.
     """
@@ -98,11 +62,7 @@ class FreshPlaying:
     trial: TrialConfig
     properties: frozenset[str]
     until: frozenset[str]
-    schedules: tuple[Schedule, ...]
-
-
-PlayFresh = Callable[[FreshPlaying], Outcome]
-"""Plays in a fresh process. Raises PlayingFailedError if the process returns no outcome."""
+    schedule: Schedule
 
 
 def begin_fresh(trial: TrialConfig, properties: frozenset[str]) -> None:
@@ -120,7 +80,7 @@ def play_fresh(playing: FreshPlaying) -> Outcome:
         try:
             outcome: Outcome | str = pipe.recv()
         except (EOFError, OSError) as error:
-            raise PlayingFailedError(DIED) from error
+            raise PlayingFailedError("a fresh process died") from error
     if isinstance(outcome, str):
         raise PlayingFailedError(outcome)
     return outcome
@@ -139,7 +99,6 @@ def _started(trial: TrialConfig, properties: frozenset[str]) -> Connection:
 def _serve(pipe: Connection, trial: TrialConfig, properties: frozenset[str]) -> None:
     """Capture a trial, play what comes through the pipe, and send the outcome or a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.alarm(LONGEST)
     if not trial.overlap:
         os.environ.setdefault(ONE_CONNECTION, "1")
     gc.disable()  # Captured objects stay until the process ends.
@@ -148,8 +107,7 @@ def _serve(pipe: Connection, trial: TrialConfig, properties: frozenset[str]) -> 
             needs_both = any(PROPERTIES[name].extra_run for name in properties)
             lockstep = Lockstep(trial, properties, alone=not needs_both)
             playing: FreshPlaying = pipe.recv()
-            outcomes = [lockstep.play(one, until=playing.until) for one in playing.schedules]
-            pipe.send(outcomes[-1])
+            pipe.send(lockstep.play(playing.schedule, until=playing.until))
         except DeviceLostError as lost:
             pipe.send(lost.outcome)
         except Exception as error:

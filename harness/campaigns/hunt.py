@@ -42,7 +42,6 @@ class HuntResult:
     - `schedule`: the shrunk counterexample, or None.
     - `drawn`: the schedule that it was shrunk from.
     - `seen`: the violations of `drawn`.
-    - `before`: the schedules that the same worlds played before `drawn`.
     - `error`: the traceback of the first playing that an internal error ended.
     """
 
@@ -55,14 +54,7 @@ class HuntResult:
     schedule: Schedule | None = None
     drawn: Schedule | None = None
     seen: tuple[Violation, ...] = ()
-    before: tuple[Schedule, ...] = ()
     error: str | None = None
-    device_lost: bool = False
-
-    @property
-    def spoiled(self) -> bool:
-        """Whether the process of the hunt must not continue."""
-        return self.device_lost or self.error is not None
 
     @property
     def over(self) -> bool:
@@ -78,16 +70,14 @@ class HuntResult:
         self.events.update(outcome.events)
         self.violated.update(outcome.violated)
         self.error = self.error or outcome.error
-        self.device_lost = self.device_lost or outcome.device_lost
 
     def play(self, lockstep: Lockstep, schedule: Schedule, target: str | None) -> bool:
         """Play a schedule, count it, and keep it if it fails. Returns whether the hunt is over."""
-        before = tuple(lockstep.history)
         outcome = lockstep.play(schedule, until=ends(target))
         self.add(outcome)
         if failed(outcome, target) and self.schedule is None:
             self.schedule = self.drawn = schedule
-            self.seen, self.before = outcome.violations, before
+            self.seen = outcome.violations
         return self.over
 
     def shrink(self, lockstep: Lockstep, target: str | None) -> None:

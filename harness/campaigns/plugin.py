@@ -10,16 +10,14 @@ import random
 import re
 import signal
 from collections.abc import Callable, Generator
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
-from paritybit.harness.errors import CannotRunError, MalformedError
-from paritybit.harness.machine import mps
+from paritybit.harness.errors import MalformedError
 from paritybit.harness.machine.garbage import collect_rarely
 from paritybit.harness.machine.gpus import VISIBLE, visible_gpus
-from paritybit.harness.machine.workers import processes_on
+from paritybit.harness.machine.workers import mps_answers, processes_on
 
 if TYPE_CHECKING:
     from paritybit.harness.campaigns.plan import RunConfig
@@ -34,8 +32,6 @@ DEVICE = pytest.StashKey[str]()
 SEED = pytest.StashKey[int]()
 RESULT = pytest.StashKey[bytes]()
 
-CANNOT_RUN = 125
-
 ALL = "all"
 """The value of --hunt for all bugs on all runners."""
 
@@ -48,11 +44,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("auto", "cpu", "cuda"),
         default="auto",
         help="Device to run on: auto, cpu or cuda; auto uses CUDA if available",
-    )
-    group.addoption(
-        "--mps",
-        action="store_true",
-        help="Start an NVIDIA MPS daemon for this run so that processes can share a GPU",
     )
     group.addoption("--runner", default="", help="Run only these runners, comma-separated")
     group.addoption("--preset", default="", help="Run only these models, comma-separated")
@@ -79,7 +70,6 @@ def pytest_configure(config: pytest.Config) -> None:
         pin(config.stash[DEVICE], worker_input["workerid"])
         return
     config.stash[DEVICE] = chosen_device(config)
-    share_gpus(config)
     asked = config.getoption("--hypothesis-seed", None)
     drawn = 0 if settings().derandomize else random.SystemRandom().randrange(2**31)
     config.stash[SEED] = drawn if asked is None else int(asked)
@@ -94,18 +84,6 @@ def chosen_device(config: pytest.Config) -> str:
     if asked == "auto":
         return "cuda" if gpus else "cpu"
     return asked
-
-
-def share_gpus(config: pytest.Config) -> None:
-    """Start the requested MPS daemon, and stop it at the end. Without it, nothing is run."""
-    if not config.getoption("--mps"):
-        return
-    daemon = ExitStack()
-    try:
-        daemon.enter_context(mps.private_daemon(config.stash[DEVICE]))
-    except CannotRunError as error:
-        pytest.exit(str(error), CANNOT_RUN)
-    config.add_cleanup(daemon.close)
 
 
 def pin(device: str, worker: str) -> None:
@@ -130,8 +108,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return the best number of workers."""
     device = chosen_device(config)
-    shared = device == "cuda" and (config.getoption("--mps") or mps.answers())
-    return processes_on(device, len(visible_gpus()), mps=shared)
+    return processes_on(device, len(visible_gpus()), mps=device == "cuda" and mps_answers())
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -217,17 +194,22 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.config.stash[DEVICE]
 
 
+@pytest.fixture(scope="session")
+def run_task() -> Callable[["Task"], "Result"]:
+    """Return the function that runs the tasks of this process."""
+    from paritybit.harness.campaigns.task import TaskRunner
+
+    return TaskRunner()
+
+
 @pytest.fixture
-def run(request: pytest.FixtureRequest) -> Callable[["Task"], "Result"]:
+def run(
+    request: pytest.FixtureRequest, run_task: Callable[["Task"], "Result"]
+) -> Callable[["Task"], "Result"]:
     """Return the function that runs a task and keeps its result for the report of the test."""
-    from paritybit.harness.campaigns.task import in_turn, without_result
-    from paritybit.harness.lockstep.tracebacks import traceback_of
 
     def keep(task: "Task") -> "Result":
-        try:
-            result = in_turn(task)
-        except Exception as error:
-            result = without_result(task, traceback_of(error))
+        result = run_task(task)
         request.node.stash[RESULT] = pickle.dumps(result)
         return result
 

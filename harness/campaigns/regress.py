@@ -4,17 +4,18 @@ The tests are in `test_trials`. pytest-xdist runs them in worker processes. A wo
 takes too long is replaced, and its test fails.
 """
 
+import os
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from paritybit.harness.campaigns.plan import plan
 from paritybit.harness.campaigns.plugin import run_config
 from paritybit.harness.campaigns.run import Run
 from paritybit.harness.campaigns.task import Result, without_result
-from paritybit.harness.machine import mps
-from paritybit.harness.machine.environment import variables_set
+from paritybit.harness.machine.workers import mps_answers
 from paritybit.harness.records.schema import Status
 from rich.console import Console
 from rich.markup import escape
@@ -78,7 +79,7 @@ def options_of(run: Run, cache: Path) -> list[str]:
 
 def _pytest(words: Sequence[str], reporter: "Reporter") -> None:
     """Run pytest in this process, with a progress bar."""
-    with variables_set(ENVIRONMENT), reporter.bar:
+    with patch.dict(os.environ, ENVIRONMENT), reporter.bar:
         code = pytest.main(list(words), plugins=[reporter])
     ended = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED}
     reporter.run.broken |= code not in ended
@@ -107,7 +108,7 @@ class Reporter:
         """Take the settings and the number of workers from pytest's options."""
         self.run.settings = run_config(session.config)
         self.run.processes = session.config.getoption("numprocesses") or 1
-        self.shared = self.run.settings.device == "cuda" and mps.answers()
+        self.shared = self.run.settings.device == "cuda" and mps_answers()
         self.tasks = {task.name: task for task in plan(self.run.settings)}
 
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:

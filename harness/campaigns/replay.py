@@ -1,27 +1,17 @@
 """Replays case files, and compares each with its recorded result."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from paritybit.harness.campaigns.fresh import InTurn
-from paritybit.harness.campaigns.hunt import without_error
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
-from paritybit.harness.checks.table import DECLARED_STATE, PROPERTIES, STATEMENTS
+from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.errors import CannotRunError, MalformedError, UnknownNameError, headline
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.tracebacks import traceback_of
 from paritybit.harness.records.case import Case
 from paritybit.harness.records.codec import Kind, load
-
-
-@dataclass(frozen=True)
-class Named:
-    """A case, and the name of its file."""
-
-    name: str
-    case: Case
 
 
 @dataclass(frozen=True)
@@ -31,16 +21,9 @@ class Replayed:
     `error` is the traceback of an internal error. The case has no verdict then.
     """
 
-    name: str
     as_said: bool
     message: str
     error: str | None = None
-    device_lost: bool = False
-
-    @property
-    def spoiled(self) -> bool:
-        """Whether the process must not replay another case."""
-        return self.device_lost or self.error is not None
 
 
 def files_of(paths: Iterable[Path]) -> list[Path]:
@@ -73,55 +56,32 @@ def kept_lockstep(trial: TrialConfig) -> Lockstep:
     return Lockstep(trial, frozenset(PROPERTIES))
 
 
-def lockstep_of(case: Case) -> Lockstep:
-    """Return a lockstep with all properties on that has played the history of a case.
+def replay(case: Case) -> Replayed:
+    """Replay a case with all properties on, and compare the result with the recorded one.
 
-    A case without a history gets the kept lockstep. Raises PlayingFailedError for an internal
-    error.
+    Once the device is lost, every later case fails with an internal error.
     """
-    if not case.history:
-        return kept_lockstep(case.trial)
-    lockstep = Lockstep(case.trial, frozenset(PROPERTIES))
-    for schedule in case.history:
-        without_error(lockstep.play(schedule))
-    return lockstep
-
-
-def replay(named: Named) -> Replayed:
-    """Replay a case with all properties on, and compare the result with the recorded one."""
     try:
-        return judged(named, lockstep_of(named.case).play(named.case.schedule))
+        return judged(case, kept_lockstep(case.trial).play(case.schedule))
     except DeviceLostError as lost:
-        return judged(named, lost.outcome)
+        return judged(case, lost.outcome)
+    except Exception as error:
+        return failed(traceback_of(error))
 
 
-def judged(named: Named, outcome: Outcome) -> Replayed:
+def judged(case: Case, outcome: Outcome) -> Replayed:
     """Compare the violations of a case's schedule with the recorded ones."""
-    error = outcome.error
-    if error is not None:
-        return failed(named, error)
+    if outcome.error is not None:
+        return failed(outcome.error)
     if vacuous(outcome):
-        message = "runs no forward, so it proves nothing"
-        return Replayed(named.name, as_said=False, message=message)
-    wanted, found = named.case.expected, outcome.violated
-    if found and named.case.history:
-        found |= {DECLARED_STATE}
+        return Replayed(as_said=False, message="runs no forward, so it proves nothing")
+    wanted, found = case.expected, outcome.violated
     as_said = wanted <= found if wanted else not found
-    shown = ", ".join(name for name in STATEMENTS if name in found) or "clean"
+    shown = ", ".join(name for name in PROPERTIES if name in found) or "clean"
     missing = f"; expected {', '.join(sorted(wanted)) or 'no violation'}" * (not as_said)
-    return Replayed(named.name, as_said, f"{shown}{missing}", device_lost=outcome.device_lost)
+    return Replayed(as_said, f"{shown}{missing}")
 
 
-def failed(named: Named, error: str) -> Replayed:
+def failed(error: str) -> Replayed:
     """Return the result of a case with an internal error."""
-    return Replayed(named.name, as_said=False, message=headline(error), error=error)
-
-
-def replay_all(cases: Iterable[Named]) -> Iterator[Replayed]:
-    """Replay cases one after another, and yield the result of each."""
-    in_turn = InTurn(replay)
-    for named in cases:
-        try:
-            yield in_turn(named)
-        except Exception as error:
-            yield failed(named, traceback_of(error))
+    return Replayed(as_said=False, message=headline(error), error=error)

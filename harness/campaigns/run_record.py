@@ -6,7 +6,7 @@ from typing import Any, cast
 from paritybit.harness.campaigns.run import Run, verdict
 from paritybit.harness.campaigns.scope import scope
 from paritybit.harness.campaigns.task import Result
-from paritybit.harness.checks.table import STATEMENTS
+from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.records import schema
 from paritybit.harness.records.case import Case, file_name
 from paritybit.harness.records.environment import environment
@@ -18,7 +18,8 @@ CASES = "cases"
 def record(run: Run) -> schema.Record:
     """Return the record of a run."""
     outcome, message = verdict(run)
-    rows = [row(result) for result in ordered(run)]
+    place = {task: index for index, task in enumerate(run.tasks)}
+    rows = [row(result) for result in sorted(run.results, key=lambda one: place[one.task])]
     return schema.Record(
         command=run.command,
         seed=run.settings.seed,
@@ -30,16 +31,10 @@ def record(run: Run) -> schema.Record:
         environment=environment(run.settings.device, run.processes),
         clean=tuple(one for one in rows if not isinstance(one, schema.BugRow)),
         bugs=tuple(one for one in rows if isinstance(one, schema.BugRow)),
-        properties=dict(STATEMENTS),
+        properties={name: rule.statement for name, rule in PROPERTIES.items()},
         required_events=run.settings.required_events,
         scope=scope(run),
     )
-
-
-def ordered(run: Run) -> list[Result]:
-    """Return the results in the order of the plan."""
-    place = {task: index for index, task in enumerate(run.tasks)}
-    return sorted(run.results, key=lambda result: place[result.task])
 
 
 def row(result: Result) -> schema.TrialRow:

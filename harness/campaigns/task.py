@@ -8,8 +8,12 @@ import time
 from dataclasses import dataclass
 from functools import lru_cache
 
-from paritybit.harness.campaigns.confirm import confirmed
-from paritybit.harness.campaigns.fresh import InTurn, begin_fresh, play_fresh
+from paritybit.harness.campaigns.fresh import (
+    FreshPlaying,
+    begin_fresh,
+    in_new_process,
+    play_fresh,
+)
 from paritybit.harness.campaigns.hunt import (
     HuntResult,
     PlayingFailedError,
@@ -24,9 +28,9 @@ from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.errors import headline
 from paritybit.harness.explain.facts import Explanation
-from paritybit.harness.explain.report import Observed, explained_unbuilt, explanation, observe
+from paritybit.harness.explain.report import Observed, explanation, observe
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
+from paritybit.harness.lockstep.tracebacks import traceback_of
 from paritybit.harness.records.case import Case, trial_name
 from paritybit.harness.records.schema import Counterexample, Status
 from paritybit.harness.schedules.coverage import OVERLAPPED
@@ -127,6 +131,23 @@ def kept_lockstep(trial: TrialConfig) -> Lockstep:
     return kept_clean(trial) if trial.bug is None else kept_broken(trial)
 
 
+class TaskRunner:
+    """Runs tasks in this process, and in new ones once a task has spoiled this one."""
+
+    def __init__(self) -> None:
+        self.spoiled = False
+
+    def __call__(self, task: Task) -> Result:
+        """Return the result of a task. An internal error is a result, too."""
+        spoiled, self.spoiled = self.spoiled, True
+        try:
+            result = in_new_process(run_task, task) if spoiled else run_task(task)
+        except Exception as error:
+            return without_result(task, traceback_of(error))
+        self.spoiled = spoiled or result.spoiled
+        return result
+
+
 def run_task(task: Task) -> Result:
     """Run one task. A clean trial is checked for all properties, a hunt for those in `hunted`.
 
@@ -134,33 +155,29 @@ def run_task(task: Task) -> Result:
     advance, so that it initialises its device and captures during the hunt.
     """
     started = time.monotonic()
-    try:
-        lockstep = kept_lockstep(task.trial)
-    except SubjectFailedError as failure:
-        return _unbuilt(task, failure, time.monotonic() - started)
+    lockstep = kept_lockstep(task.trial)
     properties = frozenset(PROPERTIES) if task.bug is None else hunted(task.target)
     if task.target is not None:
         begin_fresh(task.trial, properties)
     lockstep.watch(properties)
     hunt_result, finding, error = HuntResult(), None, None
-    seen: Observed | None = None
     try:
         hunt_result = hunt(lockstep, task.target, task.seed, task.examples)
-        warnings = len(lockstep.capture_warnings)
         without_error(hunt_result)
-        if hunt_result.schedule is not None:
-            shown = confirmed(task.trial, hunt_result, task.target, properties, play_fresh)
-            if shown.undeclared is not None:
-                violations = (*hunt_result.seen, shown.undeclared)
-                finding = Counterexample(case_of(task, shown.schedule, violations, shown.history))
-            else:
-                seen = _observed(task, shown.schedule)
-                case = case_of(task, seen.schedule, seen.outcome.violations)
-                finding = Counterexample(case, seen.timeline)
-        status = judge(task, hunt_result, finding, warnings)
-        if finding is not None and seen is not None:
+        schedule = confirmed(task, hunt_result, properties)
+        if schedule is not None:
+            seen = _observed(task, schedule)
+            finding = Counterexample(
+                case_of(task, schedule, seen.outcome.violations), seen.timeline
+            )
+            status = _judge_found(task, finding)
             # After the verdict, because an error may spoil the process.
             finding = Counterexample(finding.case, seen.timeline, *explained(seen, task.target))
+        elif hunt_result.drawn is not None:
+            status = Status.UNDECLARED_STATE
+            finding = Counterexample(case_of(task, hunt_result.drawn, hunt_result.seen))
+        else:
+            status = judge(task, hunt_result, len(lockstep.capture_warnings))
     except DeviceLostError as lost:
         hunt_result.add(lost.outcome)
         finding = Counterexample(case_of(task, lost.schedule, lost.outcome.violations))
@@ -178,27 +195,23 @@ def run_task(task: Task) -> Result:
     )
 
 
-in_turn = InTurn(run_task)
-"""Runs the tasks of this process."""
-
-
-def case_of(
-    task: Task,
-    schedule: Schedule,
-    violations: tuple[Violation, ...],
-    history: tuple[Schedule, ...] = (),
-) -> Case:
+def case_of(task: Task, schedule: Schedule, violations: tuple[Violation, ...]) -> Case:
     """Return the case of a task's finding."""
-    return Case(task.trial, schedule, task.target, task.seed, violations, history)
+    return Case(task.trial, schedule, task.target, task.seed, violations)
 
 
-def _unbuilt(task: Task, failure: SubjectFailedError, seconds: float) -> Result:
-    """Return the result of a task whose engine could not be captured. No step was played."""
-    violation, found = explained_unbuilt(task.trial.runner, failure)
-    finding = Counterexample(case_of(task, Schedule(()), (violation,)), (), found)
-    wanted = Status.CAUGHT if task.target == violation.property else Status.WRONG_PROPERTY
-    status = Status.RED if task.bug is None else wanted
-    return Result(task, status, HuntResult(), finding, 0, seconds)
+def confirmed(task: Task, hunt_result: HuntResult, properties: frozenset[str]) -> Schedule | None:
+    """Return the shrunk schedule, or else the drawn one, if a fresh process reproduces its finding.
+
+    Returns None if the finding depends on what this process played before, and if there is none.
+    Raises PlayingFailedError for an internal error.
+    """
+    for schedule in (hunt_result.schedule, hunt_result.drawn):
+        if schedule is not None:
+            playing = FreshPlaying(task.trial, properties, ends(task.target), schedule)
+            if failed(without_error(play_fresh(playing)), task.target):
+                return schedule
+    return None
 
 
 def _observed(task: Task, schedule: Schedule) -> Observed:
@@ -220,18 +233,13 @@ def explained(seen: Observed, target: str | None) -> tuple[Explanation | None, s
         return None, traceback_of(error)
 
 
-def judge(
-    task: Task, hunt_result: HuntResult, finding: Counterexample | None, capture_warnings: int
-) -> Status:
-    """Return the status of a task. Raises PlayingFailedError if the clean subject cannot be played.
+def judge(task: Task, hunt_result: HuntResult, capture_warnings: int) -> Status:
+    """Return the status of a task without a finding.
 
     A task is vacuous if it had no replay, no padded replay or, with overlapping steps, no overlap.
     A clean trial is also vacuous if no sample was compared with the oracle.
     """
-    target = task.target
-    if finding is not None:
-        return _judge_found(task, finding)
-    if target is not None:
+    if task.target is not None:
         return Status.WRONG_PROPERTY if hunt_result.violated else Status.MISSED
     compared = task.bug is not None or hunt_result.events["compared with the oracle"]
     overlapped = not task.trial.overlap or hunt_result.events[OVERLAPPED]
@@ -243,10 +251,11 @@ def judge(
 
 
 def _judge_found(task: Task, finding: Counterexample) -> Status:
-    """Return the status of a finding: whether it is the target, and only occurs with the bug."""
+    """Return the status of a finding: whether it is the target, and only occurs with the bug.
+
+    Raises PlayingFailedError if the clean subject cannot be played.
+    """
     target = task.target
-    if finding.undeclared:
-        return Status.UNDECLARED_STATE
     if target is None:
         return Status.RED if task.bug is None else Status.AFFECTED_AFTER_ALL
     if target not in {violation.property for violation in finding.violations}:

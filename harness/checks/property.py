@@ -3,7 +3,7 @@
 A property judges what was observed. It returns None, or a description of the violation.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,6 @@ from paritybit.harness.lockstep.observation import Observation, Sample, StepEnd
 from paritybit.harness.lockstep.pair import ExtraRun
 from paritybit.reference.config import Role
 from paritybit.reference.model import Decoder
-from torch import Tensor
 
 Description = tuple[str, dict[str, Any]]
 """A message, and the exact place as JSON values: layer, tensor, slot, owner, row, bits, …"""
@@ -28,35 +27,6 @@ class Violation:
 
 
 @dataclass(frozen=True)
-class Playback:
-    """The bits that one playing of a schedule left: each step's live outputs, and both storages."""
-
-    outputs: tuple[Tensor, ...]
-    eager: Tensor
-    graph: Tensor
-
-
-@dataclass(frozen=True)
-class Playing:
-    """The input of properties that judge a schedule as a whole.
-
-    - `place`: the place of the last step played.
-    - `eager_tokens`, `graph_tokens`: int64 [token rows, max_context].
-    - `samples`: the logits of each request, from the target and the draft model.
-    - `first`, `again`: two playings of the same steps. None unless a property has `plays_again`.
-    """
-
-    place: int
-    eager_tokens: Tensor
-    graph_tokens: Tensor
-    samples: tuple[Sample, ...]
-    models: Mapping[Role, Decoder]
-    compared: Tensor
-    first: Playback | None = None
-    again: Playback | None = None
-
-
-@dataclass(frozen=True)
 class Property:
     """One property: a statement, and the checks for it.
 
@@ -64,24 +34,22 @@ class Property:
     |---|---|
     | `judge` | checks a step that ran a forward |
     | `judge_end` | checks the state after a step, with or without a forward |
-    | `judge_schedule` | checks a whole schedule |
+    | `judge_schedule` | checks the models and the samples of all requests of a schedule |
     | `every_step` | cheap enough for each step of each schedule |
     | `diverges` | a violation leaves the eager and the graph run different, so the play stops |
     | `extra_run` | an extra run of each step; its result is in `Observation.extra` |
-    | `samples` | needs the samples of requests |
-    | `plays_again` | needs a second playing of the schedule |
     """
 
     id: str
     statement: str
     judge: Callable[[Observation], Description | None] | None = None
     judge_end: Callable[[StepEnd], Description | None] | None = None
-    judge_schedule: Callable[[Playing], list[Violation]] | None = None
+    judge_schedule: Callable[[Mapping[Role, Decoder], Sequence[Sample]], list[Violation]] | None = (
+        None
+    )
     every_step: bool = True
     diverges: bool = False
     extra_run: ExtraRun | None = None
-    samples: bool = False
-    plays_again: bool = False
 
 
 def judge(properties: Iterable[Property], observation: Observation) -> list[Violation]:

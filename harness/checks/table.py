@@ -4,10 +4,9 @@ from collections.abc import Mapping
 
 from paritybit.harness.checks.property import Property
 from paritybit.harness.checks.schedule_properties.dense_agreement import DENSE_AGREEMENT
-from paritybit.harness.checks.schedule_properties.determinism import DETERMINISM
-from paritybit.harness.checks.schedule_properties.token_trajectory import TOKEN_TRAJECTORY
 from paritybit.harness.checks.step_properties.batch_invariance import BATCH_INVARIANCE
 from paritybit.harness.checks.step_properties.captured_path import CAPTURED_PATH
+from paritybit.harness.checks.step_properties.determinism import DETERMINISM
 from paritybit.harness.checks.step_properties.hermetic_replay import HERMETIC_REPLAY
 from paritybit.harness.checks.step_properties.index_contract import INDEX_CONTRACT
 from paritybit.harness.checks.step_properties.kv_parity import KV_PARITY
@@ -38,20 +37,10 @@ _ORDER = (
     DETERMINISM,
     BATCH_INVARIANCE,
     DENSE_AGREEMENT,
-    TOKEN_TRAJECTORY,
 )
 
 PROPERTIES: Mapping[str, Property] = {rule.id: rule for rule in _ORDER}
 """Every property of this build, by id."""
-
-DECLARED_STATE = "declared_state"
-"""Violated by a finding that no fresh process reproduces. No step or schedule is checked for it."""
-
-STATEMENTS: Mapping[str, str] = {
-    **{rule.id: rule.statement for rule in _ORDER},
-    DECLARED_STATE: "a finding also appears in a fresh process",
-}
-"""The statement of each property, by id."""
 
 STEP_PROPERTIES = frozenset(rule.id for rule in _ORDER if rule.every_step)
 """The properties that are cheap enough for each step of each schedule."""

@@ -323,7 +323,6 @@ def regress(
     runner: list[str] = names_option("Runners"),
     preset: list[str] = names_option("Models"),
     seed: int = seed_option(),
-    mps: bool = flag("mps", "Start an NVIDIA MPS daemon, to share GPUs"),
     device: Device = typer.Option("auto", help="Device to use"),
     out: Path = out_option(),
 ) -> int:
@@ -342,8 +341,7 @@ def regress(
         runners=runner,
         presets=preset,
         seed=seed,
-        mps=mps,
-        device="cuda" if mps and device == "auto" else device,
+        device=device,
         out=out,
         pytest=pytest or (),
         words=line.words,

@@ -2,7 +2,7 @@
 
 import json
 
-from paritybit.harness.checks.table import PROPERTIES, STATEMENTS
+from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.cli.exit_codes import OK
 from paritybit.reference.config import PRESETS
 from paritybit.reports.glossary import GLOSSARY
@@ -23,7 +23,7 @@ def all_names() -> Names:
             name: (runner.__doc__ or "").partition("\n")[0] for name, runner in RUNNERS.items()
         },
         "presets": {name: preset.source for name, preset in PRESETS.items()},
-        "properties": {name: STATEMENTS[name] for name in PROPERTIES},
+        "properties": {name: rule.statement for name, rule in PROPERTIES.items()},
         "findings": {name: check.law for name, check in CHECKS.items()},
         "words": dict(GLOSSARY),
     }

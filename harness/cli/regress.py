@@ -37,7 +37,6 @@ def run_regress(
     runners: Sequence[str],
     presets: Sequence[str],
     seed: int,
-    mps: bool,
     device: str,
     out: Path,
     pytest: Sequence[str],
@@ -50,16 +49,14 @@ def run_regress(
     for name in presets:
         require_known("preset", name, PRESETS)
     hunts = hunts_of(bugs, runners)
-    if not mps:  # With --mps, only the workers may initialise CUDA.
-        device = resolve_device(device)
+    device = resolve_device(device)
     settings = RunConfig(device, hunts, tuple(presets) or tuple(PRESETS), seed)
     run = Run(settings, command_of(words))
-    options = [*["--mps"] * mps, *pytest]
     with run_folder(out) as folder:
         console = Console()
         console.print(f"paritybit regress on {device_name(settings.device)}")
         console.print(WORDS)
-        run_tests(run, console, out.resolve() / "pytest-cache", options)
+        run_tests(run, console, out.resolve() / "pytest-cache", pytest)
         with heard_at_the_end():
             return finish(console, run, folder)
 

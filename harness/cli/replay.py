@@ -3,19 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from paritybit.harness.campaigns.confirm import DEPENDS
 from paritybit.harness.campaigns.hunt import without_error
 from paritybit.harness.campaigns.replay import (
-    Named,
     Replayed,
     files_of,
+    kept_lockstep,
     load_known,
-    lockstep_of,
-    replay_all,
+    replay,
     vacuous,
 )
 from paritybit.harness.campaigns.task import explained
-from paritybit.harness.checks.table import DECLARED_STATE
 from paritybit.harness.cli.display import print_errors, summary_of
 from paritybit.harness.cli.exit_codes import FINDING, OK
 from paritybit.harness.cli.explore import replay_explored
@@ -60,21 +57,13 @@ def require_device(case: Case) -> None:
 
 def replay_one(case: Case, name: str) -> int:
     """Replay a case, and print its violations with an explanation of the first."""
-    lockstep = lockstep_of(case)
-    seen = observe(lockstep, case.schedule)
+    seen = observe(kept_lockstep(case.trial), case.schedule)
     outcome = seen.outcome
     if vacuous(without_error(outcome)):
         raise CannotRunError(f"{name} runs no forward, so it proves nothing")
-    undeclared = [one.message for one in case.violations if one.property == DECLARED_STATE]
-    if undeclared and not outcome.violations:
-        raise CannotRunError(f"{name} shows nothing here: {undeclared[0]}")
     for violation in outcome.violations:
         print(f"step {violation.step}: {violation.property}: {violation.message}")
-    explanation, error = None, None
-    if case.history:
-        print(f"  {DEPENDS}; {len(case.history)} other schedules were played before it")
-    else:
-        explanation, error = explained(seen, case.target)
+    explanation, error = explained(seen, case.target)
     if error is not None:
         print("  no explanation: the explainer failed")
         print_errors([error])
@@ -90,7 +79,7 @@ def replay_one(case: Case, name: str) -> int:
 
 def replay_many(paths: Sequence[Path]) -> int:
     """Replay case files, and compare each with its recorded result. Prints one line per case."""
-    console, work, skipped = Console(soft_wrap=True), list[Named](), 0
+    console, work, skipped = Console(soft_wrap=True), list[tuple[str, Case]](), 0
     for path in files_of(paths):
         try:
             case = load_known(path, Case)
@@ -99,13 +88,13 @@ def replay_many(paths: Sequence[Path]) -> int:
             console.print(f"[yellow]cannot run[/] {escape(printable(str(error)))}")
             skipped += 1
         else:
-            work.append(Named(printable(path.stem), case))
+            work.append((printable(path.stem), case))
     ended: list[Replayed] = []
-    for one in replay_all(work):
-        ended.append(one)
-        console.print(f"{mark_of(one)} {escape(one.name)}: {escape(one.message)}")
-    failed = [replay.error for replay in ended if replay.error is not None]
-    wrong = sum(not replay.as_said for replay in ended) - len(failed)
+    for name, case in work:
+        ended.append(replay(case))
+        console.print(f"{mark_of(ended[-1])} {escape(name)}: {escape(ended[-1].message)}")
+    failed = [one.error for one in ended if one.error is not None]
+    wrong = sum(not one.as_said for one in ended) - len(failed)
     line, code = summary_of(len(ended) + skipped, wrong, skipped + len(failed))
     console.print(line)
     print_errors(failed)

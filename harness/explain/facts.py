@@ -12,7 +12,6 @@ How = Literal["copied", "reset", "equalized", "capture"]
 
 SuspectName = Literal[
     "index tables",
-    "kept output",
     "static inputs",
     "capture",
     "engine state",

@@ -10,7 +10,6 @@ from paritybit.harness.explain.facts import (
     Situation,
     Slot,
     SlotTaken,
-    Suspect,
     SuspectName,
     Writer,
     WrongElement,
@@ -21,7 +20,6 @@ NOBODY = "nobody"
 
 RESETS: Mapping[SuspectName, str] = {
     "index tables": "with the index tables of the eager run",
-    "kept output": "with copies of the outputs of earlier steps",
     "static inputs": "with the static inputs that the batch and its padding need",
     "capture": "when the captured function runs eagerly over the same static inputs",
     "engine state": "when a freshly captured engine runs it over the same static inputs",
@@ -63,7 +61,7 @@ def _but(found: Explanation) -> str:
     """Describe the suspect whose reset makes the property hold, or which resets do not."""
     cause, holds = found.cause, f"and nothing else changed, {found.property_id} holds"
     if cause is not None and cause.elements:
-        wrong = _element(cause.elements[0], cause)
+        wrong = _element(cause.elements[0])
         return f"But {wrong}. With {_right(cause.elements)}, {holds}."
     if cause is not None:
         return f"But {RESETS[cause.name]}, {holds}."
@@ -89,15 +87,9 @@ def _right(elements: Sequence[WrongElement]) -> str:
     return first if not more else f"{first} and {more} more element{'s' * (more > 1)}"
 
 
-def _element(one: WrongElement, cause: Suspect) -> str:
+def _element(one: WrongElement) -> str:
     """Describe an element with a wrong value, and who wrote it."""
     value = f"{one.name} = {one.value}"
-    if cause.name == "kept output" and one.left_by is not None:
-        by = one.left_by
-        return (
-            f"{value} is a view of row {by.row} of the static output of step {by.step} "
-            f"({by.runner}), which a later step overwrote"
-        )
     if one.left_by is None or one.how is None:
         return f"{value}, whereas the eager run has {one.right}"
     if one.stale and one.how != "equalized":

@@ -5,12 +5,11 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from paritybit.harness.checks.property import Property
 from paritybit.harness.explain.ledgers import CAPTURE, ForwardId, SlotLedger, StaticLedger
-from paritybit.harness.explain.sources import SiteTrap
 from paritybit.harness.lockstep.bits import bits, clone_output, outputs_differ
 from paritybit.harness.lockstep.fresh_run import just_captured
 from paritybit.harness.lockstep.logs import warnings_logged
@@ -53,14 +52,12 @@ class Reset:
 
     - `elements`: values of static elements.
     - `cells`: values of cells of the index tables.
-    - `batch`: values of the batch's `spec_info`, by name.
     - `captured`: if False, the captured function runs eagerly over the same static buffers.
     - `fresh`: whether a freshly captured engine runs it, over the same static buffers.
     """
 
     elements: tuple[StaticElement, ...] = ()
     cells: tuple[TableCell, ...] = ()
-    batch: Mapping[str, Tensor] = field(default_factory=dict)
     captured: bool = True
     fresh: bool = False
 
@@ -69,7 +66,6 @@ class Reset:
         return Reset(
             self.elements + other.elements,
             self.cells + other.cells,
-            {**self.batch, **other.batch},
             self.captured and other.captured,
             self.fresh or other.fresh,
         )
@@ -105,15 +101,6 @@ def calls_of(ops: Ops, calls: Calls | None = None) -> Iterator[Calls]:
         ops.calls = None
 
 
-@dataclass(frozen=True)
-class EarlierOutput:
-    """A copy of the live output of one replay, made before it was overwritten."""
-
-    step: int
-    runner: str
-    output: Output
-
-
 class RecordedForward(Recorder):
     """Follows a schedule up to its step at `last`, and records the forward of that step.
 
@@ -126,8 +113,7 @@ class RecordedForward(Recorder):
     - `eager_calls`, `fresh_calls`, `eager_output`: the ops and the output of other runs.
     - `run`: the results of the subject. `observation`: what the checks see, with copies of the
       static buffers. None if the subject failed.
-    - `outputs`, `written`, `ledger`: outputs of earlier replays, and the last writers of slots and
-      static elements.
+    - `written`, `ledger`: the last writers of slots and static elements.
     """
 
     observation: Observation | None = None
@@ -140,8 +126,6 @@ class RecordedForward(Recorder):
             buffer for buffers in self.engine.all_static_buffers() for buffer in buffers.values()
         )
         self.written = SlotLedger(pair.graph_pools)
-        self.outputs: list[EarlierOutput] = []
-        self.sites = SiteTrap()
 
     @property
     def engine(self) -> ReplicaEngine:
@@ -178,7 +162,6 @@ class RecordedForward(Recorder):
             self.fresh = copy_buffers(pair.fresh_engine.runners[planned.mode])
             pair.restore_graph()
         self.state = self.engine.state()
-        self.sites.lines.clear()
 
     @contextmanager
     def eager(self) -> Iterator[None]:
@@ -222,10 +205,6 @@ class RecordedForward(Recorder):
             self.observation = replace(observation, static=static)
             return
         self.written.follow(self.forward_id, self.run.calls)
-        replay = observation.replay
-        if replay is not None:
-            output = clone_output(replay.live_output)
-            self.outputs.append(EarlierOutput(observation.place, replay.runner, output))
 
     def again(self, reset: Reset = NO_RESET, calls: Calls | None = None) -> RepeatedRun:
         """Repeat the graph run's forward from the same bytes, with `reset`.
@@ -241,14 +220,11 @@ class RecordedForward(Recorder):
         for cell in reset.cells:
             both(pair.graph_pools.tables)[cell.table].view(-1)[cell.place] = cell.value
         engine = self._rewind(reset)
-        batch = self.plan.graph.batch
-        if batch is not None and reset.batch:
-            batch = replace(batch, spec_info={**batch.spec_info, **reset.batch})
         overrides = Overrides(elements=reset.elements, captured=reset.captured)
         pair.log.take()
         try:
             with pair.log, warnings_logged():
-                found = self._run(engine, self.plan.given(batch), overrides, calls)
+                found = self._run(engine, self.plan, overrides, calls)
             return replace(found, warnings=pair.log.take())
         finally:
             self._restore_tables()
@@ -359,8 +335,7 @@ def record_forward(
     """
     with torch.inference_mode():
         pair.reset(schedule.seed)
-    recorded = RecordedForward(pair, place)
-    with recorded.sites, torch.inference_mode():
+        recorded = RecordedForward(pair, place)
         for at, step, upcoming in schedule.up_to(place).ahead():
             try:
                 observation = pair.step(step, at, extra_runs, upcoming=upcoming, recorder=recorded)

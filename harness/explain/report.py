@@ -29,11 +29,10 @@ from paritybit.harness.explain.forward_facts import (
 )
 from paritybit.harness.explain.proof import prove
 from paritybit.harness.explain.recorded import RecordedForward, Reset, record_forward
-from paritybit.harness.explain.sources import LocatedCalls, contract_row, line_of, unique
+from paritybit.harness.explain.sources import LocatedCalls, contract_row, unique
 from paritybit.harness.explain.suspects import try_suspects
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
-from paritybit.harness.lockstep.tracebacks import SubjectFailedError, raised_at
 from paritybit.harness.schedules.schedule import Schedule, Step
 from paritybit.subjects.runners import RUNNERS
 
@@ -111,14 +110,6 @@ def explanation(seen: Observed, target: str | None) -> Explanation | None:
     return first
 
 
-def explained_unbuilt(runner: str, failure: SubjectFailedError) -> tuple[Violation, Explanation]:
-    """Return the violation of an engine that cannot be captured, and its explanation."""
-    raised = raised_at(failure.__cause__ or failure)
-    message = f"the engine could not be captured: {failure}"
-    violation = Violation(NO_CRASH.id, 0, message, {RAISED: raised} if raised else {})
-    return violation, without_trial(violation, Situation(0, runner))
-
-
 def without_trial(
     violation: Violation, at: Situation, suspects: tuple[Suspect, ...] = ()
 ) -> Explanation:
@@ -126,7 +117,7 @@ def without_trial(
 
     `suspects` are those that were tried by playing the whole schedule.
     """
-    lines = unique((*_raise_lines(violation), *_rows_named(at.runner, violation.message)))
+    lines = unique((*_rows_named(at.runner, violation.message), *_raise_lines(violation)))
     found = Explanation(violation.property, at, (), suspects=suspects, sources=lines)
     return replace(found, proof=tuple(prove(found, violation.message, None)))
 
@@ -137,7 +128,7 @@ def _explain(seen: Observed, violation: Violation) -> Explanation:
     if lockstep.trial.overlap:
         return _of_overlap(seen, violation)
     rule, found = PROPERTIES[violation.property], None
-    if lockstep.refused is None and _can_repeat(rule, violation):
+    if lockstep.refusal is None and _can_repeat(rule, violation):
         if not lockstep.pair.records_ops:
             lockstep = Lockstep(lockstep.trial, records_ops=True)
         found = _of_forward(lockstep.pair, seen.schedule, rule, violation)
@@ -150,14 +141,14 @@ def _can_repeat(rule: Property, violation: Violation) -> bool:
     It cannot if an extra run on the fresh engine is at fault, or a whole schedule.
     """
     extra = rule.extra_run
-    at_fault = extra is not None and getattr(extra, "suspect", False)
+    at_fault = extra is not None and getattr(extra, "suspect", True)
     judges = rule.judge is not None or rule.id == NO_CRASH.id
     return judges and not at_fault and EXTRA_RUN not in violation.where
 
 
 def _situation_at(seen: Observed, violation: Violation) -> Situation:
     """Return what the timeline says about the step of a violation."""
-    if seen.lockstep.refused is not None:
+    if seen.lockstep.refusal is not None:
         return Situation(violation.step, seen.lockstep.trial.runner)
     entry = next((one for one in seen.timeline if one.place == violation.step), None)
     if entry is None or entry.bucket is None:
@@ -223,22 +214,12 @@ def _lines(
 ) -> Iterator[SourceLine]:
     """Yield the lines to look at, the nearest to the cause first."""
     yield from _raise_lines(violation)
-    yield from (line for lines in recorded.sites.lines[:1] for line in lines)
-    runner, cause = recorded.runner, found.cause
-    if runner is not None:
-        for element in () if cause is None else cause.elements:
-            if element.holder in runner.metadata.buffers:
-                yield line_of(f"{element.holder} is written", type(runner).plan)
-            yield from _rows_named(runner.name, element.holder)
-        yield from _rows_named(runner.name, violation.message)
-        if found.taken is not None and found.taken.key is not None:
-            yield line_of("the key lists are written", type(runner).plan)
+    names = [] if found.cause is None else [one.holder for one in found.cause.elements]
+    yield from _rows_named(found.at.runner, " ".join([*names, violation.message]))
     if difference is not None:
         calls = LocatedCalls(difference.call)
         recorded.again(Reset(captured=False), calls)
         yield from calls.lines
-    elif runner is not None and recorded.run.failed is None:
-        yield line_of("the graph is captured", type(runner).capture_all)
 
 
 def _rows_named(runner: str | None, message: str) -> Iterator[SourceLine]:
@@ -246,8 +227,7 @@ def _rows_named(runner: str | None, message: str) -> Iterator[SourceLine]:
     if runner not in RUNNERS:
         return
     for name in (row.name for row in RUNNERS[runner].rows if row.name in message.split()):
-        row = contract_row(RUNNERS[runner], name)
-        yield from () if row is None else (row,)
+        yield from contract_row(RUNNERS[runner], name)
 
 
 def _raise_lines(violation: Violation) -> Iterator[SourceLine]:

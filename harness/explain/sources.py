@@ -1,26 +1,19 @@
-"""Lines of code to look at: a contract row, the calls of an op, and the site of a warning."""
+"""Lines of code to look at: a contract row, and the calls of an op."""
 
 import inspect
-import logging
 import re
 import traceback
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from paritybit.harness.explain.facts import SourceLine
-from paritybit.harness.lockstep.logs import LogTrap
 from paritybit.harness.lockstep.tracebacks import file_of_engine
 from paritybit.reference.ops import OpCall
 from paritybit.subjects.runners.base import GraphRunner
 
 from paritybit.places import SOURCES
-
-ENGINE = "subjects/"
-BETWEEN = frozenset({"subjects/pool.py", "subjects/parts.py"})
-"""Files that every message passes through. None of them is its site."""
 
 MOST_CALLERS = 4
 """The number of lines of a call stack that are listed."""
@@ -34,24 +27,11 @@ def unique(lines: Iterable[SourceLine]) -> tuple[SourceLine, ...]:
     return tuple(found.values())
 
 
-def line_of(what: str, code: Any) -> SourceLine:
-    """Return the line at which a function, method or class of this tree begins."""
-    plain = inspect.unwrap(code)
-    file = Path(inspect.getfile(plain)).resolve().relative_to(SOURCES).as_posix()
-    return SourceLine(what, file, inspect.getsourcelines(plain)[1])
-
-
-def call_lines(what: str) -> tuple[SourceLine, ...]:
-    """Return the lines of the engine that led to this call, innermost first."""
-    return tuple(islice(_call_lines(what), MOST_CALLERS))
-
-
-def _call_lines(what: str) -> Iterator[SourceLine]:
+def call_lines(what: str) -> Iterator[SourceLine]:
+    """Yield the lines of the built-in engine that led to this call, innermost first."""
     for frame in reversed(traceback.extract_stack()):
         file = file_of_engine(frame.filename)
-        if file is None or not file.startswith(ENGINE) or file in BETWEEN:
-            continue
-        if frame.lineno is not None:
+        if file is not None and file.startswith("subjects/") and frame.lineno is not None:
             yield SourceLine(f"{what} in {frame.name}", file, frame.lineno)
             what = "called"
 
@@ -67,25 +47,13 @@ class LocatedCalls(list[OpCall]):
     def append(self, call: OpCall) -> None:
         """Add one call."""
         if len(self) == self.wanted:
-            self.lines = call_lines(f"{call.name} is called")
+            self.lines = tuple(islice(call_lines(f"{call.name} is called"), MOST_CALLERS))
         super().append(call)
 
 
-class SiteTrap(LogTrap):
-    """Keeps the lines of the engine that log each warning, innermost first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[tuple[SourceLine, ...]] = []
-
-    def hear(self, record: logging.LogRecord) -> None:
-        """Keep the lines of one message."""
-        self.lines.append(call_lines("logged"))
-
-
 @cache
-def contract_row(runner: type[GraphRunner], name: str) -> SourceLine | None:
-    """Return the line of a static input's row in a runner's contract, or None.
+def contract_row(runner: type[GraphRunner], name: str) -> tuple[SourceLine, ...]:
+    """Return the line of a static input's row in a runner's contract, if it is found.
 
     The runner's own file is searched first, then those of its base classes.
     """
@@ -95,5 +63,5 @@ def contract_row(runner: type[GraphRunner], name: str) -> SourceLine | None:
         row = re.search(rf"(ContractRow|keep|reset)\(\s*\"{re.escape(name)}\"", text)
         if row is not None:
             file, line = path.relative_to(SOURCES).as_posix(), text.count("\n", 0, row.start()) + 1
-            return SourceLine(f"the contract row of {name}", file, line)
-    return None
+            return (SourceLine(f"the contract row of {name}", file, line),)
+    return ()

@@ -11,11 +11,10 @@ from typing import TypeVar
 
 from paritybit.harness.checks.property import Property
 from paritybit.harness.checks.static_inputs import FILLS, parts
-from paritybit.harness.explain.facts import Outcome, Suspect, SuspectName, Writer, WrongElement
+from paritybit.harness.explain.facts import Outcome, Suspect, SuspectName, WrongElement
 from paritybit.harness.explain.forward_facts import element_of, stale
 from paritybit.harness.explain.recorded import (
     NO_RESET,
-    EarlierOutput,
     RecordedForward,
     Reset,
     StaticElement,
@@ -46,49 +45,12 @@ def cells(recorded: RecordedForward) -> list[Reset]:
     ]
 
 
-def kept_outputs(recorded: RecordedForward) -> list[Reset]:
-    """Return the values of the batch that a later step overwrote, because they were not copied.
+def inputs(recorded: RecordedForward) -> list[Reset]:
+    """Return a reset for each static buffer with stale values, or values that live_inputs rejects.
 
-    Outputs of replays are static. The eager run's value must be a row of an earlier output.
+    A stale element gets the value of a freshly captured runner.
     """
-    graph, eager = recorded.plan.graph.batch, recorded.plan.eager.batch
-    if graph is None or eager is None:
-        return []
-    names = sorted(graph.spec_info.keys() & eager.spec_info.keys())
-    pairs = ((name, graph.spec_info[name], eager.spec_info[name]) for name in names)
-    return [
-        Reset(batch={name: right})
-        for name, current, right in pairs
-        if next(find_overwritten(recorded, current, right), None) is not None
-    ]
-
-
-def find_overwritten(
-    recorded: RecordedForward, current: Tensor, right: Tensor
-) -> Iterator[tuple[int, EarlierOutput, int]]:
-    """Yield each wrong row of a value with the earlier output that has it, and its row there."""
-    if current.shape != right.shape or current.dim() < 2:
-        return
-    for row in (bits(current) != bits(right)).flatten(1).any(1).nonzero().flatten().tolist():
-        for earlier in reversed(recorded.outputs):
-            for values in earlier.output.values():
-                if values.shape[1:] == right.shape[1:] and values.dtype == right.dtype:
-                    same = (bits(values) == bits(right[row])).flatten(1).all(1).nonzero()
-                    if len(same):
-                        yield row, earlier, int(same[0])
-
-
-def as_required(recorded: RecordedForward) -> list[Reset]:
-    """Return a reset for each static buffer with values that live_inputs rejects, or stale ones.
-
-    A stale element whose right value is not known gets that of a freshly captured runner.
-    """
-    return by_buffer([*find_rejected(recorded), *stale(recorded)])
-
-
-def as_captured(recorded: RecordedForward) -> list[Reset]:
-    """Return a reset for each static buffer with stale values: those just after the capture."""
-    return by_buffer(stale(recorded))
+    return by_buffer([*stale(recorded), *find_rejected(recorded)])
 
 
 def by_buffer(elements: Iterable[StaticElement]) -> list[Reset]:
@@ -129,17 +91,13 @@ def engine_state(recorded: RecordedForward) -> list[Reset]:
     return [] if recorded.runner is None or fresh is recorded.engine else [Reset(fresh=True)]
 
 
-SUSPECTS: Mapping[SuspectName, tuple[Callable[[RecordedForward], list[Reset]], ...]] = {
-    "index tables": (cells,),
-    "kept output": (kept_outputs,),
-    "static inputs": (as_required, as_captured),
-    "capture": (capture,),
-    "engine state": (engine_state,),
+SUSPECTS: Mapping[SuspectName, Callable[[RecordedForward], list[Reset]]] = {
+    "index tables": cells,
+    "static inputs": inputs,
+    "capture": capture,
+    "engine state": engine_state,
 }
-"""The resets of each suspect, in the order in which suspects are blamed.
-
-A function returns a reset for each of its parts. Of several functions, one must hold.
-"""
+"""The resets of each suspect, one for each of its parts. Suspects are blamed in this order."""
 
 
 def try_suspects(recorded: RecordedForward, rule: Property) -> tuple[Suspect, ...] | None:
@@ -148,20 +106,17 @@ def try_suspects(recorded: RecordedForward, rule: Property) -> tuple[Suspect, ..
     Without a reset the violation must occur before the first and after the last trial. Otherwise it
     depends on state that no repetition restores, and a trial shows nothing.
     """
-    resets = {
-        name: [one for one in (resets_of(recorded) for resets_of in ways) if one]
-        for name, ways in SUSPECTS.items()
-    }
+    resets = {name: resets_of(recorded) for name, resets_of in SUSPECTS.items()}
     if _outcome(recorded, rule, NO_RESET) == "holds":
         return None
     found, known = list[Suspect](), False
-    for name, ways in resets.items():
-        outcomes = [_outcome(recorded, rule, reduce(add, way)) for way in ways]
-        holding = next((way for way, one in zip(ways, outcomes, strict=True) if one == "holds"), [])
+    for name, parts_of in resets.items():
+        outcome: Outcome = "nothing to reset"
         elements: tuple[WrongElement, ...] = ()
-        if holding and not known:
-            elements, known = _elements(recorded, _smallest(recorded, rule, holding)), True
-        outcome: Outcome = "holds" if holding else next(iter(outcomes), "nothing to reset")
+        if parts_of:
+            outcome = _outcome(recorded, rule, reduce(add, parts_of))
+        if outcome == "holds" and not known:
+            elements, known = _elements(recorded, _smallest(recorded, rule, parts_of)), True
         found.append(Suspect(name, outcome, elements))
     return None if _outcome(recorded, rule, NO_RESET) == "holds" else tuple(found)
 
@@ -208,7 +163,6 @@ def _elements(recorded: RecordedForward, reset: Reset) -> tuple[WrongElement, ..
     return (
         *(element_of(recorded, one) for one in shown[:MOST_SHOWN]),
         *(_cell(recorded, cell) for cell in reset.cells[:MOST_SHOWN]),
-        *(one for name, right in reset.batch.items() for one in _view_of(recorded, name, right)),
     )
 
 
@@ -217,16 +171,3 @@ def _cell(recorded: RecordedForward, cell: TableCell) -> WrongElement:
     place = divmod(cell.place, table.shape[1]) if table.dim() > 1 else (cell.place,)
     value = str(int(table.view(-1)[cell.place]))
     return WrongElement(TABLES[cell.table], place, value, str(cell.value))
-
-
-def _view_of(recorded: RecordedForward, name: str, right: Tensor) -> Iterator[WrongElement]:
-    """Yield the first overwritten row of a value, and the step whose output it is."""
-    batch = recorded.plan.graph.batch
-    assert batch is not None
-    current = batch.spec_info[name]
-    for row, earlier, at in find_overwritten(recorded, current, right):
-        place = (row, *[0] * (current.dim() - 1))
-        value, should = (str(one[place].item()) for one in (current, right))
-        by = Writer(earlier.step, earlier.runner, at, None)
-        yield WrongElement(name, place, value, should, by, None, stale=True)
-        return

@@ -32,7 +32,6 @@ from paritybit.reference.config import Role, draft_config
 from paritybit.reference.eager import EagerDecoder
 from paritybit.reference.model import Decoder, Output
 from paritybit.reference.pool import KVPools, Tables
-from paritybit.subjects.buffers import SharedBufferError
 from paritybit.subjects.engine import ReplicaEngine, Subject
 from paritybit.subjects.overlap import Overlap
 from paritybit.subjects.protocol import ForwardResult
@@ -75,8 +74,7 @@ class Pair:
     With `alone`, the subject is its own fresh engine. Use it if nothing needs the fresh engine.
     `capture_warnings` are the messages that captures logged.
 
-    Raises SharedBufferError if the runners of the built-in engine disagree on a shared buffer, and
-    SubjectFailedError if its own code fails as it is captured.
+    Raises SubjectFailedError if the built-in engine's own code fails as it is captured.
     """
 
     def __init__(
@@ -328,21 +326,16 @@ class Pair:
 
 @contextmanager
 def capture_runs() -> Iterator[None]:
-    """Turn an error that code in `subjects/` raises in this context into SubjectFailedError.
-
-    SharedBufferError stays as it is: see `Lockstep.refused`.
-    """
+    """Turn an error that code in `subjects/` raises in this context into SubjectFailedError."""
     try:
         with SubjectRuns():
             yield
     except SubjectFailedError as error:
         cause = error.__cause__
         frames = traceback.extract_tb(cause.__traceback__) if cause is not None else []
-        if isinstance(cause, SharedBufferError) or not frames:
-            raise (cause or error) from None
-        if not Path(frames[-1].filename).is_relative_to(SUBJECTS):
-            raise (cause or error) from None
-        raise
+        if frames and Path(frames[-1].filename).is_relative_to(SUBJECTS):
+            raise
+        raise (cause or error) from None
 
 
 def captured_engine(

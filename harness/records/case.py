@@ -16,7 +16,7 @@ MOST_ROWS = 2**10
 """Size limits of a case, so that a wrong digit does not use all memory of the machine."""
 
 MOST_STEPS = 2**16
-"""The maximum number of steps in schedule and history together. They play for hours."""
+"""The maximum number of steps of a schedule. They play for hours."""
 
 
 class Case(File, frozen=True, tag="paritybit-case"):
@@ -24,7 +24,6 @@ class Case(File, frozen=True, tag="paritybit-case"):
 
     - `target`: the property that the hunt looked for, or None for any.
     - `seed`: the seed of the hunt.
-    - `history`: schedules to play first. A case that needs them depends on undeclared state.
 
     Raises MalformedError for a case that is too large.
     """
@@ -34,7 +33,6 @@ class Case(File, frozen=True, tag="paritybit-case"):
     target: str | None
     seed: int
     violations: tuple[Violation, ...]
-    history: tuple[Schedule, ...] = ()
     version: Literal[4] = 4
 
     def __post_init__(self) -> None:
@@ -42,8 +40,8 @@ class Case(File, frozen=True, tag="paritybit-case"):
         if self.target is not None:
             require_known("property", self.target, PROPERTIES)
         check_sizes(self.trial)
-        if sum(len(one.steps) for one in (*self.history, self.schedule)) > MOST_STEPS:
-            raise MalformedError(f"a case has at most {MOST_STEPS} steps, including its history")
+        if len(self.schedule.steps) > MOST_STEPS:
+            raise MalformedError(f"a case has at most {MOST_STEPS} steps")
 
     @property
     def expected(self) -> frozenset[str]:

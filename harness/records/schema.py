@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 import msgspec
 from paritybit.harness.checks.property import Violation
-from paritybit.harness.checks.table import DECLARED_STATE
 from paritybit.harness.errors import headline
 from paritybit.harness.explain.facts import Explanation, TimelineEntry
 from paritybit.harness.lockstep.config import TrialConfig
@@ -67,11 +66,6 @@ class Counterexample(msgspec.Struct, frozen=True):
     def violations(self) -> tuple[Violation, ...]:
         """The violations. Empty if a second play did not violate any property."""
         return self.case.violations
-
-    @property
-    def undeclared(self) -> bool:
-        """Whether no fresh process reproduces it."""
-        return any(one.property == DECLARED_STATE for one in self.violations)
 
 
 class TrialRow(msgspec.Struct, frozen=True):

@@ -52,7 +52,7 @@ CASES = [
     if any(runner in affected for affected in bugs.values())
 ]
 
-WRONG_BYTES = {"read_frame", "live_inputs", "write_frame", "logits_parity", "token_trajectory"}
+WRONG_BYTES = {"read_frame", "live_inputs", "write_frame", "logits_parity", "next_tokens"}
 CONSEQUENCES = {
     "kv_parity": WRONG_BYTES,
     "index_contract": WRONG_BYTES | {"kv_parity"},

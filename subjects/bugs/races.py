@@ -3,9 +3,11 @@
 The engine owns the streams, so one runner per engine reveals a bug in them.
 """
 
-from paritybit.reference.order import Values
+from collections.abc import Callable
+
+from paritybit.reference.order import Arrived, Values
 from paritybit.subjects.bugs.bug import PREFILL, Bug, pull, seen
-from paritybit.subjects.overlap import Overlap, Staged
+from paritybit.subjects.overlap import Flight, Overlap, Result, Staged
 from paritybit.subjects.toggles import LocationScheme
 
 
@@ -23,6 +25,18 @@ class SlotsStagedTooSoon(Overlap):
     def stage(self, values: Values) -> Staged:
         self.fill("out_cache_loc", values["out_cache_loc"])
         return super().stage(values)
+
+
+class DoneBeforeSampling(Overlap):
+    def launch(
+        self,
+        staged: Staged | None,
+        forward: Callable[[Arrived], Result],
+        follow: Callable[[Result], None],
+    ) -> Flight[Result]:
+        flight = super().launch(staged, forward, lambda _: None)
+        self.streams.forward.run(lambda: follow(flight.results[0]))
+        return flight
 
 
 BUGS = (
@@ -61,6 +75,17 @@ BUGS = (
         expected=seen("kv_parity", "decode", *PREFILL),
         scheme=LocationScheme.PRESET,
         parts=(SlotsStagedTooSoon,),
+        overlap=True,
+    ),
+    Bug(
+        name="done_before_sampling",
+        thread=pull(1061, "noonghunna/club-3090"),
+        mechanism=(
+            "The event that ends a forward is recorded before its tokens are sampled. The host "
+            "waits for the event, and reads the tokens before they are written."
+        ),
+        expected=seen("next_tokens", "decode"),
+        parts=(DoneBeforeSampling,),
         overlap=True,
     ),
 )

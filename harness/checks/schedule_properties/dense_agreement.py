@@ -1,9 +1,9 @@
 """dense_agreement: detects errors that are equal in both runs, such as a window off by one."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from paritybit.harness.checks.property import Playing, Property, Violation
+from paritybit.harness.checks.property import Property, Violation
 from paritybit.harness.lockstep.observation import Sample
 from paritybit.reference.config import Role
 from paritybit.reference.model import Decoder
@@ -16,19 +16,14 @@ DENSE_BOUND = {torch.float32: 2e-4, torch.bfloat16: 0.25}
 """The largest |eager - dense| / (1 + |dense|) of a logit that rounding can cause."""
 
 
-def bound_of(models: Mapping[Role, Decoder]) -> float:
-    """Return the bound for the reference's arithmetic."""
-    return DENSE_BOUND[models[Role.TARGET].dtype]
-
-
-def judge_schedule(playing: Playing) -> list[Violation]:
+def judge_schedule(models: Mapping[Role, Decoder], samples: Sequence[Sample]) -> list[Violation]:
     """Compare all logits of requests, including the draft model's, with the oracle.
 
     The first wrong logits of each request are reported.
     """
-    bound = bound_of(playing.models)
+    bound = DENSE_BOUND[models[Role.TARGET].dtype]
     found: dict[tuple[int, bool], Violation] = {}
-    for sample, error in sample_errors(playing.models, playing.samples):
+    for sample, error in sample_errors(models, samples):
         whose = (sample.serial, sample.of_draft)
         if not error <= bound and (whose not in found or sample.place < found[whose].step):
             found[whose] = _violation(sample, error, bound)
@@ -98,5 +93,4 @@ DENSE_AGREEMENT = Property(
     statement="eager logits match a float64 model without a KV cache within a tolerance",
     judge_schedule=judge_schedule,
     every_step=False,
-    samples=True,
 )

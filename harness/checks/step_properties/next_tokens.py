@@ -1,9 +1,11 @@
-"""next_tokens: detects tokens that go to the wrong request."""
+"""next_tokens: detects tokens that are lost or go to the wrong request."""
 
 from collections.abc import Iterator
 
+import torch
 from paritybit.harness.checks.property import Description, Property
-from paritybit.harness.lockstep.observation import Observation, Snapshot
+from paritybit.harness.lockstep.bits import first_index
+from paritybit.harness.lockstep.observation import Observation, Snapshot, StepEnd
 from paritybit.reference.allocator import Ownership
 from paritybit.reference.batch import Mode
 from paritybit.reference.speculative import accepted_path
@@ -62,15 +64,39 @@ def _describe(run: str, serial: int, what: str, value: int, right: int) -> Descr
     return message, {"run": run, "owner": f"request {serial}", "value": value, "right": right}
 
 
+def differing(end: StepEnd) -> Iterator[Description]:
+    """Yield each request whose tokens differ between the runs, with the first such token."""
+    eager, graph = end.eager.tokens, end.graph.tokens
+    if torch.equal(eager, graph):
+        return
+    for owner in end.graph.holders:
+        left, right = (one[owner.token_row, : owner.known] for one in (eager, graph))
+        if not torch.equal(left, right):
+            (position,) = first_index(left != right)
+            values = {"value": int(right[position]), "right": int(left[position])}
+            message = (
+                f"token {position} of request {owner.serial}: eager {values['right']}, graph "
+                f"{values['value']}"
+            )
+            yield message, {"owner": f"request {owner.serial}", "position": position, **values}
+
+
 def judge(observation: Observation) -> Description | None:
     """Name the first wrong token, or the first request with a wrong number of tokens."""
     end = observation.end
-    graph = wrong("graph", observation.graph, end.graph)
-    return next(graph, None) or next(wrong("eager", observation.eager, end.eager), None)
+    found = (
+        *wrong("graph", observation.graph, end.graph),
+        *wrong("eager", observation.eager, end.eager),
+        *differing(end),
+    )
+    return next(iter(found), None)
 
 
 NEXT_TOKENS = Property(
     id="next_tokens",
-    statement="each request gets the tokens that its own logits imply, after those that it has",
+    statement=(
+        "each request gets the tokens that its own logits imply, and has the same tokens in both "
+        "runs"
+    ),
     judge=judge,
 )

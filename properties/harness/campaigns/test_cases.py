@@ -80,8 +80,8 @@ MALFORMED: dict[str, tuple[str, Any]] = {
     "a pick that is a truth value": ("schedule", ending_with({"step": "finish", "pick": True})),
     "a pick out of range": ("schedule", ending_with({"step": "finish", "pick": 2**31})),
     "too many steps": (
-        "history",
-        [{"seed": 0, "steps": [{"step": "idle", "pick": 0}] * MOST_STEPS}],
+        "schedule",
+        {"seed": 0, "steps": [{"step": "idle", "pick": 0}] * (MOST_STEPS + 1)},
     ),
 }
 

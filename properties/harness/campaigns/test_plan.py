@@ -154,8 +154,8 @@ def test_an_internal_error_is_no_verdict_and_anything_wrong_is_one(
 def test_the_scope_names_what_was_tried_and_the_states_of_a_full_run_that_were_not() -> None:
     found = scope(green_run(EVERYTHING))
     assert found.unreached == ()
-    assert "topk 1 and 2" in found.tried and "overlapping steps" in found.tried
-    assert found.untried.startswith("device cuda; topk other than 1 and 2")
+    assert "topk 1, 2" in found.tried and "steps in order, overlapping" in found.tried
+    assert found.untried.startswith("device cuda; longer contexts")
     narrowed = scope(green_run(ONE))
     assert "prefill of several requests" in narrowed.unreached
     assert not set(narrowed.unreached) & set(ONE.required_events)

@@ -104,7 +104,6 @@ def test_a_green_run_leaves_a_record_a_page_and_a_case_which_a_rerun_repeats(
     [
         (("-k", "nothing"), "no trial or hunt was selected"),
         (("--nonsense",), "--nonsense"),
-        (("--mps",), "--mps cannot start an MPS daemon because this run uses the CPU"),
     ],
 )
 def test_a_run_of_nothing_and_a_wrong_option_of_pytest_have_no_verdict(

@@ -1,23 +1,20 @@
 """How a task ends. An internal error is a failure with its traceback, and never a verdict."""
 
-import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from paritybit.harness.campaigns import task as tasks
-from paritybit.harness.campaigns.confirm import confirmed
-from paritybit.harness.campaigns.fresh import FreshPlaying, InTurn
-from paritybit.harness.campaigns.hunt import HuntResult
-from paritybit.harness.campaigns.task import Result, Task, run_task
+from paritybit.harness.campaigns.fresh import FreshPlaying
+from paritybit.harness.campaigns.task import Result, Task, TaskRunner, run_task, without_result
 from paritybit.harness.checks.play import Outcome
 from paritybit.harness.errors import headline
 from paritybit.harness.explain.report import Observed
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.schema import Status
-from paritybit.harness.schedules.schedule import Admit, Decode, Idle, Schedule
+from paritybit.harness.schedules.schedule import Schedule
 
 from properties.support.harness.scripted import ERROR, Scripted, clean, losing, violating
 
@@ -168,15 +165,22 @@ def test_a_finding_that_its_shrunk_schedule_does_not_show_is_not_reproduced(
 def test_a_finding_that_no_fresh_process_shows_is_undeclared_state(
     trial: TrialConfig, ended: Callable[..., Result]
 ) -> None:
-    """The drawn schedule is kept with those that were played before it."""
     result = ended(changing(2, clean(), violating(TARGET)), trial, fresh=lambda _: clean())
     assert (result.status, result.error) == (Status.UNDECLARED_STATE, None)
-    finding = result.finding
-    assert finding is not None and finding.undeclared
-    assert finding.case.schedule == result.hunt_result.drawn
-    assert len(finding.case.history) == 2
-    seen = [violation.property for violation in finding.violations]
-    assert seen == [TARGET, "declared_state"]
+    assert result.finding is not None
+    assert result.finding.case.schedule == result.hunt_result.drawn
+    assert [violation.property for violation in result.finding.violations] == [TARGET]
+
+
+def test_a_finding_that_a_fresh_process_shows_unshrunk_only_keeps_the_drawn_schedule(
+    ended: Callable[..., Result],
+) -> None:
+    def fresh(playing: FreshPlaying) -> Outcome:
+        return violating(TARGET) if len(playing.schedule.steps) > 1 else clean()
+
+    result = ended(always(violating(TARGET)), fresh=fresh)
+    assert result.finding is not None
+    assert result.finding.case.schedule == result.hunt_result.drawn != result.hunt_result.schedule
 
 
 def test_a_lost_device_is_a_finding_of_its_own(ended: Callable[..., Result]) -> None:
@@ -186,59 +190,30 @@ def test_a_lost_device_is_a_finding_of_its_own(ended: Callable[..., Result]) -> 
     assert result.finding.violations[0].property == "captured_path"
 
 
-DRAWN = Schedule((Admit(1, 1), Admit(2, 2), Decode((0, 1))), seed=1)
-SHRUNK = Schedule((Idle(0),), seed=1)
-OTHERS = tuple(Schedule((Idle(0),) * count) for count in range(1, 6))
+def test_a_task_after_one_that_spoiled_its_process_runs_in_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An error is a result, and spoils the process, too."""
+    here, elsewhere = list[Task](), list[Task]()
 
+    def run(task: Task) -> Result:
+        here.append(task)
+        if task.trial == HARMLESS:
+            raise RuntimeError("of ours")
+        return without_result(task, "lost") if task.trial == BROKEN else green(task)
 
-def confirming(play: Callable[[FreshPlaying], Outcome], trial: TrialConfig = TRIAL) -> Any:
-    """Return what is confirmed of a hunt's finding."""
-    seen = violating("kv_parity").violations
-    hunted = HuntResult(schedule=SHRUNK, drawn=DRAWN, seen=seen, before=OTHERS)
-    return confirmed(trial, hunted, "kv_parity", (), play)
+    def green(task: Task) -> Result:
+        return replace(without_result(task, ""), status=Status.GREEN, error=None)
 
+    monkeypatch.setattr(tasks, "run_task", run)
 
-def shown_if(shows: Callable[[FreshPlaying], bool]) -> Callable[[FreshPlaying], Outcome]:
-    """Return a fresh process in which some playings violate the target."""
-    return lambda playing: violating("kv_parity") if shows(playing) else clean()
+    def run_elsewhere(_: object, task: Task) -> Result:
+        elsewhere.append(task)
+        return green(task)
 
-
-def test_a_finding_is_the_shrunk_schedule_or_the_drawn_one() -> None:
-    found = confirming(shown_if(lambda _: True))
-    assert (found.schedule, found.undeclared) == (SHRUNK, None)
-    found = confirming(shown_if(lambda one: any(len(s.steps) > 2 for s in one.schedules)))
-    assert (found.schedule, found.undeclared) == (DRAWN, None)
-
-
-@pytest.mark.parametrize(("needed", "recurs"), [(2, True), (9, False)])
-def test_a_finding_that_needs_other_schedules_keeps_them(needed: int, recurs: bool) -> None:
-    found = confirming(shown_if(lambda one: len(one.schedules) > needed))
-    assert (found.schedule, found.history) == (DRAWN, OTHERS)
-    assert found.undeclared.property == "declared_state"
-    assert ("it recurs after 5 earlier schedules" in found.undeclared.message) is recurs
-
-
-@dataclass(frozen=True)
-class Ran:
-    """The result of a task: its process, and whether the process must not run another one."""
-
-    process: int
-    spoiled: bool
-
-
-def run(number: int) -> Ran:
-    """Run a task. An odd number spoils its process, and one below zero raises."""
-    if number < 0:
-        raise RuntimeError
-    return Ran(os.getpid(), bool(number % 2))
-
-
-def test_a_task_after_one_that_spoiled_its_process_runs_in_a_new_one() -> None:
-    in_turn = InTurn(run)
-    here = [in_turn(number).process for number in (0, 2, 1)]
-    assert set(here) == {os.getpid()}
-    assert os.getpid() not in {in_turn(0).process, in_turn(0).process}
-    failed = InTurn(run)
-    with pytest.raises(RuntimeError):
-        failed(-1)
-    assert failed(0).process != os.getpid()
+    monkeypatch.setattr(tasks, "in_new_process", run_elsewhere)
+    for spoiling in (BROKEN, HARMLESS):
+        runner = TaskRunner()
+        results = [runner(Task(trial, 0, 1)).status for trial in (TRIAL, spoiling, TRIAL, TRIAL)]
+        assert results == [Status.GREEN, Status.FAILED, Status.GREEN, Status.GREEN]
+    assert (len(here), len(elsewhere)) == (4, 4)

@@ -13,7 +13,6 @@ from paritybit.subjects.runners.prefill import PrefillRunner
 
 from properties.support.harness.faults import eager_fallback, reads_free_bytes, wrong_kv
 from properties.support.harness.planting import (
-    WITHOUT_REPLAYS,
     Plant,
     on_replay,
     play,
@@ -66,5 +65,5 @@ WRITES_NOTHING = {
 def test_a_fault_planted_in_a_runner_is_seen_by_its_check_alone(
     runner: str, plant: Plant, violated: set[str], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, outcome = play(device, runner, plant, monkeypatch, WITHOUT_REPLAYS)
+    _, outcome = play(device, runner, plant, monkeypatch)
     assert outcome.violated == violated

@@ -43,7 +43,6 @@ MALFORMED_LINES: dict[str, str] = {
     "summary": "No such command 'summary'; valid: watch",
     "regress --fast": "No such option: --fast",
     "regress --see 1": "No such option: --see (Possible options: --device, --preset, --seed)",
-    "regress --mps=1": "Option '--mps' does not take a value",
     "regress --bug": "Option '--bug' requires an argument",
     "regress --bug ,": "'--bug': ',' contains no name",
     "regress --bug nonsense": "unknown bug 'nonsense'; the nearest names are ",

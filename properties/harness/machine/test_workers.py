@@ -1,13 +1,18 @@
 """How many processes work at once, and which GPU each of them sees."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from paritybit.harness.campaigns import plugin
 from paritybit.harness.machine import workers
-from paritybit.harness.machine.workers import processes_on
+from paritybit.harness.machine.workers import mps_answers, processes_on
+
+from properties.support.places import ROOT
 
 
 @pytest.mark.parametrize(
@@ -50,3 +55,31 @@ def test_auto_takes_cuda_where_a_gpu_is_visible(monkeypatch: pytest.MonkeyPatch)
     assert chosen("auto") == "cpu"
     with pytest.raises(pytest.UsageError, match="needs a GPU, but none is visible"):
         chosen("cuda")
+
+
+CONTROL = """#!/bin/sh
+control=${CUDA_MPS_PIPE_DIRECTORY:-/nowhere}/control
+if [ "$1" = -d ]; then touch "$control"; exit; fi
+if [ ! -e "$control" ]; then echo "Cannot find MPS control daemon process"; exit; fi
+case $(cat) in quit*) touch "$(dirname "$0")/stopped";; esac
+"""
+"""A stand-in for NVIDIA's program."""
+
+ANSWERS = """
+from paritybit.harness.machine.workers import mps_answers
+raise SystemExit(3 + mps_answers())
+"""
+
+
+def test_a_command_runs_with_an_mps_daemon_which_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-cuda-mps-control"
+    program.write_text(CONTROL)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert not mps_answers()
+    words: list[Any] = [ROOT / ".ci" / "with-mps", sys.executable, "-c", ANSWERS]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run(words, env=environment, timeout=100, check=False).returncode == 4
+    assert (tmp_path / "stopped").exists()

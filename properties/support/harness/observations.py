@@ -267,6 +267,10 @@ def extra_results(found: Observation, batch: ForwardBatch) -> dict[str, object]:
             torch.where(owned, found.graph.after, noise),
             owned,
         ),
+        "determinism": (
+            {name: values.clone() for name, values in output.items()},
+            found.eager.after.clone(),
+        ),
         "batch_invariance": variants(batch, output),
     }
 

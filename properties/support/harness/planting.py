@@ -54,9 +54,6 @@ is of one request, but for a prefill, or fills the largest bucket. The first dra
 the longest request is more than a graph can run.
 """
 
-WITHOUT_REPLAYS = tuple(name for name, rule in PROPERTIES.items() if not rule.plays_again)
-"""All properties but those that play the schedule once more."""
-
 Plant = Callable[[Lockstep, str, pytest.MonkeyPatch], None]
 """Plants a fault that concerns one runner of a lockstep, given its name."""
 

@@ -29,7 +29,6 @@ class Scripted:
         self.properties: frozenset[str] = frozenset()
         self.pair = SimpleNamespace(config=PRESETS[trial.preset], modes=trial.modes)
         self.played = 0
-        self.history: list[Schedule] = []
 
     def watch(self, properties: Collection[str]) -> None:
         """Take note of what is checked from now on."""
@@ -40,7 +39,6 @@ class Scripted:
     ) -> Outcome:
         """Return what the script says of a schedule."""
         self.played += 1
-        self.history.append(schedule)
         return self.script(self, schedule)
 
 
