@@ -4,6 +4,7 @@ A script, to be run with TRITON_INTERPRET=1. The output is JSON: the journal's c
 kernel the finding's cause and text, or null.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -163,6 +164,28 @@ def later(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
 
 
 @jit
+def arithmetic(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Sample from a table. Numpy must compute the same bits."""
+    place = tl.arange(0, width)
+    held = tl.load(table + place).to(tl.float32) / 7.0 - 2
+    noise = -tl.log(tl.maximum(tl.rand(tl.load(count) + 5, place.to(tl.int64) * 99), 1e-9))
+    scores = tl.where(held > 0, tl.exp(held) * noise, tl.abs(held) / tl.sqrt(noise + 1))
+    best, most = tl.argmax(scores, axis=0), tl.max(scores, axis=0)
+    least, worst = tl.min(scores, axis=0, return_indices=True)
+    pairs = (place.reshape(width // 2, 2) * tl.zeros_like(best)).reshape(width)
+    bits = ((place.to(tl.uint32) * 0xCC9E2D51) >> 7).to(tl.int32)
+    tl.debug_barrier()
+    tl.store(out + place, (scores * 1e6).to(tl.int32) + best + worst + pairs)
+    tl.store(out + width + place, bits + ((most - least) * count_of(place)).to(tl.int32))
+
+
+@jit
+def count_of(place: Any) -> Any:
+    """Return an integer divided by another."""
+    return (place + 1) / 3
+
+
+@jit
 def never(count: Any) -> None:
     """Never run."""
 
@@ -180,7 +203,7 @@ KERNELS = (
     *(with_barrier, with_reduction, with_atomic, appended, turns),
 )
 
-UNTRIED = ("one warp", "tuned, one warp")
+UNTRIED = ("one warp", "tuned, one warp", "arithmetic")
 """Launches that cannot have a race. `block_address` is counted already."""
 
 
@@ -210,11 +233,21 @@ def main() -> None:
     run("one warp", block_address, num_warps=1)
     run("tuned, one warp", tuned(1))
     run("tuned, eight warps", tuned(8))
+    launches, slow = importlib.import_module(races.INTERPRETER).GridExecutor, list[str]()
+    launch = launches.__call__
+
+    def noted(executor: Any, *given: Any, **named: Any) -> None:
+        slow.append(executor.fn.__name__)
+        launch(executor, *given, **named)
+
+    launches.__call__ = noted
     quicken_kernels()
+    run("arithmetic", arithmetic, range(8))
     run("later", later, range(8))
     lines.end()
     report = {
         "found": found,
+        "slow": slow.count("arithmetic"),
         "idle": [
             name.rpartition(".")[2]
             for entry in entries()

@@ -60,14 +60,7 @@ def stand_in_for_packages() -> str:
     return ", ".join(missing)
 
 
-@ON_A_CPU.add(
-    "Triton's interpreter: numpy for the engine's index kernels, compared with it at first",
-    "it takes most of the time of a step",
-)
-def stand_in_for_interpreter() -> None:
-    """Run the engine's kernels on numpy."""
-    kernels.quicken_kernels()
-
+ON_A_CPU.append(kernels.ON_NUMPY)
 
 WEAK_REFERENCES = "sglang.srt.compilation.weak_ref_tensor"
 """The module of a compiled function that releases the memory of a graph. It raises on a CPU."""

@@ -9,6 +9,7 @@ scalar that it loaded, because only there the check for races sees it.
 import importlib
 import inspect
 import itertools
+import random
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
@@ -17,10 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paritybit.drive.stand_ins.installing import StandIn
 from paritybit.drive.stand_ins.language import LANGUAGE, Pointer, wrapped
 
 TRIED = 3
 """The number of first launches of a kernel that are compared with Triton's interpreter."""
+
+RACED, SOMETIMES = 64, 16
+"""So many launches of a kernel that overwrites what it loaded are checked for races, and then one
+in so many, at random."""
+
+CHANCE = random.Random(0)
 
 LANGUAGE_MODULE = "triton.language"
 
@@ -28,11 +36,13 @@ LANGUAGE_MODULE = "triton.language"
 class Kernel:
     """One kernel.
 
-    `tried` counts the compared launches. `refused` is True if Triton's interpreter must run it.
+    `tried` counts the compared launches. `refused` is True if Triton's interpreter must run it, and
+    `overwrites` if that looks for races in it, as `raced` launches did.
     """
 
     def __init__(self, function: Callable[..., None], constants: Sequence[str]) -> None:
         self.tried, self.refused = 0, not _known(function)
+        self.raced, self.overwrites = 0, False
         self.constants = frozenset(constants)
         self.signature = inspect.signature(function)
         self.run = _rebound(function)
@@ -57,7 +67,12 @@ class Kernel:
                 self.run(**given)
         if LANGUAGE.overwrites:
             LANGUAGE.overwrites = False
-            self.refused |= warps != 1
+            self.overwrites |= warps != 1
+
+    def looks_for_races(self) -> bool:
+        """Return whether the next launch is checked for races."""
+        self.raced += self.overwrites
+        return self.overwrites and (self.raced <= RACED or CHANCE.random() * SOMETIMES < 1)
 
 
 def quicken_kernels() -> None:
@@ -70,7 +85,7 @@ def quicken_kernels() -> None:
         kernel = kernels.get(executor.fn)
         if kernel is None:
             kernel = kernels[executor.fn] = Kernel(executor.fn, executor.constexprs)
-        if kernel.refused or executor.pre_run_hooks:
+        if kernel.refused or executor.pre_run_hooks or kernel.looks_for_races():
             slowly(executor, *arguments, **named)
         elif kernel.tried < TRIED:
             kernel.tried += 1
@@ -79,6 +94,13 @@ def quicken_kernels() -> None:
             kernel.launch(executor.grid, arguments, named)
 
     launches.__call__ = launched
+
+
+ON_NUMPY = StandIn(
+    "Triton's interpreter: numpy for the engine's kernels, compared with it at first",
+    "it takes most of the time of a step",
+    quicken_kernels,
+)
 
 
 def _try(

@@ -6,6 +6,12 @@ from typing import Any
 
 import numpy as np
 
+PHILOX, WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
+"""The multipliers of Philox, and what its keys grow by."""
+
+STEP = np.float32(4.6566127342e-10)
+"""The distance of random numbers."""
+
 
 class Value:
     """An array, or a number of fixed width. Operators have the results of Triton's operators."""
@@ -34,6 +40,10 @@ class Value:
 
     def __hash__(self) -> int:
         return id(self)
+
+    def reshape(self, *shape: int) -> "Value":
+        """Return the value in another shape."""
+        return Value(self.data.reshape(shape))
 
     shape = property(lambda self: tuple(self.data.shape))
     dtype = property(lambda self: self.data.dtype.type)
@@ -129,6 +139,25 @@ def wrapped(given: Any) -> Any:
     return Value(np.float32(given)) if isinstance(given, float) else given
 
 
+def _alike(left: Any, right: Any) -> tuple[Any, Any]:
+    """Return two operands that numpy combines to the type that Triton gives the result."""
+    one, other = (getattr(given, "dtype", None) for given in (left, right))
+    if one is None or other is None or one == other:
+        return left, right
+    if (one.kind == "f") != (other.kind == "f"):
+        return (left, right.astype(one)) if one.kind == "f" else (left.astype(other), right)
+    if one.itemsize == other.itemsize and {one.kind, other.kind} == {"i", "u"}:
+        return (left, right.astype(one)) if one.kind == "u" else (left.astype(other), right)
+    return left, right
+
+
+def _divided(left: Any, right: Any) -> Any:
+    """Divide. Integers are divided in float32."""
+    found = np.true_divide(left, right)
+    whole = {getattr(given, "dtype", np.dtype(bool)).kind for given in (left, right)} <= {*"biu"}
+    return found.astype(np.float32) if whole else found
+
+
 def _quotient(left: Any, right: Any) -> Any:
     """Divide integers, and round towards zero as in C."""
     found = np.floor_divide(left, right)
@@ -139,7 +168,7 @@ def _binary(function: Any, reflected: bool = False) -> Any:
     def applied(left: Value, right: Any) -> Any:
         if isinstance(right, Pointer):
             return NotImplemented
-        one, other = left.data, bare(right)
+        one, other = _alike(left.data, bare(right))
         return Value(function(other, one) if reflected else function(one, other))
 
     return applied
@@ -149,6 +178,7 @@ OPERATORS = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
+    "truediv": _divided,
     "floordiv": _quotient,
     "mod": lambda left, right: left - _quotient(left, right) * right,
     "and": np.bitwise_and,
@@ -172,12 +202,18 @@ for _name, _function in COMPARISONS.items():
     setattr(Value, f"__{_name}__", _binary(_function))
 
 
-def _function_of(function: Any) -> Any:
-    """Return a function of the language, which takes no keyword but `axis`."""
+def _function_of(function: Any, place: Any = None) -> Any:
+    """Return a function of the language, which takes no keyword but `axis`.
 
-    def applied(language: "Language", *given: Any, **named: Any) -> Value:
+    `place` returns the index of the result, which `return_indices` asks for.
+    """
+
+    def applied(language: "Language", *given: Any, **named: Any) -> Any:
         axes = {"axis": named["axis"]} if "axis" in named else {}
-        return Value(function(*map(bare, given), **axes))
+        found = Value(function(*map(bare, given), **axes))
+        if not named.get("return_indices"):
+            return found
+        return found, Value(place(*map(bare, given), **axes).astype(np.int32))
 
     return applied
 
@@ -188,7 +224,7 @@ class Language:
     constexpr, pointer_type = int, PointerType
     int1, int8, int16, int32, int64 = np.bool_, np.int8, np.int16, np.int32, np.int64
     uint8, uint32, uint64 = np.uint8, np.uint32, np.uint64
-    float16, float32, float64 = np.float16, np.float32, np.float64
+    float16, float32, float64, dtype = np.float16, np.float32, np.float64, np.dtype
 
     def __init__(self) -> None:
         self.place: Sequence[int] = (0, 0, 0)
@@ -275,7 +311,35 @@ class Language:
 
     max_contiguous = static_assert = multiple_of
     where, maximum, minimum = map(_function_of, (np.where, np.maximum, np.minimum))
-    max, min = map(_function_of, (np.max, np.min))
+    max, min = _function_of(np.nanmax, np.argmax), _function_of(np.nanmin, np.argmin)
+    exp, log, sqrt, abs, zeros_like = map(
+        _function_of, (np.exp, np.log, np.sqrt, np.abs, np.zeros_like)
+    )
+
+    def argmax(self, given: Value, axis: int, **unused: Any) -> Value:
+        """Return the index of the first largest element."""
+        return Value(given.data.argmax(axis).astype(np.int32))
+
+    def rand(self, seed: Any, offset: Any) -> Value:
+        """Return random numbers in [0, 1): ten rounds of Philox, as in Triton."""
+        word = 2**32 - 1
+        first, count = (np.asarray(bare(given)).astype(np.uint64) for given in (seed, offset))
+        key, other = first & word, first >> 32
+        a: Any
+        a, b, c, d = count & word, count >> 32, 0 * count, 0 * count
+        for _ in range(10):
+            low, high = a * PHILOX[0], c * PHILOX[1]
+            a, b, c, d = high >> 32 ^ b ^ key, high & word, low >> 32 ^ d ^ other, low & word
+            key, other = key + WEYL[0] & word, other + WEYL[1] & word
+        bits = a.astype(np.uint32).view(np.int32)
+        return Value(np.where(bits < 0, -bits - 1, bits).astype(np.float32) * STEP)
+
+    def reshape(self, given: Value, *shape: int) -> Value:
+        """Return a value in another shape."""
+        return given.reshape(*shape)
+
+    def debug_barrier(self) -> None:
+        """Do nothing: a program is one thread."""
 
 
 LANGUAGE = Language()

@@ -75,5 +75,8 @@ def mix(
 
 def products(rows: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor) -> Tensor:
     """Return each row [N, I] times the weight [E, O, I] of its expert, plus its bias: [N, O]."""
-    made = torch.bmm(weight[experts].float(), rows.unsqueeze(-1)).squeeze(-1)
+    weight = weight.float()
+    made = torch.stack(
+        [torch.mv(weight[expert], row) for expert, row in zip(experts.tolist(), rows, strict=True)]
+    )
     return made if bias is None else made + bias[experts].float()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from paritybit.drive.stand_ins.installing import StandIns, install, put
+from paritybit.drive.stand_ins.kernels import ON_NUMPY
 from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
 from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.attention import attend, store
@@ -91,6 +92,9 @@ def stand_in_for_numba() -> str:
     module.set_num_threads = lambda number: None
     sys.modules["numba"] = module
     return "functions run as they are written"
+
+
+BEFORE.append(ON_NUMPY)
 
 
 @BEFORE.add(
@@ -193,11 +197,14 @@ def stand_in_for_generators() -> None:
     held.Generator = Generator
 
 
-@AFTER.add("sampling: the engine's own in torch", "it is compiled")
+@AFTER.add("sampling: the engine's own in torch", f"it is compiled, and {SLOW}")
 def stand_in_for_sampling() -> None:
     """Use the engine's own sampling in torch."""
-    sampler: Any = importlib.import_module(SAMPLER).TopKTopPSampler
-    sampler.forward_cpu = sampler.forward_native
+    module: Any = importlib.import_module(SAMPLER)
+    module.HAS_TRITON = False  # Otherwise a kernel finds the most likely tokens.
+    with_nucleus = module.apply_top_k_top_p_pytorch
+    module.apply_top_k_only = lambda logits, k: with_nucleus(logits, k, None)
+    module.TopKTopPSampler.forward_cpu = module.TopKTopPSampler.forward_native
 
 
 def install_before_engine(served: Served) -> None:
