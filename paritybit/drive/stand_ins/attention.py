@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
 
 LOWEST = -1e30
 """A score that takes no weight from any other, except from those of keys that are not seen."""
@@ -104,13 +103,15 @@ class Decode(Lists):
 
     def run(self) -> None:
         """Compute it."""
-        lists = self.slots(len(self.q))
-        counts = torch.tensor([len(listed) for listed in lists], device=self.q.device)
+        bounds = self.kv_indptr[: len(self.q) + 1].long().clamp(min=0)
+        counts, indices = bounds.diff().clamp(min=0), unbounded(self.kv_indices)
         if not counts.any():
             self.o.zero_()
             return
-        slots = pad_sequence(lists, batch_first=True)
-        seen = torch.arange(slots.shape[1], device=self.q.device) < counts[:, None]
+        keys = torch.arange(int(counts.max()), device=self.q.device)
+        seen = keys < counts[:, None]
+        listed = indices[(bounds[:-1, None] + keys).clamp(max=len(indices) - 1)]
+        slots = listed.long().where(seen, 0)
         self.o.copy_(self.attend(self.q, *self.held(slots), seen, counts - 1))
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
+from paritybit.drive.vllm.lora import on_host
+
 SLOPE = 1.702
 LIMIT = 7.0
 """The constants of GPT-OSS's activation."""
@@ -75,8 +77,6 @@ def mix(
 
 def products(rows: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor) -> Tensor:
     """Return each row [N, I] times the weight [E, O, I] of its expert, plus its bias: [N, O]."""
-    weight = weight.float()
-    made = torch.stack(
-        [torch.mv(weight[expert], row) for expert, row in zip(experts.tolist(), rows, strict=True)]
-    )
+    chosen = [weight.float()[expert] for expert in on_host(experts)]
+    made = torch.stack([torch.mv(one, row) for one, row in zip(chosen, rows, strict=True)])
     return made if bias is None else made + bias[experts].float()
