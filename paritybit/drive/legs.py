@@ -2,14 +2,14 @@
 
 A *row* has one value of each *axis*, and one process serves an engine with it. A table has the
 axes of an engine. Its rows are a covering array: each two values that can be combined occur in a
-row together. Rows with the pairs that found the most faults come first, then those that cover the
-most new pairs.
+row together. The first rows have each value once. Among them, rows with the pairs that found the
+most faults come first, then those that cover the most new pairs.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations, product
+from itertools import combinations, combinations_with_replacement, product
 from math import prod
 from random import Random
 
@@ -23,6 +23,9 @@ MODEL, PLAINEST_MODEL = "model", "gemma4"
 
 AND = " + "
 """Separates the values in the name of a row."""
+
+FIRST = 10
+"""How much a value counts that no row has had, in pairs."""
 
 TRIES = 6
 """The number of rows of which the generator takes the one that covers the most."""
@@ -69,8 +72,8 @@ class Table:
     - `axes`: per axis, the settings of each value. The first value is the plainest. The values of
       all axes have different names.
     - `apart`: groups of values. No row can have a value of each group.
-    - `failing`: the same for values with which an engine is known to fail. No row of the array
-      combines them, but a named row may.
+    - `failing`: the same for values that no row of the array combines, but a named row may, as
+      where an engine is known to fail. A group alone has values that the array leaves out.
     - `devices`: the only device that supports a value.
     - `quiet`: values with which few graphs or none are replayed.
     - `weights`: how much a value, or several together, counts. Others have the weight 1.
@@ -124,9 +127,9 @@ class Table:
             found |= {frozenset((a, b)) for a in one for b in other if self.completed((a, b))}
         return frozenset(found)
 
-    def weight(self, pair: Pair) -> float:
-        """Return how much a pair of values counts."""
-        return prod(weight for words, weight in self.weights.items() if pair.issuperset(words))
+    def weight(self, values: Collection[str]) -> float:
+        """Return how much a value or a pair counts."""
+        return prod(weight for words, weight in self.weights.items() if set(words) <= {*values})
 
     def completed(self, chosen: Collection[str]) -> tuple[str, ...] | None:
         """Return the plainest row with some values, or None if there is none."""
@@ -172,6 +175,8 @@ class Table:
         """Yield rows until each pair has occurred. The same seed gives the same rows."""
         chance = Random(f"rows {seed}")
         missing = {pair: self.weight(pair) for pair in sorted(self.pairs, key=sorted)}
+        for value in filter(lambda value: self.completed((value,)), self.settings):
+            missing[frozenset((value,))] = FIRST * self.weight((value,))
         axes, number = list(self.axes.values()), 0
         while missing:
             most = max(missing.values())
@@ -183,8 +188,8 @@ class Table:
             leg = self.leg(max(tried, key=lambda row: gain(row, missing)))
             yield replace(leg, number=number)
             number += 1
-            for pair in leg.pairs:
-                missing.pop(pair, None)
+            for covered in combinations_with_replacement(leg.values, 2):
+                missing.pop(frozenset(covered), None)
 
     def _row(
         self,
@@ -193,22 +198,24 @@ class Table:
         missing: Mapping[Pair, float],
         chance: Random,
     ) -> list[str]:
-        """Return a row with a pair. Each further value covers as much as is possible."""
+        """Return a row with a pair. Each further value covers most, or else weighs most."""
         row = sorted(first)
         for axis in axes:
             if not set(axis).isdisjoint(row):
                 continue
             values = chance.sample(list(axis), len(axis))
+            values.sort(key=lambda value: -self.weight((value,)))
             able = [value for value in values if self.completed((*row, value)) is not None]
             row.append(max(able, key=lambda value: gain_of(value, row, missing)))
         return row
 
 
 def gain_of(value: str, row: Collection[str], missing: Mapping[Pair, float]) -> float:
-    """Return the weight of the missing pairs of a value with those of a row."""
-    return sum(missing.get(frozenset((value, other)), 0.0) for other in row)
+    """Return the weight of a value, if it is missing, and of its missing pairs with a row."""
+    return sum(missing.get(frozenset((value, other)), 0.0) for other in (*row, value))
 
 
 def gain(row: Collection[str], missing: Mapping[Pair, float]) -> float:
-    """Return the weight of the missing pairs of a row."""
-    return sum(missing.get(frozenset(pair), 0.0) for pair in combinations(row, 2))
+    """Return the weight of the missing values and pairs of a row."""
+    covered = combinations_with_replacement(row, 2)
+    return sum(missing.get(frozenset(one), 0.0) for one in covered)

@@ -1,6 +1,5 @@
 """Tiny models with random weights and the geometry of published models."""
 
-import contextlib
 import importlib
 import json
 from collections.abc import Mapping
@@ -16,14 +15,12 @@ WINDOW = 16
 class Model:
     """The configuration of a model.
 
-    `draft` is the configuration of its draft model, if any. `assistant` is the configuration of a
-    draft model that reads the KV of this model in place of its own.
+    `draft` is the configuration of its draft model, if any.
     """
 
     name: str
     config: Mapping[str, Any]
     draft: Mapping[str, Any] | None = None
-    assistant: Mapping[str, Any] | None = None
 
     def write(self, folder: Path) -> Path:
         """Write the configuration to a new folder, and return the folder."""
@@ -53,10 +50,9 @@ _SIZES = {
 
 _SLIDING = {**_SIZES, "sliding_window": WINDOW}
 
-_HYBRID = ["sliding_attention"] * 3 + ["full_attention"]
-
 _GEMMA4 = {
     **_SLIDING,
+    "architectures": ["Gemma4ForCausalLM"],
     "model_type": "gemma4_text",
     "tie_word_embeddings": True,
     "intermediate_size": 256,
@@ -64,7 +60,7 @@ _GEMMA4 = {
     "num_global_key_value_heads": 2,
     "head_dim": 64,
     "global_head_dim": 64,
-    "layer_types": _HYBRID,
+    "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
     "hidden_size_per_layer_input": 0,
     "vocab_size_per_layer_input": VOCABULARY,
     "num_kv_shared_layers": 0,
@@ -88,23 +84,7 @@ _GEMMA4 = {
     "moe_intermediate_size": 256,
 }
 
-GEMMA4 = Model(
-    name="gemma4",
-    config={**_GEMMA4, "architectures": ["Gemma4ForCausalLM"]},
-    assistant={
-        "architectures": ["Gemma4AssistantForCausalLM"],
-        "model_type": "gemma4_assistant",
-        "backbone_hidden_size": _SIZES["hidden_size"],
-        "tie_word_embeddings": True,
-        "text_config": {
-            **_GEMMA4,
-            "num_hidden_layers": 2,
-            "num_kv_shared_layers": 2,
-            "layer_types": _HYBRID[-2:],
-            "vocab_size_per_layer_input": 0,
-        },
-    },
-)
+GEMMA4 = Model("gemma4", _GEMMA4)
 
 GPT_OSS = Model(
     name="gpt_oss",
@@ -227,8 +207,7 @@ MODELS = {model.name: model for model in (GEMMA4, GPT_OSS, MIMO, QWEN2_VL, LFM2)
 def register_configurations() -> None:
     """Register classes for configurations that transformers does not know.
 
-    Runs in the process of the engine. Older releases also lack the class for a draft model that
-    reads the KV of Gemma 4.
+    Runs in the process of the engine.
     """
     transformers: Any = importlib.import_module("transformers")
     automatic = transformers.AutoConfig
@@ -238,16 +217,4 @@ def register_configurations() -> None:
 
         model_type = "mimo_v2_flash"
 
-    class Assistant(transformers.PretrainedConfig):  # type: ignore[misc]
-        """The configuration of an assistant, which contains the configuration of a model."""
-
-        model_type = "gemma4_assistant"
-
-        def __init__(self, text_config: Any = None, **named: Any) -> None:
-            text = dict(text_config or {"model_type": "gemma4_text"})
-            self.text_config = automatic.for_model(text.pop("model_type"), **text)
-            super().__init__(**named)
-
     automatic.register(Configuration.model_type, Configuration, exist_ok=True)
-    with contextlib.suppress(ValueError):  # The release has its own class.
-        automatic.register(Assistant.model_type, Assistant)

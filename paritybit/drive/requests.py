@@ -26,8 +26,11 @@ OTHER = {2: 0, 4: 20}
 The second one lies in the second block of most page sizes, so that a block follows an equal one.
 """
 
-AT_LEAST = 2
+AT_LEAST = 3
 """The number of waves that any row has time for."""
+
+REPEATED = 1 / 6
+"""The part of the requests that repeat an earlier request of their wave."""
 
 COMPARED, CROWD = 3, 5
 """The numbers of requests of `sample`: those that are compared, and those beside them."""
@@ -213,6 +216,25 @@ def with_sampling(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
     return with_each(given, functools.partial(sampled, random.Random(f"sampling {seed}")))
 
 
+def with_repeats(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
+    """Let some requests repeat an earlier one of their wave: its prompt, tokens and sampling."""
+    chance = random.Random(f"repeats {seed}")
+    for wave in given:
+        requests = list(wave.requests)
+        for place, one in enumerate(requests):
+            earlier = [other for other in requests[:place] if other.follows is None]
+            if earlier and one.follows is None and chance.random() < REPEATED:
+                like = chance.choice(earlier)
+                requests[place] = replace(
+                    one,
+                    prompt=like.prompt,
+                    tokens=like.tokens,
+                    temperature=like.temperature,
+                    sampling=like.sampling,
+                )
+        yield replace(wave, requests=tuple(requests))
+
+
 def with_each(given: Iterable[Wave], change: Callable[[Planned], Planned]) -> Iterator[Wave]:
     """Change each request of waves."""
     for wave in given:
@@ -264,7 +286,7 @@ def sample(limits: Limits) -> Wave:
 def _churn(draw: Draw, _: int) -> Iterator[Planned]:
     """Make short requests that come and go: batches shrink and grow within a bucket."""
     chance, limits, arrival = draw.chance, draw.limits, 0
-    for index in range(chance.randint(2 * limits.rows, 4 * limits.rows)):
+    for index in range(chance.randint(limits.rows, 2 * limits.rows)):
         arrival += chance.choice((0, 0, 1, 2, 3, 5))
         tokens = chance.choice((2, 3, 5, 8, limits.window + 2, 2 * limits.window + 3))
         aborted = arrival + chance.randint(1, tokens) if chance.random() < 0.1 else None
@@ -280,18 +302,16 @@ def _sizes(draw: Draw, _: int) -> Iterator[Planned]:
     """
     chance, limits = draw.chance, draw.limits
     near = limits.window // 2
-    for turn in range(3):
-        begins = turn * 4 * limits.window
-        survivors = [limits.rows - 1, 0, chance.randrange(limits.rows)][turn]
-        large = chance.choice((limits.rows, limits.rows - 1))
-        for index in range(large):
-            length = max(1, limits.stretch // limits.rows) + index % 2
-            tokens = 3 * limits.window if index == min(survivors, large - 1) else 3
-            yield draw.alone(f"{turn}.large.{index:03}", length, tokens, begins)
-        yield draw.alone(f"{turn}.small", 1, 2, begins + limits.window)
-        for index in range(chance.choice((2, limits.rows // 2))):
-            place, length = f"{turn}.middle.{index:03}", chance.randint(2, near)
-            yield draw.alone(place, length, near, begins + 2 * limits.window)
+    large = chance.choice((limits.rows, limits.rows - 1))
+    survivor = chance.choice((large - 1, 0, chance.randrange(large)))
+    for index in range(large):
+        length = max(1, limits.stretch // limits.rows) + index % 2
+        tokens = 3 * limits.window if index == survivor else 3
+        yield draw.alone(f"large.{index:03}", length, tokens)
+    yield draw.alone("small", 1, 2, limits.window)
+    for index in range(chance.choice((2, limits.rows // 2))):
+        length = chance.randint(2, near)
+        yield draw.alone(f"middle.{index:03}", length, near, 2 * limits.window)
 
 
 def _sharing(draw: Draw, _: int) -> Iterator[Planned]:
@@ -326,7 +346,7 @@ def _turnover(draw: Draw, _: int) -> Iterator[Planned]:
         own = chance.randint(1, limits.window - 1)
         shared = chance.choice((limits.stretch, common.length))
         yield draw.shared(index, common, shared, own, 3 * limits.window, 2 * index)
-    for index in range(3, 6 * limits.rows):
+    for index in range(3, 4 * limits.rows):
         shared = chance.choice((0, 0, 0, limits.window, limits.stretch))
         own = chance.randint(limits.window, limits.stretch)
         yield draw.shared(index, common, shared, own, chance.randint(1, 3), index // 2)
@@ -340,17 +360,34 @@ def _relay(draw: Draw, _: int) -> Iterator[Planned]:
     """
     chance, limits = draw.chance, draw.limits
     tokens, near = 2 * limits.window + 2, limits.window // 4
-    for turn in range(2):
-        begins = turn * 2 * tokens
-        first = draw.alone(f"{turn}", chance.randint(limits.window, 3 * limits.window), tokens)
-        yield replace(first, arrives=begins)
-        own, arrival = draw.part(f"{turn}.", chance.randint(1, 2 * near)), chance.randint(1, near)
-        heir = draw.made(f"{turn}.", (*first.prompt, own), limits.window)
-        yield replace(heir, arrives=begins + tokens - arrival)
-        for index in range(limits.rows):
-            length = chance.randint(limits.stretch, 2 * limits.stretch)
-            arrival = begins + tokens + chance.randint(near, 2 * near)
-            yield draw.alone(f"{turn}.{index:02}", length, chance.randint(1, 2), arrival)
+    first = draw.alone("first", chance.randint(limits.window, 3 * limits.window), tokens)
+    yield first
+    own, arrival = draw.part("heir", chance.randint(1, 2 * near)), tokens - chance.randint(1, near)
+    yield draw.made("heir", (*first.prompt, own), limits.window, arrival)
+    for index in range(limits.rows):
+        length = chance.randint(limits.stretch, 2 * limits.stretch)
+        arrival = tokens + chance.randint(near, 2 * near)
+        yield draw.alone(index, length, chance.randint(1, 2), arrival)
+
+
+def _again(draw: Draw, _: int) -> Iterator[Planned]:
+    """Ask for more texts than the pool holds, then for the same ones again, a few at a time.
+
+    A cache has evicted most of them by then, and copies several back from the host at once. Some
+    come back as they were, and others with more or fewer tokens.
+    """
+    chance, limits = draw.chance, draw.limits
+    texts, asked = list[Part](), 0
+    while asked < 1.25 * limits.pool:
+        texts.append(draw.part(len(texts), chance.randint(limits.stretch, 2 * limits.stretch)))
+        asked += texts[-1].length
+    for index, text in enumerate(texts):
+        yield draw.made(index, (text,), chance.randint(1, 3), index // 2)
+    for index, text in enumerate(texts):
+        place, arrival = f"{index:03}.again", 2 * len(texts) + 4 * (index // 4)
+        own = (draw.part(place, limits.window // 2),) * chance.randint(0, 1)
+        shared = replace(text, length=text.length - chance.choice((0, 0, 1, limits.stretch // 2)))
+        yield draw.made(place, (shared, *own), chance.randint(1, 3), arrival)
 
 
 def _brim(draw: Draw, _: int) -> Iterator[Planned]:
@@ -360,14 +397,12 @@ def _brim(draw: Draw, _: int) -> Iterator[Planned]:
     """
     chance, limits = draw.chance, draw.limits
     tokens, rows = 2 * limits.window, limits.rows - 2
-    for turn in range(2):
-        begins = turn * 6 * limits.window
-        for index in range(rows):
-            length = limits.pool // rows - tokens + chance.choice((-1, 0, 0, 1))
-            yield draw.alone(f"{turn}.{index:03}", length, tokens, begins)
-        for index in range(3 * limits.window):
-            arrival = begins + limits.window + chance.randint(0, 3 * limits.window)
-            yield draw.alone(f"{turn}.short.{index:03}", 1, 2, arrival)
+    for index in range(rows):
+        length = limits.pool // rows - tokens + chance.choice((-1, 0, 0, 1))
+        yield draw.alone(index, length, tokens)
+    for index in range(3 * limits.window):
+        arrival = limits.window + chance.randint(0, 3 * limits.window)
+        yield draw.alone(f"short.{index:03}", 1, 2, arrival)
 
 
 def _pressure(draw: Draw, _: int) -> Iterator[Planned]:
@@ -378,7 +413,7 @@ def _pressure(draw: Draw, _: int) -> Iterator[Planned]:
     chance, limits = draw.chance, draw.limits
     common = draw.part("common", limits.pool // 8)
     asked = index = 0
-    while asked < 2.4 * limits.pool and index < 8 * limits.rows:
+    while asked < 1.8 * limits.pool and index < 6 * limits.rows:
         length = min(chance.randint(limits.window, limits.pool // 4), limits.longest // 2)
         tokens = min(chance.randint(limits.pool // 16, limits.pool // 8), limits.longest // 4)
         aborted = chance.randint(1, 80) if chance.random() < 0.15 else None
@@ -416,7 +451,7 @@ def _ladder(draw: Draw, _: int) -> Iterator[Planned]:
     long = min(4 * limits.stretch, limits.longest // 2)
     shorts = (3 * limits.window, max(limits.window, limits.stretch // 2))
     arrival = 0
-    for index in range(4 * limits.rows):
+    for index in range(2 * limits.rows):
         arrival += chance.choice((0, 1, 2, limits.window))
         tokens = chance.choice((1, 2, 3, limits.window + 2, 2 * limits.window + 3))
         if chance.random() < 0.25:
@@ -500,12 +535,13 @@ def _long(draw: Draw, turn: int) -> Iterator[Planned]:
 
 
 KINDS: Sequence[Kind] = (
-    *(_churn, _sharing, _sizes, _ladder, _crowd, _long, _turnover, _pressure, _relay, _brim),
+    *(_churn, _sharing, _again, _sizes, _ladder, _crowd),
+    *(_turnover, _long, _pressure, _relay, _brim),
 )
 """The kinds of waves. They take turns in this order."""
 
 TIGHT: Sequence[Kind] = (
-    *(_squeeze, _sharing, _sizes, _crowd, _squeeze, _ladder),
+    *(_squeeze, _sharing, _again, _sizes, _crowd, _ladder),
     *(_turnover, _long, _pressure, _relay, _brim),
 )
 """The kinds of waves if a single request can need more than the pool holds."""

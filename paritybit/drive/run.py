@@ -17,7 +17,7 @@ from paritybit.drive.forks import ForkFailedError, in_fork
 from paritybit.drive.job import Job
 from paritybit.drive.legs import LACKING, LackingError
 from paritybit.drive.operating.actions import COUNT, WHOLE
-from paritybit.drive.requests import kinds_of
+from paritybit.drive.requests import AT_LEAST
 from paritybit.drive.script import Script, Wave, write
 from paritybit.drive.served import Common
 from paritybit.drive.shrink import Waves, shrunk
@@ -48,7 +48,9 @@ def run(engine: Engine, served: Common, job: Job) -> int:
             codes.append(0 if shrink(ready, served, job) else 1)
             return
         begun = time.monotonic()
-        if job.waves is None and not served.alone:
+        if job.waves is None:
+            journal.count(**{compared(served): 0})
+        if job.compare and not served.alone:
             compare(ready, served, stop)
         journal.count(**{f"{COUNT}{one}": 0 for one in served.ACTIONS if served.actions})
         serve(ready, served, waves_of(job, served, engine), stop)
@@ -84,19 +86,14 @@ def waves_of(job: Job, served: Common, engine: Engine) -> Iterator[Wave]:
         return served.traffic()
     journal.count(**{WHOLE: 0})
     return least(
-        served.traffic(),
-        len(kinds_of(served.limits())),
-        lambda: engine.forwards >= least_forwards and time.time() >= job.after,
+        served.traffic(), lambda: engine.forwards >= least_forwards and time.time() >= job.after
     )
 
 
-def least(waves: Iterator[Wave], kinds: int, enough: Callable[[], bool]) -> Iterator[Wave]:
-    """Yield waves until each of so many kinds was served and `enough` returns True.
-
-    Kinds take turns. Counts WHOLE at the end.
-    """
+def least(waves: Iterator[Wave], enough: Callable[[], bool]) -> Iterator[Wave]:
+    """Yield AT_LEAST waves, and more until `enough` returns True. Counts WHOLE at the end."""
     for number, wave in enumerate(waves):
-        if number >= kinds and enough():
+        if number >= AT_LEAST and enough():
             journal.count(**{WHOLE: 1})
             return
         yield wave
@@ -104,7 +101,6 @@ def least(waves: Iterator[Wave], kinds: int, enough: Callable[[], bool]) -> Iter
 
 def compare(engine: Engine, served: Common, stop: Callable[[], bool]) -> None:
     """Compare some requests with themselves alone, if the settings allow it."""
-    journal.count(**{compared(served): 0})
     if (wave := served.company()) is not None:
         serve(engine, replace(served, alone=True), iter((wave,)), stop)
 

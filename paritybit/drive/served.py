@@ -9,7 +9,14 @@ from msgspec import Meta
 
 from paritybit.drive.models import MODELS, Model
 from paritybit.drive.operating.actions import with_actions
-from paritybit.drive.requests import Limits, other_prefixes, waves, with_priorities, with_sampling
+from paritybit.drive.requests import (
+    Limits,
+    other_prefixes,
+    waves,
+    with_priorities,
+    with_repeats,
+    with_sampling,
+)
 from paritybit.drive.script import LARGEST, MOST_ADAPTERS, Setting, Wave
 
 DEVICES = ("cpu", "cuda")
@@ -70,7 +77,7 @@ class Common:
 
     def traffic(self) -> Iterator[Wave]:
         """Return the generated requests for the seed, with priorities and actions if set."""
-        given = with_sampling(self.seed, self.requests())
+        given = with_repeats(self.seed, with_sampling(self.seed, self.requests()))
         if self.priorities:
             given = with_priorities(self.seed, given)
         return with_actions(self.seed, given, self.ACTIONS) if self.actions else given

@@ -10,7 +10,7 @@ import pytest
 from paritybit.drive.company import CHECK, Comparison
 from paritybit.drive.engine import Likely
 from paritybit.drive.operating.actions import WHOLE
-from paritybit.drive.requests import COMPARED
+from paritybit.drive.requests import AT_LEAST, COMPARED
 from paritybit.drive.run import compare, least
 from paritybit.drive.script import Part, Planned, Sampling, Wave
 from paritybit.drive.sglang.settings import Served
@@ -138,11 +138,11 @@ def test_each_run_compares_some_requests_if_a_fork_can_serve_them(
     served: Served, tried: int, lines: Journal
 ) -> None:
     compare(Talks(noise=1e-5), served, lambda: False)
-    assert lines.counts == {f"tried: {CHECK} (gemma4)": tried}
+    assert lines.counts.get(f"tried: {CHECK} (gemma4)", 0) == tried
 
 
-def test_a_row_counts_as_whole_after_each_kind_of_wave(lines: Journal) -> None:
-    given = least(iter([SHARED] * 3), 2, lambda: True)
+def test_a_row_counts_as_whole_after_some_waves(lines: Journal) -> None:
+    given = least(iter([SHARED] * (AT_LEAST + 1)), lambda: True)
     assert lines.counts.get(WHOLE) is None
-    assert len(list(given)) == 2
+    assert len(list(given)) == AT_LEAST
     assert lines.counts == {WHOLE: 1}

@@ -70,6 +70,14 @@ def test_each_pair_of_values_occurs_and_none_that_cannot(table: Table, seed: int
     assert len(legs) < 50
 
 
+@pytest.mark.parametrize("table", TABLES)
+def test_the_first_rows_have_each_value(table: Table) -> None:
+    values = {value for value in table.settings if table.completed((value,))}
+    most = max(map(len, table.axes.values()))
+    first = list(table.rows(0))[: 2 * most - 1]
+    assert values == {value for leg in first for value in leg.values}
+
+
 def test_a_name_states_what_differs_from_the_plainest_row() -> None:
     table = SMALL.on("cuda")
     assert table.leg(()).name == "plain"

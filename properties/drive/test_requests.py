@@ -197,6 +197,24 @@ def test_each_engine_gets_batches_with_different_parameters_of_sampling(name: st
     assert len(heats) > 3
 
 
+@pytest.mark.parametrize("name", ENGINES)
+def test_each_engine_gets_prompts_again(name: str) -> None:
+    """Some come back at once and in full, and some after more tokens than the pool has."""
+    served, again, old = adapter(name).settings(), 0, 0
+    for wave in islice(served.traffic(), len(kinds_of(served.limits()))):
+        since = dict[Part, int]()
+        arrived, prompts = 0, list[tuple[Part, ...]]()
+        for one in sorted(wave.requests, key=lambda each: each.arrives):
+            again += one.prompt in prompts
+            first = replace(one.prompt[0], length=1)
+            old += arrived - since.get(first, arrived) > served.limits().pool
+            arrived += one.length
+            since[first] = arrived
+            prompts.append(one.prompt)
+    assert again > 5
+    assert old > 2
+
+
 ALIKE = ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 """Parameters of sampling with the same names in sglang and vLLM."""
 

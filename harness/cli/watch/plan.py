@@ -2,8 +2,8 @@
 
 A run has a budget of wall time, which includes the starts of the engine. Rows of the covering array
 are served one after another, `workers` at a time, until the budget is spent. Each row ends when its
-share of the time is over and its floor is reached: LEAST forwards, and each kind of wave. Rows that
-are named on the command line have no floor.
+share of the time is over and its floor is reached: LEAST forwards and AT_LEAST waves. Rows that are
+named on the command line have no floor.
 """
 
 import threading
@@ -18,17 +18,17 @@ from paritybit.drive.job import Job
 from paritybit.drive.legs import AND, Leg, Table
 from paritybit.drive.script import Setting
 
-LEAST = 300
+LEAST = 150
 """The floor of forwards of a row."""
 
-MOST = 1 / 3
-"""The largest part of the budget that one row may take."""
+MOST = 1 / 10
+"""The part of the budget after which a row ends below its floor."""
 
-LAST = 25.0
+LAST = 12.0
 """No further row starts with fewer seconds left."""
 
 STARTS = 1.5
-"""Nor does one start with less time left than the longest start so far took, times this."""
+"""Nor does one start with less time left than the latest start took, times this."""
 
 AT_ONCE = 2
 """Rows that are served at a time on a CPU. Each keeps one core busy."""
@@ -58,8 +58,8 @@ class RowTurn:
 class Plan:
     """The rows of a run, in order, and its budget of `seconds` from now on.
 
-    With `named`, the rows share the budget. `left` has the rows that have not started. `longest` is
-    the longest start of an engine so far.
+    With `named`, the rows share the budget. `left` has the rows that have not started. `start` is
+    how long the latest start of an engine took.
     """
 
     legs: Sequence[Leg]
@@ -67,7 +67,7 @@ class Plan:
     workers: int = 1
     named: bool = False
     clock: Callable[[], float] = time.time
-    longest: float = 0.0
+    start: float = 0.0
     left: list[Leg] = field(init=False)
     ends: float = field(init=False)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -81,7 +81,7 @@ class Plan:
         with self.lock:
             now = self.clock()
             started = len(self.legs) - len(self.left)
-            last = max(LAST, STARTS * self.longest)
+            last = max(LAST, STARTS * self.start)
             if not self.left or (started >= self.workers and self.ends - now < last):
                 return None
             share = min(1.0, self.workers / len(self.left)) * max(0.0, self.ends - now)
@@ -89,10 +89,6 @@ class Plan:
                 return RowTurn(self.left.pop(0), now + share)
             until = max(now + share, min(self.ends, now + MOST * self.seconds))
             return RowTurn(self.left.pop(0), until, now + share)
-
-    def note_start(self, seconds: float) -> None:
-        """Note how long an engine took to start."""
-        self.longest = max(self.longest, seconds)
 
 
 def workers_of(device: str) -> int:

@@ -244,7 +244,11 @@ def watch_engine(options: Options, spec: str, runs: list[WatchRun]) -> int:
 
 @dataclass
 class Serving:
-    """Serves the rows of a plan to an engine. `found` has the times of findings in all rows."""
+    """Serves the rows of a plan to an engine.
+
+    `found` has the times of findings in all rows, and `compared` the models whose requests a row
+    compares with themselves alone.
+    """
 
     run: WatchRun
     adapter: Adapter
@@ -252,6 +256,7 @@ class Serving:
     plan: Plan
     options: Options
     found: list[float] = field(default_factory=list)
+    compared: set[str] = field(default_factory=set)
 
     def rows(self) -> None:
         """Serve rows, one after another, in forks of a process of this thread's own.
@@ -267,7 +272,7 @@ class Serving:
                 if turn is None:
                     return
                 limits = StopLimits(None, after, known=self.options.known, found=self.found)
-                self.plan.note_start(self.row(turn, limits, importers))
+                self.plan.start = self.row(turn, limits, importers)
         run.not_run |= {leg.name: why for leg in self.plan.left}
 
     def row(self, turn: RowTurn, limits: StopLimits, importers: Warm | None) -> float:
@@ -278,7 +283,10 @@ class Serving:
             "device": self.options.device,
             "seed": (self.options.seed or 0) + turn.leg.number,
         }
-        job = turn.job(self.adapter.settings(**given).scope())
+        served = self.adapter.settings(**given)
+        first = served.company() is not None and served.model not in self.compared
+        self.compared |= {served.model} if first else set()
+        job = replace(turn.job(served.scope()), compare=first)
         words, variables = command(self.adapter, self.engine, job, run.imports.parent)
         limits.seconds = max(0.0, turn.until - time.time()) + ALLOWANCE
         return run.watch(turn.leg, words, variables, limits, importers).starting

@@ -41,18 +41,11 @@ STATES = 4
 GRAPHS = ("decode", "breakable")
 """The captured graphs: decoding, or prefills as well."""
 
-SPECULATION = ("eagle", "standalone", "frozen_kv_mtp")
-"""Kinds of draft models: a layer over the hidden states of the target, a second model like the
-target, or a model without KV that reads the KV of the target."""
+SPECULATION = ("eagle", "standalone")
+"""Kinds of draft models: a layer over the hidden states of the target, or a second such model."""
 
 SLIDING_DRAFTS = "layers/attention/triton_backend.py", "window_rail"
 """A file of the engine, and a name in it if draft models may have sliding windows."""
-
-FROZEN_DRAFTS = "speculative/spec_info.py", "FROZEN_KV_MTP"
-"""A file of the engine, and a name in it if draft models may read the target's KV."""
-
-FROZEN_IN_TURN = FROZEN_DRAFTS[0], "FROZEN_KV_MTP does not support spec v2"
-"""The same file, and text in it if batches with such drafts must not overlap."""
 
 
 def says(package: Path, file: str, text: str) -> bool:
@@ -107,11 +100,6 @@ class Served(Common):
         possible = self.device == "cpu" and not (self.host_cache or self.adapters)
         return sample(self.limits()) if possible else None
 
-    @property
-    def frozen(self) -> bool:
-        """Whether drafts read the KV of the target and have none of their own."""
-        return self.speculative == "frozen_kv_mtp"
-
     def limits(self) -> Limits:
         """Return the limits for requests."""
         slots, page = self.windows, self.page_size
@@ -159,7 +147,7 @@ class Served(Common):
             words += ["--swa-full-tokens-ratio", str(WINDOWS[self.page_size])]
         if not self.prefix_cache:
             words.append("--disable-radix-cache")
-        if not self.overlap or (self.frozen and says(package, *FROZEN_IN_TURN)):
+        if not self.overlap:
             words.append("--disable-overlap-schedule")
         if self.mixed:
             words.append("--enable-mixed-chunk")
@@ -227,12 +215,9 @@ class Served(Common):
     def _speculation(self, folder: Path, package: Path) -> Sequence[str]:
         if self.speculative is None:
             return ()
-        shape = self.shape.assistant if self.frozen else self.shape.draft
-        if shape is None:
-            raise LackingError(f"{self.model} has no such draft model here")
-        if self.frozen and not says(package, *FROZEN_DRAFTS):
-            raise LackingError("this release has no drafts that read the target's KV")
-        draft = written(shape, folder / f"{self.model}-draft")
+        if self.shape.draft is None:
+            raise LackingError(f"{self.model} has no draft model here")
+        draft = written(self.shape.draft, folder / f"{self.model}-draft")
         if self.speculative == "standalone":
             if not says(package, *SLIDING_DRAFTS):
                 raise LackingError("this release has no draft models with sliding windows")

@@ -319,10 +319,7 @@ def _compiling(module: Any, capture: Callable[..., Any]) -> Callable[..., Any]:
     return captured
 
 
-WORKERS = (
-    *("eagle_worker", "eagle_worker_v2", "multi_layer_eagle_worker"),
-    *("multi_layer_eagle_worker_v2", "frozen_kv_mtp_worker", "frozen_kv_mtp_worker_v2"),
-)
+WORKERS = ("eagle_worker", "eagle_worker_v2")
 """The modules of draft workers, by release."""
 
 CAPTURING_DRAFTS = ("init_cuda_graphs", "_capture_cuda_graphs")
