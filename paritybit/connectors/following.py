@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors import hooking
 from paritybit.connectors.failures import judge
-from paritybit.connectors.hooking import HOOK, NotRecognisedError, wrap
+from paritybit.connectors.hooking import Call, NotRecognisedError
 from paritybit.watch.captures import Captures
 from paritybit.watch.facts import Group, Replay, RowValues, StaticInput
 from paritybit.watch.journal import Journal
@@ -20,9 +21,6 @@ from paritybit.watch.watcher import Watcher
 
 UNKNOWN = NotRecognisedError, AttributeError, KeyError, TypeError, ValueError, IndexError
 """Errors of a release whose parts the connector does not know."""
-
-Original = Callable[..., Any]
-"""A function of the engine. A hook gets it first, then the arguments of the call."""
 
 
 class Following:
@@ -59,15 +57,12 @@ class Following:
     def missed(self) -> None:
         """Forget what the connector itself knows of earlier forwards, after a hook failed."""
 
-    def hook(self, kind: type, name: str, method: Callable[..., Any]) -> None:
-        """Wrap a method of a class, unless it is wrapped already. It may be inherited."""
-        if not hasattr(getattr(kind, name), HOOK):
-            wrap(kind, name, method)
+    hook = staticmethod(hooking.hook)
 
-    def loop(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+    def loop(self, original: Call) -> Any:
         """Judge an error that ends the engine's loop."""
         try:
-            return original(owner, *args, **kwargs)
+            return original()
         except Exception as error:
             judge(self.first_error(error), self.journal, self.settings, self.meaning(error))
             raise
@@ -86,10 +81,10 @@ class Following:
         """Return a context in which the engine prepares a forward."""
         return nullcontext() if self.watcher is None else self.watcher.lines.learning()
 
-    def prepares(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+    def prepares(self, original: Call) -> Any:
         """Learn which lines of the engine fill the inputs of the next forward."""
         with self.learning():
-            return original(*args, **kwargs)
+            return original()
 
     @contextmanager
     def forward_of(self, now: Any, attribute: str = "now") -> Iterator[None]:

@@ -56,33 +56,70 @@ def release_of(package: str) -> str:
         return str(getattr(importlib.import_module(package), "__version__", "unknown"))
 
 
+class Call:
+    """A call of a function of the engine. Called without arguments, it passes those of the call."""
+
+    def __init__(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self.function, self.args, self.kwargs = function, args, kwargs
+        self.results = list[Any]()
+        self.raised = list[BaseException]()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, whose errors are the engine's own."""
+        if not args and not kwargs:
+            args, kwargs = self.args, dict(self.kwargs)
+        try:
+            with memory.theirs():
+                self.results[:] = [self.function(*args, **kwargs)]
+        except BaseException as error:
+            self.raised.append(error)
+            raise
+        return self.results[0]
+
+    def having(self, name: str) -> Any:
+        """Return the first argument with an attribute, besides the first of all, or None."""
+        given = (*self.args[1:], *self.kwargs.values())
+        return next((one for one in given if hasattr(one, name)), None)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the call by the names of the parameters, and all named ones."""
+        bound = inspect.signature(self.function).bind(*self.args, **self.kwargs)
+        return {**bound.arguments, **self.kwargs}
+
+
+def fitting(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that is passed only the arguments that it has parameters for."""
+    parameters = inspect.signature(method).parameters
+    kinds = [one.kind for one in parameters.values()]
+    positional = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    count = None if inspect.Parameter.VAR_POSITIONAL in kinds else positional
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
+            kwargs = {name: one for name, one in kwargs.items() if name in parameters}
+        return method(*args[:count], **kwargs)
+
+    return called
+
+
 def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a hook that falls back to the original function if the connector fails.
 
-    An error that the original function raises is the engine's own and is raised again. What the
-    method gets as the original has its signature.
+    The method gets a `Call` of the original, then the arguments that it has parameters for.
     """
+    fits = fitting(method)
 
     @functools.wraps(method)
     def hook(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        called: list[Any] = []
-        raised: list[BaseException] = []
-
-        def once(*args: Any, **kwargs: Any) -> Any:
-            try:
-                with memory.theirs():
-                    called[:] = [original(*args, **kwargs)]
-            except BaseException as error:
-                raised.append(error)
-                raise
-            return called[0]
-
-        once.__wrapped__ = original  # type: ignore[attr-defined]  # `inspect.signature` follows it.
+        call = Call(original, args, kwargs)
         try:
             with memory.ours():
-                return method(once, *args, **kwargs)
+                return fits(call, *args, **kwargs)
         except BaseException as error:
-            if error in raised:
+            if error in call.raised:
                 raise
             journal = of_process()
             if journal is not None:
@@ -91,9 +128,7 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             if journal is not None:
                 journal.undecided(f"the connector failed: {where()}")
-            if called:
-                return called[0]
-            return original(*args, **kwargs)
+            return call.results[0] if call.results else original(*args, **kwargs)
 
     return hook
 
@@ -101,12 +136,6 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
 def place_of(function: Any, package: str) -> str | None:
     """Return the line where a function of an engine begins. None for a function of others."""
     return first_line(getattr(function, "__func__", function), package)
-
-
-def passed(run: functools.partial[Any]) -> dict[str, Any]:
-    """Return the arguments of a call by the names of its parameters, and all named ones."""
-    bound = inspect.signature(run.func).bind(*run.args, **run.keywords)
-    return {**bound.arguments, **run.keywords}
 
 
 def wrap(owner: Any, name: str, method: Callable[..., Any]) -> None:
@@ -119,6 +148,12 @@ def wrap(owner: Any, name: str, method: Callable[..., Any]) -> None:
 
     setattr(wrapped, HOOK, method)
     setattr(owner, name, wrapped)
+
+
+def hook(kind: type, name: str, method: Callable[..., Any]) -> None:
+    """Wrap a method of a class, unless it is wrapped already. It may be inherited."""
+    if not hasattr(getattr(kind, name), HOOK):
+        wrap(kind, name, method)
 
 
 def install(

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.hooking import Call, fitting
+
 SIZE, PAGE, WINDOW = 64, 1, 4
 """Slots of a pool besides the reserved page, slots of a page, and sglang's sliding_window_size."""
 
@@ -22,6 +24,11 @@ def kept(part: Any) -> Any:
     """Keep a part alive, as the engine does, and return it. The connector does not."""
     KEPT.append(part)
     return part
+
+
+def hooked(method: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a hook as the engine does. An error of the connector is raised."""
+    return fitting(method)(Call(original, args, kwargs), *args, **kwargs)
 
 
 class SubPool:

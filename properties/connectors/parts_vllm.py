@@ -2,21 +2,16 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from paritybit.connectors.hooking import guarded
 from paritybit.connectors.vllm.engine import Engine
 from paritybit.watch.journal import Journal, read
 from paritybit.watch.settings import Settings
+from properties.connectors.parts import Part, hooked
 
 PAGE, BLOCKS, WINDOW = 4, 16, 4
-
-
-class Part(SimpleNamespace):
-    """A part of the engine with any attributes."""
 
 
 class FullAttentionSpec(Part):
@@ -29,6 +24,13 @@ class SlidingWindowSpec(Part):
 
 class ChunkedLocalAttentionSpec(Part):
     """A group that the connector does not know."""
+
+
+class Model(Part):
+    """A model."""
+
+    def __call__(self) -> None:
+        """Compute nothing."""
 
 
 GROUPS = (
@@ -88,6 +90,7 @@ def output(
         num_scheduled_tokens=counts,
         total_num_scheduled_tokens=sum(counts.values()),
         scheduled_spec_decode_tokens=drafts or {},
+        kv_cache_block_copies=None,
     )
 
 
@@ -127,10 +130,14 @@ class Served:
                 parallel_config=Part(),
                 speculative_config=None
                 if method is None
-                else Part(method=method, num_speculative_tokens=3),
+                else Part(method=method, num_speculative_tokens=3, disable_eagle_block_drop=False),
+                kv_transfer_config=None,
+                cache_config=Part(),
                 scheduler_config=Part(async_scheduling=ahead),
                 model_config=model,
             ),
+            kv_cache_config=config,
+            get_model=Model,
             input_batch=Part(req_ids=[]),
             input_ids=torch.zeros(8, dtype=torch.int64),
             positions=torch.zeros(8, dtype=torch.int64),
@@ -146,8 +153,8 @@ class Served:
         queue = Part(get_all_free_blocks=lambda: self.free)
         pool = Part(free_block_queue=queue, blocks=self.blocks)
         self.scheduler = Part(requests={}, kv_cache_manager=Part(block_pool=pool))
-        self.engine.pools(lambda *_: None, self.runner, config)
-        self.engine.schedule(lambda *_: None, self.scheduler)
+        hooked(self.engine.pools, lambda *_: None, self.runner, config)
+        hooked(self.engine.schedule, lambda *_: None, self.scheduler)
 
     def run(
         self, said: Part, table: list[list[int]], cached: int, tokens: list[int], name: str = "a"
@@ -172,27 +179,27 @@ class Served:
         self.metadata = metadata
 
         def computed(runner: Any, said: Any) -> None:
-            self.engine.metadata(lambda owner: (metadata, None), self.runner)
+            hooked(self.engine.metadata, lambda owner: (metadata, None), self.runner)
             for mine in slots:
                 self.cache.flatten(0, 1)[mine] = torch.rand(len(mine), 2)
             self.drafted.flatten(0, 1)[slots[1]] = torch.rand(len(slots[1]), 2)
 
-        guarded(self.engine.execute)(computed, self.runner, said)
+        hooked(self.engine.execute, computed, self.runner, said)
 
     def sample(self, *tokens: int) -> None:
         """Let the sampler return tokens for the batch's request, -1 for a draft it rejects."""
         made = Part(sampled_token_ids=torch.tensor([tokens]))
-        self.engine.sampled(lambda *_: made, self.runner)
+        hooked(self.engine.sampled, lambda *_: made, self.runner)
 
     def propose(self, *drafts: int) -> None:
         """Propose drafts for the batch's request."""
-        self.engine.proposed(lambda *_: [list(drafts)], self.runner)
+        hooked(self.engine.proposed, lambda *_: [list(drafts)], self.runner, None)
 
     def replay(self, wrapper: Any) -> None:
         """Run a decode whose model is a graph, or has one, that a wrapper replays."""
 
         def computed(runner: Any, said: Any) -> None:
-            self.engine.metadata(lambda owner: (self.metadata, None), runner)
+            hooked(self.engine.metadata, lambda owner: (self.metadata, None), runner)
             slots = [one.slot_mapping for one in self.metadata.values()]
 
             def replayed(graph: Any) -> None:
@@ -200,11 +207,11 @@ class Served:
                     self.cache.flatten(0, 1)[mine] = float(7 + number)
 
             def called(wrapper: Any) -> None:
-                self.engine.replay(replayed, "graph")
+                hooked(self.engine.replay, replayed, "graph")
 
-            self.engine.wrapper(called, wrapper)
+            hooked(self.engine.wrapper, called, wrapper)
 
-        guarded(self.engine.execute)(computed, self.runner, DECODE)
+        hooked(self.engine.execute, computed, self.runner, DECODE)
 
     def found(self) -> set[str]:
         """Return the names of the checks that found something, and what is undecided."""

@@ -16,6 +16,7 @@ from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import BEFORE
 from properties.connectors import parts
+from properties.connectors.parts import hooked
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 
@@ -46,13 +47,13 @@ class Toy:
             model=self,
             attn_backend=parts.TritonAttnBackend(self.pool, self.table),
         )
-        self.engine.hook = lambda kind, name, method: None  # type: ignore[method-assign]
+        self.engine.hook = lambda kind, name, method: None
         self.engine.hook_lists = lambda runner: None  # type: ignore[method-assign]
         self.request = parts.request("a", 1, PROMPT, [])
         self.table[1, :32] = torch.arange(20, 52)
         self.fault: Callable[[], None] = lambda: None
         self.model: Callable[[Any], str] = self.eagerly
-        self.engine.model_runner(lambda runner: None, self.runner)
+        hooked(self.engine.model_runner, lambda runner: None, self.runner)
 
     @property
     def undecided(self) -> list[str]:
@@ -63,11 +64,8 @@ class Toy:
     def run(self, batch: Any) -> Any:
         """Run one batch of the scheduler."""
         scheduled = SimpleNamespace(reqs=[self.request])
-        return self.engine.batch(
-            lambda scheduler, scheduled: self.engine.forward(self.forward, self.runner, batch),
-            self,
-            scheduled,
-        )
+        run = functools.partial(hooked, self.engine.forward, self.forward, self.runner, batch)
+        return hooked(self.engine.batch, lambda *_: run(), self, scheduled)
 
     def forward(self, runner: Any, batch: Any) -> str:
         """Run the model as ModelRunner.forward does."""
@@ -76,7 +74,7 @@ class Toy:
     def eagerly(self, batch: Any) -> str:
         """Run the model: K and V of a token are its location and some number."""
         build = lambda backend, batch: backend.init_forward_metadata(batch)  # noqa: E731
-        self.engine.metadata(build, self.runner.attn_backend, batch)
+        hooked(self.engine.metadata, build, self.runner.attn_backend, batch)
         self.write(batch.out_cache_loc)
         self.fault()
         return "logits"
@@ -112,7 +110,7 @@ class Toy:
             swa_evictable_size=lambda: len(held),
         )
         scheduler = {"is_fully_idle": lambda: True, "tree_cache": cache, **more}
-        self.engine.idle(lambda scheduler: None, SimpleNamespace(**scheduler))
+        hooked(self.engine.idle, lambda scheduler: None, SimpleNamespace(**scheduler))
 
     @property
     def found(self) -> set[str]:
@@ -170,7 +168,7 @@ def test_an_input_other_than_the_requests_imply_is_found(toy: Toy, name: str) ->
 def test_a_slot_that_is_freed_while_its_request_runs_is_found(toy: Toy) -> None:
     toy.prefill()
     allocator = toy.allocator.full_attn_allocator
-    toy.engine.allocations.free(lambda allocator, index: None, allocator, torch.tensor([23]))
+    hooked(toy.engine.allocations.free, print, allocator, torch.tensor([23]))
     toy.decode()
     assert toy.found == {"freed in use"}
 
@@ -191,24 +189,24 @@ def test_what_is_collected_keeps_the_lines_that_freed_it(toy: Toy) -> None:
         allocator.is_not_in_free_group, allocator.free_group = False, []
 
     def free_group_end(allocator: Any, slots: list[int]) -> None:
-        allocations.free(lambda *_: None, allocator, torch.tensor(slots))
+        hooked(allocations.free, lambda *_: None, allocator, torch.tensor(slots))
 
     watcher: Any = allocations.watcher
     watcher.freed, watcher.here = freed, lambda: next(lines)
-    allocations.group(lambda allocator: free_group_begin(), allocator)
+    hooked(allocations.group, lambda allocator: free_group_begin(), allocator)
     for slots in ([21, 22], [23, 22]):
-        allocations.free(lambda *_: None, allocator, torch.tensor(slots))
+        hooked(allocations.free, lambda *_: None, allocator, torch.tensor(slots))
         allocator.free_group.append(torch.tensor(slots))
     assert not told
     assert torch.cat(allocator.free_group).tolist() == [21, 22, 23, 22]
     allocator.is_not_in_free_group = True
     free_group_end(allocator, [22, 21, 25, 23, 22])
-    assert told == [([22, 21], "cache.py:1"), ([23, 22], "cache.py:2"), ([25], None)]
+    assert told == [([22, 21, 22], "cache.py:1"), ([23], "cache.py:2"), ([25], None)]
     told.clear()
-    allocations.free(lambda *_: None, allocator, torch.tensor([24, 26]))
+    hooked(allocations.free, lambda *_: None, allocator, torch.tensor([24, 26]))
     assert told == [([24, 26], None)]
     told.clear()
-    allocations.group(lambda allocator: None, hybrid)
+    hooked(allocations.group, lambda allocator: None, hybrid)
     hybrid.swa_page_ids_group.append(torch.tensor([8]))
     toy.allocator.swa_attn_allocator.page_size = 2
     free_group_end(toy.allocator.swa_attn_allocator, [16])
@@ -229,7 +227,7 @@ def test_the_engine_s_own_check_of_its_pools_is_heard(toy: Toy, forwards: int) -
     for _ in range(forwards):
         toy.prefill()
     with pytest.raises(ValueError, match="pool memory leak"):
-        toy.engine.loop(lambda scheduler: on_idle(), None)
+        hooked(toy.engine.loop, lambda scheduler: on_idle(), None)
     assert toy.found == {"engine error"}
 
 
@@ -276,7 +274,7 @@ def test_what_is_only_collected_is_not_freed_yet(toy: Toy) -> None:
     toy.prefill()
     allocator = toy.allocator.full_attn_allocator
     allocator.is_not_in_free_group = False
-    toy.engine.allocations.free(lambda allocator, index: None, allocator, torch.tensor([23]))
+    hooked(toy.engine.allocations.free, print, allocator, torch.tensor([23]))
     toy.decode()
     assert not toy.found
 
@@ -289,7 +287,7 @@ def test_a_copy_keeps_what_is_known_of_its_source(toy: Toy) -> None:
         for tensor in (*pool.k_buffer, *pool.v_buffer):
             tensor[target] = tensor[source]
 
-    toy.engine.allocations.move(moved, pool, torch.tensor([60]), torch.tensor([21]))
+    hooked(toy.engine.allocations.move, moved, pool, torch.tensor([60]), torch.tensor([21]))
     toy.pool.swa_kv_pool.write(torch.tensor([61]), torch.tensor([1.0]))
     toy.table[1, 1] = 60
     toy.decode()
@@ -312,8 +310,8 @@ def test_copies_to_the_host_and_back_are_followed(toy: Toy, right: bool) -> None
             tensor[slots] = copy[places]
 
     places, again = torch.tensor([3, 4]), torch.tensor([3, 4] if right else [4, 3])
-    toy.engine.allocations.back_up(out, host, pool, places, torch.tensor([20, 21]))
-    toy.engine.allocations.load_back(back, host, pool, again, torch.tensor([60, 61]))
+    hooked(toy.engine.allocations.back_up, out, host, pool, places, torch.tensor([20, 21]))
+    hooked(toy.engine.allocations.load_back, back, host, pool, again, torch.tensor([60, 61]))
     toy.pool.swa_kv_pool.write(torch.tensor([61, 62]), torch.tensor([1.0, 2.0]))
     toy.table[1, :2] = torch.tensor([60, 61])
     toy.decode()
@@ -349,7 +347,7 @@ def test_a_draft_model_gets_the_hidden_states_of_its_target(
     draft.spec_algorithm = SimpleNamespace(is_eagle=lambda: True)
     parts.kept(toy.runner)
     draft.attn_backend = parts.TritonAttnBackend(draft.token_to_kv_pool, toy.table)
-    toy.engine.model_runner(lambda runner: None, draft)
+    hooked(toy.engine.model_runner, lambda runner: None, draft)
     target, returned = toy.model, SimpleNamespace(hidden_states=torch.ones(6, 2))
     toy.model = lambda batch: (target(batch), returned)[1]  # type: ignore[assignment, return-value]
     toy.prefill()
@@ -372,7 +370,7 @@ def test_a_change_is_of_the_capture_that_makes_it(toy: Toy, within: bool) -> Non
     if not within:
         toy.write(torch.tensor([22]))
     runner = SimpleNamespace(graphs={})
-    toy.engine.capture(lambda _: toy.write(torch.tensor([22])) if within else None, runner)
+    hooked(toy.engine.capture, lambda _: toy.write(torch.tensor([22])) if within else None, runner)
     toy.decode()
     cause = "the capture of graphs" if within else BEFORE
     assert {tuple(key.split(" | ")[::2]) for key in toy.journal.findings} == {
@@ -407,21 +405,21 @@ class Runner:
         self.buffers.populate(batch)
         self.attn_backend.init_forward_metadata(batch)
         self.toy.fault()
-        self.toy.engine.replay(Graph.replay, self.graphs[4])
+        hooked(self.toy.engine.replay, Graph.replay, self.graphs[4])
         return "logits"
 
 
 @pytest.mark.parametrize("right", [True, False])
 def test_a_replay_is_judged_with_its_static_inputs(toy: Toy, right: bool) -> None:
     runner = Runner(toy)
-    toy.engine.capture(lambda runner: None, runner)
+    hooked(toy.engine.capture, lambda runner: None, runner)
     toy.prefill()
 
     def spoil() -> None:
         runner.buffers.out_cache_loc[2] = 23
 
     toy.fault = (lambda: None) if right else spoil
-    toy.model = functools.partial(toy.engine.runner, Runner.replay, runner)
+    toy.model = functools.partial(hooked, toy.engine.runner, Runner.replay, runner)
     toy.decode()
     counts = toy.journal.counts
     assert (counts["captures"], counts["replays"], counts["padded_replays"]) == (1, 1, 1)

@@ -1,6 +1,5 @@
 """What is wrapped, what happens if the connector fails, and that nothing is if it is off."""
 
-import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,29 +7,20 @@ from typing import Any
 import pytest
 
 from paritybit.connectors import hooking
-from paritybit.connectors.sglang import hooks
-from paritybit.connectors.sglang.allocations import Allocations
-from paritybit.connectors.sglang.engine import Engine
-from paritybit.connectors.transformers import hooks as of_transformers
-from paritybit.connectors.transformers.engine import Engine as TransformersEngine
-from paritybit.connectors.vllm import hooks as of_vllm
-from paritybit.connectors.vllm.engine import Engine as VllmEngine
 from paritybit.watch.journal import Journal
 
 
-def test_each_hook_hands_on_arguments_that_it_does_not_know() -> None:
+def test_a_hook_gets_the_arguments_that_it_names_and_the_engine_gets_all() -> None:
     """A new argument of the engine, positional or named, changes no verdict."""
-    wrapped: list[Any] = [
-        getattr(Engine, name, None) or getattr(Allocations, name) for name in hooks.TARGETS
-    ]
-    wrapped += [getattr(VllmEngine, name) for name in of_vllm.TARGETS]
-    wrapped += [
-        getattr(TransformersEngine, name, None) or getattr(of_transformers.Hooks, name)
-        for name in of_transformers.TARGETS
-    ]
-    for method in wrapped:
-        kinds = {one.kind for one in inspect.signature(method).parameters.values()}
-        assert {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} <= kinds, method
+
+    def original(*given: int, **named: int) -> Any:
+        return given, named
+
+    def hook(call: hooking.Call, first: int, *, last: int = 0) -> Any:
+        return first, last, call(), call(3)
+
+    got = hooking.guarded(hook)(original, 1, 2, last=8, more=9)
+    assert got == (1, 8, ((1, 2), {"last": 8, "more": 9}), ((3,), {}))
 
 
 def test_only_what_a_path_itself_defines_is_wrapped() -> None:

@@ -16,6 +16,7 @@ from paritybit.testing.replays import InMemory
 from paritybit.watch.facts import Forward
 from paritybit.watch.settings import Settings
 from properties.connectors import parts, parts_vllm
+from properties.connectors.parts import hooked
 from properties.connectors.test_engine import PROMPT, Toy
 from properties.connectors.test_transformers import FULL, SLIDING, Counting, a_batch, a_cache
 
@@ -62,7 +63,7 @@ def test_an_engine_of_sglang_dies_and_the_next_one_is_watched(tmp_path: Path) ->
         toy = Toy(tmp_path)
         toy.engine, toy.journal, toy.request = engine, journal, parts.Part(**vars(toy.request))
         engine.hook_lists = lambda runner: None  # type: ignore[method-assign]
-        engine.model_runner(lambda runner: None, toy.runner)
+        hooked(engine.model_runner, lambda runner: None, toy.runner)
     assert [key.split(" | ")[0] for key in journal.findings] == ["double free"]
     assert journal.counts["forwards"] == 4
     journal.end()
@@ -86,9 +87,9 @@ def test_an_engine_of_vllm_dies_and_the_next_one_is_watched(tmp_path: Path) -> N
         context = served.runner.vllm_config.compilation_config.static_forward_context
         config, layers, served.cache = parts_vllm.a_pool()
         context.update(layers)
-        engine.pools(lambda *_: None, served.runner, config)
+        hooked(engine.pools, lambda *_: None, served.runner, config)
         del config, layers, context
-        engine.schedule(lambda *_: None, served.scheduler)
+        hooked(engine.schedule, lambda *_: None, served.scheduler)
     assert served.found() == set()
     assert journal.counts["forwards"] == 2
     journal.end()
@@ -140,7 +141,7 @@ def test_a_skipped_forward_of_transformers_waits_for_no_device(table: bool) -> N
     given |= {n: one.to("meta") for n, one in given.items() if isinstance(one, torch.Tensor)}
     engine = Engine(parts.kept(a_cache()), "5", InMemory(Path()), Settings("", every=1000))
     engine.planned, engine.watcher.wait = list(batch.requests), 10
-    assert engine.compute(lambda *_: "result", WITHOUT_STREAMS, None, given) == "result"
+    assert hooked(engine.compute, lambda *_: "result", WITHOUT_STREAMS, None, given) == "result"
     noted = {name: changes.noted for name, changes in engine.watcher.changes.items()}
     assert [len(noted[name]) for name in (FULL, SLIDING)] == [1, 1]
     assert not engine.planned

@@ -10,6 +10,7 @@ from paritybit.connectors.sglang.recurrent import NAME, States
 from paritybit.connectors.sglang.rows import Rows
 from paritybit.watch.facts import Forward, Row
 from properties.connectors import parts
+from properties.connectors.parts import hooked
 
 
 def table(**more: Any) -> Any:
@@ -83,7 +84,7 @@ def test_states_are_copied_between_forwards_and_freed() -> None:
     allocations.states = states = States(parts.kept(parts.Part()))
     for watching in (True, False):
         watcher.watching = watching
-        allocations.copy_state(lambda *given: None, pool, slots, slots + 1)
-    allocations.free(lambda *given: None, allocator, slots)
+        hooked(allocations.copy_state, lambda *given: None, pool, slots, slots + 1)
+    hooked(allocations.free, lambda *given: None, allocator, slots)
     assert told == [("copied", NAME, slots, slots + 1), ("freed", NAME, slots)]
     assert states.seen == {5: 4}

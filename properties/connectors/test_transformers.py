@@ -1,5 +1,6 @@
 """What the connector of transformers says of a paged cache and of its batches."""
 
+import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from paritybit.watch.journal import Finding
 from paritybit.watch.observations import Inputs, RowsGiven
 from paritybit.watch.settings import Settings
 from properties.connectors import parts
+from properties.connectors.parts import hooked
 
 PAGE, WINDOW, WIDTH = 4, 4, 2
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -314,11 +316,11 @@ def replayed(
     )
     engine = Engine(a_cache(), "5", journal, Settings(""))
     engine.now = (runner, None, batch)
-    engine.capture(lambda io, graph: None, io, graph)
+    hooked(engine.capture, lambda io, graph: None, io, graph)
     given = other(dict(batch.given))
     engine.now = (runner, None, Batch(batch.requests, given, batch.parts))
     engine.watcher.begin(Forward("prefill", (), batch.written()))
-    engine.replay(graph.replay, io, graph)
+    hooked(functools.partial(engine.replay, io=io, graph=graph), graph.replay)
     assert journal.unsure == []
     found = [one.text for one in journal.found if one.check == "moved address"]
     return found, graph.runs

@@ -8,15 +8,8 @@ import torch
 
 from paritybit.connectors.vllm.pools import GROUP, by_slot, described
 from paritybit.connectors.vllm.requests import Requests
-from properties.connectors.parts_vllm import (
-    DECODE,
-    WINDOW,
-    Part,
-    Served,
-    a_pool,
-    a_request,
-    output,
-)
+from properties.connectors.parts import Part, hooked
+from properties.connectors.parts_vllm import DECODE, WINDOW, Served, a_pool, a_request, output
 
 # Pools.
 
@@ -98,7 +91,7 @@ def test_what_a_worker_gives_to_its_kernels_is_compared_with_the_scheduler(
 
 def test_a_block_that_is_freed_in_use_is_found(served: Served) -> None:
     queue = served.scheduler.kv_cache_manager.block_pool.free_block_queue
-    served.engine.frees(lambda *_: None, queue, [served.blocks[1]])
+    hooked(served.engine.frees, lambda *_: None, queue, [served.blocks[1]])
     served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
     assert served.found() == {"freed in use"}
 
@@ -106,20 +99,20 @@ def test_a_block_that_is_freed_in_use_is_found(served: Served) -> None:
 def test_a_block_that_is_freed_twice_is_found(served: Served) -> None:
     queue = served.scheduler.kv_cache_manager.block_pool.free_block_queue
     for _ in range(2):
-        served.engine.frees(lambda *_: None, queue, [served.blocks[1]])
+        hooked(served.engine.frees, lambda *_: None, queue, [served.blocks[1]])
     assert served.found() == {"double free"}
-    served.engine.takes(lambda *_: [served.blocks[1]], queue, 1)
-    served.engine.frees(lambda *_: None, queue, served.blocks[1])
+    hooked(served.engine.takes, lambda *_: [served.blocks[1]], queue, 1)
+    hooked(served.engine.frees, lambda *_: None, queue, served.blocks[1])
     served.journal.findings.clear()
 
 
 def test_a_block_that_nobody_has_is_a_leak(served: Served) -> None:
     served.scheduler.requests.clear()
-    served.engine.idle(lambda *_: None, served.scheduler)
+    hooked(served.engine.idle, lambda *_: None, served.scheduler)
     assert served.found() == set()
     served.free.remove(served.blocks[2])
     served.engine.forwards += 1
-    served.engine.idle(lambda *_: None, served.scheduler)
+    hooked(served.engine.idle, lambda *_: None, served.scheduler)
     assert served.found() == {"leak"}
 
 

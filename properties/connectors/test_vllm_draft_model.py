@@ -7,17 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.hooking import guarded
-from properties.connectors.parts_vllm import (
-    FIRST,
-    PAGE,
-    PROMPT,
-    TABLE,
-    Part,
-    Served,
-    a_request,
-    output,
-)
+from properties.connectors.parts import Part, hooked
+from properties.connectors.parts_vllm import FIRST, PAGE, PROMPT, TABLE, Served, a_request, output
 
 
 def slots(positions: range, blocks: list[int]) -> list[int]:
@@ -47,7 +38,7 @@ class Drafter:
             seq_lens=torch.tensor([length]),
             slot_mapping=torch.tensor(mapping),
         )
-        self.engine.draft_metadata(lambda *_: ([made], {"eagle": made}), self.drafter)
+        hooked(self.engine.draft_metadata, lambda *_: ([made], {"eagle": made}), self.drafter)
 
     def take_up(self, first: int, ids: list[int], changes: Mapping[str, Any]) -> None:
         """Take up tokens from a position on."""
@@ -76,7 +67,7 @@ class Drafter:
                 self.step(done + step - 1, step, changes)
             return [[0, 0, 0]]
 
-        guarded(self.engine.drafted)(propose, self.served.runner)
+        hooked(self.engine.drafted, propose, self.served.runner)
 
 
 @pytest.fixture
@@ -226,15 +217,15 @@ def test_a_draft_model_of_the_newer_runner_is_watched(
     )
 
     def propose(owner: Any, batch: Any) -> None:
-        engine.prefills(lambda *_: ran.append("prepared"), Part(), buffers, batch)
+        hooked(engine.prefills, lambda *_: ran.append("prepared"), Part(), buffers, batch)
         graphs, size = object(), Part(num_tokens=4)
         written = slots(range(6, 10), TABLE[0])
-        engine.draft_graph(lambda *_: drafter.write(written), graphs, size)
+        hooked(engine.draft_graph, lambda *_: drafter.write(written), graphs, size)
         buffers.positions[0] = position
         steps = slots(range(8, 10), TABLE[0])
-        engine.steps(lambda *_: drafter.write(steps), owner)
+        hooked(engine.steps, lambda *_: drafter.write(steps), owner)
 
-    guarded(engine.drafted)(propose, speculator, batch)
+    hooked(engine.drafted, propose, speculator, batch)
     assert ran == ["prepared"]
     assert served.found() == (set() if check is None else {check})
     assert served.journal.counts["replays: draft graph"] == 1

@@ -8,16 +8,8 @@ import pytest
 import torch
 
 from paritybit.watch.between import Change
-from properties.connectors.parts_vllm import (
-    FIRST,
-    PAGE,
-    PROMPT,
-    TABLE,
-    Part,
-    Served,
-    a_request,
-    output,
-)
+from properties.connectors.parts import Part, hooked
+from properties.connectors.parts_vllm import FIRST, PAGE, PROMPT, TABLE, Served, a_request, output
 
 
 def verifies(computed: int, *drafts: int) -> Part:
@@ -117,8 +109,8 @@ def test_a_skipped_forward_waits_for_no_sampler(tmp_path: Path, counted: bool) -
     made: Any = Part(sampled_token_ids=torch.zeros(1, 2, device="meta"))
     if counted:
         made = made, torch.zeros(1, device="meta")
-    served.engine.sampled(lambda *_: made, served.runner)
-    served.engine.proposed(lambda *_: torch.zeros(1, 3, device="meta"), served.runner)
+    hooked(served.engine.sampled, lambda *_: made, served.runner)
+    hooked(served.engine.proposed, lambda *_: torch.zeros(1, 3, device="meta"), served.runner, None)
     served.run(verifies(12, 98), TABLE, 9, [97, 98])
     assert len(served.engine.waiting) == 3  # With what the scheduler said of the second forward.
     noted = watcher.changes["blocks"].noted

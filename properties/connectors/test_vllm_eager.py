@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paritybit.connectors.vllm.engine import Engine
 from paritybit.watch.lines import Lines
+from properties.connectors.parts import hooked
 
 
 @dataclass
@@ -87,6 +88,7 @@ def watching(context: Context) -> Any:
     found: Any = Engine.__new__(Engine)
     found.now, found.watcher, found.once = now, watcher, None
     runner.model = Model(found, context)
+    runner.get_model = lambda: runner.model
     return found
 
 
@@ -94,7 +96,7 @@ def test_a_second_run_is_not_observed_and_leaves_the_context_alone(
     watching: Any, context: Context
 ) -> None:
     model, ids = watching.now.runner.model, torch.arange(4)
-    result, _ = watching.model(CALL, model, input_ids=ids)
+    result, _ = hooked(watching.model, CALL, model, input_ids=ids)
     (replay,) = watching.watcher.kept
     assert (replay.kind, replay.rows, replay.once) == ("prefill forward", 2, None)
     assert [one.tensor is ids for one in replay.inputs] == [True]
@@ -112,14 +114,14 @@ def test_a_second_run_is_not_observed_and_leaves_the_context_alone(
 
 def test_positions_that_a_model_gets_are_judged(watching: Any) -> None:
     model, positions = watching.now.runner.model, torch.arange(4)
-    watching.model(CALL, model, input_ids=torch.arange(4), positions=positions)
+    hooked(watching.model, CALL, model, input_ids=torch.arange(4), positions=positions)
     ((kind, (given,)),) = watching.watcher.judged
     assert (kind, given.name, given.live, given.size) == ("model", "positions", 2, 4)
     assert given.tensor is positions
     assert given.expected.tolist() == [4, 5]
     for other in (None, torch.zeros(3, 4)):  # None, and positions of images.
         watching.now.called = False
-        watching.model(CALL, model, input_ids=torch.arange(4), positions=other)
+        hooked(watching.model, CALL, model, input_ids=torch.arange(4), positions=other)
         assert len(watching.watcher.judged) == 1
 
 
@@ -142,7 +144,7 @@ def test_only_forwards_that_change_nothing_else_are_repeated(
     of = {"now": now, "runner": now.runner, "config": now.runner.vllm_config}
     of |= {"connector": watching, "context": context}
     setattr(of[owner], name, value)
-    watching.model(CALL, model, input_ids=torch.arange(2))
+    hooked(watching.model, CALL, model, input_ids=torch.arange(2))
     kept = [replay.once is None for replay in watching.watcher.kept]
     assert kept == ([] if offered is None else [offered])
     assert len(model.seen) == 1

@@ -13,7 +13,8 @@ from paritybit.watch.checks import wrong_row
 from paritybit.watch.facts import RowValues
 from paritybit.watch.journal import read
 from paritybit.watch.observations import RowsGiven
-from properties.connectors.parts_vllm import FIRST, PROMPT, TABLE, Part, Served, a_request
+from properties.connectors.parts import Part, hooked
+from properties.connectors.parts_vllm import FIRST, PROMPT, TABLE, Served, a_request
 
 VOCABULARY = 8
 ASKED = (
@@ -59,11 +60,9 @@ def older() -> Part:
     names += tuple(f"{name}_penalties" for name in ("frequency", "presence", "repetition"))
     batch = Part(
         sampling_metadata=given,
-        num_computed_tokens_cpu_tensor=torch.tensor([4, 4, 4, 9]),
-        num_prompt_tokens_cpu_tensor=torch.tensor([2, 2, 2, 9]),
         **{f"{name}_cpu_tensor": torch.zeros(4) for name in names},
     )
-    return Part(input_batch=batch, _update_states=print)
+    return Part(input_batch=batch)
 
 
 def wrong(values: list[RowValues]) -> dict[str, str]:
@@ -165,10 +164,7 @@ def newer(slots: list[int]) -> tuple[Part, Part]:
         presence_penalty=by_slot(0.0, 0.0, 0.5, 0.0),
         add_request=print,
     )
-    runner = Part(
-        sampler=Part(sampling_states=states, penalties_state=penalties),
-        req_states=Part(prompt_len=Part(gpu=torch.tensor([9, 2, 2, 2])), add_request=print),
-    )
+    runner = Part(sampler=Part(sampling_states=states, penalties_state=penalties))
     mapping = torch.tensor(slots)
     indices = torch.tensor([0, 1, 2])
     return runner, Part(expanded_idx_mapping=mapping, idx_mapping=mapping, logits_indices=indices)
@@ -183,8 +179,7 @@ def test_a_row_of_the_newer_runner_with_another_slot_is_found() -> None:
     assert set(found.values()) == {"b"}
     runner, batch = newer([1, 3, 2])
     runner.sampler.sampling_states.seeds.gpu[1] = 8
-    runner.req_states.prompt_len.gpu[2] = 5
-    assert wrong(list(sampling().newer(runner, batch))) == {"seeds": "a", "prompt_len": "c"}
+    assert wrong(list(sampling().newer(runner, batch))) == {"seeds": "a"}
 
 
 def test_the_adapter_of_each_token_is_that_of_its_request() -> None:
@@ -219,14 +214,11 @@ def test_a_wrong_row_is_reported_with_how_its_request_came_there(tmp_path: Path)
     given.generators, given.top_k, given.top_p = {}, None, None
     batch = served.runner.input_batch
     vars(batch).update(vars(older().input_batch), sampling_metadata=given, _req_ids=[])
-    batch.num_prompt_tokens_cpu_tensor[0] = 6
-    batch.num_computed_tokens_cpu_tensor[0] = 0
-    served.runner._update_states = print
 
     def condense(batch: Any) -> None:
         batch._req_ids = ["a"]
 
-    served.engine.moved(condense, batch)
+    hooked(served.engine.moved, condense, batch)
     given.temperature[0] = 0.9
     served.run(FIRST, TABLE, 0, PROMPT)
     served.sample(7)

@@ -2,15 +2,14 @@
 
 import functools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import Original
-from paritybit.connectors.hooking import NotRecognisedError, callers, guarded
+from paritybit.connectors.hooking import Call, NotRecognisedError, callers, guarded, hook
 from paritybit.connectors.sglang.host import GivenBack, at_rest, slots_of
 from paritybit.connectors.sglang.pools import Pool
 from paritybit.connectors.sglang.recurrent import States
@@ -19,9 +18,6 @@ from paritybit.watch.journal import Journal
 from paritybit.watch.stacks import Stack
 from paritybit.watch.watcher import Watcher
 from paritybit.watch.weak import ByObject
-
-BACK_UP, LOAD_BACK = "backup_from_device_all_layer", "load_to_device_per_layer"
-"""The methods of a host pool that copy slots to the host and back."""
 
 HOST_KINDS = ("MHATokenToKVPoolHost", "AsymmetricMHATokenToKVPoolHost", "MLATokenToKVPoolHost")
 """The classes of host pools whose copies are followed."""
@@ -33,22 +29,13 @@ HOST = "host"
 class Noting(list[Tensor]):
     """A list of an allocator that passes what is appended to `note` after its own method."""
 
-    def __init__(self, note: Original) -> None:
+    def __init__(self, note: Callable[..., Any]) -> None:
         super().__init__()
         self.note = guarded(note)
 
     def append(self, one: Tensor) -> None:
         """Append locations that the allocator frees later."""
         self.note(super().append, one)
-
-
-def occurrences(slots: Tensor) -> Tensor:
-    """Return how often each slot occurs before its place, int64 [n]. Waits for no device."""
-    order = slots.argsort(stable=True)
-    held, place = slots[order], torch.arange(len(slots), device=slots.device)
-    first = torch.nn.functional.pad(held[1:] != held[:-1], (1, 0), value=True)
-    times = place - torch.where(first, place, 0).cummax(0).values
-    return torch.empty_like(times).index_copy_(0, order, times)
 
 
 class Allocations:
@@ -90,51 +77,51 @@ class Allocations:
         self.follow((owner, name) for name, owner in self.allocators.items())
         return len(self.allocators) == len(pool.groups)
 
+    def note(self, part: Any, method: str, *given: Any) -> None:
+        """Report slots of a pool or allocator to the watcher, if it watches their group."""
+        name = self.names.get(part)
+        if self.watcher is not None and name is not None:
+            getattr(self.watcher, method)(name, *given)
+
     # Allocations and frees.
 
-    def free(self, original: Original, allocator: Any, index: Tensor, *args: Any, **kw: Any) -> Any:
+    def free(self, original: Call, allocator: Any, index: Tensor) -> Any:
         """Report slots that an allocator of single slots, or of states, frees."""
         if not collects(allocator):
             self.freed(allocator, index)
-        return original(allocator, index, *args, **kw)
+        return original()
 
-    def free_in_pages(
-        self, original: Original, allocator: Any, index: Tensor, *args: Any, **kwargs: Any
-    ) -> Any:
+    def free_in_pages(self, original: Call, allocator: Any, index: Tensor) -> Any:
         """Report the pages that an allocator of pages frees. `index` has slots of these pages."""
         size = int(allocator.page_size)
         first = (index // size * size).sort().values
         again = torch.nn.functional.pad(first[1:] == first[:-1], (1, 0))
         if not collects(allocator):
             self.freed(allocator, first.masked_fill(again, -size))  # Waits for no device.
-        return original(allocator, index, *args, **kwargs)
+        return original()
 
-    def free_pages(self, original: Original, allocator: Any, *pages: Tensor, **kwargs: Any) -> Any:
+    def free_pages(self, original: Call, allocator: Any, *pages: Tensor) -> Any:
         """Report the pages that an allocator of pages frees. `pages` has their numbers."""
         for numbers in pages:
             self.freed(allocator, numbers * int(allocator.page_size))
-        return original(allocator, *pages, **kwargs)
+        return original()
 
     def freed(self, allocator: Any, slots: Tensor) -> None:
         """Report freed slots to the watcher, with the lines of the engine that free them."""
-        name = self.names.get(allocator)
-        if self.watcher is None or name is None or not slots.numel():
-            return
-        if not any(frame.f_code.co_name == "free_group_end" for frame in callers()):
-            self.watcher.freed(name, slots)
-            return
-        page, before = int(getattr(allocator, "page_size", 1)), occurrences(slots)
-        seen = torch.zeros_like(slots)
-        for group, given, lines in self.collected:
-            if group == name:
-                here = torch.isin(slots, given // page * page)
-                self.watcher.freed(name, slots.masked_fill(~here | (before != seen), -1), lines)
-                seen += here
-        self.watcher.freed(name, slots.masked_fill(before < seen, -1))
+        if any(frame.f_code.co_name == "free_group_end" for frame in callers()):
+            page, rest = int(getattr(allocator, "page_size", 1)), slots
+            for group, given, lines in self.collected:
+                if group == self.names.get(allocator):
+                    here = torch.isin(rest, given // page * page) & (rest >= 0)
+                    self.note(allocator, "freed", rest.masked_fill(~here, -1), lines)
+                    rest = rest.masked_fill(here, -1)
+            slots = rest
+        if slots.numel():
+            self.note(allocator, "freed", slots)
 
-    def group(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
+    def group(self, original: Call, allocator: Any) -> Any:
         """Note the line that frees each tensor which an allocator collects from now on."""
-        result = original(allocator, *args, **kwargs)
+        result = original()
         self.collected = []
         for name, held in list(vars(allocator).items()):
             if type(held) is list and not held and name.endswith("group"):
@@ -142,9 +129,7 @@ class Allocations:
                 setattr(allocator, name, Noting(note))
         return result
 
-    def collect(
-        self, owner: weakref.ref[Any], name: str, original: Original, index: Tensor
-    ) -> None:
+    def collect(self, owner: weakref.ref[Any], name: str, original: Call, index: Tensor) -> None:
         """Note the line that frees locations which an allocator collects for a later free."""
         original(index)
         allocator: Any = owner()
@@ -158,21 +143,20 @@ class Allocations:
             lines = self.watcher.here()
             self.collected += [(group, mine, lines) for group, mine in found.items()]
 
-    def allocate(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
+    def allocate(self, original: Call, allocator: Any) -> Any:
         """Report slots that an allocator allocates. A page is reported as a whole."""
-        result = original(allocator, *args, **kwargs)
-        name = self.names.get(allocator)
-        if self.watcher is not None and name is not None and result is not None:
-            self.watcher.allocated(name, result)
+        result = original()
+        if result is not None:
+            self.note(allocator, "allocated", result)
         return result
 
-    def restore(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
+    def restore(self, original: Call, allocator: Any) -> Any:
         """Report the slots that are free again after an allocator restored an earlier state."""
         name = self.names.get(allocator)
         if self.watcher is None or name is None:
-            return original(allocator, *args, **kwargs)
+            return original()
         before = free_slots(allocator)
-        result = original(allocator, *args, **kwargs)
+        result = original()
         after = free_slots(allocator)
         known = torch.zeros(self.watcher.ledgers[name].slots, dtype=torch.bool, device=after.device)
         known[before] = True
@@ -181,91 +165,89 @@ class Allocations:
 
     # Copies.
 
-    def move(
-        self, original: Original, pool: Any, tgt_loc: Tensor, src_loc: Tensor, *args: Any, **kw: Any
-    ) -> Any:
+    def move(self, original: Call, pool: Any, tgt_loc: Tensor, src_loc: Tensor) -> Any:
         """Report slots whose KV the engine copied within the pool."""
-        result = original(pool, tgt_loc, src_loc, *args, **kw)
-        name = self.names.get(pool)
-        if self.watcher is not None and name is not None and tgt_loc.numel():
-            self.watcher.copied(name, src_loc, tgt_loc)
+        result = original()
+        if tgt_loc.numel():
+            self.note(pool, "copied", src_loc, tgt_loc)
         return result
 
-    def copy_state(
-        self, original: Original, pool: Any, source: Tensor, target: Tensor, *args: Any, **kw: Any
-    ) -> Any:
+    def copy_state(self, original: Call, pool: Any, source: Tensor, target: Tensor) -> Any:
         """Report states that the engine copied. A copy within a forward is judged with it."""
-        result = original(pool, source, target, *args, **kw)
-        name = self.names.get(pool)
-        if self.watcher is None or name is None:
-            return result
-        if self.watcher.watching and self.states is not None:
+        result = original()
+        if self.watcher is not None and self.watcher.watching and self.states is not None:
             self.states.copied(source, target)
         else:
-            self.watcher.copied(name, source, target)
+            self.note(pool, "copied", source, target)
         return result
 
-    def load(
-        self, original: Original, pool: Any, saved: Any, indices: Tensor, *args: Any, **kw: Any
-    ) -> Any:
+    def load(self, original: Call, pool: Any, saved: Any, indices: Tensor) -> Any:
         """Report slots that the engine filled from the host."""
-        result = original(pool, saved, indices, *args, **kw)
-        name = self.names.get(pool)
-        if self.watcher is not None and name is not None:
-            self.watcher.forget(name, indices)
+        result = original()
+        self.note(pool, "forget", indices)
         return result
 
     # Pools on the host.
 
-    def host_pool(self, original: Original, host: Any, *args: Any, **kwargs: Any) -> Any:
-        """Report a host pool whose copies are not followed."""
-        if not host_followed(host):
-            self.unfollowed = not_followed(host)
+    def host_pool(self, original: Call, host: Any) -> Any:
+        """Follow the copies to a host pool and back, or report that they are not followed."""
+        kind = type(host)
+        if kind.__name__ in HOST_KINDS:
+            hook(kind, "backup_from_device_all_layer", self.back_up)
+            hook(kind, "load_to_device_per_layer", self.load_back)
+        else:
+            self.unfollowed = f"what comes back from a {kind.__name__} is not followed"
             self.journal.undecided(self.unfollowed)
-        return original(host, *args, **kwargs)
+        return original()
 
-    def give_back(
-        self, original: Original, component: Any, slots: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def give_back(self, original: Call, component: Any, slots: Any) -> Any:
         """Note the host slots that a prefix cache no longer holds."""
         self.given_back.note(component, slots)
-        return original(component, slots, *args, **kwargs)
+        return original()
 
-    def allocate_on_host(self, original: Original, host: Any, *args: Any, **kwargs: Any) -> Any:
+    def allocate_on_host(self, original: Call, host: Any) -> Any:
         """Note the slots that a host pool allocates."""
-        slots = original(host, *args, **kwargs)
+        slots = original()
         self.given_back.allocated(host, slots)
         return slots
 
-    def back_up(self, original: Original, host: Any, *args: Any, **kwargs: Any) -> Any:
+    def back_up(
+        self,
+        original: Call,
+        host: Any,
+        device_pool: Any,
+        host_indices: Tensor,
+        device_indices: Tensor,
+    ) -> Any:
         """Report slots whose KV the engine copies to the host.
 
         This comes before the copy, so that nothing waits for it that comes later.
         """
-        name, slots, places = self.transferred(*args, **kwargs)
+        name = self.names.get(device_pool)
         if self.watcher is not None and name is not None:
-            self.watcher.store(HOST, name, slots, places, int(host.size))
-        result = original(host, *args, **kwargs)
+            self.watcher.store(HOST, name, device_indices, host_indices, int(host.size))
+        result = original()
         if self.watcher is not None:
             self.watcher.note_copy()
         return result
 
-    def load_back(self, original: Original, host: Any, *args: Any, **kwargs: Any) -> Any:
+    def load_back(
+        self,
+        original: Call,
+        host: Any,
+        device_pool: Any,
+        host_indices: Tensor,
+        device_indices: Tensor,
+    ) -> Any:
         """Report slots whose KV the engine copied back from the host, one layer at a time."""
-        result = original(host, *args, **kwargs)
-        name, slots, places = self.transferred(*args, **kwargs)
+        result, name = original(), self.names.get(device_pool)
         if self.watcher is not None and name is not None:
-            self.watcher.load(HOST, name, slots, places)
+            self.watcher.load(HOST, name, device_indices, host_indices)
         elif self.watcher is not None:
             self.watcher.note_copy()
-            self.journal.undecided(not_followed(host))
+            kind = type(device_pool).__name__
+            self.journal.undecided(f"what comes back to a {kind} is not followed")
         return result
-
-    def transferred(
-        self, device_pool: Any, host_indices: Tensor, device_indices: Tensor, *_: Any, **__: Any
-    ) -> tuple[str | None, Tensor, Tensor]:
-        """Return the group of a copy to or from the host, its device slots and its host slots."""
-        return self.names.get(device_pool), device_indices, host_indices
 
     # Idle moments.
 
@@ -310,33 +292,16 @@ class Allocations:
                 found[name] = count
         return found
 
-    def emptied(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+    def emptied(self, original: Call) -> Any:
         """Report that the cache was flushed, or emptied by a release or by other weights."""
-        result = original(owner, *args, **kwargs)
-        asked: Any = next(iter((*args, *kwargs.values())), None)
-        if hasattr(asked, "flush_cache"):
-            done = asked.flush_cache and result.success
-        elif hasattr(asked, "tags"):
-            done = "kv_cache" in (asked.tags or ("kv_cache",))
-        else:
-            done = result
+        done = result = original()
+        if (weights := original.having("flush_cache")) is not None:
+            done = weights.flush_cache and result.success
+        elif (released := original.having("tags")) is not None:
+            done = "kv_cache" in (released.tags or ("kv_cache",))
         if self.watcher is not None and done:
             self.watcher.emptied()
         return result
-
-
-def host_followed(host: Any) -> bool:
-    """Return whether a class in HOST_KINDS implements the copies to and from a host pool."""
-    kinds = type(host).__mro__
-    owners = (
-        next((kind for kind in kinds if name in vars(kind)), None) for name in (BACK_UP, LOAD_BACK)
-    )
-    return all(owner is not None and owner.__name__ in HOST_KINDS for owner in owners)
-
-
-def not_followed(host: Any) -> str:
-    """Return the message for a host pool that is not followed."""
-    return f"what comes back from a {type(host).__name__} is not followed"
 
 
 def collects(allocator: Any) -> bool:

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from paritybit.connectors.following import Following, Original, attribute, tensors
-from paritybit.connectors.hooking import NotRecognisedError, passed
+from paritybit.connectors.following import Following, attribute, tensors
+from paritybit.connectors.hooking import Call, NotRecognisedError
 from paritybit.connectors.sglang import (
     adapters,
     attention,
@@ -79,10 +79,10 @@ class Engine(Following):
 
     # The models, and the start.
 
-    def model_runner(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    def model_runner(self, original: Call, runner: Any) -> Any:
         """Remember each model runner of the engine."""
         self.models.runners.append(weakref.ref(runner))
-        return original(runner, *args, **kwargs)
+        return original()
 
     def start(self, scheduler: Any, batch: Any) -> Watcher:
         """Describe the models of the engine and start the watcher. Called at the first batch."""
@@ -119,9 +119,7 @@ class Engine(Following):
 
     # Batches and forwards.
 
-    def batch(
-        self, original: Original, scheduler: Any, batch: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def batch(self, original: Call, scheduler: Any, batch: Any) -> Any:
         """Watch the forwards of one batch of the scheduler."""
         if self.watcher is None:
             self.watcher = self.start(scheduler, batch)
@@ -129,31 +127,27 @@ class Engine(Following):
         self.drafting = type(getattr(batch, "spec_info", None))
         try:
             with self.learning():
-                return original(scheduler, batch, *args, **kwargs)
+                return original()
         finally:
             self.requests = None
 
-    def forward(
-        self, original: Original, runner: Any, batch: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def forward(self, original: Call, runner: Any, batch: Any) -> Any:
         """Watch a forward of a model."""
-        run = functools.partial(original, runner, batch, *args, **kwargs)
-        return self.watched(run, runner, batch, None)
+        return self.watched(original, runner, batch, None)
 
-    def runner(self, original: Original, runner: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def runner(self, original: Call, runner: Any, batch: Any) -> Any:
         """Watch a call of a graph runner. The engine calls a draft's runner outside a forward."""
-        run = functools.partial(original, runner, batch, *args, **kwargs)
         if self.now is None:
-            return self.watched(run, runner.model_runner, batch, runner)
-        with self.running(runner, run):
-            return run()
+            return self.watched(original, runner.model_runner, batch, runner)
+        with self.running(runner, original):
+            return original()
 
     @contextmanager
-    def running(self, runner: Any, run: functools.partial[Any]) -> Iterator[None]:
+    def running(self, runner: Any, call: Call) -> Iterator[None]:
         """Note the runner that replays graphs. Afterwards, report a replay in pieces."""
         now = self.now
         before = now.runner, now.arguments
-        now.runner, now.arguments = runner, {**now.arguments, **passed(run)}
+        now.runner, now.arguments = runner, {**now.arguments, **call.arguments}
         pieces, replays = now.pieces, now.replays
         try:
             with self.learning():
@@ -169,9 +163,7 @@ class Engine(Following):
                 Replay(runner, type(runner).__name__, live, bucket, (), tuple, once=PIECES)
             )
 
-    def watched(
-        self, run: functools.partial[Any], runner: Any, batch: Any, graph_runner: Any
-    ) -> Any:
+    def watched(self, run: Call, runner: Any, batch: Any, graph_runner: Any) -> Any:
         """Run a forward, and watch it if it is one of a batch of the scheduler."""
         watcher, requests, model = self.watcher, self.requests, self.models.of(runner)
         if watcher is not None:
@@ -247,19 +239,16 @@ class Engine(Following):
                 self.journal.undecided(f"{error} is not watched")
         return Forward(kind, (), pool.written(batch.out_cache_loc)), rows.Rows()
 
-    def run_batch(
-        self, original: Original, runner: Any, batch: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def run_batch(self, original: Call, runner: Any, batch: Any) -> Any:
         """Run a batch of the current forward. Some batches of prompts without graphs run again."""
-        run = functools.partial(original, runner, batch, *args, **kwargs)
         now, states = self.now, self.models.states
         known = now is not None and self.watcher is not None and batch is now.batch
         if not known or now.model.drafts or now.forward.kind not in rows.PREFILLS:
-            return run()
+            return original()
         live = len(batch.input_ids)
         copies = states is not None and states.due  # Made by the first run alone.
         return self.eager(
-            run,
+            original,
             lambda result: dict(tensors(result.logits_output)),
             lambda: now.replays + now.pieces == 0,
             functools.partial(graphs.as_after_the_first, self, runner),
@@ -323,13 +312,11 @@ class Engine(Following):
         backend = attention.attending(runner.attn_backend)
         self.hook(type(backend), "init_forward_metadata", self.metadata)
 
-    def metadata(
-        self, original: Original, backend: Any, batch: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def metadata(self, original: Call, backend: Any, batch: Any) -> Any:
         """Judge the index lists that an attention backend built for an eager forward."""
         now = self.now
         with nullcontext() if now is None else self.learning():
-            result = original(backend, batch, *args, **kwargs)
+            result = original()
         if now is not None and backend is attention.attending(now.model.runner.attn_backend):
             self.judge_lists(now, backend, int(batch.batch_size), graph=False)
         return result
@@ -350,14 +337,14 @@ class Engine(Following):
         given = attention.metadata_of(backend, mode, now.batch, now.rows, graph, now.model.drafts)
         self.watcher.inputs(type(backend).__name__, list(given))
 
-    def capture(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    def capture(self, original: Call, runner: Any) -> Any:
         """Record the static inputs of captured graphs, and the slots that the capture changed."""
         watcher = self.watcher if self.capturing == 0 else None
         if watcher is not None:
             watcher.moved(BEFORE)
         self.capturing += 1
         try:
-            result = original(runner, *args, **kwargs)
+            result = original()
         finally:
             self.capturing -= 1
         if watcher is not None:
@@ -380,20 +367,19 @@ class Engine(Following):
             self.hook(type(graph), "replay", self.replay)
             self.captures.note(graph, kind, graphs.inputs_of(runner, bucket))
 
-    def replay(self, original: Original, graph: Any, *args: Any, **kwargs: Any) -> Any:
+    def replay(self, original: Call, graph: Any) -> Any:
         """Judge the replay of a whole graph, and count the replay of a piece."""
-        run = functools.partial(original, graph, *args, **kwargs)
         now, watcher = self.now, self.watcher
         if watcher is not None:
             watcher.lines.stop()
         if now is None or now.runner is None or watcher is None or not watcher.watching:
-            return run()
+            return original()
         known = graphs.graphs_of(now.runner).items()
         key = next((key for key, one in known if one is graph), None)
         bucket = graphs.bucket_of(key)
         if bucket is None:
             now.pieces += 1
-            return run()
+            return original()
         now.replays += 1
         runner, batch, model = now.runner, now.batch, now.model
         backend = graphs.backend_of(runner)
@@ -411,7 +397,7 @@ class Engine(Following):
                 shape[2],
                 bucket,
                 graphs.inputs_of(runner, bucket, now, self.models.ranges),
-                run,
+                original,
                 functools.partial(graphs.outputs_of, *shape),
                 graphs.eager(self, model.runner, batch, now.forward.kind),
                 functools.partial(graphs.padding_of, *shape),
@@ -421,7 +407,7 @@ class Engine(Following):
 
     # Idle moments.
 
-    def idle(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    def idle(self, original: Call, scheduler: Any) -> Any:
         """Judge which slots are free or cached, once each time that no batch can run."""
         cache = scheduler.tree_cache
         if self.watcher is not None:
@@ -435,4 +421,4 @@ class Engine(Following):
                     self.allocations.idle(cache, free, quiet)
                 except NotRecognisedError as error:
                     self.journal.undecided(f"{error} are not watched")
-        return original(scheduler, *args, **kwargs)
+        return original()

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 from paritybit.connectors import hooking
-from paritybit.connectors.sglang.allocations import BACK_UP, HOST_KINDS, LOAD_BACK
 from paritybit.connectors.sglang.engine import Engine
 from paritybit.watch.journal import of_process
 from paritybit.watch.settings import active
@@ -13,6 +12,8 @@ from paritybit.watch.settings import active
 EXECUTOR = "sglang.srt.model_executor"
 SPECULATIVE = "sglang.srt.speculative"
 CACHE = "sglang.srt.mem_cache"
+MANAGERS = "sglang.srt.managers"
+POOLS = ("MHATokenToKVPool", "MLATokenToKVPool")
 
 RUNNERS = (
     f"{EXECUTOR}.cuda_graph_runner.CudaGraphRunner",
@@ -25,80 +26,62 @@ RUNNERS = (
     f"{SPECULATIVE}.multi_layer_eagle_draft_extend_cuda_graph_runner"
     ".MultiLayerEagleDraftExtendCudaGraphRunner",
 )
-
-MODULES_OF_ALLOCATORS = (
-    f"{CACHE}.allocator",
-    f"{CACHE}.allocator.token",
-    f"{CACHE}.allocator.paged",
-)
 UPDATERS = (
-    "sglang.srt.managers.scheduler_update_weights_mixin.SchedulerUpdateWeightsMixin",
-    "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager",
+    f"{MANAGERS}.scheduler_update_weights_mixin.SchedulerUpdateWeightsMixin",
+    f"{MANAGERS}.scheduler_components.weight_updater.SchedulerWeightUpdaterManager",
 )
-POOLS = ("MHATokenToKVPool", "MLATokenToKVPool")
+UPDATES = (
+    "release_memory_occupation",
+    *(f"update_weights_from_{source}" for source in ("disk", "distributed", "tensor", "ipc")),
+)
 
-HOST_POOLS = tuple(
-    f"{CACHE}.{module}.{kind}"
-    for module in ("memory_pool_host", "pool_host.mha", "pool_host.mla")
-    for kind in HOST_KINDS
-)
+
+def of_allocator(kind: str, *names: str) -> tuple[str, ...]:
+    """Return the paths of methods of a class, in each module that may define it."""
+    modules = "allocator", *(f"allocator.{one}" for one in ("base", "token", "paged", "swa"))
+    return tuple(f"{CACHE}.{module}.{kind}.{name}" for module in modules for name in names)
+
+
+TOKENS, PAGES, BASE = (f"{one}TokenToKVPoolAllocator" for one in ("", "Paged", "Base"))
+"""The classes of allocators."""
 
 TARGETS: dict[str, tuple[str, ...]] = {
     "model_runner": (f"{EXECUTOR}.model_runner.ModelRunner.__init__",),
-    "loop": ("sglang.srt.managers.scheduler.Scheduler.run_event_loop",),
-    "prepares": ("sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run",),
-    "batch": ("sglang.srt.managers.scheduler.Scheduler.run_batch",),
+    "loop": (f"{MANAGERS}.scheduler.Scheduler.run_event_loop",),
+    "prepares": (f"{MANAGERS}.scheduler.Scheduler.get_next_batch_to_run",),
+    "batch": (f"{MANAGERS}.scheduler.Scheduler.run_batch",),
     "idle": (
-        "sglang.srt.managers.scheduler.Scheduler.on_idle",
-        "sglang.srt.managers.scheduler_runtime_checker_mixin.SchedulerRuntimeCheckerMixin.on_idle",
+        f"{MANAGERS}.scheduler.Scheduler.on_idle",
+        f"{MANAGERS}.scheduler_runtime_checker_mixin.SchedulerRuntimeCheckerMixin.on_idle",
     ),
     "forward": (f"{EXECUTOR}.model_runner.ModelRunner.forward",),
     "capture": tuple(f"{path}.capture" for path in RUNNERS),
     "runner": tuple(f"{path}.{name}" for path in RUNNERS for name in ("replay", "execute")),
     "replay": ("torch.cuda.CUDAGraph.replay",),
     "free": (
-        *(f"{path}.TokenToKVPoolAllocator.free" for path in MODULES_OF_ALLOCATORS),
+        *of_allocator(TOKENS, "free"),
         f"{CACHE}.allocator.mamba.MambaSlotAllocator.free",
         f"{CACHE}.memory_pool.MambaPool.free",
     ),
-    "free_pages": tuple(
-        f"{path}.PagedTokenToKVPoolAllocator._release_page_ids" for path in MODULES_OF_ALLOCATORS
-    ),
-    "free_in_pages": tuple(
-        f"{path}.PagedTokenToKVPoolAllocator.free" for path in MODULES_OF_ALLOCATORS
-    ),
-    "group": tuple(
-        f"{CACHE}.{path}.free_group_begin"
-        for path in (
-            *(f"{module}.BaseTokenToKVPoolAllocator" for module in ("allocator", "allocator.base")),
-            "allocator.paged.PagedTokenToKVPoolAllocator",
-            "allocator.swa.SWATokenToKVPoolAllocator",
-        )
+    "free_pages": of_allocator(PAGES, "_release_page_ids"),
+    "free_in_pages": of_allocator(PAGES, "free"),
+    "group": (
+        *of_allocator(BASE, "free_group_begin"),
+        *of_allocator(PAGES, "free_group_begin"),
+        *of_allocator("SWATokenToKVPoolAllocator", "free_group_begin"),
     ),
     "allocate": (
-        *(
-            f"{path}.{owner}.{name}"
-            for path in MODULES_OF_ALLOCATORS
-            for owner in ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator")
-            for name in ("alloc", "alloc_extend", "alloc_decode")
-        ),
+        *of_allocator(TOKENS, "alloc"),
+        *of_allocator(PAGES, "alloc", "alloc_extend", "alloc_decode"),
         f"{CACHE}.allocator.mamba.MambaSlotAllocator._do_alloc",
         f"{CACHE}.memory_pool.MambaPool.alloc",
     ),
     "copy_state": (f"{CACHE}.memory_pool.MambaPool.copy_from",),
-    "restore": tuple(
-        f"{path}.BaseTokenToKVPoolAllocator.restore_state"
-        for path in (f"{CACHE}.allocator", f"{CACHE}.allocator.base")
-    ),
+    "restore": of_allocator(BASE, "restore_state"),
     "move": tuple(f"{CACHE}.memory_pool.{pool}.move_kv_cache" for pool in POOLS),
     "emptied": (
-        "sglang.srt.managers.scheduler.Scheduler.flush_cache",
-        *(f"{path}.release_memory_occupation" for path in UPDATERS),
-        *(
-            f"{path}.update_weights_from_{source}"
-            for path in UPDATERS
-            for source in ("disk", "distributed", "tensor", "ipc")
-        ),
+        f"{MANAGERS}.scheduler.Scheduler.flush_cache",
+        *(f"{path}.{name}" for path in UPDATERS for name in UPDATES),
     ),
     "host_pool": tuple(
         f"{CACHE}.{module}.HostKVCache.__init__"
@@ -109,21 +92,12 @@ TARGETS: dict[str, tuple[str, ...]] = {
         for path in ("full.FullComponent", "swa.SWAComponent", "mamba.MambaComponent")
     ),
     "allocate_on_host": (f"{CACHE}.pool_host.base.HostKVCache.alloc",),
-    "back_up": tuple(f"{path}.{BACK_UP}" for path in HOST_POOLS),
-    "load_back": tuple(f"{path}.{LOAD_BACK}" for path in HOST_POOLS),
     "load": tuple(f"{CACHE}.memory_pool.{pool}.load_cpu_copy" for pool in POOLS),
 }
 """Maps each method of `Engine` or `Allocations` to the functions that it wraps."""
 
-REQUIRED: dict[str, tuple[str, ...]] = {
-    "the batches of the scheduler": ("batch",),
-    "the forwards of the model runner": ("forward", "model_runner"),
-    "the replays of graphs": ("replay",),
-    "what the graph runners replay": ("runner",),
-    "the allocator of slots": ("free", "allocate"),
-    "the allocator of pages": ("free_pages", "free_in_pages"),
-}
-"""Maps each required subject to methods, of which one must have a target in the release."""
+OPTIONAL = {"restore", "give_back", "allocate_on_host"}
+"""Methods that have no target in some releases."""
 
 
 def install() -> None:
@@ -132,13 +106,12 @@ def install() -> None:
     if settings is None or journal is None:
         return
     engine = Engine(hooking.release_of("sglang"), journal, settings)
-    targets = dict(TARGETS)
-    if any(map(hooking.defined, targets["free_pages"])):
-        del targets["free_in_pages"]  # Every free of pages calls the other, with exact numbers.
-    lacking = hooking.install(targets, functools.partial(method_of, engine))
-    for what, names in REQUIRED.items():
-        if not {*names} & targets.keys() - {*lacking}:
-            journal.undecided(f"sglang {engine.release}: {what} cannot be watched")
+    targets, exact = dict(TARGETS), any(map(hooking.defined, TARGETS["free_pages"]))
+    del targets["free_in_pages" if exact else "free_pages"]  # The one calls the other.
+    lacking = {*hooking.install(targets, functools.partial(method_of, engine))} - OPTIONAL
+    for name in sorted(lacking):
+        paths = ", ".join(targets[name])
+        journal.undecided(f"sglang {engine.release}: none of {paths} is there to watch")
 
 
 def method_of(engine: Engine, name: str) -> Callable[..., Any]:

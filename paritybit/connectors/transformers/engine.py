@@ -1,15 +1,15 @@
 """Follows one paged cache. Each method that `hooks` names wraps one function of the engine."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import Following, Original, attribute
-from paritybit.connectors.hooking import guarded
+from paritybit.connectors.following import Following, attribute
+from paritybit.connectors.hooking import Call, guarded
 from paritybit.connectors.transformers import cache as caches
 from paritybit.connectors.transformers import sampling
 from paritybit.connectors.transformers.batch import Batch, Planned, written_on_device
@@ -73,9 +73,7 @@ class Engine(Following):
         self.graphed = False
         """Whether the current forward replays or captures a graph."""
 
-    def prepare(
-        self, original: Original, io: Any, requests_in_batch: Any, *args: Any, **kw: Any
-    ) -> Any:
+    def prepare(self, original: Call, io: Any, requests_in_batch: Any) -> Any:
         """Note the requests of the next batch, before the engine counts their new tokens."""
         self.prepared = io
         self.planned = [
@@ -84,27 +82,24 @@ class Engine(Following):
             )
             for one in requests_in_batch
         ]
-        return self.prepares(original, io, requests_in_batch, *args, **kw)
+        return self.prepares(original)
 
-    def warm(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    def warm(self, original: Call, runner: Any) -> Any:
         """Note that the forward passes of this call have made-up requests."""
         self.warming = True
         try:
-            return original(runner, *args, **kwargs)
+            return original()
         finally:
             self.warming = False
 
-    def compute(
-        self, original: Original, runner: Any, model: Any, batch_data: Any, *args: Any, **kw: Any
-    ) -> Any:
+    def compute(self, original: Call, runner: Any, model: Any, batch_data: Any) -> Any:
         """Watch a forward pass."""
-        run = functools.partial(original, runner, model, batch_data, *args, **kw)
         given: Mapping[str, Any] = batch_data
         with on_stream(runner) as writer:
             planned, self.planned = self.planned, []
             self.forwards += 1
             if not self.watcher.due():
-                return self.skipped(planned, given, run)
+                return self.skipped(planned, given, original)
             inputs, early = named(given, self.names), dict[str, Tensor]()
             if writer is not None:
                 early = {name: tensor.clone() for name, tensor in inputs.items()}
@@ -119,7 +114,7 @@ class Engine(Following):
                 sources = filled(inputs, self.prepared, self.names) | masks
                 self.judge(runner, batch, sources, unordered(early, inputs))
             with self.forward_of((runner, model, batch)), self.judging(runner, batch):
-                return run() if self.warming else self.run(runner, model, batch, run)
+                return original() if self.warming else self.run(runner, model, batch, original)
 
     def skipped(
         self, planned: list[Planned], given: Mapping[str, Any], run: Callable[[], Any]
@@ -143,7 +138,7 @@ class Engine(Following):
         self, runner: Any, batch: Batch, sources: Mapping[str, Tensor], early: list[StaticInput]
     ) -> None:
         """Judge the inputs of a forward. `sources` are the tensors that the engine filled."""
-        watcher, processors = self.watcher, getattr(runner, "logit_processor", None)
+        watcher, processors = self.watcher, runner.logit_processor
         by_name = {
             {"position_ids": "positions"}.get(name, name): one for name, one in sources.items()
         }
@@ -157,15 +152,14 @@ class Engine(Following):
         for one in laws:
             one.copied = sources.get(one.name.partition(" (")[0])
         watcher.inputs("batch", [*laws, *early])
-        if hasattr(processors, "prepare_tensor_args"):
-            self.rows(PROCESSORS, lambda: sampling.rows(batch, processors))
+        self.rows(PROCESSORS, lambda: sampling.rows(batch, processors))
         if any(mask.numel() > LARGEST_MASK for mask in masks_of(batch).values()):
             watcher.scope(masks_not_watched=f"those of more than {LARGEST_MASK} entries")
 
     def judging(self, runner: Any, batch: Batch) -> AbstractContextManager[None]:
         """Judge the logits before and after the logits processors, within this context."""
-        processors = getattr(runner, "logit_processor", None)
-        if self.warming or compiles(runner) or processors is None:
+        processors = runner.logit_processor
+        if self.warming or compiles(runner):
             return nullcontext()
 
         def judge(raw: Tensor, result: Tensor) -> None:
@@ -202,20 +196,20 @@ class Engine(Following):
 
     # Graphs.
 
-    def graph(self, original: Original, io: Any, *args: Any, **kwargs: Any) -> Any:
+    def graph(self, original: Call, io: Any) -> Any:
         """Return the engine's graph, wrapped so that its replays are judged."""
         self.graphed = True
-        found = original(io, *args, **kwargs)
+        found = original()
         return None if found is None else Graph(self, io, found)
 
-    def capture(self, original: Original, io: Any, graph: Any, *args: Any, **kw: Any) -> Any:
+    def capture(self, original: Call, io: Any, graph: Any) -> Any:
         """Note a graph that was captured over the static inputs of a batch."""
-        result = original(io, graph, *args, **kw)
+        result = original()
         given = [] if self.now is None else given_of(self.now[2])
         self.watcher.captured(graph, KIND, [*statics_of(io, None), *given])
         return result
 
-    def replay(self, original: Original, io: Any, graph: Any) -> Any:
+    def replay(self, original: Call, io: Any, graph: Any) -> Any:
         """Replay a graph, and judge it."""
         if self.now is None or not self.watcher.watching:
             return original()
@@ -225,7 +219,7 @@ class Engine(Following):
         # Else the graph reads and changes other tensors, which are not restored.
         other = any(one.name in known and fault(one, known[one.name]) for one in given)
         once = "the graph reads other tensors than those of the batch" if other else None
-        if getattr(runner, "do_sample", False):
+        if runner.do_sample:
             once = "it draws tokens at random"
         predicted = batch.predicted
 
@@ -254,57 +248,55 @@ class Engine(Following):
 
     # Blocks.
 
-    def allocate(self, original: Original, pool: Any, index: int, *args: Any, **kwargs: Any) -> Any:
+    def allocate(self, original: Call, pool: Any, index: int) -> Any:
         """Note the blocks that the pool allocates."""
-        blocks = original(pool, index, *args, **kwargs)
-        if blocks:
-            part = self.parts[self.names[index]]
-            self.watcher.allocated(part.name, torch.tensor([*blocks]) * part.page)
+        blocks = original()
+        self.note("allocated", index, blocks or ())
         return blocks
 
-    def free(
-        self, original: Original, pool: Any, index: int, block_ids: Any, *args: Any, **kw: Any
-    ) -> Any:
+    def free(self, original: Call, pool: Any, index: int, block_ids: Any) -> Any:
         """Note the blocks that the engine frees."""
-        if block_ids:
-            part = self.parts[self.names[index]]
-            self.watcher.freed(part.name, torch.tensor([*block_ids]) * part.page)
-        return original(pool, index, block_ids, *args, **kw)
+        self.note("freed", index, block_ids)
+        return original()
 
-    def share(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
+    def share(self, original: Call, allocator: Any) -> Any:
         """Note the blocks that requests get from the prefix cache, or of another request."""
-        names = [one for one in (*args, *kwargs.values()) if isinstance(one, str)]
+        given = (*original.args, *original.kwargs.values())
+        names = [one for one in given if isinstance(one, str)]
         before = {name: set(allocator.block_table.get(name, ())) for name in names}
-        result = original(allocator, *args, **kwargs)
-        part = self.parts[self.names[allocator.index]]
+        result = original()
         for name, held in before.items():
             new = [one for one in allocator.block_table.get(name, ()) if one not in held]
-            self.watcher.shared(part.name, torch.tensor(new, dtype=torch.int64) * part.page)
+            self.note("shared", allocator.index, new)
         return result
 
-    def copy(self, original: Original, cache: Any, copies: Any, *args: Any, **kw: Any) -> Any:
+    def note(self, method: str, index: int, blocks: Iterable[int]) -> None:
+        """Report the first slots of blocks to the watcher."""
+        part, blocks = self.parts[self.names[index]], [*blocks]
+        if blocks:
+            getattr(self.watcher, method)(part.name, torch.tensor(blocks) * part.page)
+
+    def copy(self, original: Call, cache: Any, copies: Any) -> Any:
         """Note the blocks that the engine copies within the cache."""
-        result = original(cache, copies, *args, **kw)
+        result = original()
         for name, (source, target) in copies.items():
             part = self.parts[name]
             self.watcher.copied(name, part.of_blocks(source), part.of_blocks(target))
         return result
 
-    def store(
-        self, original: Original, manager: Any, victims: Any, tables: Any, *args: Any, **kw: Any
-    ) -> Any:
+    def store(self, original: Call, manager: Any, victims: Any, tables: Any) -> Any:
         """Note the blocks of requests that the engine copies to the host."""
-        requests = original(manager, victims, tables, *args, **kw)
+        requests = original()
         for request in requests:
             for name, blocks in tables[request].items():
                 self.watcher.store(request, name, self.parts[name].of_blocks(blocks))
         return requests
 
-    def load(self, original: Original, manager: Any, requests: Any, *args: Any, **kw: Any) -> Any:
+    def load(self, original: Call, manager: Any, requests: Any) -> Any:
         """Note the blocks that the engine copies from the host to the first blocks of requests."""
         names = [one.state.request_id for one in requests if one.state.is_cpu_offloaded]
         tables = {name: manager._request_id_to_cpu_blocks[name] for name in names}
-        result = original(manager, requests, *args, **kw)
+        result = original()
         for request, stored in tables.items():
             for name, blocks in stored.items():
                 part = self.parts[name]
@@ -312,9 +304,9 @@ class Engine(Following):
                 self.watcher.load(request, name, part.of_blocks(mine))
         return result
 
-    def idle(self, original: Original, processor: Any, *args: Any, **kwargs: Any) -> Any:
+    def idle(self, original: Call, processor: Any) -> Any:
         """Judge which slots are free or cached, once after each forward pass, if nothing runs."""
-        result = original(processor, *args, **kwargs)
+        result = original()
         if result or processor.has_pending_requests() or not self.idle_since(self.forwards):
             return result
         locked = {
@@ -327,7 +319,7 @@ class Engine(Following):
 
 def compiles(runner: Any) -> bool:
     """Return whether a runner compiles forwards. These contain their own processors."""
-    return any(getattr(runner, f"_compiled_{path}", True) for path in ("varlen", "decode"))
+    return runner._compiled_varlen is not None or runner._compiled_decode is not None
 
 
 def computed(runner: Any, model: Any, run: Callable[[], Any]) -> tuple[Any, ...]:

@@ -1,18 +1,16 @@
 """Lists the methods of the engine that are wrapped. Each cache is followed by its own `Engine`."""
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from paritybit.connectors.failures import judge
-from paritybit.connectors.following import Original
-from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.hooking import Call, NotRecognisedError, fitting, release_of
 from paritybit.connectors.hooking import install as install_hooks
 from paritybit.connectors.transformers.engine import Engine
 from paritybit.connectors.transformers.sources import meaning
-from paritybit.watch.journal import of_process
-from paritybit.watch.settings import active
+from paritybit.watch.journal import Journal, of_process
+from paritybit.watch.settings import Settings, active
 
 PATHS = {
     "made": "cache.PagedAttentionCache.__init__",
@@ -42,74 +40,56 @@ TARGETS["share"] = tuple(
 class Hooks:
     """Passes each call to the `Engine` that follows the cache of the call."""
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal, settings: Settings) -> None:
+        self.journal, self.settings = journal, settings
         self.engines: WeakKeyDictionary[Any, Engine] = WeakKeyDictionary()
         """The engines, by cache and by its pool of blocks."""
-        self.lacking: list[str] = []
+        self.lacking = install_hooks(TARGETS, self.method_of)
 
-    def made(self, original: Original, cache: Any, *args: Any, **kwargs: Any) -> Any:
+    def made(self, original: Call, cache: Any, config: Any, continuous_batching_config: Any) -> Any:
         """Start to watch a cache."""
-        result = original(cache, *args, **kwargs)
-        settings, journal = active(), of_process()
-        if settings is None or journal is None:
-            return result
+        result, release = original(), release_of("transformers")
         try:
             if self.lacking:
                 raise NotRecognisedError(f"the lack of {', '.join(self.lacking)}")
-            engine = Engine(cache, release(), journal, settings)
+            engine = Engine(cache, release, self.journal, self.settings)
         except NotRecognisedError as error:
-            journal.undecided(f"transformers {release()}: {error} is not recognised")
+            self.journal.undecided(f"transformers {release}: {error} is not recognised")
             return result
         owners = (part.allocator for part in engine.parts.values())
         self.engines |= dict.fromkeys((cache, cache.pool, *owners), engine)
-        journal.scope(**settings_of(cache, *args, **kwargs))
+        self.journal.scope(  # With the names that sglang uses.
+            page_size=continuous_batching_config.page_size,
+            disable_overlap_schedule=not continuous_batching_config.use_async_batching,
+            disable_radix_cache=not cache.use_prefix_sharing,
+            attention_backend=config._attn_implementation,
+            device=str(cache.device),
+        )
         return result
 
-    def failed(
-        self, original: Original, manager: Any, error: Any, processor: Any, *args: Any, **kw: Any
-    ) -> Any:
+    def failed(self, original: Call, manager: Any, error: Any) -> Any:
         """Judge an error that ends the generation loop."""
-        settings, journal = active(), of_process()
-        if settings is not None and journal is not None:
-            judge(error, journal, settings, meaning(error))
-        return original(manager, error, processor, *args, **kw)
+        judge(error, self.journal, self.settings, meaning(error))
+        return original()
 
     def method_of(self, name: str) -> Callable[..., Any]:
         """Return a hook that calls the method `name` of the `Engine` that follows a cache."""
         if hasattr(self, name):
             own: Callable[..., Any] = getattr(self, name)
             return own
-        method = getattr(Engine, name)
+        method = fitting(getattr(Engine, name))
 
-        def hook(original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        def hook(original: Call, owner: Any, *args: Any, **kwargs: Any) -> Any:
             engine = self.engines.get(getattr(owner, "cache", owner))
             if engine is None:
-                return original(owner, *args, **kwargs)
+                return original()
             return method(engine, original, owner, *args, **kwargs)
 
         return hook
 
 
-def settings_of(cache: Any, config: Any, batching: Any = None, *args: Any, **kw: Any) -> Any:
-    """Return the settings of a cache, with the names that sglang uses for them."""
-    batching = kw.get("continuous_batching_config", batching)
-    return {
-        "page_size": batching.page_size,
-        "disable_overlap_schedule": not batching.use_async_batching,
-        "disable_radix_cache": not cache.use_prefix_sharing,
-        "attention_backend": config._attn_implementation,
-        "device": str(cache.device),
-    }
-
-
-def release() -> str:
-    """Return the version of the loaded engine."""
-    return str(getattr(importlib.import_module("transformers"), "__version__", "unknown"))
-
-
 def install() -> None:
     """Wrap the methods of the engine. If one is missing, no cache is watched."""
-    if active() is not None:
-        hooks = Hooks()
-        lacking = install_hooks(TARGETS, hooks.method_of)
-        hooks.lacking = [name for name in lacking if name != "share"]
+    settings, journal = active(), of_process()
+    if settings is not None and journal is not None:
+        Hooks(journal, settings)

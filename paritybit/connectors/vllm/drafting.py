@@ -1,13 +1,13 @@
 """Follows the drafts of an engine: which are proposed, and which its sampler accepts."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import Original
+from paritybit.connectors.hooking import Call
 from paritybit.connectors.vllm.blocks import Blocks
 from paritybit.connectors.vllm.drafts import Turn
 from paritybit.connectors.vllm.pools import DRAFTED
@@ -48,8 +48,7 @@ class Drafting(Blocks):
         if config.speculative_config is None:
             return
         if self.account is None:
-            ahead = getattr(config.scheduler_config, "async_scheduling", False)
-            self.account = Account(bool(ahead))
+            self.account = Account(bool(config.scheduler_config.async_scheduling))
         begun, of = begun_by(output), self.scheduler.requests
         self.firsts |= begun
         # The scheduler's own requests change meanwhile.
@@ -85,45 +84,45 @@ class Drafting(Blocks):
         self.journal.undecided(why)
         self.watcher = self.pool = None
 
-    def sampled(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    def sampled(self, original: Call, runner: Any) -> Any:
         """Count the drafts that a sampler accepts."""
         try:
-            result = original(runner, *args, **kwargs)
+            result = original()
         except BaseException:
             self.give_up("sampling failed, so later forwards are not watched")
             raise
         if self.account is not None:
-            names = names_of(runner, args, kwargs)
+            names = names_of(original, runner)
             self.later(functools.partial(self.count, self.account, names, kept(result)))
         return result
 
     def count(self, account: Account, names: list[str], result: Any) -> None:
         """Count the drafts that a sampler accepted."""
-        drafts, accepted = account.sampled(names, tokens_of(result))
+        drafts, accepted = account.sampled(names, tokens_of(*result))
         if self.watcher is not None:
             self.journal.count(
                 drafts=drafts, accepted_drafts=accepted, rejected_drafts=drafts - accepted
             )
 
-    def proposed(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
-        """Record the proposed drafts."""
-        result = original(owner, *args, **kwargs)
+    def proposed(self, original: Call, owner: Any, batch: Any, given: Any = None) -> Any:
+        """Record the proposed drafts: the result of a drafter, or those that are `given` on."""
+        result = original()
         if self.account is not None:
-            drafts = args[1] if result is None else result
+            drafts = given if result is None else result
             drafts = drafts.clone() if isinstance(drafts, Tensor) else drafts
-            names = names_of(owner, args, kwargs)
+            names = names_of(original, owner)
             self.later(functools.partial(self.account.proposed, names, drafts))
         return result
 
     # A draft model.
 
-    def drafted(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+    def drafted(self, original: Call, owner: Any) -> Any:
         """Watch the forwards of a draft model, if the target's forward was checked."""
-        turn = self.turn_of(names_of(owner, args, kwargs), owner)
+        turn = self.turn_of(names_of(original, owner), owner)
         if turn is None or self.watcher is None or not self.checked:
-            return original(owner, *args, **kwargs)
+            return original()
         with self.forward_of(turn, "turn"), self.learning():
-            return original(owner, *args, **kwargs)
+            return original()
 
     def turn_of(self, names: list[str], owner: Any) -> Turn | None:
         """Return what a draft model computes for a batch, or None if it is unknown."""
@@ -163,20 +162,20 @@ class Drafting(Blocks):
         if isinstance(held, Tensor):
             watcher.inputs("draft", turn.states(held, self.states))
 
-    def draft_prefill(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+    def draft_prefill(self, original: Call, owner: Any) -> Any:
         """Judge the hidden states before a draft model of the newer runner runs without a graph."""
         self.judge_states(owner)
-        return original(owner, *args, **kwargs)
+        return original()
 
-    def prefills(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+    def prefills(self, original: Call) -> Any:
         """Begin to watch a draft model of the newer runner, which has just built its inputs."""
-        result = original(*args, **kwargs)
+        result = original()
         if self.turn is not None:
-            buffers = next(one for one in (*args, *kwargs.values()) if hasattr(one, "input_ids"))
+            buffers = original.having("input_ids")
             self.take_up(self.turn, buffers.input_ids, buffers.positions)
         return result
 
-    def steps(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+    def steps(self, original: Call, owner: Any) -> Any:
         """Begin to watch the steps that compute all drafts but the first. Judge their inputs."""
         turn, watcher = self.turn, self.watcher
         if turn is not None and watcher is not None:
@@ -186,7 +185,7 @@ class Drafting(Blocks):
                 given = turn.step_inputs(buffers.seq_lens, buffers.positions)
                 watcher.inputs("draft", given)
                 watcher.lists([turn.whole_table(tables[turn.draft.number])])
-        return original(owner, *args, **kwargs)
+        return original()
 
     def begin_steps(self, turn: Turn) -> None:
         """End the forward that computes the target's tokens, and begin the steps."""
@@ -195,9 +194,9 @@ class Drafting(Blocks):
             self.watcher.end()
             self.watcher.begin(turn.stepped())
 
-    def draft_metadata(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+    def draft_metadata(self, original: Call, owner: Any) -> Any:
         """Judge the attention inputs of a draft model."""
-        result = original(owner, *args, **kwargs)
+        result = original()
         turn, watcher, older = self.turn, self.watcher, isinstance(result, tuple)
         layers = result[1] if older else result
         if turn is None or watcher is None or layers is None:
@@ -219,18 +218,17 @@ class Drafting(Blocks):
         watcher.lists([turn.lists(table, mine.seq_lens)])
         return result
 
-    def draft_graph(self, original: Original, graphs: Any, one: Any, *args: Any, **kw: Any) -> Any:
+    def draft_graph(self, original: Call, graphs: Any, one: Any) -> Any:
         """Watch the replay of a draft model's graph."""
-        run = functools.partial(original, graphs, one, *args, **kw)
         turn, watcher = self.turn, self.watcher
         if turn is None or watcher is None:
-            return run()
+            return original()
         self.judge_states(turn.owner)
         live = len(turn.names)
         if not turn.stepping:
             live = sum(turn.account.counts[name] for name in turn.names)
         once, bucket = "it changes the inputs of its next step", int(one.num_tokens)
-        return watcher.replay(Replay(graphs, "draft graph", live, bucket, (), run, once=once))
+        return watcher.replay(Replay(graphs, "draft graph", live, bucket, (), original, once=once))
 
     def forget_undrafted(self) -> None:
         """Mark slots as unknown whose computation by the draft model was not watched."""
@@ -250,7 +248,6 @@ class Drafting(Blocks):
             self.watcher.forget(DRAFTED, torch.cat(parts))
 
 
-def names_of(owner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
-    """Return the requests of the batch in the arguments, or else of the runner's, in order."""
-    given = next((one for one in (*args, *kwargs.values()) if hasattr(one, "req_ids")), None)
-    return list((owner.input_batch if given is None else given).req_ids)
+def names_of(call: Call, runner: Any) -> list[str]:
+    """Return the requests of the batch in a call, or else of the runner's, in order."""
+    return list((call.having("req_ids") or runner.input_batch).req_ids)

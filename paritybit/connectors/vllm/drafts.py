@@ -177,8 +177,5 @@ class Turn:
 
 def draft_layers(runner: Any) -> set[str]:
     """Return the names of the attention layers of a runner's draft model, if it has one."""
-    for owner in (getattr(runner, "drafter", None), getattr(runner, "speculator", None)):
-        for name in ("_draft_attn_layer_names", "draft_attn_layer_names"):
-            if found := getattr(owner, name, None):
-                return set(found)
-    return set()
+    older = getattr(getattr(runner, "drafter", None), "_draft_attn_layer_names", ())
+    return set(older or getattr(getattr(runner, "speculator", None), "draft_attn_layer_names", ()))

@@ -1,6 +1,5 @@
 """Follows the engine in this process. Each method that `hooks` names wraps functions of it."""
 
-import functools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import Original, expected, tensors
-from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.following import expected, tensors
+from paritybit.connectors.hooking import Call, NotRecognisedError
 from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm import eager, effects
 from paritybit.connectors.vllm.drafts import draft_layers
@@ -48,8 +47,8 @@ class UnderWay:
     output: Any
     forward: Forward | None = None
     batch: batches.Batch | None = None
-    wrapped: tuple[Any, ...] | None = None
-    """The wrapper of the graph that replays, and the arguments of its call."""
+    wrapped: Call | None = None
+    """The call of the wrapper of the graph that replays."""
     pieces: int | None = None
     """The number of tokens of the replayed graphs that hold parts of the model, or None."""
     called: bool = False
@@ -82,10 +81,12 @@ class Engine(Rows):
 
     # The start.
 
-    def pools(self, original: Original, runner: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+    def pools(
+        self, original: Call, runner: Any, kv_cache_config: Any, is_profiling: bool = False
+    ) -> Any:
         """Describe the KV caches of a model when they have been created."""
-        result = original(runner, config, *args, **kwargs)
-        if kwargs.get("is_profiling") or (args and args[0]):
+        result = original()
+        if is_profiling:
             return result
         self.runner = None
         self.drop()
@@ -93,16 +94,15 @@ class Engine(Rows):
         weakref.finalize(runner, self.drop)
         try:
             context = runner.vllm_config.compilation_config.static_forward_context
-            given = getattr(runner, "kv_cache_config", config)
-            self.pool = described(given, context, draft_layers(runner))
+            self.pool = described(runner.kv_cache_config, context, draft_layers(runner))
         except NotRecognisedError as error:
             self.journal.undecided(f"{error} is not watched")
         return result
 
-    def raised(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    def raised(self, original: Call, runner: Any) -> Any:
         """Remember the first error of a runner, after which the engine may begin another step."""
         try:
-            return original(runner, *args, **kwargs)
+            return original()
         except Exception as error:
             self.error = self.error or error
             raise
@@ -111,10 +111,10 @@ class Engine(Rows):
         """Return the first error of the runner, if there is one."""
         return self.error or error
 
-    def schedule(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    def schedule(self, original: Call, scheduler: Any) -> Any:
         """Remember the scheduler."""
         self.scheduler = weakref.proxy(scheduler)
-        return original(scheduler, *args, **kwargs)
+        return original()
 
     def start(self, runner: Any) -> Watcher | None:
         """Start the watcher at the first forward, if scheduler and pool are in this process."""
@@ -126,10 +126,10 @@ class Engine(Rows):
                 self.journal.undecided("a scheduler in another process is not watched")
             return None
         config = runner.vllm_config
-        transfer = getattr(config, "kv_transfer_config", None)
+        transfer = config.kv_transfer_config
         unknown = [f"{name} > 1" for name in effects.ranks(config)]
         unknown += unjudged(config, self.pool.draft is not None)
-        if transfer is not None and getattr(transfer, "kv_role", None) != "kv_producer":
+        if transfer is not None and transfer.kv_role != "kv_producer":
             unknown.append("a KV connector that loads KV")
         if unknown:
             self.give_up(f"{', '.join(unknown)} is not watched")
@@ -137,12 +137,8 @@ class Engine(Rows):
         if self.account is not None:
             self.journal.count(drafts=0, accepted_drafts=0, rejected_drafts=0)
         self.journal.scope(
-            **{
-                name: getattr(getattr(config, part), name)
-                for part, name in SCOPE
-                if hasattr(getattr(config, part, None), name)
-            },
-            runner=getattr(getattr(runner, "execute_model", None), "__module__", None),
+            **{name: getattr(getattr(config, part), name, None) for part, name in SCOPE},
+            runner=type(runner).__module__,
             windows=self.pool.windows,
         )
         watcher = self.watch(self.pool.groups)
@@ -150,21 +146,26 @@ class Engine(Rows):
             watcher.copied_elsewhere = "a KV connector may copy KV at any time"
         self.once = effects.once(config, self.pool)
         self.capturing = None
-        if (model := eager.model_of(runner)) is not None:
-            self.hook(type(model), "__call__", self.model)
+        self.hook(type(runner.get_model()), "__call__", self.model)
         return watcher
 
     # Forwards.
 
-    def execute(self, original: Original, runner: Any, output: Any, *args: Any, **kw: Any) -> Any:
+    def execute(
+        self,
+        original: Call,
+        runner: Any,
+        scheduler_output: Any,
+        intermediate_tensors: Any = None,
+        dummy_run: bool = False,
+    ) -> Any:
         """Watch one forward of a runner. Its facts are known when its metadata has been built."""
-        run = functools.partial(original, runner, output, *args, **kw)
-        dummy = kw.get("dummy_run") or (len(args) > 1 and args[1])
-        if self.now is not None or dummy:
-            return run()
+        output = scheduler_output
+        if self.now is not None or dummy_run:
+            return original()
         if self.runner is not None and runner is not self.runner:
             self.journal.undecided("only the last engine of a process is watched")
-            return run()
+            return original()
         self.forget_undrafted()
         try:
             self.requests.follow(output)
@@ -172,22 +173,22 @@ class Engine(Rows):
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             self.give_up(f"what the scheduler says is not recognised: {error!r}")
         if not output.total_num_scheduled_tokens:
-            return run()
+            return original()
         if self.watcher is None:
             with torch.inference_mode(False):  # Its tensors are also modified outside of forwards.
                 self.watcher = self.start(runner)
         if self.watcher is None:
-            return run()
+            return original()
         self.copies(self.watcher, output)
         self.forwards += 1
         if not self.watcher.due():
-            return self.skipped(self.watcher, output, run)
+            return self.skipped(self.watcher, output, original)
         self.skipping = False
         self.catch_up()
         self.states = None
         now = UnderWay(runner, output)
         with self.forward_of(now), self.learning():
-            result = run()
+            result = original()
         self.checked = now.forward is not None
         return result
 
@@ -226,14 +227,13 @@ class Engine(Rows):
         watcher.skipped(owned)
         return result
 
-    def metadata(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+    def metadata(self, original: Call, owner: Any, *, logits_indices: Any = None) -> Any:
         """Begin the forward when its attention metadata has been built."""
-        prepare = functools.partial(original, owner, *args, **kwargs)
-        result = prepare()
+        result = original()
         if self.watcher is not None:
             self.watcher.lines.stop()
         found = result[0] if isinstance(result, tuple) else result
-        given = next((a for a in (*args, *kwargs.values()) if hasattr(a, "req_ids")), None)
+        given = original.having("req_ids")
         now, pool = self.now, self.pool
         try:
             if pool is not None and pool.of_draft(found):
@@ -243,11 +243,11 @@ class Engine(Rows):
                 self.capturing = batches.of_runner(runner, found, pool, given, (0, 0))
             elif now is not None and now.forward is None and pool is not None:
                 self.begin(now, pool, found, given)
-                self.indices(kwargs.get("logits_indices"))
+                self.indices(logits_indices)
                 if self.watcher is not None:
                     self.watcher.lines.start()  # The model's arguments are prepared next.
                 if given is not None:
-                    parts = now.runner, owner, found, prepare, self.hidden
+                    parts = now.runner, owner, found, original, self.hidden
                     now.whole = eager.in_place_of_a_graph(*parts)
         except NotRecognisedError as error:
             self.journal.undecided(f"{error} is not watched")
@@ -279,19 +279,18 @@ class Engine(Rows):
 
     # Replays.
 
-    def model(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+    def model(self, original: Call, owner: Any, **kwargs: Any) -> Any:
         """Judge the reads of a forward that replays no graph of the whole model."""
-        run = functools.partial(original, owner, *args, **kwargs)
         now, watcher, context = self.now, self.watcher, eager.context_of()
         if watcher is not None:
             watcher.lines.stop()
         if watcher is None or now is None or now.batch is None or now.called:
-            return run()
+            return original()
         runner, live = now.runner, now.batch.live[1]
-        known = runner, eager.model_of(runner), getattr(runner, "cudagraph_manager", None)
+        known = runner, runner.get_model(), getattr(runner, "cudagraph_manager", None)
         replays = getattr(getattr(context, "cudagraph_runtime_mode", None), "name", "FULL")
         if replays == "FULL" or owner not in known:  # A graph of the whole model replays.
-            return run()
+            return original()
         now.called = True
         positions = kwargs.get("positions")
         if isinstance(positions, Tensor) and positions.ndim == 1:
@@ -306,7 +305,7 @@ class Engine(Rows):
                 yield
 
         result = self.eager(
-            run,
+            original,
             lambda found: {name: tensor[:live] for name, tensor in tensors(found)},
             lambda: True,
             hidden,
@@ -324,37 +323,36 @@ class Engine(Rows):
         self.states = next((one[:live] for _, one in tensors(result)), None)
         return result
 
-    def captured(self, original: Original, graph: Any, *args: Any, **kwargs: Any) -> Any:
+    def captured(self, original: Call, graph: Any) -> Any:
         """Record the static inputs of a captured graph."""
-        result = original(graph, *args, **kwargs)
+        result = original()
         if self.capturing is not None and self.watcher is None:
             self.captures.note(graph, type(graph).__name__, self.capturing.inputs())
         return result
 
-    def wrapper(self, original: Original, wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(self, original: Call, wrapper: Any) -> Any:
         """Remember the wrapper of a graph, which can run without the graph and has its outputs."""
         now = self.now
         if now is None:
-            return original(wrapper, *args, **kwargs)
-        before, now.wrapped = now.wrapped, (wrapper, args, kwargs)
+            return original()
+        before, now.wrapped = now.wrapped, original
         try:
-            return original(wrapper, *args, **kwargs)
+            return original()
         finally:
             now.wrapped = before
 
-    def replay(self, original: Original, graph: Any, *args: Any, **kwargs: Any) -> Any:
+    def replay(self, original: Call, graph: Any) -> Any:
         """Judge the replay of a graph."""
-        run = functools.partial(original, graph, *args, **kwargs)
         now, watcher = self.now, self.watcher
         if watcher is not None:
             watcher.lines.stop()
         if now is None or watcher is None or now.batch is None:
-            return run()
-        wrapper = None if now.wrapped is None else now.wrapped[0]
+            return original()
+        wrapper = None if now.wrapped is None else now.wrapped.args[0]
         if wrapper is None or mode_of(wrapper) != "FULL":
             batch = getattr(eager.context_of(), "batch_descriptor", None)
             now.pieces = now.pieces or getattr(batch, "num_tokens", None) or now.batch.padded[1]
-            return run()
+            return original()
         live, padded = now.batch.live[1], now.batch.padded[1]
 
         def outputs() -> dict[str, Tensor]:
@@ -366,9 +364,9 @@ class Engine(Rows):
             return [] if output is None else [output[live:padded]]
 
         def eagerly() -> dict[str, Tensor]:
-            _, given, named = now.wrapped
-            whole = now.whole or functools.partial(wrapper.runnable, *given, **named)
-            return {"output": whole()[:live]}
+            _, *given = now.wrapped.args
+            output = now.whole() if now.whole else wrapper.runnable(*given, **now.wrapped.kwargs)
+            return {"output": output[:live]}
 
         result = watcher.replay(
             Replay(
@@ -377,7 +375,7 @@ class Engine(Rows):
                 live,
                 padded,
                 now.batch.judged(now.forward, now.runner.vllm_config.model_config),
-                run,
+                original,
                 outputs,
                 eagerly if now.whole or hasattr(wrapper, "runnable") else None,
                 padding,

@@ -1,4 +1,4 @@
-"""Lists the functions of the engine that are wrapped. A target that a release lacks is skipped."""
+"""Lists the functions of the engine that are wrapped. Each needs one that the release has."""
 
 import functools
 
@@ -14,12 +14,8 @@ QUEUE = "vllm.v1.core.kv_cache_utils.FreeKVCacheBlockQueue"
 SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 MANAGERS = "vllm.v1.worker.gpu.cudagraph_utils"
 DRAFTERS = "vllm.v1.worker.gpu.spec_decode"
-SPECULATOR = f"{DRAFTERS}.speculator.DraftModelSpeculator"
-SPECULATORS = (
-    (f"{DRAFTERS}.target_dependent_ar.speculator", "TargetDependentARSpeculator"),
-    (f"{DRAFTERS}.autoregressive.speculator", "AutoRegressiveSpeculator"),
-)
-"""Modules and classes of the newer runner's draft models."""
+SPECULATORS = f"{DRAFTERS}.target_dependent_ar.speculator"
+SPECULATOR = f"{SPECULATORS}.TargetDependentARSpeculator"
 
 CORE = "vllm.v1.engine.core"
 
@@ -53,23 +49,15 @@ TARGETS: dict[str, tuple[str, ...]] = {
         f"{OLDER}.propose_draft_token_ids",
         f"{DRAFTERS}.utils.DraftTokensHandler.set_draft_tokens",
     ),
-    "drafted": (
-        f"{OLDER}.propose_draft_token_ids",
-        *(f"{module}.{kind}.propose" for module, kind in SPECULATORS),
-    ),
-    "prefills": tuple(f"{module}.prepare_prefill_inputs" for module, _ in SPECULATORS),
-    "draft_prefill": tuple(f"{module}.{kind}._prefill" for module, kind in SPECULATORS),
-    "steps": tuple(
-        f"{module}.{kind}.{name}"
-        for module, kind in SPECULATORS
-        for name in ("_multi_step_decode", "_fused_multi_step_decode")
-    ),
+    "drafted": (f"{OLDER}.propose_draft_token_ids", f"{SPECULATOR}.propose"),
+    "prefills": (f"{SPECULATORS}.prepare_prefill_inputs",),
+    "draft_prefill": (f"{SPECULATOR}._prefill",),
+    "steps": (f"{SPECULATOR}._multi_step_decode", f"{SPECULATOR}._fused_multi_step_decode"),
     "draft_graph": (f"{MANAGERS}.CudaGraphManager.run_fullgraph",),
     "draft_metadata": (
         "vllm.v1.spec_decode.llm_base_proposer.SpecDecodeBaseProposer"
         ".build_per_group_and_layer_attn_metadata",
-        f"{SPECULATOR}._build_uniform_attn_metadata",
-        f"{SPECULATOR}._build_draft_attn_metadata",
+        f"{DRAFTERS}.speculator.DraftModelSpeculator._build_uniform_attn_metadata",
     ),
     "model": (f"{OLDER}._model_forward", f"{MANAGERS}.CudaGraphManager.run_pw_graph"),
     "captured": ("torch.cuda.CUDAGraph.capture_end",),
@@ -85,11 +73,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
 }
 """Maps each method of `Engine` to the functions that it wraps."""
 
-REQUIRED = {
-    *("pools", "schedule", "execute", "metadata", "replay", "wrapper", "frees", "takes", "idle")
-}
-"""Methods that must have a target in the release."""
-
 
 @functools.cache
 def install() -> None:
@@ -99,6 +82,6 @@ def install() -> None:
         return
     engine = Engine(hooking.release_of("vllm"), journal, settings)
     lacking = hooking.install(TARGETS, lambda name: getattr(engine, name))
-    for name in (one for one in lacking if one in REQUIRED):
+    for name in lacking:
         paths = ", ".join(TARGETS[name])
         journal.undecided(f"vllm {engine.release}: none of {paths} is there to watch")

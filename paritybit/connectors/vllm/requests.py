@@ -107,7 +107,7 @@ class Requests:
 
 def kind_of(output: Any, names: Sequence[str]) -> str:
     """Return prefill if a forward computes part of a prompt, else verify or decode."""
-    drafts = getattr(output, "scheduled_spec_decode_tokens", {})
+    drafts = output.scheduled_spec_decode_tokens
     if any(output.num_scheduled_tokens[name] - len(drafts.get(name, ())) > 1 for name in names):
         return "prefill"
     return "verify" if any(drafts.get(name) for name in names) else "decode"

@@ -1,11 +1,11 @@
 """Judges what the sampler and the adapters of an engine use for each row."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from paritybit.connectors.following import Original
+from paritybit.connectors.hooking import Call
 from paritybit.connectors.vllm.batch import Batch
 from paritybit.connectors.vllm.drafting import Drafting
 from paritybit.connectors.vllm.sampling import Sampling, adapters
@@ -38,7 +38,7 @@ class Rows(Drafting):
                 forward,
                 names,
                 of,
-                getattr(output, "scheduled_spec_decode_tokens", {}),
+                output.scheduled_spec_decode_tokens,
                 lambda: batch.by_row(names, counts),
                 int(runner.vllm_config.model_config.get_vocab_size()),
                 self.account,
@@ -50,37 +50,33 @@ class Rows(Drafting):
         if (sampling := self.sampling) is not None and isinstance(given, Tensor):
             self.rows(SAMPLER, lambda: [sampling.logits_indices(given)], self.moves)
 
-    def sampled(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    def sampled(self, original: Call, runner: Any) -> Any:
         """Judge what a sampler uses for each row, then count the drafts that it accepts."""
-        sampling = self.sampling if self.checked else None
-        given = (*args, *kwargs.values())
-        batch = next((one for one in given if hasattr(one, "req_ids")), None)
-        verified = next((one for one in given if hasattr(one, "num_draft_tokens")), None)
-        if sampling is not None and batch is None:
+        sampling, batch = self.sampling, original.having("req_ids")
+        if sampling is not None and self.checked and batch is None:
+            verified = original.having("num_draft_tokens")
             self.rows(SAMPLER, lambda: sampling.older(runner, verified), self.moves)
-        elif sampling is not None:
+        elif sampling is not None and self.checked:
             self.rows(SAMPLER, lambda: sampling.newer(runner, batch), self.moves)
         try:
-            return super().sampled(original, runner, *args, **kwargs)
+            return super().sampled(original, runner)
         finally:
             self.sampling, self.moves = None, {}
 
-    def processed(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+    def processed(self, original: Call, owner: Any, logits: Tensor) -> Any:
         """Judge logits after a sampler has applied the parameters of their requests."""
-        sampling, given = self.sampling, (*args, *kwargs.values())
-        logits = next((one for one in given if isinstance(one, Tensor)), None)
-        if sampling is None or logits is None or not self.checked:
-            return original(owner, *args, **kwargs)
-        metadata = next((one for one in given if hasattr(one, "all_greedy")), None)
+        sampling, metadata = self.sampling, original.having("all_greedy")
+        if sampling is None or not self.checked:
+            return original()
         raw = logits if metadata is None else logits.clone()
-        result = original(owner, *args, **kwargs)
+        result = original()
         self.rows(SAMPLER, lambda: sampling.logits(owner, raw, result, metadata), self.moves)
         return result
 
-    def moved(self, original: Original, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def moved(self, original: Call, batch: Any) -> Any:
         """Note the requests that the older runner moves to other rows, or adds."""
         before = {name: row for row, name in enumerate(batch._req_ids) if name is not None}
-        result = original(batch, *args, **kwargs)
+        result = original()
         lines = NOWHERE if self.watcher is None else self.watcher.here()
         for row, name in enumerate(batch._req_ids):
             if name is not None and (since := before.get(name)) != row:
@@ -88,16 +84,14 @@ class Rows(Drafting):
                 self.moves[name] = lines, f"it was {told} row {row} in this step"
         return result
 
-    def joined(self, original: Original, states: Any, *args: Any, **kwargs: Any) -> Any:
+    def joined(self, original: Call, states: Any, req_id: str) -> Any:
         """Note the slot that a request gets in the newer runner."""
-        result = original(states, *args, **kwargs)
-        index: Mapping[str, int] = states.req_id_to_index
-        name = next((one for one in (*args, *kwargs.values()) if isinstance(one, str)), "")
-        if (slot := index.get(name)) is not None:
-            holder = self.holders.get(slot)
-            lines = NOWHERE if self.watcher is None else self.watcher.here()
-            by = "".join(f" at {brief(line)}" for line in lines.lines[1:2])
-            told = f"it got slot {slot} in this step{by}"
-            self.moves[name] = NOWHERE, f"{told}, which request {holder} had" if holder else told
-            self.holders[slot] = name
+        result = original()
+        slot = states.req_id_to_index[req_id]
+        holder = self.holders.get(slot)
+        lines = NOWHERE if self.watcher is None else self.watcher.here()
+        by = "".join(f" at {brief(line)}" for line in lines.lines[1:2])
+        told = f"it got slot {slot} in this step{by}"
+        self.moves[req_id] = NOWHERE, f"{told}, which request {holder} had" if holder else told
+        self.holders[slot] = req_id
         return result

@@ -5,7 +5,7 @@ keeps them by a slot that a request has until it ends.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -20,8 +20,7 @@ from paritybit.watch.facts import Forward, RowValues
 GREEDY = 1e-5
 """Requests with a lower temperature get the likeliest token."""
 
-AHEAD = "the host runs ahead of the kernels"
-COUNTED = "it is not known which tokens the engine counts beside drafts"
+COUNTED = "it is not known which tokens the engine counts for a request that was just added"
 FEWER = "the engine verifies fewer drafts than were scheduled"
 LATE = "the engine may count drafts that are rejected"
 """Why values are not judged."""
@@ -90,10 +89,10 @@ class Sampling:
     - `vocabulary`: the number of tokens of the model.
     """
 
-    rows: list[Sampled] = field(default_factory=list)
-    drafts: list[int] = field(default_factory=list)
-    cached: list[int] = field(default_factory=list)
-    vocabulary: int = 0
+    rows: list[Sampled]
+    drafts: list[int]
+    cached: list[int]
+    vocabulary: int
     late: bool = False
     """Whether the older runner may count drafts that are rejected, when a request may end."""
     ahead: bool = False
@@ -190,31 +189,23 @@ class Sampling:
         asked = (row.asked for row in self.rows)
         right = [NONE if one.seed is None or not one.temperature else one.seed for one in asked]
         yield rows_of("seed of the generator", names, held, right)
-        if not self.ahead:  # Else the host may have other numbers than the kernels.
-            held, source = batch.num_computed_tokens_cpu_tensor, place_of(runner._update_states)
-            yield rows_of(
-                "num_computed_tokens", names, held[:size], self.cached, source, lasting=False
-            )
-        else:
-            yield from untried("num_computed_tokens", names, AHEAD)
-        held, right = batch.num_prompt_tokens_cpu_tensor[:size], [row.prompt for row in self.rows]
-        yield rows_of("num_prompt_tokens", names, held, right)
         if verified is not None:
             yield from self.drafts_of(verified)
 
     def drafts_of(self, verified: Any) -> Iterator[RowValues]:
         """Yield where the older runner's sampler finds the drafts and logits of each request."""
-        names, ends = self.names, list(accumulate(self.drafts))
         firsts = list(accumulate((count + 1 for count in self.drafts), initial=0))
-        counts = torch.tensor(verified.num_draft_tokens)
-        yield rows_of("num_draft_tokens", names, counts, self.drafts)
-        yield rows_of("cu_num_draft_tokens", names, verified.cu_num_draft_tokens, ends)
-        last = [end - 1 for end in firsts[1:]]
-        yield rows_of("bonus_logits_indices", names, verified.bonus_logits_indices, last)
         pairs = zip(firsts, self.drafts, strict=False)
-        places = [first + place for first, count in pairs for place in range(count)]
-        of_drafts = [row.request for row in self.every(last=False)]
-        yield rows_of("target_logits_indices", of_drafts, verified.target_logits_indices, places)
+        right = {
+            "num_draft_tokens": self.drafts,
+            "cu_num_draft_tokens": list(accumulate(self.drafts)),
+            "bonus_logits_indices": [end - 1 for end in firsts[1:]],
+            "target_logits_indices": [at + place for at, count in pairs for place in range(count)],
+        }
+        for name, values in right.items():
+            each = name == "target_logits_indices"
+            names = [row.request for row in self.every(last=False)] if each else self.names
+            yield rows_of(name, names, getattr(verified, name), values)
 
     def newer(self, runner: Any, batch: Any) -> Iterator[RowValues]:
         """Yield what the newer runner uses for each row of logits."""
@@ -233,47 +224,32 @@ class Sampling:
                 given, of = held.gpu[slots][mine], [names[at] for at in mine]
                 yield rows_of(name, of, given, [right[at] for at in mine], source, held.cpu)
         yield self.logits_indices(batch.logits_indices)
-        held = runner.req_states.prompt_len.gpu[batch.idx_mapping.long()]
-        prompts, source = [row.prompt for row in self.rows], place_of(runner.req_states.add_request)
-        yield rows_of("prompt_len", self.names, held, prompts, source)
 
     def logits(self, owner: Any, raw: Tensor, result: Tensor, given: Any) -> Iterator[RowValues]:
         """Yield logits before and after the sampling parameters.
 
         `owner` is the sampler that changed them. `given` is the older runner's metadata, or None.
+        With drafts, those of requests with penalties are not judged.
         """
+        late, drafts, rows = self.late, any(self.drafts), self.rows
         if given is None:
-            rows, drafts = self.every()[self.taken : self.taken + len(raw)], any(self.drafts)
+            late, rows = False, self.every()[self.taken : self.taken + len(raw)]
             self.taken += len(raw)
-            yield from unsure(rows, drafts, late=False)
-            parts: dict[str, Any] = {"heated": True, "sources": of_newer(owner)}
-            yield from logits_of(sure(rows, drafts), raw, result, **parts)
-            return
-        rows, drafts = self.rows, self.ahead or any(self.drafts)
-        if hasattr(owner, "sampler"):  # It verifies drafts, and knows no biases.
+        elif hasattr(owner, "sampler"):  # It verifies drafts, and knows no biases.
             rows = [row.without(["logit bias"]) for row in self.every(last=False)]
-        known = {type(one).__name__ for one in given.logitsprocs.all} <= BUILT_IN
-        if known and len(rows) == len(raw):
-            yield from unsure(rows, drafts, self.late)
-            parts = {"late": self.late, "sources": of_older(owner)}
-            yield from logits_of(sure(rows, drafts), raw, result, **parts)
-
-
-def sure(rows: list[Sampled], drafts: bool) -> list[Sampled]:
-    """Return rows whose logits are known.
-
-    With drafts, those of requests with penalties are not. It is not understood which tokens the
-    engine counts for a request that was just added.
-    """
-    return [replace(one, used=one.used and not (drafts and one.asked.counts)) for one in rows]
-
-
-def unsure(rows: list[Sampled], drafts: bool, late: bool) -> Iterator[RowValues]:
-    """Yield what is not judged in rows of logits, beside drafts or if the engine counts late."""
-    names = [one.request for one in rows if drafts and one.used and one.asked.counts]
-    yield from untried("penalties and forbidden words", names, COUNTED)
-    names = [one.request for one in rows if late and one.used and one.asked.least]
-    yield from untried("minimum of tokens", names, LATE)
+        if given is not None:
+            drafts = drafts or self.ahead
+            known = {type(one).__name__ for one in given.logitsprocs.all} <= BUILT_IN
+            if not known or len(rows) != len(raw):
+                return
+        used = [row for row in rows if row.used]
+        counted = {row.request for row in used if drafts and row.asked.counts}
+        yield from untried("penalties and forbidden words", sorted(counted), COUNTED)
+        minimum = [row.request for row in used if late and row.asked.least]
+        yield from untried("minimum of tokens", minimum, LATE)
+        sources = of_newer(owner) if given is None else of_older(owner)
+        sure = [replace(row, used=row.used and row.request not in counted) for row in rows]
+        yield from logits_of(sure, raw, result, given is None, late, sources)
 
 
 def of_older(sampler: Any) -> dict[str, str | None]:

@@ -6,7 +6,6 @@ one, and not used here.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -143,24 +142,21 @@ def unjudged(config: Any, drafted: bool) -> list[str]:
     if METHODS.get(speculation.method) != drafted:
         return [f"speculation by {speculation.method}"]
     # The draft KV in the last block of a shared prefix then belongs to another next token.
-    kept = getattr(speculation, "disable_eagle_block_drop", False)
-    return ["speculation with disable_eagle_block_drop"] if kept else []
+    drops = not speculation.disable_eagle_block_drop
+    return [] if drops else ["speculation with disable_eagle_block_drop"]
 
 
-def kept(result: Any) -> Any:
+def kept(result: Any) -> list[Tensor]:
     """Return a copy of what a sampler returned, for `tokens_of`. Waits for no device."""
     first, *rest = result if isinstance(result, tuple) else (result,)
-    ids = first.sampled_token_ids
-    mine = SimpleNamespace(sampled_token_ids=ids.clone() if isinstance(ids, Tensor) else ids)
-    return (mine, *(one.clone() for one in rest[:1])) if rest else mine
+    return [one.clone() for one in (first.sampled_token_ids, *rest[:1])]
 
 
-def tokens_of(result: Any) -> list[list[int]]:
-    """Return the sampled tokens of each request: accepted drafts, then one more token."""
-    counts: Tensor | None = None
-    if isinstance(result, tuple):  # The newer runner also returns the numbers of tokens.
-        result, counts, *_ = result
-    made = result.sampled_token_ids.tolist()
-    if counts is not None:
-        return [row[:count] for row, count in zip(made, counts.tolist(), strict=True)]
-    return [[token for token in row if token >= 0] for row in made]
+def tokens_of(made: Tensor, counts: Tensor | None = None) -> list[list[int]]:
+    """Return the sampled tokens of each request: accepted drafts, then one more token.
+
+    The newer runner also returns the numbers of tokens.
+    """
+    if counts is None:
+        return [[token for token in row if token >= 0] for row in made.tolist()]
+    return [row[:count] for row, count in zip(made.tolist(), counts.tolist(), strict=True)]
