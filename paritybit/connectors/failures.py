@@ -10,13 +10,12 @@ or replacement causes is not the engine's fault.
 
 import functools
 import re
-import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import FrameType, ModuleType
 
 import torch
 
@@ -85,6 +84,9 @@ DEVICE = re.compile(
 )
 """A message that both match says that a device, or an operation on it, is missing."""
 
+SIGNATURE = re.compile(r"\(\) (got|missing|takes) ")
+"""Matches the message for a call that does not fit a function, maybe one of paritybit."""
+
 PASS_ON = tuple(
     str(Path(path).resolve())
     for path in (Path(torch.__file__).parent, sysconfig.get_paths()["stdlib"])
@@ -110,14 +112,9 @@ Frame = tuple[FrameType, int]
 """A frame of a traceback and its line."""
 
 
-def judge(
-    error: BaseException, lines: Journal, settings: Settings, what: str | None = None
-) -> None:
-    """Write a finding if an error that ended the engine is the engine's fault.
-
-    `what` is the meaning of the error if a connector knows it.
-    """
-    found = fault_of(error, lines.counts, what)
+def judge(error: BaseException, lines: Journal, settings: Settings) -> None:
+    """Write a finding if an error that ended the engine is the engine's fault."""
+    found = fault_of(error, lines.counts)
     if found is not None:
         report(found, lines, settings)
 
@@ -132,9 +129,7 @@ def report(found: EngineError, lines: Journal, settings: Settings) -> None:
             lines.finding(finding)
 
 
-def fault_of(
-    error: BaseException, counts: Mapping[str, int], what: str | None = None
-) -> EngineError | None:
+def fault_of(error: BaseException, counts: Mapping[str, int]) -> EngineError | None:
     """Return the meaning of an error, or None if it is not the engine's fault."""
     forwards, text = counts.get("forwards", 0), " ".join(str(error).split())[:LONGEST]
     frames = [one for one in frames_of(error) if not passes_on(one[0].f_code.co_filename)]
@@ -149,12 +144,12 @@ def fault_of(
         return EngineError(forwards, OUT_OF_BOUNDS, text)
     if any(surroundings(one) for one in chain):
         return None
-    if what is None and of_engine(frames[-1]):
-        what = meaning(error, mine, counts)
-    elif what is None and RANGE.search(str(error)) and meaning(error, mine, counts):
-        # What stands in for a kernel gets its indices from the engine.
-        kernel = Path(frames[-1][0].f_code.co_filename).resolve().is_relative_to(PACKAGE / "drive")
-        what = OUT_OF_BOUNDS if kernel else None
+    what = meaning(error, mine, counts)
+    if not of_engine(frames[-1]):
+        # What stands in for a kernel or a graph gets its indices from the engine.
+        path = Path(frames[-1][0].f_code.co_filename).resolve()
+        stands_in = any(path.is_relative_to(PACKAGE / part) for part in ("drive", "engines"))
+        what = OUT_OF_BOUNDS if what and stands_in and RANGE.search(str(error)) else None
     if what is None:
         return None
     # It gives its arguments to the code that raised, which often computes only what it is given.
@@ -203,7 +198,7 @@ def surroundings(error: BaseException) -> bool:
         return True
     if isinstance(error, AttributeError) and incomplete(error):
         return True
-    if isinstance(error, TypeError) and misfits(error):
+    if isinstance(error, TypeError) and SIGNATURE.search(str(error)):
         return True
     frames = frames_of(error)
     torch_s = Path(PASS_ON[0])
@@ -221,31 +216,6 @@ def incomplete(error: AttributeError) -> bool:
     if str(getattr(given, "__module__", "")).partition(".")[0] == PACKAGE.name:
         return True
     return any(hasattr(part, name) and part.__name__ in given.__name__ for part in PARTS)
-
-
-SIGNATURE = re.compile(r"^([\w.<>]+)\(\) (got|missing|takes) ")
-"""Matches the message for a call with other arguments than a function takes."""
-
-
-def misfits(error: TypeError) -> bool:
-    """Return whether a function of paritybit, in place of another, does not take its arguments."""
-    called = SIGNATURE.match(str(error))
-    if called is None:
-        return False
-    first, *inner = (part for part in called[1].split(".") if part != "<locals>")
-    return any(
-        getattr(owner := vars(module).get(first), "__module__", None) == name
-        and (not inner or defines(owner, inner[0]))
-        for name, module in sys.modules.copy().items()
-        if name.partition(".")[0] == PACKAGE.name
-    )
-
-
-def defines(owner: object, name: str) -> bool:
-    """Return whether a class has a method of this name, or a function such a nested function."""
-    code = getattr(owner, "__code__", None)
-    nested = {one.co_name for one in code.co_consts if isinstance(one, CodeType)} if code else set()
-    return name in nested or (isinstance(owner, type) and hasattr(owner, name))
 
 
 def frames_of(error: BaseException) -> list[Frame]:

@@ -64,16 +64,12 @@ class Following:
         try:
             return original()
         except Exception as error:
-            judge(self.first_error(error), self.journal, self.settings, self.meaning(error))
+            judge(self.first_error(error), self.journal, self.settings)
             raise
 
     def first_error(self, error: Exception) -> Exception:
         """Return the error that led to the error of a loop."""
         return error
-
-    def meaning(self, error: Exception) -> str | None:
-        """Return the meaning of an error that ends the engine, if the connector knows it."""
-        return None
 
     # Forwards.
 

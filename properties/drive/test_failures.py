@@ -48,7 +48,6 @@ OF_THE_ENGINE = {
     "in a downloaded release": (NO_ROOM, f"{CACHE}/sglang-0.5.23/sglang/srt/a.py", SERVED),
     "in torch": ("torch.zeros(0).view(0, -1, 4)", SGLANG, SERVED),
     "a message about CUDA graphs": ("raise ValueError('no CUDA graph for 9 rows')", SGLANG, SERVED),
-    "a wrong call": ("(lambda page: page)()", VLLM, SERVED),
     "a missing attribute": ("type('Stream', (), {}).ref_count", VLLM, SERVED),
     "another kind of forward failed": (
         NO_ROOM, SGLANG, {**SERVED, "failed forwards: decode": 1},
@@ -72,6 +71,7 @@ NOT_OF_THE_ENGINE = {
         "type('Stream', (), {})().wait_stream", VLLM, SERVED,
     ),
     "an object of paritybit": ("Shadow().write(page=1)", VLLM, SERVED),
+    "any call that does not fit": ("(lambda page: page)()", VLLM, SERVED),
     "before the first forward": (NO_ROOM, SGLANG, {}),
     "such a forward failed before": (NO_ROOM, SGLANG, {**SERVED, "failed forwards: extend": 1}),
 }  # fmt: skip
@@ -150,7 +150,7 @@ def test_an_error_also_names_the_line_that_prepared_its_batch(
 def test_an_error_of_a_replay_names_the_line_that_the_graph_captured() -> None:
     names: dict[str, Any] = {"whole": whole, "torch": torch}
     for path, code in {
-        "/e/sglang/srt/lora.py": "def apply(rows):\n    return whole(torch.take)(rows, rows)\n",
+        "/e/sglang/srt/lora.py": "def apply(rows):\n    return whole(torch.index_select)(rows, 0, rows)\n",
         "/e/sglang/srt/runner.py": "def replay(graph):\n    graph.replay()\n",
     }.items():
         exec(compile(code, path, "exec"), names)
@@ -162,7 +162,7 @@ def test_an_error_of_a_replay_names_the_line_that_the_graph_captured() -> None:
     rows[0] = 7
     with pytest.raises(IndexError) as error:
         names["replay"](graph)
-    fault = fault_of(error.value, SERVED, "a replay fails")
+    fault = fault_of(error.value, SERVED)
     assert fault is not None
     assert fault.source == "sglang/srt/lora.py:2"
     assert told(fault.lines)[1] == "in apply; called at runner.py:2 in replay"

@@ -6,6 +6,7 @@ batch are not.
 
 import dataclasses
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -27,7 +28,6 @@ from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.hidden import HiddenStates
 from paritybit.connectors.sglang.host import GivenBack, at_rest
 from paritybit.connectors.sglang.models import Model, Models
-from paritybit.connectors.sglang.states import meaning, nothing_runs
 from paritybit.watch.facts import PIECES, Forward, Replay
 from paritybit.watch.journal import Journal
 from paritybit.watch.lines import SLOTS
@@ -112,10 +112,6 @@ class Engine(Following):
             self.watcher = self.allocations.watcher = None
             self.models.models.clear()
             self.dropped = True
-
-    def meaning(self, error: Exception) -> str | None:
-        """Return the meaning of an error that ends the loop of the scheduler, or None."""
-        return meaning(error)
 
     # Batches and forwards.
 
@@ -422,3 +418,9 @@ class Engine(Following):
                 except NotRecognisedError as error:
                     self.journal.undecided(f"{error} are not watched")
         return original()
+
+
+def nothing_runs(scheduler: Any) -> bool:
+    """Return whether no request runs. Requests may wait if the release can tell these apart."""
+    asked = inspect.signature(scheduler.is_fully_idle).parameters
+    return bool(scheduler.is_fully_idle(**{n: True for n in asked if n == "ignore_waiting"}))

@@ -8,7 +8,6 @@ from paritybit.connectors.failures import judge
 from paritybit.connectors.hooking import Call, NotRecognisedError, fitting, release_of
 from paritybit.connectors.hooking import install as install_hooks
 from paritybit.connectors.transformers.engine import Engine
-from paritybit.connectors.transformers.sources import meaning
 from paritybit.watch.journal import Journal, of_process
 from paritybit.watch.settings import Settings, active
 
@@ -69,7 +68,7 @@ class Hooks:
 
     def failed(self, original: Call, manager: Any, error: Any) -> Any:
         """Judge an error that ends the generation loop."""
-        judge(error, self.journal, self.settings, meaning(error))
+        judge(error, self.journal, self.settings)
         return original()
 
     def method_of(self, name: str) -> Callable[..., Any]:
