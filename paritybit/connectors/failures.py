@@ -44,9 +44,6 @@ COMPILERS = ("torch._dynamo.", "torch._inductor.")
 DEVICE_CODE = ("cuda", "accelerator", "xpu", "_ops.py", "_utils.py")
 """Files and folders of torch that raise an error if the device or a library of ops is missing."""
 
-PARTS = (torch.cuda.streams.Stream, torch.cuda.streams.Event, torch.cuda.graphs.CUDAGraph)
-"""Parts of CUDA that something else stands in for on a CPU."""
-
 RUNTIME = re.compile(
     r"\b(cuda|hip)( driver| runtime)? error\b|\bcuda_error_|triton error \["
     r"|\b(cublas|cudnn|cusolver|cusparse)_status_|\b(cublas|cudnn|nccl|rccl) error\b",
@@ -209,13 +206,13 @@ def surroundings(error: BaseException) -> bool:
 
 
 def incomplete(error: AttributeError) -> bool:
-    """Return whether torch, paritybit, or what stands in for a part of CUDA lacks an attribute."""
-    if isinstance(error.obj, ModuleType):
-        return error.obj.__name__.partition(".")[0] in {"torch", PACKAGE.name}
-    given, name = error.obj if isinstance(error.obj, type) else type(error.obj), error.name or ""
-    if str(getattr(given, "__module__", "")).partition(".")[0] == PACKAGE.name:
-        return True
-    return any(hasattr(part, name) and part.__name__ in given.__name__ for part in PARTS)
+    """Return whether torch or paritybit lacks an attribute."""
+    given = error.obj if isinstance(error.obj, (ModuleType, type)) else type(error.obj)
+    name = (
+        given.__name__ if isinstance(given, ModuleType) else str(getattr(given, "__module__", ""))
+    )
+    lacks = {PACKAGE.name, "torch"} if isinstance(given, ModuleType) else {PACKAGE.name}
+    return name.partition(".")[0] in lacks
 
 
 def frames_of(error: BaseException) -> list[Frame]:

@@ -72,11 +72,12 @@ class Call:
             args, kwargs = self.args, dict(self.kwargs)
         try:
             with memory.theirs():
-                self.results[:] = [self.function(*args, **kwargs)]
+                result = self.function(*args, **kwargs)
         except BaseException as error:
             self.raised.append(error)
             raise
-        return self.results[0]
+        self.results.append(result)
+        return result
 
     def having(self, name: str) -> Any:
         """Return the first argument with an attribute, besides the first of all, or None."""

@@ -183,18 +183,6 @@ class Watcher(Replaying):
             ledger.tell(slots.tolist(), Story(self.number, what))
 
     @guarded
-    def moved(self, what: str) -> None:
-        """Record that an operation other than a forward has just ended.
-
-        `what` describes the operation. It is taken as the cause of each change of a slot since the
-        last frame.
-        """
-        if self.now is None:
-            self.settle()
-            for ledger in self.ledgers.values():
-                self.moved_between(ledger, what)
-
-    @guarded
     def lists(self, lists: Sequence[IndexList]) -> None:
         """Judge the index lists that the attention backend built for the current forward."""
         if self.now is None:

@@ -42,7 +42,6 @@ VERIFIES = {
     "qo_indptr": [0, 2, 4, 99],
     "mask_indptr": [0, 8, 22, 99],
     "window_kv_offsets": [0, 2, 99],
-    "custom_mask": [1, 1, 1, 0, 1, 1, 1, 1, *[1] * 6, 0, *[1] * 7, 99],
 }
 """What is right for two requests with 2 and 5 cached keys and two draft tokens each, then padding.
 """

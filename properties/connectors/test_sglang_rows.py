@@ -7,19 +7,19 @@ import pytest
 import torch
 
 from paritybit.connectors.sglang.rows import roots, totals
-from paritybit.connectors.sglang.sampling import PLAIN, rows
+from paritybit.connectors.sglang.sampling import rows
 from paritybit.watch.checks import wrong_row
 from paritybit.watch.observations import RowsGiven
 from properties.connectors import parts
 from properties.connectors.parts import Part
 
-VOCABULARY, ADDED = 8, "acc_additive_penalties"
+VOCABULARY, EVERY, ADDED = 8, 1 << 30, "acc_additive_penalties"
 
 
 def request(name: str, output: list[int], **asked: Any) -> Part:
     """Return a request of the scheduler, whose prompt ends with token 1."""
     plain = {
-        "temperature": 1.0, "top_k": PLAIN["top_ks"], "top_p": 1.0, "min_p": 0.0,
+        "temperature": 1.0, "top_k": EVERY, "top_p": 1.0, "min_p": 0.0,
         "sampling_seed": None,
         "logit_bias": None, "frequency_penalty": 0.0, "presence_penalty": 0.0,
         "repetition_penalty": 1.0, "min_new_tokens": 0,
@@ -49,7 +49,7 @@ def a_batch() -> tuple[Part, list[Part]]:
     bias[1, 6] = 2.0
     info = Part(
         temperatures=torch.tensor([[0.5], [1.0], [0.9]]),
-        top_ks=torch.tensor([PLAIN["top_ks"], 1, PLAIN["top_ks"]], dtype=torch.int32),
+        top_ks=torch.tensor([EVERY, 1, EVERY], dtype=torch.int32),
         top_ps=torch.tensor([0.5, 1.0, 1.0]),
         min_ps=torch.tensor([0.0, 0.0, 0.25]),
         sampling_seed=torch.tensor([42, 42, 7]),

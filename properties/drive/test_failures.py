@@ -67,9 +67,7 @@ NOT_OF_THE_ENGINE = {
     "a required GPU": ("raise RuntimeError('it requires a GPU')", VLLM, SERVED),
     "other processes": ("raise RuntimeError('NCCL error: unhandled')", VLLM, SERVED),
     "out of memory": ("raise RuntimeError() from torch.OutOfMemoryError()", VLLM, SERVED),
-    "a part of CUDA that is replaced": (
-        "type('Stream', (), {})().wait_stream", VLLM, SERVED,
-    ),
+    "a missing part of torch": ("torch.nothing_at_all", VLLM, SERVED),
     "an object of paritybit": ("Shadow().write(page=1)", VLLM, SERVED),
     "any call that does not fit": ("(lambda page: page)()", VLLM, SERVED),
     "before the first forward": (NO_ROOM, SGLANG, {}),
@@ -150,14 +148,14 @@ def test_an_error_also_names_the_line_that_prepared_its_batch(
 def test_an_error_of_a_replay_names_the_line_that_the_graph_captured() -> None:
     names: dict[str, Any] = {"whole": whole, "torch": torch}
     for path, code in {
-        "/e/sglang/srt/lora.py": "def apply(rows):\n    return whole(torch.index_select)(rows, 0, rows)\n",
+        "/e/sglang/srt/lora.py": "def f(at):\n    return whole(torch.index_select)(at, 0, at)\n",
         "/e/sglang/srt/runner.py": "def replay(graph):\n    graph.replay()\n",
     }.items():
         exec(compile(code, path, "exec"), names)
     graph, rows = CpuGraph(), torch.zeros(2, dtype=torch.int64)
     graph.ops = Ops()
     graph.capture_begin()
-    names["apply"](rows)
+    names["f"](rows)
     graph.capture_end()
     rows[0] = 7
     with pytest.raises(IndexError) as error:
@@ -165,7 +163,7 @@ def test_an_error_of_a_replay_names_the_line_that_the_graph_captured() -> None:
     fault = fault_of(error.value, SERVED)
     assert fault is not None
     assert fault.source == "sglang/srt/lora.py:2"
-    assert told(fault.lines)[1] == "in apply; called at runner.py:2 in replay"
+    assert told(fault.lines)[1] == "in f; called at runner.py:2 in replay"
 
 
 REPORTED = """

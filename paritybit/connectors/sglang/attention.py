@@ -22,13 +22,10 @@ from torch import Tensor
 from paritybit.connectors.following import expected
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.pools import Pool
-from paritybit.connectors.sglang.rows import EXTENDS, MODES, PREFILLS, Rows, paths_of
+from paritybit.connectors.sglang.rows import EXTENDS, MODES, PREFILLS, Rows
 from paritybit.watch.facts import IndexList, StaticInput
 
 VERIFY = "target_verify"
-LARGEST_MASK = 2**20
-"""The most entries of a mask that is compared."""
-
 TRITON, FLASH = "TritonAttnBackend", "FlashAttentionBackend"
 
 
@@ -151,7 +148,7 @@ def metadata_of(
         return
     spans = list(spans_of(batch, mode, found).values())
     if kind == TRITON:
-        held, right = triton_metadata(backend, mode, batch, spans, graph)
+        held, right = triton_metadata(backend, mode, spans, graph)
     else:
         held, right = flash_metadata(backend, mode, spans, graph)
     for name, values in right.items():
@@ -174,14 +171,13 @@ Expected = tuple[Mapping[str, Any], dict[str, list[int]]]
 
 
 def triton_metadata(
-    backend: Any, mode: str, batch: Any, spans: Sequence[tuple[int, int]], graph: bool
+    backend: Any, mode: str, spans: Sequence[tuple[int, int]], graph: bool
 ) -> Expected:
     """Return the metadata of TritonAttnBackend.
 
     `qo_indptr` and `mask_indptr` say where each request's queries and part of the mask begin,
     `window_kv_offsets` the position of the first key in its window. `max_extend_len` is an upper
-    bound for the queries of a request: the grid of the kernel. `custom_mask` has the keys that each
-    draft token sees: all cached ones and its own ancestors.
+    bound for the queries of a request: the grid of the kernel.
     """
     names, holder = ("qo_indptr", "mask_indptr"), backend if graph else backend.forward_metadata
     held = {name: getattr(holder, name, None) for name in names}
@@ -199,29 +195,7 @@ def triton_metadata(
         right["mask_indptr"] = ends(n * (cached + n) for cached, n in spans)
         if window > 0:
             right["window_kv_offsets"] = [max(0, cached - window) for cached, _ in spans]
-        if (mask := mask_of(batch.spec_info, spans)) is not None:
-            own = getattr(getattr(backend, "_verify_mask", None), "buffer", None)
-            own = getattr(backend, "cuda_graph_custom_mask", own)
-            held["custom_mask"] = own if graph else getattr(holder, "custom_mask", None)
-            right["custom_mask"] = mask
     return held, right
-
-
-def mask_of(info: Any, spans: Sequence[tuple[int, int]]) -> list[int] | None:
-    """Return a flat mask of the keys that each draft token sees. None if it is large or unknown."""
-    if sum(n * (cached + n) for cached, n in spans) > LARGEST_MASK:
-        return None
-    found = list[int]()
-    for index, (cached, count) in enumerate(spans):
-        sees = torch.zeros(count, cached + count, dtype=torch.int64)
-        sees[:, :cached] = 1
-        for path in paths_of(info, index) or [list(range(count))]:
-            for place, node in enumerate(path):
-                sees[node, [cached + ancestor for ancestor in path[: place + 1]]] = 1
-        if not all(sees[node, cached + node] for node in range(count)):
-            return None
-        found += sees.flatten().tolist()
-    return found
 
 
 def flash_metadata(

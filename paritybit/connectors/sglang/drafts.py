@@ -138,9 +138,7 @@ def kept_ids(batch: Any, requests: Sequence[Any], names_next: bool) -> list[int]
 def implied_by_draft(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
     """Return the inputs of a draft's forward that its rows imply, by name."""
     if mode != "draft decode":
-        inputs = implied(found, mode, group)
-        inputs.pop("input_ids", None)  # `kept_ids` finds the ids that can be judged.
-        return inputs
+        return implied(found, mode, group)
     rows = found.rows
     starts = {at: row.cached for at, row in zip(found.batch_rows, rows, strict=True)}
     return {

@@ -32,15 +32,15 @@ from paritybit.watch.facts import PIECES, Forward, Replay
 from paritybit.watch.journal import Journal
 from paritybit.watch.lines import SLOTS
 from paritybit.watch.settings import Settings
-from paritybit.watch.watcher import BEFORE, Watcher
+from paritybit.watch.watcher import Watcher
 
 
 @dataclasses.dataclass
 class UnderWay:
     """The current forward, and the graph runner that replays it, if there is one.
 
-    `arguments` are those of the runner. `replays` counts replays of whole graphs, and `pieces`
-    replays of graphs of parts of the model. `listed` is True once index lists were judged.
+    `call` runs the batch, and `arguments` are those of the runner. `replays` counts replays of
+    whole graphs, and `pieces` of graphs of parts. `listed`: whether index lists were judged.
     """
 
     model: Model
@@ -49,6 +49,7 @@ class UnderWay:
     rows: rows.Rows
     implied: dict[str, Tensor]
     runner: Any = None
+    call: Call | None = None
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     replays: int = 0
     pieces: int = 0
@@ -180,9 +181,6 @@ class Engine(Following):
         forward, found = self.facts(model, batch, requests, graph_runner)
         implied = rows.with_dimensions(model.implied(found, forward.kind), batch)
         self.hook_lists(runner)
-        kind: Any = type(runner)
-        if (name := graphs.runs_batches(kind)) is not None:
-            self.hook(kind, name, self.run_batch)
         watcher.begin(forward)
         now = UnderWay(model, batch, forward, found, implied)
         self.judge(watcher, now, requests)
@@ -238,8 +236,10 @@ class Engine(Following):
     def run_batch(self, original: Call, runner: Any, batch: Any) -> Any:
         """Run a batch of the current forward. Some batches of prompts without graphs run again."""
         now, states = self.now, self.models.states
-        known = now is not None and self.watcher is not None and batch is now.batch
-        if not known or now.model.drafts or now.forward.kind not in rows.PREFILLS:
+        if now is None or self.watcher is None or batch is not now.batch:
+            return original()
+        now.call = original
+        if now.model.drafts or now.forward.kind not in rows.PREFILLS:
             return original()
         live = len(batch.input_ids)
         copies = states is not None and states.due  # Made by the first run alone.
@@ -334,17 +334,12 @@ class Engine(Following):
         self.watcher.inputs(type(backend).__name__, list(given))
 
     def capture(self, original: Call, runner: Any) -> Any:
-        """Record the static inputs of captured graphs, and the slots that the capture changed."""
-        watcher = self.watcher if self.capturing == 0 else None
-        if watcher is not None:
-            watcher.moved(BEFORE)
+        """Record the static inputs of captured graphs."""
         self.capturing += 1
         try:
             result = original()
         finally:
             self.capturing -= 1
-        if watcher is not None:
-            watcher.moved("the capture of graphs")
         if self.capturing == 0:
             self.captured(runner)
             model = getattr(runner, "model_runner", None)
@@ -395,7 +390,7 @@ class Engine(Following):
                 graphs.inputs_of(runner, bucket, now, self.models.ranges),
                 original,
                 functools.partial(graphs.outputs_of, *shape),
-                graphs.eager(self, model.runner, batch, now.forward.kind),
+                graphs.eager(self, now),
                 functools.partial(graphs.padding_of, *shape),
                 once=self.models.once,
             )

@@ -7,8 +7,6 @@ the attribute of that name in the engine's ForwardBatch, or in the draft's input
 """
 
 import contextlib
-import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -49,9 +47,6 @@ OF_BACKENDS = (
     "cuda_graph_window_kv_offsets",
 )
 """Inputs that an attention backend may keep."""
-
-BATCH, TAKEN = "forward_batch", frozenset({"pp_proxy_tensors", "split_forward_count"})
-"""The first parameter of the model runner's method that runs a batch, and some others."""
 
 LOGITS = "next_token_logits_buffer"
 """An output among the inputs of a runner."""
@@ -94,48 +89,23 @@ def parts_of(runner: Any, key: Any, bucket: int) -> dict[str, Tensor]:
     }
 
 
-@functools.cache
-def runs_batches(kind: type) -> str | None:
-    """Return the name of the method that runs a prepared batch, or None if it is unknown.
-
-    The method is private, so it is recognised by its parameters and not by its name. Its first one
-    is the batch. A method that gets an output first may run the batch again.
-    """
-    private = {
-        name: [*inspect.signature(held).parameters][1:]
-        for name, held in inspect.getmembers(kind, inspect.isfunction)
-        if name.startswith("_")
-    }
-    found = [
-        name for name, taken in private.items() if taken[:1] == [BATCH] and set(taken) >= TAKEN
-    ]
-    return found[0] if len(found) == 1 else None
-
-
-def eager(
-    watching: Any, model_runner: Any, batch: Any, kind: str
-) -> Callable[[], dict[str, Tensor]] | None:
+def eager(watching: Any, now: Any) -> Callable[[], dict[str, Tensor]] | None:
     """Return a function that runs a batch without its graph, or None if there is none."""
-    of: Any = type(model_runner)
-    name = runs_batches(of) if kind == "decode" else None
-    if name is None or getattr(model_runner, "lora_manager", None) is not None:
+    runner = now.model.runner
+    if now.forward.kind != "decode" or now.call is None:
+        return None
+    if getattr(runner, "lora_manager", None) is not None:
         return None  # Adapters are prepared for the graph.
-    return functools.partial(eagerly, watching, getattr(model_runner, name), model_runner, batch)
 
+    def run() -> dict[str, Tensor]:
+        with contextlib.ExitStack() as kept:
+            kept.enter_context(as_after_the_first(watching, runner))
+            for name in ("graph_runner", "decode_cuda_graph_runner"):
+                if hasattr(runner, name):
+                    kept.enter_context(attribute(runner, name, None))
+            return dict(tensors(now.call().logits_output))
 
-def eagerly(
-    watching: Any, run: Callable[..., Any], model_runner: Any, batch: Any
-) -> dict[str, Tensor]:
-    """Run a batch of a model without its graphs, and return its outputs by name."""
-    arguments = {"skip_attn_backend_init": False, "pp_proxy_tensors": None}
-    known = inspect.signature(run).parameters
-    with contextlib.ExitStack() as kept:
-        kept.enter_context(as_after_the_first(watching, model_runner))
-        for name in ("graph_runner", "decode_cuda_graph_runner"):
-            if hasattr(model_runner, name):
-                kept.enter_context(attribute(model_runner, name, None))
-        output = run(batch, **{name: arguments[name] for name in arguments if name in known})
-    return dict(tensors(output.logits_output))
+    return run
 
 
 @contextlib.contextmanager

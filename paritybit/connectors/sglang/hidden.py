@@ -6,7 +6,6 @@ returned for the last token of each request. A tree of draft tokens is not judge
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from paritybit.connectors.following import expected
 from paritybit.connectors.sglang.models import Model
 from paritybit.connectors.sglang.rows import EXTENDS, Rows, mode_of
-from paritybit.watch.facts import Row, StaticInput
+from paritybit.watch.facts import StaticInput
 
 LARGEST = 2**26
 """The most bytes of hidden states of one forward that are copied."""
@@ -24,39 +23,16 @@ MOST = 4096
 """The number of requests whose last hidden states are kept."""
 
 
-class Returned(OrderedDict[str, tuple[int, Tensor]]):
-    """The hidden states that a model returned last, by request.
+class HiddenStates:
+    """Follows the hidden states of a target and of its draft model.
 
-    Each has the position of the first one, and the states, [positions, width].
+    Each maps a request to the position of the first state that a model returned last, and to these
+    states, [positions, width].
     """
 
-    def note(self, rows: Sequence[Row], states: Any, lasts: Sequence[int]) -> None:
-        """Keep a copy of the states that a forward returned: one per computed token, or per row.
-
-        The state of a row is that of its computed token number `lasts`, counted from 1.
-        """
-        for row in rows:
-            self.pop(row.request, None)
-        if not isinstance(states, Tensor) or states.ndim != 2 or states.nbytes > LARGEST:
-            return
-        counts = [row.computed for row in rows]
-        if len(states) == sum(counts):
-            lasts = counts
-        elif len(states) == len(lasts):
-            counts = [1] * len(rows)
-        else:
-            return
-        for row, last, mine in zip(rows, lasts, states.split(counts), strict=True):
-            self[row.request] = row.cached + last - len(mine), mine.clone()
-        while len(self) > MOST:
-            self.popitem(last=False)
-
-
-class HiddenStates:
-    """Follows the hidden states of a target and of its draft model."""
-
     def __init__(self) -> None:
-        self.target, self.draft = Returned(), Returned()
+        self.target = OrderedDict[str, tuple[int, Tensor]]()
+        self.draft = OrderedDict[str, tuple[int, Tensor]]()
 
     def clear(self) -> None:
         """Forget all states, because a forward was not watched."""
@@ -64,7 +40,7 @@ class HiddenStates:
         self.draft.clear()
 
     def note(self, model: Model, found: Rows, batch: Any, result: Any) -> None:
-        """Keep the hidden states that a forward returned."""
+        """Keep a copy of the states that a forward returned: one per computed token, or per row."""
         mode = mode_of(batch)
         if model.drafts and mode == "decode":
             return  # They belong to drafts.
@@ -73,16 +49,25 @@ class HiddenStates:
         tree = not found.one_each or (getattr(batch.spec_info, "topk", None) or 1) > 1
         if tree or mine is self.target:  # The next draft forward alone uses the target's states.
             mine.clear()
-        if tree:
+        for row in found.rows:
+            mine.pop(row.request, None)
+        first = result[0] if isinstance(result, tuple) and result else result
+        states = getattr(getattr(first, "logits_output", first), "hidden_states", None)
+        if tree or not isinstance(states, Tensor) or states.ndim != 2 or states.nbytes > LARGEST:
             return
-        lasts = [row.computed for row in found.rows]
-        if mode in EXTENDS:
+        counts = lasts = [row.computed for row in found.rows]
+        if mode in EXTENDS and len(states) != sum(counts):
             accepted = getattr(batch.spec_info, "num_accept_tokens", None)
             # A graph runner pads it.
             lasts = [] if accepted is None else accepted[: len(lasts)].tolist()
-        first = result[0] if isinstance(result, tuple) and result else result
-        output = getattr(first, "logits_output", first)
-        mine.note(found.rows, getattr(output, "hidden_states", None), lasts)
+        if len(states) != sum(counts):
+            if len(states) != len(lasts):
+                return
+            counts = [1] * len(lasts)
+        for row, last, held in zip(found.rows, lasts, states.split(counts), strict=True):
+            mine[row.request] = row.cached + last - len(held), held.clone()
+        while len(mine) > MOST:
+            mine.popitem(last=False)
 
     def given(self, model: Model, found: Rows, batch: Any) -> list[StaticInput]:
         """Return the hidden states that a draft model gets, with those that are known."""

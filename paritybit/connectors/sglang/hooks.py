@@ -55,6 +55,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         f"{MANAGERS}.scheduler_runtime_checker_mixin.SchedulerRuntimeCheckerMixin.on_idle",
     ),
     "forward": (f"{EXECUTOR}.model_runner.ModelRunner.forward",),
+    "run_batch": (f"{EXECUTOR}.model_runner.ModelRunner._forward_raw",),
     "capture": tuple(f"{path}.capture" for path in RUNNERS),
     "runner": tuple(f"{path}.{name}" for path in RUNNERS for name in ("replay", "execute")),
     "replay": ("torch.cuda.CUDAGraph.replay",),

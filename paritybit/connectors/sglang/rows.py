@@ -112,13 +112,6 @@ def implied(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
     }
     if mode != "target_verify":
         inputs["seq_lens"] = torch.tensor([last for _, last in spans])
-    tokens = [
-        token
-        for row, (first, last) in zip(rows, spans, strict=True)
-        for token in row.tokens[first:last]
-    ]
-    if None not in tokens:
-        inputs["input_ids"] = torch.tensor(tokens)
     return inputs
 
 
@@ -146,9 +139,8 @@ def lengths(batch: Any, mode: str) -> list[tuple[int, int]]:
     """Return the numbers of cached and of computed positions, per row."""
     if mode in PREFILLS:
         prefixes = host(batch.extend_prefix_lens_cpu, batch.extend_prefix_lens)
-        return list(
-            zip(prefixes, host(batch.extend_seq_lens_cpu, batch.extend_seq_lens), strict=True)
-        )
+        computed = host(batch.extend_seq_lens_cpu, batch.extend_seq_lens)
+        return list(zip(prefixes, computed, strict=True))
     totals = batch.seq_lens.tolist()
     if mode == "decode":
         return [(total - 1, 1) for total in totals]
@@ -173,13 +165,11 @@ def totals(batch: Any, requests: Sequence[Any], lag: int) -> list[RowValues]:
 
 def roots(batch: Any, requests: Sequence[Any]) -> list[RowValues]:
     """Return the token with which the drafts of each row of a batch begin, if the host knows it."""
-    info = batch.spec_info
+    info, names = batch.spec_info, [one.rid for one in requests]
     ragged = getattr(info, "ragged_verify_layout", None) is not None
-    names = [one.rid for one in requests]
     if ragged or not type(info).__name__.startswith("Eagle"):
         return list(untried("input_ids", names, "the kind of drafts is not known"))
-    drafted, cached = int(info.draft_token_num), batch.seq_lens.tolist()
-    held = batch.input_ids.cpu()[::drafted]
+    held, cached = batch.input_ids.cpu()[:: int(info.draft_token_num)], batch.seq_lens.tolist()
     right, late = held.clone(), list[str]()
     if not len(held) == len(names) == len(cached):
         return []
@@ -225,8 +215,8 @@ def so_far(known: list[int], total: int) -> list[int | None]:
 
 def paths_of(info: Any, index: int) -> list[list[int]] | None:
     """Return the paths from the root to the leaves of a tree of drafts, or None for a chain."""
-    children = getattr(info, "retrieve_next_token", getattr(info, "retrive_next_token", None))
-    siblings = getattr(info, "retrieve_next_sibling", getattr(info, "retrive_next_sibling", None))
+    children = getattr(info, "retrieve_next_token", None)
+    siblings = getattr(info, "retrieve_next_sibling", None)
     if children is None or siblings is None:
         if getattr(info, "topk", 1) == 1:
             return None

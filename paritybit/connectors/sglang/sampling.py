@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.hooking import place_of
-from paritybit.connectors.sampling import MOST, rows_of
+from paritybit.connectors.sampling import MOST, ROUNDING, rows_of
 from paritybit.watch.facts import RowValues
 from paritybit.watch.stacks import Stack
 
@@ -16,8 +16,6 @@ UNSEEDED = 42
 
 SETTLED = 4
 """The number of generated tokens of which at least one is penalised."""
-
-ROUNDING = 1e-4
 
 
 class Placed:
@@ -54,6 +52,18 @@ def moved_by(owner: Any, moves: Mapping[str, tuple[str, str]]) -> dict[str, tupl
     }
 
 
+PARAMETERS = {
+    "temperatures": ("temperature", 1.0),
+    "top_ks": ("top_k", 1 << 30),
+    "top_ps": ("top_p", 1.0),
+    "min_ps": ("min_p", 0.0),
+}
+"""The parameter behind each field of a batch, and what the sampler uses if it looks at none."""
+
+GREEDY = {"temperatures": 1, "top_ks": 1}
+"""What greedy rows use: they take the likeliest token, whatever the rest says."""
+
+
 def rows(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValues]:
     """Yield the engine's SamplingBatchInfo by row. `requests` are those of the rows, in order."""
     for values in fields(info, requests, mode):
@@ -69,34 +79,20 @@ def fields(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValues]
     size, greedy = len(names), info.is_all_greedy
     if len(info.temperatures) != size:
         return  # The batch is padded for other ranks.
-    # Greedy rows take the likeliest token, whatever the rest says.
-    for name, part, plain in (
-        ("temperatures", "temperature", 1),
-        ("top_ks", "top_k", 1),
-        ("top_ps", "top_p", None),
-        ("min_ps", "min_p", None),
-    ):
-        right = [getattr(one, part) for one in asked]
-        unused = right if plain is None else [plain] * size
-        held = torch.tensor(unused) if greedy else used(info, name, part)
-        yield rows_of(name, names, held, right)
+    for name, (part, plain) in PARAMETERS.items():
+        held = getattr(info, name)
+        if greedy and name in GREEDY:
+            held = torch.full((size,), GREEDY[name])
+        elif not getattr(info, f"need_{part}_sampling", True):
+            held = torch.full((len(held),), plain)
+        if name in GREEDY or not greedy:
+            yield rows_of(name, names, held, [getattr(one, part) for one in asked])
     if info.sampling_seed is not None:
         seeds = [UNSEEDED if one.sampling_seed is None else one.sampling_seed for one in asked]
         yield rows_of("sampling_seed", names, info.sampling_seed, seeds)
     if size * info.vocab_size <= MOST:
         yield biases(info, requests)
         yield from penalties(info, requests, mode)
-
-
-PLAIN = {"top_ks": 1 << 30, "top_ps": 1.0, "min_ps": 0.0}
-"""What the sampler uses if it does not look at a parameter. No `top_k` has more tokens."""
-
-
-def used(info: Any, name: str, part: str) -> Tensor:
-    """Return a parameter of all rows, or its default where the sampler does not look at it."""
-    held: Tensor = getattr(info, name)
-    needed = getattr(info, f"need_{part}_sampling", True)
-    return held if needed else torch.full((len(held),), PLAIN[name])
 
 
 def biases(info: Any, requests: Sequence[Any]) -> RowValues:
@@ -123,13 +119,9 @@ def penalties(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValu
     pairs = [(one, sorted({one.origin_input_ids[-1], *one.output_ids})) for one in requests]
     if added is not None:
         held = added.float().cpu()
-        rights = [
-            allowed(row, request, tokens, mode)
-            for row, (request, tokens) in zip(held, pairs, strict=True)
-        ]
-        yield RowValues(
-            "acc_additive_penalties", names, held, torch.stack(rights), ROUNDING, source
-        )
+        triples = zip(held, pairs, strict=True)
+        right = torch.stack([allowed(row, *pair, mode) for row, pair in triples])
+        yield RowValues("acc_additive_penalties", names, held, right, ROUNDING, source)
     if scaled is not None:
         held = scaled.float().cpu()
         right = torch.ones_like(held)

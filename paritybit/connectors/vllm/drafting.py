@@ -131,14 +131,7 @@ class Drafting(Blocks):
             return None
         if any(name not in account.requests or name not in account.counts for name in names):
             return None
-        config = owner.vllm_config
-        return Turn(
-            names, account, self.requests, self.scheduler.requests, pool, pool.draft,
-            int(config.speculative_config.num_speculative_tokens),
-            int(config.model_config.max_model_len),
-            # The older runner passes the last token of a prompt in place of the next one.
-            names_next=not hasattr(owner, "drafter"), owner=owner,
-        )  # fmt: skip
+        return Turn(self, pool, pool.draft, names, owner)
 
     def take_up(
         self, turn: Turn, ids: Tensor, positions: Tensor, mapping: Tensor | None = None
@@ -149,8 +142,7 @@ class Drafting(Blocks):
         self.watcher.begin(turn.extended())
         self.watcher.inputs("draft", turn.inputs(ids, positions, mapping))
         self.watcher.lines.stop()  # The draft model runs next.
-        ends = (turn.account.requests[name] for name in turn.names)
-        chunks = sum(one.computed < len(one.tokens) - 1 for one in ends)
+        chunks = sum(one.computed < len(one.tokens) - 1 for one in turn.progress)
         self.journal.count(ends_of_chunks=0 if turn.names_next else chunks)
 
     def judge_states(self, owner: Any) -> None:
@@ -226,7 +218,7 @@ class Drafting(Blocks):
         self.judge_states(turn.owner)
         live = len(turn.names)
         if not turn.stepping:
-            live = sum(turn.account.counts[name] for name in turn.names)
+            live = sum(count for count, _ in turn.spans)
         once, bucket = "it changes the inputs of its next step", int(one.num_tokens)
         return watcher.replay(Replay(graphs, "draft graph", live, bucket, (), original, once=once))
 
@@ -234,17 +226,14 @@ class Drafting(Blocks):
         """Mark slots as unknown whose computation by the draft model was not watched."""
         names, self.undrafted, self.checked = self.undrafted, [], False
         unwatched, self.unwatched = self.unwatched, None
-        account, pool = self.account, self.pool
-        if self.watcher is None or account is None or pool is None or pool.draft is None:
+        if self.watcher is None or self.account is None:
             return
         if unwatched is not None:
             self.watcher.forget(DRAFTED, unwatched)
-        known = [name for name in names if name in account.requests]
-        turn = Turn(known, account, self.requests, {}, pool, pool.draft, 0, 0)
-        if known:
-            mine = [turn.requests.of(name, pool).slots[pool.draft.number] for name in known]
-            firsts = [turn.given(name)[1] for name in known]
-            parts = [slots[first:] for slots, first in zip(mine, firsts, strict=True)]
+        turn = self.turn_of([name for name in names if name in self.account.requests], None)
+        if turn is not None and turn.names:
+            pairs = zip(turn.tables, turn.spans, strict=True)
+            parts = [table[first:] for table, (_, first) in pairs]
             self.watcher.forget(DRAFTED, torch.cat(parts))
 
 

@@ -7,8 +7,6 @@ unknown before the forward, so the connector reports their KV with a token that 
 draft model writes this KV again after the target has verified the drafts.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,80 +14,82 @@ from torch import Tensor
 
 from paritybit.connectors.following import expected
 from paritybit.connectors.vllm.pools import DRAFTED, Draft, Pool
-from paritybit.connectors.vllm.requests import Requests, padded, space_of
-from paritybit.connectors.vllm.speculation import Account
+from paritybit.connectors.vllm.requests import padded, space_of
+from paritybit.connectors.vllm.speculation import Progress
 from paritybit.watch.facts import Forward, IndexList, Row, StaticInput
 
 NOBODYS = -1
 """Stands for the token of an unknown or a rejected draft."""
 
 
-@dataclass
 class Turn:
     """What a draft model computes after a forward of the target.
 
-    - `names`, `of`: the requests of the batch in order, and the scheduler's requests by name.
-    - `draft`: the group of its layers.
-    - `drafts`: the number of drafts per request.
-    - `longest`: the largest number of tokens of a request.
+    - `names`: the requests of the batch in order.
+    - `owner`: the object of the engine that proposes drafts.
     - `names_next`: after a chunk of a prompt, the model gets the next token of the prompt.
     - `step`: the number of steps that have begun.
-    - `owner`: the object of the engine that proposes drafts.
     """
 
-    names: list[str]
-    account: Account
-    requests: Requests
-    of: Mapping[str, Any]
-    pool: Pool
-    draft: Draft
-    drafts: int
-    longest: int
-    names_next: bool = True
-    step: int = 0
-    stepping: bool = False
-    owner: Any = None
+    step = 0
+    stepping = False
 
-    def done(self, name: str) -> int:
-        """Return the number of tokens of a request whose KV the target has computed."""
-        return self.account.requests[name].computed
+    def __init__(self, engine: Any, pool: Pool, draft: Draft, names: list[str], owner: Any) -> None:
+        self.names, self.owner, self.page, self.draft = names, owner, pool.page, draft
+        self.of, self.counts = engine.scheduler.requests, engine.account.counts
+        self.progress: list[Progress] = [engine.account.requests[name] for name in names]
+        self.tables = [engine.requests.of(name, pool).slots[draft.number] for name in names]
+        # The older runner passes the last token of a prompt in place of the next one.
+        self.names_next = not hasattr(owner, "drafter")
 
-    def given(self, name: str) -> tuple[int, int]:
-        """Return how many positions the first forward computes for a request, and the first one."""
-        mine, count = self.account.requests[name], self.account.counts[name]
-        return count, mine.computed - (count - mine.rejected)
+    @property
+    def drafts(self) -> int:
+        """The number of drafts per request."""
+        return int(self.owner.vllm_config.speculative_config.num_speculative_tokens)
 
-    def slots(self, name: str, end: int) -> Tensor:
-        """Return the slots of the first positions of a request in the group of the draft model."""
-        return padded(self.requests.of(name, self.pool).slots[self.draft.number][:end], end)
+    @property
+    def longest(self) -> int:
+        """The largest number of tokens of a request."""
+        return int(self.owner.vllm_config.model_config.max_model_len)
+
+    @property
+    def done(self) -> list[int]:
+        """The number of tokens of each request whose KV the target has computed."""
+        return [mine.computed for mine in self.progress]
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The number of positions that the first forward computes per request, and the first."""
+        counts = [self.counts[name] for name in self.names]
+        pairs = zip(self.progress, counts, strict=True)
+        return [(count, mine.computed - (count - mine.rejected)) for mine, count in pairs]
 
     def extended(self) -> Forward:
         """Return the forward that computes the tokens of the batch."""
-        rows = []
-        for name in self.names:
-            count, first = self.given(name)
-            rows.append(self.row(name, first, count, self.account.requests[name].rejected))
+        rows = [
+            self.row(at, first, count, mine.rejected)
+            for at, (mine, (count, first)) in enumerate(zip(self.progress, self.spans, strict=True))
+        ]
         return Forward("draft extend", tuple(rows), model="draft ")
 
     def stepped(self) -> Forward:
         """Return the forward of the steps that compute all drafts but the first."""
-        rows = []
-        for name in self.names:
-            done = self.done(name)
-            count = max(0, min(self.drafts - 1, self.longest - done))
-            rows.append(self.row(name, done, count, 0))
+        rows = [
+            self.row(at, done, max(0, min(self.drafts - 1, self.longest - done)), 0)
+            for at, done in enumerate(self.done)
+        ]
         return Forward("draft steps", tuple(rows), model="draft ")
 
-    def row(self, name: str, cached: int, computed: int, spare: int) -> Row:
+    def row(self, at: int, cached: int, computed: int, spare: int) -> Row:
         """Return the row of a request."""
-        mine, end = self.account.requests[name], cached + computed
+        mine, name, end = self.progress[at], self.names[at], cached + computed
         known = mine.tokens[1 : mine.computed + 1]
         return Row(
             request=name,
             tokens=[*known, *[NOBODYS] * max(0, end - len(known))],
             cached=cached,
             computed=computed,
-            slots={DRAFTED: self.slots(name, end)},
+            slots={DRAFTED: padded(self.tables[at][:end], end)},
             space=f"draft {space_of(self.of[name])} after {mine.tokens[0]}",
             spare=spare,
             window=self.draft.window,
@@ -98,31 +98,31 @@ class Turn:
     def inputs(self, ids: Tensor, positions: Tensor, mapping: Tensor | None) -> list[StaticInput]:
         """Return the inputs of the first forward, except those of rejected drafts."""
         tokens, where, slots, kept = list[int](), list[int](), list[int](), list[bool]()
-        for name in self.names:
-            _, first = self.given(name)
-            mine = self.account.requests[name]
+        for mine, table, (_, first) in zip(self.progress, self.tables, self.spans, strict=True):
             tokens += mine.tokens[first + 1 : mine.computed + 1]
             where += range(first, mine.computed)
             kept += [True] * (mine.computed - first - 1)
             kept.append(self.names_next or mine.computed == len(mine.tokens) - 1)
-            slots += self.slots(name, mine.computed)[first:].tolist()
+            slots += padded(table[: mine.computed], mine.computed)[first:].tolist()
         at, known = self.places(ids), torch.tensor(kept)
         right = torch.tensor(tokens)[known]
         found = [
             expected("input_ids (draft)", ids[at[known.to(at.device)]], right, ids),
             expected("positions (draft)", positions[at], where, positions),
         ]
-        if mapping is not None:
-            found.append(expected("slot_mapping (draft)", mapping[at], slots, mapping))
-            found[-1].writes = DRAFTED
+        return found if mapping is None else [*found, self.mapped(mapping, mapping[at], slots)]
+
+    def mapped(self, mapping: Tensor, held: Tensor, slots: list[int]) -> StaticInput:
+        """Return a mapping of slots, with those that tokens must be written to."""
+        found = expected("slot_mapping (draft)", held, slots, mapping)
+        found.writes = DRAFTED
         return found
 
     def places(self, given: Tensor) -> Tensor:
         """Return the indices of the tokens in an input, except those of rejected drafts."""
         places, begin = list[int](), 0
-        for name in self.names:
-            count, first = self.given(name)
-            places += range(begin, begin + self.done(name) - first)
+        for done, (count, first) in zip(self.done, self.spans, strict=True):
+            places += range(begin, begin + done - first)
             begin += count
         return torch.tensor(places, dtype=torch.int64, device=given.device)
 
@@ -135,25 +135,24 @@ class Turn:
 
     def fits(self, step: int) -> bool:
         """Return whether every request has a position for its draft of a step."""
-        return all(self.done(name) + step <= self.longest for name in self.names)
+        return all(done + step <= self.longest for done in self.done)
 
     def step_inputs(
         self, lengths: Tensor, positions: Tensor, mapping: Tensor | None = None
     ) -> list[StaticInput]:
         """Return the inputs of the current step, or of the first one if none has begun."""
-        rows, step = len(self.names), max(1, self.step)
-        ends = [self.done(name) + step for name in self.names]
+        rows = len(self.names)
+        ends = [done + max(1, self.step) for done in self.done]
         last = [end - 1 for end in ends]
         found = [
             expected("seq_lens (draft)", lengths[:rows], ends, lengths),
             expected("positions (draft)", positions[:rows], last, positions),
         ]
-        if mapping is not None:
-            pairs = zip(self.names, ends, strict=True)
-            slots = [int(self.slots(name, end)[-1]) for name, end in pairs]
-            found.append(expected("slot_mapping (draft)", mapping[:rows], slots, mapping))
-            found[-1].writes = DRAFTED
-        return found
+        if mapping is None:
+            return found
+        pairs = zip(self.tables, ends, strict=True)
+        slots = [int(padded(table[:end], end)[-1]) for table, end in pairs]
+        return [*found, self.mapped(mapping, mapping[:rows], slots)]
 
     def lists(self, table: Tensor, lengths: Tensor) -> IndexList:
         """Return the block table of the draft model, with padded rows last."""
@@ -162,17 +161,16 @@ class Turn:
             DRAFTED,
             table.flatten(),
             torch.arange(len(table)) * table.shape[1],
-            -(-lengths[: len(table)].long() // self.pool.page),
+            -(-lengths[: len(table)].long() // self.page),
             computed=self.step or None,
             exact=False,
-            page=self.pool.page,
+            page=self.page,
         )
 
     def whole_table(self, table: Tensor) -> IndexList:
         """Return the block table of all steps."""
-        rows = len(self.names)
-        ends = torch.tensor([self.done(name) + self.drafts - 1 for name in self.names])
-        return self.lists(table[:rows], ends)
+        ends = torch.tensor([done + self.drafts - 1 for done in self.done])
+        return self.lists(table[: len(ends)], ends)
 
 
 def draft_layers(runner: Any) -> set[str]:

@@ -2,9 +2,6 @@
 
 from typing import Any
 
-from paritybit.connectors.following import tensors
-from paritybit.connectors.vllm.pools import Pool
-
 ALONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
          "decode_context_parallel_size", "prefill_context_parallel_size")  # fmt: skip
 """Numbers of ranks that must be 1 if a release has them."""
@@ -22,23 +19,13 @@ def ranks(config: Any) -> list[str]:
     return [name for name in ALONE if getattr(config.parallel_config, name, 1) != 1]
 
 
-def once(config: Any, pool: Pool) -> str | None:
+def once(config: Any) -> str | None:
     """Return why a forward pass of an engine may run only once, or None."""
     if ranks(config):
         return "it waits for other ranks"
-    if getattr(config, "kv_transfer_config", None) is not None:
+    if config.kv_transfer_config is not None:
         return "a KV connector saves or loads KV in it"
     for (part, name), effect in EFFECTS.items():
         if getattr(getattr(config, part, None), name, False):
             return effect
-    saved = {
-        one.untyped_storage().data_ptr()
-        for group in pool.groups
-        for layer in group.layers
-        for one in layer.tensors
-    }
-    for name, layer in config.compilation_config.static_forward_context.items():
-        for _, tensor in tensors(getattr(layer, "kv_cache", None)):
-            if tensor.numel() and tensor.untyped_storage().data_ptr() not in saved:
-                return f"{name} keeps state outside of the pool"
     return None

@@ -144,7 +144,7 @@ class Engine(Rows):
         watcher = self.watch(self.pool.groups)
         if transfer is not None:
             watcher.copied_elsewhere = "a KV connector may copy KV at any time"
-        self.once = effects.once(config, self.pool)
+        self.once = effects.once(config)
         self.capturing = None
         self.hook(type(runner.get_model()), "__call__", self.model)
         return watcher
