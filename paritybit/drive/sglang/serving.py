@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import importlib
 import inspect
+import os
 import sys
 import tempfile
 import traceback
@@ -27,6 +28,9 @@ from paritybit.watch import journal
 
 IMPORTED = ("sglang.srt.managers.scheduler", "sglang.srt.models.registry")
 """Modules of the engine that take longest to import. The second one imports all models."""
+
+TREE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
+"""The variable with the language of the prefix cache. The engine reads it when it starts."""
 
 NOTHING = ("input_embeds", "mm_inputs", "token_ids_logprob", "token_type_ids")
 """Optional fields of a request that some releases require. They are None."""
@@ -85,6 +89,7 @@ class Sglang(Engine):
 
     def start(self, direct: Callable[[Engine], object]) -> None:
         """Start the scheduler, and call `direct` when it is ready."""
+        os.environ.setdefault(TREE, self.served.tree)
         module: Any = importlib.import_module("sglang.srt.managers.scheduler")
         configuration: Any = importlib.import_module("sglang.srt.server_args")
         with tempfile.TemporaryDirectory(prefix="paritybit-") as folder:
