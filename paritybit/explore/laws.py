@@ -1,6 +1,6 @@
 """The laws for slots, for all engines. A shadow records which tokens were written to each slot."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from paritybit.explore.search import ViolationError
 
@@ -56,12 +56,10 @@ def ownership(
     holders: dict[int, list[str]],
     pages: Iterable[int],
     pool: str = "",
-    counts: Mapping[int, int] | None = None,
 ) -> None:
-    """Check that each page is either free once, or held.
+    """Check that each page is either free once, or held once.
 
-    It is held as often as its reference count in `counts` says, or else once. `free` are the free
-    pages, including cached pages that can be evicted, and `holders` has who holds each page.
+    `free` are the free pages, and `holders` has who holds each page.
     """
     twice = sorted({page for page in free if free.count(page) > 1})
     if twice:
@@ -72,14 +70,9 @@ def ownership(
             raise ViolationError(f"freed in use: {name} is free, and {held[0]} holds it")
         if page not in free and not held:
             raise ViolationError(f"leak: {name} is neither free nor held")
-        if counts is None and len(held) > 1:
+        if len(held) > 1:
             raise ViolationError(
                 f"wrong owner: {name} is given back by both {held[0]} and {held[1]}"
-            )
-        if counts is not None and counts[page] != len(held):
-            raise ViolationError(
-                f"wrong count: {name} has the count {counts[page]}, and {len(held)} requests hold "
-                "it"
             )
 
 
