@@ -16,7 +16,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from paritybit.harness.records.codec import load
-from paritybit.reports.issue import Issue, SeenCause, by_cause, issue_of, seen_in
+from paritybit.reports.issue import Issue, issues_of
+from paritybit.reports.markdown import table
 
 from paritybit.launch.case import WatchCase
 from paritybit.launch.schema import WatchRecord
@@ -31,37 +32,46 @@ def main(words: list[str]) -> int:
     parser.add_argument("--post", action="store_true", help="open and update issues")
     parser.add_argument("records", nargs="*", type=Path, metavar="RECORD")
     options = parser.parse_args(words)
-    found = [seen for path in options.records for seen in read(path)]
+    found: dict[str, list[Issue]] = {}
+    for path in options.records:
+        for issue in read(path):
+            found.setdefault(issue.key, []).append(issue)
     issues = existing() if options.post else []
-    for key, seen in by_cause(found).items():
+    for key, same in found.items():
         mine = next((one for one in issues if f"<!-- {key} -->" in (one["body"] or "")), None)
-        settle(issue_of(key, seen), mine, post=options.post)
-    print(f"{len(found)} findings by cause and run, in {len(options.records)} records")
+        settle(same[-1].title, body_of(same), mine, post=options.post)
+    print(f"{len(found)} causes in {len(options.records)} records")
     return 0
 
 
-def read(path: Path) -> list[SeenCause]:
-    """Return the causes in a record, whose cases are in the folder next to it."""
+def read(path: Path) -> list[Issue]:
+    """Return the issues about a record, whose cases are in the folder next to it."""
     files = sorted((path.parent / "cases").glob("*.json"))
     cases = {file.name: load(file, WatchCase) for file in files}
-    return list(seen_in(load(path, WatchRecord), cases))
+    return list(issues_of(load(path, WatchRecord), cases))
 
 
-def settle(issue: Issue, mine: dict | None, *, post: bool) -> None:
+def body_of(same: list[Issue]) -> str:
+    """Return the text of an issue: a row for each run with the cause, and details of the last."""
+    head = f"<!-- {same[0].key} -->\n`paritybit watch` found this. It is updated by later runs.\n"
+    runs = table(("engine", "findings", "day"), (one.row for one in same))
+    return "\n".join([head, *runs, "", same[-1].body])
+
+
+def settle(title: str, body: str, mine: dict | None, *, post: bool) -> None:
     """Open an issue, or update an existing one. Without `post`, print what would be done."""
-    data = {"title": issue.title, "body": issue.body}
     if not post:
-        print(f"would open or update: {issue.title}\n{issue.body}")
+        print(f"would open or update: {title}\n{body}")
     elif mine is None:
-        made = ask("POST", "issues", {**data, "labels": [LABEL]})
-        print(f"opened #{made['number']}: {issue.title}")
+        made = ask("POST", "issues", {"title": title, "body": body, "labels": [LABEL]})
+        print(f"opened #{made['number']}: {title}")
     elif mine["state"] == "closed":
-        print(f"closed, and left alone: #{mine['number']}: {issue.title}")
-    elif mine["body"].replace("\r\n", "\n").strip() == issue.body.strip():
-        print(f"unchanged: #{mine['number']}: {issue.title}")
+        print(f"closed, and left alone: #{mine['number']}: {title}")
+    elif mine["body"].replace("\r\n", "\n").strip() == body.strip():
+        print(f"unchanged: #{mine['number']}: {title}")
     else:
-        ask("PATCH", f"issues/{mine['number']}", {"body": issue.body})
-        print(f"updated #{mine['number']}: {issue.title}")
+        ask("PATCH", f"issues/{mine['number']}", {"body": body})
+        print(f"updated #{mine['number']}: {title}")
 
 
 def existing() -> list[dict]:

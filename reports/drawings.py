@@ -14,7 +14,7 @@ from paritybit.harness.explain.facts import (
     StaticInputRow,
     TimelineEntry,
 )
-from paritybit.reports.model import Bits, Cell, Cells, Fact, Legend, comma_separated
+from paritybit.reports.model import Bits, Cell, Cells, Fact, comma_separated
 
 SIDES: Mapping[str, tuple[str, str]] = {
     "hermetic_replay": ("freshly captured", "after earlier replays"),
@@ -30,41 +30,6 @@ MOST_STEPS, MOST_ROWS, MOST_ELEMENTS, MOST_SLOTS = 40, 64, 48, 1024
 
 COLUMNS = 32
 """The number of slots in a row."""
-
-LEGENDS = (
-    Legend(
-        "Steps",
-        {
-            "live": "live row of a replay, with its request’s number",
-            "eager": "row of an eager forward",
-            "padded": "padded row",
-            "parked": "parked request with live KV",
-        },
-    ),
-    Legend(
-        "Static inputs",
-        {
-            "live": "live",
-            "padded": "padded",
-            "padded stale": "stale: a freshly captured runner holds another value",
-            "padded stale culprit": "cause",
-        },
-    ),
-    Legend(
-        "Slots",
-        {
-            "live": "slot of a request in the batch, with its number",
-            "parked": "slot of a parked request",
-            "reserved": "reserved slot",
-            "": "unowned slot",
-            "written": "written by this step",
-            "differs": "differs between eager and graph",
-            "wrong": "used by mistake",
-            "right": "expected slot",
-        },
-    ),
-)
-"""What the kinds of boxes mean."""
 
 
 def bits(property_name: str, where: Mapping[str, Any]) -> Bits | None:

@@ -7,15 +7,8 @@ from paritybit.harness.errors import headline
 from paritybit.harness.explain.facts import Explanation, Outcome, SourceLine
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import file_name
-from paritybit.harness.records.schema import (
-    BugRow,
-    Counterexample,
-    Record,
-    Status,
-    TrialRow,
-)
+from paritybit.harness.records.schema import BugRow, Counterexample, Record, Status, TrialRow
 from paritybit.reports import drawings
-from paritybit.reports.glossary import GLOSSARY
 from paritybit.reports.model import (
     Block,
     Card,
@@ -23,8 +16,7 @@ from paritybit.reports.model import (
     Fact,
     Facts,
     Failure,
-    Fold,
-    Items,
+    Key,
     PageSection,
     Paragraph,
     Piece,
@@ -44,24 +36,14 @@ VERDICTS: Mapping[str, tuple[str, str]] = {
 """Tone and sign of each verdict."""
 
 MEANINGS: Mapping[Status, str] = {
-    Status.GREEN: "No property was violated.",
-    Status.RED: "The unchanged engine must have no findings.",
-    Status.CAUGHT: "The required property detected the bug.",
-    Status.CLEAN_IS_RED: "The same property is violated on the clean engine.",
     Status.NOT_REPRODUCED: "The hunt detected the bug, but replaying the shrunk schedule did not.",
-    Status.UNDECLARED_STATE: (
-        "It depends on undeclared state, because a fresh process does not reproduce it."
-    ),
     Status.FAILED: "An error ended it, so it proves nothing.",
     Status.DEVICE_LOST: "A step lost the device. Later work ran in a new process.",
-    Status.UNAFFECTED: "No schedule showed the bug, because it cannot affect this runner.",
     Status.MISSED: "No schedule showed the bug.",
-    Status.WRONG_PROPERTY: "A property detected the bug, but not the required one.",
-    Status.AFFECTED_AFTER_ALL: "A property detected the bug, although none was expected to.",
     Status.VACUOUS: "No replay could have shown a violation, so it proves nothing.",
     Status.CAPTURE_WARNED: "A warning was logged while the graphs were captured.",
 }
-"""The meaning of each status."""
+"""The meaning of a status without a violation."""
 
 OUTCOMES: Mapping[Outcome, str] = {
     "holds": "the property holds",
@@ -88,7 +70,6 @@ def report_of(record: Record) -> Report:
     tone, sign = VERDICTS[record.verdict]
     rows = all_rows(record)
     names = dict(zip(map(id, rows), anchors(map(title_of, rows)), strict=True))
-    interrupted = ("The run was interrupted.",) * (record.verdict == "interrupted")
     return Report(
         subject="the built-in engine",
         word=record.verdict,
@@ -98,11 +79,7 @@ def report_of(record: Record) -> Report:
         when=record.started.replace("T", " ").replace("Z", " UTC"),
         command=record.command,
         figures=tuple(figures(record)),
-        notes=(
-            f"Tried: {record.scope.tried}.",
-            f"Not tried: {record.scope.untried}.",
-            *interrupted,
-        ),
+        notes=(f"Tried: {record.scope.tried}.", f"Not tried: {record.scope.untried}."),
         undecided=tuple(unjudged(record)),
         causes=tuple(causes(record, names)),
         sections=(
@@ -113,11 +90,8 @@ def report_of(record: Record) -> Report:
                 "Findings and detected bugs",
                 tuple(card(row, names[id(row)]) for row in rows if has_card(row)),
             ),
-            PageSection("key", "How to read the drawings", drawings.LEGENDS),
-            PageSection("coverage", "Coverage", tuple(coverage(record))),
+            PageSection("key", "How to read the drawings", (Key(),)),
             PageSection("environment", "Environment", (Facts(tuple(environment(record))),)),
-            PageSection("properties", "Properties", (glossary_of(record.properties),)),
-            PageSection("words", "Glossary", (glossary_of(GLOSSARY),)),
         ),
     )
 
@@ -163,18 +137,12 @@ def unjudged(record: Record) -> Iterator[str]:
             yield f"{title_of(row)}: the explainer failed: {headline(row.finding.error)}"
         if row.error and row.status.expected:
             yield f"{title_of(row)}: an error after its verdict: {row.raised}"
-    counts = events(record)
+    counts = Counter[str]()
+    for row in record.clean:
+        counts.update(row.events)
     missing = [name for name in record.required_events if not counts[name]]
     if missing and record.clean and record.verdict != "interrupted":
         yield f"Never reached: {comma_separated(missing)}"
-
-
-def events(record: Record) -> Counter[str]:
-    """Return how often the clean trials of a run reached each state."""
-    counts = Counter(dict.fromkeys(record.required_events, 0))
-    for row in record.clean:
-        counts.update(row.events)
-    return counts
 
 
 def causes(record: Record, names: Mapping[int, str]) -> Iterator[Failure]:
@@ -212,10 +180,12 @@ def cause_of(row: TrialRow) -> str:
     finding = row.finding
     if finding is None:
         return row.raised or "nothing was found"
-    runner, found = runner_of(finding, row.trial), finding.explanation
+    found = finding.explanation
     if found is None:
         seen = finding.violations
-        return f"{seen[0].property} on {runner}" if seen else "no violation in the second play"
+        where = f"{seen[0].property} on {row.trial.runner}" if seen else ""
+        return where or "no violation in the second play"
+    runner = found.at.runner or "eager forward"
     if found.cause is not None:
         holders = dict.fromkeys(one.holder for one in found.cause.elements)
         return f"{runner}: {' '.join([found.cause.name, ', '.join(holders)]).strip()}"
@@ -224,32 +194,16 @@ def cause_of(row: TrialRow) -> str:
     return f"{runner}: {found.property_id}"
 
 
-def runner_of(finding: Counterexample, trial: TrialConfig) -> str:
-    """Return the runner whose forward fails, or what runs instead."""
-    found = finding.explanation
-    if found is not None and found.at.runner is not None:
-        return found.at.runner
-    if not finding.violations:
-        return trial.runner
-    at = finding.violations[0].step if found is None else found.at.step
-    entry = next((one for one in finding.timeline if one.place == at), None)
-    if entry is None:
-        return "not known"
-    return f"no forward ({entry.step})" if entry.mode is None else entry.runner or "eager forward"
-
-
 def answers(row: TrialRow, others: Sequence[TrialRow]) -> Iterator[Fact]:
-    """Yield what failed, on which runner, why, where in the source, and the other failures."""
+    """Yield what failed, why, where in the source, and the other failures."""
     finding = row.finding
-    what = MEANINGS[row.status]
+    what = MEANINGS.get(row.status, "")
     if finding is not None and finding.violations:
         lead = finding.violations[0]
         what = f"step {lead.step} violates {lead.property}: {lead.message}"
     elif isinstance(row, BugRow) and row.detected_by:
         what += f" {row.detected_by} must detect it."
     yield Fact.of("what", f"{title_of(row)}: {what}")
-    if finding is not None:
-        yield Fact.of("runner", runner_of(finding, row.trial))
     yield Fact.of("why", why(row))
     if lines := sources_of(finding)[:MOST_LINES]:
         yield Fact.of("source", source_lines(lines))
@@ -300,7 +254,7 @@ def clean_trials(record: Record) -> DataTable:
             *map(Piece, (row.trial.runner + " *" * row.trial.overlap, row.trial.preset)),
             *map(Piece, (str(row.trial.scheme), str(row.trial.page_size), row.trial.dtype)),
             *(Piece(f"{count:,}") for count in (row.schedules, row.replays, row.padded_replays)),
-            status_piece(row),
+            Piece(row.status, tone=tone_of(row)),
         )
         for row in record.clean
     ]
@@ -309,24 +263,17 @@ def clean_trials(record: Record) -> DataTable:
     return DataTable(title, (*head, "verdict"), tuple(rows), note, printed=True)
 
 
-def status_piece(row: TrialRow) -> Piece:
-    """Return a status with its tone."""
-    return Piece(row.status, tone="good" if row.status.expected else "bad")
-
-
-def by_bug(record: Record) -> dict[str, list[BugRow]]:
-    """Return hunts by their bug, in the order of the record."""
-    found: dict[str, list[BugRow]] = {}
-    for row in record.bugs:
-        found.setdefault(row.bug, []).append(row)
-    return found
+def tone_of(row: TrialRow) -> str:
+    """Return the tone of a row's status."""
+    return "good" if row.status.expected else "bad"
 
 
 def bugs(record: Record, names: Mapping[int, str]) -> DataTable:
     """Return the table of bugs: the hunts by runner, and the property that must detect each."""
     runners = list(dict.fromkeys(hunt.trial.runner for hunt in record.bugs))
     rows = []
-    for bug, hunts in by_bug(record).items():
+    for bug in dict.fromkeys(hunt.bug for hunt in record.bugs):
+        hunts = [hunt for hunt in record.bugs if hunt.bug == bug]
         by = dict.fromkeys(one.detected_by for one in hunts if one.detected_by is not None)
         cells = (hunt_piece(hunts, runner, names) for runner in runners)
         rows.append((Piece(bug), *cells, Piece(comma_separated(by))))
@@ -350,17 +297,11 @@ def hunt_piece(hunts: Sequence[BugRow], runner: str, names: Mapping[int, str]) -
 
 def card(row: TrialRow, anchor: str) -> Card:
     """Return a hunt or a clean trial in full."""
-    finding = row.finding
-    lead = finding.violations[0] if finding is not None and finding.violations else None
-    seen = dict.fromkeys(one.property for one in finding.violations) if finding else {}
-    return Card(
-        anchor=anchor,
-        title=title_of(row),
-        status=row.status,
-        tone="good" if row.status.expected else "bad",
-        summary=f"step {lead.step}: {comma_separated(seen)}" if lead is not None else "",
-        blocks=tuple(card_blocks(row)),
-    )
+    seen = row.finding.violations if row.finding is not None else ()
+    names = comma_separated(dict.fromkeys(one.property for one in seen))
+    summary = f"step {seen[0].step}: {names}" if seen else ""
+    blocks = tuple(card_blocks(row))
+    return Card(title_of(row), blocks, anchor, row.status, tone_of(row), summary)
 
 
 def card_blocks(row: TrialRow) -> Iterator[Block]:
@@ -376,7 +317,6 @@ def card_blocks(row: TrialRow) -> Iterator[Block]:
 
 def card_facts(row: TrialRow) -> Iterator[Fact]:
     """Yield the facts of a hunt or clean trial."""
-    yield Fact.of("outcome", MEANINGS[row.status])
     if isinstance(row, BugRow):
         yield Fact.of("must be detected by", row.detected_by or "nothing")
         if row.unaffected:
@@ -385,7 +325,6 @@ def card_facts(row: TrialRow) -> Iterator[Fact]:
         yield Fact.of("schedules to detection", row.drawn)
     yield Fact.of("schedules, steps", f"{row.schedules:,}, {row.steps:,}")
     yield Fact.of("replays, padded", f"{row.replays:,}, {row.padded_replays:,}")
-    yield Fact.of("time taken", duration(row.seconds))
     yield Fact.of("settings", settings(row.trial))
 
 
@@ -410,22 +349,21 @@ def finding_blocks(row: TrialRow, finding: Counterexample) -> Iterator[Block]:
         yield Paragraph(f"The explainer failed: {finding.error}", "bad")
     found = finding.explanation
     if found is not None:
-        yield Items((*found.proof, f"Cause: {blame(found)}"))
+        yield from map(Paragraph, (*found.proof, f"Cause: {blame(found)}"))
         tried = [Fact.of(one.name, OUTCOMES[one.outcome]) for one in found.suspects]
         if tried:
-            yield Fold("Each suspect was reset alone, and the step ran again", (Facts((*tried,)),))
+            yield Card("Each suspect was reset alone, and the step ran again", (Facts((*tried,)),))
         if found.sources:
             yield Facts((Fact.of("lines to look at", source_lines(found.sources)),))
         difference = found.difference
-        where = {} if difference is None else vars(difference)
-        pattern = drawings.bits(found.property_id, where)
+        pattern = drawings.bits(found.property_id, {} if difference is None else vars(difference))
     else:
         pattern = None if lead is None else drawings.bits(lead.property, lead.where)
     if pattern is not None:
         yield pattern
-    others = [f"{one.property}, step {one.step}: {one.message}" for one in seen if one is not lead]
-    if others:
-        yield Fold("Also violated", (Items(tuple(others)),))
+    others = [Fact.of(f"{one.property}, step {one.step}", one.message) for one in seen]
+    if len(others) > 1:
+        yield Card("All violations", (Facts(tuple(others)),))
     yield from drawings_of(finding)
     yield replay_of(finding)
 
@@ -450,24 +388,9 @@ def drawings_of(finding: Counterexample) -> Iterator[Block]:
         yield pool
 
 
-def coverage(record: Record) -> Iterator[Block]:
-    """Yield how often the clean trials reached each state, and what a full run would reach."""
-    counts = events(record)
-    required = [Fact.of(name, f"{counts[name]:,}") for name in record.required_events]
-    yield Facts(tuple(required))
-    if record.scope.unreached:
-        title = f"Not reached, of the states of a full run ({len(record.scope.unreached)})"
-        yield Fold(title, (Items(record.scope.unreached),))
-
-
 def environment(record: Record) -> Iterator[Fact]:
     """Yield the environment and the settings of a run."""
     yield from environment_facts(record.environment)
     yield Fact.of("processes", record.environment.processes)
     yield Fact.of("seed", record.seed)
     yield Fact.of("schedules for each bug on each runner, at most", record.examples)
-
-
-def glossary_of(words: Mapping[str, str]) -> Facts:
-    """Return words with their definitions."""
-    return Facts(tuple(Fact.of(word, text) for word, text in words.items()))

@@ -6,7 +6,7 @@ nothing: verdicts come from records.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -63,14 +63,6 @@ class Paragraph:
 
 
 @dataclass(frozen=True)
-class Items:
-    """A list of texts."""
-
-    kind: ClassVar = "items"
-    items: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Facts:
     """Names and values."""
 
@@ -117,12 +109,10 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class Legend:
-    """The meaning of the kinds of boxes in one kind of drawing."""
+class Key:
+    """The meaning of the boxes in all drawings."""
 
-    kind: ClassVar = "legend"
-    title: str
-    meanings: Mapping[str, str]
+    kind: ClassVar = "key"
 
 
 @dataclass(frozen=True)
@@ -144,40 +134,22 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Fold:
-    """Blocks that are shown on demand."""
-
-    kind: ClassVar = "fold"
-    title: str
-    blocks: tuple["Block", ...]
-
-
-@dataclass(frozen=True)
 class Card:
-    """One finding, hunt or cause in full. `summary` is shown when it is folded."""
+    """Blocks that are shown on demand: one finding, hunt or cause in full.
+
+    The title, the status with its tone, and `summary` are always shown.
+    """
 
     kind: ClassVar = "card"
-    anchor: str
     title: str
-    status: str
-    tone: str
-    summary: str
     blocks: tuple["Block", ...]
+    anchor: str = ""
+    status: str = ""
+    tone: str = ""
+    summary: str = ""
 
 
-Block = (
-    ReplayCommand
-    | Paragraph
-    | Items
-    | Facts
-    | DataTable
-    | Cells
-    | Legend
-    | Bits
-    | Source
-    | Fold
-    | Card
-)
+Block = ReplayCommand | Paragraph | Facts | DataTable | Cells | Key | Bits | Source | Card
 """A part of a report. `kind` is its name in the template."""
 
 

@@ -9,8 +9,6 @@ from paritybit.reports.model import (
     Fact,
     Facts,
     Failure,
-    Fold,
-    Items,
     PageSection,
     Paragraph,
     Piece,
@@ -74,7 +72,7 @@ def report_of(record: WatchRecord) -> Report:
                 "Findings by cause",
                 (
                     *(card(one, names[one.name], follows.get(one.name), engine) for one in groups),
-                    *absent_blocks(record),
+                    *(Paragraph(f"Known, but did not occur: {one}") for one in record.absent),
                 ),
             ),
             *baseline(record),
@@ -86,6 +84,12 @@ def report_of(record: WatchRecord) -> Report:
             PageSection("environment", "Environment", (Facts(tuple(environment(record))),)),
         ),
     )
+
+
+def engine_of(record: WatchRecord) -> str:
+    """Return the package of the engine that was watched, such as sglang."""
+    loaded = [process.engine for leg in record.legs for process in leg.processes]
+    return next(filter(None, loaded), (record.engine or "engine").partition("==")[0])
 
 
 def headline(record: WatchRecord, roots: list[CauseGroup]) -> str:
@@ -115,25 +119,17 @@ def cause_of(group: CauseGroup, anchor: str, engine: str) -> Failure:
 
 def replay_of(finding: RecordedFinding, engine: str) -> ReplayCommand | None:
     """Return the command that replays a finding, or None without a case."""
-    return (
-        None
-        if finding.case is None
-        else ReplayCommand(f"cases/{finding.case}", f" --engine {engine}")
-    )
+    if finding.case is None:
+        return None
+    return ReplayCommand(f"cases/{finding.case}", f" --engine {engine}")
 
 
 def card(group: CauseGroup, anchor: str, follows: str | None, engine: str) -> Card:
     """Return a cause with all of its findings. `follows` is the cause that it may follow from."""
-    return Card(
-        anchor=anchor,
-        title=group.name,
-        status=group.count,
-        tone="warn" if group.known else "bad",
-        summary="; ".join(
-            filter(None, (group.place, follows and f"may follow from {follows}", group.known))
-        ),
-        blocks=tuple(block for one in group.findings for block in finding_blocks(one, engine)),
-    )
+    about = group.place, follows and f"may follow from {follows}", group.known
+    blocks = tuple(block for one in group.findings for block in finding_blocks(one, engine))
+    tone = "warn" if group.known else "bad"
+    return Card(group.name, blocks, anchor, group.count, tone, "; ".join(filter(None, about)))
 
 
 def finding_blocks(finding: RecordedFinding, engine: str) -> Iterator[Block]:
@@ -153,13 +149,6 @@ def finding_blocks(finding: RecordedFinding, engine: str) -> Iterator[Block]:
         yield command
 
 
-def absent_blocks(record: WatchRecord) -> Iterator[Block]:
-    """Yield the known findings that did not occur."""
-    if record.absent:
-        yield Paragraph("Known findings that did not occur", "title")
-        yield Items(record.absent)
-
-
 def baseline(record: WatchRecord) -> Iterator[PageSection]:
     """Yield the change of each cause since the baseline, if there is one."""
     if record.baseline is None:
@@ -177,13 +166,13 @@ def tried_blocks(record: WatchRecord) -> Iterator[Block]:
     counts = [
         Fact.of(name.replace("_", " "), f"{number:,}") for name, number in record.counts.items()
     ]
-    yield Fold("All counts", (Facts(tuple(counts)),))
+    yield Card("All counts", (Facts(tuple(counts)),))
     settings: dict[str, dict[str, None]] = {}
     for leg in record.legs:
         for name, values in leg.settings.items():
             settings.setdefault(name, {}).update(dict.fromkeys(values))
     used = tuple(Fact.of(name, comma_separated(values)) for name, values in settings.items())
-    yield Fold("Settings of the engine", (Facts(used),))
+    yield Card("Settings of the engine", (Facts(used),))
 
 
 def leg_cells(leg: LegRecord) -> tuple[Piece, ...]:

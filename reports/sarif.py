@@ -5,6 +5,8 @@ Source: OASIS, Static Analysis Results Interchange Format Version 2.1.0.
 
 from typing import Any
 
+from paritybit.reports.sanitizer import engine_of
+
 from paritybit.launch.schema import IN_BASELINE, RecordedFinding, WatchRecord
 from paritybit.launch.words import all_causes, lines_of, source_of
 
@@ -23,8 +25,7 @@ def sarif_of(record: WatchRecord, prefix: str = "") -> dict[str, Any]:
         for group in all_causes(record.findings)
         for finding in reversed(group.findings)
     }
-    engines = [process.engine for leg in record.legs for process in leg.processes]
-    package = next((engine for engine in engines if engine), "engine")
+    package = engine_of(record)
     results = [result_of(finding, prefix, package) for finding in firsts.values()]
     if record.baseline is not None:
         for result, finding in zip(results, firsts.values(), strict=True):

@@ -6,7 +6,6 @@ from typing import Any, cast
 from paritybit.harness.campaigns.run import Run, verdict
 from paritybit.harness.campaigns.scope import scope
 from paritybit.harness.campaigns.task import Result
-from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.records import schema
 from paritybit.harness.records.case import Case, file_name
 from paritybit.harness.records.environment import environment
@@ -31,7 +30,6 @@ def record(run: Run) -> schema.Record:
         environment=environment(run.settings.device, run.processes),
         clean=tuple(one for one in rows if not isinstance(one, schema.BugRow)),
         bugs=tuple(one for one in rows if isinstance(one, schema.BugRow)),
-        properties={name: rule.statement for name, rule in PROPERTIES.items()},
         required_events=run.settings.required_events,
         scope=scope(run),
     )

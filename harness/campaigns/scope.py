@@ -47,4 +47,4 @@ def scope(run: Run) -> Scope:
     if unreached:
         count = f"{len(unreached)} state{'s' * (len(unreached) > 1)}"
         untried.append(f"{count} that a full run must reach: {first_of(unreached)}")
-    return Scope("; ".join(tried) if results else "nothing", "; ".join(untried), unreached)
+    return Scope("; ".join(tried) if results else "nothing", "; ".join(untried))

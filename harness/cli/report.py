@@ -8,7 +8,7 @@ from paritybit.harness.records.codec import load
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.schema import Record
 from paritybit.reports import laboratory, sanitizer
-from paritybit.reports.issue import by_cause, issue_of, seen_in
+from paritybit.reports.issue import issues_of
 from paritybit.reports.markdown import summary
 from paritybit.reports.model import Report
 from paritybit.reports.page import render
@@ -89,8 +89,8 @@ def write_page(record: Record | WatchRecord, page: Path) -> int:
 def print_issues(record: WatchRecord, cases: Path) -> int:
     """Print an issue in Markdown for each cause of findings that is not known."""
     files = {file.name: load(file, WatchCase) for file in sorted(cases.glob("*.json"))}
-    found = by_cause(seen_in(record, files))
-    for issue in (issue_of(key, seen) for key, seen in found.items()):
+    found = list(issues_of(record, files))
+    for issue in found:
         print(f"# {issue.title}\n\n{issue.body}")
     if not found:
         print("no findings")

@@ -116,21 +116,16 @@ class BugRow(TrialRow, frozen=True):
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """What the clean trials of a run tried, and what they did not, each in one line.
-
-    `unreached` has the states that a full run must reach and that this run did not.
-    """
+    """What the clean trials of a run tried, and what they did not, each in one line."""
 
     tried: str
     untried: str
-    unreached: tuple[str, ...]
 
 
 class Record(File, frozen=True, tag="paritybit-run"):
     """A whole run.
 
     - `started`: UTC in ISO 8601.
-    - `properties`: the statement of each property, by id.
     - `required_events`: the states that the clean trials together must reach.
     """
 
@@ -144,7 +139,6 @@ class Record(File, frozen=True, tag="paritybit-run"):
     environment: RunEnvironment
     clean: tuple[TrialRow, ...]
     bugs: tuple[BugRow, ...]
-    properties: dict[str, str]
     required_events: tuple[str, ...]
     scope: Scope
-    version: Literal[7] = 7
+    version: Literal[8] = 8

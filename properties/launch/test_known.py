@@ -31,7 +31,7 @@ def test_a_known_finding_is_shown_and_does_not_fail_the_run(
     assert data["verdict"] == "no finding"
     assert data["findings"][0]["known"] == THREAD
     page = (folder / "index.html").read_text()
-    assert "Known findings that did not occur" in page
+    assert "Known, but did not occur" in page
     assert " · known" in page
 
 
@@ -48,7 +48,7 @@ def test_any_other_finding_fails_the_run(watch: Watch, script: Script, tmp_path:
         ("[]", "is not a paritybit-known file"),
         ('{"format": "paritybit-known", "version": 9}', "of version 9"),
         ('{"format": "paritybit-known", "version": 1, "known": [{}]}', "not a valid paritybit"),
-        ('{"format": "paritybit-known", "version": 1, "known": [], "x": 1}', "unknown key 'x'"),
+        ('{"format": "paritybit-known", "version": 1, "known": [], "x": 1}', "unknown field `x`"),
         (json.dumps({"format": "paritybit-known", "version": 1,
                      "known": [{**STRAY, "expires": "soon"}]}), "not a valid paritybit"),
     ],

@@ -12,7 +12,7 @@ from paritybit.harness.explain.facts import TimelineEntry
 from paritybit.harness.records.codec import encoded
 from paritybit.reports import drawings, laboratory, sanitizer
 from paritybit.reports.annotations import annotations, github_error
-from paritybit.reports.issue import by_cause, issue_of, seen_in
+from paritybit.reports.issue import issues_of
 from paritybit.reports.markdown import summary
 from paritybit.reports.model import Cells, Report, link_addresses
 from paritybit.reports.page import render
@@ -91,7 +91,6 @@ def evil_run() -> Report:
         message=EVIL,
         command=EVIL,
         started=EVIL,
-        properties={EVIL: EVIL},
         clean=(replace(row, finding=finding, error=EVIL),),
         bugs=(replace(hunt, thread=EVIL, mechanism=EVIL, bug=EVIL),),
     )
@@ -127,18 +126,14 @@ def test_each_cause_that_is_not_known_has_one_issue_over_all_runs() -> None:
     """It has the lines of the engine, and a case that is not too long."""
     case = WatchCase("sglang==1", "leg", Script({}, ()), 1, None, "key", "short", None)
     runs = [replace(shown(), engine=engine) for engine in ("sglang==1", "sglang==2", "vllm==1")]
-    groups = by_cause(one for run in runs for one in seen_in(run, {"finding-1.json": case}))
-    issues = [issue_of(key, found) for key, found in groups.items()]
-    assert [one.title for one in issues] == ["sglang: out_cache_loc_swa", "vllm: out_cache_loc_swa"]
-    assert len({one.key for one in issues}) == 2
-    body = issues[0].body
-    assert f"<!-- {issues[0].key} -->" in body
-    assert "| sglang==1 | 25 × stray write |" in body and "| sglang==2 | " in body
-    assert "   11      line = 11" in body
-    assert encoded(case) in body
-    long = {"finding-1.json": replace(case, text="x" * 30_000)}
-    ((key, found),) = by_cause(seen_in(shown(), long)).items()
-    assert "x" * 200 not in issue_of(key, found).body
+    issues = [one for run in runs for one in issues_of(run, {"finding-1.json": case})]
+    assert [one.title.partition(":")[0] for one in issues] == ["sglang", "sglang", "vllm"]
+    assert issues[0].key == issues[1].key != issues[2].key
+    assert issues[0].row == ("sglang==1", "25 × stray write", "2026-11-26")
+    assert "   11      line = 11" in issues[0].body
+    assert encoded(case) in issues[0].body
+    long = replace(case, text="y" * 30_000)
+    assert "y" * 100 not in next(issues_of(runs[0], {"finding-1.json": long})).body
 
 
 def test_an_annotation_is_one_line() -> None:

@@ -76,7 +76,6 @@ MALFORMED: dict[str, tuple[str, Any]] = {
     "a schedule's seed below zero": ("schedule.seed", -1),
     "a step of no known kind": ("schedule", ending_with({"step": "sleep"})),
     "a step that lacks a number": ("schedule", ending_with({"step": "admit", "prompt": 1})),
-    "a step with an extra number": ("schedule", ending_with({"step": "idle", "pick": 0, "n": 1})),
     "a pick that is a truth value": ("schedule", ending_with({"step": "finish", "pick": True})),
     "a pick out of range": ("schedule", ending_with({"step": "finish", "pick": 2**31})),
     "too many steps": (
