@@ -1,14 +1,12 @@
 """Graphs that contain state of their capture, and metadata that a replay does not rebuild."""
 
-from collections.abc import Mapping
-
 import torch
 from paritybit.reference.config import CHAIN, SPECULATION, Kind
 from paritybit.subjects.access import ListedKV
 from paritybit.subjects.bugs.bug import DRAFTS, Bug, pull, seen
-from paritybit.subjects.key_lists import Lists
+from paritybit.subjects.key_lists import ENDS, Lists
 from paritybit.subjects.protocol import Keys
-from paritybit.subjects.runners.base import GraphRunner, RunnerSpec
+from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.runners.eagle_draft import EagleDraftRunner
 from paritybit.subjects.runners.eagle_draft_extend import EagleDraftExtendRunner
 from torch import Tensor
@@ -16,26 +14,12 @@ from torch import Tensor
 LONGEST_AT_CAPTURE = 8
 """Keys of the longest request in the batch of a capture."""
 
-REBOUND = "window_kv_indices"
-
 
 class BakesLongest(ListedKV):
     def keys_of(self, kind: Kind) -> Keys:
         keys = super().keys_of(kind)
         end = torch.minimum(keys.end, keys.begin + LONGEST_AT_CAPTURE)
         return Keys(keys.begin, end, keys.slots, keys.mask_start)
-
-
-class RebindsAfterCapture(GraphRunner):
-    def plan(self, bucket: int) -> None:
-        lists = self.key_lists(bucket)
-        if len(self.captured) == len(self.buckets):
-            self.state = lists.pop(REBOUND)
-        self.metadata.write(lists)
-
-    def static_buffers(self) -> Mapping[str, Tensor]:
-        newest = {} if self.state is None else {REBOUND: self.state}
-        return {**super().static_buffers(), **newest}
 
 
 class UniformQueries(EagleDraftExtendRunner):
@@ -65,22 +49,11 @@ class ListsOneBranch(GraphRunner):
 
 
 class PlansFirstForward(EagleDraftRunner):
-    def __init__(self, spec: RunnerSpec) -> None:
-        super().__init__(spec)
-        self.of_capture: dict[int, Lists] = {}
-
-    def key_lists(self, bucket: int) -> Lists:
-        found, rows = super().key_lists(bucket), bucket * self.topk
-        kept = self.of_capture.setdefault(bucket, found)
-        joined: Lists = {}
-        for kind in ("", "window_"):
-            begin, end, slots = f"{kind}key_begin", f"{kind}key_end", f"{kind}kv_indices"
-            first, kept_first = (int(lists[end][rows - 1]) for lists in (found, kept))
-            for name in (begin, end):
-                later = kept[name][rows:] - kept_first + first
-                joined[name] = torch.cat([found[name][:rows], later])
-            joined[slots] = torch.cat([found[slots][:first], kept[slots][kept_first:]])
-        return joined
+    def plan(self, bucket: int) -> None:
+        lists = self.key_lists(bucket)
+        if len(self.captured) == len(self.buckets):
+            lists |= {name: lists[name][: bucket * self.topk] for name in ENDS}
+        self.metadata.write(lists)
 
 
 BUGS = (
@@ -93,16 +66,6 @@ BUGS = (
         ),
         expected=seen("logits_parity", "decode"),
         parts=(BakesLongest,),
-    ),
-    Bug(
-        name="block_table_rebound",
-        thread=pull(8508, "vllm-project/vllm-ascend"),
-        mechanism=(
-            "Each step rebinds the window's block table to a new tensor, but the graph "
-            "still reads the tensor it was captured with."
-        ),
-        expected=seen("index_contract", "decode"),
-        parts=(RebindsAfterCapture,),
     ),
     Bug(
         name="query_layout_uniform",

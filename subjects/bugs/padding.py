@@ -5,11 +5,9 @@ from paritybit.reference.allocator import Allocator
 from paritybit.reference.batch import ForwardBatch
 from paritybit.reference.ops import ListedKeys, Ops
 from paritybit.reference.pool import Tables
-from paritybit.subjects.bugs.bug import FULL_GRAPH, PREFILL, Bug, pull, seen
+from paritybit.subjects.bugs.bug import FULL_GRAPH, Bug, pull, seen
 from paritybit.subjects.contracts import Policy
 from paritybit.subjects.runners.base import GraphRunner
-from paritybit.subjects.runners.prefill import PrefillRunner
-from paritybit.subjects.states import extend_paths
 from torch import Tensor
 
 KEPT = {"policy": Policy.KEEP}
@@ -30,19 +28,6 @@ class DummyRunKeepsSlots(GraphRunner):
         super().populate(batch, bucket, padded=padded)
         if batch is None:
             slots.copy_(before)
-
-
-class AdvancesPaddedTokens(PrefillRunner):
-    def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
-        super().populate(batch, bucket, padded=padded)
-        beyond = 0 if batch is None else bucket - batch.live_tokens
-        if batch is None or beyond == 0:
-            return
-        ids = self.view("input_ids", bucket)[batch.live_tokens :]
-        last = torch.full_like(ids, batch.live_requests - 1)
-        slots = self.inputs.buffers["mamba_track_indices"]
-        paths = extend_paths(slots, last, torch.ones_like(ids), beyond)
-        self.target.advance_states(self.ops, self.states, paths, ids, ids > 0, ids * 0)
 
 
 class LoadsMaskedValues(Ops):
@@ -76,6 +61,16 @@ BUGS = (
         rows={"positions": KEPT},
     ),
     Bug(
+        name="write_slots_pad",
+        thread=pull(4569, "InternLM/lmdeploy"),
+        mechanism=(
+            "The slots of padded rows keep the values of an earlier, fuller batch, so "
+            "padded rows write K and V into slots that requests own."
+        ),
+        expected=seen("kv_parity", "cpu_graph"),
+        rows={"out_cache_loc": KEPT},
+    ),
+    Bug(
         name="extend_counts_pad",
         thread=pull(22958),
         mechanism=(
@@ -104,16 +99,6 @@ BUGS = (
         ),
         expected=seen("write_frame", "target_verify", "eagle_draft"),
         parts=(DummyRunKeepsSlots,),
-    ),
-    Bug(
-        name="padded_tokens_advance_states",
-        thread=pull(969, "lightseekorg/tokenspeed"),
-        mechanism=(
-            "A prefill graph pads tokens up to its size. The recurrent layers treat the padded "
-            "tokens as real, and advance the state of the last request."
-        ),
-        expected=seen("kv_parity", *PREFILL),
-        parts=(AdvancesPaddedTokens,),
     ),
     Bug(
         name="masked_values_loaded",
