@@ -18,9 +18,6 @@ from torch import Tensor
 
 from paritybit.compat import StrEnum
 
-MROPE_SECTIONS = 3
-ENCODER_ROWS = 4
-
 
 class Mode(StrEnum):
     """What a forward does.
@@ -80,7 +77,6 @@ class RequestSpan(NamedTuple):
     - `tree`: for verify, (token, parent) of each draft token, the root first, its parent -1. At
       least `accept` of the drafts are accepted.
     - `state`: for draft, where drafting starts.
-    - `mrope_delta`, `encoder_len`: model multimodal positions and cross attention.
     - `track_index`: the request's slot of recurrent state, 0 in an engine without. `tracked` says
       whether that state is added to the request's input.
     - `token_row`: the request's row of tokens.
@@ -94,10 +90,8 @@ class RequestSpan(NamedTuple):
     end: int
     full_slots: Sequence[int]
     swa_slots: Sequence[int]
-    mrope_delta: int
     track_index: int
     tracked: bool
-    encoder_len: int
     tree: tuple[tuple[int, int], ...] = ()
     accept: int = 0
     state: DraftState | None = None
@@ -148,9 +142,8 @@ class ForwardBatch:
 
     - input_ids, positions, token_rows, token_requests (batch index of the token's request),
       token_cells (index in the flattened table of tokens): int64 [T]
-    - mrope_positions: int64 [3, T]
     - out_cache_loc: int64 [N]. N = T, except that a draft takes topk x steps slots per request.
-    - req_pool_indices, seq_lens, mamba_track_indices, encoder_lens: int64 [B]
+    - req_pool_indices, seq_lens, mamba_track_indices: int64 [B]
     - mamba_track_mask: bool [B]
     - num_token_non_padded: int32 [1]
     - extend_lens, last_rows: int64 [B]. Number of tokens that a batch that extends runs for each
@@ -158,23 +151,25 @@ class ForwardBatch:
 
     On the host: `spans`, and `seq_lens_cpu` and `extend_lens_cpu`, int64 [B].
 
-    `spec_info` holds what speculation adds: custom_mask bool [M], where M is the sum of draft
-    tokens x keys over the requests; hidden_states [T or B, H]; topk_p float32 and topk_index int64
-    [B, topk]; extend_seq_lens (also on the host, as extend_seq_lens_cpu), num_correct_drafts and
-    num_accept_tokens int32 [B].
+    `spec_info` holds what speculation adds:
+
+    - custom_mask: bool [M]. M is the sum of draft tokens x keys over the requests.
+    - tree_parents: int64 [T], -1 for a root
+    - hidden_states: [T or B, H]
+    - topk_p float32 and topk_index int64, [B, topk]
+    - extend_seq_lens (also on the host, as extend_seq_lens_cpu), num_correct_drafts and
+      num_accept_tokens: int32 [B]
     """
 
     mode: Mode
     spans: tuple[RequestSpan, ...]
     input_ids: Tensor
     positions: Tensor
-    mrope_positions: Tensor
     out_cache_loc: Tensor
     req_pool_indices: Tensor
     seq_lens: Tensor
     mamba_track_indices: Tensor
     mamba_track_mask: Tensor
-    encoder_lens: Tensor
     num_token_non_padded: Tensor
     seq_lens_cpu: Tensor
     token_rows: Tensor
@@ -238,6 +233,7 @@ def batch_values(mode: Mode, spans: Sequence[RequestSpan], columns: int) -> dict
     lists = {**_per_slot(spans), **_per_token(mode, spans, columns), **_per_request(mode, spans)}
     if mode is Mode.TARGET_VERIFY:
         lists["tree_token"] = [token for span in spans for token, _ in span.tree]
+        lists["tree_parents"] = [parent for span in spans for _, parent in span.tree]
         lists["tree_mask"] = [bit for span in spans for bit in span.tree_mask()]
     return lists
 
@@ -248,7 +244,7 @@ SLOT_VALUES = ("row", "column", "out_cache_loc", "swa_slot")
 
 DEVICE_VALUES = (
     *("positions", "token_requests", "token_rows", "token_cells"),
-    *("out_cache_loc", "req_pool_indices", "seq_lens", "mamba_track_indices", "encoder_lens"),
+    *("out_cache_loc", "req_pool_indices", "seq_lens", "mamba_track_indices"),
     *("extend_lens", "last_rows"),
 )
 """The values that are fields of a batch as they are."""
@@ -276,7 +272,6 @@ def batch_of(
         mode=mode,
         spans=tuple(spans),
         input_ids=_input_ids(mode, device, tokens),
-        mrope_positions=device["mrope_positions"].view(MROPE_SECTIONS, -1),
         mamba_track_mask=device["tracked"].bool(),
         num_token_non_padded=device["live_tokens"].to(torch.int32),
         seq_lens_cpu=host["seq_lens"],
@@ -305,12 +300,11 @@ def _per_slot(spans: Sequence[RequestSpan]) -> dict[str, list[int]]:
 
 def _per_token(mode: Mode, spans: Sequence[RequestSpan], columns: int) -> dict[str, list[int]]:
     """Return the request, place and positions of each token, and the number of tokens."""
-    requests, rows, positions, deltas = list[int](), list[int](), list[int](), list[int]()
+    requests, rows, positions = list[int](), list[int](), list[int]()
     for request, span in enumerate(spans):
         of_span = span.positions(mode)
         requests += [request] * len(of_span)
         rows += [span.token_row] * len(of_span)
-        deltas += [span.mrope_delta] * len(of_span)
         positions += of_span
     return {
         "token_requests": requests,
@@ -320,11 +314,6 @@ def _per_token(mode: Mode, spans: Sequence[RequestSpan], columns: int) -> dict[s
         ],
         "live_tokens": [len(positions)],
         "positions": positions,
-        "mrope_positions": [
-            position + section * delta
-            for section in range(MROPE_SECTIONS)
-            for position, delta in zip(positions, deltas, strict=True)
-        ],
     }
 
 
@@ -336,7 +325,6 @@ def _per_request(mode: Mode, spans: Sequence[RequestSpan]) -> dict[str, list[int
         "seq_lens": [span.seq_len(mode) for span in spans],
         "mamba_track_indices": [span.track_index for span in spans],
         "tracked": [span.tracked for span in spans],
-        "encoder_lens": [span.encoder_len for span in spans],
         "extend_lens": extended,
         "last_rows": [end - 1 for end in accumulate(extended)],
     }
@@ -360,7 +348,10 @@ def _spec_info(
 ) -> dict[str, Tensor]:
     """Return what speculation adds to a batch: see `ForwardBatch`."""
     if mode is Mode.TARGET_VERIFY:
-        return {"custom_mask": device["tree_mask"].bool()}
+        return {
+            "custom_mask": device["tree_mask"].bool(),
+            "tree_parents": device["tree_parents"],
+        }
     if mode is Mode.DRAFT_EXTEND:
         accepted = device["extend_lens"].to(torch.int32)
         return {

@@ -91,7 +91,6 @@ class ModelConfig:
     window: int
     vocab: int
     max_context: int
-    activation: str
     sink_kinds: frozenset[Kind] = frozenset()
     full_rope_theta: float = 1_000_000.0
     swa_rope_theta: float = 10_000.0
@@ -127,7 +126,7 @@ def _pattern(code: str) -> tuple[Kind, ...]:
 PRESETS: dict[str, ModelConfig] = {
     "gemma3": ModelConfig(
         name="gemma3",
-        source="Gemma 3 12B, published configuration",
+        source="Gemma 3 12B, published configuration, with SiLU in place of GELU",
         layers=_pattern("SSSSSF"),
         hidden=32,
         intermediate=64,
@@ -137,7 +136,6 @@ PRESETS: dict[str, ModelConfig] = {
         window=12,
         vocab=96,
         max_context=48,
-        activation="gelu",
     ),
     "gpt_oss": ModelConfig(
         name="gpt_oss",
@@ -151,7 +149,6 @@ PRESETS: dict[str, ModelConfig] = {
         window=8,
         vocab=96,
         max_context=48,
-        activation="silu",
         sink_kinds=frozenset(Kind),
         full_rope_theta=150_000.0,
         swa_rope_theta=150_000.0,
@@ -168,7 +165,6 @@ PRESETS: dict[str, ModelConfig] = {
         window=8,
         vocab=96,
         max_context=48,
-        activation="silu",
         sink_kinds=frozenset({Kind.SWA}),
         full_rope_theta=5_000_000.0,
     ),

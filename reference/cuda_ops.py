@@ -201,19 +201,14 @@ class CudaOps(Ops):
 
     def _store_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
         count, width = values.shape
+        rows, tile = rows.contiguous(), _power_of_2(width)
         store_rows_kernel[(count,)](
-            table, rows, count, values, values.stride(0), WIDTH=width, TILE=_power_of_2(width)
+            table, rows, count, values, values.stride(0), WIDTH=width, TILE=tile
         )
 
     def _store_kv(self, cache: Tensor, loc: Tensor, key: Tensor, value: Tensor) -> None:
         for plane, values in zip(cache.flatten(2), (key, value), strict=True):
             self._store_rows(plane, loc, values.flatten(1))
-
-    def _projected(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
-        return self._product(hidden, weight, norm=norm).unsqueeze(1)
-
-    def _added(self, residual: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
-        return self._product(inputs.squeeze(1), weight, residual=residual)
 
     def _product(
         self,
@@ -223,10 +218,6 @@ class CudaOps(Ops):
         norm: Tensor | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """Return inputs [T, I], normed if there is a `norm`, times weight [O, I] transposed.
-
-        The result is float32 [T, O], with `residual` added if there is one.
-        """
         rows, (outputs, width) = inputs.shape[0], weight.shape
         tile = min(_power_of_2(width), INPUT_TILE)
         output_tile = min(_power_of_2(outputs), TILE_AREA // tile)
@@ -260,13 +251,13 @@ class CudaOps(Ops):
             query.stride(0),
             cache,
             cache.stride(0),
-            keys.begin,
-            keys.end,
-            keys.slots,
+            keys.begin.contiguous(),
+            keys.end.contiguous(),
+            keys.slots.contiguous(),
             output if sinks is None else sinks,  # Read only if HAS_SINKS.
             int(keys.mask is not None),
-            self.no_mask if keys.mask is None else keys.mask,
-            self.no_start if keys.mask_start is None else keys.mask_start,
+            self.no_mask if keys.mask is None else keys.mask.contiguous(),
+            self.no_start if keys.mask_start is None else keys.mask_start.contiguous(),
             HAS_SINKS=sinks is not None,
             SCALE=dim**-0.5,
             HEADS=heads,

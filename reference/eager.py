@@ -189,13 +189,11 @@ class EagerDecoder:
             paths_of(batch, device),
             batch.input_ids,
             batch.mamba_track_mask.take(batch.token_requests),
-            batch.encoder_lens.take(batch.token_requests),
         )
         tokens = TokenInputs(
             input_ids=batch.input_ids,
             payload=self.payload,
             positions=batch.positions,
-            mrope_positions=batch.mrope_positions,
             live_tokens=batch.num_token_non_padded,
         )
         access = EagerKV(self.ops, self.model, self.pools[Role.TARGET], device, batch.out_cache_loc)
@@ -237,7 +235,6 @@ class EagerDecoder:
                 hidden,
                 positions,
                 batch.num_token_non_padded,
-                batch.mrope_positions if frozen else None,
             )
             return self.draft.forward(self.ops, tokens, access)
 
@@ -252,16 +249,12 @@ def draft_inputs(
     hidden_states: Tensor,
     positions: Tensor,
     live_tokens: Tensor,
-    mrope_positions: Tensor | None = None,
 ) -> TokenInputs:
     """Return a draft model's inputs: its embeddings plus its fusion of hidden states [T, H]."""
-    if mrope_positions is None:
-        mrope_positions = positions.expand(3, -1)
     return TokenInputs(
         input_ids=input_ids,
         payload=draft.fuse(ops, hidden_states),
         positions=positions,
-        mrope_positions=mrope_positions,
         live_tokens=live_tokens,
     )
 

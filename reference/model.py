@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
-from paritybit.reference.batch import ENCODER_ROWS, MROPE_SECTIONS
 from paritybit.reference.config import SPECULATION, Kind, ModelConfig
 from paritybit.reference.ops import Ops
 from torch import Tensor
@@ -37,18 +36,14 @@ class TokenInputs:
 
     - input_ids, int64 [T]
     - payload, float32 [T, H]: added to the embeddings
-    - positions, int64 [T]: used by RoPE on SWA layers
-    - mrope_positions, int64 [3, T]: used by RoPE on full layers
+    - positions, int64 [T]
     - live_tokens, int32 [1]: rows at or beyond it skip the MLP
-    - token_count, int32 [1] or None: rows at or beyond it have zero logits
     """
 
     input_ids: Tensor
     payload: Tensor
     positions: Tensor
-    mrope_positions: Tensor
     live_tokens: Tensor
-    token_count: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +104,6 @@ class Decoder:
         self.dtype = dtype
         self.device = device
         self.embedding = draw(config.vocab, config.hidden, scale=1.0)
-        self.encoder_table = draw(ENCODER_ROWS, config.hidden, scale=0.5)
         self.layers = []
         for kind in config.layers:
             shape, width = config.shape(kind), config.intermediate
@@ -132,10 +126,6 @@ class Decoder:
         self.frequency = {
             kind: rotary_frequency(config, kind).to(device, torch.float32) for kind in Kind
         }
-        self.section = {
-            Kind.SWA: torch.zeros(config.swa.head_dim // 2, dtype=torch.int64, device=device),
-            Kind.FULL: rotary_section(config.full.head_dim // 2).to(device),
-        }
 
     def run_with(self, changes: Mapping[str, int]) -> "Decoder":
         """Return this model, or a copy with `changes` added to its configuration."""
@@ -153,12 +143,11 @@ class Decoder:
         paths: StatePaths,
         input_ids: Tensor,
         state_mask: Tensor,
-        encoder_lens: Tensor,
     ) -> Tensor:
         """Update the states of `KVPools` with tokens. Returns the tokens' payload, float32 [T, H].
 
-        `input_ids` and `encoder_lens` are int64 [T], `state_mask` is bool [T]. All states are read
-        before one is stored. If several tokens have one target, the last one stays.
+        `input_ids` is int64 [T], `state_mask` bool [T]. All states are read before one is stored.
+        If several tokens have one target, the last one stays.
         """
         found = ops.scan_states(
             states,
@@ -170,7 +159,7 @@ class Decoder:
             self.decay,
         )
         ops.store_rows(states, paths.targets, found)
-        return ops.payload(found, state_mask, self.encoder_table, encoder_lens)
+        return ops.payload(found, state_mask)
 
     def fuse(self, ops: Ops, hidden_states: Tensor) -> Tensor:
         """Return a draft model's payload, float32 [T, H]: its projection of the hidden states."""
@@ -184,11 +173,7 @@ class Decoder:
         """Return the last layer's output [T, H]."""
         config = self.config
         hidden = ops.embed(self.embedding, tokens.input_ids, tokens.payload)
-        positions = {Kind.SWA: tokens.positions[None], Kind.FULL: tokens.mrope_positions}
-        rotary = {
-            kind: ops.rotary(positions[kind], self.section[kind], self.frequency[kind])
-            for kind in Kind
-        }
+        rotary = {kind: ops.rotary(tokens.positions, self.frequency[kind]) for kind in Kind}
         for layer, (kind, weights) in enumerate(zip(config.layers, self.layers, strict=True)):
             groups = config.shape(kind).kv_heads
             turned, value = ops.project_heads(
@@ -198,9 +183,7 @@ class Decoder:
             mixed = access.attend(layer, query, key, value)
             hidden = ops.linear_add(mixed.flatten(1), weights.output, hidden)
             gate_up = ops.norm_linear(hidden, weights.mlp_norm, weights.gate_up)
-            hidden = ops.gated_linear_add(
-                gate_up, weights.down, hidden, config.activation, tokens.live_tokens
-            )
+            hidden = ops.gated_linear_add(gate_up, weights.down, hidden, tokens.live_tokens)
         return hidden
 
     def forward(
@@ -209,8 +192,6 @@ class Decoder:
         """Return `hidden` [T, H], and `logits` of all tokens or of those in `rows` (int64)."""
         hidden = self.run_layers(ops, tokens, access)
         logits = self.logits(ops, hidden if rows is None else hidden[rows])
-        if tokens.token_count is not None:
-            logits = ops.limit_rows(logits, tokens.token_count)
         return {"logits": logits, "hidden": hidden}
 
 
@@ -230,8 +211,3 @@ def rotary_frequency(config: ModelConfig, kind: Kind) -> Tensor:
     """Return the RoPE frequencies of one kind (radians per position), float64 [D/2]."""
     dim = config.shape(kind).head_dim
     return config.rope_theta(kind) ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-
-
-def rotary_section(pairs: int) -> Tensor:
-    """Return the row of the mrope positions that rotates each pair, int64 [pairs]."""
-    return torch.arange(pairs) * MROPE_SECTIONS // pairs

@@ -3,8 +3,9 @@
 The eager and the graph run call the same ops, so their bits can be compared. Every op is
 batch-invariant: the bits of a row depend only on that row's inputs, not on the number of rows or
 the row's place. A product is a batch of products, one per row, each of the same shape whatever the
-batch; `F.linear` is not used, because its bits change with the batch size. On CUDA,
-`reference/cuda_ops.py` replaces the ops whose bits, or order of writes, depend on the batch there.
+batch; `F.linear` is not used, because its bits change with the batch size. On a CPU all widths must
+be multiples of LANES, so that all rows are aligned alike. On CUDA, `reference/cuda_ops.py` replaces
+the ops whose bits, or order of writes, depend on the batch there.
 
 The ops can be logged, because a dispatch mode does not see Triton launches.
 
@@ -21,19 +22,15 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, pad, silu
+from torch.nn.functional import silu
 
 STATE_GAIN = 0.5
 """The share of a token's embedding that is added to the recurrent state."""
 
 NORM_EPSILON = 1e-6
 COUNTING = 4096
-GELU_SCALE = 1.5957691216057308  # 2 * sqrt(2 / pi): tanh form as a logistic
-GELU_CUBE = 0.044715
 LANES = 16
 """Float32 elements in the longest vectors of a CPU. A softmax over whole ones is twice as fast."""
-VECTOR = 64
-"""A multiple of the float32 vectors of any CPU, as torch unrolls them."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -77,16 +74,6 @@ def operation(
     return logged
 
 
-def require_contiguous(*tensors: Tensor) -> None:
-    """Raise ValueError unless all tensors are contiguous: a kernel reads from their first byte."""
-    for tensor in tensors:
-        if not tensor.is_contiguous():
-            shape = list(tensor.shape)
-            raise ValueError(
-                f"a kernel cannot read a tensor of shape {shape} that is not contiguous"
-            )
-
-
 class Ops:
     """The ops of the decoder, in torch, on one device. A tape and a CUDA graph can record them.
 
@@ -101,11 +88,9 @@ class Ops:
         self.log: list[str] | None = None
         self.calls: list[OpCall] | None = None
         counting = torch.arange(COUNTING)
-        self.zero, self.one = torch.zeros((), device=device), torch.ones((), device=device)
+        self.zero = torch.zeros((), device=device)
         self.minus_infinity = torch.full((), -torch.inf, device=device)
         self.epsilon = torch.full((1, 1, 1), NORM_EPSILON, device=device)
-        self.gelu_scale = torch.tensor(-GELU_SCALE, device=device)
-        self.gelu_cube = torch.tensor(-GELU_SCALE * GELU_CUBE, device=device)
         self.counting = counting.to(device)
         self.inverse_root = counting.double().pow(-0.5).float().to(device)
         self.place = counting.to(torch.int32).unsqueeze(1).to(device)
@@ -116,20 +101,9 @@ class Ops:
             self.log.append(name)
 
     @operation
-    def payload(
-        self,
-        states: Tensor,
-        state_mask: Tensor,
-        encoder_table: Tensor,
-        encoder_lens: Tensor,
-    ) -> Tensor:
-        """Return what is added to the embeddings of tokens, float32 [T, H].
-
-        That is row t of `states` [T, H] if `state_mask` (bool [T]) is set, plus row `encoder_lens`
-        (int64 [T]) of `encoder_table`, which models cross attention.
-        """
-        state = torch.where(state_mask[:, None], _wide(states), self.zero)
-        return state + _wide(encoder_table.index_select(0, encoder_lens))
+    def payload(self, states: Tensor, state_mask: Tensor) -> Tensor:
+        """Return row t of `states` [T, H] if `state_mask` (bool [T]) is set, else 0: float32."""
+        return torch.where(state_mask[:, None], _wide(states), self.zero)
 
     @operation
     def scan_states(
@@ -158,8 +132,6 @@ class Ops:
         before = _wide(states.index_select(0, sources.clamp(min=0)))
         before = torch.where((sources >= 0)[:, None], before, self.zero)
         found = _as(added + decay * before, table)
-        if longest == 1:
-            return found
         follows, place = (parents >= 0)[:, None], parents.clamp(min=0)
         # Each turn completes one more token of each path.
         for _ in range(longest - 1):
@@ -171,10 +143,8 @@ class Ops:
     def store_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
         """Write `values` [T, W] into rows `rows` (int64 [T]) of `table` [N, W].
 
-        If several values have the same row, the last one wins. Raises ValueError unless `rows` is
-        contiguous.
+        If several values have the same row, the last one wins.
         """
-        require_contiguous(rows)
         self._store_rows(table, rows, values)
 
     @operation
@@ -183,19 +153,18 @@ class Ops:
         return _as(_wide(table.index_select(0, input_ids)) + payload, table)
 
     @operation
-    def rotary(self, positions: Tensor, section: Tensor, frequency: Tensor) -> Tensor:
-        """Return cos and sin, float32 [2, T, D/2], of `positions` int64 [P, T].
+    def rotary(self, positions: Tensor, frequency: Tensor) -> Tensor:
+        """Return cos and sin, float32 [2, T, D/2], of `positions` int64 [T].
 
-        Rotary pair d turns by positions[section[d]] * frequency[d] (radians);
-        `section` is int64 [D/2], `frequency` float32 [D/2].
+        Rotary pair d turns by positions * frequency[d] (radians); `frequency` is float32 [D/2].
         """
-        angle = positions.index_select(0, section).to(torch.float32).T * frequency
+        angle = positions.to(torch.float32)[:, None] * frequency
         return torch.stack([angle.cos(), angle.sin()])
 
     @operation
     def norm_linear(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
         """Return RMSNorm(hidden [T, H]; norm [H]) times weight [O, H] transposed: [T, O]."""
-        return _as(self._projected(hidden, norm, weight).squeeze(1), hidden)
+        return _as(self._product(hidden, weight, norm=norm), hidden)
 
     @operation
     def project_heads(
@@ -207,7 +176,7 @@ class Ops:
         first half against second. The others, [T, A - turned, D], are not.
         """
         rows, pairs = hidden.shape[0], rotary.shape[2]
-        heads = self._projected(hidden, norm, weight).view(rows, -1, 2, pairs)
+        heads = self._product(hidden, weight, norm=norm).view(rows, -1, 2, pairs)
         halves, others = heads.split_with_sizes((turned, heads.shape[1] - turned), dim=1)
         cosine, sine = (rotary.view(2, rows, 1, 1, pairs) * halves).unbind()
         (first_cosine, second_cosine), (first_sine, second_sine) = cosine.unbind(2), sine.unbind(2)
@@ -217,32 +186,21 @@ class Ops:
     @operation
     def linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
         """Return residual [T, H] + inputs [T, I] times weight [H, I] transposed."""
-        return _as(self._added(_wide(residual), _wide(inputs).unsqueeze(1), weight), residual)
+        return _as(self._product(inputs, weight, residual=_wide(residual)), residual)
 
     @operation
     def gated_linear_add(
-        self,
-        gate_up: Tensor,
-        weight: Tensor,
-        residual: Tensor,
-        activation: str,
-        row_limit: Tensor,
+        self, gate_up: Tensor, weight: Tensor, residual: Tensor, row_limit: Tensor
     ) -> Tensor:
-        """Return residual + (activation(gate) * up) times weight [H, I] transposed.
+        """Return residual + (silu(gate) * up) times weight [H, I] transposed.
 
         `gate_up` is [T, 2 I], gate first. Rows at or beyond `row_limit` (int32 [1]) keep their
         residual, as experts skip padded rows.
         """
-        gate, up = _wide(gate_up).view(gate_up.shape[0], 2, 1, -1).unbind(1)
-        added = self._added(_wide(residual), self._activated(gate, activation) * up, weight)
+        gate, up = _wide(gate_up).chunk(2, -1)
+        added = self._product(silu(gate) * up, weight, residual=_wide(residual))
         live = self.place[: residual.shape[0]] < row_limit
         return torch.where(live, _as(added, residual), residual)
-
-    @operation
-    def limit_rows(self, rows: Tensor, row_limit: Tensor) -> Tensor:
-        """Return `rows` [T, O] with zeros in the rows at or beyond `row_limit` (int32 [1])."""
-        index = torch.arange(rows.shape[0], device=rows.device)
-        return rows.masked_fill(index[:, None] >= row_limit, 0.0)
 
     @operation
     def probabilities(self, logits: Tensor) -> Tensor:
@@ -254,23 +212,11 @@ class Ops:
         """Return the `count` largest of every row of `values` float32 [T, N], and their places.
 
         Both are [T, count], in descending order. Places are int64. Equal values are ordered by
-        place, lowest first. A NaN counts as -inf, and is returned as -inf. Places are in 0 .. N-1
-        and distinct whatever the values; if `count` exceeds N, the last place repeats. `count` is
-        positive.
+        place, lowest first. A NaN counts as -inf, and is returned as -inf.
         """
         ranked = values.masked_fill(values.isnan(), -torch.inf)
-        index = torch.arange(values.shape[1], device=values.device)
-        gone = torch.zeros_like(ranked, dtype=torch.bool)
-        found = []
-        for _ in range(count):
-            best = ranked.masked_fill(gone, -torch.inf).amax(-1, keepdim=True)
-            trailing = (ranked != best).logical_or(gone)
-            place = index.expand_as(ranked).masked_fill(trailing, values.shape[1] - 1)
-            place = place.amin(-1, keepdim=True)
-            gone = gone.logical_or(index == place)
-            found.append(place)
-        places = torch.cat(found, dim=-1)
-        return ranked.gather(-1, places), places
+        ordered, places = ranked.sort(dim=-1, descending=True, stable=True)
+        return ordered[:, :count].contiguous(), places[:, :count].contiguous()
 
     @operation
     def store_kv(
@@ -280,12 +226,9 @@ class Ops:
 
         The ABI is fixed: the bytes of `loc` are read as `loc_dtype`, as a compiled kernel reads a
         raw pointer. Another dtype is reinterpreted, not converted. If several rows have the same
-        slot, the last one wins. Raises ValueError unless `loc` is contiguous.
+        slot, the last one wins.
         """
-        require_contiguous(loc)
-        # The check is cheaper than a view that changes nothing.
-        slots = loc if loc.dtype is loc_dtype else loc.view(loc_dtype)
-        slots = slots if slots.shape == key.shape[:1] else slots[: key.shape[0]]
+        slots = loc.view(loc_dtype)[: key.shape[0]]
         self._store_kv(cache, slots, key, value)
 
     @operation
@@ -315,12 +258,7 @@ class Ops:
 
         Keys that take no part are never loaded. A row's bits depend only on its query, its keys in
         list order, and which of them take part. A mask with all bits set changes nothing.
-
-        Raises ValueError unless the lists and the mask are contiguous.
         """
-        require_contiguous(begin, end, slots)
-        if mask is not None and mask_start is not None:
-            require_contiguous(mask, mask_start)
         keys = ListedKeys(begin, end, slots, mask, mask_start, max_keys)
         return self._attention(query, cache, keys, sinks)
 
@@ -332,86 +270,59 @@ class Ops:
         # One thread copies in order, so the last of several values for one slot stays.
         cache.index_copy_(1, loc.long(), torch.stack([key, value]))
 
-    def _projected(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
-        """Return RMSNorm(hidden) times a weight [O, I] transposed, float32 [T, 1, O]."""
-        rows, weight = _whole(_wide(hidden)).unsqueeze(1), _whole(weight)
-        # The mean of squares plus epsilon, as the product of each row with itself.
-        mean = torch.baddbmm(self.epsilon, rows, rows.transpose(1, 2), alpha=1 / hidden.shape[1])
-        normed = rows * torch.rsqrt(mean) * _whole(_wide(norm))
-        return torch.bmm(normed, _factor(weight, normed))
+    def _product(
+        self,
+        inputs: Tensor,
+        weight: Tensor,
+        *,
+        norm: Tensor | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """Return inputs [T, I], normed if there is a `norm`, times weight [O, I] transposed.
 
-    def _added(self, residual: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
-        """Return residual [T, O] + inputs [T, 1, I] times weight [O, I] transposed, all float32."""
-        inputs, weight = _whole(inputs), _whole(weight)
-        factor = _factor(weight, inputs)
-        return torch.baddbmm(residual.unsqueeze(1), inputs, factor).squeeze(1)
-
-    def _activated(self, gate: Tensor, activation: str) -> Tensor:
-        """Return the activation of `gate` [..., F]: fused on a CPU if VECTOR divides F."""
-        if gate.shape[-1] % VECTOR == 0 and not gate.is_cuda:
-            return gelu(gate, approximate="tanh") if activation == "gelu" else silu(gate)
-        exponent = -gate
-        if activation == "gelu":
-            exponent = gate * (self.gelu_scale + self.gelu_cube * (gate * gate))
-        return gate / (torch.exp(exponent) + self.one)
+        The result is float32 [T, O], with `residual` (float32) added if there is one.
+        """
+        rows = _wide(inputs).unsqueeze(1)
+        if norm is not None:
+            # The mean of squares plus epsilon, as the product of each row with itself.
+            share = 1 / inputs.shape[1]
+            mean = torch.baddbmm(self.epsilon, rows, rows.transpose(1, 2), alpha=share)
+            rows = rows * torch.rsqrt(mean) * _wide(norm)
+        factor = _wide(weight).T.expand(inputs.shape[0], -1, -1)
+        if residual is None:
+            return torch.bmm(rows, factor).squeeze(1)
+        return torch.baddbmm(residual.unsqueeze(1), rows, factor).squeeze(1)
 
     def _attention(
         self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None
     ) -> Tensor:
         rows, heads, dim = query.shape
-        kv_heads, max_keys = cache.shape[2], keys.max_keys
-        width = max_keys if sinks is None else max_keys + 1
-        width = -(-width // LANES) * LANES
-        entry, bias, has_key = self._read_entries(keys, width, kv_heads)
-        found = _wide(cache.view(2, -1, dim).index_select(1, entry))
-        key, value = found.view(2, rows * kv_heads, width, dim).unbind()
+        kv_heads = cache.shape[2]
+        width = keys.max_keys if sinks is None else keys.max_keys + 1
+        turn = self.counting[: -(-width // LANES) * LANES]
+        taken = turn < (keys.end - keys.begin).unsqueeze(1)
+        if keys.mask is not None and keys.mask_start is not None:
+            bit = (keys.mask_start.unsqueeze(1) + turn).clamp(0, keys.mask.shape[0] - 1)
+            taken = taken.logical_and(keys.mask.take(bit))
+        # A key that takes no part is not loaded: the row loads its last other key again.
+        last = (taken * turn).amax(-1, keepdim=True)
+        place = keys.begin.unsqueeze(1) + torch.where(taken, turn, last)
+        slot = keys.slots.take(place.clamp(0, keys.slots.shape[0] - 1))
+        # The cache as rows of one head each. The heads of a slot are adjacent.
+        entry = slot.unsqueeze(1) * kv_heads + self.counting[:kv_heads].unsqueeze(1)
+        found = _wide(cache.view(2, -1, dim).index_select(1, entry.flatten()))
+        key, value = found.view(2, rows * kv_heads, -1, dim).unbind()
         scaled = (_wide(query) * self.inverse_root[dim]).view(rows * kv_heads, -1, dim)
-        score = torch.baddbmm(bias, scaled, key.transpose(1, 2))
+        score = torch.bmm(scaled, key.transpose(1, 2)).view(rows, heads, -1)
+        score = torch.where(taken.unsqueeze(1), score, self.minus_infinity)
         if sinks is not None:
-            score.view(rows, heads, width).select(2, max_keys).copy_(sinks)
+            score.select(2, -1).copy_(sinks)
         weight = torch.softmax(score, dim=-1)
         if sinks is not None:  # A sink has weight but no value.
-            weight, value = weight[..., :max_keys], value[:, :max_keys]
-        mixed = torch.bmm(weight, value).view(rows, heads, dim)
-        return _as(torch.where(has_key, mixed, self.zero), query)
-
-    def _read_entries(
-        self, keys: ListedKeys, width: int, kv_heads: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what attention derives from its lists.
-
-        - The entries to read, int64 [T * G * width], of a cache whose entries are the heads of its
-          slots.
-        - A bias for the scores, float32 [T * G, 1, width]: 0 if a key takes part, else minus
-          infinity.
-        - Whether any key takes part, bool [T, 1, 1].
-        """
-        begin, end, slots, mask, mask_start, max_keys = keys
-        turn = self.counting[:width]
-        place = begin.unsqueeze(1) + turn
-        taken = place < end.unsqueeze(1)
-        if width > max_keys:
-            taken = taken.logical_and(turn < max_keys)
-        last = slots.shape[0] - 1
-        if mask is None or mask_start is None:
-            # A place beyond the list reads the row's first slot again, and takes no part.
-            place = torch.where(taken, place, begin.clamp(max=last).unsqueeze(1))
-            # The first place is listed unless the row has no key.
-            has_key = taken[:, :1]
-        else:
-            bit = (mask_start.unsqueeze(1) + turn).clamp(0, mask.shape[0] - 1)
-            taken = taken.logical_and(mask.take(bit))
-            # A masked place reads the row's last unmasked place again.
-            other = (taken * turn).amax(-1, keepdim=True)
-            place = (begin.unsqueeze(1) + torch.where(taken, turn, other)).clamp(0, last)
-            has_key = taken.any(-1, keepdim=True)
-        slot = slots.index_select(0, place.flatten()).view(-1, 1, width)
-        # The cache as rows of one head each. The heads of a slot are adjacent.
-        group = self.counting[:kv_heads].unsqueeze(1)
-        entry = torch.add(group, slot, alpha=kv_heads).flatten()
-        by_head = taken.unsqueeze(1).expand(-1, kv_heads, -1)
-        bias = torch.where(by_head, self.zero, self.minus_infinity).view(-1, 1, width)
-        return entry, bias, has_key.unsqueeze(2)
+            weight.select(2, -1).zero_()
+        mixed = torch.bmm(weight.view(rows * kv_heads, -1, weight.shape[2]), value)
+        has_key = taken.any(-1).view(-1, 1, 1)
+        return _as(torch.where(has_key, mixed.view(rows, heads, dim), self.zero), query)
 
 
 def _wide(values: Tensor) -> Tensor:
@@ -422,20 +333,3 @@ def _wide(values: Tensor) -> Tensor:
 def _as(values: Tensor, like: Tensor) -> Tensor:
     """Return values in the dtype of `like`, rounded once."""
     return values if values.dtype is like.dtype else values.to(like.dtype)
-
-
-def _whole(values: Tensor) -> Tensor:
-    """Return values [..., I] with each row padded with zeros to a multiple of LANES.
-
-    All rows are then aligned alike to a CPU's vectors, on which the bits of a product may depend.
-    """
-    beyond = -values.shape[-1] % LANES
-    return pad(values, (0, beyond)) if beyond else values
-
-
-def _factor(weight: Tensor, inputs: Tensor) -> Tensor:
-    """Return weight [O, I] as the factor of each row of `inputs` [T, ...]: [T, I, O]."""
-    wide = _wide(weight)
-    (outputs, width), (along, across) = wide.shape, wide.stride()
-    # Transposed and expanded in one call.
-    return wide.as_strided((inputs.shape[0], width, outputs), (0, across, along))

@@ -7,7 +7,6 @@ runs have, such as a window that is off by one. It stores positions, not slots.
 import math
 
 import torch
-from paritybit.reference.batch import MROPE_SECTIONS
 from paritybit.reference.config import Kind
 from paritybit.reference.model import Decoder
 from torch import Tensor
@@ -24,8 +23,6 @@ def visible(kind: Kind, window: int, length: int) -> Tensor:
 def dense_logits(
     model: Decoder,
     tokens: Tensor,
-    mrope_delta: int,
-    encoder_len: int,
     *,
     tracked: bool,
 ) -> Tensor:
@@ -33,10 +30,10 @@ def dense_logits(
 
     `tracked` says whether the recurrent state is added to the input.
     """
-    inputs = wide(model.embedding)[tokens] + wide(model.encoder_table)[encoder_len]
+    inputs = wide(model.embedding)[tokens]
     if tracked:
-        inputs += recurrent_states(model, tokens)
-    return _decode(model, inputs, mrope_delta)
+        inputs = inputs + recurrent_states(model, tokens)
+    return _decode(model, inputs)
 
 
 def recurrent_states(model: Decoder, tokens: Tensor) -> Tensor:
@@ -56,7 +53,7 @@ def dense_draft_logits(draft: Decoder, tokens: Tensor, hidden_states: Tensor) ->
     Row i of `hidden_states` [L, H] is the target's hidden state for the token before token i.
     """
     fused = _norm(wide(hidden_states), wide(draft.hidden_norm)) @ wide(draft.fusion).T
-    return _decode(draft, wide(draft.embedding)[tokens] + fused, 0)
+    return _decode(draft, wide(draft.embedding)[tokens] + fused)
 
 
 def wide(weight: Tensor) -> Tensor:
@@ -64,12 +61,12 @@ def wide(weight: Tensor) -> Tensor:
     return weight.detach().cpu().double()
 
 
-def _decode(model: Decoder, inputs: Tensor, mrope_delta: int) -> Tensor:
+def _decode(model: Decoder, inputs: Tensor) -> Tensor:
     config = model.config
     length, hidden = len(inputs), inputs
     for place, (kind, layer) in enumerate(zip(config.layers, model.layers, strict=True)):
         shape = config.shape(kind)
-        query, key, value = heads(model, place, hidden, mrope_delta)
+        query, key, value = heads(model, place, hidden)
         group = config.heads // shape.kv_heads
         key, value = key.repeat_interleave(group, 0), value.repeat_interleave(group, 0)
         score = query @ key.transpose(1, 2) / math.sqrt(shape.head_dim)
@@ -82,12 +79,12 @@ def _decode(model: Decoder, inputs: Tensor, mrope_delta: int) -> Tensor:
         mixed = (weight @ value).transpose(0, 1).flatten(1)
         hidden = hidden + mixed @ wide(layer.output).T
         gate, up = (_norm(hidden, wide(layer.mlp_norm)) @ wide(layer.gate_up).T).chunk(2, -1)
-        gated = _activate(gate, config.activation) * up
+        gated = gate * gate.sigmoid() * up
         hidden = hidden + gated @ wide(layer.down).T
     return _norm(hidden, wide(model.final_norm)) @ wide(model.head).T
 
 
-def heads(model: Decoder, place: int, hidden: Tensor, mrope_delta: int) -> tuple[Tensor, ...]:
+def heads(model: Decoder, place: int, hidden: Tensor) -> tuple[Tensor, ...]:
     """Return query, key and value, float64 [heads, L, D], of layer `place` from its input.
 
     Keys and values are as a cache stores them: rotated.
@@ -98,7 +95,7 @@ def heads(model: Decoder, place: int, hidden: Tensor, mrope_delta: int) -> tuple
     qkv = _norm(hidden, wide(layer.input_norm)) @ wide(layer.qkv).T
     split = qkv.view(length, -1, shape.head_dim).transpose(0, 1)
     query, key, value = split.split([config.heads, shape.kv_heads, shape.kv_heads])
-    angle = _angles(model, kind, length, mrope_delta)
+    angle = _angles(model, kind, length)
     query, key = _turn(query, angle), _turn(key, angle)
     return query, key, value
 
@@ -107,27 +104,15 @@ def _norm(hidden: Tensor, weight: Tensor) -> Tensor:
     return hidden / (hidden.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
 
 
-def _angles(model: Decoder, kind: Kind, length: int, mrope_delta: int) -> Tensor:
+def _angles(model: Decoder, kind: Kind, length: int) -> Tensor:
     dim = model.config.shape(kind).head_dim
     # float64, because a quotient of integers would be float32.
     place = torch.arange(dim // 2, dtype=torch.float64)
     frequency = torch.exp(-2 * place / dim * math.log(model.config.rope_theta(kind)))
-    position = torch.arange(length, dtype=torch.float64)[:, None].expand(-1, len(frequency))
-    if kind is Kind.FULL:
-        # Pair p of P belongs to mrope section floor(3 p / P). Each section is `mrope_delta` ahead
-        # of the one before.
-        pairs = torch.arange(len(frequency), dtype=torch.float64)
-        position = position + torch.floor(MROPE_SECTIONS * pairs / len(pairs)) * mrope_delta
-    return position * frequency
+    return torch.arange(length, dtype=torch.float64)[:, None] * frequency
 
 
 def _turn(heads: Tensor, angle: Tensor) -> Tensor:
     first, second = heads.chunk(2, -1)
     turned = torch.complex(first, second) * torch.polar(torch.ones_like(angle), angle)
     return torch.cat([turned.real, turned.imag], -1)
-
-
-def _activate(gate: Tensor, activation: str) -> Tensor:
-    if activation == "gelu":
-        return torch.nn.functional.gelu(gate, approximate="tanh")
-    return torch.nn.functional.silu(gate)

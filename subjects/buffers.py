@@ -92,7 +92,7 @@ class StaticInputs:
     def view(self, name: str, extents: Extents) -> Tensor:
         """Return the part of buffer `name` that a bucket with these extents reads."""
         row = self.rows[name]
-        return row.head(self.buffers[name], row.extent(extents))
+        return self.buffers[name][: row.extent(extents)]
 
     def populate(
         self, live_values: Mapping[str, Tensor], *, padded: bool, padded_on_host: bool | None = None
@@ -112,23 +112,19 @@ class StaticInputs:
         for name, values in live_values.items():
             if values.numel() == 0:
                 continue
-            row, buffer = self.rows[name], self.buffers[name]
+            buffer = self.buffers[name]
             if values.dtype != buffer.dtype:
                 self.conversions.add((name, values.dtype, buffer.dtype))
-            pairs.append((row.head(buffer, row.length(values)), values))
+            pairs.append((buffer[: values.shape[0]], values))
         copy_together(pairs)
 
 
 def copy_together(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Copy all (destination, source) pairs, one batched call per pair of dtypes and device.
-
-    A destination that is not contiguous is copied separately: if the strides of one pair differ,
-    CUDA copies all pairs of its call one by one.
-    """
+    """Copy all (destination, source) pairs, one batched call per pair of dtypes and device."""
     groups: dict[tuple[Any, ...], tuple[list[Tensor], list[Tensor]]]
     groups = defaultdict(lambda: ([], []))
     for destination, source in pairs:
-        key = destination.dtype, source.dtype, destination.device, destination.is_contiguous()
+        key = destination.dtype, source.dtype, destination.device
         destinations, sources = groups[key]
         destinations.append(destination)
         sources.append(source)

@@ -10,23 +10,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from paritybit.reference.batch import MROPE_SECTIONS
 from paritybit.subjects.toggles import LocationScheme
-from torch import Tensor
 
 from paritybit.compat import StrEnum
 
 SEQ_LEN_FILL_VALUE = 1
 """The length of a padded row. It attends to one position, so its softmax is defined."""
 
-ENCODER_LEN_FILL_VALUE = 0
-
 
 class Axis(StrEnum):
     """What a static input has one element (or one row) per. SCALAR has a single element."""
 
     TOKEN = "token"
-    MROPE = "3 x token"
     REQUEST = "request"
     DRAFT_SLOT = "draft slot"
     MASK = "mask bit"
@@ -40,13 +35,11 @@ Extents = Mapping[Axis, int]
 class Policy(StrEnum):
     """What the padding branch does to a buffer before live values are copied.
 
-    RESET fills it with the row's value. KEEP leaves its tail stale on purpose. FILL_ONCE fills it
-    at allocation and never resets it.
+    RESET fills it with the row's value. KEEP leaves its tail stale on purpose.
     """
 
     RESET = "reset"
     KEEP = "keep"
-    FILL_ONCE = "fill once"
 
 
 EVERY_SCHEME = frozenset(LocationScheme)
@@ -82,26 +75,14 @@ class ContractRow:
 
     def extent(self, extents: Extents) -> int:
         """Return the number of elements, or rows, of this input for a bucket."""
-        if self.axis is Axis.SCALAR:
-            return 1
-        return extents[Axis.TOKEN if self.axis is Axis.MROPE else self.axis]
+        return 1 if self.axis is Axis.SCALAR else extents[self.axis]
 
     def shape(self, extents: Extents, widths: Mapping[int, int]) -> tuple[int, ...]:
         """Return the shape for a bucket. `widths` has the values of HIDDEN and TOPK."""
         length = self.extent(extents)
-        if self.axis is Axis.MROPE:
-            return MROPE_SECTIONS, length
         if self.width is None:
             return (length,)
         return length, widths.get(self.width, self.width)
-
-    def head(self, buffer: Tensor, length: int) -> Tensor:
-        """Return the first `length` elements, or rows, of this input's buffer."""
-        return buffer[:, :length] if self.axis is Axis.MROPE else buffer[:length]
-
-    def length(self, values: Tensor) -> int:
-        """Return the number of elements, or rows, of `values` along this input's axis."""
-        return values.shape[-1] if self.axis is Axis.MROPE else values.shape[0]
 
     @property
     def padding(self) -> str:
@@ -146,7 +127,6 @@ LISTED_CONVERSIONS: frozenset[tuple[str, torch.dtype, torch.dtype]] = frozenset(
     {
         ("seq_lens", torch.int64, torch.int32),
         ("seq_lens_cpu", torch.int64, torch.int32),
-        ("encoder_lens", torch.int64, torch.int32),
         ("window_kv_indices", torch.int32, torch.int64),
         ("kv_indices", torch.int32, torch.int64),
     }

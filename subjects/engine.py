@@ -216,7 +216,7 @@ class ReplicaEngine:
             runner.state = runners[mode]
 
     def equalize_padding(self, mode: Mode, values: Mapping[str, int]) -> None:
-        """Fill the KEEP and FILL_ONCE buffers of a runner with `values`, by name. The default is 0.
+        """Fill the KEEP buffers of a runner with `values`, by name. The default is 0.
 
         The policies are those of the correct contract, so the padded rows of two runs are equal and
         can be compared.
@@ -272,13 +272,11 @@ class ReplicaEngine:
             paths,
             batch.input_ids,
             batch.mamba_track_mask[requests],
-            batch.encoder_lens[requests],
         )
         return TokenInputs(
             input_ids=batch.input_ids,
             payload=payload,
             positions=batch.positions,
-            mrope_positions=batch.mrope_positions,
             live_tokens=batch.num_token_non_padded,
         )
 

@@ -16,8 +16,8 @@ def decode_paths(track_indices: Tensor) -> StatePaths:
 def verify_paths(track_indices: Tensor, tree_parents: Tensor) -> StatePaths:
     """Return the paths of a tree of drafts per request. `track_indices` int64 [B] are state slots.
 
-    `tree_parents` int64 [B draft_tokens] is the result of `parents_in_tree`. Every node has its own
-    row.
+    `tree_parents` int64 [B draft_tokens] are the parents in each request's tree, -1 for a root.
+    Every node has its own row.
     """
     drafts = SPECULATION.draft_tokens
     place = torch.arange(tree_parents.shape[0], device=tree_parents.device)
@@ -42,19 +42,3 @@ def extend_paths(
     rows = track_indices[token_requests] * STATE_ROWS
     sources = torch.where(positions > 0, rows, -1)
     return StatePaths(sources, rows, place * follows - 1, longest)
-
-
-def parents_in_tree(custom_mask: Tensor, mask_indptr: Tensor, seq_lens: Tensor) -> Tensor:
-    """Return each draft token's parent in its request's tree, int64 [T]; -1 for a root.
-
-    The parent is the last preceding node that the token sees. `mask_indptr` int64 [T] is where each
-    token's bits of `custom_mask` begin. The first `seq_lens` [B] of these bits are for keys that
-    are not drafts.
-    """
-    drafts = SPECULATION.draft_tokens
-    place = torch.arange(mask_indptr.shape[0], device=mask_indptr.device)
-    node = torch.arange(drafts, device=mask_indptr.device)
-    first = mask_indptr + seq_lens[place // drafts]
-    bits = (first[:, None] + node).clamp(max=custom_mask.shape[0] - 1)
-    above = custom_mask[bits] & (node < (place % drafts)[:, None])
-    return torch.where(above, node, -1).amax(-1)

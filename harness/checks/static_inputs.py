@@ -31,28 +31,24 @@ DECODE: Fills = {
     "positions": 0,
     "out_cache_loc": 0,
     "out_cache_loc_swa": 0,
-    "mrope_positions": None,
     "mamba_track_indices": 0,
     "mamba_track_mask": 0,
-    "encoder_lens": None,
 }
 PREFILL: Fills = {
     "input_ids": 0,
     "positions": 0,
     "out_cache_loc": 0,
     "out_cache_loc_swa": 0,
-    "mrope_positions": 0,
     "input_embeds": 0,
     "mamba_track_indices": None,
     "mamba_track_mask": None,
 }
 FILLS: Mapping[str, Fills] = {
     "decode": DECODE,
-    "target_verify": {**DECODE, "custom_mask": None},
+    "target_verify": {**DECODE, "custom_mask": None, "tree_parents": None},
     "cpu_graph": {
         "input_ids": None,
         "positions": None,
-        "mrope_positions": None,
         "seq_lens": 1,
         "out_cache_loc": 0,
         "req_pool_indices": 0,
@@ -60,7 +56,6 @@ FILLS: Mapping[str, Fills] = {
     "eagle_draft": {
         **LENGTHS,
         **dict.fromkeys((*DRAFT_STATE, "positions", "out_cache_loc"), 0),
-        **dict.fromkeys(("input_ids", "mrope_positions", "extend_seq_lens")),
     },
     "eagle_draft_extend": {
         **LENGTHS,
@@ -76,7 +71,7 @@ FILLS: Mapping[str, Fills] = {
     "frozen_kv_mtp": {
         **LENGTHS,
         "positions": 0,
-        **dict.fromkeys((*DRAFT_STATE, "mrope_positions")),
+        **dict.fromkeys(DRAFT_STATE),
     },
     "piecewise": PREFILL,
     "breakable": PREFILL,
@@ -86,12 +81,7 @@ FILLS: Mapping[str, Fills] = {
 TOKEN_COUNTS = ("num_token_non_padded", "global_num_tokens")
 """Further inputs of the runners that decode and verify: live tokens, and tokens of the bucket."""
 
-NEVER_POPULATED = frozenset({"input_ids", "mrope_positions", "extend_seq_lens"})
-"""Inputs that a draft never populates."""
-
-CONVERTED: Mapping[str, torch.dtype] = dict.fromkeys(
-    ("seq_lens", "seq_lens_cpu", "encoder_lens"), torch.int32
-)
+CONVERTED: Mapping[str, torch.dtype] = dict.fromkeys(("seq_lens", "seq_lens_cpu"), torch.int32)
 """The dtypes of the static inputs whose copy from the batch converts, by name.
 
 If such an input had the batch's dtype in all runners, no copy would convert and no two runners
@@ -104,7 +94,7 @@ COMPILED: Mapping[str, torch.dtype] = {"seq_lens": torch.int64}
 METADATA: Mapping[str, torch.dtype] = {
     **dict.fromkeys(("key_begin", "key_end", "window_key_begin", "window_key_end"), torch.int32),
     **dict.fromkeys(("kv_indices", "window_kv_indices"), torch.int64),
-    **dict.fromkeys(("mask_start", "window_mask_start", "tree_parents"), torch.int64),
+    **dict.fromkeys(("mask_start", "window_mask_start"), torch.int64),
 }
 """The dtypes of static buffers for key lists. Their content is checked by read_frame."""
 
@@ -147,7 +137,7 @@ ROOM: Mapping[Mode, Mapping[str, Room]] = {
     Mode.TARGET_VERIFY: {
         **list_room(K),
         "custom_mask": Room(contexts=K),
-        **dict.fromkeys(("mask_start", "window_mask_start", "tree_parents"), Room(elements=K)),
+        **dict.fromkeys(("mask_start", "window_mask_start"), Room(elements=K)),
     },
     Mode.DRAFT_EXTEND: list_room(ACCEPTED),
 }
@@ -210,7 +200,6 @@ def extents_of(observation: Observation, replay: ReplayResult) -> dict[Axis, int
     return {
         Axis.REQUEST: replay.bucket,
         Axis.TOKEN: replay.bucket * tokens,
-        Axis.MROPE: replay.bucket * tokens,
         Axis.DRAFT_SLOT: replay.bucket * speculation.slots,
     }
 
@@ -218,17 +207,14 @@ def extents_of(observation: Observation, replay: ReplayResult) -> dict[Axis, int
 def _parts_of(
     observation: Observation, row: ContractRow, fill: int | None, extents: Mapping[Axis, int]
 ) -> Iterator[Part]:
-    """Yield the live part of a static input, if it is ever populated, and its tail, if reset."""
+    """Yield the live part of a static input, and its tail, if reset."""
     buffer, batch, live = observation.static[row.name], observation.eager.batch, 0
-    along = -1 if row.axis is Axis.MROPE else 0
-    populated = observation.mode is not Mode.DRAFT or row.name not in NEVER_POPULATED
-    if batch is not None and populated:
+    if batch is not None:
         right = live_part(observation, batch, row)
-        live = right.shape[along]
-        room = min(live, buffer.shape[along])
-        yield Part(row.name, True, 0, buffer.narrow(along, 0, room), right)
+        live = len(right)
+        yield Part(row.name, True, 0, buffer[:live], right)
     if fill is not None and extents[row.axis] > live:
-        current = buffer.narrow(along, live, extents[row.axis] - live)
+        current = buffer[live : extents[row.axis]]
         yield Part(row.name, False, live, current, torch.full_like(current, fill))
 
 

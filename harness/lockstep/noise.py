@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 from paritybit.harness.lockstep.request_book import RequestBook
-from paritybit.reference.batch import ENCODER_ROWS, ForwardBatch
+from paritybit.reference.batch import ForwardBatch
 from paritybit.reference.config import SPECULATION, Kind, ModelConfig
 from paritybit.reference.pool import KVPools, PoolSizes
 from torch import Tensor
@@ -22,7 +22,6 @@ def index_bounds(config: ModelConfig, sizes: PoolSizes) -> Mapping[str, int]:
         "topk_index": config.vocab,
         "custom_mask": 2,
         "positions": config.max_context,
-        "mrope_positions": config.max_context,
         "req_pool_indices": sizes.rows + 1,
         "seq_lens": config.window,
         "seq_lens_cpu": config.window,
@@ -30,7 +29,6 @@ def index_bounds(config: ModelConfig, sizes: PoolSizes) -> Mapping[str, int]:
         "out_cache_loc_swa": sizes.slots(Kind.SWA),
         "mamba_track_indices": sizes.rows + 1,
         "mamba_track_mask": 2,
-        "encoder_lens": ENCODER_ROWS,
         "kv_indices": sizes.slots(Kind.FULL),
         "window_kv_indices": sizes.slots(Kind.SWA),
     }

@@ -112,8 +112,6 @@ class Sample:
     tokens: Tensor
     logits: Tensor
     tracked: bool
-    mrope_delta: int
-    encoder_len: int
     hidden_states: Tensor | None = None
     place: int = 0
 

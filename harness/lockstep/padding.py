@@ -68,12 +68,10 @@ def _values_of(scheduler: Scheduler, request: Request) -> Mapping[str, int]:
         "seq_lens": request.length,
         "seq_lens_cpu": request.length,
         "positions": position,
-        "mrope_positions": position,
         "out_cache_loc": full,
         "out_cache_loc_swa": swa,
         "mamba_track_indices": request.allocation.state_slot,
         "mamba_track_mask": 1,
-        "encoder_lens": request.encoder_len,
         **dict.fromkeys((*ONE, *COUNTS), 1),
     }
 

@@ -188,10 +188,8 @@ class RequestBook:
             end=end,
             full_slots=self.allocator.full_slots(allocation, begin, end),
             swa_slots=self.allocator.swa_slots(allocation, begin, end),
-            mrope_delta=request.mrope_delta,
             track_index=allocation.state_slot,
             tracked=request.tracked,
-            encoder_len=request.encoder_len,
         )
 
     def make_room(self, allocation: PageAllocation, length: int, count: int) -> bool:

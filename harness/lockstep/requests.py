@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from paritybit.reference.allocator import Owner, PageAllocation
-from paritybit.reference.batch import ENCODER_ROWS, DraftState, ForwardBatch, Mode, RequestSpan
+from paritybit.reference.batch import DraftState, ForwardBatch, Mode, RequestSpan
 from paritybit.reference.config import Kind
 from paritybit.reference.speculative import Tree
 
@@ -32,19 +32,9 @@ class Request:
     tree: Tree = ()
 
     @property
-    def mrope_delta(self) -> int:
-        """How far each mrope section runs ahead of the one before it, in positions."""
-        return 3 * self.serial % 5
-
-    @property
     def tracked(self) -> bool:
         """Whether this request's recurrent state enters its input."""
         return self.serial % 4 != 3
-
-    @property
-    def encoder_len(self) -> int:
-        """The cross-attention length of this request."""
-        return 3 * self.serial % ENCODER_ROWS
 
 
 @dataclass(frozen=True)

@@ -245,8 +245,6 @@ def samples_of(
                 tokens=tokens[draft : length + draft].clone(),
                 logits=output["logits"][row].clone(),
                 tracked=request.tracked,
-                mrope_delta=request.mrope_delta,
-                encoder_len=request.encoder_len,
                 hidden_states=hidden[:length].clone() if draft else None,
                 place=place,
             )

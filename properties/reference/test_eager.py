@@ -43,19 +43,9 @@ class Request:
     length: int = 0
 
     @property
-    def mrope_delta(self) -> int:
-        """Another for each request, as are the payloads below."""
-        return self.serial + 1
-
-    @property
     def tracked(self) -> bool:
         """Whether the recurrent state enters the input."""
         return self.serial != 1
-
-    @property
-    def encoder_len(self) -> int:
-        """The cross-attention length."""
-        return 3 - self.serial
 
 
 class Bench:
@@ -96,10 +86,8 @@ class Bench:
             end=end,
             full_slots=self.allocator.full_slots(request.allocation, begin, end),
             swa_slots=self.allocator.swa_slots(request.allocation, begin, end),
-            mrope_delta=request.mrope_delta,
             track_index=request.allocation.state_slot,
             tracked=request.tracked,
-            encoder_len=request.encoder_len,
         )
 
     def run(self, mode: Mode, spans: Sequence[RequestSpan]) -> Output:

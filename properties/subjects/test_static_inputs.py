@@ -4,15 +4,14 @@ import pytest
 import torch
 from paritybit.harness.checks.static_inputs import FILLS, TOKEN_COUNTS
 from paritybit.subjects.buffers import BufferPool, StaticInputs
-from paritybit.subjects.contracts import Axis, Contract, ContractRow, Policy, keep, reset
+from paritybit.subjects.contracts import Axis, Contract, Policy, keep, reset
 from paritybit.subjects.runners import RUNNERS
 
 ROWS: Contract = (
     keep("kept", Axis.TOKEN, torch.int32),
     reset("reset", Axis.TOKEN, torch.int64, 7),
     reset("on_host", Axis.REQUEST, torch.int32, 5, host=True),
-    ContractRow("filled_once", Axis.REQUEST, torch.int32, Policy.FILL_ONCE, 9),
-    keep("sections", Axis.MROPE, torch.int64),
+    keep("rows", Axis.TOKEN, torch.int64, width=3),
 )
 
 
@@ -49,19 +48,19 @@ def test_populating_copies_live_values_and_resets_padding(
         buffer.fill_(3)
     values = torch.tensor([1, 2], device=device)
     live = {row.name: values.cpu() if row.host else values for row in ROWS}
-    live["sections"] = values.expand(3, -1)
+    live["rows"] = values[:, None].expand(-1, 3)
     inputs.populate(live, padded=padded, padded_on_host=on_host)
     for row in ROWS:
-        flat = inputs.buffers[row.name].reshape(-1, 4)
+        columns = inputs.buffers[row.name].view(4, -1).T
         tail = tails.get(row.name, 3)
-        assert flat.tolist() == [[1, 2, tail, tail]] * len(flat)
-    converted = {(name, torch.int64, torch.int32) for name in ("kept", "on_host", "filled_once")}
+        assert columns.tolist() == [[1, 2, tail, tail]] * len(columns)
+    converted = {(name, torch.int64, torch.int32) for name in ("kept", "on_host")}
     assert inputs.conversions == converted
 
 
 def test_a_buffer_is_filled_when_it_is_allocated(device: str) -> None:
     buffers = made(device).buffers
-    filled = {"kept": 0, "reset": 7, "on_host": 5, "filled_once": 9, "sections": 0}
+    filled = {"kept": 0, "reset": 7, "on_host": 5, "rows": 0}
     assert {name: set(buffer.flatten().tolist()) for name, buffer in buffers.items()} == {
         name: {value} for name, value in filled.items()
     }

@@ -27,7 +27,7 @@ def hidden(reason: str, *runners: str) -> dict[str, str]:
 
 IN_FULL_GRAPHS = *FULL_GRAPH, *DRAFTS
 
-VARIANTS = (
+VARIANTS: tuple[tuple[str, dict[str, str], dict[str, str]], ...] = (
     ("entry", {}, hidden("before_window clears the memo before the window is translated")),
     (
         "before_window",

@@ -66,7 +66,6 @@ class GraphRunner(ABC):
     |---|---|
     | `kv_role` | the model whose KV it reads and stores |
     | `rows` | the rows of its contract for all location schemes |
-    | `never_populated` | inputs that it allocates but never copies to |
     | `token_buckets` | buckets are in tokens rather than in requests |
     | `tokens_per_request` | how many tokens a bucket has per request; a draft has one per branch |
     | `lists_per_request` | the tokens of a request read parts of one key list |
@@ -80,7 +79,6 @@ class GraphRunner(ABC):
     mode: ClassVar[Mode]
     kv_role: ClassVar[Role] = Role.TARGET
     rows: ClassVar[Contract]
-    never_populated: ClassVar[frozenset[str]] = frozenset()
     token_buckets: ClassVar[bool] = False
     tokens_per_request: int = 1
     lists_per_request: ClassVar[bool] = False
@@ -171,9 +169,7 @@ class GraphRunner(ABC):
         """Return the values that a batch copies to the static inputs, by name."""
         if batch is None:
             return {}
-        found = {
-            name: batch.value(name) for name in self.inputs.buffers.keys() - self.never_populated
-        }
+        found = {name: batch.value(name) for name in self.inputs.buffers}
         if "out_cache_loc_swa" in found:
             found["out_cache_loc_swa"] = self.pool.translate_loc_from_full_to_swa(
                 batch.out_cache_loc

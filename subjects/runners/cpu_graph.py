@@ -26,7 +26,6 @@ class CpuGraphRunner(GraphRunner):
     rows = (
         keep("input_ids", Axis.TOKEN, torch.int64),
         keep("positions", Axis.TOKEN, torch.int64),
-        keep("mrope_positions", Axis.MROPE, torch.int64),
         reset("seq_lens", Axis.REQUEST, torch.int64, SEQ_LEN_FILL_VALUE),
         reset("out_cache_loc", Axis.TOKEN, torch.int64),
         reset("req_pool_indices", Axis.REQUEST, torch.int64),
@@ -71,7 +70,6 @@ class CpuGraphRunner(GraphRunner):
             input_ids=inputs["input_ids"],
             payload=self._payload(batch, bucket),
             positions=inputs["positions"],
-            mrope_positions=inputs["mrope_positions"],
             live_tokens=self.scalar(bucket),
         )
         access = self.listed_kv(
@@ -102,6 +100,5 @@ class CpuGraphRunner(GraphRunner):
                 paths,
                 batch.input_ids,
                 batch.mamba_track_mask,
-                batch.encoder_lens,
             )
         return payload

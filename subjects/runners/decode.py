@@ -7,13 +7,10 @@ import torch
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output, StatePaths, TokenInputs
 from paritybit.subjects.contracts import (
-    ENCODER_LEN_FILL_VALUE,
     PRESET_ONLY,
     SEQ_LEN_FILL_VALUE,
     Axis,
     Contract,
-    ContractRow,
-    Policy,
     keep,
     reset,
 )
@@ -29,12 +26,8 @@ ROWS: Contract = (
     reset("seq_lens_cpu", Axis.REQUEST, torch.int32, SEQ_LEN_FILL_VALUE, host=True),
     reset("out_cache_loc", Axis.TOKEN, torch.int64),
     reset("out_cache_loc_swa", Axis.TOKEN, torch.int32, schemes=PRESET_ONLY),
-    keep("mrope_positions", Axis.MROPE, torch.int64),
     reset("mamba_track_indices", Axis.REQUEST, torch.int64),
     reset("mamba_track_mask", Axis.REQUEST, torch.bool),
-    ContractRow(
-        "encoder_lens", Axis.REQUEST, torch.int32, Policy.FILL_ONCE, ENCODER_LEN_FILL_VALUE
-    ),
     keep("num_token_non_padded", Axis.SCALAR, torch.int32),
     keep("global_num_tokens", Axis.SCALAR, torch.int32),
 )
@@ -82,12 +75,9 @@ class DecodeRunner(GraphRunner):
                 self.state_paths(bucket),
                 input_ids,
                 self.per_token("mamba_track_mask", bucket),
-                self.per_token("encoder_lens", bucket),
             ),
             positions=self.view("positions", bucket),
-            mrope_positions=self.view("mrope_positions", bucket),
             live_tokens=self.view("num_token_non_padded", bucket),
-            token_count=self.view("global_num_tokens", bucket),
         )
         loc, keys = self.view("out_cache_loc", bucket), self.static_keys(bucket)
         access = self.listed_kv(self.ops, self.target, self.pool, loc, keys)

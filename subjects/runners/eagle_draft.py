@@ -19,7 +19,6 @@ from paritybit.subjects.contracts import (
     TOPK,
     Axis,
     Contract,
-    keep,
     reset,
 )
 from paritybit.subjects.key_lists import Queries, draft_queries, keys_of
@@ -36,9 +35,6 @@ class EagleDraftRunner(GraphRunner):
     kv_role = Role.DRAFT
     store_count = SPECULATION.forwards
     rows: ClassVar[Contract] = (
-        keep("input_ids", Axis.TOKEN, torch.int64),
-        keep("mrope_positions", Axis.MROPE, torch.int64),
-        keep("extend_seq_lens", Axis.REQUEST, torch.int32),
         reset("seq_lens", Axis.REQUEST, torch.int32, SEQ_LEN_FILL_VALUE),
         reset("seq_lens_cpu", Axis.REQUEST, torch.int32, SEQ_LEN_FILL_VALUE, host=True),
         reset("out_cache_loc", Axis.DRAFT_SLOT, torch.int64),
@@ -48,7 +44,6 @@ class EagleDraftRunner(GraphRunner):
         reset("hidden_states", Axis.REQUEST, None, width=HIDDEN),
         reset("req_pool_indices", Axis.REQUEST, torch.int64),
     )
-    never_populated = frozenset({"input_ids", "mrope_positions", "extend_seq_lens"})
 
     def listed_tokens(self, bucket: int) -> int:
         """Return the number of branches in all forwards of a draft."""

@@ -33,9 +33,7 @@ class FrozenKvMtpRunner(EagleDraftRunner):
         keep("topk_p", Axis.REQUEST, torch.float32, width=TOPK),
         keep("topk_index", Axis.REQUEST, torch.int64, width=TOPK),
         keep("hidden_states", Axis.REQUEST, None, width=HIDDEN),
-        keep("mrope_positions", Axis.MROPE, torch.int64),
     )
-    never_populated = frozenset()
 
     def listed_tokens(self, bucket: int) -> int:
         """Return the number of branches. All forwards of a draft read the same lists."""
@@ -65,6 +63,5 @@ class FrozenKvMtpRunner(EagleDraftRunner):
             hidden,
             self.view("positions", bucket),
             self.scalar(bucket * self.topk),
-            self.view("mrope_positions", bucket),
         )
         return self.draft.forward(self.ops, tokens, access)

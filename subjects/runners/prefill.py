@@ -63,7 +63,6 @@ class PrefillRunner(GraphRunner):
         reset("out_cache_loc_swa", Axis.TOKEN, torch.int32, schemes=PRESET_ONLY),
         reset("input_ids", Axis.TOKEN, torch.int64),
         reset("positions", Axis.TOKEN, torch.int64),
-        reset("mrope_positions", Axis.MROPE, torch.int64),
         reset("input_embeds", Axis.TOKEN, torch.float32, width=HIDDEN),
         keep("mamba_track_indices", Axis.REQUEST, torch.int64),
         keep("mamba_track_mask", Axis.REQUEST, torch.bool),
@@ -109,7 +108,6 @@ class PrefillRunner(GraphRunner):
                 paths,
                 batch.input_ids,
                 self.inputs.buffers["mamba_track_mask"].take(requests),
-                batch.encoder_lens.take(requests),
             )
             self.inputs.populate({"input_embeds": payload}, padded=False)
 
@@ -153,7 +151,6 @@ class PrefillRunner(GraphRunner):
             input_ids=self.view("input_ids", bucket),
             payload=self.view("input_embeds", bucket),
             positions=self.view("positions", bucket),
-            mrope_positions=self.view("mrope_positions", bucket),
             live_tokens=self.scalar(bucket),
         )
         access = BreakingAttention(self, capture)

@@ -10,7 +10,7 @@ from paritybit.subjects.contracts import Axis, keep
 from paritybit.subjects.key_lists import MASK_STARTS, Lists, Queries, list_keys
 from paritybit.subjects.protocol import KeyLists
 from paritybit.subjects.runners.decode import ROWS, DecodeRunner
-from paritybit.subjects.states import parents_in_tree, verify_paths
+from paritybit.subjects.states import verify_paths
 from paritybit.subjects.toggles import Site
 
 
@@ -19,16 +19,19 @@ class TargetVerifyRunner(DecodeRunner):
 
     name = "target_verify"
     mode = Mode.TARGET_VERIFY
-    rows = (*ROWS, keep("custom_mask", Axis.MASK, torch.bool))
+    rows = (
+        *ROWS,
+        keep("custom_mask", Axis.MASK, torch.bool),
+        keep("tree_parents", Axis.TOKEN, torch.int64),
+    )
 
     tokens_per_request = SPECULATION.draft_tokens
     lists_per_request = True
 
     def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
-        """Return the buffers of the key lists, of the places in the mask, and of the trees."""
+        """Return the buffers of the key lists and of the places in the mask."""
         per_draft = self.listed_tokens(bucket), torch.int64
-        names = (*MASK_STARTS, "tree_parents")
-        return {**super().metadata_sizes(bucket), **dict.fromkeys(names, per_draft)}
+        return {**super().metadata_sizes(bucket), **dict.fromkeys(MASK_STARTS, per_draft)}
 
     def queries(self, bucket: int) -> Queries:
         """Return what the drafts of a bucket attend to: their request's keys and drafts."""
@@ -43,21 +46,17 @@ class TargetVerifyRunner(DecodeRunner):
         )
 
     def key_lists(self, bucket: int) -> Lists:
-        """Return the metadata of all drafts, and the parent of each in its tree.
-
-        The window's lists are translated to SWA slots since PR 24617.
-        """
+        """Return the metadata of all drafts, its window as SWA slots since PR 24617."""
         if Site.TRANSLATE_VERIFY in self.toggles.sites:
-            lists = super().key_lists(bucket)
-        else:
-            lists = list_keys(self.queries(bucket), self.window, self.pool.pool.req_to_token)
-        mask, lengths = self.view("custom_mask", bucket), self.view("seq_lens", bucket)
-        return {**lists, "tree_parents": parents_in_tree(mask, lists[MASK_STARTS[0]], lengths)}
+            return super().key_lists(bucket)
+        return list_keys(self.queries(bucket), self.window, self.pool.pool.req_to_token)
 
     def state_paths(self, bucket: int) -> StatePaths:
         """Return the paths of the recurrent states of a bucket's draft tokens."""
-        parents = self.metadata.buffers["tree_parents"][: self.live_rows(bucket)]
-        return verify_paths(self.view("mamba_track_indices", bucket), parents)
+        slots, parents = (
+            self.view(name, bucket) for name in ("mamba_track_indices", "tree_parents")
+        )
+        return verify_paths(slots, parents)
 
     def static_keys(self, bucket: int) -> KeyLists:
         """Return the key lists and the mask that a bucket's graph reads."""

@@ -79,8 +79,6 @@ def _wrong_part(replay: ReplayResult, part: Part) -> Description | None:
         return None
     place = tuple(wrong.nonzero()[0].tolist())
     element = [part.first + place[0], *place[1:]]
-    if part.name == "mrope_positions":
-        element = [place[0], part.first + place[1]]
     value, expected = current[place].item(), right[place].item()
     index = ", ".join(map(str, element))
     needs = "the batch needs" if part.live else "padding needs"

@@ -37,8 +37,6 @@ def unjudged(serial: int, length: int, *, draft: bool = False) -> Sample:
         tokens=torch.randint(CONFIG.vocab, (length,), generator=generator),
         logits=torch.zeros(CONFIG.vocab),
         tracked=True,
-        mrope_delta=serial % 5,
-        encoder_len=serial % 4,
         hidden_states=hidden if draft else None,
         place=4,
     )

@@ -185,10 +185,8 @@ def span(mode: Mode, request: int, count: int) -> RequestSpan:
         end=owner.length + count,
         full_slots=NEW_FULL[request][:count],
         swa_slots=NEW_SWA[request][:count],
-        mrope_delta=0,
         track_index=owner.state_slot,
         tracked=True,
-        encoder_len=1,
         tree=((1, -1), (2, 0), (3, 0), (4, 1)) if mode is Mode.TARGET_VERIFY else (),
         state=state if mode.drafts else None,
     )

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from paritybit.harness.checks.static_inputs import (
     FILLS,
-    NEVER_POPULATED,
     TOKEN_COUNTS,
     extents_of,
     live_part,
@@ -106,7 +105,7 @@ STALE = 3
 
 def right_static(found: Observation, config: ModelConfig) -> dict[str, Tensor]:
     """Return the static inputs of a runner after a right replay, larger than the bucket."""
-    replay, batch, mode = found.replay, found.eager.batch, found.mode
+    replay, batch = found.replay, found.eager.batch
     assert replay is not None
     extents = extents_of(found, replay)
     widths = {HIDDEN: config.hidden, TOPK: SPECULATION.topk}
@@ -120,12 +119,12 @@ def right_static(found: Observation, config: ModelConfig) -> dict[str, Tensor]:
         )
         fill = FILLS[replay.runner].get(row.name)
         if fill is not None:
-            row.head(buffer, extents[row.axis])[:] = fill
+            buffer[: extents[row.axis]] = fill
         if row.name in TOKEN_COUNTS:
             buffer[:] = counts[TOKEN_COUNTS.index(row.name)]
-        elif batch is not None and not (mode is Mode.DRAFT and row.name in NEVER_POPULATED):
+        elif batch is not None:
             values = live_part(found, batch, row)
-            row.head(buffer, row.length(values)).copy_(values)
+            buffer[: len(values)].copy_(values)
     return static
 
 
