@@ -238,6 +238,15 @@ class Idle(Observation):
 
 
 @dataclass(frozen=True)
+class Outside(InForward):
+    """The slots that a row holds although its window left them two forwards before, int64 [n]."""
+
+    ledger: Ledger
+    row: Row
+    slots: Tensor
+
+
+@dataclass(frozen=True)
 class Cached(Observation):
     """The number of slots of a group in the prefix cache, and how many of them can be evicted."""
 

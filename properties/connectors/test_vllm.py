@@ -116,6 +116,16 @@ def test_a_block_that_nobody_has_is_a_leak(served: Served) -> None:
     assert served.found() == {"leak"}
 
 
+@pytest.mark.parametrize(("done", "found"), [(True, {"wrong owner"}), (False, set())])
+def test_a_block_from_before_the_cache_was_emptied_is_not_read(
+    served: Served, done: bool, found: set[str]
+) -> None:
+    pool = served.scheduler.kv_cache_manager.block_pool
+    hooked(served.engine.emptied, lambda *_: done, pool)
+    served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
+    assert served.found() == found
+
+
 @pytest.mark.parametrize(("mode", "kind"), [("FULL", "Part"), ("PIECEWISE", "pieces")])
 def test_a_replay_is_judged_or_counted(served: Served, mode: str, kind: str) -> None:
     served.run(DECODE, [[1, 2], [3, 4]], 6, [16])

@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from msgspec.structs import replace
 
-from paritybit.launch.tally import Tally
-from paritybit.launch.words import causes_of
 from paritybit.watch import journal
 from paritybit.watch.checks import CHECKS
 from paritybit.watch.settings import Settings
@@ -349,54 +346,6 @@ def test_a_dependence_on_padding_has_its_true_name(
     serve(engine)
     findings = found(tmp_path)
     assert true in findings and false not in findings
-
-
-def live_tail(engine: Any) -> None:
-    """The padding of `loc_swa` keeps a slot that a live row of the same batch writes."""
-    for graph in engine.graphs.values():
-        fill = graph.fill
-
-        def wrong(batch: Any, graph: Any = graph, fill: Any = fill) -> None:
-            fill(batch)
-            graph.static["loc_swa"][len(batch["ids"]) :] = batch["loc_swa"][0]
-
-        graph.fill = wrong
-
-
-REPORTS: list[tuple[Callable[[Any], None], list[tuple[str, str]]]] = [
-    # The relations do not hold either; a reset of the tail makes them hold.
-    (stale_tail, [("loc_swa", "stray write, corrupted read")]),
-    (live_tail, [("loc_swa", "graph and eager differ, padding leak")]),
-    # What is read wrongly because of it, in later forwards, is listed under it.
-    (lost_write, [("not known (unwritten slot, full)", "unwritten slot")]),
-    (short_lists, [("the list full", "wrong list")]),
-    (leaking, [("the padding in ids matters", "padding leak")]),
-    (narrowed, [("positions", "changed dtype")]),
-]
-"""The causes that a report shows first, and the checks of each, most severe first."""
-
-
-@pytest.mark.parametrize(("fault", "causes"), REPORTS, ids=lambda one: getattr(one, "__name__", ""))
-def test_a_report_begins_with_the_root_cause(
-    toy: ModuleType,
-    tmp_path: Path,
-    fault: Callable[[Any], None],
-    causes: list[tuple[str, str]],
-) -> None:
-    engine = toy.Engine()
-    fault(engine)
-    serve(engine)
-    tally = Tally()
-    for line in lines(tmp_path):
-        tally.take("1", line)
-    findings = [
-        replace(one, leg="leg", after=tally.after(key)) for key, one in tally.findings.items()
-    ]
-    shown = [
-        (cause.name, ", ".join(dict.fromkeys(one.check for one in cause.findings)))
-        for cause in causes_of(findings)
-    ]
-    assert shown == causes
 
 
 def test_every_check_has_a_fault_that_fires_it() -> None:

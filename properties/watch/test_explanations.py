@@ -13,7 +13,6 @@ from paritybit.watch.ledger import Ledger, Names
 from paritybit.watch.lines import Lines
 from paritybit.watch.observations import Inputs
 from paritybit.watch.origins import Origins
-from paritybit.watch.replays.relations import NAMES, SAMPLED, Relations
 
 SLOTS = {"a": [10, 11, 12], "b": [20, 21, 22, 23, 24]}
 
@@ -83,10 +82,3 @@ def test_a_finding_says_how_a_row_got_a_slot() -> None:
     moved = Row("b", later.tokens, 5, 0, {"kv": torch.tensor([20, 21, 22, 23, 4])})
     text = origins.of(2, Forward("decode", (moved, other)), moved, 4, 4, ledger)
     assert text == "position 4 had slot 24 in forward 1; request c has it, too, at position 0"
-
-
-def test_relations_take_turns_if_forwards_are_sampled() -> None:
-    relations = Relations(100, NAMES)
-    dues = [relations.due("decode") for _ in range(len(NAMES) * SAMPLED)]
-    assert [due for due in dues if due] == [(name,) for name in NAMES]
-    assert relations.due("verify") == NAMES[:1]  # Each kind of graph has turns of its own.

@@ -314,10 +314,9 @@ def test_a_position_without_a_slot_names_the_free_of_the_slot_that_it_had(
     )
 
 
-@pytest.mark.parametrize("owned", [None, "given"])
 @pytest.mark.parametrize("since", [True, False])
 def test_a_wrong_owner_names_no_free_from_an_older_life_of_the_slot(
-    scene: Scene, since: bool, owned: str | None
+    scene: Scene, since: bool
 ) -> None:
     """The free that led to it comes after the reader's KV was written there.
 
@@ -331,35 +330,26 @@ def test_a_wrong_owner_names_no_free_from_an_older_life_of_the_slot(
         for group in ("full", "swa"):
             scene.freed(group, SLOTS[4:5], "new.py:2 in finish")
             scene.watcher.allocated(group, torch.tensor(SLOTS[4:5]))
-    mine = None if owned is None else dict.fromkeys(("full", "swa"), torch.tensor(SLOTS[4:5]))
-    scene.run(Forward("extend", (row("b", [1], 0, SLOTS[4:5]),), mine), SLOTS[4:5])
+    scene.forward("b", [1], 0, SLOTS[4:5])
     scene.forward("a", TOKENS[:6], 5, SLOTS)
     freed = {found["freed"] and found["freed"]["source"] for found in scene.lines("finding")}
     assert set(scene.checks()) == {"wrong owner"}
     assert freed == {"pretended/new.py:2" if since else None}
 
 
-@pytest.mark.parametrize("frees_too", [False, True])
-def test_a_leaked_slot_names_the_line_that_allocated_it(scene: Scene, frees_too: bool) -> None:
-    scene.allocated("full", SLOTS[:2], "one.py:1 in take", "two.py:2 in plan")
-    scene.allocated("full", SLOTS[2:5], "three.py:3 in take")
-    if frees_too:
-        scene.freed("full", [20], "four.py:4 in other")
+def test_a_leaked_slot_names_the_lines_that_allocated_it_and_freed_others(scene: Scene) -> None:
+    scene.allocated("full", SLOTS[:5], "one.py:1 in take", "two.py:2 in plan")
     scene.forward("a", TOKENS[:5], 0, SLOTS)
-    scene.forward("b", [1], 0, [21])
     scene.freed("full", SLOTS[1:5], "five.py:5 in release")
-    scene.freed("full", [21], "six.py:6 in other")
     none = torch.empty(0, dtype=torch.int64)
-    scene.watcher.idle({"full": (torch.tensor([*SLOTS[1:], 21]), none)})
+    scene.watcher.idle({"full": (torch.tensor(SLOTS[1:]), none)})
     (found,) = scene.lines("finding")
     assert found["writer"]["request"] == "a"
-    allocated, caller, freed = found["origin"].split("; ", 2)
-    assert allocated == "allocated before forward 1 by pretended/one.py:1, in take"
-    assert caller == "called at two.py:2 in plan"
-    beside = (
-        "other slots of the request were freed before forward 3 by pretended/five.py:5, in release"
-    )
-    assert freed == beside
+    assert found["origin"].split("; ") == [
+        "allocated before forward 1 by pretended/one.py:1, in take",
+        "called at two.py:2 in plan",
+        "other slots of the request were freed before forward 2 by pretended/five.py:5, in release",
+    ]
 
 
 def test_a_double_free_names_both_lines(scene: Scene) -> None:
@@ -384,6 +374,27 @@ def test_a_leak_is_a_slot_that_was_used_and_is_neither_free_nor_cached(scene: Sc
     idle([6, 7], [3, 4])
     idle([5, 4], [3, 4])
     assert scene.checks() == ["leak"] * 2
+
+
+@pytest.mark.parametrize(
+    ("after", "found"),
+    [
+        ((), ["leak"]),
+        (("freed",), []),
+        (("freed", "allocated"), []),  # Another request has it, and has not written it yet.
+        (("shared",), []),
+    ],
+)
+def test_a_slot_that_a_window_left_is_free_unless_another_request_needs_it(
+    scene: Scene, after: tuple[str, ...], found: list[str]
+) -> None:
+    scene.watcher.allocated("swa", torch.tensor(SLOTS))
+    for first, last in ((0, 5), (5, 6), (6, 7), (7, 8)):
+        one = replace(row("a", TOKENS[:last], first, SLOTS), frees=True)
+        scene.run(Forward("decode", (one,)), SLOTS[first:last])
+        for what in after if last == 6 else ():
+            getattr(scene.watcher, what)("swa", torch.tensor(SLOTS[:2]))
+    assert scene.checks() == found
 
 
 @EITHER

@@ -46,6 +46,13 @@ class Blocks(Following):
         self.report(pool.free_block_queue, mine, "shared")
         return result
 
+    def emptied(self, original: Call, _: Any) -> Any:
+        """Report that the prefix cache was emptied, unless the engine refused."""
+        done = original()
+        if done and self.watcher is not None:
+            self.watcher.emptied()
+        return done
+
     def report(self, queue: Any, blocks: Any, method: str) -> None:
         """Report the first slot of each block to the watcher, if the queue is the pool's."""
         blocks = blocks if isinstance(blocks, list) else [blocks]

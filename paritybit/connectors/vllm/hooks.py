@@ -69,6 +69,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "frees": tuple(f"{QUEUE}.{name}" for name in ("append", "append_n", "prepend_n")),
     "takes": tuple(f"{QUEUE}.{name}" for name in ("popleft", "popleft_n", "remove")),
     "shares": ("vllm.v1.core.block_pool.BlockPool.touch",),
+    "emptied": ("vllm.v1.core.block_pool.BlockPool.reset_prefix_cache",),
     "idle": (f"{SCHEDULER}.update_from_output", f"{SCHEDULER}.finish_requests"),
 }
 """Maps each method of `Engine` to the functions that it wraps."""

@@ -1,9 +1,9 @@
 """Leak: while no request runs, a slot is neither free nor in the prefix cache, or it is both.
 
-A cached slot that stays locked is also a leak, as is a cached slot that can never be evicted, and a
-row of the request table that is not freed. No request can use them again. The same holds for a pool
-on the host. The opposite is reported,
-too: a row that is free twice, for example, is given to two requests.
+So is a cached slot that stays locked or can never be evicted, a row of the request table that is
+not freed, and a slot that a running request holds although its window has left it. The same holds
+for a pool on the host. The opposite is reported, too: a row that is free twice, for example, is
+given to two requests.
 """
 
 from collections.abc import Iterable
@@ -13,35 +13,48 @@ from torch import Tensor
 
 from paritybit.watch.journal import Finding
 from paritybit.watch.ledger import Ledger
-from paritybit.watch.observations import SHOWN, Cached, Check, Idle, IdleRows, Observation
+from paritybit.watch.observations import SHOWN, Cached, Check, Idle, IdleRows, Observation, Outside
+
+IDLE = "no forward pass runs, and"
 
 
-def judge(idle: Idle | IdleRows | Cached) -> Iterable[Finding]:
+def judge(idle: Idle | IdleRows | Cached | Outside) -> Iterable[Finding]:
     """Yield a finding per kind of leak."""
-    if isinstance(idle, IdleRows):
+    if isinstance(idle, Outside):
+        when = f"the window of request {idle.row.request} has left it, and"
+        group, what = idle.ledger.group.name, "is not free"
+        yield from found(idle, group, idle.ledger, idle.slots, what, when)
+    elif isinstance(idle, IdleRows):
         rows = len(set(idle.free))
         twice, missing = len(idle.free) - rows, idle.all - rows
         yield from held(idle, None, twice, "rows of the request table are free twice", "")
         what = "rows of the request table are not free"
         more = "free rows are not in the request table"
         yield from held(idle, None, missing, what, more)
-        return
-    if isinstance(idle, Cached):
+    elif isinstance(idle, Cached):
         count = idle.held - idle.evictable
         what = "slots of the prefix cache can never be evicted"
         more = "slots count as evictable and are not in the prefix cache"
         yield from held(idle, idle.group, count, what, more)
-        return
+    else:
+        yield from of_slots(idle)
+
+
+def of_slots(idle: Idle) -> Iterable[Finding]:
+    """Yield the findings about the free and the cached slots of a group or a pool on the host."""
     what = "slots of the prefix cache are locked"
     more = "slots of the prefix cache are unlocked twice"
     yield from held(idle, idle.group, idle.locked, what, more)
     free, cached = (torch.zeros_like(idle.used) for _ in range(2))
     free[idle.free], cached[idle.cached] = True, True
-    yield from found(idle, idle.used & ~free & ~cached, "is neither free nor in the prefix cache")
-    yield from found(idle, free & cached, "is free and in the prefix cache")
+    wrong = {
+        "is neither free nor in the prefix cache": idle.used & ~free & ~cached,
+        "is free and in the prefix cache": free & cached,
+    }
     if idle.ledger is None:  # The check for double frees follows the slots of a group.
-        times = torch.bincount(idle.free, minlength=len(free))
-        yield from found(idle, times > 1, "is free twice")
+        wrong["is free twice"] = torch.bincount(idle.free, minlength=len(free)) > 1
+    for what, mask in wrong.items():
+        yield from found(idle, idle.group, idle.ledger, mask.nonzero().flatten(), what)
 
 
 def held(
@@ -54,19 +67,25 @@ def held(
     where = "" if group is None else f" ({group})"
     if count:
         count, what = abs(count), what if count > 0 else fewer
-        text = f"no forward pass runs, and {count} {what}{where}"
+        text = f"{IDLE} {count} {what}{where}"
         yield idle.found(CHECK.name, text, group=group, why=what, count=count)
 
 
-def found(idle: Idle, wrong: Tensor, what: str) -> Iterable[Finding]:
-    """Yield one finding for all wrong slots, if there are any. `wrong` is a mask."""
-    slots = wrong.nonzero().flatten()
+def found(
+    idle: Observation,
+    group: str,
+    ledger: Ledger | None,
+    slots: Tensor,
+    what: str,
+    when: str = IDLE,
+) -> Iterable[Finding]:
+    """Yield one finding for all wrong slots, int64 [n], if there are any."""
     if not len(slots):
         return
-    slot, group, ledger = int(slots[0]), idle.group, idle.ledger
+    slot = int(slots[0])
     yield idle.found(
         CHECK.name,
-        f"nothing runs, and slot {slot} ({group}) {what}",
+        f"{when} slot {slot} ({group}) {what}",
         group=group,
         why=what,
         slots=tuple(slots[:SHOWN].tolist()),
@@ -89,6 +108,6 @@ CHECK = Check(
     "idle",
     "when nothing runs, every slot ever written, and every slot on the host, is either free or in "
     "the prefix cache, none is locked, all cached ones can be evicted, and each row of the request "
-    "table is free once",
+    "table is free once; in vLLM, a slot that a window left two forward passes before is free",
     judge,
 )
