@@ -88,3 +88,20 @@ def test_states_are_copied_between_forwards_and_freed() -> None:
     hooked(allocations.free, lambda *given: None, allocator, slots)
     assert told == [("copied", NAME, slots, slots + 1), ("freed", NAME, slots)]
     assert states.seen == {5: 4}
+
+
+def test_the_states_that_are_free_and_cached_are_reported_while_nothing_runs() -> None:
+    free, cached, told = torch.tensor([1, 2]), torch.tensor([3]), dict[str, Any]()
+    allocations = Allocations(None)  # type: ignore[arg-type]
+    allocations.watcher = SimpleNamespace(  # type: ignore[assignment]
+        idle=lambda groups, *_: told.update(groups)
+    )
+    pool = SimpleNamespace(slots=lambda _: {}, sliding=None)
+    allocations.pool = pool  # type: ignore[assignment]
+    owner = parts.Part(mamba_pool=parts.Part(), mamba_allocator=parts.Part(free_slots=free))
+    allocations.states = States(parts.kept(owner))
+    cache = SimpleNamespace(
+        all_values_flatten=lambda: cached, all_mamba_values_flatten=lambda: cached
+    )
+    allocations.idle(cache, ([], 0), True)
+    assert [one.tolist() for one in told[NAME]] == [[1, 2], [3]]

@@ -12,7 +12,7 @@ from torch import Tensor
 from paritybit.connectors.hooking import Call, NotRecognisedError, callers, guarded, hook
 from paritybit.connectors.sglang.host import GivenBack, at_rest, slots_of
 from paritybit.connectors.sglang.pools import Pool
-from paritybit.connectors.sglang.recurrent import States
+from paritybit.connectors.sglang.recurrent import NAME, States
 from paritybit.watch.facts import HostSlots
 from paritybit.watch.journal import Journal
 from paritybit.watch.stacks import Stack
@@ -21,6 +21,9 @@ from paritybit.watch.weak import ByObject
 
 HOST_KINDS = ("MHATokenToKVPoolHost", "AsymmetricMHATokenToKVPoolHost", "MLATokenToKVPoolHost")
 """The classes of host pools whose copies are followed."""
+
+CACHED, CACHED_STATES = "all_values_flatten", "all_mamba_values_flatten"
+"""The methods of a prefix cache that return the locations, and the states, that it holds."""
 
 HOST = "host"
 """The name of a pool on the host."""
@@ -268,6 +271,8 @@ class Allocations:
                 name: (free_slots(allocator), held[name])
                 for name, allocator in self.allocators.items()
             }
+            if rows is not None and self.states is not None and hasattr(cache, CACHED_STATES):
+                slots[NAME] = self.states.free, cached(cache, CACHED_STATES)
             locks = None if rows is None else locked
             self.watcher.idle(slots, locks, rows, self.on_host(cache))
 
@@ -321,11 +326,11 @@ def free_slots(allocator: Any) -> Tensor:
     return (numbers[:, None] * page + torch.arange(page, device=numbers.device)).flatten()
 
 
-def cached(cache: Any) -> Tensor:
-    """Return the locations that a prefix cache holds. Raises NotRecognisedError."""
-    if hasattr(cache, "all_values_flatten"):
+def cached(cache: Any, method: str = CACHED) -> Tensor:
+    """Return what a prefix cache holds. Raises NotRecognisedError."""
+    if hasattr(cache, method):
         try:
-            values: Tensor = cache.all_values_flatten()
+            values: Tensor = getattr(cache, method)()
             return values.long()
         except (RuntimeError, ValueError):  # An empty cache has nothing to concatenate.
             return torch.empty(0, dtype=torch.int64)

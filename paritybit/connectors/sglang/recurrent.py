@@ -81,6 +81,13 @@ class States:
             if part is not None:
                 yield part, NAME
 
+    @property
+    def free(self) -> Tensor:
+        """The free slots."""
+        held = [part.free_slots for part, _ in self.parts() if hasattr(part, "free_slots")]
+        slots: Tensor = held[-1]
+        return slots
+
     def written(self, batch: Any) -> dict[str, Tensor]:
         """Return the slots that a batch writes."""
         return {NAME: self.table.req_index_to_mamba_index_mapping[batch.req_pool_indices]}
