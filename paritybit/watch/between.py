@@ -20,7 +20,7 @@ from paritybit.watch.chains import Chains
 from paritybit.watch.facts import Forward, Group, HostSlots, Row, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import ALLOCATED, SHARED, Call, Ledger, Names
-from paritybit.watch.observations import Cached, Freeing, Idle, IdleRows
+from paritybit.watch.observations import Cached, Freeing, IdleRows, IdleSlots
 from paritybit.watch.reading import repeated
 from paritybit.watch.settings import Settings
 from paritybit.watch.stacks import Stack, stack
@@ -450,11 +450,11 @@ class Between(Boundary):
         for name, (free, cached) in groups.items():
             ledger, count = self.ledgers[name], (locked or {}).get(name, 0)
             slots = ledger.index(free), ledger.index(cached)
-            self.judge("idle", Idle(self.number, name, ledger.used(), *slots, count, ledger))
+            self.judge("idle", IdleSlots(self.number, name, ledger.used(), *slots, count, ledger))
         for name, host in (hosts or {}).items():
             used = torch.ones(host.size, dtype=torch.bool)
             slots = host.free, host.cached
-            self.judge("idle", Idle(self.number, name, used, *slots, host.locked))
+            self.judge("idle", IdleSlots(self.number, name, used, *slots, host.locked))
             self.journal.count(host_slots=host.size, held_host_slots=len(host.cached))
         if rows is not None:
             self.judge("idle", IdleRows(self.number, *rows))

@@ -96,7 +96,7 @@ Where = Callable[[], tuple[str | None, str | None]]
 """Returns a line of the engine, and text about the lines around it, if they are known."""
 
 
-class Placed:
+class Located:
     """Something that a line of the engine fills. The watcher sets `lines` if it learns the line."""
 
     source: str | None
@@ -110,7 +110,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class IndexList(Placed):
+class IndexList(Located):
     """The slots that an attention backend passes to its kernels, per row of the batch.
 
     Row r has the entries `entries[offsets[r] : offsets[r] + counts[r]]`. For a table of shape
@@ -159,7 +159,7 @@ class HostSlots:
 
 
 @dataclass
-class StaticInput(Placed):
+class StaticInput(Located):
     """A tensor that a graph reads at a fixed address.
 
     - `live`, `size`: a replay uses the first `live` entries along `axis`. The entries from `live`
@@ -191,7 +191,7 @@ class StaticInput(Placed):
 
 
 @dataclass
-class RowValues(Placed):
+class RowValues(Located):
     """A value that the engine uses for each row of a batch, such as a temperature.
 
     - `requests`: the request of each row. A request may have several rows.

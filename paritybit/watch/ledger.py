@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.watch.bits import Checksums, Shadow
+from paritybit.watch.bits import Checksums, Snapshot
 from paritybit.watch.chains import UNKNOWN
 from paritybit.watch.facts import Group
 from paritybit.watch.stacks import Stack, told
@@ -122,7 +122,7 @@ class Ledger:
         self.forward, self.freed = rest
         self.open = False
         """Whether a trial may change slots now."""
-        self.shadow = Shadow.of(self.checksums)
+        self.shadow = Snapshot.of(self.checksums)
         if self.shadow is not None:
             self.before.copy_(folded(self.checksums.all()))
         self.entered: list[Tensor] = []

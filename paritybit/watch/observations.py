@@ -48,7 +48,7 @@ def key_of(check: str, group: str | None, cause: Mapping[str, Any] | None) -> st
 
 
 @dataclass(frozen=True)
-class Observation:
+class Evidence:
     """What a check judges: something in, or after, the forward with this number.
 
     If a forward runs, `during` is its kind.
@@ -73,7 +73,7 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class InForward(Observation):
+class InForward(Evidence):
     """What a check judges in a forward."""
 
     forward: Forward
@@ -199,7 +199,7 @@ class Unwritten(InForward):
 
 
 @dataclass(frozen=True)
-class Lists(InForward):
+class GivenList(InForward):
     """One index list of a forward. The rows of the forward have the expected slots."""
 
     ledger: Ledger
@@ -221,7 +221,7 @@ class Freeing:
 
 
 @dataclass(frozen=True)
-class Idle(Observation):
+class IdleSlots(Evidence):
     """The free and the cached slots of a group while no request runs, int64 [n] each.
 
     - `used`: the slots that must be either free or cached, bool [slots].
@@ -247,7 +247,7 @@ class Outside(InForward):
 
 
 @dataclass(frozen=True)
-class Cached(Observation):
+class Cached(Evidence):
     """The number of slots of a group in the prefix cache, and how many of them can be evicted."""
 
     group: str
@@ -256,7 +256,7 @@ class Cached(Observation):
 
 
 @dataclass(frozen=True)
-class IdleRows(Observation):
+class IdleRows(Evidence):
     """The free rows of the request table, and the number of all rows, while no request runs.
 
     A row in the free list twice occurs twice.
@@ -267,7 +267,7 @@ class IdleRows(Observation):
 
 
 @dataclass(frozen=True)
-class EngineError(Observation):
+class EngineError(Evidence):
     """An error that the engine raised: its meaning, its message, and the lines that led to it."""
 
     what: str
@@ -301,32 +301,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Relation(InForward):
-    """A replay that gave another result under a condition that must not change the result.
-
-    `padding` is the input whose padded part makes the difference.
-    """
-
-    kind: str
-    difference: Difference
-    cause: Mapping[str, Any] | None = None
-    padding: StaticInput | None = None
-
-    def finding(self, check: str, what: str) -> Finding:
-        """Return the finding of a check for this relation."""
-        group, where = self.difference.group, self.difference.where
-        size = self.difference.size
-        return self.found(
-            check,
-            f"{what}: {where} differs by {size:.2g} of its largest value",
-            group=group,
-            replay=self.kind,
-            layer=where if group else None,
-            cause=self.cause,
-        )
-
-
-@dataclass(frozen=True)
 class Wrong:
     """What a forward reads or ignores and must not. `text` says what it does.
 
@@ -348,15 +322,33 @@ class Wrong:
 
 
 @dataclass(frozen=True)
-class WrongRead(InForward):
-    """A replay that reads other slots than its live rows."""
+class Relation(InForward):
+    """A replay that reads wrongly, or gave another result under a condition that must not matter.
+
+    `padding` is the input whose padded part makes the difference.
+    """
 
     kind: str
-    wrong: Wrong
+    shown: Difference | Wrong
+    cause: Mapping[str, Any] | None = None
+    padding: StaticInput | None = None
+
+    def finding(self, check: str, what: str) -> Finding:
+        """Return the finding of a check for a difference."""
+        assert isinstance(self.shown, Difference)
+        group, where, size = self.shown.group, self.shown.where, self.shown.size
+        return self.found(
+            check,
+            f"{what}: {where} differs by {size:.2g} of its largest value",
+            group=group,
+            replay=self.kind,
+            layer=where if group else None,
+            cause=self.cause,
+        )
 
 
 @dataclass(frozen=True)
-class KernelRace(Observation):
+class KernelRace(Evidence):
     """A kernel that loads a scalar at the line `load` and overwrites it at the line `store`.
 
     `number` counts the forwards before. `effect` says what a warp does that loads the new value,
@@ -423,7 +415,7 @@ class Inputs(InForward):
 
 
 @dataclass(frozen=True)
-class RowsGiven(Observation):
+class RowsGiven(Evidence):
     """The values that the engine uses for the rows of a batch.
 
     `moves` has, for each request that came into its row since the last forward, the lines that put

@@ -23,9 +23,9 @@ from paritybit.watch.boundary import guarded
 from paritybit.watch.facts import Forward, Group, IndexList, RowValues, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Story
-from paritybit.watch.observations import Lists, Outside, RowsGiven, Unwritten
+from paritybit.watch.observations import GivenList, Outside, RowsGiven, Unwritten
 from paritybit.watch.origins import Origins
-from paritybit.watch.replays.replaying import Replaying, UnderWay
+from paritybit.watch.replays.replaying import Replaying, WatchedForward
 from paritybit.watch.settings import Settings
 from paritybit.watch.stacks import Stack
 
@@ -162,7 +162,7 @@ class Watcher(Replaying):
             shared += int((others & reads.judged).sum())
             reading.adopt(reads)
         self.origins.note(self.number, forward)
-        self.now = UnderWay(self.number, forward, owned, writes, astray)
+        self.now = WatchedForward(self.number, forward, owned, writes, astray)
         self.judge_layers(self.now)
         if (known := self.relayed.known(forward)) is not None:
             self.inputs("batch", [known])
@@ -205,7 +205,7 @@ class Watcher(Replaying):
                 self.undecided(f"{given.name} is of a group that is not known: {given.group}")
                 continue
             ledger = self.ledgers[given.group]
-            self.judge("lists", Lists(self.now.number, self.now.forward, ledger, given))
+            self.judge("lists", GivenList(self.now.number, self.now.forward, ledger, given))
             rows = len(self.now.forward.rows)
             self.journal.count(lists=1, list_entries=int(given.counts[:rows].sum()))
 
@@ -297,7 +297,7 @@ class Watcher(Replaying):
         self.compared("error", 1)
 
     def judge_missing(
-        self, ledger: Ledger, now: UnderWay, writes: reading.Writes, missing: Tensor
+        self, ledger: Ledger, now: WatchedForward, writes: reading.Writes, missing: Tensor
     ) -> None:
         """Judge the slots that the forward did not write although it must. `missing` is a mask."""
         if bool(missing.any()):
@@ -306,7 +306,7 @@ class Watcher(Replaying):
             found = Unwritten(now.number, now.forward, ledger, slots, rows, position, replay)
             self.judge("writes", found)
 
-    def note_owned(self, ledger: Ledger, now: UnderWay, name: str) -> None:
+    def note_owned(self, ledger: Ledger, now: WatchedForward, name: str) -> None:
         """Record writes to owned slots whose tokens are unknown."""
         mine = now.owned[name]
         slots = mine[now.changed[name][mine]]

@@ -18,7 +18,7 @@ from paritybit.connectors.sglang.rows import Rows
 from paritybit.watch.checks import wrong_list
 from paritybit.watch.facts import Forward
 from paritybit.watch.ledger import Ledger, Names
-from paritybit.watch.observations import Lists
+from paritybit.watch.observations import GivenList
 from properties.connectors import parts
 
 TABLE = torch.arange(10, 90).view(4, 20)
@@ -146,7 +146,7 @@ def wrong(forward: Forward, pool: Pool, backend: Any) -> list[str]:
     return [
         finding.text
         for one in given
-        for finding in wrong_list.judge(Lists(1, forward, ledger, one))
+        for finding in wrong_list.judge(GivenList(1, forward, ledger, one))
     ]
 
 

@@ -19,7 +19,7 @@ from paritybit.watch.ledger import Ledger, Names
 from paritybit.watch.replays.causes import explain
 from paritybit.watch.replays.influence import LiveReads, Replacement, changed
 from paritybit.watch.replays.trial import BarredError, SavedSlots, Trial, rewritten
-from paritybit.watch.replays.values import Draw
+from paritybit.watch.replays.values import ValueSeed
 from properties.support.watching import Scene, row
 from properties.watch.test_checks import found, lines, serve
 
@@ -252,7 +252,7 @@ def test_a_forward_is_checked_when_too_much_was_noted(
 
 
 def other_content(trial: Trial, ledger: Ledger, slots: torch.Tensor) -> None:
-    change = Replacement("kv", slots, [0], Draw(0))
+    change = Replacement("kv", slots, [0], ValueSeed(0))
     with changed(trial, LiveReads(Forward("decode", ()), {"kv": slots}), [change]):
         pass
 

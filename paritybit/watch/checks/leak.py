@@ -13,12 +13,20 @@ from torch import Tensor
 
 from paritybit.watch.journal import Finding
 from paritybit.watch.ledger import Ledger
-from paritybit.watch.observations import SHOWN, Cached, Check, Idle, IdleRows, Observation, Outside
+from paritybit.watch.observations import (
+    SHOWN,
+    Cached,
+    Check,
+    Evidence,
+    IdleRows,
+    IdleSlots,
+    Outside,
+)
 
 IDLE = "no forward pass runs, and"
 
 
-def judge(idle: Idle | IdleRows | Cached | Outside) -> Iterable[Finding]:
+def judge(idle: IdleSlots | IdleRows | Cached | Outside) -> Iterable[Finding]:
     """Yield a finding per kind of leak."""
     if isinstance(idle, Outside):
         when = f"the window of request {idle.row.request} has left it, and"
@@ -40,7 +48,7 @@ def judge(idle: Idle | IdleRows | Cached | Outside) -> Iterable[Finding]:
         yield from of_slots(idle)
 
 
-def of_slots(idle: Idle) -> Iterable[Finding]:
+def of_slots(idle: IdleSlots) -> Iterable[Finding]:
     """Yield the findings about the free and the cached slots of a group or a pool on the host."""
     what = "slots of the prefix cache are locked"
     more = "slots of the prefix cache are unlocked twice"
@@ -57,9 +65,7 @@ def of_slots(idle: Idle) -> Iterable[Finding]:
         yield from found(idle, idle.group, idle.ledger, mask.nonzero().flatten(), what)
 
 
-def held(
-    idle: Observation, group: str | None, count: int, what: str, fewer: str
-) -> Iterable[Finding]:
+def held(idle: Evidence, group: str | None, count: int, what: str, fewer: str) -> Iterable[Finding]:
     """Yield a finding unless `count` is 0.
 
     `what` describes what is counted, and `fewer` what a negative count means.
@@ -72,7 +78,7 @@ def held(
 
 
 def found(
-    idle: Observation,
+    idle: Evidence,
     group: str,
     ledger: Ledger | None,
     slots: Tensor,

@@ -11,13 +11,13 @@ import torch
 from paritybit.watch.equal import owners
 from paritybit.watch.facts import Row
 from paritybit.watch.journal import Finding
-from paritybit.watch.observations import SHOWN, Check, Lists
+from paritybit.watch.observations import SHOWN, Check, GivenList
 
 PADDING = "padded rows in the index lists"
 """The cause of slots in lists of padded rows: one batch makes the lists of all groups."""
 
 
-def judge(lists: Lists) -> Iterable[Finding]:
+def judge(lists: GivenList) -> Iterable[Finding]:
     """Yield a finding for each row whose list is wrong."""
     given, rows = lists.given, lists.forward.rows
     if not rows:
@@ -56,7 +56,7 @@ def judge(lists: Lists) -> Iterable[Finding]:
 
 
 def fault(
-    lists: Lists, row: Row, entries: Any, offset: int, count: int
+    lists: GivenList, row: Row, entries: Any, offset: int, count: int
 ) -> tuple[str, int, Sequence[int]] | None:
     """Return what a row's list has that is wrong, for which position, and its right slots.
 
@@ -87,7 +87,7 @@ def fault(
     return text, needed + place, slots[wrong[:SHOWN]].tolist()
 
 
-def whose(lists: Lists, slot: int) -> str:
+def whose(lists: GivenList, slot: int) -> str:
     """Return whose slot a slot is, as the end of a sentence, or '' if it is not known."""
     found = next(owners(lists.forward, lists.ledger, slot), None)
     return "" if found is None else f": it is {found}"

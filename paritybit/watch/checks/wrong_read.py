@@ -3,12 +3,13 @@
 from collections.abc import Iterable
 
 from paritybit.watch.journal import Finding
-from paritybit.watch.observations import Check, WrongRead, uncounted
+from paritybit.watch.observations import Check, Relation, Wrong, uncounted
 
 
-def judge(read: WrongRead) -> Iterable[Finding]:
+def judge(read: Relation) -> Iterable[Finding]:
     """Yield the finding."""
-    wrong = read.wrong
+    wrong = read.shown
+    assert isinstance(wrong, Wrong)
     yield read.found(
         CHECK.name,
         f"{read.kind} {wrong.text}",

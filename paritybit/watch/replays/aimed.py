@@ -29,7 +29,7 @@ from paritybit.watch.replays.influence import (
     only_tokens,
 )
 from paritybit.watch.replays.trial import LARGEST, Trial, Values
-from paritybit.watch.replays.values import STEPS, Draw, draws
+from paritybit.watch.replays.values import STEPS, ValueSeed, draws
 
 EXACT = (torch.float32, torch.float64)
 """Dtypes that show each key of a window, however little weight it has."""
@@ -112,7 +112,7 @@ def aimed(trial: Trial, reads: LiveReads, number: int) -> Result:
     if aim.readers:
         # If bits are exact, the first sizes are the tensor's own and a large one. Otherwise they
         # grow, because a large value may change the scale of the activations of a batch.
-        first = [Draw(number), Draw(number, PLAIN)] if exact else []
+        first = [ValueSeed(number), ValueSeed(number, PLAIN)] if exact else []
         tries = [*first, *(draw for draw in draws(number) if draw not in first)]
         last = aim.layer == len(group.layers) - 1
         return read_by(
@@ -126,7 +126,9 @@ def aimed(trial: Trial, reads: LiveReads, number: int) -> Result:
     return found if isinstance(found, Wrong) else None
 
 
-def read_by(trial: Trial, reads: LiveReads, aim: Aim, held: Held, tries: Sequence[Draw]) -> Result:
+def read_by(
+    trial: Trial, reads: LiveReads, aim: Aim, held: Held, tries: Sequence[ValueSeed]
+) -> Result:
     """Return the query that reads a key wrongly, or not at all although it is in its window."""
     slot = torch.tensor([aim.slot], device=trial.ledgers[aim.group].device)
     tensors = layers_of(trial.ledgers[aim.group])[aim.layer]
@@ -180,14 +182,16 @@ def dependent(
 
 def moved_by_all(
     trial: Trial, reads: LiveReads, aim: Aim, held: Held, seed: int
-) -> tuple[Draw | None, frozenset[int]]:
+) -> tuple[ValueSeed | None, frozenset[int]]:
     """Return the queries that other values in all keys which the row reads move, and the draw.
 
     It is the control for queries that no change of the one key moves.
     """
     ledger, row = trial.ledgers[aim.group], aim.row
     keys = ledger.index(row.slots[aim.group][first_read(row, ledger.group) : row.cached])
-    every = Replacement.fitting(ledger, keys, layers_of(ledger)[aim.layer], LARGEST, Draw(seed))
+    every = Replacement.fitting(
+        ledger, keys, layers_of(ledger)[aim.layer], LARGEST, ValueSeed(seed)
+    )
     for draw in draws(seed):
         with changed(trial, reads, [replace(every, draw=draw)], keep=False) as values:
             after = next_layer(trial, values, aim, moved(trial, values, row), held)

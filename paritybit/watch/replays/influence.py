@@ -22,7 +22,7 @@ from paritybit.watch.observations import Wrong
 from paritybit.watch.reading import slots_computed, slots_read
 from paritybit.watch.replays.differences import beyond, difference
 from paritybit.watch.replays.trial import LARGEST, SavedSlots, Trial, Values
-from paritybit.watch.replays.values import STEPS, Draw, other_values, sampled
+from paritybit.watch.replays.values import STEPS, ValueSeed, other_values, sampled
 
 NOTHING_READ = "no live row reads a cached slot"
 NO_ROWS = "it is not known which slots the rows read"
@@ -39,11 +39,11 @@ class Replacement:
     group: str
     slots: Tensor
     tensors: Sequence[int]
-    draw: Draw
+    draw: ValueSeed
 
     @classmethod
     def fitting(
-        cls, ledger: Ledger, slots: Tensor, tensors: Sequence[int], most: int, draw: Draw
+        cls, ledger: Ledger, slots: Tensor, tensors: Sequence[int], most: int, draw: ValueSeed
     ) -> "Replacement":
         """Return a change of as many of the slots as have at most `most` bytes."""
         slots = sampled(slots, fitting(ledger, tensors, most), draw.seed)
@@ -72,11 +72,6 @@ class LiveReads:
         """Return what the rows of a forward read. Groups that no row reads have no slots."""
         return cls(forward, {name: slots_read(forward, one) for name, one in ledgers.items()})
 
-    @property
-    def known(self) -> bool:
-        """Whether it is known what the forward reads."""
-        return any(row.computed for row in self.forward.rows)
-
     def states(self, seed: int) -> "LiveReads | None":
         """Return the reads of a row's state alone, or None if no row goes on from a state.
 
@@ -101,7 +96,7 @@ class LiveReads:
         spare = owned[~torch.isin(owned, slots_computed(self.forward, ledger))]
         return torch.cat((ledger.reserved, self.slots[name], spare))
 
-    def others(self, trial: Trial, draw: Draw) -> list[Replacement]:
+    def others(self, trial: Trial, draw: ValueSeed) -> list[Replacement]:
         """Return the slots whose content must not matter.
 
         These are the slots that no live row reads, with those that it computes: it writes them
@@ -129,7 +124,7 @@ class LiveReads:
             ]
         return found
 
-    def certain(self, trial: Trial, draw: Draw) -> list[Replacement]:
+    def certain(self, trial: Trial, draw: ValueSeed) -> list[Replacement]:
         """Return slots that live rows certainly read, in all tensors of as many layers as fit."""
         most = LARGEST // len(trial.ledgers)
         return [
@@ -183,10 +178,10 @@ def foreign(
     As a control, slots that live rows read get values of the same size. If there are no such slots,
     `shown` is whether a control has shown before. With `named`, the slot is sought.
     """
-    draw = Draw(seed)
+    draw = ValueSeed(seed)
     certain = reads.certain(trial, draw)
     for step in range(STEPS if certain else 0):
-        draw = Draw(seed, step)
+        draw = ValueSeed(seed, step)
         mine = [replace(change, draw=draw) for change in certain]
         with changed(trial, reads, mine, keep=False) as values:
             if shown := beyond(trial.first, values):

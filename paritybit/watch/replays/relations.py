@@ -192,7 +192,7 @@ class Relations:
         The keys of a draft are not tried one by one: its next step depends on what the one before
         drafted.
         """
-        if not reads.known:
+        if not any(row.computed for row in reads.forward.rows):
             yield Tried(READ, reason=NO_ROWS)
             return
         kind = trial.replay.kind

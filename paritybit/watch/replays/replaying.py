@@ -19,7 +19,7 @@ from paritybit.watch.facts import Forward, Group, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Story
 from paritybit.watch.lines import Lines
-from paritybit.watch.observations import Captured, Inputs, Relation, StrayWrites, Wrong, WrongRead
+from paritybit.watch.observations import Captured, Inputs, Relation, StrayWrites, Wrong
 from paritybit.watch.replays.causes import Explained, Suspect, explain, suspects_of
 from paritybit.watch.replays.influence import LiveReads
 from paritybit.watch.replays.relations import NAMES, Relations, Tried
@@ -28,7 +28,7 @@ from paritybit.watch.settings import NOT_TRIED, Settings
 
 
 @dataclass
-class UnderWay:
+class WatchedForward:
     """The forward that is being watched. `owned` and `writes` have its slots, per group.
 
     `astray` is True if a row reads a position that has no slot of its own. It then reads what
@@ -57,7 +57,7 @@ class Replaying(Between):
         self, groups: Sequence[Group], journal: Journal, settings: Settings, package: str
     ) -> None:
         super().__init__(groups, journal, settings, package)
-        self.now: UnderWay | None = None
+        self.now: WatchedForward | None = None
         self.trial: Trial | None = None
         self.blamed: set[str] = set()
         tried = tuple(name for name in NAMES if name in {check.name for check in self.checks})
@@ -94,13 +94,13 @@ class Replaying(Between):
         self.copies.clear()
         return None
 
-    def judge_layers(self, now: UnderWay) -> None:
+    def judge_layers(self, now: WatchedForward) -> None:
         """Judge, once, that no layers of a group share memory."""
         if now.forward.rows and NAMES[-1] in self.relations.names:
             found, self.overlaps = self.overlaps, []
             for wrong in found:
                 kind = f"{now.forward.kind} forward"
-                self.judge(NAMES[-1], WrongRead(now.number, now.forward, kind, wrong))
+                self.judge(NAMES[-1], Relation(now.number, now.forward, kind, wrong))
 
     @guarded
     def captured(self, graph: object, kind: str, inputs: Sequence[StaticInput]) -> None:
@@ -109,7 +109,7 @@ class Replaying(Between):
 
     def judge_inputs(
         self,
-        now: UnderWay,
+        now: WatchedForward,
         kind: str,
         inputs: Sequence[StaticInput],
         captured: Mapping[str, Captured],
@@ -235,7 +235,7 @@ class Replaying(Between):
             for tried in self.relations.tried_eagerly(trial, now.number, reads):
                 self.judge_tried(run, now, tried)
 
-    def quiet(self, ledger: Ledger, now: UnderWay) -> Tensor:
+    def quiet(self, ledger: Ledger, now: WatchedForward) -> Tensor:
         """Return the slots that the forward must write and that look unwritten, int64 [n]."""
         changed = now.changed[ledger.group.name]
         if bool(changed[now.owned[ledger.group.name]].all()):
@@ -260,7 +260,7 @@ class Replaying(Between):
     def judge_stray(
         self,
         ledger: Ledger,
-        now: UnderWay,
+        now: WatchedForward,
         stray: Tensor,
         kind: str | None = None,
         explained: Explained | None = None,
@@ -276,7 +276,7 @@ class Replaying(Between):
             ledger.tell(slots, Story(now.number, "a stray write", cause))
         ledger.tell(stray.tolist(), Story(now.number, "a stray write"))
 
-    def judge_tried(self, replay: Replay, now: UnderWay, tried: Tried) -> None:
+    def judge_tried(self, replay: Replay, now: WatchedForward, tried: Tried) -> None:
         """Count a test of a relation, and judge it if the relation does not hold."""
         if tried.reason is not None:
             self.not_tried(tried.name, tried.reason)
@@ -284,17 +284,15 @@ class Replaying(Between):
         self.compared(tried.name, 1)
         if tried.cause is not None:
             self.blamed.add(tried.cause["input"])
-        given = now.number, now.forward, replay.kind
-        if isinstance(tried.found, Wrong):
-            self.judge(tried.name, WrongRead(*given, tried.found))
-        elif tried.found is not None:
+        if tried.found is not None:
+            given = now.number, now.forward, replay.kind
             self.judge(tried.name, Relation(*given, tried.found, tried.cause, tried.padding))
 
     def not_tried(self, check: str, reason: str, number: int = 1) -> None:
         """Count trials of a check that could not have failed."""
         self.journal.count(**{f"{NOT_TRIED}{check}: {reason}": number})
 
-    def check_restored(self, now: UnderWay, trial: Trial) -> None:
+    def check_restored(self, now: WatchedForward, trial: Trial) -> None:
         """Look for slots that changed only when the replay was repeated.
 
         The first run may have written these slots, too, with the bytes that they already held. To
@@ -317,7 +315,7 @@ class Replaying(Between):
                 self.undecided("a replay that ran again changed slots that it does not own")
                 ledger.forget(rest)
 
-    def stray(self, ledger: Ledger, now: UnderWay) -> Tensor:
+    def stray(self, ledger: Ledger, now: WatchedForward) -> Tensor:
         """Take a frame of one group. Returns the changed slots that the forward does not own."""
         name = ledger.group.name
         changed = ledger.frame(now.owned[name])

@@ -30,7 +30,7 @@ from paritybit.watch.replays.influence import (
     only_tokens,
 )
 from paritybit.watch.replays.trial import LARGEST, SavedSlots, Trial, Values
-from paritybit.watch.replays.values import SAMPLE, STEPS, Draw, draws, sampled
+from paritybit.watch.replays.values import SAMPLE, STEPS, ValueSeed, draws, sampled
 
 UNWRITTEN = "nothing had written the tensor in the slots that are read"
 ALL_TOKENS = "the last layer shows only in tokens"
@@ -64,7 +64,7 @@ def unread_tensor(
     name, layers = ledger.group.name, layers_of(ledger)
     layer = next(n for n, numbers in enumerate(layers) if number in numbers)
     slots = slots_for(reads, ledger, number)
-    whole = Replacement.fitting(ledger, slots, layers[layer], LARGEST, Draw(seed))
+    whole = Replacement.fitting(ledger, slots, layers[layer], LARGEST, ValueSeed(seed))
     if reason := reason_against(reads, ledger, slots, number, layers[layer]):
         return NotTried(reason)
     moved = replace(whole, tensors=[number])
@@ -139,7 +139,7 @@ def responses(
     fixed, base = [change for change in fixed if change.tensors], trial.first
     for sign in (1, -1) if fixed else (1,):
         for step in range(STEPS if fixed else 0):
-            fixed = [replace(one, draw=Draw(one.draw.seed, step, sign)) for one in fixed]
+            fixed = [replace(one, draw=ValueSeed(one.draw.seed, step, sign)) for one in fixed]
             with changed(trial, reads, fixed, keep=False) as values:
                 outputs = {key: value.clone() for key, value in values.outputs.items()}
                 base = Values(outputs, values.owned)
@@ -164,7 +164,7 @@ def neighbours_show(trial: Trial, reads: LiveReads, ledger: Ledger, tensor: int,
         if layers and len(read):
             every = [number for numbers in layers for number in numbers]
             whole = Replacement.fitting(
-                other, read, every, LARGEST // len(trial.ledgers), Draw(seed)
+                other, read, every, LARGEST // len(trial.ledgers), ValueSeed(seed)
             )
             alike = [numbers[which] for numbers in layers]
             fixed.append(replace(whole, tensors=[n for n in every if n not in alike]))

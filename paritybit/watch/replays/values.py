@@ -34,7 +34,7 @@ SAMPLE = 256
 
 
 @dataclass(frozen=True)
-class Draw:
+class ValueSeed:
     """Which values are drawn: a seed, the number of the size, and a sign.
 
     Two draws that differ in sign have opposite numbers. A query that ignores a large key under one
@@ -46,10 +46,10 @@ class Draw:
     sign: int = 1
 
 
-def draws(seed: int) -> Iterator[Draw]:
+def draws(seed: int) -> Iterator[ValueSeed]:
     """Yield draws of all sizes, each with both signs."""
     for step, sign in product(range(STEPS), (1, -1)):
-        yield Draw(seed, step, sign)
+        yield ValueSeed(seed, step, sign)
 
 
 def sampled(slots: Tensor, count: int, seed: int) -> Tensor:
@@ -82,7 +82,7 @@ def size_of(own: float, step: int, dtype: torch.dtype) -> float:
     return own * math.pow(most / own, step / (STEPS - 1))
 
 
-def other_values(saved: SavedSlots, read: Tensor, draw: Draw) -> SavedSlots:
+def other_values(saved: SavedSlots, read: Tensor, draw: ValueSeed) -> SavedSlots:
     """Return slots with other values. `read` are slots whose content is valid."""
     ledger, found = saved.ledger, []
     source = typical(ledger, read)
