@@ -6,7 +6,7 @@ between two waves.
 
 import functools
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,8 +29,9 @@ The second one lies in the second block of most page sizes, so that a block foll
 AT_LEAST = 3
 """The number of waves that any row has time for."""
 
-REPEATED = 1 / 6
-"""The part of the requests that repeat an earlier request of their wave."""
+REPEATED, ABORTED, FLUSHED = 1 / 6, 1 / 12, 2 / 5
+"""The parts of the requests that repeat an earlier request of their wave or of the wave before, and
+that are aborted, and the part of the waves that empty the cache at their end."""
 
 COMPARED, CROWD = 3, 5
 """The numbers of requests of `sample`: those that are compared, and those beside them."""
@@ -71,7 +72,9 @@ class Limits:
 
 def edges(limits: Limits) -> Sequence[int]:
     """Return lengths of up to two chunks around those at which the behaviour may change."""
-    marks = [limits.window, 2 * limits.window, limits.chunk, *BLOCKS]
+    # Requests that decode take tokens of a chunk, so what is left of a prompt may be one token.
+    beside = [limits.chunk - 3 * number for number in range(1, limits.rows // 3 + 1)]
+    marks = [limits.window, 2 * limits.window, *beside, limits.chunk, *BLOCKS]
     if limits.page > 1:
         marks += [limits.page, 2 * limits.page]
     marks = [mark for mark in marks if mark <= limits.longest - limits.window]
@@ -145,9 +148,15 @@ class Draw:
         """Return a request of this wave."""
         return Planned(self.name(place), prompt, tokens, arrives)
 
+    def ending(self, one: Planned) -> Planned:
+        """Return a request, in every second case with so many tokens that its last page is full."""
+        more = -(one.length + one.tokens) % self.limits.page
+        more *= more <= self.limits.window and self.chance.random() < 0.5
+        return replace(one, tokens=one.tokens + more)
+
     def second_turn(self, first: Planned, tokens: int, latest: int) -> Planned:
         """Return the request that continues a conversation."""
-        name = f"{first.name}+"
+        name = f"then {first.name}"  # Its beginning is no name: see `Planned`.
         more = (Part(name, self.chance.randint(1, self.limits.window)),)
         return Planned(name, more, tokens, self.chance.randint(0, latest), follows=first.name)
 
@@ -166,8 +175,8 @@ def waves(seed: int, limits: Limits) -> Iterator[Wave]:
     kinds = kinds_of(limits)
     while True:
         kind, draw.prefix = kinds[(AT_LEAST * seed + number) % len(kinds)], f"{seed}.{number}."
-        requests, share = tuple(kind(draw, number // len(kinds))), FLUSHED.get(kind, 0.0)
-        yield Wave(requests, flush=share == 1 or (share > 0 and draw.chance.random() < share))
+        requests = tuple(kind(draw, number // len(kinds)))
+        yield Wave(requests, flush=draw.chance.random() < FLUSHED)
         number += 1
 
 
@@ -217,12 +226,15 @@ def with_sampling(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
 
 
 def with_repeats(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
-    """Let some requests repeat an earlier one of their wave: its prompt, tokens and sampling."""
-    chance = random.Random(f"repeats {seed}")
+    """Let some requests repeat the prompt, tokens and sampling of an earlier one.
+
+    It belongs to their wave or to the wave before, after which the cache may have been emptied.
+    """
+    chance, before = random.Random(f"repeats {seed}"), list[Planned]()
     for wave in given:
         requests = list(wave.requests)
         for place, one in enumerate(requests):
-            earlier = [other for other in requests[:place] if other.follows is None]
+            earlier = [other for other in (*before, *requests[:place]) if other.follows is None]
             if earlier and one.follows is None and chance.random() < REPEATED:
                 like = chance.choice(earlier)
                 requests[place] = replace(
@@ -233,6 +245,19 @@ def with_repeats(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
                     sampling=like.sampling,
                 )
         yield replace(wave, requests=tuple(requests))
+        before = requests
+
+
+def with_aborts(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
+    """Abort some requests: while they wait, in their prompt, or when they decode or have ended."""
+    chance = random.Random(f"aborts {seed}")
+
+    def ended(one: Planned) -> Planned:
+        if one.follows is not None or one.aborted is not None or chance.random() >= ABORTED:
+            return one
+        return replace(one, aborted=one.arrives + chance.randint(0, one.tokens + 8))
+
+    return with_each(given, ended)
 
 
 def with_each(given: Iterable[Wave], change: Callable[[Planned], Planned]) -> Iterator[Wave]:
@@ -329,7 +354,7 @@ def _sharing(draw: Draw, _: int) -> Iterator[Planned]:
         if index == 1:
             shared, own, arrival = common.length, limits.stretch, 0
         tokens = chance.randint(2, 2 * limits.window)
-        one = draw.shared(index, common, shared, own, tokens, arrival)
+        one = draw.ending(draw.shared(index, common, shared, own, tokens, arrival))
         yield one
         if chance.random() < 0.4:
             yield draw.second_turn(one, chance.randint(2, limits.window), 6)
@@ -384,7 +409,7 @@ def _again(draw: Draw, _: int) -> Iterator[Planned]:
     for index, text in enumerate(texts):
         yield draw.made(index, (text,), chance.randint(1, 3), index // 2)
     for index, text in enumerate(texts):
-        place, arrival = f"{index:03}.again", 2 * len(texts) + 4 * (index // 4)
+        place, arrival = f"again.{index:03}", 2 * len(texts) + 4 * (index // 4)
         own = (draw.part(place, limits.window // 2),) * chance.randint(0, 1)
         shared = replace(text, length=text.length - chance.choice((0, 0, 1, limits.stretch // 2)))
         yield draw.made(place, (shared, *own), chance.randint(1, 3), arrival)
@@ -525,7 +550,8 @@ def _long(draw: Draw, turn: int) -> Iterator[Planned]:
     chance, limits = draw.chance, draw.limits
     most = limits.longest - 4 * limits.window
     for index, lengths in enumerate(reversed(LONG)):
-        one = draw.alone(index, min(lengths[turn % len(lengths)], most), limits.window, index)
+        length = min(lengths[turn % len(lengths)], most)
+        one = draw.ending(draw.alone(index, length, limits.window, index))
         yield one
         yield draw.second_turn(one, limits.window, 4)
     for index in range(2, limits.rows):
@@ -545,6 +571,3 @@ TIGHT: Sequence[Kind] = (
     *(_turnover, _long, _pressure, _relay, _brim),
 )
 """The kinds of waves if a single request can need more than the pool holds."""
-
-FLUSHED: Mapping[Kind, float] = {_turnover: 1.0, _resumed: 1.0, _pressure: 0.5, _long: 0.3}
-"""How many of the waves empty the cache at their end."""

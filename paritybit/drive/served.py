@@ -13,6 +13,7 @@ from paritybit.drive.requests import (
     Limits,
     other_prefixes,
     waves,
+    with_aborts,
     with_priorities,
     with_repeats,
     with_sampling,
@@ -77,7 +78,9 @@ class Common:
 
     def traffic(self) -> Iterator[Wave]:
         """Return the generated requests for the seed, with priorities and actions if set."""
-        given = with_repeats(self.seed, with_sampling(self.seed, self.requests()))
+        given = with_sampling(self.seed, self.requests())
+        for change in (with_repeats, with_aborts):
+            given = change(self.seed, given)
         if self.priorities:
             given = with_priorities(self.seed, given)
         return with_actions(self.seed, given, self.ACTIONS) if self.actions else given

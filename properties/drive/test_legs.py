@@ -17,8 +17,8 @@ ALIKE: Mapping[tuple[str, str], set[str]] = {
     ("sglang", "cuda"): {"rows", "backend", "alone"},
     ("transformers", "cpu"): {"alone", "priorities"},
     ("transformers", "cuda"): {"alone", "priorities"},
-    ("vllm", "cpu"): {"alone", "backend", "whole_prompts"},
-    ("vllm", "cuda"): {"alone", "model", "whole_prompts"},
+    ("vllm", "cpu"): {"alone", "backend"},
+    ("vllm", "cuda"): {"alone", "model"},
 }
 """Settings that are the same in all rows of an engine on a device, except device and seed."""
 

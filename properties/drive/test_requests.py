@@ -215,6 +215,29 @@ def test_each_engine_gets_prompts_again(name: str) -> None:
     assert old > 2
 
 
+@pytest.mark.parametrize("name", ENGINES)
+def test_each_engine_gets_aborts_old_prompts_after_a_flush_and_full_last_pages(name: str) -> None:
+    """A request may be aborted while it waits, runs, or has ended, and then be continued."""
+    served, before, full = adapter(name).settings(page_size=8), Wave(), set[bool]()
+    aborts, old = set[int](), 0
+    for wave in islice(served.traffic(), 2 * len(kinds_of(served.limits()))):
+        old += before.flush and bool(
+            {one.prompt for one in before.requests} & {one.prompt for one in wave.requests}
+        )
+        named = {one.name: one for one in wave.requests}
+        followed = [named[one.follows] for one in wave.requests if one.follows is not None]
+        full |= {(one.length + one.tokens) % 8 == 0 for one in followed}
+        for one in wave.requests:
+            if one.aborted is not None:
+                late = one.aborted - one.arrives
+                aborts.add(0 if late < 1 else 1 if late < one.tokens else 2)
+                assert not any(other.startswith(one.name) for other in named if other != one.name)
+        before = wave
+    assert old > 2
+    assert full == {False, True}
+    assert aborts == {0, 1, 2}
+
+
 ALIKE = ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 """Parameters of sampling with the same names in sglang and vLLM."""
 

@@ -21,11 +21,11 @@ BUCKETS = (2, 4, 8)
 TOKEN_BUCKETS = (2, 4, 8, 16, 32, 64)
 """Numbers of tokens of the graphs for batches with prompts."""
 
-ROWS, CHUNK, CONTEXT, POOL = 8, 64, 1536, 1536
+ROWS, CHUNK, CONTEXT, POOL = 8, 64, 512, 512
 """The most running requests, and the most tokens of a forward, of a request, and of the pool."""
 
-WINDOW_BLOCKS = 32
-"""Additional blocks of the pool for the windows of sliding layers."""
+WINDOW_BLOCKS = 2
+"""Additional blocks of the pool per row, for the windows of each group of sliding layers."""
 
 GRAPHS: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "decode": ("FULL_DECODE_ONLY", BUCKETS),
@@ -85,11 +85,9 @@ class Served(Common):
 
     ACTIONS: ClassVar = ("flush", "pause", "retract", "preempt")
     SIMPLIFIED: ClassVar = (
-        *("alone", "overlap", "runner", "whole_prompts", "page_size", "window", "graphs"),
-        *("backend", "speculative"),
+        *("alone", "overlap", "runner", "page_size", "window", "graphs", "backend", "speculative"),
     )
 
-    whole_prompts: bool = False
     graphs: Annotated[str, one_of(GRAPHS)] = "decode"
     runner: Annotated[int, Meta(ge=1, le=2)] = 1
     backend: Annotated[str, one_of(BACKENDS)] = "triton"
@@ -122,8 +120,9 @@ class Served(Common):
         kinds = self.shape.config.get("layer_types", ())
         sliding = sum(kind == "sliding_attention" for kind in kinds)
         full = len(kinds) - sliding + (self.speculative == "eagle")
-        groups = -(-full // min(full, sliding)) if sliding else 1
-        return groups * POOL // self.page_size + WINDOW_BLOCKS
+        size = min(full, sliding) or full
+        windows = -(-sliding // size) * ROWS * WINDOW_BLOCKS
+        return -(-full // size) * POOL // self.page_size + windows
 
     def limits(self) -> Limits:
         """Return the limits for requests."""
@@ -174,7 +173,7 @@ class Served(Common):
             "block_size": self.page_size,
             "max_model_len": CONTEXT,
             "max_num_seqs": ROWS,
-            "max_num_batched_tokens": CONTEXT if self.whole_prompts else CHUNK,
+            "max_num_batched_tokens": CHUNK,
             "enable_prefix_caching": self.prefix_cache,
             "async_scheduling": self.overlap,
             "scheduling_policy": "priority" if self.priorities else "fcfs",
