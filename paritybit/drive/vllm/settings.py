@@ -1,7 +1,7 @@
 """The settings of a whole vLLM, and its engine arguments for them."""
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -117,10 +117,10 @@ class Served(Common):
         All groups of layers share them. A group has layers of one kind, as many as there are of the
         kind with fewer layers. A draft model adds a layer with full attention.
         """
-        kinds = self.shape.config.get("layer_types", ())
+        kinds: Sequence[str] = self.shape.config["layer_types"]
         sliding = sum(kind == "sliding_attention" for kind in kinds)
         full = len(kinds) - sliding + (self.speculative == "eagle")
-        size = min(full, sliding) or full
+        size = min(full, sliding)
         windows = -(-sliding // size) * ROWS * WINDOW_BLOCKS
         return -(-full // size) * POOL // self.page_size + windows
 
