@@ -19,9 +19,6 @@ from paritybit.watch.settings import TRIED
 
 CHECK = "company"
 
-ONE_KEY_MORE = "a prefill reads one key more than decoding"
-"""The cause of a difference that disappears if prefills read as many keys as decoding."""
-
 LONGEST_PLAY = 120.0
 """The most seconds of a wave."""
 
@@ -69,9 +66,7 @@ class Comparison:
                 text = self.difference(one, chain_of(wave, one), company)
                 lines.count(**{self.counted: self.tried - before})
                 if text is not None:
-                    cause = {"what": ONE_KEY_MORE} if self.even(wave, one) else None
-                    key = f"{CHECK} | - | {ONE_KEY_MORE if cause else 'not known'}"
-                    lines.finding(Finding(CHECK, text, key, 0, cause=cause))
+                    lines.finding(Finding(CHECK, text, f"{CHECK} | - | not known", 0))
         except StoppedError:
             return
         except ForkFailedError as error:
@@ -82,18 +77,16 @@ class Comparison:
         one: Planned,
         chain: Sequence[Planned],
         company: dict[str, list[Likely]],
-        *,
-        even: bool = False,
     ) -> str | None:
         """Describe the first step at which a request differs by more than the noise, if any."""
         if any(one.aborted is not None or one.temperature or one.sampling for one in chain):
             return None
-        alone = self.served(Wave(tuple(chain)), even=even)[one.name]
+        alone = self.served(Wave(tuple(chain)))[one.name]
         self.tried += 1
         step = differs(company[one.name], alone)
         if step is None and self.measured:
             return None
-        beside = self.served(Wave((*chain, *BYSTANDERS)), even=even)[one.name]
+        beside = self.served(Wave((*chain, *BYSTANDERS)))[one.name]
         if differs(beside, alone) is not None:
             return None
         self.measured += 1
@@ -111,22 +104,15 @@ class Comparison:
             f"{self.noise:.1g} with the batch"
         )
 
-    def even(self, wave: Wave, one: Planned) -> bool:
-        """Return whether nothing differs if prefills read as many keys as decoding.
-
-        Triton's prefill reads one more key, as reported in sgl-project/sglang#32087.
-        """
-        company = self.served(wave, even=True)
-        return self.difference(one, chain_of(wave, one), company, even=True) is None
-
-    def served(self, wave: Wave, *, even: bool = False) -> dict[str, list[Likely]]:
+    def served(self, wave: Wave) -> dict[str, list[Likely]]:
         """Serve a wave in a fork. Returns the likeliest tokens at each step of each request.
 
         Raises ForkFailedError if the engine fails, and StoppedError if it was to stop.
         """
 
         def work() -> Any:
-            attention.fewer_keys = int(even)
+            # Triton's prefill reads one key more than decoding: sgl-project/sglang#32087.
+            attention.fewer_keys = 1
             self.engine.likely = {}
             try:
                 self.engine.play(self.noted(iter((wave,))), self.stop)

@@ -21,9 +21,9 @@ Likely: TypeAlias = Sequence[tuple[int, float]]
 Acts = Mapping[str, Callable[[], Sequence[Any]]]
 """Functions that return the engine's own requests for an act, by the name of the act.
 
-Acts are the actions, and `continue` and `wake`, which end one. Some have variants: `flush
-retracted` empties the cache while requests are retracted, and `weights kept` updates the weights
-without emptying the cache.
+Acts are the actions, and `continue`, which ends a pause. Some have variants: `flush retracted`
+empties the cache while requests are retracted, and `weights kept` updates the weights without
+emptying the cache.
 """
 
 
@@ -113,8 +113,6 @@ class Player:
             self._begin(wave, given)
         self._poll += 1
         given += self._operator.due(self._poll, idle=self._calm > self.idle_polls)
-        if self._operator.asleep:
-            return given
         for planned in [one for one in self._waiting if self._due(one)]:
             self._arrive(planned, given)
         for name, planned in self._open.items():

@@ -72,8 +72,8 @@ class Table:
     - `axes`: per axis, the settings of each value. The first value is the plainest. The values of
       all axes have different names.
     - `apart`: groups of values. No row can have a value of each group.
-    - `failing`: the same for values that no row of the array combines, but a named row may, as
-      where an engine is known to fail. A group alone has values that the array leaves out.
+    - `failing`: the same for values with which an engine is known to fail. No row of the array
+      combines them, but a named row may.
     - `devices`: the only device that supports a value.
     - `quiet`: values with which few graphs or none are replayed.
     - `weights`: how much a value, or several together, counts. Others have the weight 1.

@@ -1,6 +1,5 @@
 """Tiny models with random weights and the geometry of published models."""
 
-import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -122,45 +121,6 @@ GPT_OSS = Model(
     },
 )
 
-MIMO = Model(
-    name="mimo",
-    config={
-        **_SLIDING,
-        "architectures": ["MiMoV2FlashForCausalLM"],
-        "model_type": "mimo_v2_flash",
-        "moe_intermediate_size": 64,
-        "num_hidden_layers": 4,
-        "head_dim": 48,
-        "v_head_dim": 32,
-        "swa_num_attention_heads": 4,
-        "swa_num_key_value_heads": 4,
-        "swa_head_dim": 48,
-        "swa_v_head_dim": 32,
-        "sliding_window_size": WINDOW,
-        "hybrid_layer_pattern": [1, 1, 1, 0],
-        "hybrid_block_size": None,
-        "moe_layer_freq": [0, 0, 0, 0],
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_group": 1,
-        "topk_group": 1,
-        "topk_method": "noaux_tc",
-        "scoring_func": "sigmoid",
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 1.0,
-        "n_shared_experts": None,
-        "attention_bias": False,
-        "attention_value_scale": 0.7,
-        "add_swa_attention_sink_bias": True,
-        "add_full_attention_sink_bias": False,
-        "hidden_act": "silu",
-        "layernorm_epsilon": 1e-5,
-        "partial_rotary_factor": 0.5,
-        "rope_theta": 5_000_000.0,
-        "swa_rope_theta": 10_000.0,
-    },
-)
-
 QWEN2_VL = Model(
     name="qwen2_vl",
     config={
@@ -200,21 +160,5 @@ LFM2 = Model(
     },
 )
 
-MODELS = {model.name: model for model in (GEMMA4, GPT_OSS, MIMO, QWEN2_VL, LFM2)}
+MODELS = {model.name: model for model in (GEMMA4, GPT_OSS, QWEN2_VL, LFM2)}
 """The models that can be served, by name."""
-
-
-def register_configurations() -> None:
-    """Register classes for configurations that transformers does not know.
-
-    Runs in the process of the engine.
-    """
-    transformers: Any = importlib.import_module("transformers")
-    automatic = transformers.AutoConfig
-
-    class Configuration(transformers.PretrainedConfig):  # type: ignore[misc]
-        """A configuration without special treatment of any field."""
-
-        model_type = "mimo_v2_flash"
-
-    automatic.register(Configuration.model_type, Configuration, exist_ok=True)

@@ -12,7 +12,6 @@ from typing import Any
 
 from paritybit.drive.models import VOCABULARY
 from paritybit.drive.script import FIRST_TOKEN, PRIORITIES, Part, Planned, Sampling, Wave
-from paritybit.watch import journal
 
 BLOCKS = (512, 1024)
 """Numbers of keys after which index kernels start another block."""
@@ -35,9 +34,6 @@ that are aborted, and the part of the waves that empty the cache at their end.""
 
 COMPARED, CROWD = 3, 5
 """The numbers of requests of `sample`: those that are compared, and those beside them."""
-
-BOUNDARY = "boundary: "
-"""The prefix of the counts of boundaries."""
 
 
 @dataclass(frozen=True)
@@ -80,29 +76,6 @@ def edges(limits: Limits) -> Sequence[int]:
     marks = [mark for mark in marks if mark <= limits.longest - limits.window]
     near = {mark + step for mark in (2, *marks) for step in (-1, 0, 1)}
     return sorted(length for length in near if 1 <= length <= 2 * limits.chunk + 1)
-
-
-def reach(boundary: str, number: int) -> None:
-    """Count how often requests reached a boundary."""
-    journal.count(**{f"{BOUNDARY}{boundary}": number})
-
-
-def count_retractions(scheduler: Any, name: str, page: int, number: Callable[[Any], int]) -> None:
-    """Count the requests that calls of a method of a scheduler retract, as `number` states.
-
-    Pages larger than 1 are a boundary of their own: a retracted request gives back a part of one.
-    """
-    method = getattr(scheduler, name)
-    boundary = "a request is retracted" + (" with pages larger than 1" if page > 1 else "")
-    reach(boundary, 0)
-
-    @functools.wraps(method)
-    def retract(*arguments: Any, **named: Any) -> Any:
-        made = method(*arguments, **named)
-        reach(boundary, number(made))
-        return made
-
-    setattr(scheduler, name, retract)
 
 
 class Draw:

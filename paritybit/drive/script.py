@@ -122,12 +122,12 @@ class Planned:
         return [token for part in self.prompt for token in part.tokens()]
 
 
-ACTIONS = ("flush", "weights", "recapture", "pause", "retract", "preempt", "sleep")
+ACTIONS = ("flush", "weights", "recapture", "pause", "retract", "preempt")
 """The actions of an operator.
 
 `flush` empties the cache, `weights` updates the weights, and `recapture` captures the graphs again.
 `pause` and `retract` pause the engine; `retract` also retracts its requests, as `preempt` does
-without a pause. `sleep` releases the memory until the engine wakes up.
+without a pause.
 """
 
 
@@ -135,8 +135,8 @@ without a pause. `sleep` releases the memory until the engine wakes up.
 class Action:
     """One of `ACTIONS`, `at` polls after its wave began, or as soon as possible after that.
 
-    A pause or a sleep ends `lasts` polls later. An engine must be idle or paused when its cache is
-    emptied, its weights are updated or its graphs are captured. It must be idle to sleep.
+    A pause ends `lasts` polls later. An engine must be idle or paused when its cache is emptied,
+    its weights are updated or its graphs are captured.
     """
 
     what: Annotated[str, Meta(pattern=f"^({'|'.join(ACTIONS)})$")]

@@ -61,10 +61,13 @@ class Common:
 
     @classmethod
     def of(cls: type[Kind], settings: Mapping[str, Setting]) -> Kind:
-        """Return the settings of a script. Raises ValueError for unknown names or values."""
+        """Return the settings of a script, in which those with defaults may be missing.
+
+        Raises ValueError for unknown names or values.
+        """
         names = {one.name for one in fields(cls)}
-        if other := sorted(settings.keys() ^ names):
-            raise ValueError(f"the settings have unknown or missing names: {', '.join(other)}")
+        if other := sorted(settings.keys() - names):
+            raise ValueError(f"the settings have unknown names: {', '.join(other)}")
         return msgspec.convert(settings, cls)
 
     def scope(self) -> dict[str, Setting]:

@@ -89,32 +89,6 @@ def parts(waves: Waves) -> Iterator[tuple[int, int, int]]:
             size //= 2
 
 
-def merged_requests(waves: Waves) -> Iterator[Waves]:
-    """Propose to remove requests, and to give their tokens to the request before or after them.
-
-    The pool then becomes as full as before. The other request gets a longer prompt, or generates
-    more tokens.
-    """
-    for number, start, end in parts(waves):
-        requests = waves[number].requests
-        for place in (start - 1, end):
-            if 0 <= place < len(requests):
-                for kept in inherited(requests, place, requests[start:end]):
-                    yield changed(waves, number, replace(waves[number], requests=kept))
-
-
-def inherited(
-    requests: tuple[Planned, ...], place: int, gone: tuple[Planned, ...]
-) -> Iterator[tuple[Planned, ...]]:
-    """Yield the requests without `gone`. The request at `place` gets their tokens."""
-    tokens, heir = sum(one.length + one.tokens for one in gone), requests[place]
-    *before, last = heir.prompt
-    longer = replace(heir, prompt=(*before, replace(last, length=last.length + tokens)))
-    for changed_heir in (longer, replace(heir, tokens=heir.tokens + tokens)):
-        kept = [changed_heir if one is heir else one for one in requests if one not in gone]
-        yield possible(tuple(kept))
-
-
 def possible(requests: tuple[Planned, ...]) -> tuple[Planned, ...]:
     """Return the requests without those that follow a removed request."""
     kept: dict[str, Planned] = {}
@@ -167,7 +141,7 @@ def shorter(length: int) -> Iterator[int]:
         less //= 2
 
 
-PASSES = (fewer_waves, fewer_requests, merged_requests, simpler_requests)
+PASSES = (fewer_waves, fewer_requests, simpler_requests)
 """The passes in order."""
 
 

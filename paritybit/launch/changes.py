@@ -1,7 +1,6 @@
 """Compares two runs: how the findings of each cause changed."""
 
 from paritybit.drive.operating.actions import COUNT
-from paritybit.drive.requests import BOUNDARY
 from paritybit.launch.schema import CauseChange, LegRecord, RecordedFinding, WatchRecord
 from paritybit.launch.words import all_causes
 from paritybit.watch.settings import TRIED
@@ -17,7 +16,7 @@ REACHED = (
     *("forwards", "replays", "padded_replays", "reads", "shared_reads", "list_entries", "idle"),
     *("drafts", "accepted_drafts", "rejected_drafts"),
 )
-STATES = ("forwards: ", "replays: ", "captures: ", COUNT, BOUNDARY)
+STATES = ("forwards: ", "replays: ", "captures: ", COUNT)
 """Counts, and prefixes of counts, of places that a leg reached."""
 
 

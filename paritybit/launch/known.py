@@ -11,8 +11,7 @@ report shows it, such as "not known (leak, swa)". From the day after `expires`, 
 run again.
 
 The findings in a baseline, the record of an earlier run, are known, too. However, a finding with an
-expired entry fails a run even if the baseline has it. EVERYWHERE lists findings that are known
-without a file.
+expired entry fails a run even if the baseline has it.
 """
 
 import datetime
@@ -49,17 +48,6 @@ class Listed(File, frozen=True, tag="paritybit-known"):
     version: Literal[1] = 1
 
 
-EVERYWHERE = (
-    Entry(
-        "company",
-        "a prefill reads one key more than decoding",
-        "https://github.com/sgl-project/sglang/pull/32087",
-        "2027-12-31",
-    ),
-)
-"""Findings that are known in every tree: each release of sglang has this one (Triton backend)."""
-
-
 @dataclass(frozen=True)
 class Known:
     """The known findings of a run: the entries of a file, and the findings of a baseline."""
@@ -71,9 +59,7 @@ class Known:
     def where(self, finding: RecordedFinding) -> str | None:
         """Return where a finding is known from, or None if it is unknown or has expired."""
         check, cause = finding.check, finding.cause_name
-        listed = [
-            one for one in (*EVERYWHERE, *self.entries) if (one.check, one.cause) == (check, cause)
-        ]
+        listed = [one for one in self.entries if (one.check, one.cause) == (check, cause)]
         for one in listed:
             if datetime.date.fromisoformat(one.expires) >= self.today:
                 return one.thread

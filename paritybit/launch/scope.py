@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from paritybit.drive.operating.actions import COUNT
-from paritybit.drive.requests import BOUNDARY
 from paritybit.launch.schema import Untried
 from paritybit.watch.settings import NOT_TRIED, TRIED
 
@@ -100,7 +99,7 @@ def not_tried(
     for name, (what, why) in STATES.items():
         if not counts.get(name):
             yield Untried(what, why)
-    yield from unreached(counts, kernels)
+    yield from unreached(kernels)
     for name, number in counts.items():
         if name.startswith(COUNT) and not number:
             yield Untried(name, "the release lacks it, or the run was too short")
@@ -157,13 +156,8 @@ def not_served(rows: Mapping[str, str]) -> Iterator[Untried]:
             yield from (Untried(f"row {name}", why, (name,)) for name in names)
 
 
-def unreached(counts: Mapping[str, int], kernels: Sequence[str]) -> Iterator[Untried]:
-    """Yield the boundaries and the kernels that no request reached."""
-    wanted = [name.removeprefix(BOUNDARY) for name in counts if name.startswith(BOUNDARY)]
-    missing = sorted(name for name in wanted if not counts[f"{BOUNDARY}{name}"])
-    if missing:
-        what = f"{len(missing)} of {len(wanted)} boundaries"
-        yield Untried(what, f"no request that was served reached them: {', '.join(missing)}")
+def unreached(kernels: Sequence[str]) -> Iterator[Untried]:
+    """Yield the kernels that no request reached."""
     if kernels:
         what = f"{len(kernels)} Triton kernels, or functions of kernels"
         yield Untried(what, f"no request that was served ran them: {', '.join(kernels)}")

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 
 from paritybit.drive.engine import PlayedError, Player
 from paritybit.drive.operating.actions import AT_ONCE, LATER, with_actions
@@ -17,7 +15,7 @@ from paritybit.drive.script import ACTIONS, Action, Part, Planned, Wave
 from properties.drive.toy import LIMITS, Toy, said
 
 NAMES = (
-    *(*ACTIONS, "continue", "wake", "weights kept", "recapture kept", "recapture retracted"),
+    *(*ACTIONS, "continue", "weights kept", "recapture kept", "recapture retracted"),
     "flush retracted",
 )
 
@@ -32,9 +30,6 @@ ORDERS = {
     ),
     "a flush waits, too": ([Action("flush", 2)], NAMES, [REQUEST, (6, "flush")]),
     "a retraction needs no pause": ([Action("preempt", 2)], NAMES, [REQUEST, (2, "preempt")]),
-    "no request arrives in a sleep": (
-        [Action("sleep", 0, lasts=2)], NAMES, [(1, "sleep"), (4, "wake"), (4, "request")],
-    ),
     "a pause lasts, and weights change within it": (
         [Action("pause", 2, lasts=2), Action("weights", 3), Action("recapture", 3)],
         NAMES,
@@ -51,7 +46,7 @@ ORDERS = {
         [REQUEST, (2, "retract"), (5, "continue"), (6, "flush")],
     ),
     "an action that a release lacks is left out": (
-        [Action("sleep"), Action("flush")], ("flush",), [(1, "flush"), REQUEST],
+        [Action("weights"), Action("flush")], ("flush",), [(1, "flush"), REQUEST],
     ),
     "a wave goes on until its actions are done": (
         [Action("pause", 9, lasts=1)], NAMES, [REQUEST, (9, "pause"), (11, "continue")],
@@ -97,29 +92,23 @@ def test_generated_actions_depend_on_the_seed_and_soon_include_all() -> None:
     assert {what for plan in (*AT_ONCE, *LATER) for what in plan} == set(ACTIONS)
 
 
-def scheduler_of(model: torch.nn.Module, part: Any = None) -> Any:
-    allocator = SimpleNamespace(get_kvcache=lambda: SimpleNamespace(swa_kv_pool=part))
-    return SimpleNamespace(
-        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(model=model)),
-        token_to_kv_pool_allocator=allocator,
-        is_fully_idle=lambda ignore_waiting: True,
-    )
-
-
 @pytest.mark.parametrize("capture", CAPTURES)
 def test_a_release_has_the_acts_of_its_own_requests(
     capture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = SimpleNamespace(FlushCacheReqInput=lambda: "flush")
     monkeypatch.setattr("importlib.import_module", lambda _: made)
-    scheduler = scheduler_of(torch.nn.Linear(1, 1))
-    assert set(acts_of(scheduler, "cpu")) == {"flush", "flush retracted"}
+    scheduler = SimpleNamespace(
+        tp_worker=SimpleNamespace(model_runner=SimpleNamespace()),
+        is_fully_idle=lambda ignore_waiting: True,
+    )
+    assert set(acts_of(scheduler)) == {"flush", "flush retracted"}
     scheduler.is_fully_idle = lambda: True
     made.PauseGenerationReqInput = lambda mode: mode
     made.ContinueGenerationReqInput = lambda: "continue"
     captured: list[str] = []
     setattr(scheduler.tp_worker.model_runner, capture, lambda: captured.append(capture))
-    acts = acts_of(scheduler, "cpu")
+    acts = acts_of(scheduler)
     recaptures = {"recapture", "recapture kept", "recapture retracted"}
     assert set(acts) == {"flush", "pause", "retract", "continue"} | recaptures
     assert [*acts["pause"](), *acts["retract"]()] == ["in_place", "retract"]

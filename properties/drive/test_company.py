@@ -1,6 +1,5 @@
 """The comparison of a request in company with the same request alone."""
 
-import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,9 +13,6 @@ from paritybit.drive.requests import AT_LEAST, COMPARED
 from paritybit.drive.run import compare, least
 from paritybit.drive.script import Part, Planned, Sampling, Wave
 from paritybit.drive.sglang.settings import Served
-from paritybit.drive.stand_ins import attention
-from paritybit.launch.known import Known
-from paritybit.launch.schema import finding_of
 from paritybit.watch.journal import Journal, count, read
 from paritybit.watch.settings import VARIABLE, Settings
 from properties.drive.toy import Toy
@@ -29,15 +25,13 @@ SHARED = Wave(tuple(Planned(name, (Part("common", 3),), STEPS) for name in ("a",
 class Talks(Toy):
     """An engine whose likelihoods vary by `noise` with the batch.
 
-    A request that shares its first text with an earlier one is off by `wrong`. With `known`, it is
-    so only while prefills read one key more. Token 2 is less likely than token 1 by `gap`.
+    A request that shares its first text with an earlier one is off by `wrong`. Token 2 is less
+    likely than token 1 by `gap`.
     """
 
-    def __init__(
-        self, noise: float = 0.0, wrong: float = 0.0, *, known: bool = False, gap: float = 0.5
-    ) -> None:
+    def __init__(self, noise: float = 0.0, wrong: float = 0.0, *, gap: float = 0.5) -> None:
         super().__init__()
-        self.noise, self.wrong, self.known, self.gap = noise, wrong, known, gap
+        self.noise, self.wrong, self.gap = noise, wrong, gap
         self.texts: set[str] = set()
 
     def step(self, arrived: Sequence[Planned]) -> None:
@@ -46,7 +40,6 @@ class Talks(Toy):
         for one in arrived:
             text = one.prompt[0].text
             off = self.wrong if text in self.texts else 0.0
-            off = 0.0 if self.known and attention.fewer_keys else off
             self.texts.add(text)
             chance = random.Random(f"{one.name} {len(arrived) + self.player.open}")
             steps: list[Likely] = []
@@ -96,14 +89,6 @@ def test_noise_and_requests_that_cannot_be_compared_are_no_finding(
     found, compared = findings(engine, Wave(tuple(requests)), lines)
     assert found == 0
     assert compared >= tried if tried else compared == 0
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_a_difference_by_one_more_key_is_known(known: bool, lines: Journal) -> None:
-    findings(Talks(wrong=1.0, known=known), SHARED, lines)
-    entries = [json.loads(line) for line in lines.path.read_text().splitlines()]
-    found = [finding_of(entry) for entry in entries if entry["kind"] == "finding"]
-    assert [Known().where(one) is not None for one in found] == [known]
 
 
 class Broken(Toy):

@@ -114,24 +114,6 @@ def test_no_single_step_makes_a_result_smaller(seed: int, least: int, many: int)
         assert not any(fails(one) for one in proposals(found) if one != found)
 
 
-def plain(lengths_given: Sequence[int]) -> Waves:
-    """Return a wave of requests with prompts of these lengths, which share nothing."""
-    parts = enumerate(lengths_given)
-    return (Wave(tuple(Planned(f"r{n}", (Part(f"r{n}", size),), 1) for n, size in parts)),)
-
-
-@settings(max_examples=25, deadline=None)
-@given(count=st.integers(3, 12), length=st.integers(2, 40))
-def test_requests_that_fill_a_pool_together_become_one(count: int, length: int) -> None:
-    full = count * (length + 1)
-
-    def fails(candidate: Waves) -> bool:
-        return sum(one.length + one.tokens for wave in candidate for one in wave.requests) >= full
-
-    (wave,) = shrunk(plain([length] * count), fails, lambda: False)
-    assert len(wave.requests) == 1
-
-
 class Finds(Toy):
     """An engine that finds something when a request follows one with a prompt of 3 or more."""
 

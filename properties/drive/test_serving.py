@@ -7,10 +7,8 @@ import pytest
 
 from paritybit.drive.engine import MOST_POLLS, EngineFailedError, StalledError
 from paritybit.drive.legs import LackingError
-from paritybit.drive.requests import BOUNDARY, count_retractions
 from paritybit.drive.sglang.serving import Sglang
 from paritybit.drive.sglang.settings import Served
-from paritybit.watch.journal import Journal
 
 
 @pytest.mark.parametrize(("ran", "waiting", "fails"), [(0, 2, True), (1, 2, False), (0, 0, False)])
@@ -53,19 +51,3 @@ def test_a_release_that_keeps_no_windows_on_the_host_lacks_the_setting(
     monkeypatch.setattr(Sglang, "_intercept", lambda *given: None)
     with pytest.raises(LackingError if lacking else EngineFailedError):
         Sglang(Served("gemma4", host_cache=host_cache)).start(lambda plays: None)
-
-
-@pytest.mark.parametrize(("page", "more"), [(1, ""), (16, " with pages larger than 1")])
-def test_retracted_requests_are_counted_by_pages(page: int, more: str, lines: Journal) -> None:
-    class Batch:
-        """A batch that retracts requests."""
-
-        def retract(self, count: int) -> tuple[list[int], float]:
-            """Return the retracted requests, and a ratio."""
-            return list(range(count)), 0.5
-
-    count_retractions(Batch, "retract", page, lambda made: len(made[0]))
-    boundary = f"{BOUNDARY}a request is retracted{more}"
-    assert lines.counts == {boundary: 0}
-    assert Batch().retract(2) == ([0, 1], 0.5)
-    assert lines.counts == {boundary: 2}

@@ -62,7 +62,7 @@ def test_the_command_line_says_so(
 
 COUNTS = {
     **{"forwards": 90, "forwards: decode": 80, "replays": 80, "padded_replays": 30},
-    **{"boundary: a prompt ends at page": 4, "action: flush": 2, "tried: leak": 5, "waves": 3},
+    **{"captures: decode": 4, "action: flush": 2, "tried: leak": 5, "waves": 3},
 }
 SETTINGS = {"page_size": ("1",), "seed": ("0",), "backend": ("triton",)}
 
@@ -92,7 +92,7 @@ def kind(before: WatchRecord, after: WatchRecord) -> str:
         ({"padded_replays": 0}, {}, {}, False),
         ({"forwards: decode": 0}, {}, {}, False),
         ({"forwards": 69}, {}, {}, False),
-        ({"boundary: a prompt ends at page": 0}, {}, {}, False),
+        ({"captures: decode": 0}, {}, {}, False),
         ({"action: flush": 0}, {}, {}, False),
         ({"tried: leak": 0}, {}, {}, False),
         ({}, {"page_size": ("64",)}, {}, False),

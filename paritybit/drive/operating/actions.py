@@ -1,11 +1,11 @@
 """Generates the actions of an operator between requests, and performs each when it is possible.
 
-The operator pauses and continues the engine, puts it to sleep and wakes it, updates its weights,
-captures its graphs again, and empties its cache.
+The operator pauses and continues the engine, updates its weights, captures its graphs again, and
+empties its cache.
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,10 @@ COUNT = "action: "
 WHOLE = "rows served as a whole"
 """Counts the rows in which each kind of wave, and enough forwards, were served."""
 
-ENDS: Mapping[str, str] = {"pause": "continue", "retract": "continue", "sleep": "wake"}
-"""Maps an action that lasts to the act that ends it."""
+LASTING = frozenset({"pause", "retract"})
+"""Actions that last until the act `continue`."""
 
-AT_ONCE = (("sleep",), ("weights",), ("flush",))
+AT_ONCE = (("weights",), ("flush",))
 """Actions before the first request of a wave arrives."""
 
 WHILE_RUNNING = frozenset({"preempt"})
@@ -64,11 +64,6 @@ class Operator:
         """Whether an action is in progress or still waiting."""
         return bool(self._waiting) or self._lasting is not None
 
-    @property
-    def asleep(self) -> bool:
-        """Whether the engine sleeps. No request may arrive then."""
-        return self._lasting is not None and self._lasting.what == "sleep"
-
     def begin(self, actions: Sequence[Action]) -> None:
         """Begin the actions of a wave."""
         self._waiting = [one for one in actions if one.what in self.acts]
@@ -80,12 +75,12 @@ class Operator:
             given += self._end()
         for action in [one for one in self._waiting if one.at <= poll]:
             act = self._act(action.what, poll, idle=idle)
-            if act not in self.acts or not (act in ENDS or self.settled()):
+            if act not in self.acts or not (act in LASTING or self.settled()):
                 continue
             self._waiting.remove(action)
             given += self.acts[act]()
             journal.count(**{f"{COUNT}{action.what}": 1})
-            if action.what in ENDS:
+            if action.what in LASTING:
                 self._lasting, self._since = action, poll
                 idle = False
         return given
@@ -98,18 +93,17 @@ class Operator:
     def _end(self) -> list[Any]:
         if self._lasting is None:
             return []
-        act = self.acts[ENDS[self._lasting.what]]
         self._lasting = None
-        return [*act()]
+        return [*self.acts["continue"]()]
 
     def _act(self, what: str, poll: int, *, idle: bool) -> str:
         """Return the name of the act for an action now, or an empty text if it has to wait."""
         within = None if self._lasting is None else self._lasting.what
-        if what in ENDS:
-            return what if within is None and (idle or what != "sleep") else ""
+        if what in LASTING:
+            return what if within is None else ""
         if within is None:
             return what if idle or what in WHILE_RUNNING else ""
-        if within == "sleep" or poll == self._since:
+        if poll == self._since:
             return ""
         if within == "retract" and "flush retracted" in self.acts:
             return what if what == "weights" else f"{what} retracted"

@@ -4,7 +4,7 @@ import functools
 import importlib
 import inspect
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -16,7 +16,7 @@ from paritybit.drive.engine import Acts
 from paritybit.watch import journal
 
 
-def acts_of(scheduler: Any, device: str) -> Acts:
+def acts_of(scheduler: Any) -> Acts:
     """Return the acts that the release of a scheduler has, as its own requests."""
     structures: Any = importlib.import_module("sglang.srt.managers.io_struct")
     acts: dict[str, Any] = {"flush": lambda: [structures.FlushCacheReqInput()]}
@@ -27,15 +27,6 @@ def acts_of(scheduler: Any, device: str) -> Acts:
         acts["pause"] = lambda: [structures.PauseGenerationReqInput(mode="in_place")]
         acts["retract"] = lambda: [structures.PauseGenerationReqInput(mode="retract")]
         acts["continue"] = lambda: [structures.ContinueGenerationReqInput()]
-    if hasattr(structures, "ReleaseMemoryOccupationReqInput"):
-        acts["sleep"] = lambda: [structures.ReleaseMemoryOccupationReqInput(tags=None)]
-
-        def wake() -> Sequence[Any]:
-            if device == "cpu":
-                forget(scheduler)
-            return [structures.ResumeMemoryOccupationReqInput(tags=None)]
-
-        acts["wake"] = wake
     if hasattr(structures, "UpdateWeightsFromTensorReqInput"):
         weights = Weights(scheduler, structures)
         acts["weights"] = lambda: weights.update(flush=True)
@@ -61,27 +52,6 @@ def recapture(capture: Callable[[], None]) -> Sequence[Any]:
         )
     capture()
     return []
-
-
-def forget(scheduler: Any) -> None:
-    """Overwrite the KV pools, because released memory has other content when it is back."""
-    lines = journal.of_process()
-    if lines is not None:
-        lines.stand_in(
-            "released memory: the KV pools stay, and are overwritten when the engine wakes up",
-            "torch-memory-saver needs CUDA",
-        )
-    generator = torch.Generator().manual_seed(0)
-    for tensor in kv_of(scheduler.token_to_kv_pool_allocator.get_kvcache()):
-        tensor.uniform_(-1, 1, generator=generator)
-
-
-def kv_of(pool: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a KV pool and of its sub-pools."""
-    for part in (pool, getattr(pool, "swa_kv_pool", None), getattr(pool, "full_kv_pool", None)):
-        for name in ("k_buffer", "v_buffer"):
-            tensors = getattr(part, name, None)
-            yield from tensors if isinstance(tensors, list | tuple) else ()
 
 
 class Weights:

@@ -15,10 +15,8 @@ from typing import Any
 
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.legs import LackingError
-from paritybit.drive.models import register_configurations
 from paritybit.drive.operating.adapters import loads, name_of
 from paritybit.drive.operating.sglang import acts_of
-from paritybit.drive.requests import count_retractions, reach
 from paritybit.drive.script import Planned
 from paritybit.drive.sglang.settings import Served
 from paritybit.drive.sglang.stand_ins import ANYWHERE, ON_A_CPU
@@ -118,7 +116,6 @@ class Sglang(Engine):
                 raise
 
     def _settle(self, configuration: Any, folder: Path) -> Any:
-        register_configurations()
         parser = argparse.ArgumentParser()
         configuration.ServerArgs.add_cli_args(parser)
         package = Path(configuration.__file__).parent.parent
@@ -131,9 +128,6 @@ class Sglang(Engine):
     def _intercept(self, module: Any, direct: Callable[[Engine], object]) -> None:
         """Call `direct` in place of the scheduler's loop, and raise its errors in this process."""
         run = module.Scheduler.run_event_loop
-        batches: Any = importlib.import_module("sglang.srt.managers.schedule_batch")
-        batch, page = batches.ScheduleBatch, self.served.page_size
-        count_retractions(batch, "retract_decode", page, lambda made: len(made[0]))
 
         def playing(scheduler: Any) -> Any:
             self._scheduler, self._run = scheduler, lambda: run(scheduler)
@@ -145,8 +139,6 @@ class Sglang(Engine):
             receiver = type(getattr(scheduler, "request_receiver", scheduler))
             receiver.recv_requests = lambda *arguments, **named: self._poll()
             self._first = loads(self.structures, self.served.shape, self.served.adapters)
-            if self._first:
-                reach("a LoRA adapter", 0)
             direct(self)
             raise PlayedError
 
@@ -173,7 +165,6 @@ class Sglang(Engine):
         given: dict[str, Any] = {name: None for name in NOTHING if name in request}
         if one.adapter:
             given["lora_id"] = name_of(one.adapter)
-            reach("a LoRA adapter", 1)
         if one.priority is not None:
             given["priority"] = one.priority
         how = named(sampling.SamplingParams, **sampling_of(one))(
@@ -202,7 +193,7 @@ class Sglang(Engine):
 
     def acts(self) -> Acts:
         """Return the acts as the engine's own requests."""
-        return acts_of(self._scheduler, self.served.device)
+        return acts_of(self._scheduler)
 
     def settled(self) -> bool:
         """Return whether the prefix cache copies nothing to or from the host."""

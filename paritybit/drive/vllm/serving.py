@@ -13,7 +13,6 @@ from typing import Any
 
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.legs import LackingError
-from paritybit.drive.requests import count_retractions, reach
 from paritybit.drive.script import Planned
 from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.settings import DRAFT, Served, require_drafter, said
@@ -86,15 +85,11 @@ class Vllm(Engine):
             register(DRAFT.config["architectures"][0])
         require_drafter(self.served)
         self._adapters = lora.write(self.served.shape, self.served.adapters, folder)
-        if self._adapters:
-            reach("a LoRA adapter", 0)
         try:
             config = arguments.EngineArgs(**self.served.arguments(folder)).create_engine_config()
         except ValueError as error:
             raise LackingError(f"the release refuses these settings: {said(error)}") from error
         install_in_engine(self.served)
-        scheduler: Any = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
-        count_retractions(scheduler, "_preempt_request", self.served.page_size, lambda _: 1)
         return core.EngineCore(config, executors.Executor.get_class(config), log_stats=False)
 
     def arrive(self, one: Planned, prompt: list[int]) -> Any:
@@ -136,7 +131,6 @@ class Vllm(Engine):
         """Return the engine's request for the adapter of a request, or None."""
         if one.adapter is None:
             return None
-        reach("a LoRA adapter", 1)
         requests: Any = importlib.import_module("vllm.lora.request")
         return requests.LoRARequest(**self._adapters[one.adapter])
 
