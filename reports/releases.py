@@ -1,12 +1,11 @@
 """The findings of several releases side by side, in Markdown."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paritybit.reports.markdown import table
 
 from paritybit.launch.schema import RecordedFinding, WatchRecord
-from paritybit.launch.words import all_causes
 
 FREE, UNTRIED = "–", "?"
 
@@ -27,44 +26,31 @@ class Release:
         return self.record is not None and self.record.verdict != "undecided"
 
     @property
-    def causes(self) -> dict[str, tuple[RecordedFinding, ...]]:
-        """The findings by cause."""
-        found = () if self.record is None else self.record.findings
-        return {group.name: group.findings for group in all_causes(found)}
-
-    @property
-    def scope(self) -> Iterator[str]:
-        """The verdict and what was tried, as cells of a table."""
-        record = self.record
-        if record is None:
-            return iter((f"not tried: {self.why}", *("" for _ in COUNTS), ""))
-        why = f": {'; '.join(record.undecided) or record.message}" * (not self.tried)
-        counts = (f"{record.counts.get(name, 0):,}" for name in COUNTS)
-        return iter((f"{record.verdict}{why}", *counts, f"{record.seconds:.0f}"))
+    def findings(self) -> tuple[RecordedFinding, ...]:
+        """The findings of the release."""
+        return () if self.record is None else self.record.findings
 
 
-def causes_in(releases: Sequence[Release]) -> list[str]:
-    """Return the causes of all findings, ordered by the first release that has each."""
-    return list(dict.fromkeys(name for release in releases for name in release.causes))
+def causes_in(releases: Sequence[Release]) -> dict[str, list[str]]:
+    """Return the causes of all findings in the order of releases, each with its checks."""
+    found: dict[str, list[str]] = {}
+    for one in (one for release in releases for one in release.findings):
+        checks = found.setdefault(one.cause_name, [])
+        if one.check not in checks:
+            checks.append(one.check)
+    return found
 
 
 def matrix(releases: Sequence[Release]) -> str:
     """Return the number of findings by cause and release, and what was tried."""
-    names = [release.version for release in releases]
-    rows = []
-    for cause in causes_in(releases):
-        found = [release.causes.get(cause, ()) for release in releases]
-        checks = dict.fromkeys(one.check for some in found for one in some)
-        numbers = [sum(one.number for one in some) for some in found]
-        cells = [
-            str(number) if number else FREE if release.tried else UNTRIED
-            for release, number in zip(releases, numbers, strict=True)
-        ]
-        rows.append([cause, ", ".join(checks), *cells])
+    rows = [
+        (cause, ", ".join(checks), *(cell(release, cause) for release in releases))
+        for cause, checks in causes_in(releases).items()
+    ]
     lines = [
         "# Findings in whole releases",
         "",
-        *table(["cause", "checks", *names], rows),
+        *table(["cause", "checks", *(release.version for release in releases)], rows),
         "",
         f"Cells have the number of findings, `{FREE}` for none, `{UNTRIED}` without a verdict.",
         "",
@@ -72,7 +58,23 @@ def matrix(releases: Sequence[Release]) -> str:
         "",
         *table(
             ["release", "verdict", "replays", "padded", "reads", "seconds"],
-            ([release.version, *release.scope] for release in releases),
+            map(scope_of, releases),
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def cell(release: Release, cause: str) -> str:
+    """Return the number of a release's findings with a cause."""
+    number = sum(one.number for one in release.findings if one.cause_name == cause)
+    return str(number) if number else FREE if release.tried else UNTRIED
+
+
+def scope_of(release: Release) -> tuple[str, ...]:
+    """Return the verdict of a release, and what was tried."""
+    record = release.record
+    if record is None:
+        return release.version, f"not tried: {release.why}", *("" for _ in COUNTS), ""
+    why = "" if release.tried else f": {'; '.join(record.undecided) or record.message}"
+    counts = (f"{record.counts.get(name, 0):,}" for name in COUNTS)
+    return release.version, f"{record.verdict}{why}", *counts, f"{record.seconds:.0f}"

@@ -190,11 +190,12 @@ def watch(
 
     Give either --engine, or a command after --.
     """
-    from paritybit.harness.cli.watch.run import Options, checks_of, run_watch
+    from paritybit.harness.cli.watch.run import checks_of, run_watch
 
     from paritybit.launch.known import known_findings
+    from paritybit.launch.record import WatchOptions
 
-    options = Options(
+    options = WatchOptions(
         command=command_of(context.obj.words),
         program=tuple(program or ()),
         engine=engine,

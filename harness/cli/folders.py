@@ -64,34 +64,25 @@ def new_folder(out: Path) -> Path:
     stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        folder = next(filter(_made, (out / f"{stamp}{f'-{n}' if n else ''}Z" for n in count())))
+        for number in count():
+            folder = out / f"{stamp}{f'-{number}' if number else ''}Z"
+            with suppress(FileExistsError):
+                folder.mkdir()
+                break
         (folder / "cases").mkdir()
     except OSError as error:
         raise MalformedError(f"cannot write to report folder {out}: {error.strerror}") from error
     return folder
 
 
-def _made(folder: Path) -> bool:
-    """Create a folder. Returns False if it exists already."""
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        return False
-    return True
-
-
 def swap_link(folder: Path) -> None:
     """Point the link `latest` next to `folder` at it, atomically.
 
-    A folder with that name, as in a copy of the runs, is renamed, and so is a file. Raises
-    CannotRunError if the link cannot be created.
+    Raises CannotRunError if the link cannot be created, for example over a folder of this name.
     """
     link = folder.parent / LATEST
     fresh = folder.parent / f".{LATEST}-{folder.name}"
     try:
-        if link.exists() and not link.is_symlink():
-            names = (link.with_name(f"{LATEST}-{turn}") for turn in count(1))
-            link.rename(next(name for name in names if not name.exists()))
         fresh.symlink_to(folder.name)
         fresh.replace(link)
     except OSError as error:

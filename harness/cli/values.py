@@ -1,6 +1,5 @@
 """The values of options, checked as they are read."""
 
-import os
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -11,9 +10,6 @@ from paritybit.harness.errors import quote
 
 MOST = 999_999_999
 """The maximum of a number."""
-
-MOST_NAME_BYTES = 255
-"""The size limit of a file name in most file systems."""
 
 ROOM = "x" * 200
 """A path as long as any that paritybit writes below a folder."""
@@ -53,9 +49,6 @@ def path(text: str | Path) -> Path:
     if not str(text):
         raise typer.BadParameter("the path is empty")
     try:
-        longest = max(map(len, os.fsencode(text).split(b"/")))
-        if longest > MOST_NAME_BYTES:
-            raise ValueError(f"it has a name of {longest} bytes; the limit is {MOST_NAME_BYTES}")
         with suppress(FileNotFoundError, NotADirectoryError):
             (Path(text).absolute() / ROOM).stat()
     except (OSError, ValueError) as error:

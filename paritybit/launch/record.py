@@ -37,19 +37,28 @@ from paritybit.watch.settings import TRIED
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """The options of a run that its record states. `checks` is None for all.
+    """The options of `watch`. `checks` is None for all.
 
-    `known` are the findings that do not fail the run.
+    - `command`: the command line of paritybit, for the record.
+    - `program`: the words of the user's command, if there is one.
+    - `known`: the findings that do not fail the run.
+    - `warn`: whether a run without a verdict ends with exit code 0.
     """
 
     command: str
+    program: Sequence[str] = ()
     every: int = 1
     checks: tuple[str, ...] | None = None
     engine: str | None = None
     model: str | None = None
     device: str | None = None
     seed: int | None = None
+    seconds: int | None = None
+    settings: Sequence[str] = ()
+    keep_going: bool = False
     known: Known = field(default_factory=Known)
+    warn: bool = False
+    out: Path = Path()
     started: str | None = None
     revision: str | None = None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from paritybit.harness.cli.watch.releases import Walk
+from paritybit.harness.errors import CannotRunError
 
 from paritybit.__main__ import main
 from paritybit.drive.adapters import Environment
@@ -19,9 +19,11 @@ from paritybit.drive.job import Job
 from paritybit.drive.legs import Leg
 from paritybit.drive.script import Part, Planned, Script, Wave
 from paritybit.drive.sglang.settings import Served
+from paritybit.launch.record import WatchOptions
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     FINDING,
+    INTERRUPTED,
     MALFORMED,
     OK,
     TERMINATED,
@@ -261,28 +263,30 @@ def test_releases_are_watched_once_and_shown_side_by_side(
         paritybit(*WATCH, **({failing: "decode graphs,overlap"} if failing else {}))
         records[version] = RUN.resolve()
     edit(records["0.5.14"] / "watch.json", "counts", value={})
-    edit(records["0.5.11"] / "watch.json", "interrupted", value="SIGINT")
+    edit(records["0.5.14"] / "watch.json", "interrupted", value="SIGINT")
     ran: list[str] = []
 
-    def run(walk: Walk, home: Path, version: str) -> None:
+    def run(options: WatchOptions) -> int:
+        version, home = str(options.engine).removeprefix("sglang=="), options.out
         ran.append(version)
+        home.mkdir(parents=True, exist_ok=True)
         (home / "latest").unlink(missing_ok=True)
         if version in records:
             shutil.copytree(records[version], home / f"run-{len(ran)}")
             (home / "latest").symlink_to(f"run-{len(ran)}")
         else:
-            (home / "release.log").write_text("paritybit: it does not start\n")
+            raise CannotRunError("it does not start")
+        return OK
 
-    monkeypatch.setattr(Walk, "run", run)
-    monkeypatch.setattr("paritybit.harness.cli.watch.releases.AT_ONCE", 1)
+    monkeypatch.setattr("paritybit.harness.cli.watch.releases.run_watch", run)
     versions = [f"0.5.1{number}" for number in range(1, 5)]
     releases = ("releases", "--releases", ",".join(versions), "--out", "all")
-    assert paritybit(*releases) == OK
+    assert paritybit(*releases) == INTERRUPTED
     assert ran == versions
     lines = Path("all/releases.md").read_text().splitlines()
     row = next(line for line in lines if "cache\\_loc\\_swa |" in line)
     assert [cell.strip() for cell in row.split("|")[3:7]] == ["1", "–", "?", "?"]
     assert any("0.5.13 | not tried: it does not start" in line for line in lines)
     assert any("0.5.14 | not tried: ValueError: no memory is left" in line for line in lines)
-    assert paritybit(*releases) == OK
-    assert ran[4:] == ["0.5.11", "0.5.13"]
+    assert paritybit(*releases) == INTERRUPTED
+    assert ran[4:] == ["0.5.13", "0.5.14"]

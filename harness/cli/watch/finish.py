@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK, STOPPED
 from paritybit.harness.cli.folders import for_record, swap_link
-from paritybit.harness.cli.watch.run import SIGNALS, Options, WatchRun
 from paritybit.harness.errors import CannotRunError, report_error
 from paritybit.harness.machine.stopping import heard_at_the_end
 from paritybit.harness.records.files import write_whole
@@ -24,7 +24,11 @@ from paritybit.drive.adapters import adapter_of
 from paritybit.engines.loading import folder_of_package
 from paritybit.launch import case as cases
 from paritybit.launch import record as records
+from paritybit.launch.record import WatchOptions
 from paritybit.launch.schema import WatchRecord
+
+if TYPE_CHECKING:
+    from paritybit.harness.cli.watch.run import WatchRun
 
 PAGE, RECORD, RESULTS, SUITE = "index.html", "watch.json", "findings.sarif", "junit.xml"
 
@@ -32,8 +36,17 @@ CODES: Mapping[str, int] = {"finding": FINDING, "no finding": OK, "undecided": C
 """Exit codes by verdict."""
 
 
-def finish(run: WatchRun, options: Options) -> int:
+SIGNALS: Mapping[int, str] = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGTERM: "SIGTERM",
+    signal.SIGHUP: "SIGHUP",
+}
+"""The names of signals in the record."""
+
+
+def finish(run: "WatchRun") -> int:
     """Write record, cases and page, show the verdict, and return the exit code."""
+    options = run.options
     with heard_at_the_end():
         number = interruption(run, options)
         interrupted = None if number is None else SIGNALS[number]
@@ -56,7 +69,7 @@ def finish(run: WatchRun, options: Options) -> int:
 
 
 def write_all(
-    run: WatchRun,
+    run: "WatchRun",
     record: WatchRecord,
     found: Mapping[str, cases.WatchCase],
     report: Report,
@@ -80,7 +93,7 @@ def write_all(
             yield error
 
 
-def show(run: WatchRun, record: WatchRecord, report: Report) -> None:
+def show(run: "WatchRun", record: WatchRecord, report: Report) -> None:
     """Print the first causes, what did not occur, the page and the verdict."""
     for line, style in terminal.lines(report, run.folder):
         run.display.put(line, style)
@@ -91,7 +104,7 @@ def show(run: WatchRun, record: WatchRecord, report: Report) -> None:
     run.display.put(f"{verdict}{record.message}", style="bold")
 
 
-def is_tolerated(record: WatchRecord, options: Options) -> bool:
+def is_tolerated(record: WatchRecord, options: WatchOptions) -> bool:
     """Whether a run without a verdict is allowed."""
     return record.verdict == "undecided" and options.warn
 
@@ -106,7 +119,7 @@ def prefix_of(engine: str | None) -> str:
     return "" if inside == "." else f"{inside}/"
 
 
-def interruption(run: WatchRun, options: Options) -> int | None:
+def interruption(run: "WatchRun", options: WatchOptions) -> int | None:
     """Return the signal that interrupted a run, or None.
 
     SIGTERM is the usual way to stop a server, so a command that it ends is not interrupted.

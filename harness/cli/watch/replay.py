@@ -47,7 +47,7 @@ def replay_watched(cases: Sequence[tuple[WatchCase, str]], spec: str | None) -> 
         stops = Stops()
         for number, (case, name) in enumerate(cases):
             folder = Path(scratch) / f"case-{number}"
-            options = WatchOptions("", case.every, case.checks)
+            options = WatchOptions("", every=case.every, checks=case.checks)
             run = WatchRun(folder, Path(scratch), display, stops, options)
             with stops.heard():
                 outcome = serve(run, adapter, engine, case)

@@ -1,18 +1,15 @@
 """The command `watch`. It runs the user's command, or serves an engine row by row.
 
-A row has settings of an engine: see `plan`. Slow imports happen after the command has started: see
-`finish`.
+A row has settings of an engine: see `plan`.
 """
 
-import importlib
 import os
 import re
-import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import count
@@ -22,6 +19,7 @@ from typing import Any
 from paritybit.harness.cli.exit_codes import FINDING
 from paritybit.harness.cli.folders import run_folder
 from paritybit.harness.cli.watch.display import Display
+from paritybit.harness.cli.watch.finish import finish
 from paritybit.harness.cli.watch.plan import OVER, Plan, RowTurn, legs_of, workers_of
 from paritybit.harness.errors import (
     CannotRunError,
@@ -71,27 +69,6 @@ SECONDS = 300
 
 AFTER_FINDING = 5.0
 """Seconds that rows continue after the first finding. Later findings may show its effects."""
-
-
-def now() -> str:
-    """Return the time in UTC as ISO 8601."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(WatchOptions):
-    """The options of `watch`. `program` has the words of the user's command, if there is one.
-
-    With `warn`, a run without a verdict ends with exit code 0.
-    """
-
-    program: Sequence[str]
-    seconds: int | None
-    settings: Sequence[str]
-    keep_going: bool
-    warn: bool
-    out: Path
-    started: str | None = field(default_factory=now)
 
 
 @dataclass
@@ -183,38 +160,51 @@ def last_error(log: Path) -> str:
     return lines[-1] if lines else ""
 
 
-def run_watch(options: Options) -> int:
+def run_watch(options: WatchOptions) -> int:
     """Watch a command, or an engine with generated requests, and return the exit code.
 
     Once a finding that is not known was shown, the exit code is FINDING, whatever happens.
     """
-    runs: list[WatchRun] = []
-    try:
-        require_sense(options)
-        if options.engine is not None:
-            return watch_engine(options, options.engine, runs)
-        return watch_command(options, runs)
-    except BaseException as error:
-        if not any(run.found for run in runs):
-            raise
-        known_kinds = isinstance(error, MalformedError | CannotRunError)
-        why = str(error) if known_kinds else no_verdict(error)
-        why = "interrupted" if isinstance(error, KeyboardInterrupt) else why
-        return report_error(f"there are findings, but their report is not complete: {why}", FINDING)
+    require_sense(options)
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    options, rows = replace(options, started=now), None
+    if options.engine is not None:
+        options, rows = prepared(options, options.engine)
+    display, stops = Display(stderr=rows is None), Stops()
+    with (
+        tempfile.TemporaryDirectory(prefix="paritybit-") as scratch,
+        run_folder(options.out) as folder,
+        stops.heard(),
+    ):
+        prepare(Path(scratch), __version__)
+        run = WatchRun(folder, Path(scratch), display, stops, options)
+        try:
+            if rows is None:
+                watch_command(run)
+            else:
+                rows.serve(run)
+            return finish(run)
+        except BaseException as error:
+            if not run.found:
+                raise
+            known_kinds = isinstance(error, MalformedError | CannotRunError)
+            why = str(error) if known_kinds else no_verdict(error)
+            why = "interrupted" if isinstance(error, KeyboardInterrupt) else why
+            return report_error(
+                f"there are findings, but their report is not complete: {why}", FINDING
+            )
 
 
-def watch_command(options: Options, runs: list[WatchRun]) -> int:
-    """Watch the user's command. `runs` gets the run when it begins."""
-    with start_run(options, runs, Display(stderr=True)) as run:
-        variables = environment_with(os.environ, run.imports, run.settings(run.folder))
-        running = Running(options.program, variables)
-        limits = StopLimits(known=options.known)
-        run.outcomes.append(run.followed(running, Leg(COMMAND), run.folder, limits))
-        return finish(run, options)
+def watch_command(run: WatchRun) -> None:
+    """Watch the user's command."""
+    variables = environment_with(os.environ, run.imports, run.settings(run.folder))
+    running = Running(run.options.program, variables)
+    limits = StopLimits(known=run.options.known)
+    run.outcomes.append(run.followed(running, Leg(COMMAND), run.folder, limits))
 
 
-def watch_engine(options: Options, spec: str, runs: list[WatchRun]) -> int:
-    """Serve generated requests to an engine, row by row, until one has a finding."""
+def prepared(options: WatchOptions, spec: str) -> tuple[WatchOptions, "Rows"]:
+    """Return the options of a run with their defaults, and the rows to serve to its engine."""
     device, seed = device_of(options.device or "auto"), options.seed or 0
     adapter = adapter_of(spec)
     if options.model is not None:
@@ -226,62 +216,64 @@ def watch_engine(options: Options, spec: str, runs: list[WatchRun]) -> int:
     legs = legs_of(table, seed, options.settings)
     engine = adapter.prepare(spec)
     options = replace(options, device=device, seed=seed, revision=commit_of(Path(spec)))
-    with start_run(options, runs, Display()) as run:
-        run.pairs = table.array.pairs
-        seconds, workers = float(options.seconds or SECONDS), workers_of(device)
-        plan = Plan(legs, seconds, workers, named=bool(options.settings))
-        rows = plural(len(legs), "row")
-        run.display.put(f"watch {engine.name} on {device}: {rows} of settings, {seconds:.0f} s")
-        serving = Serving(run, adapter, engine, plan, options)
-        with ThreadPoolExecutor(workers) as pool:
-            for done in [pool.submit(serving.rows) for _ in range(workers)]:
-                done.result()
-        run.not_run |= {leg.name: OVER for leg in plan.left if leg.name not in run.not_run}
-        order = [leg.name for leg in legs]
-        run.outcomes.sort(key=lambda outcome: order.index(outcome.name))
-        return finish(run, options)
+    return options, Rows(adapter, engine, legs, table.array.pairs)
 
 
 @dataclass
-class Serving:
-    """Serves the rows of a plan to an engine.
+class Rows:
+    """Rows of settings that are served to an engine.
 
     `found` has the times of findings in all rows, and `compared` the models whose requests a row
     compares with themselves alone.
     """
 
-    run: WatchRun
     adapter: Adapter
     engine: Environment
-    plan: Plan
-    options: Options
+    legs: Sequence[Leg]
+    pairs: frozenset[Pair]
     found: list[float] = field(default_factory=list)
     compared: set[str] = field(default_factory=set)
 
-    def rows(self) -> None:
+    def serve(self, run: WatchRun) -> None:
+        """Serve the rows, some of them at a time."""
+        device, run.pairs = str(run.options.device), self.pairs
+        seconds, workers = float(run.options.seconds or SECONDS), workers_of(device)
+        plan = Plan(self.legs, seconds, workers, named=bool(run.options.settings))
+        rows = plural(len(self.legs), "row")
+        run.display.put(
+            f"watch {self.engine.name} on {device}: {rows} of settings, {seconds:.0f} s"
+        )
+        with ThreadPoolExecutor(workers) as pool:
+            for done in [pool.submit(self.some, run, plan, device) for _ in range(workers)]:
+                done.result()
+        run.not_run |= {leg.name: OVER for leg in plan.left if leg.name not in run.not_run}
+        order = [leg.name for leg in self.legs]
+        run.outcomes.sort(key=lambda outcome: order.index(outcome.name))
+
+    def some(self, run: WatchRun, plan: Plan, device: str) -> None:
         """Serve rows, one after another, in forks of a process of this thread's own.
 
         Unless the run keeps going, rows end AFTER_FINDING seconds after the first finding.
         """
-        run = self.run
-        after = None if self.options.keep_going else AFTER_FINDING
+        after = None if run.options.keep_going else AFTER_FINDING
         scratch = tempfile.mkdtemp(dir=run.imports.parent, prefix="paritybit-")
-        with warm(Path(scratch), str(self.options.device)) as importers:
-            while (why := self.reason_to_skip()) is None:
-                turn = self.plan.next()
+        with warm(Path(scratch), device) as importers:
+            while (why := reason_to_skip(run)) is None:
+                turn = plan.next()
                 if turn is None:
                     return
-                limits = StopLimits(None, after, known=self.options.known, found=self.found)
-                self.plan.start = self.row(turn, limits, importers)
-        run.not_run |= {leg.name: why for leg in self.plan.left}
+                limits = StopLimits(None, after, known=run.options.known, found=self.found)
+                plan.start = self.row(run, turn, limits, importers)
+        run.not_run |= {leg.name: why for leg in plan.left}
 
-    def row(self, turn: RowTurn, limits: StopLimits, importers: Warm | None) -> float:
+    def row(
+        self, run: WatchRun, turn: RowTurn, limits: StopLimits, importers: Warm | None
+    ) -> float:
         """Serve a row, and return the seconds that the engine took to start."""
-        run = self.run
         given: dict[str, Any] = {
             **turn.leg.settings,
-            "device": self.options.device,
-            "seed": (self.options.seed or 0) + turn.leg.number,
+            "device": run.options.device,
+            "seed": (run.options.seed or 0) + turn.leg.number,
         }
         served = self.adapter.settings(**given)
         first = served.company() is not None and served.model not in self.compared
@@ -291,44 +283,23 @@ class Serving:
         limits.seconds = max(0.0, turn.until - time.time()) + ALLOWANCE
         return run.watch(turn.leg, words, variables, limits, importers).starting
 
-    def reason_to_skip(self) -> str | None:
-        """Return why no further row is served, or None."""
-        run = self.run
-        if run.stops.received is not None:
-            return "the run was interrupted before"
-        found = [
-            outcome.name
-            for outcome in run.outcomes
-            for finding in outcome.tally.findings.values()
-            if self.options.known.where(finding) is None
-        ]
-        if found and not self.options.keep_going:
-            return f"row {found[0]} had a finding; --keep-going tries the others, too"
-        return None
+
+def reason_to_skip(run: WatchRun) -> str | None:
+    """Return why no further row is served, or None."""
+    if run.stops.received is not None:
+        return "the run was interrupted before"
+    found = [
+        outcome.name
+        for outcome in run.outcomes
+        for finding in outcome.tally.findings.values()
+        if run.options.known.where(finding) is None
+    ]
+    if found and not run.options.keep_going:
+        return f"row {found[0]} had a finding; --keep-going tries the others, too"
+    return None
 
 
-@contextmanager
-def start_run(options: Options, runs: list[WatchRun], display: Display) -> Iterator[WatchRun]:
-    """Create a run with its folders, add it to `runs`, and handle signals in this context."""
-    stops = Stops()
-    with (
-        tempfile.TemporaryDirectory(prefix="paritybit-") as scratch,
-        run_folder(options.out) as folder,
-        stops.heard(),
-    ):
-        prepare(Path(scratch), __version__)
-        runs.append(WatchRun(folder, Path(scratch), display, stops, options))
-        yield runs[-1]
-
-
-def finish(run: WatchRun, options: Options) -> int:
-    """Write record, cases and page, show the verdict, and return the exit code."""
-    ends = importlib.import_module("paritybit.harness.cli.watch.finish")
-    code: int = ends.finish(run, options)
-    return code
-
-
-def require_sense(options: Options) -> None:
+def require_sense(options: WatchOptions) -> None:
     """Raise MalformedError unless there is one thing to watch, with options that apply to it."""
     if options.engine is not None:
         if options.program:
@@ -345,7 +316,7 @@ def require_sense(options: Options) -> None:
         name = quote(options.program[0])
         raise MalformedError(f"{name} is no command: use --engine for a release")
     for name in ONLY_ENGINE:
-        if getattr(options, name) not in (None, False, []):
+        if getattr(options, name):
             raise MalformedError(f"--{name.replace('_', '-')} needs --engine")
 
 
@@ -369,11 +340,3 @@ def device_of(device: str) -> str:
     if device == "cuda" and not gpus:
         raise CannotRunError("--device cuda needs a GPU, but none is visible")
     return ("cuda" if gpus else "cpu") if device == "auto" else device
-
-
-SIGNALS: Mapping[int, str] = {
-    signal.SIGINT: "Ctrl-C",
-    signal.SIGTERM: "SIGTERM",
-    signal.SIGHUP: "SIGHUP",
-}
-"""The names of signals in the record."""

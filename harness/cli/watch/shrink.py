@@ -3,8 +3,7 @@
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,7 +43,7 @@ class Shrinking:
     scratch: Path
     stops: Stops
     say: Callable[[Script], object]
-    warm: Warm | None = None
+    warm: Warm | None
     played: int = 0
 
     def smallest(self, case: WatchCase, seconds: float) -> WatchCase | None:
@@ -104,17 +103,6 @@ class Shrinking:
         running.clear()
 
 
-@contextmanager
-def searching(
-    adapter: Adapter, engine: Environment, stops: Stops, say: Callable[[Script], object]
-) -> Iterator[Shrinking]:
-    """Create a folder for the processes of a search, and handle signals in this context."""
-    with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch, stops.heard():
-        prepare(Path(scratch), __version__)
-        with warm(Path(scratch), "cpu") as importers:
-            yield Shrinking(adapter, engine, Path(scratch), stops, say, importers)
-
-
 def run_shrink(path: Path, spec: str, seconds: int) -> int:
     """Write the smallest case found in time next to a case, and return the exit code."""
     case = load(path, WatchCase)
@@ -131,9 +119,12 @@ def run_shrink(path: Path, spec: str, seconds: int) -> int:
             sizes.append(size_of(script))
             display.put(f"{time.monotonic() - begun:.0f} s: {sizes[-1]}")
 
-    with searching(adapter, engine, stops, say) as search:
-        display.put(f"shrink {path.name}: {size_of(case.script)}")
-        found = search.smallest(case, float(seconds))
+    display.put(f"shrink {path.name}: {size_of(case.script)}")
+    with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch, stops.heard():
+        prepare(Path(scratch), __version__)
+        with warm(Path(scratch), "cpu") as importers:
+            search = Shrinking(adapter, engine, Path(scratch), stops, say, importers)
+            found = search.smallest(case, float(seconds))
     if found is None:
         if stops.received is not None:
             return STOPPED[stops.received]

@@ -60,7 +60,7 @@ MALFORMED_LINES: dict[str, str] = {
     f"regress --seed {'1' * 5000}": "1…",
     "regress --seed -1": "'-1' is not a whole number from 0 to 999999999",
     "regress --out=": "'--out': the path is empty",
-    f"regress --out {'x' * 256}": "it has a name of 256 bytes; the limit is 255",
+    f"regress --out {'x' * 256}": "is not a valid path: File name too long",
     "regress swa_pad": "unexpected argument 'swa_pad'; options for pytest come after --",
     "replay": "Missing argument 'case'",
     "replay none.json": "none.json cannot be read: No such file",

@@ -81,16 +81,3 @@ def test_the_link_to_the_last_run_is_swapped_in_one_move(
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         [first.name, second.name, "latest"]
     )
-
-
-def test_what_is_called_latest_and_is_no_link_is_kept(tmp_path: Path) -> None:
-    """A folder, as in a copy of the runs, or a file of the user's own."""
-    link = tmp_path / "latest"
-    link.mkdir()
-    swap_link(new_folder(tmp_path))
-    link.unlink()
-    link.write_text("mine")
-    swap_link(new_folder(tmp_path))
-    assert link.is_symlink()
-    assert (tmp_path / "latest-1").is_dir()
-    assert (tmp_path / "latest-2").read_text() == "mine"
