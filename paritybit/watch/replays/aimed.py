@@ -282,27 +282,18 @@ def moved(trial: Trial, values: Values, row: Row) -> list[Moved]:
         name = one.ledger.group.name
         if name not in row.slots:
             continue
-        mine = row.slots[name][row.cached : last].to(one.slots.device, torch.int64)
-        place = placed(mine, one.slots)
-        known = (place >= 0).nonzero().flatten()
-        queries = (known + row.cached).tolist()
+        place = {slot: at for at, slot in enumerate(one.slots.tolist())}
+        mine = enumerate(row.slots[name][row.cached : last].tolist(), row.cached)
+        known = {query: place[slot] for query, slot in mine if slot in place}
+        at = torch.tensor([*known.values()], dtype=torch.int64, device=one.slots.device)
         parts = iter(zip(one.rows, other.rows, strict=True))
         for number, layer in enumerate(one.ledger.group.layers):
             pairs = [next(parts) for _ in layer.tensors]
-            sizes = [relative(a[place[known]], b[place[known]]) for a, b in pairs]
-            largest = torch.stack(sizes).amax(0).tolist() if queries else []
+            sizes = [relative(a[at], b[at]) for a, b in pairs]
+            largest = torch.stack(sizes).amax(0).tolist() if known else []
             exact = all(a.dtype in EXACT for a, _ in pairs)
-            found.append(Moved(name, number, dict(zip(queries, largest, strict=True)), exact))
+            found.append(Moved(name, number, dict(zip(known, largest, strict=True)), exact))
     return found
-
-
-def placed(slots: Tensor, among: Tensor) -> Tensor:
-    """Return the index of each slot in a tensor of slots, or -1, int64 [n]."""
-    if not len(among):
-        return torch.full_like(slots, -1)
-    order = among.argsort()
-    at = torch.searchsorted(among[order], slots).clamp(max=len(among) - 1)
-    return order[at].where(among[order[at]] == slots, slots.new_full((), -1))
 
 
 def relative(one: Tensor, other: Tensor) -> Tensor:

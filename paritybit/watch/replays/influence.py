@@ -200,28 +200,21 @@ def foreign(
 
 def blamed_slot(trial: Trial, reads: LiveReads, others: Sequence[Replacement]) -> Wrong:
     """Return the wrong read of a slot that no live row reads. The slot is found by halving."""
-    left = [replace(one, slots=slot) for one in others for slot in one.slots.split(1)]
-    while len(left) > 1:
-        half = len(left) // 2
-        parts = left[:half], left[half:]
-        left = next((part for part in parts if differs(trial, reads, part)), [])
-    if not left:
+    change = next((one for one in others if differs(trial, reads, one)), None)
+    while change is not None and len(change.slots) > 1:
+        halves = change.slots.split(-(-len(change.slots) // 2))
+        parts = [replace(change, slots=half) for half in halves]
+        change = next((part for part in parts if differs(trial, reads, part)), None)
+    if change is None:
         return FOREIGN
-    group, slot = left[0].group, int(left[0].slots)
-    text, what = described(reads.forward, group, slot)
-    return Wrong(text, group, slots=(slot,), cause={"what": what})
+    slot = int(change.slots)
+    text, what = described(reads.forward, change.group, slot)
+    return Wrong(text, change.group, slots=(slot,), cause={"what": what})
 
 
-def differs(trial: Trial, reads: LiveReads, parts: Sequence[Replacement]) -> bool:
-    """Return whether other values in these slots change the results by more than rounding."""
-    slots: dict[tuple[str, tuple[int, ...]], list[Tensor]] = {}
-    for part in parts:
-        slots.setdefault((part.group, tuple(part.tensors)), []).append(part.slots)
-    changes = [
-        Replacement(group, torch.cat(one), numbers, parts[0].draw)
-        for (group, numbers), one in slots.items()
-    ]
-    with changed(trial, reads, changes) as values:
+def differs(trial: Trial, reads: LiveReads, change: Replacement) -> bool:
+    """Return whether other values in some slots change the results by more than rounding."""
+    with changed(trial, reads, [change]) as values:
         return beyond(trial.first, values)
 
 
