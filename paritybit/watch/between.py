@@ -249,11 +249,6 @@ class Between(Boundary):
                 self.filling[stream.stream_id] = ended
 
     @guarded
-    def known(self, request: str, position: int, token: int) -> None:
-        """Record the token of a request at a position that was computed while it was unknown."""
-        self.chains.known(request, position, token)
-
-    @guarded
     def emptied(self) -> None:
         """Record that a cache was emptied. KV from before must not be read any more."""
         self.chains.empty()

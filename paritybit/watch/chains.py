@@ -74,14 +74,6 @@ class Chains:
         self.chains.clear()
         self.held, self.emptied = 0, self.emptied + 1
 
-    def known(self, request: str, position: int, token: int) -> None:
-        """Record a token that has become known."""
-        chain = self.chains.get(request)
-        if chain is not None and position < len(chain.tokens) and chain.tokens[position] is None:
-            tokens = list(chain.tokens)
-            tokens[position] = token
-            update(chain, request, tokens, self.aliases)
-
     def token(self, request: str, position: int, value: int) -> int | None:
         """Return the token of a request at a position, or None if it is not known any more.
 

@@ -1,4 +1,4 @@
-"""What a finding says about a wrong value, and about how a row got a slot."""
+"""What a finding says about a wrong value."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,9 +10,7 @@ from torch import Tensor
 from paritybit.watch.checks.stale_input import judge
 from paritybit.watch.facts import Forward, Group, Layer, Row, StaticInput
 from paritybit.watch.ledger import Ledger, Names
-from paritybit.watch.lines import Lines
 from paritybit.watch.observations import Inputs
-from paritybit.watch.origins import Origins
 
 SLOTS = {"a": [10, 11, 12], "b": [20, 21, 22, 23, 24]}
 
@@ -68,17 +66,3 @@ def test_a_finding_says_what_a_wrong_value_equals(
     held: list[int], right: list[int], more: dict[str, Any], what: str
 ) -> None:
     assert what in told(held, right, **more)
-
-
-def test_a_finding_says_how_a_row_got_a_slot() -> None:
-    origins, ledger = Origins(Lines("engine")), a_ledger()
-    row = a_row("b", 3, 2)
-    first = Forward("extend", (row,))
-    hit = origins.of(1, first, row, 1, 21, ledger)
-    assert hit == "cached before the first forward of the request, which is 1: a prefix hit"
-    origins.note(1, first)
-    later = a_row("b", 5, 0)
-    other = Row("c", [0], 1, 0, {"kv": torch.tensor([4])})
-    moved = Row("b", later.tokens, 5, 0, {"kv": torch.tensor([20, 21, 22, 23, 4])})
-    text = origins.of(2, Forward("decode", (moved, other)), moved, 4, 4, ledger)
-    assert text == "position 4 had slot 24 in forward 1; request c has it, too, at position 0"

@@ -14,7 +14,6 @@ import torch
 from paritybit.connectors import hooking
 from paritybit.watch import between, memory, reading, watcher
 from paritybit.watch.facts import Forward, Group, Layer, Replay, Row
-from paritybit.watch.journal import read
 from paritybit.watch.ledger import Ledger, Names
 from paritybit.watch.replays.causes import explain
 from paritybit.watch.replays.influence import LiveReads, Replacement, changed
@@ -107,23 +106,6 @@ def test_after_an_error_of_the_sanitizer_only_what_is_new_is_judged(
     scene.watcher.freed("full", torch.tensor([40, 40]))
     checks = {line["check"] for line in scene.lines("finding")}
     assert checks == {"stray write", "double free"}
-
-
-def test_a_finding_that_was_only_noted_is_written_when_the_engine_is_dropped(
-    tmp_path: Path,
-) -> None:
-    scene = Scene(tmp_path)
-    for _ in range(2):
-        scene.watcher.freed("full", torch.tensor([3]))
-    reference, journal = weakref.ref(scene.watcher), scene.journal
-    del scene
-    gc.collect()
-    assert reference() is None
-    journal.write_counts()
-    assert [line["check"] for line in read(journal.path) if line["kind"] == "finding"] == [
-        "double free"
-    ]
-    journal.end()
 
 
 def test_an_engine_that_is_watched_dies_when_it_is_dropped(toy: ModuleType, tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ ENDS = {
     "the end of a drive": "from paritybit.drive.run import leave; leave(0)",
     "the end of a journal": "journal.of_process().end(); os._exit(0)",
     "the end of a process": "",
+    "the end of a watcher": "del watcher; os._exit(0)",
 }
 
 PROGRAM = """

@@ -196,8 +196,7 @@ def test_a_token_may_become_known_after_it_was_computed(scene: Scene) -> None:
     scene.forward("a", [*TOKENS[:3], None], 0, SLOTS)
     scene.forward("a", [*TOKENS[:4], None], 4, SLOTS)
     scene.forward("a", [*TOKENS[:4], None, None], 5, SLOTS)
-    scene.watcher.known("a", 4, TOKENS[4])
-    scene.watcher.known("a", 5, TOKENS[5])
+    scene.forward("a", TOKENS[:7], 6, SLOTS)
     scene.forward("b", TOKENS[:7], 6, [*SLOTS[:6], 20])
     assert scene.checks() == []
     assert scene.counts()["unresolved_reads"] == 0
