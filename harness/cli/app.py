@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import typer
 from paritybit.harness.cli.folders import OUT, command_of
-from paritybit.harness.cli.values import MOST, count, names, path
+from paritybit.harness.cli.values import names, path
 from paritybit.harness.errors import MalformedError
 from paritybit.harness.machine.stopping import Stop
 from typer.core import TyperGroup
@@ -24,6 +24,9 @@ UsageError: Any = typer.BadParameter.__base__
 
 ENGINES, FINDINGS, LABORATORY = "Test an engine", "Handle a finding", "The laboratory"
 """The groups of commands."""
+
+MOST = 999_999_999
+"""The maximum of a number."""
 
 LATEST = OUT / "latest"
 """The link to the folder of the last run."""
@@ -126,7 +129,7 @@ def flag(name: str, about: str) -> Any:
 
 def number(default: int | None, about: str, least: int = 1, most: int = MOST, **more: Any) -> Any:
     """Return an option with a whole number."""
-    return typer.Option(default, parser=count(least, most), metavar="N", help=about, **more)
+    return typer.Option(default, min=least, max=most, metavar="N", help=about, **more)
 
 
 def file(default: Path | None, about: str, **more: Any) -> Any:

@@ -1,15 +1,11 @@
 """The values of options, checked as they are read."""
 
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import typer
 from paritybit.harness.errors import quote
-
-MOST = 999_999_999
-"""The maximum of a number."""
 
 ROOM = "x" * 200
 """A path as long as any that paritybit writes below a folder."""
@@ -24,20 +20,6 @@ def names(values: Iterable[str]) -> list[str]:
             raise typer.BadParameter(f"{quote(value)} contains no name")
         found += listed
     return list(dict.fromkeys(found))
-
-
-def count(least: int, most: int) -> Callable[[str | int], int]:
-    """Return what parses an integer from `least` to `most`, and else raises BadParameter."""
-
-    def parse(text: str | int) -> int:
-        if (
-            re.fullmatch("[0-9]{1,9}", str(text), re.ASCII) is None
-            or not least <= int(text) <= most
-        ):
-            raise typer.BadParameter(f"{quote(text)} is not a whole number from {least} to {most}")
-        return int(text)
-
-    return parse
 
 
 def path(text: str | Path) -> Path:

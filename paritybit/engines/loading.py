@@ -4,12 +4,9 @@ Modules that are imported but not used are replaced by stubs. Each engine has a 
 for all releases.
 """
 
-import atexit
 import importlib
 import inspect
-import shutil
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,26 +21,16 @@ from paritybit.engines.stubs import StubFinder
 class EngineModules:
     """Imports the modules of an engine. Create only one per engine and process.
 
-    `dependencies` are folders with the packages that the engine imports besides torch. With
-    `front`, the engine's own `__init__` runs. Otherwise, its package is an empty module.
+    `dependencies` are folders with the packages that the engine imports besides torch. The
+    engine's own `__init__` does not run.
     """
 
     def __init__(
-        self,
-        name: str,
-        package: Path,
-        dependencies: Sequence[Path],
-        stubs: StubFinder,
-        *,
-        front: bool = False,
+        self, name: str, package: Path, dependencies: Sequence[Path], stubs: StubFinder
     ) -> None:
         self.name = name
-        self.stubs = stubs
-        sys.meta_path.insert(0, self.stubs)
+        sys.meta_path.insert(0, stubs)
         sys.path.extend(map(str, dependencies))
-        if front:
-            sys.path += [str(package.parent), metadata_folder(name)]
-            return
         bare = ModuleType(name)
         bare.__path__ = [str(package)]
         sys.modules[name] = bare
@@ -52,14 +39,9 @@ class EngineModules:
         """Return a module of the engine. Raises PartMissingError if it cannot be imported."""
         full = f"{self.name}.{name}"
         try:
-            found = importlib.import_module(full)
-        except ModuleNotFoundError as error:
-            if error.name is not None and f"{full}.".startswith(f"{error.name}."):
-                raise PartMissingError(f"the engine has no module {name}") from error
-            raise PartMissingError(f"{name} cannot be imported: {message(error)}") from error
+            return importlib.import_module(full)
         except Exception as error:  # An engine's import may fail in any way.
             raise PartMissingError(f"{name} cannot be imported: {message(error)}") from error
-        return found
 
     def part(self, place: str) -> Any:
         """Return the object at `place`, written as module:name. Raises PartMissingError."""
@@ -68,20 +50,6 @@ class EngineModules:
             return getattr(self.module(module), name)
         except AttributeError as error:
             raise PartMissingError(f"the engine has no {place}") from error
-
-
-def metadata_folder(name: str) -> str:
-    """Return a folder with the metadata of a package that was never built, for this process.
-
-    An engine may query its own version, and behave differently if there is none.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="paritybit-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    information = folder / f"{name}-0.dev0.dist-info"
-    information.mkdir()
-    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.dev0\n"
-    (information / "METADATA").write_text(text, encoding="utf-8")
-    return str(folder)
 
 
 def folder_of_package(engine: Path, name: str, marker: str) -> Path | None:

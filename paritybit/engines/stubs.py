@@ -34,10 +34,7 @@ class Stand(ABCMeta):
         return super().__call__(*arguments, **named)
 
     def __eq__(cls, other: object) -> bool:
-        """Return whether both are identical. If not, raises StandInUsedError outside an import.
-
-        For example, an engine may compare a setting with a stand-in.
-        """
+        """Return whether both are identical. If not, raises StandInUsedError outside an import."""
         if cls is not other:
             only_imported(cls, "compared something with")
         return cls is other

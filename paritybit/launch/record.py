@@ -88,22 +88,19 @@ def make(
         with_known(found, options.known) for outcome in outcomes for found in findings_of(outcome)
     )
     unselected = [] if options.checks is None else sorted({*check_names()} - {*options.checks})
-    settings: dict[str, list[str]] = {}
     unseen = {one.name: why for one in outcomes if (why := next(missing_counts(one), None))}
     served = set[Pair]()
     for outcome in outcomes:
         if outcome.name in unseen:
             continue
         served |= set(map(frozenset, combinations(outcome.values, 2))) & pairs
-        for name, values in settings_of(outcome).items():
-            settings.setdefault(name, []).extend(values)
     if pairs:
         counts.update({PAIRS: len(pairs), SERVED_PAIRS: len(served)})
     cut = {one.name: CUT_SHORT for one in outcomes if one.short}
     rows = {**not_run, **cut, **unseen}
     absent, unchecked = without_finding(options, findings, counts)
     idle = idle_kernels(outcomes)
-    untried = (*unchecked, *not_tried(settings, counts, unselected, rows, idle))
+    untried = (*unchecked, *not_tried(counts, unselected, rows, idle))
     undecided = tuple(dict.fromkeys(open_questions(outcomes)))
     verdict, message = verdict_of(findings, undecided, counts, untried, interrupted)
     record = WatchRecord(

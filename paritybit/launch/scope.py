@@ -1,46 +1,10 @@
-"""Lists what a run did not test: unused settings, and states that it did not reach."""
+"""Lists what a run did not test: rows, checks, and states that it did not reach."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from paritybit.drive.operating.actions import COUNT
 from paritybit.launch.schema import Untried
 from paritybit.watch.settings import NOT_TRIED, TRIED
-
-
-@dataclass(frozen=True)
-class SettingAxis:
-    """A setting of an engine that changes which code runs, and the values to test.
-
-    `values` maps each value, as the engine writes it in lower case, to a word for it.
-    """
-
-    name: str
-    what: str
-    values: Mapping[str, str]
-
-
-ON_OFF: Mapping[str, str] = {"false": "on", "true": "off"}
-"""The values of a setting that switches something off."""
-
-ON: Mapping[str, str] = {"true": "on"}
-"""The value of a setting that switches on something that is off by default."""
-
-AXES = (
-    SettingAxis("page_size", "page size", {"1": "1", "64": "64"}),
-    SettingAxis("disable_overlap_schedule", "overlap scheduling", ON_OFF),
-    SettingAxis("disable_radix_cache", "prefix cache", ON_OFF),
-    SettingAxis("disable_piecewise_cuda_graph", "piecewise prefill graphs", ON_OFF),
-    SettingAxis("speculative_algorithm", "speculation", {"none": "none", "eagle": "EAGLE"}),
-    SettingAxis("speculative_eagle_topk", "branches of speculation (topk)", {"1": "1", "4": "4"}),
-    SettingAxis("enable_mixed_chunk", "prefill and decode in one batch", ON),
-    SettingAxis("enable_lora", "LoRA", ON),
-    SettingAxis("enable_hierarchical_cache", "hierarchical cache", ON),
-    SettingAxis("kv_cache_dtype", "dtype of the KV cache", {"auto": "auto", "fp8_e4m3": "FP8"}),
-    SettingAxis("tp_size", "tensor parallelism", {"1": "1", "2": "2"}),
-    SettingAxis("attention_backend", "attention backend", {"triton": "Triton", "fa3": "FA3"}),
-    SettingAxis("device", "device", {"cpu": "CPU", "cuda": "CUDA"}),
-)
 
 STATES: Mapping[str, tuple[str, str]] = {
     "padded_replays": ("padded replays", "each replay filled its bucket"),
@@ -69,12 +33,8 @@ CUT_SHORT = "the time was over before it had served each kind of wave"
 FEW = 3
 """The most rows with one reason that are listed one by one."""
 
-SPELLED: Mapping[str, str] = {"false": "off", "true": "on"}
-"""Words for values of settings that have no word in AXES."""
-
 
 def not_tried(
-    settings: Mapping[str, Sequence[str]],
     counts: Mapping[str, int],
     unselected: Iterable[str] = (),
     rows: Mapping[str, str] | None = None,
@@ -82,7 +42,7 @@ def not_tried(
 ) -> Iterator[Untried]:
     """Yield what the verdict does not cover, over all processes.
 
-    `settings` has the values that were in use. `unselected` are the checks that were switched off.
+    `unselected` are the checks that were switched off.
     `rows` has the rows that were not served, or not as a whole, with the reasons. `kernels` are
     Triton kernels that no launch ran.
     """
@@ -103,23 +63,6 @@ def not_tried(
     for name, number in counts.items():
         if name.startswith(COUNT) and not number:
             yield Untried(name, "the release lacks it, or the run was too short")
-    yield from not_in_use(settings)
-
-
-def not_in_use(settings: Mapping[str, Sequence[str]]) -> Iterator[Untried]:
-    """Yield the values in AXES that were not in use."""
-    unknown = [axis.what for axis in AXES if not settings.get(axis.name)]
-    for axis in AXES:
-        seen = {value.lower() for value in settings.get(axis.name, ())}
-        unseen = [word for value, word in axis.values.items() if value not in seen]
-        if seen and unseen:
-            words = {**SPELLED, **axis.values}
-            only = ", ".join(words.get(value, value) for value in sorted(seen))
-            yield Untried(f"{axis.what}: {', '.join(unseen)}", f"only {only} was in use")
-    if unknown:
-        yield Untried(
-            f"{len(unknown)} settings", f"the engine does not state: {', '.join(unknown)}"
-        )
 
 
 def not_compared(counts: Mapping[str, int]) -> Iterator[Untried]:

@@ -68,7 +68,6 @@ def check_replay(
     static_inputs: Sequence[StaticInput] = (),
     run_eager: Callable[[], Outputs] | None = None,
     reserved_slots: Collection[int] = (0,),
-    padding: Mapping[str, Tensor] = {},
     captured: Mapping[str, Tensor] = {},
     block_size: int | None = None,
 ) -> None:
@@ -96,8 +95,6 @@ def check_replay(
       to `size` are padding. They are changed if `valid` has the values that they may have.
     - `run_eager` computes the same without the graph, with the same KV tensors.
     - `reserved_slots` are the slots that padding may write.
-    - `padding` has, by name, safe values for the padded part of an input. The default is zeros. If
-      a stray write disappears with these values for one input, the input is reported as the cause.
     - `captured` has, by name, the tensors that were captured, if they differ from the inputs.
 
     Raises AssertionError with a report of each violation, UndecidedError if the replay could not be
@@ -107,9 +104,8 @@ def check_replay(
     groups = groups_of(kv, reserved_slots, block_size)
     owned = owned_of(owned_slots, groups)
     require_inputs(static_inputs, groups)
-    require_names("padding", padding, static_inputs)
     require_names("captured", captured, static_inputs)
-    known = {one.name: at_capture(one, padding, captured) for one in static_inputs}
+    known = {one.name: at_capture(one, captured) for one in static_inputs}
     graph = graph_of(replay, run_eager, static_inputs, devices_of(groups))
     with as_made([*tensors_of(groups), *(one.tensor for one in static_inputs)]):
         journal = judged(graph, groups, owned, known, static_inputs)
@@ -227,15 +223,13 @@ def row_of(owned: Mapping[str, Tensor]) -> Row:
     return Row("test", [None] * longest, 0, longest, filled)
 
 
-def at_capture(
-    static: StaticInput, padding: Mapping[str, Tensor], captured: Mapping[str, Tensor]
-) -> Captured:
-    """Return the state of a static input at capture, with its safe values.
+def at_capture(static: StaticInput, captured: Mapping[str, Tensor]) -> Captured:
+    """Return the state of a static input at capture, with zeros as its safe values.
 
     Its address is the current one, unless `captured` has another tensor.
     """
-    tensor, safe = captured.get(static.name, static.tensor), padding.get(static.name)
-    value = torch.zeros_like(static.tensor) if safe is None else safe
+    tensor = captured.get(static.name, static.tensor)
+    value = torch.zeros_like(static.tensor)
     return Captured(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), value)
 
 

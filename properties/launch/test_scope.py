@@ -11,31 +11,20 @@ from paritybit.drive.script import Part, Planned, Wave
 from paritybit.drive.sglang.settings import Served
 from paritybit.launch import tally as tally_module
 from paritybit.launch.record import WatchOptions, make
-from paritybit.launch.scope import AXES, STATES, SettingAxis, not_tried
+from paritybit.launch.scope import STATES, not_tried
 from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import NEEDED, LegOutcome, open_questions, scope_of
 
-ALL = {axis.name: list(axis.values) for axis in AXES}
 REACHED = dict.fromkeys(STATES, 1)
 
 
 def test_nothing_is_missing_where_all_was_tried() -> None:
-    assert list(not_tried(ALL, REACHED)) == []
-
-
-@pytest.mark.parametrize("axis", AXES, ids=lambda axis: axis.name)
-def test_a_value_that_was_not_in_use_is_named_with_those_that_were(axis: SettingAxis) -> None:
-    name, values = axis.name, list(axis.values)
-    (one,) = not_tried({**ALL, name: [*values[1:], "Other"]}, REACHED)
-    assert axis.values[values[0]] in one.what
-    assert "other" in one.why
-    (unknown,) = not_tried({key: value for key, value in ALL.items() if key != name}, REACHED)
-    assert unknown.why == f"the engine does not state: {axis.what}"
+    assert list(not_tried(REACHED)) == []
 
 
 def test_what_was_switched_off_is_named() -> None:
     counts = {**REACHED, "skipped_forwards": 1200, "unresolved_reads": 3}
-    found = [one.what for one in not_tried(ALL, counts, ["leak"], {"overlap": "no time"})]
+    found = [one.what for one in not_tried(counts, ["leak"], {"overlap": "no time"})]
     assert found == ["row overlap", "check: leak", "1,200 forward passes", "3 owners of reads"]
 
 
@@ -70,12 +59,12 @@ def test_a_row_that_ended_before_its_floor_is_named_and_leaves_a_verdict() -> No
 def test_trials_that_could_not_have_failed_are_named_with_their_reasons() -> None:
     reasons = {"nothing shows": 3, "it waits: for ranks": 1200}
     untried = {f"not tried: wrong read: {reason}": n for reason, n in reasons.items()}
-    found = [(one.what, one.why) for one in not_tried(ALL, {**REACHED, **untried})]
+    found = [(one.what, one.why) for one in not_tried({**REACHED, **untried})]
     assert found == [
         ("3 trials of wrong read", "nothing shows"),
         ("1,200 trials of wrong read", "it waits: for ranks"),
     ]
-    (one,) = not_tried(ALL, {**REACHED, "tried: wrong read": 0, **untried})
+    (one,) = not_tried({**REACHED, "tried: wrong read": 0, **untried})
     assert (one.what, one.why) == ("check: wrong read", "nothing shows; it waits: for ranks")
 
 
@@ -135,7 +124,6 @@ def test_a_leg_that_tested_too_little_leaves_the_run_undecided(name: str) -> Non
     record = make(WatchOptions("watch"), legs)
     assert (record.verdict, record.undecided) == ("undecided", (f"{NEEDED[name]} in 64",))
     assert any(one.what == "row 64" and one.why == NEEDED[name] for one in record.not_tried)
-    assert any(one.what == "page size: 64" for one in record.not_tried)
 
 
 def test_a_leg_may_do_without_graphs_but_not_all_legs() -> None:

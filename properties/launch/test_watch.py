@@ -46,7 +46,7 @@ def test_a_command_without_a_finding(watch: Watch, script: Script, tmp_path: Pat
     assert data["verdict"] == "no finding"
     assert data["counts"]["reads"] == 40
     assert data["legs"][0]["stand_ins"] == {"attention": "there is no GPU"}
-    assert {"page size: 64", "leaks"} <= {one["what"] for one in data["not_tried"]}
+    assert "leaks" in {one["what"] for one in data["not_tried"]}
     assert "/home" not in json.dumps(data)
     page = (tmp_path / "out" / "latest" / "index.html").read_text()
     assert "What was not tried" in page

@@ -179,7 +179,7 @@ SENTENCES: tuple[tuple[Callable[[Toy], Changes], str], ...] = (
     (lambda toy: {"block_size": 4}, r"tensor 0 of kv is \[32, 8\]: all begin with \[32, 4\]"),
     (lambda toy: {"owned_slots": torch.tensor([32])}, "holds 32, but kv has 32 slots"),
     (lambda toy: {"static_inputs": toy.inputs() * 2}, "two static inputs are named ids"),
-    (lambda toy: {"padding": {"idz": toy.output}}, "padding names inputs that .* lacks: idz"),
+    (lambda toy: {"captured": {"idz": toy.output}}, "captured names inputs that .* lacks: idz"),
 )
 
 

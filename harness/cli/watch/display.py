@@ -10,7 +10,7 @@ from rich.console import Console
 from paritybit.launch.schema import RecordedFinding
 from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import scope_of
-from paritybit.launch.words import lines_of, plural
+from paritybit.launch.words import plural
 
 FIRST_LINE, RAREST_LINE = 5.0, 300.0
 """Seconds before the first line of progress, and the maximum between two lines.
@@ -21,9 +21,6 @@ The interval doubles from line to line.
 MOST = 12
 """The number of findings that are printed when they occur."""
 
-NAMES = 9
-"""The width of the name of a line about a finding, including a space."""
-
 
 class Display:
     """Shows a run on a console, with lines of progress at increasing intervals."""
@@ -32,7 +29,7 @@ class Display:
         self.console = Console(stderr=stderr, soft_wrap=True)
         self.tallies: dict[str, Tally] = {}
         self.lock = threading.Lock()
-        self.found, self.causes = 0, set[str]()
+        self.found = 0
         self.started = time.monotonic()
         self.pause = FIRST_LINE
         self.next = self.started + self.pause
@@ -61,20 +58,13 @@ class Display:
         return f"{now - self.started:.0f} s: {row}{seen}: {found}"
 
     def put_new(self, finding: RecordedFinding) -> None:
-        """Print a new finding: the headline, and a line per fact if its cause is new.
-
-        After MOST headlines, say once that the page has the others.
-        """
+        """Print the headline of a new finding. The page has those after MOST."""
         self.found += 1
         if self.found > MOST:
             if self.found == MOST + 1:
                 self.put("there are further findings; the page at the end has all")
             return
         self.put(f"{finding.check}: {finding.text}", style="bold red")
-        if finding.cause_name not in self.causes:
-            self.causes.add(finding.cause_name)
-            for name, text in lines_of(finding):
-                self.put(f"  {name:{NAMES}}{text}")
 
     def put(self, line: str, style: str | None = None) -> None:
         """Print a line with the prefix of paritybit, because the command also prints."""

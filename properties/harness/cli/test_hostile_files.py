@@ -5,7 +5,6 @@ Each is refused in one sentence, with exit code 2, before anything is printed.
 
 import os
 import pickle
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from paritybit.harness.cli.exit_codes import OK
-from paritybit.harness.errors import CannotRunError, MalformedError
-from paritybit.harness.records import files
 from paritybit.harness.records.codec import encoded
 
 from paritybit.__main__ import main
@@ -72,12 +69,6 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
 """How to make each kind of hostile file."""
 
 
-@pytest.fixture(autouse=True)
-def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for the writer of a pipe only a moment."""
-    monkeypatch.setattr(files, "PIPE_SECONDS", 0.05)
-
-
 @pytest.fixture(params=HOSTILE)
 def hostile(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A hostile file of each kind."""
@@ -89,21 +80,6 @@ def hostile(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("command", ["replay", "report", "report --markdown"])
 def test_a_hostile_file_is_refused(command: str, hostile: Path, refused: Any) -> None:
     refused(MALFORMED, *command.split(), hostile)
-
-
-def test_an_endless_pipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "PIPE_SECONDS", 10.0)
-    os.mkfifo(path := tmp_path / "pipe")
-    with subprocess.Popen(["dd", "if=/dev/zero", f"of={path}", "status=none"]) as writer:
-        with pytest.raises(MalformedError, match="pipe is larger than 64 MiB"):
-            files.read_bytes(path)
-        writer.kill()
-
-
-def test_a_pipe_that_gets_no_reader_cannot_be_written(tmp_path: Path) -> None:
-    os.mkfifo(path := tmp_path / "pipe")
-    with pytest.raises(CannotRunError, match="pipe cannot be written: No such device"):
-        files.write_whole(path, "text")
 
 
 CLEARS = "a\x1b[2J\r\x9b\u202eb\nc"
