@@ -18,8 +18,12 @@ TABLE = Table(
             "piecewise graphs": {"graphs": "piecewise"},
             "full and piecewise graphs": {"graphs": "mixed"},
         },
-        "runner": {"older runner": {}, "newer runner": {"runner": 2}},
-        "scheduling": {"no overlap": {}, "async scheduling": {"overlap": True}},
+        "runner": {
+            "older runner": {},
+            "async scheduling": {"overlap": True},
+            "newer runner": {"runner": 2},
+            "newer runner with async scheduling": {"runner": 2, "overlap": True},
+        },
         "drafts": {
             "no drafts": {},
             "n-gram speculation": {"speculative": "ngram"},
@@ -35,11 +39,20 @@ TABLE = Table(
         "attention": {"Triton": {}, "FlashAttention": {"backend": "flash"}},
     },
     apart=[
-        (["older runner"], ["async scheduling"], ["n-gram speculation"]),
+        (["async scheduling"], ["n-gram speculation"]),
         (["LoRA adapters"], ["attention sinks"]),  # Experts with adapters need compiled code.
     ],
     # Without a prefix cache, a row cannot show what is wrong with shared KV.
-    failing=[(["no prefix cache"], ["newer runner", "EAGLE", "LoRA adapters"])],
+    failing=[
+        (
+            ["no prefix cache"],
+            [
+                *("async scheduling", "newer runner", "newer runner with async scheduling"),
+                *("full graphs", "breakable graphs", "n-gram speculation", "EAGLE"),
+                *("block size 32", "attention sinks", "LoRA adapters"),
+            ],
+        ),
+    ],
     devices={
         "attention sinks": "cpu",
         "piecewise graphs": "cuda",
@@ -56,7 +69,9 @@ TABLE = Table(
         ("no adapters",): 1.5,
         ("prefix cache", "window of two blocks"): 4,
         ("older runner", "no drafts"): 4,
-        ("newer runner", "no drafts"): 8,
+        ("async scheduling", "no drafts"): 4,
+        ("newer runner", "no drafts"): 4,
+        ("newer runner with async scheduling", "no drafts"): 4,
     },
 )
 

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import os
 import tempfile
 import time
 import traceback
@@ -19,6 +20,9 @@ from paritybit.drive.vllm.settings import DRAFT, Served, require_drafter, said
 from paritybit.drive.vllm.stand_ins import install_before_engine, install_in_engine
 from paritybit.watch import journal
 
+ARGUMENTS, CORE = "vllm.engine.arg_utils", "vllm.v1.engine.core"
+"""The modules that import the engine. It reads the variables of settings later."""
+
 END = 1
 """The token at which texts end."""
 
@@ -27,14 +31,17 @@ FEW = 8
 
 
 def install(device: str) -> None:
-    """Do nothing. The engine reads settings when it is imported."""
+    """Replace parts of the engine, and import it."""
+    install_before_engine(device)
+    for name in (ARGUMENTS, CORE, "paritybit.drive.vllm.worker"):
+        importlib.import_module(name)
 
 
 class Vllm(Engine):
     """An engine core of vLLM. `forwards` counts its steps."""
 
     def __init__(self, served: Served) -> None:
-        install_before_engine(served)
+        os.environ.update(served.variables())
         self.served = served
         self._made: dict[str, list[int]] = {}
         self._core: Any = None
@@ -77,8 +84,8 @@ class Vllm(Engine):
                     self.player.ended(output.request_id, self._made.pop(output.request_id))
 
     def _started(self, folder: Path) -> Any:
-        arguments: Any = importlib.import_module("vllm.engine.arg_utils")
-        core: Any = importlib.import_module("vllm.v1.engine.core")
+        arguments: Any = importlib.import_module(ARGUMENTS)
+        core: Any = importlib.import_module(CORE)
         executors: Any = importlib.import_module("vllm.v1.executor.abstract")
         register(self.served.shape.config["architectures"][0])
         if self.served.speculative == "eagle":

@@ -129,11 +129,11 @@ class Served(Common):
         return Limits(self.window, self.page_size, CHUNK, CONTEXT, POOL, ROWS)
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables of the engine's process."""
-        own = {"VLLM_USE_V2_MODEL_RUNNER": str(self.runner - 1)}
-        if self.graphs == "breakable":
-            own["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"
-        return VARIABLES | own
+        """Return the environment variables that the engine reads when it starts."""
+        return {
+            "VLLM_USE_V2_MODEL_RUNNER": str(self.runner - 1),
+            "VLLM_USE_BREAKABLE_CUDAGRAPH": str(int(self.graphs == "breakable")),
+        }
 
     def arguments(self, folder: Path) -> dict[str, object]:
         """Return the engine's arguments. `folder` gets the configuration of the model."""

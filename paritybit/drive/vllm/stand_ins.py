@@ -18,7 +18,7 @@ from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
 from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.experts import mix, pack
-from paritybit.drive.vllm.settings import Served
+from paritybit.drive.vllm.settings import VARIABLES, Served
 from paritybit.engines.graphs import emulate_device, whole
 from paritybit.engines.interpreter import quicken
 from paritybit.reference.ops import Ops
@@ -207,10 +207,10 @@ def stand_in_for_sampling() -> None:
     module.TopKTopPSampler.forward_cpu = module.TopKTopPSampler.forward_native
 
 
-def install_before_engine(served: Served) -> None:
+def install_before_engine(device: str) -> None:
     """Install and report the replacements that the import of the engine needs."""
-    os.environ.update(served.variables())
-    install(served.device, ANYWHERE, BEFORE)
+    os.environ.update(VARIABLES)
+    install(device, ANYWHERE, BEFORE)
 
 
 def install_in_engine(served: Served) -> None:
