@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.transformers.batch import Batch, Planned
-from paritybit.connectors.transformers.cache import free_and_cached, groups_of, owned, parts_of
+from paritybit.connectors.transformers.cache import (
+    free_and_cached,
+    groups_of,
+    on_host,
+    owned,
+    parts_of,
+)
 from paritybit.connectors.transformers.engine import Engine
 from paritybit.connectors.transformers.inputs import laws_of, lists_of, named, unordered
 from paritybit.connectors.transformers.sampling import rows
@@ -99,6 +105,20 @@ def test_a_sector_of_another_kind_is_free_and_a_lost_block_is_not() -> None:
     assert free == {6, 8, 9, 10, 11, *range(12, 18)}
     assert set((found[FULL][1] // PAGE).tolist()) == {7}
     assert set((found[SLIDING][0] // PAGE).tolist()) == {2, 4, 5}
+
+
+@pytest.mark.parametrize(("blocks", "free"), [([2, 3], {0, 1, 2}), ([3], {0, 2}), ([3, 3], {0, 2})])
+def test_a_sector_on_the_host_is_free_if_all_of_its_blocks_are(
+    blocks: list[int], free: set[int]
+) -> None:
+    kinds = [
+        SimpleNamespace(trees={1: blocks}, elems_per_tree=2),
+        SimpleNamespace(trees={2: [2]}, elems_per_tree=1),
+    ]
+    (found,) = on_host(
+        SimpleNamespace(_free_blocks=kinds, free_sectors=[0], num_sectors=3)
+    ).values()
+    assert (found.size, set(found.free.tolist())) == (3, free)
 
 
 def a_batch(**changes: Any) -> Batch:

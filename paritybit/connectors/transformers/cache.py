@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
-from paritybit.watch.facts import Group, Layer
+from paritybit.watch.facts import Group, HostSlots, Layer
 from paritybit.watch.weak import Weakly
 
 
@@ -178,3 +178,17 @@ def free_and_cached(parts: Mapping[str, Part], pool: Any) -> dict[str, tuple[Ten
         slots = torch.cat([part.of_blocks(free[name]), part.of_sectors(elsewhere)])
         found[name] = slots, part.of_blocks(part.cached())
     return found
+
+
+def on_host(pool: Any) -> dict[str, HostSlots]:
+    """Return the sectors of a pool to which requests are offloaded, and which of them are free."""
+    if pool is None:
+        return {}
+    free = [
+        sector
+        for kind in pool._free_blocks
+        for sector, blocks in kind.trees.items()
+        if len({*blocks}) == kind.elems_per_tree
+    ]
+    slots = torch.tensor([*free, *pool.free_sectors], dtype=torch.int64)
+    return {"sectors on the host": HostSlots(pool.num_sectors, slots, slots[:0])}

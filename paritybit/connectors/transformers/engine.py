@@ -313,7 +313,9 @@ class Engine(Following):
             name: part.page * len(part.allocator.ledger.shared_ref_counts)
             for name, part in self.parts.items()
         }
-        self.watcher.idle(caches.free_and_cached(self.parts, processor.cache.pool), locked)
+        slots = caches.free_and_cached(self.parts, processor.cache.pool)
+        hosts = caches.on_host(processor.offloading_manager._cpu_pool)
+        self.watcher.idle(slots, locked, hosts=hosts)
         return result
 
 
