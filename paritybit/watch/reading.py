@@ -93,10 +93,9 @@ def outside(row: Row, earlier: Sequence[Row], ledger: Ledger) -> Tensor | None:
     slots = row.slots[group.name][: first * group.page_size]
     if not len(slots):
         return None
-    place, position = ledger.places(slots), torch.arange(len(slots), device=ledger.device)
-    mine = ledger.names.number(row.request)
-    alike = (ledger.wide[3][place] == mine) & (ledger.wide[4][place] == position)
-    held = place[alike & ledger.usable[place] & (ledger.wide[-1][place] <= 0)]
+    place = ledger.places(slots)
+    place = place[ledger.usable[place]]
+    held = place[ledger.request[place] == ledger.names.number(row.request)]
     kept = [slot for slot in held.tolist() if ledger.kept(slot)]
     return torch.tensor(kept, dtype=torch.int64)
 
