@@ -1,5 +1,6 @@
 """An engine that leaves its requests waiting is told from one that serves them."""
 
+import os
 import sys
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 
 from paritybit.drive.engine import MOST_POLLS, EngineFailedError, StalledError
 from paritybit.drive.legs import LackingError
-from paritybit.drive.sglang.serving import Sglang
+from paritybit.drive.sglang.serving import TREE, Sglang
 from paritybit.drive.sglang.settings import Served
 
 
@@ -51,3 +52,16 @@ def test_a_release_that_keeps_no_windows_on_the_host_lacks_the_setting(
     monkeypatch.setattr(Sglang, "_intercept", lambda *given: None)
     with pytest.raises(LackingError if lacking else EngineFailedError):
         Sglang(Served("gemma4", host_cache=host_cache)).start(lambda plays: None)
+
+
+@pytest.mark.parametrize("python", [False, True])
+def test_only_a_row_with_the_tree_in_python_chooses_a_tree(
+    python: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some releases have no tree in Rust, and refuse to start with it."""
+    environment = dict[str, str]()
+    monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr("importlib.import_module", lambda name: None)
+    with pytest.raises(AttributeError):  # There is no engine.
+        Sglang(Served(python_tree=python)).start(lambda plays: None)
+    assert environment == ({TREE: "python"} if python else {})

@@ -57,7 +57,7 @@ TABLE = Table(
             "no prefix cache": {"prefix_cache": False},
             "KV on the host": {"host_cache": True},
         },
-        "tree": {"tree in Rust": {}, "tree in Python": {"tree": "python"}},
+        "tree": {"default tree": {}, "tree in Python": {"python_tree": True}},
         "drafts": {
             "no drafts": {},
             "EAGLE topk 1": {"speculative": "eagle"},

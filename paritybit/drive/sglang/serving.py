@@ -87,7 +87,8 @@ class Sglang(Engine):
 
     def start(self, direct: Callable[[Engine], object]) -> None:
         """Start the scheduler, and call `direct` when it is ready."""
-        os.environ.setdefault(TREE, self.served.tree)
+        if self.served.python_tree:
+            os.environ.setdefault(TREE, "python")
         module: Any = importlib.import_module("sglang.srt.managers.scheduler")
         configuration: Any = importlib.import_module("sglang.srt.server_args")
         with tempfile.TemporaryDirectory(prefix="paritybit-") as folder:

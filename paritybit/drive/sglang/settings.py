@@ -44,8 +44,6 @@ GRAPHS = ("decode", "breakable")
 SPECULATION = ("eagle", "standalone")
 """Kinds of draft models: a layer over the hidden states of the target, or a second such model."""
 
-TREES = ("rust", "python")
-
 SLIDING_DRAFTS = "layers/attention/triton_backend.py", "window_rail"
 """A file of the engine, and a name in it if draft models may have sliding windows."""
 
@@ -61,8 +59,8 @@ class Served(Common):
     """The settings of a whole sglang.
 
     `windows` is the number of slots of the window pool. With None, it is a fraction of `pool`. With
-    `mixed`, a batch has prefills and decoding requests. `tree` is the language of the prefix cache,
-    in releases that have both.
+    `mixed`, a batch has prefills and decoding requests. With `python_tree`, the prefix cache is the
+    one in Python, in releases whose default is another.
     """
 
     ACTIONS: ClassVar = ACTIONS
@@ -84,7 +82,7 @@ class Served(Common):
     host_cache: bool = False
     windows: Size | None = None
     mixed: bool = False
-    tree: Annotated[str, one_of(TREES)] = "rust"
+    python_tree: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError for a window pool that is larger than the pool."""
