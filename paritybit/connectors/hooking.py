@@ -134,8 +134,9 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     return hook
 
 
-def place_of(function: Any, package: str) -> str | None:
+def place_of(function: Any) -> str | None:
     """Return the line where a function of an engine begins. None for a function of others."""
+    package = str(getattr(function, "__module__", "")).partition(".")[0]
     return first_line(getattr(function, "__func__", function), package)
 
 

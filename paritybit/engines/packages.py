@@ -48,7 +48,7 @@ VLLM = Package(
     name="vllm",
     marker="v1",
     example="0.33.0",
-    oldest="0.28.0",
+    oldest="0.33.0",
     dependencies=(DEPENDENCIES, f"{DEPENDENCIES}-vllm"),
     unneeded=(".so",),
 )

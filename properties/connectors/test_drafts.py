@@ -74,35 +74,35 @@ def test_a_draft_that_is_given_the_next_token_has_rows_without_the_first() -> No
 
 def prefilled(totals: list[int]) -> Any:
     """Return a batch that prefills the first tokens of both requests."""
-    slots = torch.cat([TABLE[row, :total] for row, total in enumerate(totals, 1)])
-    lengths = {"extend_seq_lens_cpu": totals, "extend_seq_lens": None}
-    return batch_of("extend", totals, out_cache_loc=slots, **lengths)
+    return batch_of("extend", totals, extend_seq_lens_cpu=totals, extend_seq_lens=None)
+
+
+def verified(counts: list[int]) -> Any:
+    """Return a batch that takes up so many accepted tokens."""
+    batch = accepted()
+    batch.spec_info = SimpleNamespace(num_accept_tokens=torch.tensor(counts))
+    return batch
 
 
 @pytest.mark.parametrize(
-    ("totals", "names_next", "kept"),
+    ("batch", "names_next", "kept"),
     [
-        ([4, 3], False, [4, 3]),
-        ([2, 1], False, [1, 0]),
-        ([2, 1], True, [2, 1]),
-        ([3, 2], True, [2, 1]),
+        (prefilled([4, 3]), False, [4, 3]),
+        (prefilled([2, 1]), False, [1, 0]),
+        (prefilled([2, 1]), True, [2, 1]),
+        (prefilled([3, 2]), True, [2, 1]),
+        (accepted(), True, [0, 0]),
+        (verified([2, 1]), True, [2, 1]),
+        (chain(), True, [0, 0]),
     ],
-    ids=["whole", "chunks", "next token is named", "next token is the request's own"],
-)
-def test_the_last_id_of_a_chunk_is_judged_where_the_release_knows_the_next_token(
-    totals: list[int], names_next: bool, kept: list[int]
+    ids=["whole", "chunks", "next token is named", "next token is the request's own",
+         "accepted", "verified", "steps"],
+)  # fmt: skip
+def test_only_ids_that_belong_to_the_tokens_of_a_request_are_judged(
+    batch: Any, names_next: bool, kept: list[int]
 ) -> None:
-    assert kept_ids(prefilled(totals), REQUESTS, names_next) == kept
-
-
-def test_only_accepted_ids_of_drafts_are_judged() -> None:
-    batch = accepted()
-    assert kept_ids(batch, REQUESTS, True) == [0, 0]
-    batch.spec_info = SimpleNamespace(num_accept_tokens=torch.tensor([2, 1]))
-    assert kept_ids(batch, REQUESTS, True) == [2, 1]
-    assert kept_ids(chain(), REQUESTS, True) == [0, 0]
-    lengths = {"extend_seq_lens_cpu": [2, 3], "extend_seq_lens": None}
-    assert kept_ids(batch_of("draft_extend", [5, 5], **lengths), REQUESTS, True) == [2, 3]
+    """The last id of a chunk is one of them where the release knows the next token."""
+    assert kept_ids(batch, REQUESTS, names_next) == kept
 
 
 @pytest.mark.parametrize("batch", [chain(), tree(), accepted()], ids=["chain", "tree", "accepted"])
@@ -110,11 +110,8 @@ def test_rows_imply_what_a_right_batch_holds(batch: Any) -> None:
     forward, found, _ = described_by(batch, 2 if len(batch.out_cache_loc) == 12 else 1)
     inputs = implied_by_draft(found, forward.kind, "draft.full")
     assert inputs["out_cache_loc"].tolist() == batch.out_cache_loc.tolist()
-    assert "input_ids" not in inputs
-    first = {"draft decode": [4], "draft draft_extend_v2": [3]}[forward.kind]
-    assert inputs["positions"][:1].tolist() == first
-    if "seq_lens" in inputs:
-        assert inputs["seq_lens"].tolist() == batch.seq_lens.tolist()
+    assert inputs["positions"][0] == (3 if "extend" in forward.kind else 4)
+    assert inputs["seq_lens"].tolist() == batch.seq_lens.tolist()
 
 
 def lists_of_steps(batch: Any, topk: int) -> tuple[Forward, Pool, Any]:

@@ -331,36 +331,6 @@ def test_the_weights_of_another_adapter_are_a_stale_input(toy: Toy, buffer: int)
     assert found == ({("stale input", "weight_indices")} if buffer else set())
 
 
-@pytest.mark.parametrize(
-    ("state", "skipped", "found"),
-    [(1, False, set()), (0, False, {"hidden_states"}), (0, True, set())],
-)
-def test_a_draft_model_gets_the_hidden_states_of_its_target(
-    toy: Toy, state: int, skipped: bool, found: set[str]
-) -> None:
-    """Unless a forward was not checked meanwhile."""
-    draft = parts.Part(**vars(toy.runner))
-    draft.is_draft_worker, draft.token_to_kv_pool = True, parts.SlidingPool()
-    draft.spec_algorithm = SimpleNamespace(is_eagle=lambda: True)
-    parts.kept(toy.runner)
-    draft.attn_backend = parts.TritonAttnBackend(draft.token_to_kv_pool, toy.table)
-    hooked(toy.engine.model_runner, lambda runner: None, draft)
-    target, returned = toy.model, SimpleNamespace(hidden_states=torch.ones(6, 2))
-    toy.model = lambda batch: (target(batch), returned)[1]  # type: ignore[assignment, return-value]
-    toy.prefill()
-    if skipped:
-        assert toy.engine.watcher is not None
-        toy.engine.watcher.wait = 1
-        toy.decode()
-    batch = parts.extend([1], [0], [6], [20, 21, 22, 23, 24, 25])
-    batch.input_ids, batch.seq_lens = torch.tensor([*PROMPT[1:], 11]), torch.tensor([6])
-    batch.spec_info = SimpleNamespace(hidden_states=torch.full((6, 2), float(state)))
-    toy.runner, toy.model = draft, lambda batch: "drafts"
-    toy.run(batch)
-    inputs = {key.split(" | ")[2] for key in toy.journal.findings if key.startswith("stale input")}
-    assert inputs == found
-
-
 class Graph:
     """A graph: the recorded writes of a runner's static locations."""
 

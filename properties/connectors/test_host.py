@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.sglang.host import GivenBack, slots_of
+from paritybit.connectors.sglang.host import slots_of
 from properties.connectors.parts import Part
 from properties.support.watching import Scene
 
@@ -84,33 +84,10 @@ def test_a_leak_on_the_host_is_found(
     if made is rust and locks:
         pytest.skip("the locks of a tree that is not in Python are not known")
     scene = Scene(tmp_path)
-    slots = slots_of(made(free, locks), GivenBack())
+    slots = slots_of(made(free, locks))
     scene.watcher.idle({}, hosts={name: one for name, one in slots.items() if "kv" in name})
     found = [line["text"] for line in scene.lines("finding")]
     assert [text in line for text, line in zip(texts, found, strict=True)] == [True] * len(texts)
     assert scene.counts()["host_slots"] == SIZE
     assert scene.counts()["held_host_slots"] == 3
     scene.close()
-
-
-class HostKVCache(Part):
-    """A host pool whose allocations are followed."""
-
-    def alloc(self) -> None:
-        """Allocate slots."""
-
-
-def test_what_a_tree_gives_back_must_become_free() -> None:
-    cache, given_back = rust(RIGHT), GivenBack()
-    old = cache.host_pool_group.entry_map["kv"].host_pool
-    pool = cache.host_pool_group.entry_map["kv"].host_pool = HostKVCache(**vars(old))
-    component = Part(component_type=0, cache=cache)
-    given_back.note(component, [])
-    given_back.note(component, [torch.tensor([1]), torch.tensor([2])])
-    assert slots_of(cache, given_back)["host kv"].cached.tolist() == [0]
-    given_back.allocated(pool, None)
-    given_back.allocated(pool, torch.tensor([2]))
-    assert slots_of(cache, given_back)["host kv"].cached.tolist() == [0, 2]
-    cache.host_pool_group.entry_map["kv"].host_pool = old
-    given_back.note(component, [torch.tensor([0])])  # Its allocations are not followed.
-    assert slots_of(cache, given_back)["host kv"].cached.tolist() == [0, 1, 2]

@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors import hooking
-from paritybit.connectors.transformers.engine import Engine, Graph
+from paritybit.connectors.transformers.engine import Engine
 from paritybit.testing.replays import InMemory
-from paritybit.watch.facts import Forward
 from paritybit.watch.settings import Settings
 from properties.connectors import parts, parts_vllm
 from properties.connectors.parts import hooked
 from properties.connectors.test_engine import PROMPT, Toy
-from properties.connectors.test_transformers import FULL, SLIDING, Counting, a_batch, a_cache
+from properties.connectors.test_transformers import FULL, SLIDING, a_batch, a_cache
 
 
 def references(objects: Iterable[Any]) -> list["weakref.ref[Any]"]:
@@ -110,20 +108,6 @@ def test_a_cache_of_transformers_dies_without_the_collector() -> None:
     finally:
         gc.enable()
     assert engine.watcher is not None
-
-
-def test_an_error_of_the_connector_does_not_reach_a_graph_of_transformers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    journal, graph = InMemory(Path()), Counting()
-    monkeypatch.setattr(hooking, "of_process", lambda: journal)
-    engine = Engine(parts.kept(a_cache()), "5", journal, Settings(""))
-    engine.watcher.begin(Forward("decode", ()))
-    engine.now = (None, None, None)
-    Graph(engine, None, graph).replay()
-    assert graph.runs == 1
-    assert not engine.watcher.watching
-    assert "the connector failed" in journal.unsure[0]
 
 
 WITHOUT_STREAMS = SimpleNamespace(inputs_and_outputs=SimpleNamespace(compute_stream=None))

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from paritybit.connectors.sglang.allocations import Allocations
@@ -51,22 +52,25 @@ def copies(*pairs: tuple[int, int]) -> dict[str, Any]:
     return {"mamba_cow_src_indices": source, "mamba_cow_dst_indices": target}
 
 
-def test_a_row_reads_the_state_before_it_and_writes_the_one_after_it() -> None:
-    assert told() == ([[-1, 5, -1, 5], [-1, 3]], {})
+NONE = [[-1, 5, -1, 5], [-1, 3]]
+FIRST = [[-1, 8, -1, 5], [-1, 3]]
 
 
-def test_a_state_that_a_forward_copies_first_is_read_where_it_is_copied_from() -> None:
-    assert told(**copies((8, 5))) == ([[-1, 8, -1, 5], [-1, 3]], {5: 8})
-
-
-def test_a_decode_ignores_the_copies_that_its_batch_still_lists() -> None:
-    """As in sglang 0.5.14, whose batches keep the lists of their prompts."""
-    assert told("decode", **copies((8, 5))) == told("decode")
-
-
-def test_a_prompt_without_a_cached_prefix_copies_no_state() -> None:
-    """A stale list names a source for it, as in sgl-project/sglang#29354."""
-    assert told(**copies((8, 5), (7, 3))) == ([[-1, 8, -1, 5], [-1, 3]], {5: 8, 3: -1})
+@pytest.mark.parametrize(
+    ("kind", "listed", "slots", "due"),
+    [
+        ("extend", {}, NONE, {}),
+        ("extend", copies((8, 5)), FIRST, {5: 8}),  # It is read where it is copied from.
+        # As in sglang 0.5.14, whose batches keep the lists of their prompts.
+        ("decode", copies((8, 5)), NONE, {}),
+        # A prompt without a cached prefix copies none, as in sgl-project/sglang#29354.
+        ("extend", copies((8, 5), (7, 3)), FIRST, {5: 8, 3: -1}),
+    ],
+)
+def test_a_row_reads_the_state_before_it_and_writes_the_one_after_it(
+    kind: str, listed: dict[str, Any], slots: list[list[int]], due: dict[int, int]
+) -> None:
+    assert told(kind, **listed) == (slots, due)
 
 
 def test_states_are_copied_between_forwards_and_freed() -> None:

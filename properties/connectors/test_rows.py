@@ -18,19 +18,6 @@ def rows_of(batch: Any, *requests: Any) -> Any:
     return forward.rows, found.batch_rows
 
 
-def test_several_prompts_of_one_prefill_have_a_row_each() -> None:
-    batch = parts.extend([0, 2], [2, 0], [1, 2], [12, 50, 51])
-    later = parts.request("b", 2, [7, 8, 9], [])
-    first = SimpleNamespace(
-        rid="a", kv=SimpleNamespace(req_pool_idx=0), origin_input_ids=[1, 2, 3], output_ids=[]
-    )
-    rows, _ = rows_of(batch, later, first)
-    assert [(row.request, row.cached, row.tokens) for row in rows] == [
-        ("a", 2, [1, 2, 3]),
-        ("b", 0, [7, 8]),
-    ]
-
-
 def tree(*nodes: tuple[int, int]) -> Any:
     """Return the links of a tree: per node, its first child and its next sibling."""
     child, sibling = zip(*nodes, strict=True)
@@ -51,11 +38,3 @@ def test_each_branch_of_a_draft_tree_is_a_row() -> None:
     assert [row.tokens[3:] for row in rows] == [[4, 5, 7], [4, 6]]
     assert [row.slots["full"][3:].tolist() for row in rows] == [[33, 34, 36], [33, 35]]
     assert batch_rows == [0, 0]
-
-
-def test_a_chain_of_draft_tokens_is_one_row() -> None:
-    batch = parts.decode([1], [3], [4, 5], [33, 34])
-    batch.forward_mode = parts.mode("target_verify")
-    batch.spec_info = SimpleNamespace(topk=1, draft_token_num=2)
-    (row,), _ = rows_of(batch, parts.request("a", 1, [1, 2, 3], [4]))
-    assert row.tokens == [1, 2, 3, 4, 5]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.sglang.rows import roots, totals
+from paritybit.connectors.sglang.rows import roots
 from paritybit.connectors.sglang.sampling import rows
 from paritybit.watch.checks import wrong_row
 from paritybit.watch.observations import RowsGiven
@@ -137,21 +137,3 @@ def test_drafts_begin_with_the_last_token_of_their_request(
     batch.spec_info = Part(draft_token_num=2)  # Drafts of another kind may begin otherwise.
     (of_others,) = roots(batch, requests)
     assert of_ragged.untried == of_others.untried == "the kind of drafts is not known"
-
-
-@pytest.mark.parametrize(
-    ("lengths", "lag", "wrong"),
-    [([3, 2], 0, []), ([4, 2], 1, []), ([4, 2], 0, [0]), ([2, 3], 1, [0]), ([3, 4], 1, [1])],
-)
-def test_each_row_has_the_number_of_tokens_of_its_request(
-    lengths: list[int], lag: int, wrong: list[int]
-) -> None:
-    """With overlap, the host does not know the last token yet."""
-    asked = [("a", [5, 6], [7]), ("b", [8], [9])]
-    requests = [parts.request(name, 1, prompt, output) for name, prompt, output in asked]
-    batch = parts.decode([1, 2], lengths, [7, 9], [1, 2])
-    (given,) = totals(batch, requests, lag)
-    assert wrong_row.differing(given).nonzero().flatten().tolist() == wrong
-    batch.spec_info = object()
-    (beside,) = totals(batch, requests, lag)
-    assert (beside.requests, beside.untried) == (["a", "b"], "the host does not count drafts")

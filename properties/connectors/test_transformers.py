@@ -11,13 +11,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.transformers.batch import Batch, Planned
-from paritybit.connectors.transformers.cache import (
-    free_and_cached,
-    groups_of,
-    on_host,
-    owned,
-    parts_of,
-)
+from paritybit.connectors.transformers.cache import free_and_cached, groups_of, on_host, parts_of
 from paritybit.connectors.transformers.engine import Engine
 from paritybit.connectors.transformers.inputs import laws_of, lists_of, named, unordered
 from paritybit.connectors.transformers.sampling import rows
@@ -83,17 +77,6 @@ def test_a_slot_is_the_place_of_a_token_in_each_layer_of_its_kind() -> None:
         assert mine[SLIDING].allocator._kv_token_views[number][1][24 * 3 + 2].tolist() == [[7, 7]]
     # The trash of the other kind lies in this one's second sector, too.
     assert full.reserved >= {0, 1, 12, 16, 20}
-
-
-def test_shadows_of_what_is_written_may_change_unless_their_block_is_held() -> None:
-    cache = a_cache()
-    found = parts_of(cache)
-    shadows = found[SLIDING].shadows(found[FULL], torch.tensor([14]))
-    assert shadows.tolist() == [38, 38, 42, 42, 46, 46]
-    written = {FULL: torch.tensor([30]), SLIDING: torch.tensor([14])}
-    assert owned(found, written)[FULL].tolist() == [30, 38, 42, 46]
-    cache.cache_allocators[FULL].block_table = {"a": [10]}
-    assert owned(found, written)[FULL].tolist() == [30, 38, 46]
 
 
 def test_a_sector_of_another_kind_is_free_and_a_lost_block_is_not() -> None:
@@ -344,42 +327,3 @@ def replayed(
     assert journal.unsure == []
     found = [one.text for one in journal.found if one.check == "moved address"]
     return found, graph.runs
-
-
-class Heated(SimpleNamespace):
-    """Divides each row by a temperature, maybe that of another row."""
-
-    def __call__(self, ids: Tensor, scores: Tensor, shift: int) -> Tensor:
-        """Return other scores."""
-        return scores / torch.tensor([0.5, 2.0]).roll(shift)[:, None]
-
-
-def test_logits_after_the_processors_are_those_that_each_request_asked_for() -> None:
-    planned = [
-        Planned(
-            SimpleNamespace(request_id=name, logit_processor_kwargs={"temperature": heat}),
-            1,
-            1,
-            True,
-        )
-        for name, heat in (("a", 0.5), ("b", 2.0))
-    ]
-    heat = Processor(temperature=1.0, supported_kwargs={"temperature": float})
-    given, found = Heated(logits_processor=[heat]), list[str]()
-    runner = SimpleNamespace(logit_processor=given, _compiled_varlen=None, _compiled_decode=None)
-    engine: Any = Engine(a_cache(), "5", InMemory(Path()), Settings(""))
-    batch: Any = SimpleNamespace(requests=planned, given={})
-
-    def judge(kind: str, values: list[Any], moves: Any) -> None:
-        found.extend(one.text for one in wrong_row.judge(RowsGiven(1, "decode", kind, values)))
-
-    engine.watcher.rows = judge
-    scores = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    with engine.judging(runner, batch):
-        assert runner.logit_processor(scores, scores, 0).tolist() == [[2.0, 4.0], [1.5, 2.0]]
-        assert found == []
-        runner.logit_processor(scores, scores, 1)
-    (text,) = found
-    assert "temperature of request a (row 0)" in text
-    assert "it has the temperature of request b" in text
-    assert runner.logit_processor is given

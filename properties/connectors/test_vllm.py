@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from paritybit.connectors.vllm.pools import GROUP, by_slot, described
-from paritybit.connectors.vllm.requests import Requests
+from paritybit.connectors.vllm.pools import by_slot
 from properties.connectors.parts import Part, hooked
-from properties.connectors.parts_vllm import DECODE, WINDOW, Served, a_pool, a_request, output
+from properties.connectors.parts_vllm import DECODE, Served, a_request, output
 
 # Pools.
 
@@ -31,25 +30,6 @@ def test_a_slot_is_a_row_of_a_cache_whatever_its_layout(cache: torch.Tensor, par
     rows = rows if rows.shape[1] == 4 else rows.transpose(1, 2)
     assert bool((rows[5, 3] == 1).all())
     assert int(rows.sum()) == rows[5, 3].numel()
-
-
-# Requests.
-
-
-def test_a_request_has_a_row_for_each_group() -> None:
-    config, layers, _ = a_pool()
-    requests, pool = Requests(), described(config, layers)
-    requests.follow(output({}, new={"a": ([1, 2], [3, 4])}))
-    requests.follow(output({}, cached={"a": (6, ([5], [6]))}))
-    said = output({"a": 3})
-    forward = requests.forward(said, ["a"], {"a": a_request(*range(10, 18))}, pool)
-    full, slid = forward.rows
-    assert (full.window, slid.window) == (None, WINDOW)
-    assert full.space != slid.space
-    assert (full.cached, full.computed) == (6, 3)
-    assert full.tokens == [*range(10, 18), None]
-    assert full.slots[GROUP].tolist() == [*range(4, 12), 20]
-    assert slid.slots[GROUP].tolist() == [*range(12, 20), 24]
 
 
 # A whole engine of stand-ins.
@@ -133,7 +113,6 @@ def test_a_replay_is_judged_or_counted(served: Served, mode: str, kind: str) -> 
     assert served.found() == set()
     assert served.journal.counts[f"replays: {kind}"] == 1
     assert served.journal.counts.get("tried: unrepeatable replay", 0) == (mode == "FULL")
-    assert (served.engine.states is not None) == (mode == "FULL")
 
 
 def test_a_forward_that_is_not_checked_tells_what_it_writes(served: Served) -> None:

@@ -128,21 +128,6 @@ def test_a_wrong_draft_model_is_found(
     assert check in served.found()
 
 
-@pytest.mark.parametrize(("changed", "found"), [((), False), ((0,), True), ((1,), True)])
-def test_a_draft_model_gets_the_hidden_states_of_the_target(
-    served: Served, drafter: Drafter, changed: tuple[int, ...], found: bool
-) -> None:
-    """Those of rejected drafts are not compared."""
-    drafter.draft(0, [*PROMPT[1:], 16], 6)
-    verify(served)
-    served.engine.states = torch.rand(4, 3)
-    held = torch.cat([served.engine.states, torch.rand(4, 3)])
-    held[[*changed, 2, 3]] += 1
-    served.runner.drafter.hidden_states = held
-    drafter.draft(6, [17, 18, 5, 5], 8)
-    assert served.found() == ({"stale input"} if found else set())
-
-
 def test_a_draft_model_that_writes_for_the_target_is_found(
     served: Served, drafter: Drafter
 ) -> None:

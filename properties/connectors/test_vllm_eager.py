@@ -32,9 +32,7 @@ class Model:
         self.watching, self.context = watching, context
         self.seen: list[tuple[object, int]] = []
 
-    def __call__(
-        self, input_ids: Tensor, positions: Tensor | None = None
-    ) -> tuple[Tensor, list[Tensor]]:
+    def __call__(self, input_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return a hidden state per token, with padding, and another one of a layer between."""
         self.seen.append((self.watching.now, self.context.moe_layer_index))
         self.context.moe_layer_index += 2
@@ -67,29 +65,17 @@ def watching(context: Context) -> Any:
         kept.append(replay)
         return replay.run()
 
-    runner = SimpleNamespace(
-        vllm_config=SimpleNamespace(
-            kv_transfer_config=None, parallel_config=SimpleNamespace(), model_config=None
-        ),
-    )
-    now = SimpleNamespace(
+    found: Any = Engine.__new__(Engine)
+    runner = SimpleNamespace(model=Model(found, context))
+    runner.get_model = lambda: runner.model
+    found.watcher = SimpleNamespace(lines=Lines("vllm"), eager=eager, kept=kept)
+    found.now = SimpleNamespace(
         runner=runner,
-        batch=SimpleNamespace(live=(1, 2), expected_positions=lambda _: torch.tensor([4, 5])),
+        batch=SimpleNamespace(live=(1, 2)),
         forward=SimpleNamespace(kind="prefill"),
         called=False,
     )
-    judged: list[Any] = []
-    watcher = SimpleNamespace(
-        lines=Lines("vllm"),
-        eager=eager,
-        kept=kept,
-        judged=judged,
-        inputs=lambda kind, inputs: judged.append((kind, inputs)),
-    )
-    found: Any = Engine.__new__(Engine)
-    found.now, found.watcher, found.once = now, watcher, None
-    runner.model = Model(found, context)
-    runner.get_model = lambda: runner.model
+    found.once = None
     return found
 
 
@@ -105,25 +91,11 @@ def test_a_second_run_is_not_observed_and_leaves_the_context_alone(
         "output[0]": [[1], [1]],
         "output[1][0]": [[2], [2]],
     }
-    assert watching.states.tolist() == [[1], [1]]
     replay.run()
     assert replay.outputs()["output[0]"].tolist() == [[2], [2]]
     assert model.seen == [(watching.now, 0), (None, 0)]
     assert context.moe_layer_index == 2
     assert result.tolist() == [[1]] * 4
-
-
-def test_positions_that_a_model_gets_are_judged(watching: Any) -> None:
-    model, positions = watching.now.runner.model, torch.arange(4)
-    hooked(watching.model, CALL, model, input_ids=torch.arange(4), positions=positions)
-    ((kind, (given,)),) = watching.watcher.judged
-    assert (kind, given.name, given.live, given.size) == ("model", "positions", 2, 4)
-    assert given.tensor is positions
-    assert given.expected.tolist() == [4, 5]
-    for other in (None, torch.zeros(3, 4)):  # None, and positions of images.
-        watching.now.called = False
-        hooked(watching.model, CALL, model, input_ids=torch.arange(4), positions=other)
-        assert len(watching.watcher.judged) == 1
 
 
 @pytest.mark.parametrize(
@@ -132,7 +104,6 @@ def test_positions_that_a_model_gets_are_judged(watching: Any) -> None:
         ("context", "ubatch_slices", [slice(1)], False),
         ("connector", "once", "it waits for other ranks", False),
         ("context", "cudagraph_runtime_mode", SimpleNamespace(name="FULL"), None),
-        ("context", "cudagraph_runtime_mode", None, None),
         ("now", "batch", None, None),
         ("runner", "model", "another model, such as a draft model", None),
         ("connector", "now", None, None),
@@ -142,8 +113,7 @@ def test_only_forwards_that_change_nothing_else_are_repeated(
     owner: str, name: str, value: object, offered: bool | None, watching: Any, context: Context
 ) -> None:
     now, model = watching.now, watching.now.runner.model
-    of = {"now": now, "runner": now.runner, "config": now.runner.vllm_config}
-    of |= {"connector": watching, "context": context}
+    of = {"now": now, "runner": now.runner, "connector": watching, "context": context}
     setattr(of[owner], name, value)
     hooked(watching.model, CALL, model, input_ids=torch.arange(2))
     kept = [replay.once is None for replay in watching.watcher.kept]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.hooking import Call, NotRecognisedError, callers, guarded, hook
-from paritybit.connectors.sglang.host import GivenBack, at_rest, slots_of
+from paritybit.connectors.sglang.host import at_rest, slots_of
 from paritybit.connectors.sglang.pools import Pool
 from paritybit.connectors.sglang.recurrent import NAME, States
 from paritybit.watch.facts import HostSlots
@@ -54,7 +54,6 @@ class Allocations:
         self.pool: Pool | None = None
         self.held: dict[str, weakref.ref[Any]] = {}
         self.states: States | None = None
-        self.given_back = GivenBack()
         self.collected: list[tuple[str, Tensor, Stack]] = []
         """The group, slots and lines of each call that allocators collect for a later free."""
 
@@ -203,17 +202,6 @@ class Allocations:
             self.journal.undecided(self.unfollowed)
         return original()
 
-    def give_back(self, original: Call, component: Any, slots: Any) -> Any:
-        """Note the host slots that a prefix cache no longer holds."""
-        self.given_back.note(component, slots)
-        return original()
-
-    def allocate_on_host(self, original: Call, host: Any) -> Any:
-        """Note the slots that a host pool allocates."""
-        slots = original()
-        self.given_back.allocated(host, slots)
-        return slots
-
     def back_up(
         self,
         original: Call,
@@ -279,7 +267,7 @@ class Allocations:
     def on_host(self, cache: Any) -> dict[str, HostSlots]:
         """Return the slots of the host pools of a prefix cache, if it copies nothing."""
         try:
-            return slots_of(cache, self.given_back) if at_rest(cache) else {}
+            return slots_of(cache) if at_rest(cache) else {}
         except NotRecognisedError as error:
             self.journal.undecided(f"{error} are not watched")
             return {}

@@ -25,8 +25,7 @@ from paritybit.connectors.sglang import (
     sampling,
 )
 from paritybit.connectors.sglang.allocations import Allocations
-from paritybit.connectors.sglang.hidden import HiddenStates
-from paritybit.connectors.sglang.host import GivenBack, at_rest
+from paritybit.connectors.sglang.host import at_rest
 from paritybit.connectors.sglang.models import Model, Models
 from paritybit.watch.facts import PIECES, Forward, Replay
 from paritybit.watch.journal import Journal
@@ -68,13 +67,11 @@ class Engine(Following):
         self.allocations = Allocations(journal)
         self.requests: Sequence[Any] | None = None
         self.capturing = 0
-        self.hidden_states, self.placed = HiddenStates(), sampling.Placed()
+        self.placed = sampling.Placed()
         self.all_rows = 0
         self.dropped = False
-        self.batches = self.drafting = object
-        """The classes of the scheduler's batches, and of their inputs of drafts."""
-        self.lags = 0
-        """The number of tokens of a request that the host may not know yet."""
+        self.drafting: type = object
+        """The class of the inputs of drafts in a batch of the scheduler."""
         self.names_next = False
         """Whether a batch passes the token after a chunk of a prompt to the draft model."""
 
@@ -99,13 +96,7 @@ class Engine(Following):
         self.names_next = hasattr(batch, "chunked_req_next_prompt_token")
         if hasattr(scheduler, "enable_overlap"):  # It may differ from the server argument.
             self.journal.scope(disable_overlap_schedule=not scheduler.enable_overlap)
-        self.lags = int(getattr(scheduler, "enable_overlap", True))
         return watcher
-
-    def missed(self) -> None:
-        """Forget what the connector itself knows of earlier forwards, after it failed."""
-        self.hidden_states.clear()
-        self.allocations.given_back = GivenBack()
 
     def drop(self) -> None:
         """Stop watching if the engine dropped the model. The next batch starts again."""
@@ -120,8 +111,7 @@ class Engine(Following):
         """Watch the forwards of one batch of the scheduler."""
         if self.watcher is None:
             self.watcher = self.start(scheduler, batch)
-        self.requests, self.batches = batch.reqs, type(batch)
-        self.drafting = type(getattr(batch, "spec_info", None))
+        self.requests, self.drafting = batch.reqs, type(getattr(batch, "spec_info", None))
         try:
             with self.learning():
                 return original()
@@ -168,11 +158,13 @@ class Engine(Following):
         if watcher is None or requests is None or self.capturing or self.now is not None:
             return run()
         mode = rows.mode_of(batch)
+        if model is not None and model.shares:
+            self.journal.scope(drafts_not_watched="a draft that reads the KV of its target")
+            return run()
         located = mode == "idle" or getattr(batch, "out_cache_loc", None) is not None
-        if model is not None and not model.shares and not located:
+        if not located:
             self.journal.undecided(f"a {mode} batch without the slots it writes is not watched")
-        if model is None or not (located or model.shares):
-            self.hidden_states.clear()
+        if model is None or not located:
             watcher.skipped(None)
             return run()
         self.forwards += 1
@@ -184,12 +176,9 @@ class Engine(Following):
         watcher.begin(forward)
         now = UnderWay(model, batch, forward, found, implied)
         self.judge(watcher, now, requests)
-        with self.forward_of(now):
-            with nullcontext() if graph_runner is None else self.running(graph_runner, run):
-                result = run()
-            if any(one.ahead for one in self.models.models.values()):
-                self.hidden_states.note(model, found, batch, result)
-        return result
+        running = nullcontext() if graph_runner is None else self.running(graph_runner, run)
+        with self.forward_of(now), running:
+            return run()
 
     def ended(self, now: Any) -> None:
         """Report what a forward did besides what was judged before it."""
@@ -202,10 +191,9 @@ class Engine(Following):
 
     def skipped(self, watcher: Watcher, model: Model, batch: Any, run: Callable[[], Any]) -> Any:
         """Run a forward that is not checked, and report only the slots that it writes."""
-        owned = model.pool.written(batch.out_cache_loc) if self.models.rewrites else {}
+        owned = model.pool.slots(batch.out_cache_loc) if self.models.rewrites else {}
         if self.models.states is not None and not model.drafts:
             owned |= self.models.states.written(batch)
-        self.hidden_states.clear()
         with attribute(self, "requests", None):
             result = run()
         watcher.skipped(owned)
@@ -218,20 +206,18 @@ class Engine(Following):
         mode, pool, table = rows.mode_of(batch), model.pool, self.models.table
         kind = f"draft {mode}" if model.drafts else mode
         try:
-            if not model.drafts:
-                facts, states = rows.forward_of(batch, requests, pool, table), self.models.states
-                if states is None or not facts[1].rows:
-                    return facts
-                return states.with_states(batch, *facts)
-            if model.shares:
-                raise NotRecognisedError("a draft that reads the KV of its target")
-            return drafts.draft_forward_of(batch, requests, pool, table, runner, model.ahead)
+            if model.drafts:
+                return drafts.draft_forward_of(batch, requests, pool, table, runner, model.ahead)
+            facts, states = rows.forward_of(batch, requests, pool, table), self.models.states
+            if states is None or not facts[1].rows:
+                return facts
+            return states.with_states(batch, *facts)
         except NotRecognisedError as error:
             if model.drafts:
                 self.journal.scope(drafts_not_watched=str(error))
             else:
                 self.journal.undecided(f"{error} is not watched")
-        return Forward(kind, (), pool.written(batch.out_cache_loc)), rows.Rows()
+        return Forward(kind, (), pool.slots(batch.out_cache_loc)), rows.Rows()
 
     def run_batch(self, original: Call, runner: Any, batch: Any) -> Any:
         """Run a batch of the current forward. Some batches of prompts without graphs run again."""
@@ -265,7 +251,6 @@ class Engine(Following):
         if not model.drafts:
             self.judge_rows(batch, requests, rows.mode_of(batch))
         self.judge_batch(watcher, batch, now.implied, model)
-        watcher.inputs("draft", self.hidden_states.given(model, now.rows, batch))
         watcher.inputs("LoRA", adapters.buffers_used(model, batch, now.rows, requests))
 
     def judge_batch(
@@ -296,9 +281,6 @@ class Engine(Following):
             moves = self.placed.moves(mine, mode)
             by = sampling.moved_by(info, moves)
             self.rows("sampler", lambda: sampling.rows(info, mine, mode), by)
-            if mode == "decode":
-                by = sampling.moved_by(self.batches, moves)
-                self.rows("batch", lambda: rows.totals(batch, mine, self.lags), by)
             if mode == "target_verify":
                 by = sampling.moved_by(self.drafting, moves)
                 self.rows("drafts", lambda: rows.roots(batch, mine), by)

@@ -88,16 +88,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
         f"{CACHE}.{module}.HostKVCache.__init__"
         for module in ("memory_pool_host", "pool_host.base")
     ),
-    "give_back": tuple(
-        f"{CACHE}.unified_cache.components.{path}.free_host_values"
-        for path in ("full.FullComponent", "swa.SWAComponent", "mamba.MambaComponent")
-    ),
-    "allocate_on_host": (f"{CACHE}.pool_host.base.HostKVCache.alloc",),
     "load": tuple(f"{CACHE}.memory_pool.{pool}.load_cpu_copy" for pool in POOLS),
 }
 """Maps each method of `Engine` or `Allocations` to the functions that it wraps."""
 
-OPTIONAL = {"restore", "give_back", "allocate_on_host"}
+OPTIONAL = {"restore"}
 """Methods that have no target in some releases."""
 
 

@@ -2,10 +2,10 @@
 
 A host pool states which slots are free. The nodes of the prefix cache hold the others. If the nodes
 cannot be read, because the tree is not in Python, the slots that the pool marks as allocated count
-as held, except those that the tree has given back since.
+as held.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,40 +13,12 @@ from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.watch.facts import HostSlots
-from paritybit.watch.weak import ByObject
 
 POOLS = ("kv", "swa", "mamba")
 """The names of host pools, by the number of a node's component."""
 
 UNDER_WAY = ("ongoing_write_through", "ongoing_load_back", "ongoing_prefetch", "ongoing_backup")
 """What a prefix cache is copying. These copies may use host slots that no node holds."""
-
-
-class GivenBack:
-    """The slots that a tree gave back to each host pool, and that were not allocated since."""
-
-    def __init__(self) -> None:
-        self.masks: ByObject[Tensor] = ByObject()
-
-    def note(self, component: Any, slots: Sequence[Tensor]) -> None:
-        """Note slots that the tree gives back, to be freed by a component."""
-        pool = dict(pools_of(component.cache)).get(POOLS[int(component.component_type)])
-        owner = next((kind for kind in type(pool).__mro__ if "alloc" in vars(kind)), object)
-        if slots and owner.__name__ == "HostKVCache":  # Else its allocations are not followed.
-            self.of(pool)[torch.cat([one.flatten().cpu() for one in slots])] = True
-
-    def allocated(self, pool: Any, slots: Tensor | None) -> None:
-        """Note slots that a pool allocates."""
-        if slots is not None:
-            self.of(pool)[slots.cpu()] = False
-
-    def of(self, pool: Any) -> Tensor:
-        """Return the mask of a pool, bool [slots]."""
-        mask = self.masks.get(pool)
-        if mask is None:
-            mask = torch.zeros(size_of(pool), dtype=torch.bool)
-            self.masks[pool] = mask
-        return mask
 
 
 def at_rest(cache: Any) -> bool:
@@ -57,7 +29,7 @@ def at_rest(cache: Any) -> bool:
     return not waiting and not any(getattr(cache, name, None) for name in UNDER_WAY)
 
 
-def slots_of(cache: Any, given_back: GivenBack) -> dict[str, HostSlots]:
+def slots_of(cache: Any) -> dict[str, HostSlots]:
     """Return the slots of each host pool of a prefix cache, by name. Raises NotRecognisedError."""
     pools = dict(pools_of(cache))
     if not pools:
@@ -74,8 +46,7 @@ def slots_of(cache: Any, given_back: GivenBack) -> dict[str, HostSlots]:
             if not isinstance(getattr(pool, "slot_used", None), Tensor):
                 what = f"the slots that a tree holds of a host pool {name}"
                 raise NotRecognisedError(what) from None
-            used = pool.slot_used.cpu() & ~given_back.of(pool)
-            held[name] = [used.nonzero().flatten()]
+            held[name] = [pool.slot_used.cpu().nonzero().flatten()]
     return {
         f"host {name}": HostSlots(size_of(pool), free_of(pool), torch.cat(held[name]), locked[name])
         for name, pool in pools.items()

@@ -36,15 +36,10 @@ UNWATCHED = {
     "hicache_storage_backend": (None,),
     "enable_two_batch_overlap": (None, False),
     "dllm_algorithm": (None,),
-}
-"""The values of settings that the connector supports. Other values have no verdict."""
-
-COPYING = {
-    "disaggregation_mode": (None, "null"),
     "enable_lmcache": (None, False),
     "enable_flexkv": (None, False),
 }
-"""The values of settings with which the engine reports each copy of KV to the host or a peer."""
+"""The values of settings that the connector supports. Other values have no verdict."""
 
 RANKS = dict.fromkeys(
     ("tp_size", "dp_size", "pp_size", "ep_size", "attn_cp_size", "moe_dp_size"), (None, 0, 1)
@@ -180,8 +175,6 @@ class Models:
             "mrope_positions": positions,
         }
         self.once = once(arguments)
-        copying = others(arguments, COPYING)
-        self.copied_elsewhere = f"{copying[0]} may copy KV at any time" if copying else None
         self.rewrites = getattr(arguments, "speculative_algorithm", None) is not None
         try:
             self.states = States.of(runner.req_to_token_pool)
@@ -190,6 +183,7 @@ class Models:
             self.once = f"it changes {error}"
         for setting in others(arguments, UNWATCHED):
             self.journal.undecided(f"{setting} is not watched")
+            self.copied_elsewhere = f"with {setting}, KV may be copied at any time"
         self.journal.scope(
             **{name: getattr(arguments, name) for name in SCOPE if hasattr(arguments, name)},
             model=type(runner.model).__name__,

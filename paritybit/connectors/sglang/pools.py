@@ -48,21 +48,16 @@ class Pool:
         mapping: Tensor = self.pool.full_to_swa_index_mapping
         return mapping
 
-    def slots(self, locations: Tensor) -> dict[str, Tensor]:
+    def slots(self, locations: Tensor | None) -> dict[str, Tensor]:
         """Return, per group, the slots of locations. A location without a slot gives -1."""
-        return {
-            name: self.slid(locations) if name == self.sliding else locations
-            for name in self.groups
-        }
-
-    def written(self, locations: Tensor | None) -> dict[str, Tensor]:
-        """Return, per group, the slots of locations that a forward writes. 0 may mean no slot."""
-        if locations is None:
-            return {}
-        return {
-            name: self.mapping[locations] if name == self.sliding else locations
-            for name in self.groups
-        }
+        return (
+            {}
+            if locations is None
+            else {
+                name: self.slid(locations) if name == self.sliding else locations
+                for name in self.groups
+            }
+        )
 
     def slid(self, locations: Tensor) -> Tensor:
         """Return the slots of locations in the sliding sub-pool."""

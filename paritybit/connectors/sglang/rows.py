@@ -150,19 +150,6 @@ def lengths(batch: Any, mode: str) -> list[tuple[int, int]]:
     return [(total, drafted) for total in totals]
 
 
-def totals(batch: Any, requests: Sequence[Any], lag: int) -> list[RowValues]:
-    """Return the number of tokens of each row of a batch that decodes without drafts."""
-    held, names = batch.seq_lens.cpu(), [one.rid for one in requests]
-    if batch.spec_info is not None:
-        return list(untried("seq_lens", names, "the host does not count drafts"))
-    if len(held) != len(requests):
-        return []
-    known = [len(one.origin_input_ids) + len(one.output_ids) for one in requests]
-    right = torch.tensor(known, dtype=held.dtype)
-    right += (held - right).clamp(0, lag)
-    return [RowValues("seq_lens", names, held, right, filled=batch.seq_lens)]
-
-
 def roots(batch: Any, requests: Sequence[Any]) -> list[RowValues]:
     """Return the token with which the drafts of each row of a batch begin, if the host knows it."""
     info, names = batch.spec_info, [one.rid for one in requests]

@@ -45,7 +45,7 @@ class Placed:
 
 def moved_by(owner: Any, moves: Mapping[str, tuple[str, str]]) -> dict[str, tuple[Stack, str]]:
     """Return the same moves with the lines at which the methods of a batch begin."""
-    lines = {name: place_of(getattr(owner, name, None), "sglang") for name, _ in moves.values()}
+    lines = {name: place_of(getattr(owner, name, None)) for name, _ in moves.values()}
     return {
         request: (Stack(tuple(filter(None, [lines[name]]))), text)
         for request, (name, text) in moves.items()
@@ -69,7 +69,7 @@ def rows(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValues]:
     for values in fields(info, requests, mode):
         if len(values.held) != len(requests):  # Rows were not dropped, or not added.
             many = len(values.held) > len(requests)
-            values.source = place_of(info.filter_batch if many else info.merge_batch, "sglang")
+            values.source = place_of(info.filter_batch if many else info.merge_batch)
         yield values
 
 
@@ -104,7 +104,7 @@ def biases(info: Any, requests: Sequence[Any]) -> RowValues:
         for token, bias in (request.sampling_params.logit_bias or {}).items():
             right[row, int(token)] = bias
     names = [request.rid for request in requests]
-    source = place_of(info.from_schedule_batch, "sglang")
+    source = place_of(info.from_schedule_batch)
     return RowValues("logit_bias", names, held, right, source=source)
 
 
@@ -114,7 +114,7 @@ def penalties(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValu
     With overlap, the engine counts the last token that the scheduler knows, at first that of the
     prompt. It may count a token late, or once more for each step between which it got no other.
     """
-    names, source = [one.rid for one in requests], place_of(info.update_penalties, "sglang")
+    names, source = [one.rid for one in requests], place_of(info.update_penalties)
     added, scaled = info.acc_additive_penalties, info.acc_scaling_penalties
     pairs = [(one, sorted({one.origin_input_ids[-1], *one.output_ids})) for one in requests]
     if added is not None:

@@ -2,13 +2,12 @@
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import Following, attribute
+from paritybit.connectors.following import Following
 from paritybit.connectors.hooking import Call, guarded
 from paritybit.connectors.transformers import cache as caches
 from paritybit.connectors.transformers import sampling
@@ -113,7 +112,7 @@ class Engine(Following):
                 masks = {f"attention_mask[{name}]": one for name, one in masks_of(batch).items()}
                 sources = filled(inputs, self.prepared, self.names) | masks
                 self.judge(runner, batch, sources, unordered(early, inputs))
-            with self.forward_of((runner, model, batch)), self.judging(runner, batch):
+            with self.forward_of((runner, model, batch)):
                 return original() if self.warming else self.run(runner, model, batch, original)
 
     def skipped(
@@ -155,17 +154,6 @@ class Engine(Following):
         self.rows(PROCESSORS, lambda: sampling.rows(batch, processors))
         if any(mask.numel() > LARGEST_MASK for mask in masks_of(batch).values()):
             watcher.scope(masks_not_watched=f"those of more than {LARGEST_MASK} entries")
-
-    def judging(self, runner: Any, batch: Batch) -> AbstractContextManager[None]:
-        """Judge the logits before and after the logits processors, within this context."""
-        processors = runner.logit_processor
-        if self.warming or compiles(runner):
-            return nullcontext()
-
-        def judge(raw: Tensor, result: Tensor) -> None:
-            self.rows(PROCESSORS, lambda: sampling.logits(batch, processors, raw, result))
-
-        return attribute(runner, "logit_processor", sampling.Judged(processors, judge))
 
     def run(self, runner: Any, model: Any, batch: Batch, run: Callable[[], Any]) -> Any:
         """Run a batch. Some batches without a graph run again."""

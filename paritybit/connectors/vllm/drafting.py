@@ -37,8 +37,6 @@ class Drafting(Blocks):
         """Requests whose last tokens the draft model has not computed."""
         self.checked = False
         """Whether the last forward of the target was checked."""
-        self.states: Tensor | None = None
-        """The hidden states that the last forward of the target returned, or None."""
 
     def follow_drafts(self, runner: Any, output: Any) -> None:
         """Read the output of the scheduler about requests with drafts, before a forward."""
@@ -145,20 +143,6 @@ class Drafting(Blocks):
         chunks = sum(one.computed < len(one.tokens) - 1 for one in turn.progress)
         self.journal.count(ends_of_chunks=0 if turn.names_next else chunks)
 
-    def judge_states(self, owner: Any) -> None:
-        """Judge the hidden states that a draft model gets for the target's tokens."""
-        held = getattr(owner, "hidden_states", None)
-        turn, watcher = self.turn, self.watcher
-        if turn is None or watcher is None or turn.stepping or self.states is None:
-            return
-        if isinstance(held, Tensor):
-            watcher.inputs("draft", turn.states(held, self.states))
-
-    def draft_prefill(self, original: Call, owner: Any) -> Any:
-        """Judge the hidden states before a draft model of the newer runner runs without a graph."""
-        self.judge_states(owner)
-        return original()
-
     def prefills(self, original: Call) -> Any:
         """Begin to watch a draft model of the newer runner, which has just built its inputs."""
         result = original()
@@ -196,7 +180,6 @@ class Drafting(Blocks):
         mine = layers[turn.draft.layer]
         if older and not watcher.watching:
             self.take_up(turn, owner.input_ids, owner.positions, mine.slot_mapping)
-            self.judge_states(owner)
         else:
             self.begin_steps(turn)
             turn.step += 1
@@ -215,7 +198,6 @@ class Drafting(Blocks):
         turn, watcher = self.turn, self.watcher
         if turn is None or watcher is None:
             return original()
-        self.judge_states(turn.owner)
         live = len(turn.names)
         if not turn.stepping:
             live = sum(count for count, _ in turn.spans)

@@ -126,13 +126,6 @@ class Turn:
             begin += count
         return torch.tensor(places, dtype=torch.int64, device=given.device)
 
-    def states(self, held: Tensor, target: Tensor) -> list[StaticInput]:
-        """Return the hidden states that the draft model gets, with those of the target."""
-        if held.ndim != 2 or held.shape[1:] != target.shape[1:]:
-            return []
-        at = self.places(held)
-        return [expected("hidden_states (draft)", held[at], target[at], held)]
-
     def fits(self, step: int) -> bool:
         """Return whether every request has a position for its draft of a step."""
         return all(done + step <= self.longest for done in self.done)

@@ -23,8 +23,6 @@ def once(config: Any) -> str | None:
     """Return why a forward pass of an engine may run only once, or None."""
     if ranks(config):
         return "it waits for other ranks"
-    if config.kv_transfer_config is not None:
-        return "a KV connector saves or loads KV in it"
     for (part, name), effect in EFFECTS.items():
         if getattr(getattr(config, part, None), name, False):
             return effect

@@ -126,11 +126,10 @@ class Engine(Rows):
                 self.journal.undecided("a scheduler in another process is not watched")
             return None
         config = runner.vllm_config
-        transfer = config.kv_transfer_config
         unknown = [f"{name} > 1" for name in effects.ranks(config)]
         unknown += unjudged(config, self.pool.draft is not None)
-        if transfer is not None and transfer.kv_role != "kv_producer":
-            unknown.append("a KV connector that loads KV")
+        if config.kv_transfer_config is not None:
+            unknown.append("a KV connector")
         if unknown:
             self.give_up(f"{', '.join(unknown)} is not watched")
             return None
@@ -142,8 +141,6 @@ class Engine(Rows):
             windows=self.pool.windows,
         )
         watcher = self.watch(self.pool.groups)
-        if transfer is not None:
-            watcher.copied_elsewhere = "a KV connector may copy KV at any time"
         self.once = effects.once(config)
         self.capturing = None
         self.hook(type(runner.get_model()), "__call__", self.model)
@@ -185,7 +182,6 @@ class Engine(Rows):
             return self.skipped(self.watcher, output, original)
         self.skipping = False
         self.catch_up()
-        self.states = None
         now = UnderWay(runner, output)
         with self.forward_of(now), self.learning():
             result = original()
@@ -208,7 +204,6 @@ class Engine(Rows):
 
     def missed(self) -> None:
         """Stop watching drafts after the connector failed. Another error does not concern them."""
-        self.states = None
         if self.account is not None:
             self.give_up("it is not known which drafts were accepted while the connector failed")
 
@@ -304,7 +299,7 @@ class Engine(Rows):
             with self.hidden(), eager.as_before(context, before):
                 yield
 
-        result = self.eager(
+        return self.eager(
             original,
             lambda found: {name: tensor[:live] for name, tensor in tensors(found)},
             lambda: True,
@@ -320,8 +315,6 @@ class Engine(Rows):
             ],
             once=self.once or threads,
         )
-        self.states = next((one[:live] for _, one in tensors(result)), None)
-        return result
 
     def captured(self, original: Call, graph: Any) -> Any:
         """Record the static inputs of a captured graph."""
@@ -368,7 +361,7 @@ class Engine(Rows):
             output = now.whole() if now.whole else wrapper.runnable(*given, **now.wrapped.kwargs)
             return {"output": output[:live]}
 
-        result = watcher.replay(
+        return watcher.replay(
             Replay(
                 graph,
                 type(wrapper).__name__,
@@ -382,8 +375,6 @@ class Engine(Rows):
                 self.once,
             )
         )
-        self.states = outputs().get("output")
-        return result
 
 
 def mode_of(wrapper: Any) -> str:

@@ -51,7 +51,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "drafted": (f"{OLDER}.propose_draft_token_ids", f"{SPECULATOR}.propose"),
     "prefills": (f"{SPECULATORS}.prepare_prefill_inputs",),
-    "draft_prefill": (f"{SPECULATOR}._prefill",),
     "steps": (f"{SPECULATOR}._multi_step_decode", f"{SPECULATOR}._fused_multi_step_decode"),
     "draft_graph": (f"{MANAGERS}.CudaGraphManager.run_fullgraph",),
     "draft_metadata": (

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors import hooking
+from paritybit.connectors.hooking import place_of
 from paritybit.connectors.sampling import Asked, Sampled, logits_of, rows_of, untried
 from paritybit.connectors.vllm.speculation import Account
 from paritybit.watch.facts import Forward, RowValues
@@ -288,8 +288,3 @@ def adapters(
     right = [int(getattr(of[name].lora_request, "lora_int_id", 0)) for name in requests]
     source = place_of(runner._set_active_loras)
     yield rows_of("adapter", requests, torch.tensor(known), right, source, held)
-
-
-def place_of(function: Any) -> str | None:
-    """Return the line where a function of the engine begins, or None for another function."""
-    return hooking.place_of(function, "vllm")
