@@ -24,10 +24,7 @@ UNKNOWN = NotRecognisedError, AttributeError, KeyError, TypeError, ValueError, I
 
 
 class Following:
-    """Follows one engine, and reports to its watcher what happens, in order.
-
-    `now` is the forward under way, as the connector describes it.
-    """
+    """Follows one engine, and reports to its watcher. `now` is the forward under way."""
 
     package: str
     inner: tuple[str, ...] = ()
@@ -40,6 +37,8 @@ class Following:
         self.now: Any = None
         self.forwards = 0
         self.idle_at: Any = None
+        self.error: Exception | None = None
+        """The first error of the engine, if its loop may raise another one."""
 
     def watch(self, groups: Sequence[Group]) -> Watcher:
         """Return a watcher of KV groups."""
@@ -64,12 +63,8 @@ class Following:
         try:
             return original()
         except Exception as error:
-            judge(self.first_error(error), self.journal, self.settings)
+            judge(self.error or error, self.journal, self.settings)
             raise
-
-    def first_error(self, error: Exception) -> Exception:
-        """Return the error that led to the error of a loop."""
-        return error
 
     # Forwards.
 
@@ -196,10 +191,7 @@ def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 def expected(
     name: str, tensor: Tensor, values: Any, copied: Tensor | None = None, size: int | None = None
 ) -> StaticInput:
-    """Return an input that must have these values, a tensor or numbers.
-
-    With a `size`, padding may follow the values up to it.
-    """
+    """Return an input that must have these values. Padding may follow them up to a `size`."""
     right = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.int64)
     live = len(tensor) if size is None else len(right)
     return StaticInput(name, tensor, live, size or live, expected=right, copied=copied)

@@ -161,10 +161,9 @@ def hook(kind: type, name: str, method: Callable[..., Any]) -> None:
 def install(
     targets: Mapping[str, Sequence[str]], method_of: Callable[[str], Callable[..., Any]]
 ) -> list[str]:
-    """Wrap each target that a release of the engine has.
+    """Wrap each target that a release has. Returns the names of `targets` without any.
 
-    `targets` has, by the name of a method, the paths of the functions that it wraps. `method_of`
-    returns the method of a name. Returns the names without any target in this release.
+    `method_of` returns the method of a name.
     """
     lacking = []
     for name, paths in targets.items():

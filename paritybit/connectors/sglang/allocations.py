@@ -210,10 +210,7 @@ class Allocations:
         host_indices: Tensor,
         device_indices: Tensor,
     ) -> Any:
-        """Report slots whose KV the engine copies to the host.
-
-        This comes before the copy, so that nothing waits for it that comes later.
-        """
+        """Report slots whose KV the engine copies to the host, before the copy."""
         name = self.names.get(device_pool)
         if self.watcher is not None and name is not None:
             self.watcher.store(HOST, name, device_indices, host_indices, int(host.size))

@@ -37,10 +37,7 @@ def attending(backend: Any) -> Any:
 def lists_of(
     backend: Any, pool: Pool, mode: str, found: Rows, size: int, graph: bool
 ) -> list[IndexList]:
-    """Return the lists that a backend built for a batch of `size` rows, padding included.
-
-    With `graph`, a graph reads them. Raises NotRecognisedError.
-    """
+    """Return the lists that a backend built for a batch of `size` rows, padding included."""
     kind = type(backend).__name__
     if kind == "TritonMultiStepDraftBackend":
         return steps(backend, pool, size)
@@ -201,10 +198,7 @@ def triton_metadata(
 def flash_metadata(
     backend: Any, mode: str, spans: Sequence[tuple[int, int]], graph: bool
 ) -> Expected:
-    """Return the lengths of FlashAttentionBackend. For a graph, they are the latest ones, too.
-
-    `max_seq_len_q` is an upper bound for the queries of a prompt. A graph uses that of its capture.
-    """
+    """Return the lengths of FlashAttentionBackend. For a graph, they are the latest ones, too."""
     tree, held = tree_of(backend, mode), dict(vars(backend.forward_metadata))
     right = {"cache_seqlens_int32": [cached + (not tree) * n for cached, n in spans]}
     if not graph and mode in PREFILLS:

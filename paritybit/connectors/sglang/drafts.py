@@ -41,11 +41,7 @@ def reads_ahead(runner: Any) -> bool:
 def draft_forward_of(
     batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, runner: Any, ahead: bool = False
 ) -> tuple[Forward, Rows]:
-    """Return the facts of a forward of a draft model. Raises NotRecognisedError.
-
-    `runner` replays a graph of draft steps, or is None. With `ahead`, the tokens of a row begin
-    with the second token of its request.
-    """
+    """Return the facts of a forward of a draft model. `runner` may replay a graph of steps."""
     mode, topk = mode_of(batch), getattr(runner, "topk", None)
     count = getattr(runner, "speculative_num_steps", None)
     if mode in (*PREFILLS, *EXTENDS):

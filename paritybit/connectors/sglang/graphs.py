@@ -118,10 +118,7 @@ def as_after_the_first(watching: Any, model_runner: Any) -> Iterator[None]:
 
 
 def bucket_of(key: Any) -> int | None:
-    """Return the size in the key of a graph, or None.
-
-    A key is a number, an object with an attribute `size`, or a text that ends with the number.
-    """
+    """Return the size in the key of a graph: a number, an object or a text. None if unknown."""
     size = getattr(key, "size", key)
     if isinstance(size, str):
         size = size.rpartition("_")[2]

@@ -66,10 +66,7 @@ class Pool:
 
     @cached_property
     def dtype_of_windows(self) -> torch.dtype | None:
-        """The dtype of slots in the sliding sub-pool when the pool itself translates a location.
-
-        This calls a copy of the pool, because some releases keep the last translation in the pool.
-        """
+        """The dtype of slots in the sliding sub-pool, by a copy of the pool: it may keep them."""
         translate = getattr(copy(self.pool), "translate_loc_from_full_to_swa", None)
         if self.sliding is None or translate is None:
             return None

@@ -120,11 +120,7 @@ class States:
 
 
 def copies_of(batch: Any) -> dict[int, int]:
-    """Return the copies that a batch lists, as a map from the target slot to the source slot.
-
-    The engine makes them before it computes prompts. It ignores those that other batches still
-    list.
-    """
+    """Return the copies that a batch of prompts lists, from target to source slot."""
     target, source = (getattr(batch, f"mamba_cow_{end}_indices", None) for end in ("dst", "src"))
     if isinstance(target, Tensor) and isinstance(source, Tensor) and mode_of(batch) in PREFILLS:
         return dict(zip(target.tolist(), source.tolist(), strict=True))

@@ -181,9 +181,7 @@ def branches(
 ) -> list[tuple[list[int] | None, list[int | None]]]:
     """Return the branches of one row of a batch: the nodes of its tree, and the row's tokens.
 
-    `span` has the numbers of cached and of computed positions, and `drafts` the draft tokens. If
-    there is no tree, the nodes are None. Under overlap scheduling, the last tokens are not on the
-    host yet, and are None.
+    Without a tree, the nodes are None. Tokens that are not on the host yet are None.
     """
     cached, computed = span
     if mode != "target_verify":

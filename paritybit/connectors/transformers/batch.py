@@ -19,10 +19,7 @@ from paritybit.watch.facts import Row
 
 @dataclass(frozen=True)
 class Planned:
-    """A request of a batch: its state, and its numbers of cached and computed tokens.
-
-    `predicted` is True if the forward samples a token for it.
-    """
+    """A request: its state, numbers of cached and computed tokens, and whether it gets a token."""
 
     state: Any
     cached: int
@@ -125,11 +122,7 @@ class Batch:
 def written_on_device(
     count: int, given: Mapping[str, Any], parts: Mapping[str, Part]
 ) -> dict[str, Tensor]:
-    """Return the slots that the first `count` tokens of a batch may write, per group.
-
-    They are on the device of the batch, and the call does not wait for it. A table of pages belongs
-    to a batch with one token per request.
-    """
+    """Return the slots that the first `count` tokens may write, on the device, without a wait."""
     found, table = {}, given.get("block_table")
     for name, part in parts.items():
         number = part.allocator.index

@@ -150,10 +150,7 @@ def shadows_of(parts: Mapping[str, Part], written: Mapping[str, Tensor]) -> dict
 
 
 def owned(parts: Mapping[str, Part], written: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the slots that a forward may change, given the slots that it writes on the host.
-
-    They include the shadows of the written slots, unless the blocks of these are held.
-    """
+    """Return what a forward may change: slots it writes, and their shadows in free blocks."""
     found = {}
     for name, shadows in shadows_of(parts, written).items():
         part, every = parts[name], shadows.unique()

@@ -51,11 +51,7 @@ class Graph:
 
 
 class Engine(Following):
-    """Follows one PagedAttentionCache, and keeps no reference to it.
-
-    `now` has the runner, the model and the batch of the current forward. `prepared` holds the
-    inputs that the engine has prepared last, maybe on the host.
-    """
+    """Follows one PagedAttentionCache. `now` has the runner, the model and the batch."""
 
     package, inner = "transformers", ("/cache_pool.py",)
     prepared: Any = Weakly()

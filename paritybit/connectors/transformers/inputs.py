@@ -44,10 +44,7 @@ def lists_of(batch: Batch) -> Iterator[IndexList]:
 
 
 def laws_of(batch: Batch) -> Iterator[StaticInput]:
-    """Yield the arguments of the model whose values the batch implies, including padding.
-
-    The engine resets its static tensors for each batch, also where an earlier batch was larger.
-    """
+    """Yield the arguments of the model whose values the batch implies, including padding."""
     given, rows, size = batch.given, len(batch.requests), batch.size
     ends = list(accumulate(one.computed for one in batch.requests))
     yield expected("cu_seq_lens_q", given["cu_seq_lens_q"][: rows + 1], [0, *ends])
@@ -89,10 +86,7 @@ def masks_of(batch: Batch) -> dict[str, Tensor]:
 
 
 def new_tokens(batch: Batch, part: Part, lists: Lists) -> StaticInput:
-    """Return whether the entries of new tokens in a window's list are valid.
-
-    Each must be the index that stands for a new token, or the slot of the token.
-    """
+    """Return whether the entries of new tokens are their slots, or stand for new tokens."""
     places = [
         torch.arange(max(0, end - one.computed), end)
         for one, end in zip(batch.requests, lists.ends, strict=True)
@@ -198,10 +192,7 @@ def on_stream(runner: Any) -> Iterator[Any]:
 def filled(
     inputs: Mapping[str, Tensor], prepared: Any, names: Mapping[int, str]
 ) -> dict[str, Tensor]:
-    """Return the tensors that the engine fills with its inputs, by name.
-
-    These are those of `prepared` on the host, if the inputs are copies of them.
-    """
+    """Return the tensors that the engine fills, by name: on the host, if the inputs are copies."""
     if prepared is None:
         return dict(inputs)
     given = {

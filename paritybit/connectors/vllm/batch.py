@@ -18,10 +18,7 @@ NEEDED = ("block_table", "seq_lens", "query_start_loc", "slot_mapping")
 
 @dataclass(frozen=True)
 class Batch:
-    """The inputs of one forward. `metadata` is that of the first layer of each group.
-
-    `live` and `padded` count requests and tokens.
-    """
+    """The inputs of one forward, with the metadata of each group. Sizes are requests and tokens."""
 
     ids: Tensor
     positions: Tensor
@@ -67,11 +64,7 @@ class Batch:
         ]
 
     def tails(self) -> list[StaticInput]:
-        """Return the padding of inputs that kernels read, with the values that it must have.
-
-        A padded row has no token: its queries begin and end after the last live token, and it has
-        no keys.
-        """
+        """Return the padding of inputs that kernels read. A padded row has no token and no keys."""
         rows, tokens = self.live
         return [
             expected(f"{name} {number} (padding)", tensor[first:], [right] * left, tensor)
@@ -127,11 +120,7 @@ class Batch:
 
 
 def of_runner(runner: Any, metadata: Any, pool: Pool, given: Any, live: tuple[int, int]) -> Batch:
-    """Return the batch of a runner that has just built its metadata.
-
-    `given` is the batch of the newer runner. It is None for the older runner, which keeps its
-    batch itself. Raises NotRecognisedError.
-    """
+    """Return the batch of a runner, or of the newer one that is given. Raises NotRecognisedError."""
     if not isinstance(metadata, dict) or any(name not in metadata for name in pool.layers):
         raise NotRecognisedError("attention metadata that is not by layer")
     mine = tuple(metadata[name] for name in pool.layers)

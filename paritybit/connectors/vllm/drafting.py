@@ -54,10 +54,7 @@ class Drafting(Blocks):
         self.later(functools.partial(self.account.follow, output, begun, tokens))
 
     def later(self, step: Callable[[], object]) -> None:
-        """Follow a step of the drafts, after the next checked forward has begun if this is skipped.
-
-        The step may read what the sampler returned, and so wait for a device.
-        """
+        """Follow a step of the drafts, which may wait for a device, once a forward is checked."""
         self.waiting.append(step)
         if not self.skipping:
             self.catch_up()

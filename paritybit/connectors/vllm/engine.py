@@ -75,7 +75,7 @@ class Engine(Rows):
             self.captures = Captures(self.journal)
             self.capturing: batches.Batch | None = None
             self.unscheduled = 0
-            self.error: Exception | None = None
+            self.error = None
             self.once: str | None = None
             """Why a forward may run only once, or None."""
 
@@ -106,10 +106,6 @@ class Engine(Rows):
         except Exception as error:
             self.error = self.error or error
             raise
-
-    def first_error(self, error: Exception) -> Exception:
-        """Return the first error of the runner, if there is one."""
-        return self.error or error
 
     def schedule(self, original: Call, scheduler: Any) -> Any:
         """Remember the scheduler."""

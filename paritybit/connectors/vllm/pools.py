@@ -85,11 +85,7 @@ class Pool:
 
 
 def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> Pool:
-    """Return the pool for a configuration of KV caches. Raises NotRecognisedError.
-
-    `layers` are the attention layers by name, with their tensors. `drafts` are the names of the
-    layers of a draft model.
-    """
+    """Return the pool of attention layers and of those of a draft. Raises NotRecognisedError."""
     specs = [group.kv_cache_spec for group in config.kv_cache_groups]
     unknown = {type(spec).__name__ for spec in specs} - set(KINDS)
     if unknown:

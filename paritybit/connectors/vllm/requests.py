@@ -75,11 +75,9 @@ class Requests:
         account: Account | None = None,
         ids: Mapping[str, Sequence[int]] | None = None,
     ) -> Forward:
-        """Return the facts of a forward whose batch has the requests `names`, in this order.
+        """Return the facts of a forward. The rows of the first group come first.
 
-        `of` are the scheduler's requests. The rows of the first group come first. With speculation,
-        `account` has the progress of each request, and drafts are the last of the `ids` that the
-        model gets for it.
+        With drafts, these are the last of the `ids` that the model gets for a request.
         """
         counts = output.num_scheduled_tokens
         rows = []

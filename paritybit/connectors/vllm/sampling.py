@@ -111,11 +111,7 @@ class Sampling:
         vocabulary: int,
         account: Account | None,
     ) -> "Sampling | None":
-        """Return the rows of a forward, or None if what a request asks is not judged.
-
-        `of` are the scheduler's requests. `ids` returns the token ids that the model gets.
-        `account` has the drafts with speculation.
-        """
+        """Return the rows of a forward, or None if what a request asks is not judged."""
         asked = [asked_of(of[name], vocabulary) for name in names]
         rows, given = list[Sampled](), dict[str, Sequence[int]]()
         if any(one is not None and (one.counts or one.least) for one in asked):

@@ -53,10 +53,7 @@ class Account:
     def follow(
         self, output: Any, begun: Mapping[str, int], tokens: Mapping[str, list[int]]
     ) -> None:
-        """Read the output of the scheduler before a forward.
-
-        `begun` has the computed tokens of requests that begin or resume, and `tokens` all tokens.
-        """
+        """Read the output of the scheduler. `begun` has the computed tokens of new requests."""
         for name in output.finished_req_ids:
             self.requests.pop(name, None)
         self.counts = output.num_scheduled_tokens
@@ -104,11 +101,7 @@ class Account:
         ]
 
     def sampled(self, names: Sequence[str], made: Sequence[Sequence[int]]) -> tuple[int, int]:
-        """Record the tokens that the sampler returned for each request of a batch.
-
-        They are ignored for a prompt that is not complete. Returns the numbers of drafts that were
-        verified and that were accepted.
-        """
+        """Record sampled tokens. Returns the numbers of verified and of accepted drafts."""
         drafts = accepted = 0
         for name, tokens in zip(names, made, strict=True):
             if name not in self.requests or name not in self.counts:
@@ -153,10 +146,7 @@ def kept(result: Any) -> list[Tensor]:
 
 
 def tokens_of(made: Tensor, counts: Tensor | None = None) -> list[list[int]]:
-    """Return the sampled tokens of each request: accepted drafts, then one more token.
-
-    The newer runner also returns the numbers of tokens.
-    """
+    """Return the sampled tokens of each request. The newer runner also counts them."""
     if counts is None:
         return [[token for token in row if token >= 0] for row in made.tolist()]
     return [row[:count] for row, count in zip(made.tolist(), counts.tolist(), strict=True)]
