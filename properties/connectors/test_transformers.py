@@ -13,8 +13,7 @@ from torch import Tensor
 from paritybit.connectors.transformers.batch import Batch, Planned
 from paritybit.connectors.transformers.cache import free_and_cached, groups_of, on_host, parts_of
 from paritybit.connectors.transformers.engine import Engine
-from paritybit.connectors.transformers.inputs import laws_of, lists_of, named, unordered
-from paritybit.connectors.transformers.sampling import rows
+from paritybit.connectors.transformers.inputs import laws_of, lists_of, named, rows, unordered
 from paritybit.testing.replays import InMemory
 from paritybit.watch.checks import wrong_row
 from paritybit.watch.checks.stale_input import judge as stale

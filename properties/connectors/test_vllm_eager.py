@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from paritybit.connectors.vllm.effects import once
 from paritybit.connectors.vllm.engine import Engine
 from paritybit.watch.lines import Lines
 from properties.connectors.parts import hooked
@@ -119,23 +118,3 @@ def test_only_forwards_that_change_nothing_else_are_repeated(
     kept = [replay.once is None for replay in watching.watcher.kept]
     assert kept == ([] if offered is None else [offered])
     assert len(model.seen) == 1
-
-
-@pytest.mark.parametrize(
-    ("part", "name", "reason"),
-    [
-        ("parallel_config", "tensor_parallel_size", "waits for other ranks"),
-        ("parallel_config", "decode_context_parallel_size", "waits for other ranks"),
-        ("parallel_config", "enable_eplb", "counts the load of experts"),
-        ("model_config", "enable_return_routed_experts", "records the experts"),
-        ("cache_config", "calculate_kv_scales", "sets the scales of KV"),
-    ],
-)
-def test_a_setting_that_gives_a_forward_other_effects_is_named(
-    part: str, name: str, reason: str
-) -> None:
-    parts = dict.fromkeys(("parallel_config", "model_config", "cache_config"), SimpleNamespace())
-    given = SimpleNamespace(kv_transfer_config=None, **parts)
-    assert once(given) is None
-    setattr(given, part, SimpleNamespace(**{name: 2}))
-    assert reason in str(once(given))

@@ -10,7 +10,6 @@ from torch import Tensor
 from paritybit.connectors.following import Following
 from paritybit.connectors.hooking import Call, guarded
 from paritybit.connectors.transformers import cache as caches
-from paritybit.connectors.transformers import sampling
 from paritybit.connectors.transformers.batch import Batch, Planned, written_on_device
 from paritybit.connectors.transformers.inputs import (
     LARGEST_MASK,
@@ -21,6 +20,7 @@ from paritybit.connectors.transformers.inputs import (
     masks_of,
     named,
     on_stream,
+    rows,
     statics_of,
     unordered,
 )
@@ -147,7 +147,7 @@ class Engine(Following):
         for one in laws:
             one.copied = sources.get(one.name.partition(" (")[0])
         watcher.inputs("batch", [*laws, *early])
-        self.rows(PROCESSORS, lambda: sampling.rows(batch, processors))
+        self.rows(PROCESSORS, lambda: rows(batch, processors))
         if any(mask.numel() > LARGEST_MASK for mask in masks_of(batch).values()):
             watcher.scope(masks_not_watched=f"those of more than {LARGEST_MASK} entries")
 

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.following import expected
+from paritybit.connectors.hooking import place_of
+from paritybit.connectors.sampling import rows_of
 from paritybit.connectors.transformers.batch import Batch, Lists
 from paritybit.connectors.transformers.cache import Part
-from paritybit.watch.facts import IndexList, StaticInput
+from paritybit.watch.facts import IndexList, RowValues, StaticInput
 
 LARGEST_MASK = 2**24
 """The most entries of a mask that is judged. To judge a mask, its expected value is built."""
@@ -220,3 +222,21 @@ def unordered(early: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> list
         expected(f"{name} (read without waiting for its writer)", tensor, inputs[name])
         for name, tensor in early.items()
     ]
+
+
+def rows(batch: Batch, processors: Any) -> Iterator[RowValues]:
+    """Yield the arguments of logits processors that have one per request."""
+    given = batch.given.get("logits_processor_args")
+    mine = [one.state for one in batch.requests if one.predicted]
+    per_request = [one for one in processors.logits_processor if hasattr(one, "supported_kwargs")]
+    if given is None or not mine:
+        return
+    for number, processor in enumerate(per_request):
+        for name, kind in processor.supported_kwargs.items():
+            held = given[number, : len(mine)]
+            held = held.view(torch.float32) if kind is float else held
+            asked = [one.logit_processor_kwargs.get(name, getattr(processor, name)) for one in mine]
+            least = processor.min_tokens_to_keep if name == "top_k" else None
+            right = asked if least is None else [max(one, least) for one in asked]
+            names = [one.request_id for one in mine]
+            yield rows_of(name, names, held, right, place_of(processors.prepare_tensor_args))

@@ -120,7 +120,7 @@ class Batch:
 
 
 def of_runner(runner: Any, metadata: Any, pool: Pool, given: Any, live: tuple[int, int]) -> Batch:
-    """Return the batch of a runner, or of the newer one that is given. Raises NotRecognisedError."""
+    """Return the batch of a runner, or the newer one's that is given. Raises NotRecognisedError."""
     if not isinstance(metadata, dict) or any(name not in metadata for name in pool.layers):
         raise NotRecognisedError("attention metadata that is not by layer")
     mine = tuple(metadata[name] for name in pool.layers)

@@ -11,7 +11,7 @@ from paritybit.connectors.hooking import Call
 from paritybit.connectors.vllm.blocks import Blocks
 from paritybit.connectors.vllm.drafts import Turn
 from paritybit.connectors.vllm.pools import DRAFTED
-from paritybit.connectors.vllm.requests import Requests, begun_by
+from paritybit.connectors.vllm.requests import Requests
 from paritybit.connectors.vllm.speculation import Account, kept, tokens_of
 from paritybit.watch.facts import Replay
 
@@ -38,7 +38,7 @@ class Drafting(Blocks):
         self.checked = False
         """Whether the last forward of the target was checked."""
 
-    def follow_drafts(self, runner: Any, output: Any) -> None:
+    def follow_drafts(self, runner: Any, output: Any, begun: dict[str, int]) -> None:
         """Read the output of the scheduler about requests with drafts, before a forward."""
         if self.scheduler is None:
             return
@@ -47,7 +47,7 @@ class Drafting(Blocks):
             return
         if self.account is None:
             self.account = Account(bool(config.scheduler_config.async_scheduling))
-        begun, of = begun_by(output), self.scheduler.requests
+        of = self.scheduler.requests
         self.firsts |= begun
         # The scheduler's own requests change meanwhile.
         tokens = {name: list(of[name].all_token_ids) for name in begun}

@@ -1,4 +1,4 @@
-"""Runs the model without a graph of all of it."""
+"""Runs the model without a graph of all of it, and what a forward does besides writing KV."""
 
 import contextlib
 import sys
@@ -10,6 +10,18 @@ from paritybit.connectors.hooking import Call
 
 PREPARED = "input_batch", "slot_mappings", "kv_cache_config"
 """Arguments from which the newer runner's attention metadata is built."""
+
+
+ALONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
+         "decode_context_parallel_size", "prefill_context_parallel_size")  # fmt: skip
+"""Numbers of ranks that must be 1."""
+
+EFFECTS = {
+    ("parallel_config", "enable_eplb"): "it counts the load of experts",
+    ("model_config", "enable_return_routed_experts"): "it records the experts of tokens",
+    ("cache_config", "calculate_kv_scales"): "it sets the scales of KV",
+}
+"""Settings that, if true, give a forward pass an effect of its own, so it may run only once."""
 
 
 def in_place_of_a_graph(

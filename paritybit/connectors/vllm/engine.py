@@ -12,7 +12,7 @@ from torch import Tensor
 from paritybit.connectors.following import expected, tensors
 from paritybit.connectors.hooking import Call, NotRecognisedError
 from paritybit.connectors.vllm import batch as batches
-from paritybit.connectors.vllm import eager, effects
+from paritybit.connectors.vllm import eager
 from paritybit.connectors.vllm.drafts import draft_layers
 from paritybit.connectors.vllm.pools import Pool, described
 from paritybit.connectors.vllm.rows import Rows
@@ -122,7 +122,8 @@ class Engine(Rows):
                 self.journal.undecided("a scheduler in another process is not watched")
             return None
         config = runner.vllm_config
-        unknown = [f"{name} > 1" for name in effects.ranks(config)]
+        ranks = config.parallel_config
+        unknown = [f"{name} > 1" for name in eager.ALONE if getattr(ranks, name, 1) != 1]
         unknown += unjudged(config, self.pool.draft is not None)
         if config.kv_transfer_config is not None:
             unknown.append("a KV connector")
@@ -137,7 +138,12 @@ class Engine(Rows):
             windows=self.pool.windows,
         )
         watcher = self.watch(self.pool.groups)
-        self.once = effects.once(config)
+        effects = (
+            effect
+            for (part, name), effect in eager.EFFECTS.items()
+            if getattr(getattr(config, part), name, False)
+        )
+        self.once = next(effects, None)
         self.capturing = None
         self.hook(type(runner.get_model()), "__call__", self.model)
         return watcher
@@ -161,8 +167,7 @@ class Engine(Rows):
             return original()
         self.forget_undrafted()
         try:
-            self.requests.follow(output)
-            self.follow_drafts(runner, output)
+            self.follow_drafts(runner, output, self.requests.follow(output))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             self.give_up(f"what the scheduler says is not recognised: {error!r}")
         if not output.total_num_scheduled_tokens:

@@ -31,8 +31,9 @@ class Requests:
 
     known: dict[str, Request] = field(default_factory=dict)
 
-    def follow(self, output: Any) -> None:
-        """Read the output of the scheduler before a forward."""
+    def follow(self, output: Any) -> dict[str, int]:
+        """Read the output of the scheduler. Returns what is computed of requests that begin."""
+        begun = {new.req_id: int(new.num_computed_tokens) for new in output.scheduled_new_reqs}
         for name in output.finished_req_ids:
             self.known.pop(name, None)
         for new in output.scheduled_new_reqs:
@@ -43,12 +44,14 @@ class Requests:
             request, more = self.known[name], cached.new_block_ids[place]
             request.computed = cached.num_computed_tokens[place]
             if name in cached.resumed_req_ids:  # All of its blocks are new.
+                begun[name] = request.computed
                 request.blocks = [list(numbers) for numbers in more]
             elif more is not None:
                 for mine, numbers in zip(request.blocks, more, strict=True):
                     mine.extend(numbers)
             if more is not None:
                 request.slots = []
+        return begun
 
     def of(self, name: str, pool: Pool) -> Request:
         """Return a request, and compute its slots if necessary."""
@@ -117,16 +120,6 @@ def padded(slots: Tensor, size: int) -> Tensor:
     if len(slots) == size:
         return slots
     return torch.nn.functional.pad(slots, (0, size - len(slots)), value=-1)
-
-
-def begun_by(output: Any) -> dict[str, int]:
-    """Return the requests that begin or resume, with their numbers of computed tokens."""
-    cached = output.scheduled_cached_reqs
-    known = zip(cached.req_ids, cached.num_computed_tokens, strict=True)
-    return {
-        **{new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs},
-        **{name: computed for name, computed in known if name in cached.resumed_req_ids},
-    }
 
 
 def space_of(request: Any) -> str:
