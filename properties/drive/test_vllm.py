@@ -11,10 +11,7 @@ from paritybit.harness.errors import CannotRunError
 from paritybit.drive.adapters import Environment
 from paritybit.drive.vllm.adapter import ADAPTER
 from paritybit.drive.vllm.attention import attend, store
-from paritybit.drive.vllm.experts import ACTIVATIONS, mix, pack
-from paritybit.drive.vllm.settings import (
-    Served,
-)
+from paritybit.drive.vllm.settings import Served
 
 PAGE, HEADS, WIDTH = 4, 2, 8
 
@@ -91,52 +88,3 @@ def test_a_process_finds_its_packages_and_a_gpu_needs_compiled_code(tmp_path: Pa
     (tmp_path / "engine/vllm").mkdir(parents=True)
     (tmp_path / "engine/vllm/_C_stable_libtorch.abi3.so").touch()
     ADAPTER.variables(engine, Served(device="cuda"))
-
-
-def one_token(
-    row: torch.Tensor, experts: list[tuple[torch.Tensor, torch.Tensor]], act: str
-) -> torch.Tensor:
-    """Return the sum of what the chosen experts make of one token, in double precision."""
-    made = torch.zeros_like(row)
-    for up, down in experts:
-        both = up @ row
-        half = len(both) // 2
-        gate, value = (both[::2], both[1::2]) if act == "swigluoai" else (both[:half], both[half:])
-        if act == "swigluoai":
-            gate, value = gate.clamp(max=7), value.clamp(-7, 7) + 1
-            gate = gate / (1 + torch.exp(-1.702 * gate))
-        elif act == "silu":
-            gate = gate / (1 + torch.exp(-gate))
-        else:
-            approximate = "tanh" if act == "gelu_tanh" else "none"
-            gate = torch.nn.functional.gelu(gate, approximate=approximate)
-        made += down @ (gate * value)
-    return made
-
-
-@pytest.mark.parametrize("act", ACTIVATIONS)
-def test_experts_in_torch_mix_what_each_expert_makes_of_each_token(act: str) -> None:
-    """Weighted unless the inputs are, and the same bits for a row whatever the batch."""
-    torch.manual_seed(3)
-    inputs, w13, w2 = 3 * torch.randn(5, 16), torch.randn(4, 64, 16), torch.randn(4, 16, 32)
-    ids = torch.tensor([[0, 3], [1, 2], [3, 3], [2, 0], [1, 1]], dtype=torch.int32)
-    packed = torch.zeros_like(w13)
-    pack(w13, packed, "amx")
-    assert torch.equal(packed, w13)
-    for skipped in (False, True):
-        weights = torch.rand(5, 2)
-        out = torch.full((5, 16), torch.nan)
-        mix(out, inputs, w13, w2, None, None, weights, ids, skipped, act, "amx")
-        for place, row in enumerate(inputs.double()):
-            scaled = torch.ones(2) if skipped else weights[place]
-            chosen = [
-                (w13[one].double(), scale * w2[one].double())
-                for one, scale in zip(ids[place].tolist(), scaled.tolist(), strict=True)
-            ]
-            torch.testing.assert_close(
-                out[place], one_token(row, chosen, act).float(), rtol=1e-4, atol=1e-4
-            )
-            alone = torch.empty(1, 16)
-            at = slice(place, place + 1)
-            mix(alone, inputs[at], w13, w2, None, None, weights[at], ids[at], skipped, act, "amx")
-            assert torch.equal(alone[0], out[place])

@@ -32,16 +32,13 @@ TABLE = Table(
         "block size": {"block size 16": {}, "block size 32": {"page_size": 32}},
         "window": {"window of one block": {}, "window of two blocks": {"window": 24}},
         "cache": {"prefix cache": {}, "no prefix cache": {"prefix_cache": False}},
-        "model": {"Gemma 4": {}, "attention sinks": {"model": "gpt_oss"}},
+        "model": {"Gemma 4": {}},
         "adapters": {"no adapters": {}, "LoRA adapters": {"adapters": 3}},
         "queue": {"first come, first served": {}, "priorities": {"priorities": True}},
         "operator": {"no actions": {}, "actions": {"actions": True}},
         "attention": {"Triton": {}, "FlashAttention": {"backend": "flash"}},
     },
-    apart=[
-        (["async scheduling"], ["n-gram speculation"]),
-        (["LoRA adapters"], ["attention sinks"]),  # Experts with adapters need compiled code.
-    ],
+    apart=[(["async scheduling"], ["n-gram speculation"])],
     # Without a prefix cache, a row cannot show what is wrong with shared KV.
     failing=[
         (
@@ -49,12 +46,11 @@ TABLE = Table(
             [
                 *("async scheduling", "newer runner", "newer runner with async scheduling"),
                 *("full graphs", "breakable graphs", "n-gram speculation", "EAGLE"),
-                *("block size 32", "attention sinks", "LoRA adapters"),
+                *("block size 32", "LoRA adapters", "actions"),
             ],
         ),
     ],
     devices={
-        "attention sinks": "cpu",
         "piecewise graphs": "cuda",
         "full and piecewise graphs": "cuda",
         "FlashAttention": "cuda",

@@ -16,7 +16,7 @@ from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.legs import LackingError
 from paritybit.drive.script import Planned
 from paritybit.drive.vllm import lora
-from paritybit.drive.vllm.settings import DRAFT, Served, require_drafter, said
+from paritybit.drive.vllm.settings import DRAFT, Served, said
 from paritybit.drive.vllm.stand_ins import install_before_engine, install_in_engine
 from paritybit.watch import journal
 
@@ -70,8 +70,7 @@ class Vllm(Engine):
     def _step(self, core: Any) -> None:
         """Run one step, and report requests that have ended to the player."""
         outputs, ran = core.step_fn()
-        if hasattr(core, "post_step"):
-            core.post_step(ran)
+        core.post_step(ran)
         self.forwards += bool(ran)
         self.require_progress(0 if outputs else self.player.open)
         for of_client in (outputs or {}).values():
@@ -90,7 +89,6 @@ class Vllm(Engine):
         register(self.served.shape.config["architectures"][0])
         if self.served.speculative == "eagle":
             register(DRAFT.config["architectures"][0])
-        require_drafter(self.served)
         self._adapters = lora.write(self.served.shape, self.served.adapters, folder)
         try:
             config = arguments.EngineArgs(**self.served.arguments(folder)).create_engine_config()

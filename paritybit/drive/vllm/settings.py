@@ -1,6 +1,5 @@
 """The settings of a whole vLLM, and its engine arguments for them."""
 
-import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from paritybit.drive.legs import LackingError
 from paritybit.drive.models import GPT_OSS, WINDOW, Model
 from paritybit.drive.operating.adapters import LOADED, with_adapters
 from paritybit.drive.requests import Limits
@@ -181,13 +179,6 @@ class Served(Common):
             "kv_cache_memory_bytes": 2**28,
             "compilation_config": compilation,
         }
-
-
-def require_drafter(served: Served) -> None:
-    """Raise LackingError if the installed release does not support the requested drafts."""
-    ngram = served.speculative == "ngram" and served.runner > 1
-    if ngram and importlib.util.find_spec("vllm.v1.worker.gpu.spec_decode.ngram") is None:
-        raise LackingError("the newer runner of this release has no n-gram speculation")
 
 
 def said(error: ValueError) -> str:

@@ -17,7 +17,6 @@ from paritybit.drive.stand_ins.kernels import ON_NUMPY
 from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
 from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.attention import attend, store
-from paritybit.drive.vllm.experts import mix, pack
 from paritybit.drive.vllm.settings import VARIABLES, Served
 from paritybit.engines.graphs import emulate_device, whole
 from paritybit.engines.interpreter import quicken
@@ -41,15 +40,8 @@ OPERATORS: Any = {
     "init_cpu_memory_env(int[] nodes) -> ()": lambda nodes: None,
     "weak_ref_tensor(Tensor(a) tensor) -> Tensor(a)": lambda tensor: tensor.view_as(tensor),
     "greedy_argmax(Tensor logits) -> Tensor": lambda logits: logits.argmax(-1),
-    "prepack_moe_weight(Tensor weight, Tensor(a!) packed, str isa) -> ()": pack,
-    "cpu_fused_moe(Tensor(a!) out, Tensor inputs, Tensor w13, Tensor w2, Tensor? w13_bias, "
-    "Tensor? w2_bias, Tensor topk_weights, Tensor topk_ids, bool skip_weighted, str act, str isa) "
-    "-> ()": mix,
 }
 """The compiled operators that the engine calls on a CPU, by their schemas."""
-
-NAMED = ("gelu_and_mul", "gelu_tanh_and_mul", "silu_and_mul")
-"""Compiled operators that layers of older releases look up, but do not call."""
 
 SERIES = 2.0**-8
 """Below it, log(1 + x) has fewer correct bits than a series of three terms."""
@@ -107,8 +99,7 @@ def stand_in_for_graphs() -> None:
     quicken()
     emulate_device(Ops())
     accelerator: Any = torch.accelerator
-    cuda: Any = torch.cuda  # Older releases ask this one.
-    accelerator.get_memory_info = cuda.mem_get_info = lambda *arguments: (0, 0)
+    accelerator.get_memory_info = lambda *arguments: (0, 0)
 
 
 @BEFORE.add(
@@ -116,7 +107,7 @@ def stand_in_for_graphs() -> None:
     "Triton's interpreter has none",
 )
 def stand_in_for_libdevice() -> None:
-    """Compute the function of libdevice that older releases sample with."""
+    """Compute the function of libdevice that the engine samples with."""
     language: Any = importlib.import_module("triton.language")
     libdevice: Any = importlib.import_module("triton.language.extra.libdevice")
 
@@ -130,10 +121,6 @@ def stand_in_for_libdevice() -> None:
 @BEFORE.add("compiled operators: torch", "they are compiled")
 def stand_in_for_operators() -> None:
     """Define compiled operators in torch."""
-    for name in NAMED:
-        LIBRARY.define(f"{name}() -> ()")
-    # With AMX, older releases compute a mixture of experts by reads of the host.
-    torch.cpu._is_amx_tile_supported = lambda: False
     for schema, function in OPERATORS.items():
         LIBRARY.define(schema)
         LIBRARY.impl(schema.split("(")[0], function, "CompositeExplicitAutograd")

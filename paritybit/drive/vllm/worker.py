@@ -1,6 +1,5 @@
 """The worker of paritybit's platform: the engine's model runner for CUDA, with CPU tensors."""
 
-import contextlib
 import importlib
 from typing import Any
 
@@ -21,15 +20,13 @@ class Worker(workers.CPUWorker):  # type: ignore[misc]
         """Create the model runner."""
         workers.CPUModelRunner = Runner
         super().init_device()
-        with contextlib.suppress(ModuleNotFoundError):  # Older releases have none.
-            workspace: Any = importlib.import_module("vllm.v1.worker.workspace")
-            workspace.init_workspace_manager(self.device, 1)
+        workspace: Any = importlib.import_module("vllm.v1.worker.workspace")
+        workspace.init_workspace_manager(self.device, 1)
 
     def compile_or_warm_up_model(self) -> Any:
         """Warm up, then capture graphs."""
-        kernels = getattr(self.vllm_config, "kernel_config", None)
-        if kernels is not None:  # It would compile kernels for sampling that is not used.
-            kernels.enable_jit_warmup = False
+        # It would compile kernels for sampling that is not used.
+        self.vllm_config.kernel_config.enable_jit_warmup = False
         times = super().compile_or_warm_up_model()
         self.model_runner.capture_model()
         return times
