@@ -70,10 +70,7 @@ def report_of(record: WatchRecord) -> Report:
             PageSection(
                 "findings",
                 "Findings by cause",
-                (
-                    *(card(one, names[one.name], follows.get(one.name), engine) for one in groups),
-                    *(Paragraph(f"Known, but did not occur: {one}") for one in record.absent),
-                ),
+                tuple(card(one, names[one.name], follows.get(one.name), engine) for one in groups),
             ),
             *baseline(record),
             PageSection("legs", "What was tried", tuple(tried_blocks(record))),

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from paritybit.harness.campaigns.task import Result
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from paritybit.harness.errors import CannotRunError, headline, report_error, save_tracebacks
 
@@ -31,13 +30,3 @@ def print_errors(errors: Iterable[str]) -> None:
         report_error(lines[0].removeprefix(LACKING), CANNOT_RUN)
     elif found:
         report_error(save_tracebacks(found), CANNOT_RUN)
-
-
-def print_unexplained(results: Iterable[Result]) -> None:
-    """Print to stderr how many results could not be explained, and the first error."""
-    errors = [result.unexplained for result in results if result.unexplained is not None]
-    if errors:
-        count = f"{len(errors)} result{'s' * (len(errors) > 1)}"
-        report_error(
-            f"{count} could not be explained, and the verdict stands: {save_tracebacks(errors)}", OK
-        )

@@ -7,7 +7,7 @@ from paritybit.harness.campaigns.plan import RunConfig, hunts_of
 from paritybit.harness.campaigns.regress import run_tests
 from paritybit.harness.campaigns.run import Run
 from paritybit.harness.campaigns.run_record import CASES, cases_of, record
-from paritybit.harness.cli.display import print_errors, print_unexplained
+from paritybit.harness.cli.display import print_errors
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from paritybit.harness.cli.folders import command_of, run_folder, swap_link
 from paritybit.harness.errors import CannotRunError, report_error, require_known
@@ -23,12 +23,6 @@ from paritybit.reports.annotations import annotations, on_github
 from paritybit.reports.laboratory import report_of
 from paritybit.reports.page import render
 from rich.console import Console
-
-WORDS = (
-    "A trial plays one runner on one model. A hunt is a trial with one bug switched on. "
-    "docs/glossary.md defines all terms."
-)
-"""Explains the words in the tables that follow."""
 
 
 def run_regress(
@@ -55,7 +49,6 @@ def run_regress(
     with run_folder(out) as folder:
         console = Console()
         console.print(f"paritybit regress on {device_name(settings.device)}")
-        console.print(WORDS)
         run_tests(run, console, out.resolve() / "pytest-cache", pytest)
         with heard_at_the_end():
             return finish(console, run, folder)
@@ -73,7 +66,6 @@ def finish(console: Console, run: Run, folder: Path) -> int:
         console.print(line, style=style, soft_wrap=True, highlight=False, markup=False)
     errors = [result.error for result in run.results if result.status is Status.FAILED]
     print_errors(error for error in errors if error is not None)
-    print_unexplained(run.results)
     if not run.tasks:
         report_error("no trial or hunt was selected", CANNOT_RUN)
     code = code_of_run(run, data)

@@ -15,7 +15,6 @@ expired entry fails a run even if the baseline has it.
 """
 
 import datetime
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -80,8 +79,3 @@ def known_findings(file: Path | None, engine: str | None, baseline: Path | None 
             file = Path(engine) / KNOWN_FINDINGS
     known = Known() if file is None else Known(load(file, Listed).known)
     return known if baseline is None else replace(known, baseline=load(baseline, WatchRecord))
-
-
-def missing(known: Known, found: Sequence[tuple[str, str]]) -> tuple[Entry, ...]:
-    """Return the entries without a finding. `found` has the checks and causes of findings."""
-    return tuple(one for one in known.entries if (one.check, one.cause) not in found)

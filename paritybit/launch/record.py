@@ -6,9 +6,8 @@ The module does not import torch, so that the command stops quickly.
 import importlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,23 +15,20 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from paritybit.drive.legs import Pair
 from paritybit.harness.lockstep.tracebacks import without_paths
 from paritybit.harness.records.codec import save
 from paritybit.harness.records.environment import environment
 from paritybit.launch.changes import changes, label
 from paritybit.launch.journals import Journals
-from paritybit.launch.known import Known, missing
+from paritybit.launch.known import Known
 from paritybit.launch.schema import (
     LegRecord,
     RecordedFinding,
-    Untried,
     WatchRecord,
 )
-from paritybit.launch.scope import CUT_SHORT, PAIRS, SERVED_PAIRS, not_tried
+from paritybit.launch.scope import CUT_SHORT, not_tried
 from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import LegOutcome, ending, missing_counts, open_questions, verdict_of
-from paritybit.watch.settings import TRIED
 
 
 @dataclass(frozen=True)
@@ -73,13 +69,11 @@ def make(
     outcomes: Sequence[LegOutcome],
     interrupted: str | None = None,
     not_run: Mapping[str, str] = MappingProxyType({}),
-    pairs: Set[Pair] = frozenset(),
 ) -> WatchRecord:
     """Return the record of a run.
 
     `interrupted` is the name of the signal that interrupted the run, or None. `not_run` are the
-    rows of the plan that did not run, with the reasons, and `pairs` the pairs of settings that the
-    covering array has.
+    rows of the plan that did not run, with the reasons.
     """
     counts: Counter[str] = Counter()
     for outcome in outcomes:
@@ -89,18 +83,9 @@ def make(
     )
     unselected = [] if options.checks is None else sorted({*check_names()} - {*options.checks})
     unseen = {one.name: why for one in outcomes if (why := next(missing_counts(one), None))}
-    served = set[Pair]()
-    for outcome in outcomes:
-        if outcome.name in unseen:
-            continue
-        served |= set(map(frozenset, combinations(outcome.values, 2))) & pairs
-    if pairs:
-        counts.update({PAIRS: len(pairs), SERVED_PAIRS: len(served)})
     cut = {one.name: CUT_SHORT for one in outcomes if one.short}
     rows = {**not_run, **cut, **unseen}
-    absent, unchecked = without_finding(options, findings, counts)
-    idle = idle_kernels(outcomes)
-    untried = (*unchecked, *not_tried(counts, unselected, rows, idle))
+    untried = tuple(not_tried(counts, unselected, rows, idle_kernels(outcomes)))
     undecided = tuple(dict.fromkeys(open_questions(outcomes)))
     verdict, message = verdict_of(findings, undecided, counts, untried, interrupted)
     record = WatchRecord(
@@ -121,7 +106,6 @@ def make(
         undecided=undecided,
         legs=tuple(map(leg_of, outcomes)),
         not_tried=untried,
-        absent=absent,
         started=options.started,
         revision=options.revision,
     )
@@ -172,24 +156,6 @@ def idle_kernels(outcomes: Sequence[LegOutcome]) -> list[str]:
     for outcome in outcomes:
         ran.update(outcome.tally.kernels)
     return sorted(name for name, times in ran.items() if not times)
-
-
-def without_finding(
-    options: WatchOptions, findings: Sequence[RecordedFinding], counts: Mapping[str, int]
-) -> tuple[tuple[str, ...], list[Untried]]:
-    """Return the known findings that did not occur, and those whose check compared nothing.
-
-    A check that does not count comparisons is taken to have run with each forward.
-    """
-    absent, unchecked = list[str](), list[Untried]()
-    for one in missing(options.known, [(each.check, each.cause_name) for each in findings]):
-        selected = options.checks is None or one.check in options.checks
-        if selected and counts.get(f"{TRIED}{one.check}", counts.get("forwards", 0)):
-            absent.append(f"{one.check}: {one.cause} ({one.thread})")
-        else:
-            what = f"known finding: {one.check}: {one.cause}"
-            unchecked.append(Untried(what, "its check compared nothing"))
-    return tuple(absent), unchecked
 
 
 def with_known(finding: RecordedFinding, known: Known) -> RecordedFinding:

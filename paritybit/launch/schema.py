@@ -172,7 +172,6 @@ class WatchRecord(File, frozen=True, tag="paritybit-watch"):
 
     - `engine`: None for a user's command.
     - `checks`: None for all checks.
-    - `absent`: the known findings that did not occur although their check compared something.
     - `revision`: the commit of the engine's source tree. None for any other engine.
     - `baseline`: the name of the run that is the baseline, or None.
     - `changes`: the change of each cause since the baseline.
@@ -195,9 +194,8 @@ class WatchRecord(File, frozen=True, tag="paritybit-watch"):
     undecided: tuple[str, ...]
     legs: tuple[LegRecord, ...]
     not_tried: tuple[Untried, ...]
-    absent: tuple[str, ...] = ()
     started: str | None = None
     revision: str | None = None
     baseline: str | None = None
     changes: tuple[CauseChange, ...] = ()
-    version: Literal[4] = 4
+    version: Literal[5] = 5

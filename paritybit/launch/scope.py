@@ -24,9 +24,6 @@ PARTS: Mapping[str, tuple[str, str]] = {
 }
 """Maps a count to what was not reached if it is not zero, and the reason."""
 
-PAIRS, SERVED_PAIRS = "pairs of settings", "served pairs of settings"
-"""The counts of the pairs of settings that the covering array has, and of those served."""
-
 CUT_SHORT = "the time was over before it had served each kind of wave"
 """Why a row is listed that was served in part."""
 
@@ -47,9 +44,6 @@ def not_tried(
     Triton kernels that no launch ran.
     """
     yield from not_served(rows or {})
-    if missing_pairs := counts.get(PAIRS, 0) - counts.get(SERVED_PAIRS, 0):
-        what = f"{missing_pairs} of {counts[PAIRS]} {PAIRS}"
-        yield Untried(what, "no row with both settings was served")
     for check in unselected:
         yield Untried(f"check: {check}", "not selected by --checks")
     yield from not_compared(counts)

@@ -1,8 +1,7 @@
 """What a run says that it did not try, and which of its verdicts come first."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from itertools import combinations
+from dataclasses import asdict
 
 import pytest
 
@@ -35,18 +34,6 @@ def test_a_check_that_compared_nothing_is_named() -> None:
     ]
     found = [one for one in make(WatchOptions("watch"), legs).not_tried if "check" in one.what]
     assert [(one.what, one.why) for one in found] == [("check: leak", "it compared nothing")]
-
-
-def test_pairs_of_settings_that_were_served_are_counted() -> None:
-    rows = [("a", "b", "c"), ("a", "b2", "c"), ("a2", "b2", "c2"), ("a", "b", "c2")]
-    pairs = frozenset(frozenset(pair) for row in rows for pair in combinations(row, 2))
-    legs = [replace(leg(f"row {n}", ENOUGH), values=row) for n, row in enumerate(rows)]
-    legs[2] = replace(legs[2], tally=leg("row 2", {}).tally)  # It served nothing.
-    made = make(WatchOptions("watch"), legs[:3], pairs=pairs)
-    assert "5 of 10 pairs of settings" in made.message
-    found = [one.what for one in made.not_tried]
-    assert "5 of 10 pairs of settings" in found
-    assert "pairs" not in make(WatchOptions("watch"), legs).message
 
 
 def test_a_row_that_ended_before_its_floor_is_named_and_leaves_a_verdict() -> None:

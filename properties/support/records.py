@@ -103,6 +103,5 @@ def shown() -> WatchRecord:
                 "row few window slots", "the run was interrupted before", ("few window slots",)
             ),
         ),
-        absent=("leak: a cause (https://github.com/example/engine/issues/1)",),
     )
     return replace(now, baseline=label(before), changes=changes(before, now))

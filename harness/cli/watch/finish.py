@@ -26,6 +26,7 @@ from paritybit.launch import case as cases
 from paritybit.launch import record as records
 from paritybit.launch.record import WatchOptions
 from paritybit.launch.schema import WatchRecord
+from paritybit.launch.verdict import signal_name
 
 if TYPE_CHECKING:
     from paritybit.harness.cli.watch.run import WatchRun
@@ -36,22 +37,14 @@ CODES: Mapping[str, int] = {"finding": FINDING, "no finding": OK, "undecided": C
 """Exit codes by verdict."""
 
 
-SIGNALS: Mapping[int, str] = {
-    signal.SIGINT: "Ctrl-C",
-    signal.SIGTERM: "SIGTERM",
-    signal.SIGHUP: "SIGHUP",
-}
-"""The names of signals in the record."""
-
-
 def finish(run: "WatchRun") -> int:
     """Write record, cases and page, show the verdict, and return the exit code."""
     options = run.options
     with heard_at_the_end():
         number = interruption(run, options)
-        interrupted = None if number is None else SIGNALS[number]
+        interrupted = None if number is None else signal_name(number)
         stated = replace(options, engine=options.engine and for_record(options.engine))
-        record = records.make(stated, run.outcomes, interrupted, run.not_run, run.pairs)
+        record = records.make(stated, run.outcomes, interrupted, run.not_run)
         found = cases.cases_of(record, run.outcomes)
         record = cases.with_cases(record, found)
         report = report_of(record)
@@ -94,11 +87,9 @@ def write_all(
 
 
 def show(run: "WatchRun", record: WatchRecord, report: Report) -> None:
-    """Print the first causes, what did not occur, the page and the verdict."""
+    """Print the first causes, the page and the verdict."""
     for line, style in terminal.lines(report, run.folder):
         run.display.put(line, style)
-    for name in record.absent:
-        run.display.put(f"known, but did not occur: {name}")
     run.display.put(f"page: {run.folder / PAGE}")
     verdict = "" if record.message.startswith(record.verdict) else f"{record.verdict}: "
     run.display.put(f"{verdict}{record.message}", style="bold")
