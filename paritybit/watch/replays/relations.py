@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ UNEQUAL = "two equal replays differ"
 CHANGING = "the forward pass does not repeat"
 
 Differs = Callable[[Trial], Difference | None]
-Way = Callable[[Trial, int], Sequence[Result]]
+Way = Callable[[Trial, int], Result]
 """Tests which slots a replay reads, with a seed."""
 
 
@@ -203,21 +204,21 @@ class Relations:
             turn = self.turns[kind] = self.turns.get(kind, -1) + 1
             way = turn % (3 if single and not reads.forward.model else 2)
 
-        def of_slots(trial: Trial, seed: int) -> Sequence[Result]:
-            return [foreign(trial, reads, seed, shown)]
+        def of_slots(trial: Trial, seed: int) -> Result:
+            return foreign(trial, reads, seed, shown)
 
-        def of_key(trial: Trial, seed: int) -> Sequence[Result]:
-            return [aimed(trial, reads, seed)]
+        def of_key(trial: Trial, seed: int) -> Result:
+            return aimed(trial, reads, seed)
 
         if way == 1:
             yield from self.unread(trial, reads, number, suspects, kind)
         elif way == 2:
-            yield self.wrongly(trial, of_key, 0, of_key(trial, number)[0], number, suspects)
+            yield self.wrongly(trial, of_key, of_key(trial, number), number, suspects)
         else:
-            (found,) = of_slots(trial, number)
+            found = of_slots(trial, number)
             if not isinstance(found, Wrong):
                 self.streaks.pop((FOREIGN.key, kind), None)
-            tried = self.wrongly(trial, of_slots, 0, found, number, suspects)
+            tried = self.wrongly(trial, of_slots, found, number, suspects)
             if tried.found is not None:
                 which = foreign(trial, reads, number, shown, named=True)
                 if isinstance(which, Wrong):
@@ -227,24 +228,24 @@ class Relations:
     def unread(
         self, trial: Trial, reads: LiveReads, number: int, suspects: Sequence[Suspect], kind: str
     ) -> Iterator[Tried]:
-        """Test that the content of a tensor matters. Each test of a kind takes the next tensor."""
-        tensor = self.tensors.get(kind, 0)
+        """Test that the content of a tensor per group matters, up to the first that does not.
 
-        def of_tensor(trial: Trial, seed: int) -> Sequence[Result]:
-            return [*unread(trial, reads, tensor, seed, self.shown)]
-
-        found = of_tensor(trial, number)
-        if not any(isinstance(one, Wrong) for one in found) and any(map(len, reads.slots.values())):
-            self.tensors[kind] = tensor + 1  # Else the next test tries it again.
-        for place, one in enumerate(found):
-            seeds = range(number + 1, number + self.streak)
-            yield self.wrongly(trial, of_tensor, place, one, number, suspects, seeds)
+        Each test of a kind takes the next tensor, unless the last one is to be tried again.
+        """
+        turn, seeds = self.tensors.get(kind, 0), range(number + 1, number + self.streak)
+        read = [ledger for name, ledger in trial.ledgers.items() if len(reads.slots[name])]
+        for ledger in read or trial.ledgers.values():
+            way = partial(unread, reads, ledger, turn, self.shown)
+            found = way(trial, number)
+            yield self.wrongly(trial, way, found, number, suspects, seeds)
+            if isinstance(found, Wrong):
+                return
+        self.tensors[kind] = turn + bool(read)
 
     def wrongly(
         self,
         trial: Trial,
         way: Way,
-        place: int,
         found: Result,
         number: int,
         suspects: Sequence[Suspect],
@@ -252,8 +253,7 @@ class Relations:
     ) -> Tried:
         """Return the result of a test, which is a wrong read once it occurred several times.
 
-        `way` repeats the test, and `place` is that of this result. With each of `seeds`, it must
-        show the same.
+        `way` repeats the test. With each of `seeds`, it must show the same.
         """
         if not isinstance(found, Wrong):
             return Tried(READ, reason=None if found is None else found.reason)
@@ -261,11 +261,11 @@ class Relations:
         self.streaks[key] = self.streaks.get(key, 0) + 1
         if not found.once and self.streaks[key] < self.streak:
             return Tried(READ)
-        if not all(isinstance(way(trial, seed)[place], Wrong) for seed in seeds):
+        if not all(isinstance(way(trial, seed), Wrong) for seed in seeds):
             return Tried(READ)
 
         def violated(trial: Trial) -> bool:
-            return way(trial, number)[place:][:1] != [None]
+            return way(trial, number) is not None
 
         # The padding of an input cannot keep live rows from reading what they must.
         able = [

@@ -40,27 +40,16 @@ Shown = set[tuple[str, int]]
 """The groups and numbers of tensors."""
 
 
-def unread(trial: Trial, reads: LiveReads, turn: int, seed: int, shown: Shown) -> Iterator[Result]:
-    """Yield, for one tensor per group, whether its content in the slots that rows read matters.
-
-    The first one whose content does not matter ends it. `turn` chooses the tensors. `shown` has
-    those whose values clearly showed before.
-    """
-    read = [ledger for name, ledger in trial.ledgers.items() if len(reads.slots[name])]
-    for ledger in read or trial.ledgers.values():
-        count = len(ledger.checksums.tensors)
-        turns = [one % count for one in range(turn, turn + count)]
-        number = next((one for one in turns if len(slots_for(reads, ledger, one))), turns[0])
-        found = unread_tensor(trial, reads, ledger, number, seed, shown)
-        yield found
-        if isinstance(found, Wrong):
-            return
-
-
-def unread_tensor(
-    trial: Trial, reads: LiveReads, ledger: Ledger, number: int, seed: int, shown: Shown
+def unread(
+    reads: LiveReads, ledger: Ledger, turn: int, shown: Shown, trial: Trial, seed: int
 ) -> Result:
-    """Return a tensor whose content in the slots that live rows read changes nothing."""
+    """Return a tensor of a group whose content in the slots that live rows read changes nothing.
+
+    `turn` chooses the tensor. `shown` has those whose values clearly showed before.
+    """
+    count = len(ledger.checksums.tensors)
+    turns = [one % count for one in range(turn, turn + count)]
+    number = next((one for one in turns if len(slots_for(reads, ledger, one))), turns[0])
     name, layers = ledger.group.name, layers_of(ledger)
     layer = next(n for n, numbers in enumerate(layers) if number in numbers)
     slots = slots_for(reads, ledger, number)
