@@ -6,7 +6,7 @@ because a stale slot does harm only once it has a new owner. A freed state slot 
 """
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
@@ -87,18 +87,10 @@ class Allocator:
         return [pages[token // size] * size + token % size for token in range(begin, end)]
 
     def swa_slots(self, allocation: PageAllocation, begin: int, end: int) -> list[int]:
-        """Return the SWA slots of the tokens begin .. end-1.
-
-        Raises ValueError if the page of one of them left the window.
-        """
+        """Return the SWA slots of the tokens begin .. end-1, whose pages are in the window."""
         size = self.page_size
-        slots = []
-        for token in range(begin, end):
-            page = allocation.swa_pages[token // size]
-            if page is None:
-                raise ValueError(f"token {token} has no SWA slot because its page left the window")
-            slots.append(page * size + token % size)
-        return slots
+        pages = {index: page for index, page in enumerate(allocation.swa_pages) if page is not None}
+        return [pages[token // size] * size + token % size for token in range(begin, end)]
 
     def evict(self, allocation: PageAllocation, tokens: int) -> int:
         """Free the SWA pages that contain only the first `tokens` tokens. Return how many."""
@@ -137,14 +129,11 @@ class Allocator:
             self.free_swa.append(page)
             allocation.swa_pages[index] = None
         if pages:
-            unmapped = self._slots([allocation.full_pages[index] for index in pages])
+            size = self.page_size
+            firsts = [allocation.full_pages[index] * size for index in pages]
+            unmapped = [first + offset for first in firsts for offset in range(size)]
             self.order.write({"slot": unmapped}, self._unmap)
         self.on_change()
-
-    def _slots(self, pages: Iterable[int]) -> list[int]:
-        """Return the slots of some pages, page by page."""
-        size = self.page_size
-        return [page * size + offset for page in pages for offset in range(size)]
 
     def _unmap(self, arrived: Arrived) -> None:
         # Assigning a number would copy it to the device, and the host would wait.
@@ -183,8 +172,6 @@ class Owner(NamedTuple):
     - `length`: number of tokens whose KV is in the pool. A SWA page that left the window is None.
     - `seen_from`: the first column that the next query can see on SWA layers.
     - `known`: number of tokens whose value is known, in row `token_row` of the table of tokens.
-
-    A NamedTuple, because each step creates many and a frozen dataclass takes three times as long.
     """
 
     serial: int
@@ -218,10 +205,9 @@ class Owner(NamedTuple):
 class Ownership:
     """Which pages and rows of one run are held, and which are free, after a step.
 
-    `holders` are the running requests. The free pages and rows are in the allocator's order. `all`
-    are the pages and rows that requests may hold. `retracted` are the other requests with tokens,
-    each with its token row. The tables, and `tokens` int64 [token rows, max_context], are not
-    copied: they are valid until the next step.
+    `holders` are the running requests. `all` are the pages and rows that requests may hold.
+    `retracted` are the other requests with tokens, each with its token row. The tables, and
+    `tokens` int64 [token rows, max_context], are valid until the next step.
     """
 
     holders: tuple[Owner, ...]

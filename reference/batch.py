@@ -77,8 +77,7 @@ class RequestSpan(NamedTuple):
     - `tree`: for verify, (token, parent) of each draft token, the root first, its parent -1. At
       least `accept` of the drafts are accepted.
     - `state`: for draft, where drafting starts.
-    - `track_index`: the request's slot of recurrent state, 0 in an engine without. `tracked` says
-      whether that state is added to the request's input.
+    - `track_index`: the request's slot of recurrent state, 0 in an engine without.
     - `token_row`: the request's row of tokens.
 
     A NamedTuple, because each step creates many and a frozen dataclass takes three times as long.
@@ -91,7 +90,6 @@ class RequestSpan(NamedTuple):
     full_slots: Sequence[int]
     swa_slots: Sequence[int]
     track_index: int
-    tracked: bool
     tree: tuple[tuple[int, int], ...] = ()
     accept: int = 0
     state: DraftState | None = None
@@ -144,7 +142,6 @@ class ForwardBatch:
       token_cells (index in the flattened table of tokens): int64 [T]
     - out_cache_loc: int64 [N]. N = T, except that a draft takes topk x steps slots per request.
     - req_pool_indices, seq_lens, mamba_track_indices: int64 [B]
-    - mamba_track_mask: bool [B]
     - num_token_non_padded: int32 [1]
     - extend_lens, last_rows: int64 [B]. Number of tokens that a batch that extends runs for each
       request, and the row of the last one.
@@ -169,7 +166,6 @@ class ForwardBatch:
     req_pool_indices: Tensor
     seq_lens: Tensor
     mamba_track_indices: Tensor
-    mamba_track_mask: Tensor
     num_token_non_padded: Tensor
     seq_lens_cpu: Tensor
     token_rows: Tensor
@@ -272,7 +268,6 @@ def batch_of(
         mode=mode,
         spans=tuple(spans),
         input_ids=_input_ids(mode, device, tokens),
-        mamba_track_mask=device["tracked"].bool(),
         num_token_non_padded=device["live_tokens"].to(torch.int32),
         seq_lens_cpu=host["seq_lens"],
         extend_lens_cpu=host["extend_lens"],
@@ -282,16 +277,10 @@ def batch_of(
 
 
 def _per_slot(spans: Sequence[RequestSpan]) -> dict[str, list[int]]:
-    """Return the row, column, full slot and SWA slot of each column that is written.
-
-    Raises ValueError if a span does not have one slot of each kind per column.
-    """
+    """Return the row, column, full slot and SWA slot of each column that is written."""
     found: dict[str, list[int]] = {name: [] for name in SLOT_VALUES}
     for span in spans:
-        count = span.end - span.begin
-        if not count == len(span.full_slots) == len(span.swa_slots):
-            raise ValueError(f"the request in row {span.row} has the wrong number of slots")
-        found["row"] += [span.row] * count
+        found["row"] += [span.row] * (span.end - span.begin)
         found["column"] += range(span.begin, span.end)
         found["out_cache_loc"] += span.full_slots
         found["swa_slot"] += span.swa_slots
@@ -324,7 +313,6 @@ def _per_request(mode: Mode, spans: Sequence[RequestSpan]) -> dict[str, list[int
         "req_pool_indices": [span.row for span in spans],
         "seq_lens": [span.seq_len(mode) for span in spans],
         "mamba_track_indices": [span.track_index for span in spans],
-        "tracked": [span.tracked for span in spans],
         "extend_lens": extended,
         "last_rows": [end - 1 for end in accumulate(extended)],
     }

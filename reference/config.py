@@ -1,7 +1,7 @@
 """Three small hybrid sliding-window decoders.
 
-They keep what the historical bugs depend on: layer pattern, grouped queries, sinks, and a window
-that short generations cross.
+They keep what the historical bugs depend on: layer pattern, grouped queries, and a window that
+short generations cross.
 """
 
 from dataclasses import dataclass, replace
@@ -91,7 +91,6 @@ class ModelConfig:
     window: int
     vocab: int
     max_context: int
-    sink_kinds: frozenset[Kind] = frozenset()
     full_rope_theta: float = 1_000_000.0
     swa_rope_theta: float = 10_000.0
     topk: int = SPECULATION.topk
@@ -149,7 +148,6 @@ PRESETS: dict[str, ModelConfig] = {
         window=8,
         vocab=96,
         max_context=48,
-        sink_kinds=frozenset(Kind),
         full_rope_theta=150_000.0,
         swa_rope_theta=150_000.0,
     ),
@@ -165,7 +163,6 @@ PRESETS: dict[str, ModelConfig] = {
         window=8,
         vocab=96,
         max_context=48,
-        sink_kinds=frozenset({Kind.SWA}),
         full_rope_theta=5_000_000.0,
     ),
 }

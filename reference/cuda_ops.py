@@ -130,11 +130,9 @@ def attention_kernel(
     begin,
     end,
     slots,
-    sinks,
     masked,
     mask,
     mask_start,
-    HAS_SINKS: tl.constexpr,
     SCALE: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -154,9 +152,6 @@ def attention_kernel(
     wanted = tl.load(place, mask=element < DIM, other=0.0).to(tl.float32)[None, :]
     peak = tl.full((), float("-inf"), tl.float32)
     total = tl.full((), 0.0, tl.float32)
-    if HAS_SINKS:
-        peak = tl.load(sinks + head)
-        total = tl.full((), 1.0, tl.float32)
     totals = tl.full((KEYS,), 0.0, tl.float32)
     mixed = tl.full((KEYS, TILE), 0.0, tl.float32)
     start, last = tl.load(begin + row), tl.load(end + row)
@@ -184,7 +179,7 @@ def attention_kernel(
         peak = higher
         start += KEYS
     total += tl.sum(totals, 0)
-    # Without a key and a sink the total is zero: divide zeros by one.
+    # Without a key the total is zero: divide zeros by one.
     total = tl.where(total == 0.0, 1.0, total)
     result = (tl.sum(mixed, 0) / total).to(output.dtype.element_ty)
     target = output + (row * HEADS + head) * DIM + element
@@ -239,9 +234,7 @@ class CudaOps(Ops):
         )
         return output
 
-    def _attention(
-        self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None
-    ) -> Tensor:
+    def _attention(self, query: Tensor, cache: Tensor, keys: ListedKeys) -> Tensor:
         rows, heads, dim = query.shape
         output = query.new_empty(rows, heads, dim)
         tile = _power_of_2(dim)
@@ -254,11 +247,9 @@ class CudaOps(Ops):
             keys.begin.contiguous(),
             keys.end.contiguous(),
             keys.slots.contiguous(),
-            output if sinks is None else sinks,  # Read only if HAS_SINKS.
             int(keys.mask is not None),
             self.no_mask if keys.mask is None else keys.mask.contiguous(),
             self.no_start if keys.mask_start is None else keys.mask_start.contiguous(),
-            HAS_SINKS=sinks is not None,
             SCALE=dim**-0.5,
             HEADS=heads,
             KV_HEADS=cache.shape[2],

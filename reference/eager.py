@@ -139,7 +139,6 @@ class EagerKV:
             begin,
             self.bounds[kind][1:],
             self.read[kind],
-            self.model.layers[layer].sinks,
             most_keys(config, kind, masked=seen is not None),
             seen,
             None if seen is None else begin,
@@ -188,7 +187,6 @@ class EagerDecoder:
             self.pools.states,
             paths_of(batch, device),
             batch.input_ids,
-            batch.mamba_track_mask.take(batch.token_requests),
         )
         tokens = TokenInputs(
             input_ids=batch.input_ids,

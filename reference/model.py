@@ -48,7 +48,7 @@ class TokenInputs:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """The weights of one layer. `sinks` is float32 [heads], or None if its kind has no sinks."""
+    """The weights of one layer."""
 
     input_norm: Tensor
     qkv: Tensor
@@ -56,7 +56,6 @@ class LayerWeights:
     mlp_norm: Tensor
     gate_up: Tensor
     down: Tensor
-    sinks: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,7 @@ class Decoder:
             return draw(config.hidden, scale=0.1, mean=1.0).to(held_in)
 
         def factor(rows: int, columns: int, *, scale: float) -> Tensor:
-            drawn = draw(rows, columns, scale=scale).to(held_in)
-            return drawn if device.type == "cuda" else column_major(drawn)
+            return draw(rows, columns, scale=scale).to(held_in)
 
         self.config = config
         self.dtype = dtype
@@ -115,7 +113,6 @@ class Decoder:
                 mlp_norm=norm(),
                 gate_up=factor(2 * width, config.hidden, scale=config.hidden**-0.5),
                 down=factor(config.hidden, width, scale=width**-0.5),
-                sinks=draw(config.heads, scale=1.0).float() if kind in config.sink_kinds else None,
             )
             self.layers.append(weights)
         self.final_norm = norm()
@@ -142,12 +139,11 @@ class Decoder:
         states: Tensor,
         paths: StatePaths,
         input_ids: Tensor,
-        state_mask: Tensor,
     ) -> Tensor:
         """Update the states of `KVPools` with tokens. Returns the tokens' payload, float32 [T, H].
 
-        `input_ids` is int64 [T], `state_mask` bool [T]. All states are read before one is stored.
-        If several tokens have one target, the last one stays.
+        `input_ids` is int64 [T]. All states are read before one is stored. If several tokens have
+        one target, the last one stays.
         """
         found = ops.scan_states(
             states,
@@ -159,7 +155,7 @@ class Decoder:
             self.decay,
         )
         ops.store_rows(states, paths.targets, found)
-        return ops.payload(found, state_mask)
+        return found.float()
 
     def fuse(self, ops: Ops, hidden_states: Tensor) -> Tensor:
         """Return a draft model's payload, float32 [T, H]: its projection of the hidden states."""
@@ -193,11 +189,6 @@ class Decoder:
         hidden = self.run_layers(ops, tokens, access)
         logits = self.logits(ops, hidden if rows is None else hidden[rows])
         return {"logits": logits, "hidden": hidden}
-
-
-def column_major(matrix: Tensor) -> Tensor:
-    """Return a column-major copy of a matrix, which a CPU multiplies by fastest."""
-    return matrix.T.contiguous().T
 
 
 def most_keys(config: ModelConfig, kind: Kind, *, masked: bool) -> int:

@@ -101,11 +101,6 @@ class Ops:
             self.log.append(name)
 
     @operation
-    def payload(self, states: Tensor, state_mask: Tensor) -> Tensor:
-        """Return row t of `states` [T, H] if `state_mask` (bool [T]) is set, else 0: float32."""
-        return torch.where(state_mask[:, None], _wide(states), self.zero)
-
-    @operation
     def scan_states(
         self,
         states: Tensor,
@@ -239,7 +234,6 @@ class Ops:
         begin: Tensor,
         end: Tensor,
         slots: Tensor,
-        sinks: Tensor | None,
         max_keys: int,
         mask: Tensor | None = None,
         mask_start: Tensor | None = None,
@@ -253,14 +247,13 @@ class Ops:
 
         With `mask` (bool [M], M > 0) and `mask_start` (int64 [T]), both or neither, key i of row t
         takes part only if mask[mask_start[t] + i] is set. Mask bits beyond a row's keys have no
-        effect. A row without keys that take part gives zeros. `sinks` float32 [Q] adds a logit that
-        has weight but no value.
+        effect. A row without keys that take part gives zeros.
 
         Keys that take no part are never loaded. A row's bits depend only on its query, its keys in
         list order, and which of them take part. A mask with all bits set changes nothing.
         """
         keys = ListedKeys(begin, end, slots, mask, mask_start, max_keys)
-        return self._attention(query, cache, keys, sinks)
+        return self._attention(query, cache, keys)
 
     def _store_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
         # One thread copies in order, so the last of several values for one row stays.
@@ -293,13 +286,10 @@ class Ops:
             return torch.bmm(rows, factor).squeeze(1)
         return torch.baddbmm(residual.unsqueeze(1), rows, factor).squeeze(1)
 
-    def _attention(
-        self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None
-    ) -> Tensor:
+    def _attention(self, query: Tensor, cache: Tensor, keys: ListedKeys) -> Tensor:
         rows, heads, dim = query.shape
         kv_heads = cache.shape[2]
-        width = keys.max_keys if sinks is None else keys.max_keys + 1
-        turn = self.counting[: -(-width // LANES) * LANES]
+        turn = self.counting[: -(-keys.max_keys // LANES) * LANES]
         taken = turn < (keys.end - keys.begin).unsqueeze(1)
         if keys.mask is not None and keys.mask_start is not None:
             bit = (keys.mask_start.unsqueeze(1) + turn).clamp(0, keys.mask.shape[0] - 1)
@@ -315,11 +305,7 @@ class Ops:
         scaled = (_wide(query) * self.inverse_root[dim]).view(rows * kv_heads, -1, dim)
         score = torch.bmm(scaled, key.transpose(1, 2)).view(rows, heads, -1)
         score = torch.where(taken.unsqueeze(1), score, self.minus_infinity)
-        if sinks is not None:
-            score.select(2, -1).copy_(sinks)
         weight = torch.softmax(score, dim=-1)
-        if sinks is not None:  # A sink has weight but no value.
-            weight.select(2, -1).zero_()
         mixed = torch.bmm(weight.view(rows * kv_heads, -1, weight.shape[2]), value)
         has_key = taken.any(-1).view(-1, 1, 1)
         return _as(torch.where(has_key, mixed.view(rows, heads, dim), self.zero), query)

@@ -20,20 +20,9 @@ def visible(kind: Kind, window: int, length: int) -> Tensor:
     return causal if kind is Kind.FULL else causal & (query - key < window)
 
 
-def dense_logits(
-    model: Decoder,
-    tokens: Tensor,
-    *,
-    tracked: bool,
-) -> Tensor:
-    """Return float64 logits [L, vocab] of a whole request of L tokens (int64 [L], host).
-
-    `tracked` says whether the recurrent state is added to the input.
-    """
-    inputs = wide(model.embedding)[tokens]
-    if tracked:
-        inputs = inputs + recurrent_states(model, tokens)
-    return _decode(model, inputs)
+def dense_logits(model: Decoder, tokens: Tensor) -> Tensor:
+    """Return float64 logits [L, vocab] of a whole request of L tokens (int64 [L], host)."""
+    return _decode(model, wide(model.embedding)[tokens] + recurrent_states(model, tokens))
 
 
 def recurrent_states(model: Decoder, tokens: Tensor) -> Tensor:
@@ -71,12 +60,7 @@ def _decode(model: Decoder, inputs: Tensor) -> Tensor:
         key, value = key.repeat_interleave(group, 0), value.repeat_interleave(group, 0)
         score = query @ key.transpose(1, 2) / math.sqrt(shape.head_dim)
         score = score.masked_fill(~visible(kind, config.window, length), -math.inf)
-        if layer.sinks is not None:
-            sink = wide(layer.sinks)[:, None, None].expand(-1, length, 1)
-            weight = torch.softmax(torch.cat([score, sink], -1), -1)[..., :-1]
-        else:
-            weight = torch.softmax(score, -1)
-        mixed = (weight @ value).transpose(0, 1).flatten(1)
+        mixed = (torch.softmax(score, -1) @ value).transpose(0, 1).flatten(1)
         hidden = hidden + mixed @ wide(layer.output).T
         gate, up = (_norm(hidden, wide(layer.mlp_norm)) @ wide(layer.gate_up).T).chunk(2, -1)
         gated = gate * gate.sigmoid() * up

@@ -68,8 +68,7 @@ class Tables:
 class KVLayout:
     """The layout of K and V of target and draft model, and of recurrent states, in a flat storage.
 
-    `configs` lists the target before the draft. `sizes` are the sizes of both pools. The states
-    follow both pools.
+    `sizes` are the sizes of both pools. The states follow both pools.
     """
 
     def __init__(self, configs: Mapping[Role, ModelConfig], sizes: PoolSizes) -> None:
@@ -79,16 +78,9 @@ class KVLayout:
         end = 0
         for role, config in configs.items():
             for kind in Kind:
-                shape = config.shape(kind)
-                arena = torch.Size(
-                    (
-                        len(config.layers_of(kind)),
-                        2,
-                        sizes.slots(kind),
-                        shape.kv_heads,
-                        shape.head_dim,
-                    )
-                )
+                shape, layers = config.shape(kind), len(config.layers_of(kind))
+                slots = sizes.slots(kind), shape.kv_heads, shape.head_dim
+                arena = torch.Size((layers, 2, *slots))
                 self._arenas[role, kind] = end, arena
                 end += arena.numel()
         width = max(config.hidden for config in configs.values())
@@ -100,7 +92,8 @@ class KVLayout:
 
         It is [layers of that kind, 2 (K, V), slots, kv_heads, head_dim].
         """
-        return _part(flat, *self._arenas[role, kind])
+        first, shape = self._arenas[role, kind]
+        return flat[first : first + shape.numel()].view(shape)
 
     def arenas_of(self, flat: Tensor) -> Iterator[tuple[Role, Kind, Tensor]]:
         """Yield the model, kind and view of each sub-pool of a tensor in this layout."""
@@ -109,7 +102,8 @@ class KVLayout:
 
     def states_of(self, flat: Tensor) -> Tensor:
         """Return the view of the recurrent states, [state slots, STATE_ROWS, H]."""
-        return _part(flat, *self._states)
+        first, shape = self._states
+        return flat[first:].view(shape)
 
     def layers(self) -> Iterator[tuple[Role, Kind, int, int]]:
         """Yield model, kind, index, and index within its kind of each layer, in execution order.
@@ -132,21 +126,13 @@ class HybridKVPool:
         self.sizes = layout.sizes
         self.device = storage.device
         self.tables = tables
+        self.full_to_swa_index_mapping = tables.full_to_swa_index_mapping
+        self.req_to_token = tables.req_to_token
         self.arena = {kind: layout.arena_of(storage, role, kind) for kind in Kind}
         self._caches = [
             self.arena[kind][self.config.layers_of(kind).index(index)]
             for index, kind in enumerate(self.config.layers)
         ]
-
-    @property
-    def full_to_swa_index_mapping(self) -> Tensor:
-        """The map from full to SWA slots: see `Tables`."""
-        return self.tables.full_to_swa_index_mapping
-
-    @property
-    def req_to_token(self) -> Tensor:
-        """The map from request rows and positions to full slots: see `Tables`."""
-        return self.tables.req_to_token
 
     def cache(self, layer: int) -> Tensor:
         """Return K and V of one layer, [2, slots, kv_heads, head_dim]."""
@@ -161,9 +147,9 @@ class HybridKVPool:
 class KVPools:
     """The pools of the target and of the draft model. They share slot numbers and tables.
 
-    The KV of both, and the recurrent states, are parts of one flat `storage`, so that one op copies
-    or compares all. `states` has the states as rows, [state slots x STATE_ROWS, H]. Slot s begins
-    at row s * STATE_ROWS. `tables` is the class of the index tables.
+    All KV and states are parts of one flat `storage`, so that one op copies or compares them.
+    `states` has the states as rows, [state slots x STATE_ROWS, H]. Slot s begins at row
+    s * STATE_ROWS. `tables` is the class of the index tables.
     """
 
     def __init__(
@@ -203,7 +189,3 @@ class KVPools:
         """Set a request's state to that of `node` of its verified tree."""
         first = slot * STATE_ROWS
         self.states[first] = self.states[first + 1 + node]
-
-
-def _part(flat: Tensor, first: int, shape: torch.Size) -> Tensor:
-    return flat[first : first + shape.numel()].view(shape)

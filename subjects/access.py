@@ -6,7 +6,7 @@ from paritybit.reference.config import Kind
 from paritybit.reference.model import Decoder, most_keys
 from paritybit.reference.ops import Ops
 from paritybit.subjects.pool import SubjectPool
-from paritybit.subjects.protocol import KeyLists, Keys
+from paritybit.subjects.protocol import KeyLists
 from torch import Tensor
 
 
@@ -42,7 +42,7 @@ class ListedKV:
         kind = config.layers[layer]
         if self.out_cache_loc is not None:
             self.pool.set_kv_buffer(layer, self.out_cache_loc, key, value)
-        keys = self.keys_of(kind)
+        keys = self.lists.swa if kind is Kind.SWA else self.lists.full
         mask = self.lists.mask
         return self.ops.attention(
             query,
@@ -50,12 +50,7 @@ class ListedKV:
             keys.begin,
             keys.end,
             keys.slots,
-            self.model.layers[layer].sinks,
             most_keys(config, kind, masked=mask is not None),
             mask,
             keys.mask_start,
         )
-
-    def keys_of(self, kind: Kind) -> Keys:
-        """Return the keys that layers of a kind read."""
-        return self.lists.swa if kind is Kind.SWA else self.lists.full

@@ -7,6 +7,7 @@ static input is a change of one row.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +43,6 @@ class Policy(StrEnum):
     KEEP = "keep"
 
 
-EVERY_SCHEME = frozenset(LocationScheme)
 PRESET_ONLY = frozenset({LocationScheme.PRESET})
 
 HIDDEN = -1
@@ -56,22 +56,22 @@ TOPK = -2
 class ContractRow:
     """One static input.
 
+    - `dtype`: None means the model's.
     - `value`: the fill value of its policy.
     - `allocated`: the fill value at allocation. None means `value`.
     - `width`: elements per row, if it has rows.
-    - `dtype`: None means the model's.
     - `schemes`: the location schemes in which it exists.
     """
 
     name: str
     axis: Axis
     dtype: torch.dtype | None
-    policy: Policy
     value: int = 0
+    policy: Policy = Policy.RESET
     host: bool = False
-    schemes: frozenset[LocationScheme] = EVERY_SCHEME
     width: int | None = None
     allocated: int | None = None
+    schemes: frozenset[LocationScheme] = frozenset(LocationScheme)
 
     def extent(self, extents: Extents) -> int:
         """Return the number of elements, or rows, of this input for a bucket."""
@@ -90,27 +90,11 @@ class ContractRow:
         return f"fill {self.value}" if self.policy is Policy.RESET else str(self.policy)
 
 
-def reset(
-    name: str,
-    axis: Axis,
-    dtype: torch.dtype | None,
-    value: int = 0,
-    *,
-    host: bool = False,
-    width: int | None = None,
-    allocated: int | None = None,
-    schemes: frozenset[LocationScheme] = EVERY_SCHEME,
-) -> ContractRow:
-    """Return an input whose tail is filled with `value` if the batch is padded."""
-    return ContractRow(name, axis, dtype, Policy.RESET, value, host, schemes, width, allocated)
+reset = ContractRow
+"""Makes an input whose tail is filled with `value` if the batch is padded."""
 
-
-def keep(
-    name: str, axis: Axis, dtype: torch.dtype | None, *, width: int | None = None
-) -> ContractRow:
-    """Return an input whose tail stays stale on purpose."""
-    return ContractRow(name, axis, dtype, Policy.KEEP, width=width)
-
+keep = partial(ContractRow, policy=Policy.KEEP)
+"""Makes an input whose tail stays stale on purpose."""
 
 Contract = tuple[ContractRow, ...]
 

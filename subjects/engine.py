@@ -271,7 +271,6 @@ class ReplicaEngine:
             self.states,
             paths,
             batch.input_ids,
-            batch.mamba_track_mask[requests],
         )
         return TokenInputs(
             input_ids=batch.input_ids,

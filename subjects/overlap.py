@@ -94,14 +94,10 @@ class Overlap(InOrder):
         if self.written is not None:
             self.streams.forward.wait(self.written)
 
-    def wait_for_copies(self) -> None:
-        """Let the host wait for the copies from the pinned buffers."""
-        if self.copied is not None:
-            self.copied.synchronise()
-
     def stage(self, values: Values) -> Staged:
         """Fill the pinned buffers with a batch's values."""
-        self.wait_for_copies()
+        if self.copied is not None:
+            self.copied.synchronise()
         pinned = {name: self.fill(name, numbers) for name, numbers in values.items()}
         return Staged(listed(values), pinned)
 

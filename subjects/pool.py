@@ -86,15 +86,10 @@ class SubjectPool:
     def set_kv_buffer(self, layer: int, loc: Tensor, key: Tensor, value: Tensor) -> None:
         """Store key and value [T, G, D] of `layer` at the full slots `loc` or their SWA slots."""
         kind = self.pool.config.layers[layer]
-        slots, cache = self.location(kind, loc), self.pool.cache(layer)
-        self.ops.store_kv(cache, slots, LOC_DTYPE[kind], key, value)
-
-    def location(self, kind: Kind, loc: Tensor) -> Tensor:
-        """Return the slots of a kind's sub-pool for the full slots `loc`."""
         if kind is Kind.SWA:
             preset = self.state.swa_loc
             loc = preset if preset is not None else self.translate_loc_from_full_to_swa(loc)
-        return loc
+        self.ops.store_kv(self.pool.cache(layer), loc, LOC_DTYPE[kind], key, value)
 
     def _gather(self, loc: Tensor) -> Tensor:
         self.ops.record(TRANSLATE)

@@ -32,7 +32,6 @@ DECODE: Fills = {
     "out_cache_loc": 0,
     "out_cache_loc_swa": 0,
     "mamba_track_indices": 0,
-    "mamba_track_mask": 0,
 }
 PREFILL: Fills = {
     "input_ids": 0,
@@ -41,7 +40,6 @@ PREFILL: Fills = {
     "out_cache_loc_swa": 0,
     "input_embeds": 0,
     "mamba_track_indices": None,
-    "mamba_track_mask": None,
 }
 FILLS: Mapping[str, Fills] = {
     "decode": DECODE,

@@ -251,7 +251,7 @@ def rows_of(call: OpCall) -> int:
 
 def keys_of(call: OpCall, row: int) -> list[int]:
     """Return the slots that take part in the attention of one row, in list order."""
-    _, _, begin, end, slots, _, _, mask, mask_start = (*call.inputs, None, None)[:9]
+    _, _, begin, end, slots, _, mask, mask_start = (*call.inputs, None, None)[:8]
     listed: list[int] = slots[int(begin[row]) : int(end[row])].tolist()
     if mask is None or mask_start is None:
         return listed

@@ -28,7 +28,6 @@ def index_bounds(config: ModelConfig, sizes: PoolSizes) -> Mapping[str, int]:
         "out_cache_loc": sizes.slots(Kind.FULL),
         "out_cache_loc_swa": sizes.slots(Kind.SWA),
         "mamba_track_indices": sizes.rows + 1,
-        "mamba_track_mask": 2,
         "kv_indices": sizes.slots(Kind.FULL),
         "window_kv_indices": sizes.slots(Kind.SWA),
     }

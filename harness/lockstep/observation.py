@@ -104,14 +104,12 @@ class Sample:
     """The logits [vocab] after the first tokens, int64 [L], of one request.
 
     - `hidden_states`: [L, H] for a draft model, whose tokens are shifted by one. Else None.
-    - `tracked`: whether the request's recurrent state enters its input.
     - `place`: the place of the step in its schedule.
     """
 
     serial: int
     tokens: Tensor
     logits: Tensor
-    tracked: bool
     hidden_states: Tensor | None = None
     place: int = 0
 

@@ -71,7 +71,6 @@ def _values_of(scheduler: Scheduler, request: Request) -> Mapping[str, int]:
         "out_cache_loc": full,
         "out_cache_loc_swa": swa,
         "mamba_track_indices": request.allocation.state_slot,
-        "mamba_track_mask": 1,
         **dict.fromkeys((*ONE, *COUNTS), 1),
     }
 

@@ -189,7 +189,6 @@ class RequestBook:
             full_slots=self.allocator.full_slots(allocation, begin, end),
             swa_slots=self.allocator.swa_slots(allocation, begin, end),
             track_index=allocation.state_slot,
-            tracked=request.tracked,
         )
 
     def make_room(self, allocation: PageAllocation, length: int, count: int) -> bool:

@@ -31,11 +31,6 @@ class Request:
     state: DraftState | None = None
     tree: Tree = ()
 
-    @property
-    def tracked(self) -> bool:
-        """Whether this request's recurrent state enters its input."""
-        return self.serial % 4 != 3
-
 
 @dataclass(frozen=True)
 class PlannedForward:

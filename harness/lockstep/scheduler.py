@@ -244,7 +244,6 @@ def samples_of(
                 serial=request.serial,
                 tokens=tokens[draft : length + draft].clone(),
                 logits=output["logits"][row].clone(),
-                tracked=request.tracked,
                 hidden_states=hidden[:length].clone() if draft else None,
                 place=place,
             )

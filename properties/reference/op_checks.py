@@ -14,7 +14,6 @@ from itertools import accumulate, compress, product
 
 import torch
 from paritybit.reference.config import PRESETS, AttentionShape, Kind, ModelConfig
-from paritybit.reference.model import column_major
 from paritybit.reference.ops import STATE_GAIN, Ops
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from paritybit.engines.interpreter import quicken
 
 MAX_ROWS = 33  # more than any replay of a trial runs
 FEW_ROWS = 4  # one with each kind of list: see `key_lists`
-SUNK_FORMS = (("own", False), ("shared", True), ("masked", False), ("masked", True))
+FORMS = ("own", "shared", "masked")
 DTYPES = (torch.float32, torch.bfloat16)
 
 # Float32 arithmetic may miss the float64 result by this much of the sum of the terms'
@@ -48,7 +47,7 @@ class OpTrial:
     """One op set at the widths of one model, in batches of 1 to `rows` rows.
 
     `interpreted` is for Triton's interpreter, which is slow, and which cuts bits off a float32
-    where a GPU rounds it to a bfloat16: few rows, and sinks in every second form of lists.
+    where a GPU rounds it to a bfloat16: few rows.
     """
 
     ops: Ops
@@ -67,11 +66,6 @@ class OpTrial:
         generator = torch.Generator().manual_seed(seed)
         return torch.randn(*shape, generator=generator).to(self.device, self.dtype)
 
-    def factor(self, *shape: int, seed: int) -> Tensor:
-        """Return normal weights [O, I] that lie as a model's do on the device of the ops."""
-        weight = self.random(*shape, seed=seed)
-        return weight if self.interpreted or self.device == "cuda" else column_major(weight)
-
     def integers(self, high: int, *shape: int, seed: int = 0) -> Tensor:
         """Return int64 values below `high`, the same on every device."""
         generator = torch.Generator().manual_seed(seed)
@@ -84,12 +78,6 @@ class OpTrial:
     def rounding(self, dtype: torch.dtype) -> float:
         """Return how much of a result its one conversion to `dtype` may change."""
         return torch.finfo(dtype).eps / (1 if self.interpreted else 2)
-
-    def sunk(self, form: str, sinks: Tensor) -> tuple[Tensor | None, ...]:
-        """Return with which sinks attention over lists of one form is checked."""
-        if not self.interpreted:
-            return None, sinks
-        return (sinks,) if form == "shared" else (None,)
 
 
 @dataclass(frozen=True)
@@ -146,7 +134,7 @@ def norm_linear_case(trial: OpTrial) -> OpCase:
     hidden = trial.random(trial.rows, config.hidden)
     hidden *= 2.0 ** (torch.arange(trial.rows, device=trial.device)[:, None] % 7 - 3)
     norm = trial.random(config.hidden, seed=1)
-    weight = trial.factor(config.vocab, config.hidden, seed=2)
+    weight = trial.random(config.vocab, config.hidden, seed=2)
     rows = hidden.double()
     normed = norm.double() * rows / (rows.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     return OpCase(
@@ -164,7 +152,7 @@ def project_heads_case(trial: OpTrial, kind: Kind) -> OpCase:
     hidden *= 2.0 ** (torch.arange(trial.rows, device=trial.device)[:, None] % 7 - 3)
     norm = trial.random(config.hidden, seed=1)
     outputs = (turned + shape.kv_heads) * shape.head_dim
-    weight = trial.factor(outputs, config.hidden, seed=2)
+    weight = trial.random(outputs, config.hidden, seed=2)
     angle = trial.random(trial.rows, pairs, seed=3).float()
     rotary = torch.stack([angle.cos(), angle.sin()])
 
@@ -188,7 +176,7 @@ def linear_add_case(trial: OpTrial, kind: Kind) -> OpCase:
     """Return a product added to a residual, as after attention."""
     width = trial.config.heads * trial.config.shape(kind).head_dim
     inputs = trial.random(trial.rows, width)
-    weight = trial.factor(trial.config.hidden, width, seed=1)
+    weight = trial.random(trial.config.hidden, width, seed=1)
     residual = trial.random(trial.rows, trial.config.hidden, seed=2)
     return OpCase(
         lambda part: trial.ops.linear_add(inputs[part], weight, residual[part]),
@@ -201,7 +189,7 @@ def gated_linear_add_case(trial: OpTrial) -> OpCase:
     """Return a gated product added to a residual, every row a real token."""
     width = trial.config.intermediate
     gate_up = 2 * trial.random(trial.rows, 2 * width)
-    weight = trial.factor(trial.config.hidden, width, seed=1)
+    weight = trial.random(trial.config.hidden, width, seed=1)
     residual = trial.random(trial.rows, trial.config.hidden, seed=2)
     limit = trial.int32([trial.rows])
 
@@ -232,18 +220,16 @@ def store_kv_case(trial: OpTrial, kind: Kind) -> OpCase:
     return OpCase(run, expected, torch.zeros_like(expected))
 
 
-def attention_case(trial: OpTrial, kind: Kind, form: str, sunk: bool) -> OpCase:
-    """Return attention over the lists of one form, with sinks or without."""
-    query, cache, sinks = _attention_inputs(trial, kind, trial.rows)
-    lists, sink = key_lists(trial, trial.rows)[form], sinks if sunk else None
-    rows = [_attend(query[row], cache, slots, sink) for row, slots in enumerate(lists.taken())]
+def attention_case(trial: OpTrial, kind: Kind, form: str) -> OpCase:
+    """Return attention over the lists of one form."""
+    query, cache = _attention_inputs(trial, kind, trial.rows)
+    lists = key_lists(trial, trial.rows)[form]
+    rows = [_attend(query[row], cache, slots) for row, slots in enumerate(lists.taken())]
     expected, magnitude = (torch.stack(part) for part in zip(*rows, strict=True))
-    return OpCase(lambda part: lists.attend(trial, query, cache, sink, part), expected, magnitude)
+    return OpCase(lambda part: lists.attend(trial, query, cache, part), expected, magnitude)
 
 
-def _attend(
-    query: Tensor, cache: Tensor, listed: list[int], sinks: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _attend(query: Tensor, cache: Tensor, listed: list[int]) -> tuple[Tensor, Tensor]:
     """Return one row's attention [Q, D] and its magnitude, one head at a time."""
     result = torch.zeros(query.shape, dtype=torch.float64, device=query.device)
     magnitude = result.clone()
@@ -251,19 +237,18 @@ def _attend(
     for head in range(query.shape[0] if listed else 0):
         key, value = cache[:, listed, head // group].double()
         weight = (key @ query[head].double() / query.shape[1] ** 0.5).exp()
-        total = weight.sum() + (0 if sinks is None else sinks[head].double().exp())
+        total = weight.sum()
         result[head] = weight @ value / total
         magnitude[head] = weight @ value.abs() / total
     return result, magnitude
 
 
-def _attention_inputs(trial: OpTrial, kind: Kind, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a query that is a view, a cache and sinks."""
+def _attention_inputs(trial: OpTrial, kind: Kind, rows: int) -> tuple[Tensor, Tensor]:
+    """Return a query that is a view, and a cache."""
     shape, heads = trial.config.shape(kind), trial.config.heads
     query = trial.random(rows, heads + shape.kv_heads, shape.head_dim)[:, :heads]
     slots = 2 * trial.config.max_context
-    cache = trial.random(2, slots, shape.kv_heads, shape.head_dim, seed=1)
-    return query, cache, trial.random(heads, seed=2).float()
+    return query, trial.random(2, slots, shape.kv_heads, shape.head_dim, seed=1)
 
 
 @dataclass(frozen=True)
@@ -290,7 +275,6 @@ class ListForm:
         trial: OpTrial,
         query: Tensor,
         cache: Tensor,
-        sinks: Tensor | None,
         part: slice,
     ) -> Tensor:
         """Return the attention of the rows in `part`."""
@@ -302,7 +286,6 @@ class ListForm:
             begin,
             end,
             self.slots,
-            sinks,
             longest,
             self.mask,
             start,
@@ -387,9 +370,8 @@ def cases(trial: OpTrial) -> dict[str, OpCase]:
         found[f"project_heads {kind}"] = project_heads_case(trial, kind)
         found[f"linear_add {kind}"] = linear_add_case(trial, kind)
         found[f"store_kv {kind}"] = store_kv_case(trial, kind)
-        for form, sunk in SUNK_FORMS:
-            name = f"attention {kind}, {form}" + ", with sinks" * sunk
-            found[name] = attention_case(trial, kind, form, sunk)
+        for form in FORMS:
+            found[f"attention {kind}, {form}"] = attention_case(trial, kind, form)
     return found
 
 
@@ -447,17 +429,15 @@ def check_loc_is_reinterpreted(trial: OpTrial) -> None:
 
 def check_only_keys_are_loaded(trial: OpTrial) -> None:
     """Check that NaN in every slot that is not a key of a batch's rows changes no bit."""
-    query, cache, sinks = _attention_inputs(trial, Kind.SWA, FEW_ROWS)
+    query, cache = _attention_inputs(trial, Kind.SWA, FEW_ROWS)
     parts = [slice(0, FEW_ROWS), *(slice(row, row + 1) for row in range(FEW_ROWS))]
     for form, lists in key_lists(trial, FEW_ROWS).items():
-        for sink in trial.sunk(form, sinks):
-            whole = lists.attend(trial, query, cache, sink, parts[0])
-            for part in parts:
-                poisoned = _poisoned(cache, lists.taken()[part])
-                result = lists.attend(trial, query, poisoned, sink, part)
-                same = _same_bits(result, whole[part])
-                assert same, f"{form}: attention depends on a slot that is not a key"
-                assert bool(result.isfinite().all()), f"{form}: attention is not finite"
+        whole = lists.attend(trial, query, cache, parts[0])
+        for part in parts:
+            result = lists.attend(trial, query, _poisoned(cache, lists.taken()[part]), part)
+            same = _same_bits(result, whole[part])
+            assert same, f"{form}: attention depends on a slot that is not a key"
+            assert bool(result.isfinite().all()), f"{form}: attention is not finite"
 
 
 def check_largest(trial: OpTrial) -> None:
@@ -481,7 +461,7 @@ def check_row_limit(trial: OpTrial) -> None:
     width, limit = trial.config.intermediate, trial.rows // 3
     gate_up = trial.random(trial.rows, 2 * width)
     gate_up[limit:] = torch.nan
-    weight = trial.factor(trial.config.hidden, width, seed=1)
+    weight = trial.random(trial.config.hidden, width, seed=1)
     residual = trial.random(trial.rows, trial.config.hidden, seed=2)
     added = trial.ops.gated_linear_add(gate_up, weight, residual, trial.int32([limit]))
     assert _same_bits(added[limit:], residual[limit:]), "a row beyond the limit changed"

@@ -42,11 +42,6 @@ class Request:
     allocation: PageAllocation
     length: int = 0
 
-    @property
-    def tracked(self) -> bool:
-        """Whether the recurrent state enters the input."""
-        return self.serial != 1
-
 
 class Bench:
     """Requests of the same tokens on pools of a seed's bytes and order, without a scheduler."""
@@ -87,7 +82,6 @@ class Bench:
             full_slots=self.allocator.full_slots(request.allocation, begin, end),
             swa_slots=self.allocator.swa_slots(request.allocation, begin, end),
             track_index=request.allocation.state_slot,
-            tracked=request.tracked,
         )
 
     def run(self, mode: Mode, spans: Sequence[RequestSpan]) -> Output:

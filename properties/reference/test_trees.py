@@ -117,7 +117,7 @@ def test_an_accepted_path_is_its_definition(tree: Tree, data: st.DataObject, at_
 def span_of(begin: int, tree: Tree) -> RequestSpan:
     """Return a span that verifies a tree after `begin` tokens."""
     slots = range(begin, begin + len(tree))
-    return RequestSpan(1, 0, begin, begin + len(tree), slots, slots, 0, False, tree)
+    return RequestSpan(1, 0, begin, begin + len(tree), slots, slots, 0, tree)
 
 
 @given(tree=trees(), begin=st.integers(0, 5))

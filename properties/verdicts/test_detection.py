@@ -64,7 +64,7 @@ RAISES = "def fail(*_, **__):\n    raise IndexError('out of bounds')\n"
 
 @pytest.mark.parametrize(
     ("bug", "runner"),
-    [("longest_key_count_baked", "decode"), ("masked_values_loaded", "target_verify")],
+    [("plan_by_host_address", "decode"), ("masked_values_loaded", "target_verify")],
 )
 def test_a_bug_whose_code_raises_is_not_detected(
     bug: str, runner: str, device: str, monkeypatch: pytest.MonkeyPatch

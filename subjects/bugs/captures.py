@@ -1,25 +1,13 @@
 """Graphs that contain state of their capture, and metadata that a replay does not rebuild."""
 
 import torch
-from paritybit.reference.config import CHAIN, SPECULATION, Kind
-from paritybit.subjects.access import ListedKV
+from paritybit.reference.config import CHAIN, SPECULATION
 from paritybit.subjects.bugs.bug import DRAFTS, Bug, pull, seen
 from paritybit.subjects.key_lists import ENDS, Lists
-from paritybit.subjects.protocol import Keys
 from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.runners.eagle_draft import EagleDraftRunner
 from paritybit.subjects.runners.eagle_draft_extend import EagleDraftExtendRunner
 from torch import Tensor
-
-LONGEST_AT_CAPTURE = 8
-"""Keys of the longest request in the batch of a capture."""
-
-
-class BakesLongest(ListedKV):
-    def keys_of(self, kind: Kind) -> Keys:
-        keys = super().keys_of(kind)
-        end = torch.minimum(keys.end, keys.begin + LONGEST_AT_CAPTURE)
-        return Keys(keys.begin, end, keys.slots, keys.mask_start)
 
 
 class UniformQueries(EagleDraftExtendRunner):
@@ -57,16 +45,6 @@ class PlansFirstForward(EagleDraftRunner):
 
 
 BUGS = (
-    Bug(
-        name="longest_key_count_baked",
-        thread=pull(45323, "huggingface/transformers"),
-        mechanism=(
-            "Graphs are looked up by padded shape alone, but each graph also has the longest key"
-            " count of its capture baked in. A longer request loses its last keys."
-        ),
-        expected=seen("logits_parity", "decode"),
-        parts=(BakesLongest,),
-    ),
     Bug(
         name="query_layout_uniform",
         thread=pull(21987),

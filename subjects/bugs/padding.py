@@ -31,10 +31,8 @@ class DummyRunKeepsSlots(GraphRunner):
 
 
 class LoadsMaskedValues(Ops):
-    def _attention(
-        self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None
-    ) -> Tensor:
-        mixed = super()._attention(query, cache, keys, sinks)
+    def _attention(self, query: Tensor, cache: Tensor, keys: ListedKeys) -> Tensor:
+        mixed = super()._attention(query, cache, keys)
         place = keys.begin[:, None] + torch.arange(keys.max_keys, device=query.device)
         listed = place < keys.end[:, None]
         values = cache[1][keys.slots[place.clamp(0, keys.slots.shape[0] - 1)]]
@@ -69,16 +67,6 @@ BUGS = (
         ),
         expected=seen("kv_parity", "cpu_graph"),
         rows={"out_cache_loc": KEPT},
-    ),
-    Bug(
-        name="extend_counts_pad",
-        thread=pull(22958),
-        mechanism=(
-            "The copied runner does not reset extend_seq_lens. The last token of a padded "
-            "request is looked up at a position from an earlier batch."
-        ),
-        expected=seen("hermetic_replay", "eagle_draft_extend"),
-        rows={"extend_seq_lens": KEPT},
     ),
     Bug(
         name="request_table_unwritten",

@@ -5,7 +5,7 @@ writes into the same storages. Recording fails on anything that a graph could no
 a read into Python by a function that was taken from `Tensor` before.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial, wraps
@@ -32,15 +32,9 @@ UNTAGGED = frozenset({"aten::lift_fresh", "aten::repeat_interleave"})
 SEVERAL = frozenset({"aten::max", "aten::sort", "aten::topk"})
 """Calls that return several tensors whose shapes do not depend on values."""
 
-CONVERSIONS = frozenset({"aten::to", "aten::_to_copy"})
-"""Calls that convert their first argument, as a copy into the result does."""
-
 INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
 
 MASKS = (torch.bool, torch.uint8)
-
-IMPLIED = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format"})
-"""Keyword arguments that the result tensor determines."""
 
 Call = Callable[[], Any]
 """One recorded aten call with its tensors. It writes into the storage of the recorded result."""
@@ -89,12 +83,9 @@ class _Recorder(UncompiledMode):
         elif func._schema.is_mutable:
             self.calls.append(partial(func, *args, **kwargs))
         elif not _is_view(value, args):  # Its storage is an argument's.
-            if isinstance(value, Tensor):
-                self.calls.append(_call_into(value, func, traits, args, kwargs))
-            elif traits.name in SEVERAL:
-                self.calls.append(_copying(value, partial(func, *args, **kwargs)))
-            else:
+            if not isinstance(value, Tensor) and traits.name not in SEVERAL:
                 raise UncapturableError(f"{traits.name} does not return one tensor")
+            self.calls.append(_copying(value, partial(func, *args, **kwargs)))
         return value
 
 
@@ -126,27 +117,16 @@ def _by_mask(indices: Sequence[Tensor | None]) -> bool:
     return any(index is not None and index.dtype in MASKS for index in indices)
 
 
-def _copying(results: Sequence[Tensor], call: Callable[[], Sequence[Tensor]]) -> Call:
-    """Return a call whose values are copied to the recorded `results`."""
+def _copying(recorded: Any, call: Call) -> Call:
+    """Return a call whose value, a tensor or several, is copied to the recorded one."""
+    if isinstance(recorded, Tensor):
+        return lambda: recorded.copy_(call())
 
     def run() -> None:
-        for result, value in zip(results, call(), strict=True):
+        for result, value in zip(recorded, call(), strict=True):
             result.copy_(value)
 
     return run
-
-
-def _call_into(
-    value: Tensor, func: Any, traits: "_Traits", args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Call:
-    """Return the call in a form that writes to the storage of its recorded `value`."""
-    if traits.converts:
-        return partial(value.copy_, args[0])
-    if traits.writing is None or kwargs.keys() - traits.keywords - IMPLIED:
-        call = partial(func, *args, **kwargs)
-        return lambda: value.copy_(call())
-    kept = {name: given for name, given in kwargs.items() if name in traits.keywords}
-    return partial(traits.writing, *args, **kept, out=value)
 
 
 @dataclass(frozen=True)
@@ -154,17 +134,13 @@ class _Traits:
     """How a tape treats calls of one overload.
 
     A replay skips a call that `leaves_nothing`: a span of the profiler, or an allocation, whose
-    memory is allocated once at capture and never cleared. `writing` is the overload that takes the
-    same arguments and writes into `out=`, and `keywords` are its keyword arguments.
+    memory is allocated once at capture and never cleared.
     """
 
     name: str
     refused: bool
     indexes: bool
     leaves_nothing: bool
-    converts: bool
-    writing: Callable[..., Any] | None
-    keywords: frozenset[str]
 
 
 @cache
@@ -174,32 +150,5 @@ def _traits(func: Any) -> _Traits:
     refused = bool(NOT_CAPTURABLE & set(func.tags)) or name in UNTAGGED
     if func is torch.ops.aten.repeat_interleave.self_int:  # Its shape depends on a number only.
         refused = False
-    writing, keywords = _writing(func)
-    return _Traits(
-        name,
-        refused and not indexes,
-        indexes,
-        leaves_nothing=name in ALLOCATIONS or name.startswith("profiler::"),
-        converts=name in CONVERSIONS,
-        writing=writing,
-        keywords=keywords,
-    )
-
-
-def _writing(func: Any) -> tuple[Callable[..., Any] | None, frozenset[str]]:
-    """Return the overload of `func` that writes into `out=`, and its keyword arguments."""
-    wanted = _positional(func)
-    given = {"out", *(one.name for one in func._schema.arguments)}
-    for name in func.overloadpacket.overloads():
-        candidate = getattr(func.overloadpacket, name)
-        arguments = candidate._schema.arguments
-        written = [one.name for one in arguments if one.alias_info and one.alias_info.is_write]
-        needed = {one.name for one in arguments if not one.has_default_value()}
-        same = written == ["out"] and wanted and _positional(candidate) == wanted
-        if same and needed <= given:
-            return candidate, frozenset(one.name for one in arguments if one.kwarg_only)
-    return None, frozenset()
-
-
-def _positional(func: Any) -> list[tuple[str, str]]:
-    return [(one.name, str(one.type)) for one in func._schema.arguments if not one.kwarg_only]
+    leaves_nothing = name in ALLOCATIONS or name.startswith("profiler::")
+    return _Traits(name, refused and not indexes, indexes, leaves_nothing)

@@ -99,6 +99,5 @@ class CpuGraphRunner(GraphRunner):
                 self.states,
                 paths,
                 batch.input_ids,
-                batch.mamba_track_mask,
             )
         return payload

@@ -27,7 +27,6 @@ ROWS: Contract = (
     reset("out_cache_loc", Axis.TOKEN, torch.int64),
     reset("out_cache_loc_swa", Axis.TOKEN, torch.int32, schemes=PRESET_ONLY),
     reset("mamba_track_indices", Axis.REQUEST, torch.int64),
-    reset("mamba_track_mask", Axis.REQUEST, torch.bool),
     keep("num_token_non_padded", Axis.SCALAR, torch.int32),
     keep("global_num_tokens", Axis.SCALAR, torch.int32),
 )
@@ -52,14 +51,6 @@ class DecodeRunner(GraphRunner):
         """Return the paths of the recurrent states of a bucket's tokens."""
         return decode_paths(self.view("mamba_track_indices", bucket))
 
-    def per_token(self, name: str, bucket: int) -> Tensor:
-        """Return a static input with one element per request, repeated for each of its tokens."""
-        values = self.view(name, bucket)
-        if self.tokens_per_request == 1:
-            return values
-        # For one request `reshape` would return a view whose elements share memory.
-        return values[:, None].expand(-1, self.tokens_per_request).contiguous().view(-1)
-
     def live_rows(self, live_size: int) -> int:
         """Return the number of live tokens."""
         return live_size * self.tokens_per_request
@@ -74,7 +65,6 @@ class DecodeRunner(GraphRunner):
                 self.states,
                 self.state_paths(bucket),
                 input_ids,
-                self.per_token("mamba_track_mask", bucket),
             ),
             positions=self.view("positions", bucket),
             live_tokens=self.view("num_token_non_padded", bucket),

@@ -65,7 +65,6 @@ class PrefillRunner(GraphRunner):
         reset("positions", Axis.TOKEN, torch.int64),
         reset("input_embeds", Axis.TOKEN, torch.float32, width=HIDDEN),
         keep("mamba_track_indices", Axis.REQUEST, torch.int64),
-        keep("mamba_track_mask", Axis.REQUEST, torch.bool),
     )
     access: ListedKV | None = None
     tokens = 0
@@ -107,7 +106,6 @@ class PrefillRunner(GraphRunner):
                 self.states,
                 paths,
                 batch.input_ids,
-                self.inputs.buffers["mamba_track_mask"].take(requests),
             )
             self.inputs.populate({"input_embeds": payload}, padded=False)
 

@@ -79,7 +79,7 @@ def dense_rows(models: Mapping[Role, Decoder], sample: Sample) -> Tensor:
     tokens = sample.tokens.cpu()
     if sample.hidden_states is not None:
         return dense_draft_logits(models[Role.DRAFT], tokens, sample.hidden_states.cpu())
-    return dense_logits(models[Role.TARGET], tokens, tracked=sample.tracked)
+    return dense_logits(models[Role.TARGET], tokens)
 
 
 DENSE_AGREEMENT = Property(

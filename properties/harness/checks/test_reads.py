@@ -101,6 +101,6 @@ def test_a_row_of_a_tree_reads_its_past_and_its_ancestors(
     window: int | None, right: list[list[int]]
 ) -> None:
     tree = ((7, -1), (8, 0), (9, 0), (8, 1))
-    span = RequestSpan(1, 0, 3, 7, range(7), range(7), 0, False, tree)
+    span = RequestSpan(1, 0, 3, 7, range(7), range(7), 0, tree)
     found = columns_read(Mode.TARGET_VERIFY, span, window)
     assert [np.arange(7)[row].tolist() for row in found] == right

@@ -36,7 +36,6 @@ def unjudged(serial: int, length: int, *, draft: bool = False) -> Sample:
         serial=serial,
         tokens=torch.randint(CONFIG.vocab, (length,), generator=generator),
         logits=torch.zeros(CONFIG.vocab),
-        tracked=True,
         hidden_states=hidden if draft else None,
         place=4,
     )

@@ -133,7 +133,6 @@ def attention(pools: KVPools, slots: list[int], mask: list[bool] | None, result:
         torch.tensor([0, 2]),
         torch.tensor([2, len(slots)]),
         torch.tensor(slots),
-        None,
         len(slots),
         *((torch.tensor(mask), torch.tensor([0, 2])) if mask is not None else ()),
     )

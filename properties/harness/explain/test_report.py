@@ -18,7 +18,6 @@ from paritybit.harness.records.codec import load
 from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
-    DraftExtend,
     Evict,
     Prefill,
     Schedule,
@@ -104,17 +103,6 @@ BUGS: dict[str, tuple[Schedule, Report]] = {
             "index tables",
             ("full_to_swa_index_mapping[63]",),
             ACCESS,
-        ),
-    ),
-    "extend_counts_pad@eagle_draft_extend": (
-        Schedule((ADMIT, ADMIT, DraftExtend((0, 1)), Decode((0,)), DraftExtend((0,)))),
-        Report(
-            "hermetic_replay",
-            4,
-            ("norm_linear", None, 1, None),
-            INPUTS,
-            ("extend_seq_lens[1]",),
-            "subjects/runners/eagle_draft_extend.py",
         ),
     ),
     "plan_by_host_address@decode": (

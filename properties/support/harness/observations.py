@@ -186,7 +186,6 @@ def span(mode: Mode, request: int, count: int) -> RequestSpan:
         full_slots=NEW_FULL[request][:count],
         swa_slots=NEW_SWA[request][:count],
         track_index=owner.state_slot,
-        tracked=True,
         tree=((1, -1), (2, 0), (3, 0), (4, 1)) if mode is Mode.TARGET_VERIFY else (),
         state=state if mode.drafts else None,
     )
