@@ -1,7 +1,5 @@
 """Two records of the sanitizer are compared by the causes of their findings."""
 
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ from paritybit.launch.changes import changes
 from paritybit.launch.record import write
 from paritybit.launch.schema import WatchRecord
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, OK
-from properties.support.places import ROOT
 from properties.support.records import finding, watched
 
 
@@ -118,16 +115,3 @@ def test_two_runs_are_compared_where_both_could_find_it(
 def test_a_higher_rate_than_before_is_enough() -> None:
     before = run(True, {}, {}, every=100)
     assert kind(before, run(False, {}, {}, every=1)) == "fixed"
-
-
-def test_a_new_cause_counts_although_stdout_is_full(tmp_path: Path) -> None:
-    paths = [tmp_path / "before.json", tmp_path / "after.json"]
-    for path, made in zip(paths, (watched([]), watched([finding("a")])), strict=True):
-        write(made, path)
-    words = [sys.executable, "-m", "paritybit", "report", *map(str, paths)]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
-    assert done.returncode == FINDING
-    assert "cannot write to stdout" in done.stderr

@@ -10,7 +10,6 @@ import pytest
 from paritybit import __version__
 from paritybit.compat import tomllib
 from paritybit.inject import ENTRY_POINTS, environment_with, prepare
-from paritybit.watch.attach import sitecustomize
 from properties.support.harness.command_line import FINDING, python
 from properties.support.places import ROOT
 
@@ -56,32 +55,6 @@ def test_the_entry_points_are_those_of_an_installed_package(injected: Path, tmp_
     values = [list(members.values()) for members in ENTRY_POINTS.values()]
     loaded = [True for members in values for _ in members]
     assert said(injected, code, tmp_path) == f"{__version__} {values}\n{loaded}"
-
-
-def test_nothing_else_of_a_checkout_can_be_imported(injected: Path, tmp_path: Path) -> None:
-    """The user's own folder `harness` is found, as without the sanitizer."""
-    (tmp_path / "harness.py").write_text("name = 'mine'")
-    assert said(injected, "import harness; print(harness.name)", tmp_path) == "mine"
-    assert {path.name for path in injected.iterdir()} == {
-        "paritybit",
-        "sitecustomize.py",
-        f"paritybit-{__version__}.dist-info",
-    }
-
-
-def test_several_that_start_with_a_process_run_all(injected: Path, tmp_path: Path) -> None:
-    names = ["one", "two"]
-    for name in names:
-        (tmp_path / name).mkdir()
-        text = sitecustomize(f"import sys\nsys.{name} = True\n")
-        (tmp_path / name / "sitecustomize.py").write_text(text)
-    path = os.pathsep.join(str(tmp_path / name) for name in names)
-    code = (
-        "import sys\nfrom paritybit.watch import attach\n"
-        "print(sys.one, sys.two, any(type(one).__module__ == attach.__name__ "
-        "for one in sys.meta_path))"
-    )
-    assert said(injected, code, tmp_path, watched=True, path=path) == "True True True"
 
 
 @pytest.mark.parametrize("watched", [False, True])

@@ -8,17 +8,12 @@ import pytest
 from paritybit.drive.operating.actions import WHOLE
 from paritybit.drive.script import Part, Planned, Wave
 from paritybit.drive.sglang.settings import Served
-from paritybit.launch import tally as tally_module
 from paritybit.launch.record import WatchOptions, make
 from paritybit.launch.scope import STATES, not_tried
 from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import NEEDED, LegOutcome, open_questions, scope_of
 
 REACHED = dict.fromkeys(STATES, 1)
-
-
-def test_nothing_is_missing_where_all_was_tried() -> None:
-    assert list(not_tried(REACHED)) == []
 
 
 def test_what_was_switched_off_is_named() -> None:
@@ -137,20 +132,3 @@ def test_the_script_of_a_finding_is_the_one_that_was_served_then() -> None:
         assert script is not None
         assert script.settings["alone"] == alone
         assert len(script.waves) == 1
-
-
-def test_the_waves_of_a_long_run_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A finding after too many of them has no script."""
-    monkeypatch.setattr(tally_module, "MOST_WAVES", 5)
-    tally = Tally()
-    tally.take("1", {"kind": "script", "settings": {}})
-    keys = ["early", "late"]
-    for number in range(20):
-        tally.take("1", {"kind": "wave", "wave": {"requests": [], "flush": False}})
-        if number in (3, 19):
-            tally.take("1", {"kind": "finding", "check": "leak", "key": keys.pop(0)})
-    assert len(tally.processes["1"].waves) <= 6
-    early, late = tally.script("early"), tally.script("late")
-    assert early is not None
-    assert len(early.waves) == 4
-    assert late is None

@@ -1,4 +1,4 @@
-"""Faults planted in copies of engines, and mutants of our own code.
+"""Faults planted in copies of engines.
 
 A fault is an edit of an engine's source, listed in one of the tables `*.toml` of this folder:
 
@@ -16,10 +16,9 @@ A fault is an edit of an engine's source, listed in one of the tables `*.toml` o
 | `explore` | the options with which `paritybit explore` finds it |
 | `thread` | the public thread whose fix it undoes, or that resembles it |
 
-A table may set `engine` and `settings` for all of its faults. The faults of `unseen.toml` were
-drawn before any of them was run. They also have a `class`, the edited `function`, what they `need`
-to show, their `harm`, what the report `named`, and the `commit` of the run.
+A table may set a field for all of its faults. The faults of `unseen.toml` were drawn before any of
+them was run. They also have a `class`, the edited `function`, what they `need` to show, their
+`harm`, what the report `named`, and the `commit` of the run.
 
 `run` plants faults and records what finds them; `reports/evidence/planted.json` is that record.
-`mutants` changes our own code by rule.
 """

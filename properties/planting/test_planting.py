@@ -1,6 +1,5 @@
 """The tables of faults are sound, and what is planted, judged and recorded is what they list."""
 
-import subprocess
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ from paritybit.drive.adapters import adapter_of
 from paritybit.drive.legs import AND
 from paritybit.watch.checks import CHECKS
 from properties.planting.faults import TABLES, Edit, Fault, plant, read
-from properties.planting.record import RECORD, Outcome, Status, write
+from properties.planting.record import RECORD, Outcome, Status
 from properties.planting.record import read as read_record
-from properties.planting.run import differs, fastest_first, judge, waited
+from properties.planting.run import differs, judge
 from properties.support.releases import package_of
 
 ROWS = [(table.stem, fault) for table in TABLES for fault in read(table)]
@@ -124,32 +123,6 @@ def test_only_a_finding_that_the_unmodified_engine_lacks_counts(
     assert (outcome.status, differs(fault, outcome, USUAL)) == (status, bad)
     harmless = Fault("n", "engine==1", "A reason.", FAULT.edits, harmless=True)
     assert differs(harmless, outcome, USUAL) == (status is not Status.MISSED)
-
-
-def test_the_fault_that_was_found_fastest_is_planted_first() -> None:
-    faults = [Fault(name, "engine==1", "A reason.", FAULT.edits) for name in "abc"]
-    took = {"b": 9.0, "c": 8.0}
-    found = [Outcome("engine==1", Status.FOUND, one, seconds=took[one]) for one in took]
-    ordered = fastest_first(faults, {outcome.run: outcome for outcome in found})
-    assert [fault.name for fault in ordered] == ["c", "b", "a"]
-
-
-def test_a_run_whose_time_is_up_ends_with_its_processes() -> None:
-    with subprocess.Popen(
-        ["sh", "-c", "sleep 60 & echo; wait"], stdout=subprocess.PIPE, start_new_session=True
-    ) as run:
-        assert run.stdout is not None
-        assert waited(run, 0.1) is None
-        assert run.stdout.read() == b"\n"  # No process holds the pipe any more.
-
-
-def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "record.json"
-    write(path, [USUAL, Outcome("engine==1", Status.FOUND, "n", seed=2, check="leak")])
-    outcomes = list(read_record(path).values())
-    write(path, outcomes)
-    assert list(read_record(path).values()) == outcomes
-    assert outcomes[0] == USUAL
 
 
 @pytest.mark.parametrize("engine", sorted({fault.engine for _, fault in ROWS}))

@@ -163,23 +163,6 @@ def test_failures_with_one_cause_are_one_and_the_shortest_is_told() -> None:
     assert report.causes[0].replay == first.replay
 
 
-@pytest.mark.parametrize(
-    ("left", "right", "message", "value"),
-    [
-        ("0x3f800000", "0x3f800001", "1 of 32 bits differ", "1"),
-        ("0x3f80", "0xbf80", "1 of 16 bits differ", "1"),
-        ("0x3f80", "0x3f800000", "", "1"),
-        ("7", "12", "", ""),
-        ("0x", "0xzz", "", ""),
-    ],
-)
-def test_bit_patterns(left: str, right: str, message: str, value: str) -> None:
-    found = drawings.bits("kv_parity", {"eager_bits": left, "graph_bits": right})
-    assert found is not None
-    assert (found.message, found.sides[0][2]) == (message, value)
-    assert "".join(text for text, _ in found.sides[0][1]) == left
-
-
 @pytest.mark.parametrize("padded", [10**9, 10**400, -(10**400)])
 def test_a_drawing_of_a_hostile_record_is_small(padded: int) -> None:
     entry = TimelineEntry(0, "decode", "decode", "decode", 2, tuple(range(9_999)), padded, (), 0)

@@ -1,6 +1,5 @@
 """Exit code 1 is a finding and nothing else; without a verdict, there is one sentence."""
 
-import errno
 import os
 import signal
 import subprocess
@@ -24,7 +23,6 @@ from properties.support.harness.command_line import (
     LONGEST,
     MALFORMED,
     TERMINATED,
-    in_its_own_group,
     kept_traceback,
     python,
 )
@@ -134,19 +132,6 @@ def test_a_signal_ends_a_command_with_one_sentence(
     assert (done.returncode, done.stderr) == (code, "paritybit: interrupted\n")
 
 
-def test_ctrl_c_while_torch_is_imported_is_one_sentence() -> None:
-    words = ["-X", "importtime", "-m", "paritybit", "replay", str(CASE)]
-    with in_its_own_group(*words) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "torch" in line:
-                process.send_signal(signal.SIGINT)
-                break
-        rest = process.stderr.read()
-    said = [line for line in rest.splitlines() if not line.startswith("import time:")]
-    assert (process.returncode, said) == (INTERRUPTED, ["paritybit: interrupted"])
-
-
 def test_ctrl_c_that_an_import_swallows_runs_nothing(
     monkeypatch: pytest.MonkeyPatch, refused: Any
 ) -> None:
@@ -175,18 +160,3 @@ def test_a_deleted_current_folder_gives_no_verdict(
     monkeypatch.chdir(folder)
     folder.rmdir()
     assert "the current folder cannot be used: No such file" in refused(CANNOT_RUN, "replay", CASE)
-
-
-def test_a_folder_that_may_not_be_entered_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Any
-) -> None:
-    before = Path.stat
-
-    def private(path: Path, **how: Any) -> os.stat_result:
-        if path.is_relative_to(tmp_path / "paritybit-out" / "latest"):
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return before(path, **how)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Path, "stat", private)
-    assert "is not a valid path: Permission denied" in refused(MALFORMED, "report")
