@@ -51,7 +51,7 @@ class Pool:
 
     `windows`, `layers`, `numbers` and `held` have an entry for each of the engine's groups with
     layers of the target: its first layer, the engine's number of it, and the KV groups whose
-    tensors it has layers in. `frees` is False if requests keep blocks that their window has left.
+    tensors it has layers in.
     """
 
     groups: tuple[Group, ...]
@@ -61,7 +61,6 @@ class Pool:
     numbers: tuple[int, ...]
     held: tuple[tuple[str, ...], ...]
     draft: Draft | None = None
-    frees: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -124,8 +123,7 @@ def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> Pool:
             kinds = tuple(sorted({of_tensor[name] for name in own}))
             found.append((window, own[0], number, kinds))
     windows, firsts, numbers, kinds_of = zip(*found, strict=True) if found else ((), (), (), ())
-    frees = not any(getattr(spec, "extra_retained_tokens", 0) for spec in specs)
-    return Pool(groups, page, windows, firsts, numbers, kinds_of, draft, frees)
+    return Pool(groups, page, windows, firsts, numbers, kinds_of, draft)
 
 
 def tensors_of(

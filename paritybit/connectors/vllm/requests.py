@@ -101,7 +101,6 @@ class Requests:
                         slots=dict.fromkeys(held, slots),
                         space=f"{number} {space_of(of[name])}",
                         window=window,
-                        frees=pool.frees,
                     )
                 )
         return Forward(kind_of(output, names), tuple(rows))
