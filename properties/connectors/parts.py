@@ -105,11 +105,14 @@ class Buffers:
 
     input_ids: Tensor = dataclasses.field(default_factory=lambda: torch.zeros(4, dtype=torch.int64))
     out_cache_loc: Tensor = dataclasses.field(default_factory=lambda: torch.zeros(4).long())
+    seq_lens: Tensor = dataclasses.field(default_factory=lambda: torch.ones(4).long())
 
     def populate(self, batch: Any) -> None:
         """Copy a batch into the inputs."""
         live = len(batch.input_ids)
         self.out_cache_loc.zero_()
+        self.seq_lens.fill_(1)
+        self.seq_lens[:live].copy_(batch.seq_lens)
         self.input_ids[:live].copy_(batch.input_ids)
         self.out_cache_loc[:live].copy_(batch.out_cache_loc)
 

@@ -348,6 +348,7 @@ class Runner:
 
     def __init__(self, toy: Toy) -> None:
         self.buffers: Any = parts.Buffers()
+        self.seq_len_fill_value = 1
         self.toy = toy
         self.graphs = {4: Graph(toy, self.buffers)}
         self.attn_backend = toy.runner.attn_backend
@@ -362,19 +363,29 @@ class Runner:
         return "logits"
 
 
-@pytest.mark.parametrize("right", [True, False])
-def test_a_replay_is_judged_with_its_static_inputs(toy: Toy, right: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "check"),
+    [
+        ("out_cache_loc", 0, None),
+        ("out_cache_loc", 23, "stray write"),
+        ("seq_lens", 1, None),
+        ("seq_lens", 3, "stale input"),
+    ],
+)
+def test_a_replay_is_judged_with_its_static_inputs_and_their_padding(
+    toy: Toy, name: str, value: int, check: str | None
+) -> None:
     runner = Runner(toy)
     hooked(toy.engine.capture, lambda runner: None, runner)
     toy.prefill()
 
     def spoil() -> None:
-        runner.buffers.out_cache_loc[2] = 23
+        getattr(runner.buffers, name)[2] = value
 
-    toy.fault = (lambda: None) if right else spoil
+    toy.fault = spoil
     toy.model = functools.partial(hooked, toy.engine.runner, Runner.replay, runner)
     toy.decode()
     counts = toy.journal.counts
     assert (counts["captures"], counts["replays"], counts["padded_replays"]) == (1, 1, 1)
     assert counts["lists"] == 4
-    assert bool(toy.found) is not right
+    assert toy.found == ({check} if check else set())

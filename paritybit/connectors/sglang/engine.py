@@ -363,6 +363,7 @@ class Engine(Following):
         used = adapters.buffers_used(model, batch, now.rows, self.requests or ())
         watcher.inputs("LoRA", used)
         shape = runner, key, graphs.live(runner, batch), bucket
+        watcher.inputs("graph", graphs.tails_of(runner, shape[2], bucket))
         return watcher.replay(
             Replay(
                 graph,

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paritybit.connectors.following import attribute, restored, tensors
+from paritybit.connectors.following import attribute, expected, restored, tensors
 from paritybit.connectors.sglang.attention import attending
 from paritybit.watch.facts import StaticInput
 
@@ -160,6 +160,19 @@ def inputs_of(
             static.valid = (ranges or {}).get(name)
         found.append(static)
     return found
+
+
+def tails_of(runner: Any, live: int, bucket: int) -> list[StaticInput]:
+    """Return the lengths of padded rows, with the value that the runner fills them with.
+
+    A padded row with the length of an earlier request attends to as many slots.
+    """
+    lengths = getattr(getattr(runner, "buffers", runner), "seq_lens", None)
+    right = getattr(runner, "seq_len_fill_value", None)
+    if right is None or not isinstance(lengths, Tensor) or live >= bucket:
+        return []
+    tail = lengths[live:bucket]
+    return [expected("seq_lens (padding)", tail, [int(right)] * len(tail), lengths)]
 
 
 def extent(name: str, tensor: Tensor) -> int:
