@@ -18,7 +18,7 @@ from paritybit.drive.job import Job
 from paritybit.drive.legs import AND, Leg, Table
 from paritybit.drive.script import Setting
 
-LEAST = 150
+LEAST = 100
 """The floor of forwards of a row."""
 
 MOST = 1 / 10
