@@ -13,7 +13,7 @@ from properties.support.interpreting import run_interpreted
 EFFECTS = {
     "branch": "ends before a block store",
     "address": "executes a block store with other operands",
-    "outside": "loads from outside of all tensors",
+    "outside": "loads from outside of the tensor",
     "block_address": "executes a block store with other operands",
     "joins": "executes a barrier more",
     "barrier_after": "executes a block store with other operands",

@@ -2,14 +2,13 @@
 
 The Python code of a kernel runs unchanged, with a small replacement of Triton's language on numpy
 arrays. A kernel that uses other operations runs in Triton's interpreter. So does a kernel whose
-first launches leave other memory contents than Triton's interpreter, and one that overwrites a
-scalar that it loaded, because only there the check for races sees it.
+first launches leave other memory contents than Triton's interpreter. The check for races sees the
+kernels that run on numpy.
 """
 
 import importlib
 import inspect
 import itertools
-import random
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
@@ -20,15 +19,10 @@ from torch import Tensor
 
 from paritybit.drive.stand_ins.installing import StandIn
 from paritybit.drive.stand_ins.language import LANGUAGE, Pointer, wrapped
+from paritybit.drive.stand_ins.races import DEFAULT_WARPS, RacesOf, races_of_process
 
 TRIED = 3
 """The number of first launches of a kernel that are compared with Triton's interpreter."""
-
-RACED, SOMETIMES = 64, 16
-"""So many launches of a kernel that overwrites what it loaded are checked for races, and then one
-in so many, at random."""
-
-CHANCE = random.Random(0)
 
 LANGUAGE_MODULE = "triton.language"
 
@@ -36,20 +30,20 @@ LANGUAGE_MODULE = "triton.language"
 class Kernel:
     """One kernel.
 
-    `tried` counts the compared launches. `refused` is True if Triton's interpreter must run it, and
-    `overwrites` if that looks for races in it, as `raced` launches did.
+    `tried` counts the compared launches. `refused` is True if Triton's interpreter must run it.
     """
 
     def __init__(self, function: Callable[..., None], constants: Sequence[str]) -> None:
         self.tried, self.refused = 0, not _known(function)
-        self.raced, self.overwrites = 0, False
         self.constants = frozenset(constants)
         self.signature = inspect.signature(function)
         self.run = _rebound(function)
+        races = races_of_process()
+        self.races = None if races is None else RacesOf(races, function.__name__, self.run)
 
     def launch(self, grid: Any, arguments: Sequence[Any], named: dict[str, Any]) -> None:
         """Run all programs of a launch."""
-        warps = named.get("num_warps")
+        warps = named.get("num_warps") or DEFAULT_WARPS
         named = {key: held for key, held in named.items() if key in self.signature.parameters}
         bound = self.signature.bind(*arguments, **named)
         bound.apply_defaults()
@@ -62,17 +56,10 @@ class Kernel:
         with np.errstate(all="ignore"):
             for place in itertools.product(*(range(int(size)) for size in sizes)):
                 LANGUAGE.place, LANGUAGE.sizes = place, sizes
-                if LANGUAGE.reads:
-                    LANGUAGE.reads.clear()
-                self.run(**given)
-        if LANGUAGE.overwrites:
-            LANGUAGE.overwrites = False
-            self.overwrites |= warps != 1
-
-    def looks_for_races(self) -> bool:
-        """Return whether the next launch is checked for races."""
-        self.raced += self.overwrites
-        return self.overwrites and (self.raced <= RACED or CHANCE.random() * SOMETIMES < 1)
+                if self.races is None or warps == 1:
+                    self.run(**given)
+                else:
+                    self.races.program(given, warps)
 
 
 def quicken_kernels() -> None:
@@ -85,7 +72,7 @@ def quicken_kernels() -> None:
         kernel = kernels.get(executor.fn)
         if kernel is None:
             kernel = kernels[executor.fn] = Kernel(executor.fn, executor.constexprs)
-        if kernel.refused or executor.pre_run_hooks or kernel.looks_for_races():
+        if kernel.refused or executor.pre_run_hooks:
             slowly(executor, *arguments, **named)
         elif kernel.tried < TRIED:
             kernel.tried += 1

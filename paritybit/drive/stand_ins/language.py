@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -202,20 +203,54 @@ for _name, _function in COMPARISONS.items():
     setattr(Value, f"__{_name}__", _binary(_function))
 
 
-def _function_of(function: Any, place: Any = None) -> Any:
-    """Return a function of the language, which takes no keyword but `axis`.
+def _function_of(function: Any) -> Any:
+    """Return a function of the language, which takes no keyword."""
 
-    `place` returns the index of the result, which `return_indices` asks for.
-    """
-
-    def applied(language: "Language", *given: Any, **named: Any) -> Any:
-        axes = {"axis": named["axis"]} if "axis" in named else {}
-        found = Value(function(*map(bare, given), **axes))
-        if not named.get("return_indices"):
-            return found
-        return found, Value(place(*map(bare, given), **axes).astype(np.int32))
+    def applied(language: "Language", *given: Any, **unused: Any) -> Value:
+        return Value(function(*map(bare, given)))
 
     return applied
+
+
+def _reduction(function: Any, place: Any) -> Any:
+    """Return a reduction of the language. `place` returns the index of its result."""
+
+    def applied(
+        language: "Language",
+        given: Value,
+        axis: int | None = None,
+        return_indices: bool = False,
+        **unused: Any,
+    ) -> Any:
+        language.exchange("a reduction", given.data)
+        found = Value(function(given.data, axis=axis))
+        at = place(given.data, axis=axis)
+        return (found, Value(at.astype(np.int32))) if return_indices else found
+
+    return applied
+
+
+def loaded(pointer: Pointer, mask: Any, other: Any) -> Any:
+    """Return what is at addresses, and `other` or 0 where the mask is False."""
+    places = np.asarray(pointer.place)
+    if mask is None:
+        return pointer.memory[pointer.inside(places)]
+    places, on = np.broadcast_arrays(places, bare(mask))
+    on = on.astype(bool, copy=False)
+    found = np.zeros(places.shape, pointer.memory.dtype)
+    if other is not None:
+        found[...] = other
+    found[on] = pointer.memory[pointer.inside(places[on])]
+    return found
+
+
+def accessed(pointer: Pointer, mask: Any) -> Any:
+    """Return addresses, and where the mask is True."""
+    memory, places = pointer.memory, np.asarray(pointer.place, np.int64)
+    known = isinstance(memory, Addressed)
+    first = memory.address if known else memory.__array_interface__["data"][0]
+    on = np.asarray(True if mask is None else bare(mask), bool)
+    return np.broadcast_arrays(first + places * memory.dtype.itemsize, on)
 
 
 class Language:
@@ -229,10 +264,8 @@ class Language:
     def __init__(self) -> None:
         self.place: Sequence[int] = (0, 0, 0)
         self.sizes: Sequence[int] = (1, 1, 1)
-        self.reads: set[tuple[int, int]] | None = None
-        """The scalars that the program loaded: their memory and index. None if not followed."""
-        self.overwrites = False
-        """Whether a program stored to one of them."""
+        self.program: Any = None
+        """The record of the current program, if the check for races makes one."""
 
     def to_tensor(self, given: Any, check: bool = True) -> Any:
         """Return the value of an assignment in a kernel."""
@@ -260,30 +293,28 @@ class Language:
 
     def load(self, pointer: Pointer, mask: Any = None, other: Any = None, **unused: Any) -> Value:
         """Load from addresses. Where the mask is False, the result is `other` or 0."""
-        places = np.asarray(pointer.place)
-        if self.reads is not None and not places.ndim:
-            self.reads.add((id(pointer.memory), int(places)))
-        if mask is None:
-            return Value(pointer.memory[pointer.inside(places)])
-        places, on = np.broadcast_arrays(places, bare(mask))
-        on = on.astype(bool, copy=False)
-        found = np.zeros(places.shape, pointer.memory.dtype)
-        if other is not None:
-            found[...] = bare(other)
-        found[on] = pointer.memory[pointer.inside(places[on])]
-        return Value(found)
+        made = partial(loaded, pointer, mask, bare(other))
+        if self.program is None:
+            return Value(made())
+        return Value(self.program.load(*accessed(pointer, mask), made, bare(other)))
 
     def store(self, pointer: Pointer, value: Any, mask: Any = None, **unused: Any) -> None:
         """Store to addresses where the mask is True."""
-        places = np.asarray(pointer.place)
-        if self.reads and not places.ndim:
-            self.overwrites |= (id(pointer.memory), int(places)) in self.reads
-        if mask is None:
-            pointer.memory[pointer.inside(places)] = bare(value)
+        value = bare(value)
+        if self.program is not None and not self.program.store(*accessed(pointer, mask), value):
             return
-        places, on, held = np.broadcast_arrays(places, bare(mask), bare(value))
+        places = np.asarray(pointer.place)
+        if mask is None:
+            pointer.memory[pointer.inside(places)] = value
+            return
+        places, on, held = np.broadcast_arrays(places, bare(mask), value)
         on = on.astype(bool, copy=False)
         pointer.memory[pointer.inside(places[on])] = held[on]
+
+    def exchange(self, what: str, *operands: Any) -> None:
+        """Note an operation that passes values from warp to warp."""
+        if self.program is not None:
+            self.program.exchange(what, operands)
 
     def zeros(self, shape: Any, dtype: Any) -> Value:
         """Return zeros."""
@@ -295,6 +326,7 @@ class Language:
 
     def sum(self, given: Value, axis: int | None = None, **unused: Any) -> Value:
         """Return the sum. Integers keep their width, but have at least 32 bits."""
+        self.exchange("a reduction", given.data)
         dtype = given.data.dtype
         kept = np.dtype(np.int32) if dtype.itemsize < 4 and dtype.kind in "iub" else dtype
         return Value(given.data.sum(axis, dtype=kept))
@@ -311,14 +343,14 @@ class Language:
 
     max_contiguous = static_assert = multiple_of
     where, maximum, minimum = map(_function_of, (np.where, np.maximum, np.minimum))
-    max, min = _function_of(np.nanmax, np.argmax), _function_of(np.nanmin, np.argmin)
+    max, min = _reduction(np.nanmax, np.argmax), _reduction(np.nanmin, np.argmin)
     exp, log, sqrt, abs, zeros_like = map(
         _function_of, (np.exp, np.log, np.sqrt, np.abs, np.zeros_like)
     )
 
-    def argmax(self, given: Value, axis: int, **unused: Any) -> Value:
+    def argmax(self, given: Value, axis: int, **unused: Any) -> Any:
         """Return the index of the first largest element."""
-        return Value(given.data.argmax(axis).astype(np.int32))
+        return self.max(given, axis=axis, return_indices=True)[1]
 
     def rand(self, seed: Any, offset: Any) -> Value:
         """Return random numbers in [0, 1): ten rounds of Philox, as in Triton."""
@@ -340,6 +372,7 @@ class Language:
 
     def debug_barrier(self) -> None:
         """Do nothing: a program is one thread."""
+        self.exchange("a barrier")
 
 
 LANGUAGE = Language()

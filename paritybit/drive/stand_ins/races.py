@@ -1,40 +1,36 @@
-"""Finds kernels whose warps race for a scalar, in Triton's interpreter.
+"""Finds kernels whose warps race for a scalar, among the kernels that run on numpy.
 
 Each warp of a program loads a scalar by itself, but one thread stores a scalar (`StoreOpConversion`
 in Triton's LoadStoreOpToLLVM.cpp). If a program loads a scalar and then stores another value to its
-address, with no barrier in between, a late warp loads the new value. The interpreter runs a program
-as one thread and never shows this. The program therefore runs again as the late warp, without
-writing memory. It is a race if the late warp
+address, with no barrier in between, a late warp loads the new value. On a CPU, a program is one
+thread and never shows this. The program therefore runs again as the late warp, without writing
+memory. It is a race if the late warp
 
-- loads from memory outside of all tensors of the launch, or
-- has other effects: other block stores, atomics of blocks or barriers, or in another order, or with
-  other values.
+- loads from memory outside of the tensor, or
+- has other effects: other block stores or barriers, or in another order, or with other values.
 
-Scalar stores and scalar atomics are not compared: a late warp does not execute them. A counter that
+Scalar stores are not compared: a late warp does not execute them. A counter that
 is loaded, incremented and stored is no race, nor is a load whose value only decides what is stored
 as a scalar.
 
-A barrier is `tl.debug_barrier`, and any operation that passes values from warp to warp through
-shared memory: reductions, scans, `tl.dot`, `tl.histogram`, `tl.gather` and atomics (Triton's
-ReduceOpToLLVM.cpp, ScanOpToLLVM.cpp, HistogramOpToLLVM.cpp, GatherOpToLLVM.cpp, Membar.cpp and
-`finalizeAtomicResults`). Triton omits the barrier where one warp holds all values, and may add one
-to change a layout. Neither is known here: the former counts as a barrier, and the latter does not.
+A barrier is `tl.debug_barrier`, and a reduction, which passes values from warp to warp through
+shared memory (Triton's ReduceOpToLLVM.cpp and Membar.cpp). Triton omits the barrier where one warp
+holds all values, and may add one to change a layout. Neither is known here: the former counts as a
+barrier, and the latter does not.
 """
 
 import functools
 import importlib
-import inspect
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
-import torch
 
 from paritybit.drive.stand_ins.language import LANGUAGE
 from paritybit.watch.attach import when_imported, where
@@ -58,25 +54,14 @@ MOST_TRIALS = 256
 LARGEST = 2**20
 """The most elements in the record of a program, and the most equal accesses of a late warp."""
 
-STORE, ATOMIC = "a block store", "a block atomic"
-
-EXCHANGES = {
-    "create_barrier": "a barrier",
-    "create_dot": "a dot product",
-    "create_histogram": "a histogram",
-    "create_gather": "a gather",
-}
-"""The functions of the interpreter's builder that imply a barrier."""
-
-ATOMICS = {"create_atomic_cas": 0, "create_atomic_rmw": 1}
-"""The functions of the interpreter's builder for atomics, with the index of their pointers."""
+STORE = "a block store"
 
 OWN = ("triton.", "paritybit.")
 """Modules with the frames between the line of a kernel and an operation."""
 
 
 class OutsideError(BaseException):
-    """A late warp loads from outside of all tensors. The interpreter converts other exceptions."""
+    """A late warp loads from outside of the tensor."""
 
 
 class UnknownError(BaseException):
@@ -101,50 +86,44 @@ class Program:
     """The record of a program.
 
     - `loads`: the addresses, mask and values of each load. Arrays of one element are scalars.
-    - `effects`: block stores, atomics of blocks, and operations that imply a barrier, each with the
-      arrays that it depends on, and a late warp's line.
-    - `atomics`: the results of the atomics, by the addresses.
+    - `effects`: block stores and operations that imply a barrier, each with the arrays that it
+      depends on, and a late warp's line.
     - `since`: the number of loads before the last barrier.
     - `size`: the number of elements.
     """
 
     loads: list[tuple[Any, Any, Any]] = field(default_factory=list)
     effects: list[tuple[str, Sequence[Any], str]] = field(default_factory=list)
-    atomics: dict[bytes, list[Any]] = field(default_factory=dict)
     overwritten: list[Overwritten] = field(default_factory=list)
     since: int = 0
     size: int = 0
     stores: bool = False
 
-    def load(self, pointers: Any, mask: Any, values: Any) -> None:
-        """Record a load."""
+    def load(self, pointers: Any, mask: Any, run: Callable[[], Any], other: Any) -> Any:
+        """Make and record a load."""
+        values = run()
         self.loads.append((pointers, mask, values))
         self.size += pointers.size
+        return values
 
-    def store(self, pointers: Any, value: Any, mask: Any) -> None:
-        """Record a store."""
+    def store(self, pointers: Any, mask: Any, value: Any) -> bool:
+        """Record a store. Returns whether to make it."""
         if pointers.size > 1:
-            self.effect(STORE, (mask, pointers, value))
+            self.effect(STORE, np.broadcast_arrays(mask, pointers, value))
         elif mask.all():
             self.overwrite(pointers, value)
+        return True
 
     def overwrite(self, pointers: Any, value: Any) -> None:
         """Record a store of a scalar, and whether the program loaded another value before."""
         self.stores = True
         for number, (loaded, on, held) in enumerate(self.loads[self.since :], self.since):
             if loaded.size == 1 and on.all() and loaded.item() == pointers.item():
-                new = value.astype(held.dtype).reshape(held.shape)
+                new = np.asarray(value).astype(held.dtype).reshape(held.shape)
                 if new.tobytes() != held.tobytes():
                     line = line_of_kernel()
                     self.overwritten.append(Overwritten(number, len(self.loads), new, line))
                 return
-
-    def atomic(self, pointers: Any, operands: Sequence[Any], result: Any) -> None:
-        """Record an atomic."""
-        self.atomics.setdefault(pointers.tobytes(), []).append(result)
-        if pointers.size > 1:
-            self.effect(ATOMIC, operands)
-        self.since = len(self.loads)
 
     def exchange(self, what: str, operands: Sequence[Any]) -> None:
         """Record an operation that implies a barrier."""
@@ -165,18 +144,13 @@ class Program:
 class LateWarp(Program):
     """The record of a program that runs again as the warp that loads a scalar late.
 
-    A load gives what it gave the program, or the new value. A load that the program did not make
-    reads the memory of the launch's tensors: `memory` has where the storage of each begins and
-    ends. `source` is the line of the late load.
+    A load gives what it gave the program, or the new value. `source` is the line of the late load.
     """
 
-    def __init__(
-        self, program: Program, given: Overwritten, memory: Sequence[tuple[int, int]], handle: Any
-    ) -> None:
+    def __init__(self, program: Program, given: Overwritten) -> None:
         super().__init__()
-        self.program, self.given, self.memory, self.handle = program, given, memory, handle
+        self.program, self.given, self.source = program, given, ""
         self.raced = program.loads[given.first][0].item()
-        self.source = ""
         self.known: dict[bytes, list[int]] = {}
         for number, (pointers, mask, _) in enumerate(program.loads):
             self.known.setdefault(name_of(pointers, mask), []).append(number)
@@ -191,47 +165,31 @@ class LateWarp(Program):
     def overwrite(self, pointers: Any, value: Any) -> None:
         """Do nothing."""
 
-    def loaded(self, run: Callable[[], Any], pointers: Any, mask: Any, other: Any) -> Any:
-        """Return the result of a load, which `run` makes."""
-        if not mask.data.any():
-            return run()
-        name = name_of(pointers.data, mask.data)
+    def store(self, pointers: Any, mask: Any, value: Any) -> bool:
+        """Record a store, which is not made."""
+        super().store(pointers, mask, value)
+        return False
+
+    def load(self, pointers: Any, mask: Any, run: Callable[[], Any], other: Any) -> Any:
+        """Return the result of a load."""
+        name = name_of(pointers, mask)
         numbers = self.known.get(name)
-        if numbers is None:
-            if not self.holds(pointers.data[mask.data], pointers.get_element_ty()):
-                raise OutsideError(line_of_kernel())
-            return run()
-        number = numbers[self.turn(name, len(numbers))]
-        where, _, values = self.program.loads[number]
-        if where.size == 1 and where.item() == self.raced:
+        if numbers is None or not mask.any():
+            try:
+                return run()
+            except IndexError:
+                raise OutsideError(line_of_kernel()) from None
+        self.turns[name] += 1
+        if self.turns[name] > LARGEST:  # It would never end.
+            raise UnknownError
+        number = numbers[min(self.turns[name], len(numbers)) - 1]
+        where_at, _, values = self.program.loads[number]
+        if where_at.size == 1 and where_at.item() == self.raced:
             if number == self.given.first:
                 self.source = line_of_kernel()
             if self.given.first <= number < self.given.until:
                 values = self.given.value
-        if other is not None:
-            values = np.where(mask.data, values, other.data.astype(values.dtype))
-        return self.handle(values, pointers.get_element_ty())
-
-    def result(self, pointers: Any) -> Any:
-        """Return what an atomic gave the program."""
-        name = pointers.tobytes()
-        if name not in self.program.atomics:
-            raise UnknownError
-        results = self.program.atomics[name]
-        return results[self.turn(name, len(results))]
-
-    def holds(self, addresses: Any, kind: Any) -> bool:
-        """Return whether the memory of the launch has all addresses of a load."""
-        size = kind.primitive_bitwidth // 8
-        inside = [(addresses >= first) & (addresses + size <= end) for first, end in self.memory]
-        return bool(np.any(inside, axis=0).all()) if inside else False
-
-    def turn(self, name: bytes, count: int) -> int:
-        """Return which of `count` equal accesses this is. Stops a warp that would never end."""
-        self.turns[name] += 1
-        if self.turns[name] > LARGEST:
-            raise UnknownError
-        return min(self.turns[name], count) - 1
+        return values if other is None else np.where(mask, values, other).astype(values.dtype)
 
     def difference(self, *, ended: bool) -> tuple[str, str] | None:
         """Return the first effect that differs, and its line, if known. Returns None for none."""
@@ -260,72 +218,14 @@ def name_of(pointers: Any, mask: Any) -> bytes:
     return bytes(np.where(mask, pointers, 0).tobytes() + mask.tobytes())
 
 
-def of_handles(arguments: Sequence[Any]) -> Sequence[Any]:
-    """Return the arrays in the arguments of a function of the builder."""
-    data = [getattr(one, "data", None) for one in arguments]
-    return [one for one in data if isinstance(one, np.ndarray)]
-
-
-def of_tensors(arguments: Sequence[Any]) -> Sequence[Any]:
-    """Return the arrays that a reduction or a scan gets, as `(operation, tensors)`."""
-    return [one.handle.data for one in arguments[1]]
-
-
-def memory_of(arguments: Sequence[Any]) -> list[tuple[int, int]]:
-    """Return where the storages of a launch's tensors begin and end."""
-    tensors = [getattr(one, "base", one) for one in arguments]  # Triton wraps some.
-    storages = [one.untyped_storage() for one in tensors if isinstance(one, torch.Tensor)]
-    return [(one.data_ptr(), one.data_ptr() + one.nbytes()) for one in storages]
-
-
-class Watched:
-    """A kernel that reports the start of each program. It has the signature of the kernel."""
-
-    def __init__(self, kernel: Any, run: Callable[..., None]) -> None:
-        self.kernel, self.run, self.warps = kernel, run, DEFAULT_WARPS
-        self.__name__, self.__globals__ = kernel.__name__, kernel.__globals__
-        self.__signature__ = inspect.signature(kernel)
-        self.programs, self.trials, self.counted, self.found = 0, 0, False, set[str]()
-        self.memory = list[tuple[int, int]]()
-
-    def __call__(self, **arguments: Any) -> None:
-        """Run one program."""
-        self.run(self, arguments)
-
-
 class Races:
-    """Watches the kernels that Triton's interpreter runs.
+    """The check for races in this process. `ran` tells which functions for Triton ran."""
 
-    `program` is the record of the program that runs, if it has several warps. `ran` tells which
-    functions for Triton ran that were defined since.
-    """
-
-    def __init__(self, interpreter: Any, boundary: Boundary) -> None:
-        self.interpreter, self.boundary = interpreter, boundary
-        self.program: Program | None = None
-        self.kernels: dict[Any, Watched] = {}
-        self.chance = random.Random(0)
-        self.ran: dict[str, bool] = {}
-
-    def hook(self) -> None:
-        """Wrap the functions of the interpreter."""
-        builder, function = self.interpreter.interpreter_builder, "InterpretedFunction"
-        wraps: list[tuple[Any, str, Callable[..., Any]]] = [
-            (builder, "create_masked_load", self.load),
-            (builder, "create_masked_store", self.store),
-        ]
-        for name, place in ATOMICS.items():
-            wraps.append((builder, name, functools.partial(self.atomic, place)))
-        for name, what in EXCHANGES.items():
-            wraps.append((builder, name, functools.partial(self.exchange, what, of_handles)))
-        for name, what in (("ReduceOps", "a reduction"), ("ScanOps", "a scan")):
-            exchange = functools.partial(self.exchange, what, of_tensors)
-            wraps.append((getattr(self.interpreter, name), "apply_impl", exchange))
-        wraps.append((getattr(self.interpreter, function), "__init__", self.define))
-        wraps.append((getattr(self.interpreter, function), "rewrite", self.use))
-        wraps.append((self.interpreter.GridExecutor, "__call__", self.launch))
-        for holder, name, wrapper in wraps:
-            setattr(holder, name, around(getattr(holder, name), wrapper))
+    def __init__(self, boundary: Boundary) -> None:
+        self.boundary, self.chance, self.ran = boundary, random.Random(0), dict[str, bool]()
+        function: Any = importlib.import_module(INTERPRETER).InterpretedFunction
+        for name, wrapper in (("__init__", self.define), ("rewrite", self.use)):
+            setattr(function, name, around(getattr(function, name), wrapper))
         self.boundary.journal.watchers[self] = None
 
     def settled(self) -> None:
@@ -334,7 +234,7 @@ class Races:
 
     def lose(self) -> None:
         """Forget what is known of the current program."""
-        self.program = None
+        LANGUAGE.program = None
 
     def missed(self) -> None:
         """Do nothing. What a program does is known from no hook of a connector."""
@@ -352,125 +252,63 @@ class Races:
             self.ran[name] = True
         return run(function)
 
-    def launch(self, run: Callable[..., Any], executor: Any, *arguments: Any, **named: Any) -> None:
-        """Launch a kernel, and watch each program if it has several warps."""
-        warps, kernel = named.get("num_warps") or DEFAULT_WARPS, executor.fn
-        if warps > 1:
-            if kernel not in self.kernels:
-                self.kernels[kernel] = Watched(kernel, self.run)
-            executor.fn = watched = self.kernels[kernel]
-            watched.warps, watched.memory = warps, memory_of((*arguments, *named.values()))
-        try:
-            run(executor, *arguments, **named)
-        finally:
-            executor.fn = kernel
 
-    def run(self, watched: Watched, arguments: dict[str, Any]) -> None:
-        """Run a program. If it is recorded, try what a late warp does."""
-        watched.programs += 1
-        if watched.programs > ALWAYS and self.chance.random() * SOMETIMES > 1:
-            watched.kernel(**arguments)
+class RacesOf:
+    """Watches the programs of a kernel."""
+
+    def __init__(self, races: Races, name: str, run: Callable[..., None]) -> None:
+        self.boundary, self.chance = races.boundary, races.chance
+        self.name, self.run = name, run
+        self.programs, self.trials, self.counted, self.found = 0, 0, False, set[str]()
+
+    def program(self, arguments: Mapping[str, Any], warps: int) -> None:
+        """Run a program of several warps. If it is recorded, try what a late warp does."""
+        self.programs += 1
+        if self.programs > ALWAYS and self.chance.random() * SOMETIMES > 1:
+            self.run(**arguments)
             return
-        self.program = program = Program()
+        LANGUAGE.program = program = Program()
         try:
-            watched.kernel(**arguments)
+            self.run(**arguments)
         finally:
-            recorded, self.program = self.program is program, None
-        if recorded and program.has_both:
-            self.guarded(self.judge, watched, program, arguments)
+            LANGUAGE.program = None
+        if program.has_both and program.size <= LARGEST:
+            try:
+                self.judge(program, arguments, warps)
+            except Exception:
+                self.boundary.undecided(f"an error in the sanitizer: {where()}")
 
-    def judge(self, watched: Watched, program: Program, arguments: dict[str, Any]) -> None:
+    def judge(self, program: Program, arguments: Mapping[str, Any], warps: int) -> None:
         """Judge the scalars that a program overwrote."""
         of_process()  # A fork gets a journal of its own.
-        if not watched.counted:
-            watched.counted = True
+        if not self.counted:
+            self.counted = True
             self.boundary.compared(CHECK.stage, 1)
         for given in program.overwritten:
-            if given.source in watched.found or watched.trials >= MOST_TRIALS:
+            if given.source in self.found or self.trials >= MOST_TRIALS:
                 continue
-            watched.trials += 1
-            late = LateWarp(program, given, watched.memory, self.interpreter.TensorHandle)
-            if (difference := self.tried(watched, late, arguments)) is not None:
-                watched.found.add(given.source)
+            self.trials += 1
+            late = LateWarp(program, given)
+            if (difference := self.tried(late, arguments)) is not None:
+                self.found.add(given.source)
                 number = self.boundary.journal.counts.get("forwards", 0)
-                race = KernelRace(
-                    number, watched.__name__, watched.warps, late.source, given.source, *difference
-                )
+                race = KernelRace(number, self.name, warps, late.source, given.source, *difference)
                 self.boundary.judge(CHECK.stage, race)
 
-    def tried(
-        self, watched: Watched, late: LateWarp, arguments: dict[str, Any]
-    ) -> tuple[str, str] | None:
+    def tried(self, late: LateWarp, arguments: Mapping[str, Any]) -> tuple[str, str] | None:
         """Run a program again as a late warp. Returns what it does in another way, and where."""
-        self.program, ended = late, False
+        LANGUAGE.program, ended = late, False
         try:
-            watched.kernel(**arguments)
+            self.run(**arguments)
             ended = True
         except OutsideError as error:
-            return late.difference(ended=False) or (
-                "loads from outside of all tensors",
-                str(error),
-            )
+            effect = "loads from outside of the tensor", str(error)
+            return late.difference(ended=False) or effect
         except (UnknownError, Exception):  # Such as a new value that the kernel cannot use.
             pass
         finally:
-            self.program = None
+            LANGUAGE.program = None
         return late.difference(ended=ended)
-
-    def guarded(self, work: Callable[..., Any], *given: Any) -> Any:
-        """Do work of the sanitizer. An error, or too large a record, ends the record."""
-        late = isinstance(self.program, LateWarp)
-        try:
-            result = work(*given)
-        except Exception as error:
-            self.program = None
-            self.boundary.undecided(f"an error in the sanitizer: {where()}")
-            if late:
-                raise UnknownError from error
-            return None
-        if self.program is not None and self.program.size > LARGEST:
-            self.program = None
-        return result
-
-    def load(self, run: Callable[..., Any], pointers: Any, mask: Any, *rest: Any) -> Any:
-        """Make a load, and record it."""
-        program = self.program
-        if isinstance(program, LateWarp):
-            again = functools.partial(run, pointers, mask, *rest)
-            return self.guarded(program.loaded, again, pointers, mask, rest[0])
-        result = run(pointers, mask, *rest)
-        if program is not None:  # Not guarded: most operations are loads.
-            program.load(pointers.data, mask.data, result.data)
-        return result
-
-    def store(self, run: Callable[..., Any], *arguments: Any) -> Any:
-        """Record a store, and make it. A late warp stores nothing."""
-        late = isinstance(self.program, LateWarp)
-        if self.program is not None:
-            self.guarded(self.program.store, *(one.data for one in arguments[:3]))
-        return None if late else run(*arguments)
-
-    def atomic(self, place: int, run: Callable[..., Any], *arguments: Any) -> Any:
-        """Make an atomic, and record it. A late warp gets the recorded result."""
-        program, pointers, late = self.program, arguments[place].data, None
-        if isinstance(program, LateWarp):
-            late = program
-        result = run(*arguments) if late is None else None
-        if program is not None:
-            self.guarded(program.atomic, pointers, of_handles(arguments), result)
-        return result if late is None else self.guarded(late.result, pointers)
-
-    def exchange(
-        self,
-        what: str,
-        arrays: Callable[[Sequence[Any]], Sequence[Any]],
-        run: Callable[..., Any],
-        *arguments: Any,
-    ) -> Any:
-        """Run an operation, and record it as a barrier. It uses no memory."""
-        if self.program is not None:
-            self.guarded(self.program.exchange, what, arrays(arguments))
-        return run(*arguments)
 
 
 def around(run: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
@@ -496,18 +334,21 @@ def line_of_kernel() -> str:
 
 
 @functools.cache
-def hook() -> None:
-    """Watch all kernels that this process interprets, if it is watched with this check."""
+def races_of_process() -> Races | None:
+    """Return the check of this process, if it is watched with this check."""
     journal, settings = of_process(), active()
     if journal is None or settings is None:
-        return
+        return None
     boundary = Boundary(journal, settings)
-    if CHECK in boundary.checks:
-        LANGUAGE.reads = set()
-        Races(importlib.import_module(INTERPRETER), boundary).hook()
+    return Races(boundary) if CHECK in boundary.checks else None
+
+
+def watch_kernels() -> None:
+    """Note the functions for Triton from now on."""
+    races_of_process()
 
 
 def look_for_races() -> None:
-    """Call `hook` as soon as Triton's interpreter is imported, if this process is watched."""
+    """Note the functions for Triton as soon as its interpreter is imported, if watched."""
     if of_process() is not None:
-        when_imported(INTERPRETER, hook)
+        when_imported(INTERPRETER, watch_kernels)
