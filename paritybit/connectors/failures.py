@@ -27,7 +27,7 @@ from paritybit.watch.checks import engine_error
 from paritybit.watch.journal import Journal
 from paritybit.watch.observations import EngineError
 from paritybit.watch.settings import Settings
-from paritybit.watch.stacks import CALLERS, Stack, line_of, wraps
+from paritybit.watch.stacks import KEPT, Stack, line_of, wraps
 
 SURROUNDINGS = (
     *(ImportError, MemoryError, NotImplementedError, OSError, EOFError),
@@ -156,7 +156,7 @@ def fault_of(error: BaseException, counts: Mapping[str, int]) -> EngineError | N
     if notes:  # The line that replays a graph says nothing of what it captured.
         line, caller = notes[0].removeprefix(CAPTURED), line
     lines = list(map(shown, reversed(mine))) if not notes else [line]
-    lines = lines[: lines.index(line) + 1 + CALLERS]
+    lines = lines[: lines.index(line) + 1 + KEPT]
     lines += [caller] if caller is not None and caller not in lines else []
     return EngineError(forwards, what, text, Stack(tuple(lines), lines.index(line)))
 

@@ -26,7 +26,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from paritybit.watch.facts import StaticInput
-from paritybit.watch.stacks import NOWHERE, OWN, Stack, engine_file, line_of, stack, text_of, told
+from paritybit.watch.slices import told
+from paritybit.watch.stacks import NOWHERE, OWN, Stack, engine_file, line_of, stack, text_of
 from paritybit.watch.weak import ByObject, ReleasedError, WeakTensor
 
 LARGEST = 2**16

@@ -25,7 +25,8 @@ from torch import Tensor
 from paritybit.watch.bits import Checksums, Snapshot
 from paritybit.watch.chains import UNKNOWN
 from paritybit.watch.facts import Group
-from paritybit.watch.stacks import Stack, told
+from paritybit.watch.slices import told
+from paritybit.watch.stacks import Stack
 from paritybit.watch.weak import weakened
 
 ALLOCATED, SHARED = "allocated", "shared"
@@ -61,12 +62,12 @@ class Call:
     @property
     def who(self) -> dict[str, Any]:
         """The call for a finding: its forward, its line, and the lines around it."""
-        source, via = told(self.stack)
+        source, via = told(self.stack, self.forward)
         return {"forward": self.forward, "source": source, "via": via}
 
     def __str__(self) -> str:
         """Return the forward and the lines of the call as text."""
-        lines = ", ".join(filter(None, told(self.stack)))
+        lines = ", ".join(filter(None, told(self.stack, self.forward)))
         return f"before forward {self.forward}{f' by {lines}' if lines else ''}"
 
 

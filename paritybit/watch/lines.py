@@ -9,8 +9,10 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
+from paritybit.watch.calls import calls_of
 from paritybit.watch.fills import Fills, Write
-from paritybit.watch.stacks import MOST, Stack, brief, calls_of, leading, named_in, setting, told
+from paritybit.watch.slices import leading, told, unseen
+from paritybit.watch.stacks import Stack, named_in
 
 SLOTS = "slots"
 """The kind of a table from which rows get their slots. Its name ends with that of the group."""
@@ -49,28 +51,17 @@ class Lines:
         mine = kind, self.forward, name
         alike = [key for key in self.known if (key[0], key[2]) == (kind, name) and key != mine]
         key = next((key for key in (mine, *alike) if key in self.known), None)
-        if key is None and otherwise is not None:
-            return told(Stack((otherwise,)))
         if key is None:
-            named = ", ".join(setting(named_in(name), self.calls.package))
-            text = (
-                f"no line was seen that writes it{f'; its name is set in {named}' if named else ''}"
-            )
+            if otherwise is not None:
+                return told(Stack((otherwise,)))
+            text = unseen(named_in(name), self.calls.package)
             return None, text if (kind, name) in self.noted else None
         last, *others = self.known[key]
         first = leading(last.stack, named_in(name))
-        source, via = told(first)
-        also, behind = (
-            [one for one in dict.fromkeys(one.line for one in some) if one != first.line][:MOST]
-            for some in ([one.stack for one in others], last.values)
-        )
-        parts = (
-            None if key == mine else f"that is before {key[1]} forwards",
-            via,
-            f"also written at {', '.join(map(brief, also))}" if also else None,
-            f"from values made at {', '.join(map(brief, behind))}" if behind else None,
-        )
-        return source, "; ".join(filter(None, parts)) or None
+        source, via = told(first, None, [one.stack for one in others], last.values)
+        if key != mine:
+            via = f"that is before {key[1]} forwards; {via}"
+        return source, via
 
     def of_slots(self, group: str) -> tuple[str | None, str | None]:
         """Return the line that writes the table of a group's slots, and the lines around it."""
@@ -89,9 +80,16 @@ class Lines:
         self.turn += 1
         if self.every == 1 or self.turn <= FEW:
             self.fills.start()
+        if self.every == 1:
+            self.calls.start()
 
     def stop(self) -> None:
         """Follow nothing until a forward pass has ended."""
+        self.calls.stop()
+        self.pause()
+
+    def pause(self) -> None:
+        """Follow no writes until the engine prepares a forward pass again."""
         self.fills.stop()
         if not self.open:
             self.fills.leave()
@@ -108,18 +106,21 @@ class Lines:
             yield
         finally:
             self.open -= 1
-            self.stop()
+            self.pause()
 
-    def begin(self, kind: str) -> None:
+    def begin(self, kind: str, number: int) -> None:
         """Note that a forward pass of a kind begins."""
         self.forward = kind
-        self.calls.stop()
+        if not self.fills.active:
+            self.calls.stop()
+        self.calls.note(number)
 
     def done(self) -> None:
         """Note that a forward pass has ended. The engine may prepare the next one now."""
         self.stop()
+        self.calls.note(self.calls.forward)
         self.fills.done()
-        if self.every == 1:
-            self.calls.start()
         if self.open:
             self.start()
+        elif self.every == 1:
+            self.calls.start()

@@ -11,7 +11,8 @@ from paritybit.watch.facts import Forward, IndexList, Row, RowValues, StaticInpu
 from paritybit.watch.journal import Finding
 from paritybit.watch.ledger import Ledger
 from paritybit.watch.origins import Origins
-from paritybit.watch.stacks import NOWHERE, Stack, told
+from paritybit.watch.slices import told
+from paritybit.watch.stacks import NOWHERE, Stack
 
 MOVED = "the slot of a position changed"
 """The cause of a read of another slot than the request had for the position before."""

@@ -138,7 +138,7 @@ class Watcher(Replaying):
             self.undecided("a forward began before the last one ended")
         self.settle()
         self.number += 1
-        self.lines.begin(forward.kind)
+        self.lines.begin(forward.kind, self.number)
         chain = reading.hashes(forward, self.chains)
         writes = {name: reading.writes(forward, one, chain) for name, one in self.ledgers.items()}
         owned = {

@@ -21,7 +21,7 @@ from paritybit.watch import journal
 from paritybit.watch.checks import engine_error
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
-from paritybit.watch.stacks import told
+from paritybit.watch.slices import told
 
 CACHE = "/home/someone/.cache/paritybit/engines"
 """Where downloaded engines lie."""

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from paritybit.watch import stacks
+from paritybit.watch.calls import Calls, calls_of
 from paritybit.watch.lines import Lines
-from paritybit.watch.stacks import Stack, stack, told
+from paritybit.watch.slices import told
+from paritybit.watch.stacks import Stack, stack
 
 SOURCE = """\
 import torch
@@ -81,14 +83,12 @@ def plan(runner, n):
 
 
 @pytest.fixture
-def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def engine(tmp_path: Path) -> dict[str, Any]:
     """The functions of the pretended engine, in a package of that name."""
     sys.settrace(None)  # A watcher of an earlier test may still note calls.
-    monkeypatch.setattr(stacks, "CALLED", {})
+    stacks.CODES.clear()
     stacks.engine_file.cache_clear()
-    stacks.calls_of.cache_clear()
-    for one in (stacks.functions, stacks.origins):
-        one.cache_clear()
+    calls_of.cache_clear()
     scope: dict[str, Any] = {}
     path = tmp_path / "engine" / "runner.py"
     path.parent.mkdir()
@@ -112,9 +112,11 @@ def prepared(lines: Lines, engine: Mapping[str, Any], times: int = 3) -> Any:
     runner = engine["Runner"](engine["Pool"]())
     for number in range(1, times + 1):
         lines.done()
+        if number == times:
+            runner.pool.give_back(4)
         with lines.learning():
             engine["plan"](runner, float(number))
-        lines.begin("decode")
+        lines.begin("decode", number)
         lines.note("batch", {"ends": runner.ends, "ids 0": runner.ids, "mapping": runner.mapping})
     return runner
 
@@ -124,11 +126,15 @@ def prepared(lines: Lines, engine: Mapping[str, Any], times: int = 3) -> Any:
     [
         ("ends", "self.ends[:2]", "with results of Runner.sorted, Runner.first"),
         ("ends", "self.ends[:2]", f"also written at {brief('self.whole.zero_')} in Runner.reset"),
-        ("ends", "self.ends[:2]", f"from values made at {brief('return torch.full')}"),
         ("ids 0", "fill(self.ids,", f"which calls {brief('tensor.fill_')} in fill"),
         ("ids 0", "fill(self.ids,", f"called at {brief('runner.wrapped')} in plan"),
-        ("mapping", "self.mapping = torch.t", "with results of Runner.collect, fill, Pool.slots"),
-        ("mapping", "self.mapping = torch.t", "with values set in Pool.give_back"),
+        ("mapping", "self.mapping = torch.t", "with results of Runner.collect"),
+        ("mapping", "self.mapping = torch.t", "Pool.slots"),
+        (
+            "mapping",
+            "self.mapping = torch.t",
+            "which depends on Pool.give_back (ran before 1 of 3 forwards)",
+        ),
     ],
 )
 def test_an_input_has_the_line_that_wrote_it_and_what_that_used(
@@ -149,9 +155,11 @@ def test_a_line_for_another_kind_of_forward_is_named_as_such(engine: dict[str, A
     assert "that is before decode forwards" in str(lines.of("batch", "ends")[1])
     lines.note("batch", {"other": torch.zeros(2)})
     assert lines.of("batch", "other") == (None, "no line was seen that writes it")
-    lines.note("batch", {"found (1)": torch.zeros(2)})
-    unseen = "no line was seen that writes it; its name is set in Runner.prepare"
-    assert lines.of("batch", "found (1)") == (None, unseen)
+    lines.note("batch", {"mapping (1)": torch.zeros(2)})
+    depends = "which depends on Runner.prepare (ran before 3 of 3 forwards)"
+    source, via = lines.of("batch", "mapping (1)")
+    assert source is None
+    assert str(via).startswith(f"no line was seen that writes it; {depends}")
     assert lines.of("batch", "unknown") == (None, None)
 
 
@@ -179,7 +187,6 @@ def test_an_input_of_the_engine_is_not_kept_alive(engine: dict[str, Any]) -> Non
 
 def test_a_debugger_is_left_alone(engine: dict[str, Any]) -> None:
     before = sys.gettrace()
-    stacks.CALLED.clear()
 
     def debugger(*_: Any) -> Callable[..., Any] | None:
         return None
@@ -190,13 +197,13 @@ def test_a_debugger_is_left_alone(engine: dict[str, Any]) -> None:
         assert sys.gettrace() is debugger
     finally:
         sys.settrace(before)
-    assert not stacks.CALLED
+    assert not calls_of("engine").ran
 
 
 def test_an_error_while_calls_are_noted_does_not_reach_the_engine(
     engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stacks.Calls, "_engine", lambda *_: 1 / 0)
+    monkeypatch.setattr(Calls, "_note", lambda *_: 1 / 0)
     assert prepared(Lines("engine"), engine).ids[0] == 3
     assert sys.gettrace() is None
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from paritybit.watch.journal import Finding
 from paritybit.watch.observations import Check, EngineError, uncounted
-from paritybit.watch.stacks import told
+from paritybit.watch.slices import told
 
 INDEX_ERRORS = ("out of bounds", "index out of range in self")
 """What torch's message for an index out of bounds contains, in lower case."""

@@ -11,7 +11,8 @@ from torch import Tensor
 from paritybit.watch.facts import RowValues
 from paritybit.watch.journal import Finding
 from paritybit.watch.observations import Check, RowsGiven
-from paritybit.watch.stacks import Stack, told
+from paritybit.watch.slices import told
+from paritybit.watch.stacks import Stack
 
 
 def judge(rows: RowsGiven) -> Iterable[Finding]:

@@ -141,6 +141,7 @@ class Replaying(Between):
     def quieten(self) -> None:
         """Follow no operation of torch any more, because a forward pass runs now."""
         self.lines.fills.stop()
+        self.lines.calls.stop()
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -1,0 +1,125 @@
+"""Notes which functions of an engine run before each forward pass, and which lines call them."""
+
+import sys
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any
+
+from paritybit.watch.stacks import engine_file, wraps
+
+REMEMBERED = 64
+"""The last forward passes before which a function ran that are remembered."""
+
+MOST_CALLS = 50_000
+"""The most calls that are looked at between two forward passes."""
+
+
+@dataclass
+class Ran:
+    """When a function ran, and which lines called it: the callers' ids with their line numbers."""
+
+    code: CodeType
+    forwards: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    count: int = 0
+    callers: dict[tuple[int, int], None] = field(default_factory=dict)
+
+    def note(self, forward: int) -> None:
+        """Note that it ran before a forward pass."""
+        if not self.forwards or self.forwards[-1] != forward:
+            self.forwards.append(forward)
+            self.count += 1
+
+    def until(self, forward: int) -> tuple[int, int]:
+        """Return before how many forward passes it ran until one, and the last of them."""
+        before = [one for one in self.forwards if one <= forward]
+        return self.count - len(self.forwards) + len(before), max(before, default=0)
+
+
+@cache
+def calls_of(package: str) -> "Calls":
+    """Return what notes the calls of a package in this process."""
+    return Calls(package)
+
+
+class Calls:
+    """The calls of a package's functions, by the ids of their code.
+
+    It lives as long as the process. Python 3.11 does not keep a function that traces alive until it
+    has called it, and a collection of garbage in between may stop the tracing.
+    """
+
+    def __init__(self, package: str) -> None:
+        self.package, self.forward, self.left = package, 0, 0
+        self.function = self._called
+        self.seen = set[tuple[int, int, int]]()
+        """The calls since the last note: ids of both functions, and the caller's instruction."""
+        self.ran: dict[int, Ran] = {}
+        self.lines: defaultdict[tuple[int, int], dict[int, CodeType]] = defaultdict(dict)
+        """The functions that each line has called, by the id of its function and its number."""
+
+        self.answers: dict[Any, tuple[int, list[str]]] = {}
+        """What was said of stacks, and before which forward pass."""
+        self.asked = 0
+
+    def start(self) -> None:
+        """Note the calls of this thread."""
+        if sys.gettrace() is None:
+            self.left = MOST_CALLS
+            sys.settrace(self.function)
+
+    def stop(self) -> None:
+        """Note no more calls."""
+        self.left = 0
+        if sys.gettrace() is self.function:
+            sys.settrace(None)
+
+    def note(self, forward: int) -> None:
+        """Note that what ran since the last note did so before a forward pass."""
+        self.forward = forward
+        for key in {one for one, *_ in self.seen}:
+            if key in self.ran:
+                self.ran[key].note(forward)
+        self.seen.clear()
+
+    def called(self, code: CodeType, first: int, last: int) -> Iterator[CodeType]:
+        """Yield the functions that some lines of a function have called."""
+        for number in range(first, last + 1):
+            yield from self.lines.get((id(code), number), {}).values()
+
+    def _called(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Note the call of a function of the engine."""
+        del event, argument
+        try:
+            self.left -= 1
+            if self.left < 0:  # The engine is idle, or another thread ended it.
+                sys.settrace(None)
+                return
+            code, caller = frame.f_code, frame.f_back
+            if caller is not None and engine_file(code.co_filename, self.package) is not None:
+                key = id(code), id(caller.f_code), caller.f_lasti
+                if key not in self.seen:
+                    self.seen.add(key)
+                    self._note(code, caller)
+        except Exception:  # It would be raised in the engine.
+            self.left = 0
+
+    def _note(self, code: CodeType, caller: FrameType | None) -> None:
+        """Note the call of a function by a frame, or by the next one that is the engine's own."""
+        if not self._named(code):
+            return
+        mine = self.ran.setdefault(id(code), Ran(code))
+        while caller is not None and not self._named(caller.f_code):
+            caller = caller.f_back
+        if caller is not None:
+            place = id(caller.f_code), caller.f_lineno
+            self.ran.setdefault(place[0], Ran(caller.f_code))
+            self.lines[place][id(code)] = code
+            mine.callers[place] = None
+
+    def _named(self, code: CodeType) -> bool:
+        """Return whether a function is the engine's, with a name and arguments of its own."""
+        mine = engine_file(code.co_filename, self.package) is not None
+        return mine and not wraps(code) and not code.co_name.startswith("<")

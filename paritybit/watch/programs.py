@@ -1,0 +1,282 @@
+"""Reads which names the statements of a function change and use.
+
+The name of an attribute begins with a dot, or with `self.`. An entry of a dictionary counts as one.
+"""
+
+import ast
+import inspect
+import linecache
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from types import CodeType
+
+MUTATORS = frozenset(
+    (
+        *("add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert"),
+        *("pop", "popitem", "popleft", "remove", "setdefault", "sort", "update"),
+    )
+)
+"""Methods of containers that change them. Those of tensors end with an underscore."""
+
+OWN = ("self", "cls")
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What a call gives to its parameters: the names that each uses."""
+
+    function: str
+    positional: tuple[frozenset[str], ...]
+    named: Mapping[str | None, frozenset[str]]
+    starred: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Statement:
+    """The lines of a statement or its head, the names that it changes and uses, and its calls.
+
+    `given` are names that it may change because it gives them to a call whose result is not used.
+    The head of an `if` or a loop changes what its body changes. `targets` are those of a loop.
+    """
+
+    first: int
+    last: int
+    changes: frozenset[str]
+    given: frozenset[str]
+    uses: frozenset[str]
+    calls: tuple[Argument, ...]
+    returns: bool
+    head: bool
+    targets: frozenset[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """The code of a function, its parameters in order, and its statements in order."""
+
+    code: CodeType
+    parameters: tuple[str, ...]
+    statements: tuple[Statement, ...]
+
+    @cached_property
+    def altering(self) -> list[tuple[Statement, str]]:
+        """The statements that may change a part of a parameter, or in a loop a part of a part."""
+        parts, found = {name: name for name in self.parameters}, []
+        for one in self.statements:
+            whole = [parts[name] for name in one.uses if name in parts]
+            if one.targets and whole:
+                parts |= dict.fromkeys(one.targets, whole[0])
+            elif not one.head:
+                changes = one.changes | one.given
+                found += [(one, parts[name]) for name in changes if name in parts]
+        return found
+
+    @property
+    def plain(self) -> bool:
+        """Whether it only stores what it is given."""
+        given = frozenset(self.parameters)
+        return all(one.uses <= given and not (one.calls or one.returns) for one in self.statements)
+
+    @property
+    def ends(self) -> list[Statement]:
+        """The statements that return or change a parameter, or else an attribute."""
+        found = [one for one in self.statements if one.returns]
+        found += [one for one, _ in self.altering]
+        return found or [one for one in self.statements if any("." in name for name in one.changes)]
+
+    def at(self, line: int) -> list[Statement]:
+        """Return the innermost statement with a line, or all if it is the function's first line."""
+        if line == self.code.co_firstlineno:
+            return list(self.statements)
+        return [one for one in self.statements if one.first <= line <= one.last][-1:]
+
+
+def used(node: ast.AST | None) -> Iterator[str]:
+    """Yield the names and attributes whose values an expression uses."""
+    if isinstance(node, ast.Call):
+        function = node.func
+        yield from used(function.value) if isinstance(function, ast.Attribute) else ()
+        for part in (*node.args, *(one.value for one in node.keywords)):
+            yield from used(part)
+    elif isinstance(node, ast.Name):
+        yield from () if node.id in OWN else (node.id,)
+    elif isinstance(node, ast.Attribute):
+        yield attribute(node)
+        yield from used(node.value)
+    elif node is not None:
+        if isinstance(node, ast.Subscript):
+            yield from key(node)
+        for child in ast.iter_child_nodes(node):
+            yield from used(child)
+
+
+def attribute(node: ast.Attribute) -> str:
+    """Return the name of an attribute."""
+    own = isinstance(node.value, ast.Name) and node.value.id in OWN
+    return f"self.{node.attr}" if own else f".{node.attr}"
+
+
+def key(node: ast.Subscript) -> Iterator[str]:
+    """Yield the name of an entry of a dictionary, which counts as an attribute."""
+    if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+        yield f".{node.slice.value}"
+
+
+def changed(node: ast.AST, parts: set[str]) -> Iterator[str]:
+    """Yield what an assignment changes. Names of which only a part is changed go to `parts`."""
+    if isinstance(node, ast.Name):
+        yield from () if node.id in OWN else (node.id,)
+    elif isinstance(node, ast.Attribute):
+        yield attribute(node)
+        yield from inner(node.value, parts) if isinstance(node.value, ast.Attribute) else ()
+    elif isinstance(node, ast.Subscript):
+        yield from key(node)
+        yield from inner(node.value, parts)
+    elif isinstance(node, ast.Starred):
+        yield from changed(node.value, parts)
+    elif isinstance(node, ast.Tuple | ast.List):
+        for part in node.elts:
+            yield from changed(part, parts)
+
+
+def inner(node: ast.AST, parts: set[str]) -> Iterator[str]:
+    """Yield what is changed if a part of an expression's value is."""
+    while isinstance(node, ast.Call | ast.Subscript):  # `x[0].view(-1)` is a part of `x`.
+        if isinstance(node, ast.Call):
+            if not isinstance(node.func, ast.Attribute):
+                return
+            node = node.func
+        node = node.value
+    if isinstance(node, ast.Name):
+        parts.add(node.id)
+    yield from changed(node, parts)
+
+
+def effects(call: ast.Call, alone: bool, parts: set[str]) -> Iterator[str]:
+    """Yield what a call changes. `alone` says that nothing uses its result.
+
+    One with keywords that makes an object sets its attributes.
+    """
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    mutates = method in MUTATORS or (method.endswith("_") and not method.endswith("__"))
+    if isinstance(call.func, ast.Attribute) and (mutates or alone):
+        yield from inner(call.func.value, parts)
+    name = method or getattr(call.func, "id", "")
+    if name.lstrip("_")[:1].isupper() or name in ("cls", "replace", "_replace"):
+        yield from (f".{one.arg}" for one in call.keywords if one.arg)
+
+
+def heads(node: ast.stmt) -> tuple[list[ast.expr], list[ast.expr]]:
+    """Return the targets of a statement, and the expressions of it or of its head."""
+    if isinstance(node, ast.For | ast.AsyncFor):
+        return [node.target], [node.iter]
+    if isinstance(node, ast.With | ast.AsyncWith):
+        targets = [one.optional_vars for one in node.items if one.optional_vars is not None]
+        return targets, [one.context_expr for one in node.items]
+    if isinstance(node, ast.If | ast.While):
+        return [], [node.test]
+    if isinstance(node, ast.AugAssign):
+        return [node.target], [node.target, node.value]
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        within = (part for one in targets for part in ast.walk(one))
+        places = [part.slice for part in within if isinstance(part, ast.Subscript)]
+        return targets, [*places, *([node.value] if node.value is not None else [])]
+    return [], [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
+
+
+def statements(body: Iterable[ast.AST], aliases: dict[str, list[str]]) -> Iterator[Statement]:
+    """Yield the statements in a function, but not those of functions in it."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        if not isinstance(node, ast.stmt):  # Such as an exception handler.
+            yield from statements(ast.iter_child_nodes(node), aliases)
+            continue
+        targets, values = heads(node)
+        parts = set[str]()
+        changes = {name for one in targets for name in changed(one, parts)}
+        calls = [two for one in values for two in ast.walk(one) if isinstance(two, ast.Call)]
+        alone = node.value if isinstance(node, ast.Expr) else None
+        for call in calls:
+            changes.update(effects(call, call is alone, parts))
+        for name in parts:
+            changes.update(aliases.get(name, ()))
+        lent = set[str]()
+        if isinstance(alone, ast.Call):
+            for part in (*alone.args, *(one.value for one in alone.keywords)):
+                lent.update(inner(part, set()))
+        value = getattr(node, "value", None)
+        for target in targets:
+            if isinstance(target, ast.Name) and isinstance(value, ast.Attribute | ast.Subscript):
+                aliases[target.id] = [one for one in inner(value, set()) if "." in one]
+        within = list(statements(ast.iter_child_nodes(node), aliases))
+        changes.update(name for one in within for name in one.changes)
+        lent.update(name for one in within for name in one.given)
+        uses = frozenset(name for one in values for name in used(one))
+        last = max((one.end_lineno or 0 for one in values), default=node.lineno)
+        returns = isinstance(node, ast.Return) or any(
+            isinstance(one, ast.Yield | ast.YieldFrom) for part in values for one in ast.walk(part)
+        )
+        if values:
+            names = frozenset(changes), frozenset(lent - changes), uses
+            given = tuple(map(argument, calls))
+            loops = isinstance(node, ast.For | ast.AsyncFor)
+            own = (
+                frozenset(name for one in targets for name in changed(one, set())) if loops else ()
+            )
+            head = bool(within), frozenset(own)
+            yield Statement(node.lineno, last, *names, given, returns, *head)
+        yield from within
+
+
+def argument(call: ast.Call) -> Argument:
+    """Return what a call gives to its parameters."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    named = {one.arg: frozenset(used(one.value)) for one in call.keywords}
+    starred = any(isinstance(one, ast.Starred) for one in call.args)
+    return Argument(name, tuple(frozenset(used(one)) for one in call.args), named, starred)
+
+
+PARSED: dict[int, tuple[CodeType, Function | None]] = {}
+"""What the source of functions says, by the ids of their code. Equal code may be of other files."""
+
+
+def function_of(code: CodeType) -> Function | None:
+    """Return what the source of a function says, or None if it cannot be read."""
+    if id(code) not in PARSED:
+        PARSED[id(code)] = code, parsed(code)
+    return PARSED[id(code)][1]
+
+
+def parsed(code: CodeType) -> Function | None:
+    """Read the source of a function."""
+    first = code.co_firstlineno
+    lines = linecache.getlines(code.co_filename)[first - 1 :]
+    try:
+        (node,) = ast.parse(textwrap.dedent("".join(inspect.getblock(lines)))).body
+    except (SyntaxError, ValueError):
+        return None
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return None
+    ast.increment_lineno(node, first - 1)
+    given = node.args
+    names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    parameters = tuple(one for one in names if one not in OWN)
+    return Function(code, parameters, tuple(statements(node.body, {})))
+
+
+@lru_cache(maxsize=16384)
+def mentioned(code: CodeType) -> frozenset[str]:
+    """Return the attributes and the constant names in a function, and in those within it."""
+    found = set(code.co_names)
+    for one in code.co_consts:
+        if isinstance(one, str):
+            found.add(one)
+        elif isinstance(one, tuple):  # The names of keywords.
+            found.update(name for name in one if isinstance(name, str))
+        elif isinstance(one, CodeType):
+            found |= mentioned(one)
+    return frozenset(found)
