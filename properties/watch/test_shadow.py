@@ -86,14 +86,3 @@ def test_a_large_group_has_no_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
         tensor[3, 1] = 1
         assert framed(ledger).nonzero().flatten().tolist() == [3]
         assert torch.equal(ledger.before, checksums(ledger))
-
-
-def test_an_entry_that_was_copied_is_compared_with_the_bytes_of_its_slot() -> None:
-    tensor = torch.randn(SLOTS, 4)
-    ledger = Ledger(Group("group", (Layer("0", (tensor,)),)), Names())
-    tensor[5] = tensor[2]
-    ledger.copy(torch.tensor([2, 3]), torch.tensor([5, 6]))
-    ledger.enter(torch.tensor([7, 8]), ledger.entries(torch.tensor([7, 4])))
-    assert framed(ledger).nonzero().flatten().tolist() == [6, 8]
-    assert torch.equal(ledger.before, checksums(ledger))
-    assert not bool(framed(ledger).any())
