@@ -1,8 +1,7 @@
 """The laboratory's small engine. It chooses a path for each forward, as a model runner does."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,7 +64,6 @@ class ReplicaEngine:
     captures.
 
     - `records_ops`: graphs keep the inputs and outputs of their ops.
-    - `capturing`: returns a context for the captures.
 
     Raises SharedBufferError if two runners want a shared buffer in different dtypes.
     """
@@ -81,7 +79,6 @@ class ReplicaEngine:
         logger: logging.Logger,
         *,
         records_ops: bool,
-        capturing: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self.ops = ops
         self.models = models
@@ -117,10 +114,9 @@ class ReplicaEngine:
         self._buffers: dict[str, dict[str, BufferFacts]] = {}
         self._outputs: dict[tuple[str, int], dict[str, BufferFacts]] = {}
         ops.calls = [] if records_ops else None
-        with capturing():
-            for one in self.runners.values():
-                one.capture_all()
-                self._keep_facts(one)
+        for one in self.runners.values():
+            one.capture_all()
+            self._keep_facts(one)
         ops.calls = None
         self._state = self.state()
         self._contents = [
@@ -216,7 +212,7 @@ class ReplicaEngine:
             runner.state = runners[mode]
 
     def equalize_padding(self, mode: Mode, values: Mapping[str, int]) -> None:
-        """Fill the KEEP buffers of a runner with `values`, by name. The default is 0.
+        """Fill the KEEP buffers of a runner with `values`, by name. The default is 1.
 
         The policies are those of the correct contract, so the padded rows of two runs are equal and
         can be compared.
@@ -225,7 +221,7 @@ class ReplicaEngine:
         if runner is not None:
             for row in contract(RUNNERS[runner.name], self.scheme):
                 if row.policy is not Policy.RESET:
-                    runner.inputs.buffers[row.name].fill_(values.get(row.name, 0))
+                    runner.inputs.buffers[row.name].fill_(values.get(row.name, 1))
 
     def _keep_facts(self, runner: GraphRunner) -> None:
         """Keep the facts about the static buffers and outputs that a runner just captured.

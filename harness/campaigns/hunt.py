@@ -4,7 +4,7 @@ The same seed and the same library versions give the same schedules and countere
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -12,12 +12,12 @@ from typing import TypeVar
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.property import Violation
-from paritybit.harness.checks.table import DIVERGING_PROPERTIES, PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.checks.table import DIVERGING_PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.errors import NoVerdictError
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.schedules.boundaries import Ground
 from paritybit.harness.schedules.generate import schedules
-from paritybit.harness.schedules.schedule import Schedule, Step
+from paritybit.harness.schedules.schedule import Schedule
 from paritybit.harness.schedules.shrink import shrink
 from paritybit.subjects.runners import RUNNERS
 
@@ -85,25 +85,19 @@ class HuntResult:
         if self.schedule is None:
             return
         played = 0
-        holding = holding_steps(lockstep, self.schedule, self.seen, target)
 
         def fails(schedule: Schedule) -> bool:
-            nonlocal played, holding
+            nonlocal played
             if played >= SHRINKING_STEPS:
-                return False
-            if holding and holding[: len(schedule.steps)] == schedule.steps:
                 return False
             outcome = lockstep.play(schedule, until=ends(target))
             played += outcome.steps
             self.error = self.error or outcome.error
-            if not failed(outcome, target):
-                return False
-            holding = holding_steps(lockstep, schedule, outcome.violations, target)
-            return True
+            return failed(outcome, target)
 
-        if holding:  # The drawn schedule failed at the step after these.
-            self.schedule = self.schedule.up_to(len(holding))
-        self.schedule = shrink(self.schedule, fails)
+        steps = [one.step for one in self.seen if target in {None, one.property}]
+        short = self.schedule.up_to(min(steps))
+        self.schedule = shrink(short if fails(short) else self.schedule, fails)
 
 
 def ends(target: str | None) -> frozenset[str]:
@@ -117,20 +111,6 @@ def hunted(target: str | None) -> frozenset[str]:
     Without a target these are all properties of steps.
     """
     return STEP_PROPERTIES if target is None else DIVERGING_PROPERTIES | ends(target)
-
-
-def holding_steps(
-    lockstep: Lockstep, schedule: Schedule, seen: Iterable[Violation], target: str | None
-) -> tuple[Step, ...]:
-    """Return the steps of a failing schedule before the step that violates the target.
-
-    Prefixes of them do not fail, so the shrinker need not play them. The result is empty if later
-    steps matter: if the target is checked at the end of a schedule, or if steps overlap.
-    """
-    if target is None or PROPERTIES[target].judge_schedule or lockstep.trial.overlap:
-        return ()
-    place = min((one.step for one in seen if one.property == target), default=0)
-    return schedule.steps[:place]
 
 
 Played = TypeVar("Played", Outcome, HuntResult)

@@ -114,14 +114,9 @@ class RunConfig:
 
     @property
     def overlapping(self) -> tuple[str, ...]:
-        """The runners that get a clean trial with overlapping steps: one of each engine.
-
-        Empty unless a bug of the run needs overlapping steps. Runners that capture nothing are left
-        out.
-        """
-        if not any(BUGS[bug].overlap for bug, _ in self.hunts):
-            return ()
-        return tuple(name for name in self.one_of_each_engine if RUNNERS[name].captures)
+        """The runners that get a clean trial with overlapping steps, if a bug needs them."""
+        needed = any(BUGS[bug].overlap for bug, _ in self.hunts)
+        return tuple(name for name in self.one_of_each_engine if needed and RUNNERS[name].captures)
 
     @property
     def chained(self) -> tuple[str, ...]:
@@ -130,10 +125,7 @@ class RunConfig:
 
     @property
     def at_edges(self) -> tuple[str, ...]:
-        """The runners that get a clean trial with the smallest captured sizes.
-
-        One of each engine in a run with all bugs, else none.
-        """
+        """The runners that get a clean trial with the smallest sizes, in a run with all bugs."""
         every_bug = {bug for bug, _ in self.hunts} >= set(BUGS)
         return self.one_of_each_engine if every_bug else ()
 

@@ -15,7 +15,6 @@ from paritybit.harness.campaigns.plan import plan
 from paritybit.harness.campaigns.plugin import run_config
 from paritybit.harness.campaigns.run import Run
 from paritybit.harness.campaigns.task import Result, without_result
-from paritybit.harness.machine.workers import mps_answers
 from paritybit.harness.records.schema import Status
 from rich.console import Console
 from rich.markup import escape
@@ -39,26 +38,16 @@ RESTARTS = 20
 
 
 def run_tests(run: Run, console: Console, cache: Path, options: Sequence[str] = ()) -> None:
-    """Run the tests of a run. The results go to `run`.
+    """Run the tests of a run in this process, with a progress bar. The results go to `run`.
 
-    `options` are further options for pytest, and `cache` is the folder of its cache. Under MPS, a
-    test can spoil the workers of others. A test whose process was spoiled is run again alone, and
-    the second result counts.
+    `options` are further options for pytest, and `cache` is the folder of its cache.
     """
-    options = [*options_of(run, cache), *options]
-    first = Reporter(run, console)
-    _pytest([str(TESTS), *options], first)
-    spoiled = [result for result in run.results if result.spoiled]
-    if first.shared and spoiled and not run.interrupted:
-        console.print(f"{len(spoiled)} tests run again, because processes share a GPU under MPS")
-        run.results = [result for result in run.results if not result.spoiled]
-        names = [f"{TESTS}::{_test_of(one)}[{one.task.name}]" for one in spoiled]
-        _pytest([*names, *options, "-n", "1"], Reporter(run, console, selects=False))
-
-
-def _test_of(result: Result) -> str:
-    """Return the name of the test function of a result."""
-    return "test_clean_trial" if result.task.bug is None else "test_hunt"
+    reporter = Reporter(run, console)
+    with patch.dict(os.environ, ENVIRONMENT), reporter.bar:
+        words = [str(TESTS), *options_of(run, cache), *options]
+        code = pytest.main(words, plugins=[reporter])
+    ended = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED}
+    run.broken |= code not in ended
 
 
 def options_of(run: Run, cache: Path) -> list[str]:
@@ -77,24 +66,11 @@ def options_of(run: Run, cache: Path) -> list[str]:
     ]
 
 
-def _pytest(words: Sequence[str], reporter: "Reporter") -> None:
-    """Run pytest in this process, with a progress bar."""
-    with patch.dict(os.environ, ENVIRONMENT), reporter.bar:
-        code = pytest.main(list(words), plugins=[reporter])
-    ended = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED}
-    reporter.run.broken |= code not in ended
-
-
 class Reporter:
-    """A pytest plugin of the controlling process. It collects results, and shows progress.
+    """A pytest plugin of the controlling process. It collects results, and shows progress."""
 
-    `selects` is whether the collected tests are all tests of the run. `shared` is whether processes
-    share a GPU under MPS.
-    """
-
-    def __init__(self, run: Run, console: Console, *, selects: bool = True) -> None:
-        self.run, self.console, self.selects = run, console, selects
-        self.shared = False
+    def __init__(self, run: Run, console: Console) -> None:
+        self.run, self.console = run, console
         columns = (
             TextColumn("[progress.description]{task.description}"),
             BarColumn(),
@@ -108,14 +84,12 @@ class Reporter:
         """Take the settings and the number of workers from pytest's options."""
         self.run.settings = run_config(session.config)
         self.run.processes = session.config.getoption("numprocesses") or 1
-        self.shared = self.run.settings.device == "cuda" and mps_answers()
         self.tasks = {task.name: task for task in plan(self.run.settings)}
 
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
         """Select the tasks that are left after options such as -k and --lf."""
-        if self.selects:
-            names = {name_of(test) for test in ids}
-            self.run.tasks = [task for name, task in self.tasks.items() if name in names]
+        names = {name_of(test) for test in ids}
+        self.run.tasks = [task for name, task in self.tasks.items() if name in names]
         self.bar.update(self.line, total=len(ids))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -150,5 +124,5 @@ def name_of(test: str) -> str:
 def detection(result: Result) -> str:
     """Return which bug was detected by which property, after how many schedules and seconds."""
     count = result.hunt_result.schedules
-    after = f"after {count} schedule{'s' * (count > 1)}" if count else "at capture"
+    after = f"after {count} schedule{'s' * (count > 1)}"
     return f"{result.task.name}: {result.task.target} {after}, {result.seconds:.1f} s"

@@ -7,7 +7,7 @@ Stores are compared by the contents of the cache after them, all other ops by th
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, zip_longest
 from typing import Final, NamedTuple
 
 import torch
@@ -25,19 +25,19 @@ STORES = frozenset({"store_kv", "store_rows"})
 
 
 class Cache(NamedTuple):
-    """A cache of a forward: KV of one layer, or with no layer state beside KV.
+    """A cache of a forward: KV of one layer, or with no layer recurrent states.
 
-    A slot has `slot_rows` rows.
+    A slot has `slot_rows` rows. Without a model, it stands for an op that reads no cache.
     """
 
-    model: str
-    kind: str
+    model: str | None = None
     layer: int | None = None
+    kind: str | None = None
     slot_rows: int = 1
 
 
-STATES: Final = Cache(Role.TARGET, "recurrent state", slot_rows=STATE_ROWS)
-"""The caches beside KV."""
+STATES: Final = Cache(Role.TARGET, None, "recurrent state", STATE_ROWS)
+NO_CACHE: Final = Cache()
 
 
 def caches(pools: KVPools, storage: Tensor) -> dict[Cache, Tensor]:
@@ -45,7 +45,7 @@ def caches(pools: KVPools, storage: Tensor) -> dict[Cache, Tensor]:
     found: dict[Cache, Tensor] = {}
     for role, kind, arena in pools.layout.arenas_of(storage):
         for number, layer in enumerate(pools[role].config.layers_of(kind)):
-            found[Cache(str(role), str(kind), layer)] = arena[number].transpose(0, 1)
+            found[Cache(str(role), layer, str(kind))] = arena[number].transpose(0, 1)
     found[STATES] = pools.layout.states_of(storage).flatten(0, 1)
     return found
 
@@ -156,13 +156,10 @@ def _compare_stores(
     if not different.any():
         return None
     place = first_index(different)
-    row = touched[place[0]]
-    in_kv = cache.layer is not None
+    row, in_kv = touched[place[0]], cache.layer is not None
     difference = FirstDifference(
-        op=op,
-        model=cache.model,
-        layer=cache.layer,
-        kind=cache.kind,
+        op,
+        *cache[:3],
         tensor="KV"[place[1]] if in_kv else "value",
         row=_last(right.rows, row),
         live=False,
@@ -184,14 +181,16 @@ def _location(cache: Cache, left: list[int], right: list[int], row: int) -> Slot
     of_op = wrote if wrote is not None else should
     if wrote == should or of_op is None or of_op >= len(right):
         return None
-    return _wrong_slot(cache, of_op, right[of_op], left[of_op] if of_op < len(left) else None)
+    return _taken(cache, of_op, right[of_op], left[of_op] if of_op < len(left) else None)
 
 
-def _wrong_slot(cache: Cache, row: int, wrong: int, right: int | None) -> SlotTaken | None:
+def _taken(cache: Cache, row: int, wrong: int, right: int | None) -> SlotTaken | None:
     """Return the slot of a row of a cache that an op's row took. None if it is the right one."""
     slot = wrong // cache.slot_rows
     expected = None if right is None else right // cache.slot_rows
-    return None if slot == expected else SlotTaken(*cache[:2], row, None, slot, expected)
+    if slot == expected:
+        return None
+    return SlotTaken(str(cache.model), str(cache.kind), row, None, slot, expected)
 
 
 def _last(rows: Sequence[int], row: int) -> int | None:
@@ -208,19 +207,17 @@ def _compare_results(number: int, left: OpCall, right: OpCall, pools: KVPools) -
         if not different.any():
             continue
         place = first_index(different)
-        cache, taken = None, None
+        cache, taken = NO_CACHE, None
         if right.name == "scan_states":
             cache = STATES
             wrong, expected = (int(call.inputs[1][place[0]]) for call in (right, left))
-            taken = _wrong_slot(cache, place[0], wrong, expected)
+            taken = _taken(cache, place[0], wrong, expected)
         elif right.name == "attention":
-            cache = cache_of(right.inputs[1], pools)
+            cache = cache_of(right.inputs[1], pools) or NO_CACHE
             taken = _key(cache, place[0], keys_of(left, place[0]), keys_of(right, place[0]))
         difference = FirstDifference(
-            op=right.name,
-            model=None if cache is None else cache.model,
-            layer=None if cache is None else cache.layer,
-            kind=None if cache is None else cache.kind,
+            right.name,
+            *cache[:3],
             tensor=f"result {number_of_tensor}" if isinstance(right.result, tuple) else "result",
             row=place[0],
             live=False,
@@ -259,10 +256,9 @@ def keys_of(call: OpCall, row: int) -> list[int]:
     return list(compress(listed, mask[start : start + len(listed)].tolist()))
 
 
-def _key(cache: Cache | None, row: int, left: list[int], right: list[int]) -> SlotTaken | None:
+def _key(cache: Cache, row: int, left: list[int], right: list[int]) -> SlotTaken | None:
     """Return the first key in which two rows' lists differ, or None."""
-    for key in range(max(len(left), len(right)) if cache is not None else 0):
-        wrong, expected = (keys[key] if key < len(keys) else None for keys in (right, left))
-        if cache is not None and wrong != expected:
-            return SlotTaken(*cache[:2], row, key, wrong, expected)
+    for key, (expected, wrong) in enumerate(zip_longest(left, right)):
+        if wrong != expected:
+            return SlotTaken(str(cache.model), str(cache.kind), row, key, wrong, expected)
     return None

@@ -30,7 +30,7 @@ from torch import Tensor
 
 def situation(recorded: RecordedForward) -> Situation:
     """Return what ran: what replayed the batch, or the runner of a forward that failed."""
-    step, seen, failed = recorded.forward_id.step, recorded.observation, recorded.run.failed
+    step, seen, failed = recorded.forward_id.step, recorded.observation, recorded.failed
     if seen is None:
         return Situation(step, recorded.forward_id.runner, failed=failed)
     if seen.replay is None:
@@ -43,7 +43,7 @@ def difference_of(recorded: RecordedForward, *, fresh: bool) -> Found | None:
 
     With `fresh`, than on the fresh engine. A row is live if the eager run's op has it too.
     """
-    pair, calls = recorded.pair, recorded.run.calls
+    pair, calls = recorded.pair, recorded.calls
     left = Side(pair.eager_pools, recorded.eager_before, recorded.eager_calls)
     if fresh:
         left = Side(pair.graph_pools, recorded.graph_before, recorded.fresh_calls)
@@ -153,7 +153,7 @@ def _static_input(
 
 def slot_maps(recorded: RecordedForward) -> tuple[SlotMap, ...]:
     """Return the owner of each slot of each sub-pool after the forward, and which slots differ."""
-    pair, after = recorded.pair, recorded.run.storage
+    pair, after = recorded.pair, recorded.storage
     different = (bits(recorded.eager_storage) != bits(after)) & pair.compared
     changed = bits(recorded.graph_before) != bits(after)
     live = tuple(serial_at(span.row, recorded.owners) for span in recorded.spans)

@@ -102,7 +102,7 @@ class SlotLedger:
 
     def __init__(self, pools: KVPools) -> None:
         self.pools = pools
-        self._writes: dict[tuple[str, str, int], Writer] = {}
+        self._writes: dict[tuple[str | None, str | None, int], Writer] = {}
 
     def follow(self, forward_id: ForwardId, calls: Iterable[OpCall]) -> None:
         """Follow the stores of a forward."""

@@ -36,14 +36,11 @@ WRITTEN: Mapping[How, str] = {
 """How an element that is not stale got its value."""
 
 
-def prove(found: Explanation, message: str, sides: tuple[str, str] | None) -> Iterator[str]:
-    """Yield the sentences that explain a violation, in order.
-
-    `message` is the violation's own. `sides` name the two compared runs if they are not the
-    eager and the graph run.
-    """
+def prove(found: Explanation, message: str) -> Iterator[str]:
+    """Yield the sentences that explain a violation, in order. `message` is its own."""
     difference = found.difference
-    yield _setting(found.at) if found.slot is None else _whose(found.slot)
+    at = found.at
+    yield f"Step {at.step} runs {_path(at)}." if found.slot is None else _whose(found.slot)
     if difference is None:
         yield f"Then {message}."
     else:
@@ -51,10 +48,10 @@ def prove(found: Explanation, message: str, sides: tuple[str, str] | None) -> It
     yield _but(found)
     if difference is None:
         yield f"So {found.property_id} does not hold."
-    elif found.at.failed is not None:
-        yield f"So {difference.op} fails: {found.at.failed}."
+    elif at.failed is not None:
+        yield f"So {difference.op} fails: {at.failed}."
     else:
-        yield _so(difference, sides)
+        yield _so(difference)
 
 
 def _but(found: Explanation) -> str:
@@ -112,11 +109,6 @@ def _path(at: Situation) -> str:
     return f"{at.runner}'s graph for bucket {at.bucket} with {at.live_size} live rows"
 
 
-def _setting(at: Situation) -> str:
-    """Describe what ran."""
-    return f"Step {at.step} runs {_path(at)}."
-
-
 def _whose(slot: Slot) -> str:
     """Describe the owner of a slot, and who wrote it before."""
     by, whose = slot.written_by, f"belongs to {slot.owner}"
@@ -163,18 +155,10 @@ def _took(taken: SlotTaken, op: str, where: str) -> str:
     return f"stores at slot {taken.slot}{where}{right}"
 
 
-def _so(difference: FirstDifference, sides: tuple[str, str] | None) -> str:
+def _so(difference: FirstDifference) -> str:
     """Describe the first bits that differ."""
     slot, head = difference.slot, difference.head
     place = f"row {difference.row}" if slot is None else f"slot {slot}"
     of_head = "" if head is None else f", head {head}"
     what = f"{difference.op} {difference.tensor}, {place}{of_head}, element {difference.element},"
-    if sides is not None:
-        left, right = (
-            f"{bits} {side}"
-            for bits, side in zip(
-                (difference.eager_bits, difference.graph_bits), sides, strict=True
-            )
-        )
-        return f"So {what} is {left} and {right}."
     return f"So {what} is {difference.graph_bits}; expected {difference.eager_bits}."

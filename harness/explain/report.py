@@ -28,7 +28,7 @@ from paritybit.harness.explain.forward_facts import (
     static_inputs,
 )
 from paritybit.harness.explain.proof import prove
-from paritybit.harness.explain.recorded import RecordedForward, Reset, record_forward
+from paritybit.harness.explain.recorded import RecordedForward, Reset
 from paritybit.harness.explain.sources import LocatedCalls, contract_row, unique
 from paritybit.harness.explain.suspects import try_suspects
 from paritybit.harness.lockstep.observation import Observation
@@ -38,9 +38,6 @@ from paritybit.subjects.runners import RUNNERS
 
 MOST_EXPLAINED = 4
 """The maximum number of properties to explain until a cause is known."""
-
-FRESH_SIDES = "freshly captured", "after earlier replays"
-"""The runs that a property with an extra run compares, if the step itself is the suspect."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,7 @@ def without_trial(
     """
     lines = unique((*_rows_named(at.runner, violation.message), *_raise_lines(violation)))
     found = Explanation(violation.property, at, (), suspects=suspects, sources=lines)
-    return replace(found, proof=tuple(prove(found, violation.message, None)))
+    return replace(found, proof=tuple(prove(found, violation.message)))
 
 
 def _explain(seen: Observed, violation: Violation) -> Explanation:
@@ -179,12 +176,11 @@ def _of_forward(
     """Explain a violation by the forward of its step. None if no forward began."""
     extra_runs = {} if rule.extra_run is None else {rule.id: rule.extra_run}
     with torch.inference_mode():
-        recorded = record_forward(pair, schedule, violation.step, extra_runs)
-        if recorded is None:
+        recorded = RecordedForward(pair, schedule, violation.step, extra_runs)
+        if not recorded.began:
             return None
-        of_fresh = rule.extra_run is not None
         # Tensors of the ops are read before a repetition overwrites them.
-        difference = difference_of(recorded, fresh=of_fresh)
+        difference = difference_of(recorded, fresh=rule.extra_run is not None)
         found = Explanation(
             property_id=rule.id,
             at=situation(recorded),
@@ -202,8 +198,7 @@ def _of_forward(
         suspects = try_suspects(recorded, rule)
         found = replace(found, suspects=suspects or (), repeats=suspects is not None)
         lines = unique(_lines(recorded, found, violation, difference))
-    sides = FRESH_SIDES if of_fresh else None
-    return replace(found, sources=lines, proof=tuple(prove(found, violation.message, sides)))
+    return replace(found, sources=lines, proof=tuple(prove(found, violation.message)))
 
 
 def _lines(

@@ -32,6 +32,9 @@ MOST_TRIED = 64
 MOST_SHOWN = 8
 """The maximum number of elements in a report. Of several buffers, one element each is shown."""
 
+LENGTHS = ("seq_lens", "seq_lens_cpu")
+"""Inputs that are reset together. The host's copy sizes the lists that the other one fills."""
+
 Part = TypeVar("Part")
 
 
@@ -87,8 +90,7 @@ def capture(recorded: RecordedForward) -> list[Reset]:
 
 def engine_state(recorded: RecordedForward) -> list[Reset]:
     """Return the reset that runs the forward on a freshly captured engine."""
-    fresh = recorded.pair.fresh_engine
-    return [] if recorded.runner is None or fresh is recorded.engine else [Reset(fresh=True)]
+    return [] if recorded.runner is None else [Reset(fresh=True)]
 
 
 SUSPECTS: Mapping[SuspectName, Callable[[RecordedForward], list[Reset]]] = {
@@ -123,10 +125,10 @@ def try_suspects(recorded: RecordedForward, rule: Property) -> tuple[Suspect, ..
 
 def _outcome(recorded: RecordedForward, rule: Property, reset: Reset) -> Outcome:
     """Return what a property says of the forward with a reset."""
-    run = recorded.again(reset)
-    if run.failed is not None and recorded.run.failed is None:
+    step = recorded.again(reset)
+    if step.failed is not None and recorded.failed is None:
         return "fails"
-    return "holds" if recorded.holds(rule, run, reset) else "violated"
+    return "holds" if recorded.holds(rule, step, reset) else "violated"
 
 
 def _smallest(recorded: RecordedForward, rule: Property, resets: Sequence[Reset]) -> Reset:
@@ -135,6 +137,8 @@ def _smallest(recorded: RecordedForward, rule: Property, resets: Sequence[Reset]
     def holds(some: Sequence[Reset]) -> bool:
         return bool(some) and _outcome(recorded, rule, reduce(add, some)) == "holds"
 
+    if any(name in LENGTHS for reset in resets for name, _, _ in reset.elements):
+        return reduce(add, resets)
     few = fewest(resets, holds)
     if len(few) > 1 or len(few[0].elements) < 2:
         return reduce(add, few)

@@ -27,13 +27,6 @@ def unequal(left: Tensor, right: Tensor) -> Tensor:
     return one != other
 
 
-def outputs_differ(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
-    """Whether two outputs differ in any bit, name, shape or dtype."""
-    return form(left) != form(right) or any(
-        bool(unequal(left[name], right[name]).any()) for name in left
-    )
-
-
 def form(output: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Return the shape and dtype of each tensor of an output, by name."""
     return {name: (values.shape, values.dtype) for name, values in output.items()}

@@ -1,7 +1,7 @@
 """Extra runs of a step on the fresh engine, with other surrounding bytes or in another bucket."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,6 @@ from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.lockstep.tracebacks import SubjectRuns
 from paritybit.reference.batch import ForwardBatch
-from paritybit.reference.pool import Tables
 from paritybit.subjects.protocol import ForwardResult, Overrides
 from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN
 from torch import Tensor
@@ -35,7 +34,9 @@ class FreshRun:
     def __call__(self, pair: Pair, planned: PlannedStep) -> Any:
         """Run a planned step. Returns the result for the property, or None if it was skipped."""
         fresh, batch = pair.fresh_engine, planned.graph.batch
-        with restoring_tables(pair.graph_pools.tables), restoring(tensors_of(batch)):
+        tables = pair.graph_pools.tables
+        in_use = [tables.req_to_token, tables.full_to_swa_index_mapping, *tensors_of(batch)]
+        with restoring(in_use):
             collect = self.prepare(pair, planned)
             if collect is None:
                 return None
@@ -44,11 +45,6 @@ class FreshRun:
             result = collect(forward)
         pair.restore_graph()
         return result
-
-
-def restoring_tables(tables: Tables) -> AbstractContextManager[None]:
-    """Restore the index tables at the end of this context."""
-    return restoring([tables.req_to_token, tables.full_to_swa_index_mapping])
 
 
 @contextmanager

@@ -8,23 +8,20 @@ is reset to its state after capture before each use, so its results depend on no
 """
 
 import logging
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import math
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import torch
 from paritybit.harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
-from paritybit.harness.lockstep.copies import Copies
-from paritybit.harness.lockstep.logs import LogTrap, warnings_logged
+from paritybit.harness.lockstep.logs import LogTrap
 from paritybit.harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd
 from paritybit.harness.lockstep.overlapped import OverlappedScheduler, RanForward
-from paritybit.harness.lockstep.padding import padding_values, spoil, spoiled_memory
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.lockstep.scheduler import Scheduler, samples_of
-from paritybit.harness.lockstep.tracebacks import SUBJECTS, SubjectFailedError, SubjectRuns
+from paritybit.harness.lockstep.tracebacks import SubjectFailedError, SubjectRuns
 from paritybit.harness.schedules.schedule import Step
 from paritybit.reference.allocator import Allocator, Owner
 from paritybit.reference.batch import ForwardBatch
@@ -38,12 +35,23 @@ from paritybit.subjects.protocol import ForwardResult
 
 DRAFT_SEED = 1
 
+TAILS: Mapping[str, int] = dict.fromkeys(("seq_lens", "seq_lens_cpu"), 2)
+"""The values of the tails that padding keeps, by static buffer. The default is 1.
+
+No input has its fill value, so a contract that keeps what padding must reset is detected.
+"""
+
 ExtraRun = Callable[["Pair", PlannedStep], Any]
 """Runs a planned step once more, before the step itself. It leaves both runs unchanged."""
 
 
 class Recorder:
-    """Callbacks around the parts of a step. This class does nothing."""
+    """Callbacks around the parts of a step. This class runs the subject's forward, and no more.
+
+    `engine` is the engine that ran the forward, if it is not the engine under test.
+    """
+
+    engine: ReplicaEngine | None = None
 
     def planned(self, pair: "Pair", planned: PlannedStep) -> None:
         """Receive a step that both runs have planned and neither has run."""
@@ -52,16 +60,13 @@ class Recorder:
         """Return a context for the eager forward."""
         return nullcontext()
 
-    def eager_gave(self, output: Output | None) -> None:
-        """Receive the output of the eager forward."""
-
     def equalizing(self) -> AbstractContextManager[Any]:
         """Return a context in which the harness equalizes the tails that padding does not reset."""
         return nullcontext()
 
-    def forwarding(self) -> AbstractContextManager[Any]:
-        """Return a context for the subject's forward."""
-        return nullcontext()
+    def run(self, pair: "Pair", planned: PlannedStep) -> ForwardResult:
+        """Run the subject's forward."""
+        return pair.subject.forward(planned.graph.batch, planned.mode)
 
 
 NO_RECORDER = Recorder()
@@ -72,7 +77,8 @@ class Pair:
 
     With `records_ops`, graphs keep the inputs and outputs of each op; on a CPU they always do.
     With `alone`, the subject is its own fresh engine. Use it if nothing needs the fresh engine.
-    `capture_warnings` are the messages that captures logged.
+    `capture_warnings` are the messages that captures logged. `compared` is a mask in the storages'
+    layout: all but the reserved slot of each sub-pool and the reserved state slot.
 
     Raises SubjectFailedError if the built-in engine's own code fails as it is captured.
     """
@@ -104,12 +110,11 @@ class Pair:
         models = self.run_models[Role.TARGET], self.run_models[Role.DRAFT]
         self.decoder = EagerDecoder(config.ops(), *models, self.eager_pools)
         self.log = LogTrap()
-        with self.log, torch.inference_mode(), capture_runs():
+        with self.log, torch.inference_mode(), SubjectRuns():
             self.subject = captured_engine(self, self.on_trial, SUBJECT_LOGGER)
             self.fresh_engine = self.subject
             if not alone:
-                again = config.subject()
-                self.fresh_engine = captured_engine(self, again, FRESH_LOGGER, spoiled_memory)
+                self.fresh_engine = captured_engine(self, config.subject(), FRESH_LOGGER)
         self.capture_warnings = self.log.take()
         widest = max(config.buckets)
         self.modes = frozenset(self.subject.runners)
@@ -122,8 +127,13 @@ class Pair:
             overlap = parts.of(Overlap)()
             self.overlapped = OverlappedScheduler(*of_graph, overlap=overlap)
         self.graph: Scheduler = self.overlapped or Scheduler(*of_graph)
-        self.copies = Copies(self.eager_pools, self.graph_pools)
-        self.compared = self.copies.compared
+        self.eager_before, self.eager_after, self.graph_before, self.graph_after = (
+            torch.empty_like(self.eager_pools.storage) for _ in range(4)
+        )
+        self.compared = torch.ones_like(self.eager_pools.storage, dtype=torch.bool)
+        for _, _, arena in self.layout.arenas_of(self.compared):
+            arena[:, :, 0] = False
+        self.layout.states_of(self.compared)[0] = False
         self.forwards = 0
         self._consumed: Output = {}
 
@@ -178,7 +188,8 @@ class Pair:
             planned = self.plan(step, place)
             if planned is None:
                 return None
-            self.copies.begin()
+            self.eager_before.copy_(self.eager_pools.storage)
+            self.graph_before.copy_(self.graph_pools.storage)
             extra = self._run_extra(planned, extra_runs or {}) if can_run_extra else {}
             recorder.planned(self, planned)
             batch = planned.eager.batch
@@ -187,8 +198,8 @@ class Pair:
             planned = planned.given(ran.batch)
             warnings = self.log.take()
             eager, graph = self._snapshots_after(planned, eager_output, ran, owners)
-            replay = ran.forward.replay
-            facts = self.subject.facts(replay) if replay is not None else None
+            replay, engine = ran.forward.replay, recorder.engine or self.subject
+            facts = engine.facts(replay) if replay is not None else None
             self.forwards += 1
             samples = self._commit(planned, eager_output, ran.forward, sampling=sampling)
             self._consumed = replay.output if replay is not None else {}
@@ -206,7 +217,7 @@ class Pair:
                 expected_graph=planned.expected_graph,
                 end=self.end(place),
                 keys=ran.forward.keys,
-                static=self.subject.static_buffers(planned.mode) if replay is not None else {},
+                static=engine.static_buffers(planned.mode) if replay is not None else {},
                 payload=self.decoder.payload if batch and batch.extends else None,
                 extra=extra,
                 warnings=warnings,
@@ -236,21 +247,14 @@ class Pair:
 
     def equalize_padding(self, engine: ReplicaEngine, planned: PlannedStep) -> None:
         """Write equal values to the tails that padding keeps or fills once, on any engine."""
-        values = padding_values(self.graph, planned.graph.spans, planned.forwards)
-        engine.equalize_padding(planned.mode, values)
-
-    def run_subject(self, planned: PlannedStep, recorder: Recorder = NO_RECORDER) -> ForwardResult:
-        """Run a planned forward on the subject. Call `equalize_padding` first."""
-        with recorder.forwarding(), SubjectRuns(), warnings_logged():
-            return self.subject.forward(planned.graph.batch, planned.mode)
+        engine.equalize_padding(planned.mode, TAILS)
 
     def _run_eager(self, planned: PlannedStep, recorder: Recorder) -> Output | None:
         """Run the eager run's forward. Returns None for an idle step."""
         batch = planned.eager.batch
         with recorder.eager():
             output = self.decoder.forward(batch) if batch is not None else None
-        recorder.eager_gave(output)
-        self.copies.end_eager()
+        self.eager_after.copy_(self.eager_pools.storage)
         return output
 
     def _run_graph(
@@ -265,8 +269,9 @@ class Pair:
 
         def run(batch: ForwardBatch | None, staged: ForwardBatch | None) -> RanForward:
             mapping = self.graph_pools.tables.full_to_swa_index_mapping.clone()
-            forward = self.run_subject(planned.given(batch), recorder)
-            self.copies.end_graph()
+            with SubjectRuns():
+                forward = recorder.run(self, planned.given(batch))
+            self.graph_after.copy_(self.graph_pools.storage)
             return RanForward(forward, mapping, staged)
 
         if self.overlapped is not None:
@@ -275,7 +280,11 @@ class Pair:
 
     def restore_graph(self) -> None:
         """Restore the graph run's KV to its bytes before this step's forwards."""
-        self.copies.restore_graph()
+        self.graph_pools.storage.copy_(self.graph_before)
+
+    def restore_eager(self) -> None:
+        """Restore the eager run's KV to its bytes before this step's forwards."""
+        self.eager_pools.storage.copy_(self.eager_before)
 
     def _snapshots_after(
         self,
@@ -285,18 +294,17 @@ class Pair:
         graph_owners: tuple[Owner, ...],
     ) -> tuple[Snapshot, Snapshot]:
         """Return snapshots of both runs right after their forwards, the eager run's first."""
-        copies = self.copies
         eager = Snapshot(
-            before=copies.eager_before,
-            after=copies.eager_after,
+            before=self.eager_before,
+            after=self.eager_after,
             mapping=self.eager_pools.tables.full_to_swa_index_mapping.clone(),
             owners=self.eager.owners(),
             batch=planned.eager.batch,
             output=eager_output,
         )
         graph = Snapshot(
-            before=copies.graph_before,
-            after=copies.graph_after,
+            before=self.graph_before,
+            after=self.graph_after,
             mapping=ran.mapping,
             owners=graph_owners,
             batch=ran.batch,
@@ -324,26 +332,16 @@ class Pair:
         return samples_of(self.eager, planned.place, batch, eager_output, rows)
 
 
-@contextmanager
-def capture_runs() -> Iterator[None]:
-    """Turn an error that code in `subjects/` raises in this context into SubjectFailedError."""
-    try:
-        with SubjectRuns():
-            yield
-    except SubjectFailedError as error:
-        cause = error.__cause__
-        frames = traceback.extract_tb(cause.__traceback__) if cause is not None else []
-        if frames and Path(frames[-1].filename).is_relative_to(SUBJECTS):
-            raise
-        raise (cause or error) from None
+def spoil(output: Output) -> None:
+    """Overwrite an output with NaN, so that an engine that kept a view of it is detected.
+
+    Integers become 0, which is a valid index.
+    """
+    for values in output.values():
+        values.fill_(math.nan if values.is_floating_point() else 0)
 
 
-def captured_engine(
-    pair: Pair,
-    subject: Subject,
-    logger: logging.Logger,
-    capturing: Callable[[], AbstractContextManager[Any]] = nullcontext,
-) -> ReplicaEngine:
+def captured_engine(pair: Pair, subject: Subject, logger: logging.Logger) -> ReplicaEngine:
     """Return the built-in engine over the graph run's KV.
 
     It shares the storage of KV and tables with the pair, but no Python object.
@@ -359,5 +357,4 @@ def captured_engine(
         trial.token_buckets,
         logger,
         records_ops=pair.records_ops,
-        capturing=capturing,
     )

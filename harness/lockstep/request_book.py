@@ -205,11 +205,6 @@ class RequestBook:
         if slots is None:
             return False
         self.events["slot issued again"] += not self.freed_slots.isdisjoint(slots)
-        sizes, free = self.pools.sizes, self.allocator
-        if len(free.free_swa) * sizes.page_size * 8 <= sizes.swa_slots:
-            self.events["SWA sub-pool nearly full"] += 1
-        if len(free.free_full) * sizes.page_size * 8 <= sizes.full_slots:
-            self.events["full sub-pool nearly full"] += 1
         return True
 
     def advance(self, request: Request, length: int) -> None:

@@ -20,9 +20,6 @@ BETWEEN = frozenset(
 )
 """Files that the calls of an engine pass through. None of them is a place to look at."""
 
-OUTSIDE_PARTS = 3
-"""The number of last parts kept from the path of a source file outside this tree."""
-
 
 class SubjectFailedError(Exception):
     """The subject or the fresh engine failed in a step, or as it was built or captured.
@@ -51,7 +48,7 @@ class SubjectRuns(ContextDecorator):
 
 def traceback_of(error: BaseException) -> str:
     """Return the whole traceback of an error, without absolute paths."""
-    text: str = without_paths(without_absolute_paths("".join(traceback.format_exception(error))))
+    text: str = without_paths("".join(traceback.format_exception(error)))
     return text
 
 
@@ -81,24 +78,17 @@ PATH = re.compile(r"(?:(?:file://|(?<![\w./:-]))/|(?:\.\./)+)[\w.+@-]+(?:/[\w.+@
 
 
 def without_paths(value: Any) -> Any:
-    """Return JSON data in which each path in a text is shortened to its last name."""
+    """Return JSON data in which each path in a text is relative to this tree, or its last name."""
+
+    def shorten(found: re.Match[str]) -> str:
+        path = Path(found[0])
+        inside = path.is_relative_to(SOURCES)
+        return path.relative_to(SOURCES).as_posix() if inside else path.name
+
     if isinstance(value, str):
-        return PATH.sub(lambda found: Path(found[0]).name, value)
+        return PATH.sub(shorten, value)
     if isinstance(value, dict):
         return {key: without_paths(inside) for key, inside in value.items()}
     if isinstance(value, list | tuple):
         return [without_paths(inside) for inside in value]
     return value
-
-
-def without_absolute_paths(text: str) -> str:
-    """Return the text of a traceback with paths relative to this tree, or the end of the path."""
-
-    def shorten(found: re.Match[str]) -> str:
-        path = Path(found[1])
-        inside = path.is_relative_to(SOURCES)
-        return (
-            f'File "{path.relative_to(SOURCES) if inside else Path(*path.parts[-OUTSIDE_PARTS:])}"'
-        )
-
-    return re.sub(r'File "(/[^"]+)"', shorten, text)

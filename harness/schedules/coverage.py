@@ -3,23 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from paritybit.harness.schedules.buckets import (
-    BUCKETS,
-    FILLINGS,
-    SMALLEST,
-    SMALLEST_TOKENS,
-    TOKEN_BUCKETS,
-    filling,
-    fillings,
-)
+from paritybit.harness.schedules.buckets import BUCKETS, SMALLEST, SMALLEST_TOKENS, TOKEN_BUCKETS
 from paritybit.reference.batch import Mode
 from paritybit.subjects.protocol import ReplayResult
 from paritybit.subjects.runners import RUNNERS, engine_runners
 
 ALWAYS_REQUIRED = (
-    "padded replay",
     "several padded rows",
-    "replay without padding",
     "idle replay",
     "batch of several rows",
     "batch shrank in its bucket",
@@ -38,8 +28,6 @@ ALWAYS_REQUIRED = (
     "retracted",
     "resumed",
     "slot issued again",
-    "SWA sub-pool nearly full",
-    "full sub-pool nearly full",
     "pool full",
 )
 """Events that generated schedules must reach together, whatever runner is under test."""
@@ -71,6 +59,19 @@ FREED_IN_FLIGHT = "freed while a forward was in flight"
 
 OVERLAP_REQUIRED = (OVERLAPPED, FREED_IN_FLIGHT)
 """Events that schedules must also reach if steps overlap."""
+
+
+FILLINGS = ("full", "one short", "padded after full")
+"""The ways in which each bucket of each runner must be filled at least once.
+
+One short means all requests, or tokens, but one. If a request has several tokens, it also means
+all requests with too few tokens.
+"""
+
+
+def filling(runner: str, bucket: int, how: str) -> str:
+    """Return the name of the event that a runner replayed a bucket filled as `how` of FILLINGS."""
+    return f"{runner}: bucket {bucket} {how}"
 
 
 def required_events(runners: Iterable[str]) -> tuple[str, ...]:
@@ -126,13 +127,15 @@ class Coverage:
         last = self.last.get(runner)
         last_bucket, last_size = (last.bucket, last.live_size) if last else (bucket, live_size)
         same, prefills = bucket == last_bucket, RUNNERS[runner].mode is Mode.EXTEND
+        after_full = last is not None and not last.padded and last.bucket == bucket
         seen = {
             f"{runner}: bucket {bucket}": True,
             f"{runner}: replay": True,
             f"{runner}: padded replay": replay.padded,
-            "padded replay": replay.padded,
+            filling(runner, bucket, "full"): not replay.padded,
+            filling(runner, bucket, "one short"): replay.padded and live_size >= bucket - 1,
+            filling(runner, bucket, "padded after full"): replay.padded and after_full,
             "several padded rows": bucket - live_size > 1,
-            "replay without padding": not replay.padded,
             "idle replay": live_size == 0,
             "batch of several rows": requests > 1,
             "prefill of several requests": requests > 1 and prefills,
@@ -142,8 +145,6 @@ class Coverage:
             "larger bucket after a smaller": bucket > last_bucket,
             "runner after another": self.last_runner not in {None, runner},
         }
-        for how, reached in fillings(replay, last).items():
-            seen[filling(runner, bucket, how)] = reached
         self.events.update(event for event, reached in seen.items() if reached)
         self.last[runner] = replay
         self.last_runner = runner

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from paritybit.harness.checks.differences import first_output_difference
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.lockstep.bits import clone_output
-from paritybit.harness.lockstep.fresh_run import Collect, FreshRun, restoring_tables
+from paritybit.harness.lockstep.fresh_run import Collect, FreshRun
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
@@ -41,12 +41,11 @@ def prepare(pair: Pair, planned: PlannedStep) -> Collect | None:
     if batch is None or eager_batch is None:
         return None
     everyone, found = tuple(range(batch.live_requests)), list[Variant]()
-    with restoring_tables(pair.eager_pools.tables):
-        for description, order in orders_of(eager_batch).items():
-            spans = [eager_batch.spans[request] for request in order]
-            output = pair.decoder.forward(pair.eager.batch_of(batch.mode, spans))
-            found.append(Variant(description, order, output))
-            pair.copies.restore_eager()
+    for description, order in orders_of(eager_batch).items():
+        spans = [eager_batch.spans[request] for request in order]
+        output = pair.decoder.forward(pair.eager.batch_of(batch.mode, spans))
+        found.append(Variant(description, order, output))
+        pair.restore_eager()
     pair.fresh_engine.reset()
     return lambda forward: (*found, Variant(LARGEST, everyone, clone_output(forward.output)))
 

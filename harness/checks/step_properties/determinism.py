@@ -25,7 +25,7 @@ def run_again(pair: Pair, planned: PlannedStep) -> tuple[Output, Tensor] | None:
         return None
     output = clone_output(pair.decoder.forward(planned.eager.batch))
     storage = pair.eager_pools.storage.clone()
-    pair.copies.restore_eager()
+    pair.restore_eager()
     return output, storage
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,22 +96,12 @@ def _wrong_pages(owner: Owner) -> Iterator[str]:
 
 def _owners_differ(end: StepEnd) -> str | None:
     """Describe the first difference between the owners of the two runs, or return None."""
-    if end.graph.holders == end.eager.holders:
+    pairs = zip_longest(end.graph.holders, end.eager.holders)
+    differing = next((pair for pair in pairs if pair[0] != pair[1]), None)
+    if differing is None:
         return None
-    eager = {owner.serial: owner for owner in end.eager.holders}
-    for owner in end.graph.holders:
-        other = eager.pop(owner.serial, None)
-        if other is None:
-            return f"request {owner.serial} holds slots in the graph run only"
-        for name, value, right in zip(owner._fields, owner, other, strict=True):
-            if value != right:
-                return (
-                    f"{name} of request {owner.serial} is {value} in the graph run and {right} in "
-                    "the eager run"
-                )
-    if not eager:
-        return "the two runs hold their requests in another order"
-    return f"request {next(iter(eager))} holds slots in the eager run only"
+    graph, eager = (one or "no further owner" for one in differing)
+    return f"the graph run has {graph}, and the eager run has {eager}"
 
 
 def _wrong_cell(run: str, ownership: Ownership, size: int) -> Description | None:

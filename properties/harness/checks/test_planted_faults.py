@@ -4,13 +4,11 @@ What a property makes of what was observed is tested on observations made by han
 what a fault does is observed at all.
 """
 
-import warnings
-
 import pytest
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
-from paritybit.harness.lockstep.logs import LogTrap, warnings_logged
+from paritybit.harness.lockstep.logs import LogTrap
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.schedules.schedule import Step
 from paritybit.reference.batch import Mode
@@ -94,24 +92,3 @@ def test_only_the_subject_is_heard() -> None:
         SUBJECT_LOGGER.info("quiet")
     SUBJECT_LOGGER.warning("afterwards")
     assert trap.take() == ("subject",)
-
-
-def test_what_the_subject_says_by_python_s_warnings_is_heard_each_time() -> None:
-    """Of what is for whoever runs it, and whatever the process ignores elsewhere."""
-
-    def speak() -> None:
-        for category in (UserWarning, RuntimeWarning, DeprecationWarning):
-            warnings.warn(category.__name__, category, stacklevel=1)
-
-    with warnings.catch_warnings(record=True) as elsewhere, LogTrap() as trap:
-        warnings.resetwarnings()
-        for _ in range(2):
-            with warnings_logged():
-                speak()
-        assert trap.take() == ("UserWarning", "RuntimeWarning") * 2
-        assert {one.category for one in elsewhere} == {DeprecationWarning}
-        speak()
-        warnings.simplefilter("ignore")
-        with warnings_logged():
-            speak()
-        assert trap.take() == ("UserWarning", "RuntimeWarning")

@@ -46,8 +46,6 @@ def build(
     device: str,
     monkeypatch: pytest.MonkeyPatch,
     stale: str | None = None,
-    *,
-    records_ops: bool = False,
 ) -> Lockstep:
     """Return a lockstep of a runner whose padded rows keep one index, or a clean one."""
     right = TrialConfig.subject
@@ -59,7 +57,7 @@ def build(
 
     with monkeypatch.context() as patch:
         patch.setattr(TrialConfig, "subject", subject)
-        return Lockstep(trial_of(runner, device), STEP_PROPERTIES, records_ops=records_ops)
+        return Lockstep(trial_of(runner, device), STEP_PROPERTIES)
 
 
 def played(lockstep: Lockstep, *steps: Step) -> Outcome:

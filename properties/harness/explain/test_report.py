@@ -8,7 +8,7 @@ import pytest
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.explain.facts import Explanation
-from paritybit.harness.explain.recorded import NO_RESET, RecordedForward, RepeatedRun, Reset
+from paritybit.harness.explain.recorded import NO_RESET, RecordedForward, RepeatedStep, Reset
 from paritybit.harness.explain.report import explanation, observe
 from paritybit.harness.explain.suspects import fewest
 from paritybit.harness.lockstep.config import TrialConfig
@@ -163,9 +163,8 @@ def test_a_report_has_the_line_of_the_contract_row_and_those_that_call_the_op(de
 def test_a_reset_that_fails_is_no_evidence(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     again = RecordedForward.again
 
-    def failing(recorded: RecordedForward, reset: Reset = NO_RESET, *given: object) -> RepeatedRun:
-        run = again(recorded, reset)
-        return run if reset == NO_RESET else replace(run, failed="no such slot")
+    def failing(recorded: RecordedForward, reset: Reset = NO_RESET, *given: Any) -> RepeatedStep:
+        return again(recorded) if reset == NO_RESET else RepeatedStep(None, "no such slot")
 
     monkeypatch.setattr(RecordedForward, "again", failing)
     found = swa_pad(device)
@@ -179,11 +178,11 @@ def test_a_violation_that_does_not_repeat_has_no_cause(
     """No trial shows anything if the step is right without a reset after the last one."""
     holds, resets = RecordedForward.holds, list[Reset]()
 
-    def forgetting(recorded: RecordedForward, rule: object, run: object, reset: Reset) -> bool:
+    def forgetting(recorded: RecordedForward, rule: Any, step: Any, reset: Reset) -> bool:
         resets.append(reset)
         if reset == NO_RESET and len(resets) > 1:
             return True
-        return holds(recorded, PROPERTIES["kv_parity"], run, reset)  # type: ignore[arg-type]
+        return holds(recorded, rule, step, reset)
 
     monkeypatch.setattr(RecordedForward, "holds", forgetting)
     found = swa_pad(device)

@@ -1,12 +1,11 @@
 """Drafts of one branch and of two."""
 
 from collections import defaultdict
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from paritybit.harness.checks.play import Lockstep
-from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TOPK, TrialConfig
 from paritybit.harness.schedules.schedule import (
     Admit,
@@ -17,7 +16,6 @@ from paritybit.harness.schedules.schedule import (
     Verify,
 )
 from paritybit.reference.batch import Mode, RequestSpan
-from paritybit.subjects.bugs.catalogue import BUGS
 from torch import Tensor
 
 SIZES: dict[str, Any] = {"buckets": (2, 4), "token_buckets": (4, 12)}
@@ -57,21 +55,3 @@ def test_a_draft_keeps_topk_branches(runner: str, slots: int, topk: int) -> None
 def named(static: dict[str, Tensor]) -> set[str]:
     """Return which static inputs hold a value of each branch of a request."""
     return {"topk_p", "topk_index"} & set(static)
-
-
-@pytest.mark.parametrize(
-    ("bug", "runner"),
-    [
-        ("draft_lists_of_one_branch", "eagle_draft"),
-        ("draft_lists_of_one_branch", "frozen_kv_mtp"),
-    ],
-)
-def test_a_bug_that_assumes_chains_is_green_with_topk_1(bug: str, runner: str) -> None:
-    trial = TrialConfig(runner, buckets=(4,), token_buckets=(12,)).with_bug(bug)
-    for topk in TOPK:
-        watched = PROPERTIES if topk == 1 else STEP_PROPERTIES
-        lockstep = Lockstep(replace(trial, topk=topk), watched)
-        outcome = lockstep.play(Schedule(SPECULATE))
-        assert outcome.error is None
-        target = BUGS[bug].expected[runner]
-        assert outcome.violated == set() if topk == 1 else target in outcome.violated

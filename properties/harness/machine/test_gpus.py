@@ -43,20 +43,9 @@ def test_where_the_environment_names_none_the_driver_is_asked(
     assert visible_gpus() == ["0", "1"]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        PermissionError("nvidia-smi"),
-        subprocess.CalledProcessError(9, "nvidia-smi"),
-        subprocess.TimeoutExpired("nvidia-smi", 60),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_where_the_driver_cannot_be_asked_there_is_no_gpu(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_driver_cannot_be_asked_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
-        raise error
+        raise subprocess.TimeoutExpired("nvidia-smi", 60)
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(subprocess, "run", fail)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from paritybit.harness.checks.step_properties.batch_invariance import Variant
 from paritybit.harness.checks.step_properties.padding_noninterference import NoisyRun
-from paritybit.harness.lockstep.observation import Observation, Snapshot, StepEnd
+from paritybit.harness.lockstep.observation import Observation, Snapshot
 from paritybit.harness.schedules.schedule import Decode
 from paritybit.reference.allocator import Owner
 from paritybit.reference.batch import DraftState, ForwardBatch, Mode, RequestSpan, prepare
@@ -30,7 +30,6 @@ from torch import Tensor
 from properties.support.harness.right_step import (
     RUNNER,
     holders,
-    knowing,
     right_end,
     right_keys,
     right_static,
@@ -42,8 +41,8 @@ LAYOUT = KVLayout({Role.TARGET: CONFIG, Role.DRAFT: draft_config(CONFIG)}, SIZES
 CPU = torch.device("cpu")
 
 OWNERS = (
-    Owner(7, 2, 3, 5, SIZES.page_size, (3, 9, 1, 12, 7), (2, 8, 5, 11, 6)),
-    Owner(4, 1, 2, 3, SIZES.page_size, (4, 10, 14), (1, 9, 13)),
+    Owner(7, 2, 3, 5, 1, (3, 9, 1, 12, 7), (2, 8, 5, 11, 6), token_row=0, known=6),
+    Owner(4, 1, 2, 3, 1, (4, 10, 14), (1, 9, 13), token_row=1, known=4),
 )
 """The requests, 7 before 4, with the slots of their tokens."""
 
@@ -91,7 +90,6 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
     batch = batch_of(mode, tables)
     before, after = storages(batch)
     output = output_of(batch)
-    owners = knowing(mode, OWNERS, batch.spans, more=0)
     static = {name: torch.cat([values, values[:1] + 1]) for name, values in output.items()}
     live = {name: values[: len(output[name])] for name, values in static.items()}
     eager, graph = (
@@ -99,7 +97,7 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
             before=before.clone(),
             after=after.clone(),
             mapping=tables.full_to_swa_index_mapping.clone(),
-            owners=holders(owners, batch.spans),
+            owners=holders(OWNERS, batch.spans),
             batch=batch,
             output=given,
         )
@@ -129,22 +127,12 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
         replay=replay,
         facts=facts(static),
         expected_graph=True,
-        end=end_of(mode, batch),
+        end=right_end(OWNERS, SIZES, CONFIG),
         keys=right_keys(mode, batch.spans, graph.owners, CONFIG, idle=False),
         payload=PAYLOAD[: batch.live_tokens],
     )
     static_inputs = right_static(found, CONFIG)
     return replace(found, static=static_inputs, extra=extra_results(found, batch))
-
-
-def end_of(mode: Mode, batch: ForwardBatch) -> StepEnd:
-    """Return what a right step left: the last token is the likeliest one, and no draft is it."""
-    end = right_end(knowing(mode, OWNERS, batch.spans, more=1), SIZES, CONFIG)
-    for side in (end.eager, end.graph):
-        for row, owner in enumerate(side.holders):
-            side.tokens[row, owner.known - 1] = COLUMNS - 1
-            side.tokens[row, owner.known - 2] = 1  # The root of a tree.
-    return end
 
 
 def idle(mode: Mode = Mode.DECODE) -> Observation:

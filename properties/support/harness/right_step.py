@@ -49,24 +49,6 @@ def holders(owners: Sequence[Owner], spans: Sequence[RequestSpan]) -> tuple[Owne
     return tuple(found)
 
 
-def knowing(
-    mode: Mode, owners: Sequence[Owner], spans: Sequence[RequestSpan], *, more: int
-) -> tuple[Owner, ...]:
-    """Return the owners with their rows of tokens, and as many tokens as they know.
-
-    Each of `spans` knows `more` more once a forward of a mode that says tokens is over.
-    """
-    ends = {span.row: span.end for span in spans if mode in {Mode.EXTEND, Mode.DECODE}}
-    ended = {span.row for span in spans if mode is Mode.TARGET_VERIFY} | ends.keys()
-    return tuple(
-        owner._replace(
-            token_row=row,
-            known=ends.get(owner.row, owner.length + 1) + more * (owner.row in ended),
-        )
-        for row, owner in enumerate(owners)
-    )
-
-
 def right_keys(
     mode: Mode,
     spans: Sequence[RequestSpan],
