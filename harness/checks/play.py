@@ -81,10 +81,6 @@ class DeviceLostError(DeviceError):
         self.outcome = outcome
         self.finding = bool(outcome.violations)
 
-    def __reduce__(self) -> tuple[type["DeviceLostError"], tuple[Schedule, Outcome]]:
-        """Keep schedule and outcome when pickled by a worker process."""
-        return type(self), (self.schedule, self.outcome)
-
 
 Observer = Callable[[int, Step, Observation | None, frozenset[str]], None]
 """Called after each step with its place, the step, its observation, and the new violations."""

@@ -5,7 +5,6 @@ in a contract is detected.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -100,46 +99,37 @@ OUTPUTS = "attention_output_"
 """The prefix of static buffers that attention writes. They are not inputs."""
 
 
-@dataclass(frozen=True)
-class Room:
-    """The required size of a static buffer for key lists, which no batch of small pools fills.
+Room = Callable[[ModelConfig], int]
+"""Returns the elements of a static buffer for key lists that each row of a bucket can need.
 
-    Each row of a bucket needs `elements` plus `contexts` longest contexts plus `windows` windows.
-    """
+No batch of small pools fills such a buffer.
+"""
 
-    elements: int = 0
-    contexts: int = 0
-    windows: int = 0
-
-    def of(self, config: ModelConfig, rows: int) -> int:
-        """Return the elements that a number of rows needs."""
-        keys = self.contexts * config.max_context + self.windows * config.window
-        return rows * (self.elements + keys)
+K = SPECULATION.draft_tokens
 
 
 def list_room(tokens: int) -> dict[str, Room]:
-    """Return the sizes of key lists that `tokens` tokens each read."""
+    """Return the room for key lists that `tokens` tokens each read."""
     ends = ("key_begin", "key_end", "window_key_begin", "window_key_end")
     return {
-        **dict.fromkeys(ends, Room(elements=tokens)),
-        "kv_indices": Room(contexts=1),
-        "window_kv_indices": Room(elements=tokens - 1, windows=1),
+        **dict.fromkeys(ends, lambda _: tokens),
+        "kv_indices": lambda config: config.max_context,
+        "window_kv_indices": lambda config: tokens - 1 + config.window,
     }
 
 
-K = SPECULATION.draft_tokens
 ROOM: Mapping[Mode, Mapping[str, Room]] = {
     Mode.DECODE: list_room(1),
     Mode.DRAFT: list_room(1),
     Mode.FROZEN_DRAFT: list_room(1),
     Mode.TARGET_VERIFY: {
         **list_room(K),
-        "custom_mask": Room(contexts=K),
-        **dict.fromkeys(("mask_start", "window_mask_start"), Room(elements=K)),
+        "custom_mask": lambda config: K * config.max_context,
+        **dict.fromkeys(("mask_start", "window_mask_start"), lambda _: K),
     },
     Mode.DRAFT_EXTEND: list_room(ACCEPTED),
 }
-"""The required sizes of buffers for key lists and masks, by mode."""
+"""The room of buffers for key lists and masks, by mode."""
 
 
 def rows_of_lists(mode: Mode, bucket: int, speculation: Speculation) -> int:

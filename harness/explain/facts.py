@@ -33,9 +33,8 @@ NOBODY = -1
 class TimelineEntry:
     """One step: its live requests, its padding, and its parked requests.
 
-    `mode` is None for a step without a forward. `runner` and `bucket` are None if no graph was
-    replayed. `padded` is in the bucket's unit, requests or tokens. `violated` names the properties
-    that are violated at this step.
+    `mode` is None without a forward, `runner` and `bucket` without a replay. `padded` is in the
+    bucket's unit, requests or tokens.
     """
 
     place: int
@@ -54,8 +53,7 @@ class TimelineEntry:
 class Writer:
     """What wrote something last: a row of a step's forward, or an element of a static input.
 
-    `runner` is None for an eager forward, and `request` for a padded row. At step CAPTURE the
-    capture was the writer.
+    `runner` is None for an eager forward, and `request` for a padded row.
     """
 
     step: int
@@ -89,11 +87,10 @@ class FirstDifference:
 
 @dataclass(frozen=True)
 class SlotTaken:
-    """The slot of a sub-pool that a row of an op took, and the right one.
+    """The slot that a row of an op read as key number `key`, and the right one.
 
-    Row `row` read `slot` as its key number `key`. If `key` is None, it stored there, or continued
-    the state there. `slot` is None for nothing, and so is `right` for a key. Otherwise a `right` of
-    None is not known.
+    If `key` is None, the row stored there, or continued the state there. A `slot` of None means no
+    slot, and a `right` of None no slot for a key, or else that it is not known.
     """
 
     model: str

@@ -1,12 +1,11 @@
 """The first difference between two runs of one forward, op by op, in execution order.
 
 Both runs run the same model, so ops are paired by name and number of earlier ops of that name.
-Stores are compared by the contents of the cache after them, all other ops by their result rows.
+Stores are compared by their locations and values, all other ops by their result rows.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import compress, zip_longest
 from typing import Final, NamedTuple
 
@@ -74,15 +73,6 @@ def store_of(call: OpCall, pools: KVPools) -> Store:
     return Store(cache_of(target, pools), rows.tolist(), values)
 
 
-@dataclass(frozen=True)
-class Side:
-    """One run of a forward: its pools, all KV before it, and its ops."""
-
-    pools: KVPools
-    before: Tensor
-    calls: Sequence[OpCall]
-
-
 class Found(NamedTuple):
     """The first bits that differ, at op number `call`, and the wrong slot that led there, if any.
 
@@ -94,18 +84,27 @@ class Found(NamedTuple):
     taken: SlotTaken | None
 
 
-def first_difference(left: Side, right: Side) -> Found | None:
-    """Return the first difference of `right` from `left`, or None if no op shows one.
+def first_difference(
+    left: Sequence[OpCall],
+    right: Sequence[OpCall],
+    left_pools: KVPools,
+    pools: KVPools,
+    before: Tensor,
+) -> Found | None:
+    """Return the first difference of the ops `right` from `left`, or None if no op shows one.
 
-    Stores are compared by all slots except slot 0, other ops by the rows that `left` has too.
+    `left_pools` and `pools` are those of the two runs, which have the bits `before` before the ops.
+    Results are compared by the rows that `left` has too.
     """
-    runs = tuple(caches(side.pools, side.before.clone()) for side in (left, right))
-    for number, one, other in pair_ops(left.calls, right.calls):
+    contents = caches(pools, before)
+    for number, one, other in pair_ops(left, right):
+        if one is None:
+            continue
         if other.name in STORES:
-            store = None if one is None else store_of(one, left.pools)
-            found = _compare_stores(number, other.name, store, store_of(other, right.pools), runs)
+            stores = store_of(one, left_pools), store_of(other, pools)
+            found = _compare_stores(number, other.name, *stores, contents)
         else:
-            found = None if one is None else _compare_results(number, one, other, right.pools)
+            found = _compare_results(number, one, other, pools)
         if found is not None:
             return found
     return None
@@ -132,56 +131,38 @@ def _numbered(calls: Sequence[OpCall]) -> Iterator[tuple[str, int]]:
 
 
 def _compare_stores(
-    number: int,
-    op: str,
-    left: Store | None,
-    right: Store,
-    runs: Sequence[Mapping[Cache, Tensor]],
+    number: int, op: str, left: Store, right: Store, contents: Mapping[Cache, Tensor]
 ) -> Found | None:
-    """Carry out a store in both runs' caches, and compare the slots that it names.
+    """Compare the rows of two stores, except those that may store in the reserved slot.
 
-    If one run stores more often than the other, paired stores may be of different layers.
+    The expected bits of a slot are those that `left` stores there, or else its old `contents`.
     """
-    cache = right.cache or (None if left is None else left.cache)
-    for store, found in zip((left, right), runs, strict=True):
-        if store is not None and store.cache is not None:
-            for row, value in zip(store.rows, store.values, strict=True):
-                found[store.cache][row] = value
-    if cache is None:
+    cache = right.cache
+    if cache is None or cache != left.cache:
         return None
-    expected = left.rows if left is not None and left.cache == cache else []
-    touched = sorted({*expected, *right.rows} - set(range(cache.slot_rows)))
-    one, other = (found[cache][touched] for found in runs)
-    different = bits(one) != bits(other)
-    if not different.any():
-        return None
-    place = first_index(different)
-    row, in_kv = touched[place[0]], cache.layer is not None
-    difference = FirstDifference(
-        op,
-        *cache[:3],
-        tensor="KV"[place[1]] if in_kv else "value",
-        row=_last(right.rows, row),
-        live=False,
-        slot=row // cache.slot_rows,
-        head=place[2] if in_kv else None,
-        element=place[-1],
-        eager_bits=hex_bits(one[place]),
-        graph_bits=hex_bits(other[place]),
-    )
-    return Found(number, difference, _location(cache, expected, right.rows, row))
-
-
-def _location(cache: Cache, left: list[int], right: list[int], row: int) -> SlotTaken | None:
-    """Return the wrong location that made two stores differ in one row of a cache, or None.
-
-    Returns None if both wrote the row alike, and if `right` has no location for the op's row.
-    """
-    wrote, should = _last(right, row), _last(left, row)
-    of_op = wrote if wrote is not None else should
-    if wrote == should or of_op is None or of_op >= len(right):
-        return None
-    return _taken(cache, of_op, right[of_op], left[of_op] if of_op < len(left) else None)
+    expected = dict(zip(left.rows, left.values, strict=True))
+    for row, (place, value) in enumerate(zip(right.rows, right.values, strict=True)):
+        should = left.rows[row] if row < len(left.rows) else None
+        one = expected.get(place, contents[cache][place])
+        different = bits(one) != bits(value)
+        harmless = place < cache.slot_rows and should in {None, place}
+        if harmless or not different.any():
+            continue
+        index, in_kv = first_index(different), cache.layer is not None
+        difference = FirstDifference(
+            op,
+            *cache[:3],
+            tensor="KV"[index[0]] if in_kv else "value",
+            row=row,
+            live=False,
+            slot=place // cache.slot_rows,
+            head=index[1] if in_kv else None,
+            element=index[-1],
+            eager_bits=hex_bits(one[index]),
+            graph_bits=hex_bits(value[index]),
+        )
+        return Found(number, difference, _taken(cache, row, place, should))
+    return None
 
 
 def _taken(cache: Cache, row: int, wrong: int, right: int | None) -> SlotTaken | None:
@@ -191,11 +172,6 @@ def _taken(cache: Cache, row: int, wrong: int, right: int | None) -> SlotTaken |
     if slot == expected:
         return None
     return SlotTaken(str(cache.model), str(cache.kind), row, None, slot, expected)
-
-
-def _last(rows: Sequence[int], row: int) -> int | None:
-    """Return the last place at which `row` occurs, or None."""
-    return max((place for place, one in enumerate(rows) if one == row), default=None)
 
 
 def _compare_results(number: int, left: OpCall, right: OpCall, pools: KVPools) -> Found | None:

@@ -15,7 +15,6 @@ from paritybit.harness.explain.facts import (
 from paritybit.harness.explain.first_difference import (
     STATES,
     Found,
-    Side,
     first_difference,
     pair_ops,
     rows_of,
@@ -43,11 +42,11 @@ def difference_of(recorded: RecordedForward, *, fresh: bool) -> Found | None:
 
     With `fresh`, than on the fresh engine. A row is live if the eager run's op has it too.
     """
-    pair, calls = recorded.pair, recorded.calls
-    left = Side(pair.eager_pools, recorded.eager_before, recorded.eager_calls)
+    pair, calls, before = recorded.pair, recorded.calls, recorded.graph_before
+    left, pools = recorded.eager_calls, pair.eager_pools
     if fresh:
-        left = Side(pair.graph_pools, recorded.graph_before, recorded.fresh_calls)
-    found = first_difference(left, Side(pair.graph_pools, recorded.graph_before, calls))
+        left, pools = recorded.fresh_calls, pair.graph_pools
+    found = first_difference(left, calls, pools, pair.graph_pools, before)
     if found is None:
         return None
     eager = {number: one for number, one, _ in pair_ops(recorded.eager_calls, calls)}[found.call]

@@ -116,8 +116,8 @@ class RecordedForward(Recorder):
     """Plays a schedule up to its step at `last`, and records the forward of that step.
 
     - `forward_id`, `plan`, `owners`, `runner`: what runs. `runner` is None without a replay.
-    - `eager_before`, `graph_before`, `eager_storage`, `storage`: KV of the eager or the graph run,
-      before or after the forward.
+    - `graph_before`, `storage`, `eager_storage`: KV of the graph run before and after the forward,
+      and of the eager run after it.
     - `tables`, `eager_tables`: the index tables of both runs during it.
     - `static`, `fresh`: the static buffers of the replay's runner by name, after the forward, and
       on the fresh engine after the same forward.
@@ -187,7 +187,6 @@ class RecordedForward(Recorder):
         self.runner = pair.subject.runners.get(planned.mode) if planned.expected_graph else None
         name = self.runner.name if self.runner is not None else None
         self.forward_id = ForwardId(planned.forwards, planned.place, name, serials, rows)
-        self.eager_before = pair.eager_pools.storage.clone()
         self.graph_before = pair.graph_pools.storage.clone()
         self.tables, self.eager_tables = (
             tuple(table.clone() for table in both(pools.tables))

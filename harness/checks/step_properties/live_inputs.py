@@ -57,7 +57,7 @@ def odd_inputs(observation: Observation, replay: ReplayResult) -> Iterator[str]:
     config = observation.layout.configs[Role.TARGET]
     rows = rows_of_lists(runner.mode, replay.bucket, config.speculation)
     for name, room in ROOM.get(runner.mode, {}).items():
-        needed = room.of(config, rows)
+        needed = rows * room(config)
         if name in static and static[name].numel() < needed:
             yield (
                 f"static buffer {name} has room for {static[name].numel()} elements; a bucket of "

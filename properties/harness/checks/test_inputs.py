@@ -72,7 +72,7 @@ def test_a_buffer_that_is_too_small_for_the_longest_requests_is_named(mode: Mode
     right = observation(mode)
     config = right.layout.configs[Role.TARGET]
     for name, room in ROOM[mode].items():
-        needed = room.of(config, rows_of_lists(mode, BUCKET, config.speculation))
+        needed = rows_of_lists(mode, BUCKET, config.speculation) * room(config)
         buffer = torch.zeros(needed, dtype=METADATA.get(name, torch.bool))
         if name in right.static:  # A mask. Its live part comes first.
             live = right.static[name][:needed]

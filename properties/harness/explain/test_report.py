@@ -65,9 +65,7 @@ CASES: dict[str, Report] = {
         "hermetic_replay", 3, ("attention", 0, 1, None), INPUTS, ROW, DECODE
     ),
     "loc_memo_warning@decode": Report("log_hygiene", 1, None, None, (), None),
-    "loc_memo_capture@decode": Report(
-        "kv_parity", 1, ("store_kv", 1, 0, 37), "capture", (), ACCESS
-    ),
+    "loc_memo_capture@decode": Report("kv_parity", 1, ("store_kv", 1, 0, 0), "capture", (), ACCESS),
     "spec_page_table_untranslated@target_verify": Report(
         "logits_parity",
         1,
@@ -99,7 +97,7 @@ BUGS: dict[str, tuple[Schedule, Report]] = {
         Report(
             "kv_parity",
             2,
-            ("store_kv", 0, 0, 41),
+            ("store_kv", 0, 0, 71),
             "index tables",
             ("full_to_swa_index_mapping[63]",),
             ACCESS,
