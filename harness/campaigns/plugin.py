@@ -194,22 +194,13 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.config.stash[DEVICE]
 
 
-@pytest.fixture(scope="session")
-def run_task() -> Callable[["Task"], "Result"]:
-    """Return the function that runs the tasks of this process."""
-    from paritybit.harness.campaigns.task import TaskRunner
-
-    return TaskRunner()
-
-
 @pytest.fixture
-def run(
-    request: pytest.FixtureRequest, run_task: Callable[["Task"], "Result"]
-) -> Callable[["Task"], "Result"]:
+def run(request: pytest.FixtureRequest) -> Callable[["Task"], "Result"]:
     """Return the function that runs a task and keeps its result for the report of the test."""
+    from paritybit.harness.campaigns.task import run_in_turn
 
     def keep(task: "Task") -> "Result":
-        result = run_task(task)
+        result = run_in_turn(task)
         request.node.stash[RESULT] = pickle.dumps(result)
         return result
 

@@ -114,21 +114,10 @@ def without_result(task: Task, error: str, seconds: float = 0.0) -> Result:
     return Result(task, Status.FAILED, HuntResult(), None, 0, seconds, error=error)
 
 
-@lru_cache(maxsize=1)
-def kept_clean(trial: TrialConfig) -> Lockstep:
-    """Return the lockstep of a clean trial, kept for all bugs that are compared with it."""
-    return Lockstep(trial)
-
-
-@lru_cache(maxsize=1)
-def kept_broken(trial: TrialConfig) -> Lockstep:
-    """Return the lockstep of a trial with a bug, kept for consecutive tasks of this trial."""
-    return Lockstep(trial)
-
-
+@lru_cache(maxsize=2)
 def kept_lockstep(trial: TrialConfig) -> Lockstep:
-    """Return the kept lockstep of a trial."""
-    return kept_clean(trial) if trial.bug is None else kept_broken(trial)
+    """Return the lockstep of a trial. That of a bug and that of its clean trial are kept."""
+    return Lockstep(trial)
 
 
 class TaskRunner:
@@ -146,6 +135,10 @@ class TaskRunner:
             return without_result(task, traceback_of(error))
         self.spoiled = spoiled or result.spoiled
         return result
+
+
+run_in_turn = TaskRunner()
+"""Runs the tasks of this process."""
 
 
 def run_task(task: Task) -> Result:

@@ -83,21 +83,11 @@ def find_rejected(recorded: RecordedForward) -> Iterator[StaticElement]:
             yield part.name, element, right[tuple(place)].clone()
 
 
-def capture(recorded: RecordedForward) -> list[Reset]:
-    """Return the reset that runs the captured function eagerly, if a graph was replayed."""
-    return [] if recorded.runner is None else [Reset(captured=False)]
-
-
-def engine_state(recorded: RecordedForward) -> list[Reset]:
-    """Return the reset that runs the forward on a freshly captured engine."""
-    return [] if recorded.runner is None else [Reset(fresh=True)]
-
-
 SUSPECTS: Mapping[SuspectName, Callable[[RecordedForward], list[Reset]]] = {
     "index tables": cells,
     "static inputs": inputs,
-    "capture": capture,
-    "engine state": engine_state,
+    "capture": lambda recorded: [Reset(captured=False)] * (recorded.runner is not None),
+    "engine state": lambda recorded: [Reset(fresh=True)] * (recorded.runner is not None),
 }
 """The resets of each suspect, one for each of its parts. Suspects are blamed in this order."""
 

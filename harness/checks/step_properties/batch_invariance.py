@@ -9,7 +9,7 @@ from paritybit.harness.lockstep.fresh_run import Collect, FreshRun
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
-from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.batch import ForwardBatch
 from paritybit.reference.model import Output
 from paritybit.subjects.protocol import Overrides
 
@@ -26,23 +26,15 @@ class Variant:
 LARGEST = "in its runner's largest bucket"
 
 
-def orders_of(batch: ForwardBatch) -> dict[str, tuple[int, ...]]:
-    """Return the requests of other eager batchings of a batch, by description."""
-    everyone = tuple(range(batch.live_requests))
-    orders = {"in reverse": everyone[::-1]}
-    if batch.mode is not Mode.EXTEND or batch.live_requests > 1:
-        orders["alone"] = (batch.spans[0].end % batch.live_requests,)
-    return orders
-
-
 def prepare(pair: Pair, planned: PlannedStep) -> Collect | None:
-    """Run the step eagerly with one request, and in reverse order."""
-    batch, eager_batch = planned.graph.batch, planned.eager.batch
-    if batch is None or eager_batch is None:
+    """Run the step eagerly in reverse order, and with one request."""
+    batch = planned.eager.batch
+    if batch is None:
         return None
     everyone, found = tuple(range(batch.live_requests)), list[Variant]()
-    for description, order in orders_of(eager_batch).items():
-        spans = [eager_batch.spans[request] for request in order]
+    one = batch.spans[0].end % batch.live_requests
+    for description, order in (("in reverse", everyone[::-1]), ("alone", (one,))):
+        spans = [batch.spans[request] for request in order]
         output = pair.decoder.forward(pair.eager.batch_of(batch.mode, spans))
         found.append(Variant(description, order, output))
         pair.restore_eager()

@@ -7,20 +7,12 @@ from paritybit.harness.lockstep.fresh_run import Collect, FreshRun, just_capture
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
-from paritybit.reference.model import Output
-from paritybit.subjects.protocol import ForwardResult
 
 
 def prepare(pair: Pair, planned: PlannedStep) -> Collect:
-    """Reset the fresh engine to its state after capture."""
+    """Reset the fresh engine to its state after capture. The result is its defined output."""
     just_captured(pair, planned)
-    return defined_output
-
-
-def defined_output(forward: ForwardResult) -> Output | None:
-    """Return the defined output of a replay, or None without a replay."""
-    replay = forward.replay
-    return None if replay is None else clone_output(replay.defined)
+    return lambda forward: forward.replay and clone_output(forward.replay.defined)
 
 
 def judge(observation: Observation) -> Description | None:
