@@ -8,12 +8,10 @@ from paritybit.harness.records.codec import load
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.schema import Record
 from paritybit.reports import laboratory, sanitizer
-from paritybit.reports.issue import issues_of
 from paritybit.reports.markdown import summary
 from paritybit.reports.model import Report
 from paritybit.reports.page import render
 
-from paritybit.launch.case import WatchCase
 from paritybit.launch.changes import NEW, NOT_CHECKED_AGAIN, NOT_CHECKED_BEFORE, changes
 from paritybit.launch.record import of_journals
 from paritybit.launch.schema import WatchRecord
@@ -25,22 +23,17 @@ RECORDS = "watch.json", "run.json"
 """The records that the folder of a run may have."""
 
 
-def run_report(path: Path, later: Path | None, *, markdown: bool, issue: bool) -> int:
+def run_report(path: Path, later: Path | None, *, markdown: bool) -> int:
     """Write the page of a run, or print it in another form, or compare it with a later run."""
-    forms = ("a later record",) * (later is not None)
-    forms += ("--markdown",) * markdown + ("--issue",) * issue
-    if len(forms) > 1:
-        raise MalformedError(f"report writes one thing at a time, not {' and '.join(forms)}")
+    if later is not None and markdown:
+        raise MalformedError("report writes one thing at a time, not a later record and --markdown")
     record = load_run(path)
     if later is not None:
         return compare(require_watch(record, path), require_watch(load_run(later), later))
     if markdown:
         print(summary(report_of(record)), end="")
         return OK
-    folder = path if path.is_dir() else path.parent
-    if issue:
-        return print_issues(require_watch(record, path), folder / "cases")
-    return write_page(record, folder / PAGE)
+    return write_page(record, (path if path.is_dir() else path.parent) / PAGE)
 
 
 def load_run(path: Path) -> Record | WatchRecord:
@@ -83,17 +76,6 @@ def write_page(record: Record | WatchRecord, page: Path) -> int:
     verdict = "" if record.message.startswith(record.verdict) else f"{record.verdict}: "
     print(f"{verdict}{record.message}")
     print(page)
-    return OK
-
-
-def print_issues(record: WatchRecord, cases: Path) -> int:
-    """Print an issue in Markdown for each cause of findings that is not known."""
-    files = {file.name: load(file, WatchCase) for file in sorted(cases.glob("*.json"))}
-    found = list(issues_of(record, files))
-    for issue in found:
-        print(f"# {issue.title}\n\n{issue.body}")
-    if not found:
-        print("no findings")
     return OK
 
 

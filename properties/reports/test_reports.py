@@ -9,16 +9,12 @@ from html.parser import HTMLParser
 import pytest
 from msgspec.structs import replace
 from paritybit.harness.explain.facts import TimelineEntry
-from paritybit.harness.records.codec import encoded
 from paritybit.reports import drawings, laboratory, sanitizer
 from paritybit.reports.annotations import annotations, github_error
-from paritybit.reports.issue import issues_of
 from paritybit.reports.markdown import summary
 from paritybit.reports.model import Cells, Report, link_addresses
 from paritybit.reports.page import render
 
-from paritybit.drive.script import Script
-from paritybit.launch.case import WatchCase
 from properties.reports.samples import FOLDER, files, reports
 from properties.support.records import shown
 from properties.support.reports.records import red
@@ -120,20 +116,6 @@ def test_no_text_of_a_record_becomes_markup(report: Report) -> None:
     lines = [line for line in text.splitlines() if "- replay: `" not in line]
     assert not re.search(r"(?<!\\)[<\[(|`]", re.sub(r"^[|].*", "", "\n".join(lines), flags=re.M))
     assert all(line.count("\n") == 0 for line in annotations(report))
-
-
-def test_each_cause_that_is_not_known_has_one_issue_over_all_runs() -> None:
-    """It has the lines of the engine, and a case that is not too long."""
-    case = WatchCase("sglang==1", "leg", Script({}, ()), 1, None, "key", "short", None)
-    runs = [replace(shown(), engine=engine) for engine in ("sglang==1", "sglang==2", "vllm==1")]
-    issues = [one for run in runs for one in issues_of(run, {"finding-1.json": case})]
-    assert [one.title.partition(":")[0] for one in issues] == ["sglang", "sglang", "vllm"]
-    assert issues[0].key == issues[1].key != issues[2].key
-    assert issues[0].row == ("sglang==1", "25 × stray write", "2026-11-26")
-    assert "   11      line = 11" in issues[0].body
-    assert encoded(case) in issues[0].body
-    long = replace(case, text="y" * 30_000)
-    assert "y" * 100 not in next(issues_of(runs[0], {"finding-1.json": long})).body
 
 
 def test_an_annotation_is_one_line() -> None:

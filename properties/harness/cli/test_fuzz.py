@@ -187,7 +187,7 @@ def test_no_case_ends_badly(
 RECORDS = {"regress": red(), "watch": shown()}
 
 
-@pytest.mark.parametrize("form", [[], ["--markdown"], ["--issue"]], ids=str)
+@pytest.mark.parametrize("form", [[], ["--markdown"]], ids=str)
 @pytest.mark.parametrize("kind", RECORDS)
 @settings(fuzzed, max_examples=max(4, MOST // 4))
 @given(data=st.data())

@@ -35,7 +35,6 @@ def test_a_run_is_named_by_its_folder_or_record_and_is_by_default_the_last(
 @pytest.mark.parametrize(
     ("words", "lines"),
     [
-        (["--issue"], ["# sglang: a", "# sglang: b"]),
         (["--markdown"], ["### Findings by cause", "- **b**: 1 × leak"]),
         (["paritybit-out/latest"], ["still there: a: 1 × leak → 1 × leak"]),
     ],
