@@ -109,7 +109,7 @@ def input_of(
         Cell(
             str(value),
             " ".join(kinds_of(row, place, culprits)),
-            "" if left_by == now else source_text(left_by),
+            "" if left_by == now else "capture" if left_by == CAPTURE else f"step {left_by}",
         )
         for place, (value, left_by) in enumerate(zip(row.values, row.left_by, strict=True))
     ]
@@ -121,19 +121,12 @@ def input_of(
 def kinds_of(
     row: StaticInputRow, place: int, culprits: Collection[tuple[str, int]]
 ) -> Iterator[str]:
-    """Yield the kinds of an element. An axis may have several sections, each with a live part."""
-    sections = 3 if row.axis == "3 x token" else 1
-    section = max(1, len(row.values) // sections)
-    yield "live" if place % section < row.live else "padded"
+    """Yield the kinds of an element."""
+    yield "live" if place < row.live else "padded"
     if place in row.stale:
         yield "stale"
     if (row.name, place) in culprits:
         yield "culprit"
-
-
-def source_text(number: int) -> str:
-    """Name a step, or the capture."""
-    return "capture" if number == CAPTURE else f"step {number}"
 
 
 def slots(found: Explanation) -> Iterator[Cells]:

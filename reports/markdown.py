@@ -8,8 +8,6 @@ from paritybit.reports.model import DataTable, Failure, Report
 MOST_CAUSES = 3
 """The number of causes in a summary. The page has all."""
 
-MOST_UNDECIDED = 50
-
 
 def summary(report: Report) -> str:
     """Return the summary of a report."""
@@ -34,7 +32,7 @@ def summary_lines(report: Report) -> Iterator[str]:
     if report.undecided:
         yield "### Undecided"
         yield ""
-        yield from (f"- {text(reason)}" for reason in report.undecided[:MOST_UNDECIDED])
+        yield from (f"- {text(reason)}" for reason in report.undecided)
         yield ""
     for section in report.sections:
         for block in section.blocks:

@@ -16,9 +16,6 @@ NAMES = 9
 
 STYLES = {"good": "green", "bad": "bold red", "warn": "yellow"}
 
-Line = tuple[str, str | None]
-"""A line and its style."""
-
 
 def tables(report: Report) -> Iterator[Grid | str]:
     """Yield the tables that a terminal shows, each with its notes."""
@@ -51,8 +48,8 @@ def styled(piece: Piece) -> str:
     return f"[{style}]{shown}[/]" if style and shown else shown
 
 
-def lines(report: Report, folder: Path) -> Iterator[Line]:
-    """Yield the first causes with what is known, and what is undecided beside a finding.
+def lines(report: Report, folder: Path) -> Iterator[tuple[str, str | None]]:
+    """Yield the first causes with what is known, and what is undecided, each with its style.
 
     `folder` is the folder of the run, as commands name it.
     """

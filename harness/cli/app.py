@@ -4,15 +4,15 @@ Each function imports what its command needs, so help and errors in a command li
 torch nor an engine.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import typer
 from paritybit.harness.cli.folders import OUT, command_of
-from paritybit.harness.cli.values import names, path
-from paritybit.harness.errors import MalformedError
+from paritybit.harness.errors import MalformedError, quote
 from paritybit.harness.machine.stopping import Stop
 from typer.core import TyperGroup
 from typer.main import get_command
@@ -107,13 +107,46 @@ def print_version(requested: bool) -> None:
         raise typer.Exit
 
 
+VERSION = typer.Option(
+    False, "--version", callback=print_version, is_eager=True, help="Print the version"
+)
+
+
 @app.callback(context_settings=HELP, help=ABOUT)
-def paritybit(
-    version: bool = typer.Option(
-        False, "--version", callback=print_version, is_eager=True, help="Print the version"
-    ),
-) -> None:
+def paritybit(version: bool = VERSION) -> None:
     """Handle the options that come before a command."""
+
+
+ROOM = "x" * 200
+"""A path as long as any that paritybit writes below a folder."""
+
+
+def names(values: Iterable[str]) -> list[str]:
+    """Return the different names in comma-separated lists. Raises BadParameter without a name."""
+    found: list[str] = []
+    for value in values or ():
+        listed = [name.strip() for name in value.split(",") if name.strip()]
+        if not listed:
+            raise typer.BadParameter(f"{quote(value)} contains no name")
+        found += listed
+    return list(dict.fromkeys(found))
+
+
+def path(text: str | Path) -> Path:
+    """Return the path of a file or folder, which need not exist.
+
+    Raises BadParameter for an empty text, a name that is too long, a loop of links, and a folder
+    that this user may not enter.
+    """
+    if not str(text):
+        raise typer.BadParameter("the path is empty")
+    try:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            (Path(text).absolute() / ROOM).stat()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise typer.BadParameter(f"{quote(str(text))} is not a valid path: {why}") from error
+    return Path(text)
 
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -154,11 +187,6 @@ def engine_option(default: Any) -> Any:
     return typer.Option(default, "--engine", metavar="ENGINE", help=about)
 
 
-def out_option() -> Any:
-    """Return the option for the folder of runs."""
-    return file(OUT, "Folder in which each run creates its own folder")
-
-
 @command(ENGINES, allow_interspersed_args=False)
 def watch(
     context: typer.Context,
@@ -187,7 +215,7 @@ def watch(
         None, "Record of an earlier run, whose findings do not fail this one"
     ),
     undecided: Undecided = typer.Option("fail", help="What a run without a verdict does"),
-    out: Path = out_option(),
+    out: Path = file(OUT, "Folder in which each run creates its own folder"),
 ) -> int:
     """Check an engine, or a command's processes, with the sanitizer.
 
@@ -241,7 +269,7 @@ def explore(
     window: int = number(2, "Tokens of the sliding window"),
     keys: int = number(1, "Tokens in a key of sglang's prefix cache; 2 as with EAGLE", most=2),
     seconds: int = number(120, "Seconds after which the search stops"),
-    out: Path = out_option(),
+    out: Path = file(OUT, "Folder in which each run creates its own folder"),
 ) -> int:
     """Explore every schedule of an engine's prefix cache up to a bound."""
     from paritybit.harness.cli.explore import run_explore
@@ -327,7 +355,7 @@ def regress(
     preset: list[str] = names_option("Models"),
     seed: int = seed_option(),
     device: Device = typer.Option("auto", help="Device to use"),
-    out: Path = out_option(),
+    out: Path = file(OUT, "Folder in which each run creates its own folder"),
 ) -> int:
     """Test the built-in engine without a bug, then with each known bug.
 

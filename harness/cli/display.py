@@ -19,11 +19,7 @@ def summary_of(cases: int, wrong: int, undecided: int) -> tuple[str, int]:
 
 
 def print_errors(errors: Iterable[str]) -> None:
-    """Print to stderr in one sentence which errors left tasks without a verdict.
-
-    If all are a CannotRunError, for example because another machine lacks something, the message
-    of the first one is printed.
-    """
+    """Print to stderr in one sentence which errors left tasks without a verdict."""
     found = list(errors)
     lines = [headline(error) for error in found]
     if found and all(line.startswith(LACKING) for line in lines):

@@ -22,7 +22,7 @@ def run_explore(engine: str, bound: Bound, depth: int, seconds: int, out: Path) 
     """Explore an engine up to a bound, print the result, and return the exit code."""
     name, search = search_of(engine, bound)
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"paritybit: explore {name}: {sizes(bound)}, up to {depth} actions")
+    console.print(f"paritybit: explore {name} up to {depth} actions")
 
     def report(found: Explored) -> None:
         console.print(f"{found.seconds:.0f} s: {found.states} states, depth {found.depth} complete")
@@ -31,10 +31,9 @@ def run_explore(engine: str, bound: Bound, depth: int, seconds: int, out: Path) 
         found = search.run(depth, seconds, report)
     except CopyError as error:
         raise CannotRunError(str(error)) from error
-    speed = found.states / max(found.seconds, 1e-9)
     console.print(
-        f"{found.states} states, {found.transitions} actions tried in {found.seconds:.1f} s "
-        f"({speed:.0f} states per second); complete up to {found.depth} actions"
+        f"{found.states} states, {found.transitions} actions tried in {found.seconds:.1f} s; "
+        f"complete up to {found.depth} actions"
     )
     console.print(f"reached: {', '.join(sorted(found.reached)) or 'nothing'}")
     if found.violation is None:
@@ -75,14 +74,6 @@ def show(console: Console, actions: Sequence[str], violation: str) -> None:
     for number, action in enumerate(actions, 1):
         console.print(f"{number:3}. {action}")
     console.print(violation, style="bold", markup=False)
-
-
-def sizes(bound: Bound) -> str:
-    """Return a bound as text."""
-    return (
-        f"{bound.slots} pages, {bound.requests} requests at a time, page size {bound.page_size}, "
-        f"window {bound.window}, keys of {bound.keys}, at most {bound.longest} tokens per request"
-    )
 
 
 def replay_explored(case: ExploreCase, name: str, engine: str | None) -> int:

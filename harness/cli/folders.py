@@ -17,11 +17,7 @@ LATEST = "latest"
 
 
 def for_record(word: str) -> str:
-    """Return a word of a command line without an absolute path, for a record.
-
-    A path below the current folder becomes relative to it. Of any other path, the last part is
-    kept.
-    """
+    """Return a word of a command line with a relative path, or else its last part, for a record."""
     if word.startswith("--") and "=" in word:
         option, _, value = word.partition("=")
         return f"{option}={for_record(value)}"
@@ -40,11 +36,7 @@ def command_of(words: Iterable[str]) -> str:
 
 @contextmanager
 def run_folder(out: Path) -> Iterator[Path]:
-    """Create a folder for this run under `out`, as `new_folder` does.
-
-    If an error ends the run before it has written anything, the folder and its new parents are
-    removed.
-    """
+    """Create a folder for this run under `out`, and remove it if an error leaves it empty."""
     above = [folder for folder in (out, *out.parents) if not folder.exists()]
     folder = new_folder(out)
     try:
@@ -57,10 +49,7 @@ def run_folder(out: Path) -> Iterator[Path]:
 
 
 def new_folder(out: Path) -> Path:
-    """Create a folder for this run under `out`. Several processes may do so at the same time.
-
-    Raises MalformedError if it cannot be created.
-    """
+    """Create a folder for this run under `out`. Raises MalformedError if that fails."""
     stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S")
     try:
         out.mkdir(parents=True, exist_ok=True)

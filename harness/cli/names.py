@@ -11,12 +11,9 @@ from paritybit.subjects.runners import RUNNERS
 
 from paritybit.watch.checks import CHECKS
 
-Names = dict[str, dict[str, str]]
-"""Names and their descriptions, by kind."""
 
-
-def all_names() -> Names:
-    """Return all names of this build."""
+def all_names() -> dict[str, dict[str, str]]:
+    """Return all names of this build with their descriptions, by kind."""
     return {
         "bugs": {name: bug.mechanism for name, bug in BUGS.items()},
         "runners": {

@@ -46,22 +46,17 @@ def write_whole(path: Path, text: str) -> None:
     Raises CannotRunError, which names the file, if it cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path.resolve(), text)
+        target = path.resolve()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = target.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with beside.open("w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(target)
+        finally:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
     except OSError as error:
         raise CannotRunError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file next to another one, then replace that one in one step."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise

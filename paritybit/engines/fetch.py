@@ -56,8 +56,7 @@ def find(spec: str) -> EngineFolder:
     """Return the engine of `NAME==VERSION`, which is downloaded if necessary, or of a folder.
 
     Raises MalformedError for any other text, for a release that does not exist, and for a file
-    whose hash differs from the pinned hash. Raises CannotRunError if a release cannot be
-    downloaded.
+    with another hash than the pinned one. Raises CannotRunError if a download fails.
     """
     package = package_of(spec)
     version = version_in(spec, package)
@@ -74,7 +73,7 @@ def package_of(spec: str, known: Collection[Package] = PACKAGES.values()) -> Pac
 
     Raises MalformedError for any other text, and for a folder with the source of several engines.
     """
-    every = [package for package in known if is_meant_by(spec, package)]
+    every = [package for package in known if version_in(spec, package) or has(spec, package)]
     found = [package for package in every if not package.imported] or every
     if len(found) == 1:
         return found[0]
@@ -96,10 +95,8 @@ def version_in(spec: str, package: Package) -> str | None:
     return None if named is None else named[1]
 
 
-def is_meant_by(spec: str, package: Package) -> bool:
-    """Return whether `NAME==VERSION`, or a folder, is an engine of this package."""
-    if version_in(spec, package) is not None:
-        return True
+def has(spec: str, package: Package) -> bool:
+    """Return whether a folder contains an engine."""
     try:
         return folder_of_package(Path(spec), package.name, package.marker) is not None
     except (OSError, ValueError):  # The text cannot be a path.
@@ -135,10 +132,9 @@ def fetch(version: str, package: Package = SGLANG) -> EngineFolder:
 
 @contextmanager
 def filling(home: Path) -> Iterator[Path]:
-    """Yield a folder that becomes `home` at the end, unless another process has made that.
+    """Yield a folder that becomes `home` at the end, unless it is empty or `home` exists then.
 
-    An empty folder is not kept. Raises CannotRunError if the folder cannot be written. The message
-    has no path, for the record.
+    Raises CannotRunError, whose message has no path, if the folder cannot be written.
     """
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -158,8 +154,7 @@ def filling(home: Path) -> Iterator[Path]:
 def newest(package: Package = SGLANG) -> str:
     """Return the newest release on the package index. Raises CannotRunError without an index."""
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
-        wheel = _download(None, Path(scratch), package)
-        return wheel.name.split("-")[1]
+        return _download(None, Path(scratch), package).name.split("-")[1]
 
 
 def in_order(version: str) -> list[int]:

@@ -88,9 +88,8 @@ def recording(cuda_graph: CpuGraph, *arguments: Any, **settings: Any) -> Iterato
 def whole(function: Callable[..., Result], *, returns: bool = False) -> Callable[..., Result]:
     """Make a recording graph keep each call of `function` as one step, like a kernel launch.
 
-    Calls within such a call are part of it. With `returns`, a replay writes the result of the call
-    to the tensor that the call returned while recording. An error of a replay has a note with the
-    line of the engine that made the call.
+    With `returns`, a replay writes the result to the tensor that the call returned while recording.
+    An error of a replay has a note with the line of the engine that made the call.
     """
 
     def called(*arguments: Any, **named: Any) -> Any:
@@ -124,7 +123,7 @@ class CpuEvent:
     """Stands in for `torch.cuda.Event`. On a CPU, all work is complete immediately."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        """Accept the arguments of an event."""
+        """Accept all arguments."""
 
     def record(self, *arguments: Any) -> None:
         """Do nothing."""

@@ -29,11 +29,7 @@ MASKED = {"create_masked_load": 1, "create_masked_store": 2, "create_atomic_rmw"
 
 
 def accept_masks() -> None:
-    """Convert the mask of every memory access to booleans.
-
-    The interpreter of Triton 3.9 refuses integers as a mask, but broadcasts boolean scalars to
-    integers itself.
-    """
+    """Convert the mask of every memory access to booleans, as Triton 3.9 refuses integers."""
     builder = importlib.import_module("triton.runtime.interpreter").interpreter_builder
     for name, position in MASKED.items():
         setattr(builder, name, with_boolean_mask(getattr(builder, name), position))
@@ -51,11 +47,7 @@ def with_boolean_mask(access: Callable[..., Any], position: int) -> Callable[...
 
 
 def count_in_tensors() -> None:
-    """Make `tl.range` accept and yield tensors, as in a compiled kernel.
-
-    The interpreter yields integers. Up to Triton 3.6, it converts a bound with `int`, which NumPy
-    2.4 refuses for an array that has an axis.
-    """
+    """Make `tl.range` accept and yield tensors, as in a compiled kernel, not integers."""
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     patch_core = interpreter._patch_lang_core
 

@@ -9,15 +9,11 @@ DEPENDENCIES = "dependencies"
 class Package:
     """The package of an engine.
 
-    A folder called `name` that contains the folder `marker` is recognised as the package. `example`
-    is the number of a release, and `oldest` the first release that paritybit serves.
-
-    Each of `dependencies` is a folder with packages that the engine imports. It is installed from
-    the requirements file of the same name. Files of a wheel that end with one of `unneeded` are not
-    unpacked.
-
-    Other engines import an engine that is `imported`. A folder that also contains one of those
-    belongs to the other engine.
+    - `name`, `marker`: its folder, and a folder in it by which it is recognised.
+    - `example`, `oldest`: a release, and the first one that paritybit serves.
+    - `dependencies`: folders of packages that it imports, by the name of their requirements file.
+    - `unneeded`: ends of the names of files that are not unpacked.
+    - `imported`: whether other engines import it. A folder with both belongs to the other one.
     """
 
     name: str

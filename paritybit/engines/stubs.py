@@ -18,10 +18,7 @@ from paritybit.engines.missing import StandInUsedError
 
 
 class Stand(ABCMeta):
-    """The type of stand-ins: any attribute of one is another, and it lists nothing.
-
-    A class may also have abstract base classes alongside a stand-in.
-    """
+    """The type of stand-ins: any attribute of one is another."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -60,10 +57,7 @@ class Anything(metaclass=Stand):
         pass
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Return the first argument, like a decorator that does nothing.
-
-        Raises StandInUsedError outside an import.
-        """
+        """Return the first argument, as a decorator does. Raises as a call of its class does."""
         only_imported(type(self), "called")
         return arguments[0] if arguments else self
 
@@ -94,10 +88,7 @@ def only_imported(used: Stand, how: str) -> None:
 
 
 def importing() -> bool:
-    """Return whether the engine is importing a module.
-
-    This is the case if the import machinery is a closer caller than paritybit itself.
-    """
+    """Return whether the import machinery is a closer caller than paritybit itself."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         names = frame.f_globals

@@ -37,13 +37,10 @@ class Running:
         folder: Path | None = None,
         warm: Warm | None = None,
     ) -> None:
-        """Start the command, in `folder` if it is passed.
+        """Start the command, in `folder` if it is passed, with its output in `output`.
 
-        The command inherits stdin, stdout and stderr. With `output`, its output is written there.
-        With `warm`, a command that serves an engine runs in a fork of a process that has already
-        imported the engine.
-
-        Raises MalformedError for a program that does not exist or cannot be executed.
+        With `warm`, a command that serves an engine runs in a fork of a process that has imported
+        the engine. Raises MalformedError for a program that cannot be executed.
         """
         self.asked_to_stop = False
         self.process: Guarded | Fork
@@ -72,9 +69,8 @@ class Running:
     def ask_to_stop(self, number: int) -> None:
         """Ask the command to stop.
 
-        SIGINT is sent to all processes of its session, as by Ctrl-C on a terminal. Any other signal
-        is sent only to the first process, as by a supervisor: a server first completes its
-        requests, and needs its other processes for this.
+        SIGINT is sent to all processes of its session, as by Ctrl-C. Another signal is sent to the
+        first one: a server needs its other processes to complete its requests.
         """
         self.asked_to_stop = True
         if number == signal.SIGINT:

@@ -52,12 +52,9 @@ class StopLimits:
     """When to stop a command that does not end by itself.
 
     - `seconds`: the longest time that it may run. None means no limit.
-    - `after_finding`: the time that it may run after its first finding. Later findings may show the
-      consequences of the first. None means no limit.
-    - `found`: the times of the findings that count, in this command and in others that stop with
-      it.
-    - `sought`: the key of the only finding that counts. None means every finding that is not
-      `known`.
+    - `after_finding`: the time that it may run after its first finding. None means no limit.
+    - `found`: the times of findings that count, in all commands that stop together.
+    - `sought`: the key of the only finding that counts. None: all that are not `known`.
     """
 
     seconds: float | None = None

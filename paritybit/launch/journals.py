@@ -31,8 +31,7 @@ class Journals:
     def entries(self) -> Iterator[tuple[str, Entry]]:
         """Yield the entries that were written since the last call, each with its process.
 
-        An incomplete line is left for the next call. A line that is not an entry is skipped: a
-        process may have been killed while it wrote the line.
+        An incomplete line is left for the next call, and a line that is no entry is skipped.
         """
         for path in sorted(self.folder.glob(PATTERN)):
             process = path.stem.removeprefix("process-")

@@ -78,9 +78,8 @@ def make(
     counts: Counter[str] = Counter()
     for outcome in outcomes:
         counts.update(outcome.tally.counts())
-    findings = tuple(
-        with_known(found, options.known) for outcome in outcomes for found in findings_of(outcome)
-    )
+    found = (one for outcome in outcomes for one in findings_of(outcome))
+    findings = tuple(replace(one, known=options.known.where(one)) for one in found)
     unselected = [] if options.checks is None else sorted({*check_names()} - {*options.checks})
     unseen = {one.name: why for one in outcomes if (why := next(missing_counts(one), None))}
     cut = {one.name: CUT_SHORT for one in outcomes if one.short}
@@ -156,11 +155,6 @@ def idle_kernels(outcomes: Sequence[LegOutcome]) -> list[str]:
     for outcome in outcomes:
         ran.update(outcome.tally.kernels)
     return sorted(name for name, times in ran.items() if not times)
-
-
-def with_known(finding: RecordedFinding, known: Known) -> RecordedFinding:
-    """Return a finding with `known` set, if it is known."""
-    return replace(finding, known=known.where(finding))
 
 
 def settings_of(outcome: LegOutcome) -> dict[str, list[str]]:

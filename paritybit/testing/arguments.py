@@ -68,8 +68,12 @@ def within(slots: Tensor, group: Group) -> Tensor:
     return found
 
 
-def require_inputs(inputs: Sequence[StaticInput], groups: Sequence[Group]) -> None:
+def require_inputs(
+    inputs: Sequence[StaticInput], captured: Mapping[str, Tensor], groups: Sequence[Group]
+) -> None:
     """Raise ValueError unless each static input has a name of its own and fits its tensor."""
+    if unknown := set(captured) - {one.name for one in inputs}:
+        raise ValueError(f"captured names inputs that static_inputs lacks: {sorted(unknown)[0]}")
     names = set[str]()
     for one in inputs:
         if one.name in names:
@@ -88,10 +92,3 @@ def require_inputs(inputs: Sequence[StaticInput], groups: Sequence[Group]) -> No
             )
         if one.writes is not None and one.writes not in {group.name for group in groups}:
             raise ValueError(f"static input {one.name} writes {one.writes}, which kv lacks")
-
-
-def require_names(name: str, given: Mapping[str, Tensor], inputs: Sequence[StaticInput]) -> None:
-    """Raise ValueError unless an argument has tensors for static inputs only."""
-    unknown = set(given) - {one.name for one in inputs}
-    if unknown:
-        raise ValueError(f"{name} names inputs that static_inputs lacks: {sorted(unknown)[0]}")

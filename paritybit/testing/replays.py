@@ -21,7 +21,6 @@ from paritybit.testing.arguments import (
     groups_of,
     owned_of,
     require_inputs,
-    require_names,
 )
 from paritybit.watch.checks import CHECKS
 from paritybit.watch.facts import Forward, Group, Replay, Row, StaticInput
@@ -103,11 +102,11 @@ def check_replay(
     __tracebackhide__ = True  # pytest then shows the report and the line of the test.
     groups = groups_of(kv, reserved_slots, block_size)
     owned = owned_of(owned_slots, groups)
-    require_inputs(static_inputs, groups)
-    require_names("captured", captured, static_inputs)
+    require_inputs(static_inputs, captured, groups)
     known = {one.name: at_capture(one, captured) for one in static_inputs}
-    graph = graph_of(replay, run_eager, static_inputs, devices_of(groups))
-    with as_made([*tensors_of(groups), *(one.tensor for one in static_inputs)]):
+    tensors = tensors_of(groups)
+    graph = graph_of(replay, run_eager, static_inputs, {one.device for one in tensors})
+    with as_made([*tensors, *(one.tensor for one in static_inputs)]):
         journal = judged(graph, groups, owned, known, static_inputs)
     if journal.found:
         raise AssertionError("\n\n".join(map(report, journal.found)))
@@ -167,7 +166,7 @@ def judged(
 ) -> InMemory:
     """Judge a replay that writes the owned slots, and return the journal."""
     journal = InMemory(Path())
-    synchronize(devices_of(groups))
+    synchronize({tensor.device for tensor in tensors_of(groups)})
     watcher = Watcher(groups, engine="test", release="", journal=journal, settings=Settings(""))
     watcher.captures[graph.graph] = dict(known)
     watcher.relations.streak = 1
@@ -191,11 +190,6 @@ def stale(static: StaticInput) -> bool:
 def tensors_of(groups: Sequence[Group]) -> list[Tensor]:
     """Return the KV tensors of groups."""
     return [tensor for group in groups for one in group.layers for tensor in one.tensors]
-
-
-def devices_of(groups: Sequence[Group]) -> set[torch.device]:
-    """Return the devices of KV tensors."""
-    return {tensor.device for tensor in tensors_of(groups)}
 
 
 @contextmanager
@@ -224,20 +218,14 @@ def row_of(owned: Mapping[str, Tensor]) -> Row:
 
 
 def at_capture(static: StaticInput, captured: Mapping[str, Tensor]) -> Captured:
-    """Return the state of a static input at capture, with zeros as its safe values.
-
-    Its address is the current one, unless `captured` has another tensor.
-    """
+    """Return the state of a static input at capture, with zeros as its safe values."""
     tensor = captured.get(static.name, static.tensor)
     value = torch.zeros_like(static.tensor)
     return Captured(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), value)
 
 
 def named(outputs: Outputs) -> dict[str, Tensor]:
-    """Return outputs by name. A replay without outputs gets an empty one.
-
-    If all outputs are integers, they are converted to floats, so that they are compared, too.
-    """
+    """Return outputs by name, in floats if all are integers, so that they are compared, too."""
     if outputs is None:
         return {"no output": torch.empty(0)}
     if isinstance(outputs, Tensor):

@@ -60,11 +60,10 @@ class Display:
     def put_new(self, finding: RecordedFinding) -> None:
         """Print the headline of a new finding. The page has those after MOST."""
         self.found += 1
-        if self.found > MOST:
-            if self.found == MOST + 1:
-                self.put("there are further findings; the page at the end has all")
-            return
-        self.put(f"{finding.check}: {finding.text}", style="bold red")
+        if self.found <= MOST:
+            self.put(f"{finding.check}: {finding.text}", style="bold red")
+        elif self.found == MOST + 1:
+            self.put("there are further findings; the page at the end has all")
 
     def put(self, line: str, style: str | None = None) -> None:
         """Print a line with the prefix of paritybit, because the command also prints."""

@@ -63,11 +63,7 @@ def replay_watched(cases: Sequence[tuple[WatchCase, str]], spec: str | None) -> 
 
 
 def require_here(case: WatchCase, name: str, spec: str | None) -> None:
-    """Require that a case can be served to an engine.
-
-    Raises MalformedError without an engine, because a file must not choose which code runs. Raises
-    CannotRunError for a case of another device.
-    """
+    """Raise MalformedError without an engine, and CannotRunError for a case of another device."""
     if spec is None:
         raise MalformedError(
             f"{name} was recorded on {shorten(case.engine)}, and a case cannot choose which "
@@ -91,11 +87,7 @@ def serve(run: WatchRun, adapter: Adapter, engine: Environment, case: WatchCase)
 
 
 def judge(display: Display, case: WatchCase, name: str, outcome: LegOutcome) -> int:
-    """Print the result of a case.
-
-    Returns 1 for its finding, 0 without any finding, OTHER with other findings only, and 125
-    without a verdict.
-    """
+    """Print the result of a case, and return its exit code, or OTHER with other findings only."""
     found = outcome.tally.findings
     if case.key in found:
         before = "" if case.forward is None else f", recorded in forward {case.forward}"
