@@ -172,13 +172,16 @@ class Served(Common):
         return "--attention-backend", self.backend
 
     def _host_cache(self) -> Sequence[str]:
-        """Return the options for a prefix cache that also keeps KV on the host."""
+        """Return the options for a prefix cache that also keeps KV on the host.
+
+        Every second row writes KV to the host when the cache evicts it, the others at once.
+        """
         if not self.host_cache:
             return ()
         return (
             *("--enable-hierarchical-cache", "--hicache-ratio", "1.5"),
             *("--hicache-mem-layout", "layer_first", "--hicache-io-backend", "direct"),
-            *("--hicache-write-policy", "write_through"),
+            *("--hicache-write-policy", "write_back" if self.seed % 2 else "write_through"),
         )
 
     def _lora(self, known: frozenset[str]) -> Sequence[str]:
