@@ -426,13 +426,16 @@ def _crowd(draw: Draw, _: int) -> Iterator[Planned]:
     """Fill all rows at once, and let them outgrow the pool together.
 
     A retracted request has then decoded for several windows. Some requests share a prefix, and end
-    together.
+    together. In every second wave, rows have about the same length, so they need pages together.
     """
     chance, limits = draw.chance, draw.limits
     tokens = min(3 * limits.pool // (4 * limits.rows), limits.longest // 2)
-    common = draw.part("common", draw.length("a shared prefix"))
+    common, spread = (
+        draw.part("common", draw.length("a shared prefix")),
+        chance.choice((1, limits.window)),
+    )
     for index in range(limits.rows):
-        own, shared = tokens + chance.randint(1, limits.window), common.length * (index % 2)
+        own, shared = tokens + chance.randint(1, spread), common.length * (index % 2)
         less = chance.choice((0, 0, limits.window))
         yield draw.shared(index, common, shared, own, tokens - less)
 
