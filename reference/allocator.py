@@ -1,8 +1,8 @@
 """Allocates pages of both sub-pools, rows and state slots, in a shuffled order.
 
-The bookkeeping is on the host and deterministic. The allocator also writes to
-`full_to_swa_index_mapping` on the device. A freed page or row is the first to be allocated again,
-because a stale slot does harm only once it has a new owner. A freed state slot is the second.
+The bookkeeping is on the host and deterministic. A freed page or row is the first to be allocated
+again, because a stale slot does harm only once it has a new owner, and a freed state slot is the
+second.
 """
 
 import random

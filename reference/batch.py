@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 from paritybit.reference.config import SPECULATION, Role
+from paritybit.reference.order import transfer
 from paritybit.reference.pool import Tables
-from paritybit.reference.transfer import transfer
 from torch import Tensor
 
 from paritybit.compat import StrEnum
@@ -61,8 +61,7 @@ class Mode(StrEnum):
 class DraftState:
     """Where drafting of a request starts: the likeliest next tokens and the draft's hidden state.
 
-    topk_p float32 [topk], topk_index int64 [topk], hidden [H] in the model's dtype. `topk` is 1 in
-    an engine that drafts chains.
+    topk_p float32 [topk], topk_index int64 [topk], hidden [H] in the model's dtype.
     """
 
     topk_p: Tensor
@@ -79,8 +78,6 @@ class RequestSpan(NamedTuple):
     - `state`: for draft, where drafting starts.
     - `track_index`: the request's slot of recurrent state, 0 in an engine without.
     - `token_row`: the request's row of tokens.
-
-    A NamedTuple, because each step creates many and a frozen dataclass takes three times as long.
     """
 
     row: int
@@ -182,11 +179,6 @@ class ForwardBatch:
         return len(self.spans)
 
     @property
-    def extends(self) -> bool:
-        """Whether the batch computes target tokens that are known already."""
-        return self.mode is Mode.EXTEND
-
-    @property
     def live_tokens(self) -> int:
         """The number of live tokens."""
         return self.positions.shape[0]
@@ -236,7 +228,6 @@ def batch_values(mode: Mode, spans: Sequence[RequestSpan], columns: int) -> dict
 
 SLOT_VALUES = ("row", "column", "out_cache_loc", "swa_slot")
 """The values of a batch that `write_slots` needs."""
-
 
 DEVICE_VALUES = (
     *("positions", "token_requests", "token_rows", "token_cells"),

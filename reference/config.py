@@ -47,11 +47,6 @@ class Speculation:
         return self.steps - 1
 
     @property
-    def candidates(self) -> int:
-        """Number of tokens that one draft proposes, before the best are kept."""
-        return self.topk + self.forwards * self.topk**2
-
-    @property
     def extend_tokens(self) -> int:
         """Largest number of tokens per request in a draft-extend graph: a whole verified path."""
         return self.steps + 1

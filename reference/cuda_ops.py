@@ -70,17 +70,6 @@ def store_rows_kernel(table, rows, count, values, stride, WIDTH: tl.constexpr, T
 
 
 @kernel
-def norm_scale(source, INPUTS: tl.constexpr, TILE: tl.constexpr):
-    """Return one over the root of the mean of squares of a row."""
-    square = tl.full((TILE,), 0.0, tl.float32)
-    for start in range(0, INPUTS, TILE):
-        column = start + tl.arange(0, TILE)
-        value = tl.load(source + column, mask=column < INPUTS, other=0.0).to(tl.float32)
-        square += value * value
-    return tl.rsqrt(tl.sum(square, 0) / INPUTS + EPSILON)
-
-
-@kernel
 def product_kernel(
     output,
     inputs,
@@ -102,7 +91,12 @@ def product_kernel(
     source = inputs + row * stride
     scale = 1.0
     if NORMED:
-        scale = norm_scale(source, INPUTS, TILE)
+        square = tl.full((TILE,), 0.0, tl.float32)
+        for start in range(0, INPUTS, TILE):
+            column = start + tl.arange(0, TILE)
+            value = tl.load(source + column, mask=column < INPUTS, other=0.0).to(tl.float32)
+            square += value * value
+        scale = tl.rsqrt(tl.sum(square, 0) / INPUTS + EPSILON)
     total = tl.full((OUTPUT_TILE, TILE), 0.0, tl.float32)
     for start in range(0, INPUTS, TILE):
         column = start + tl.arange(0, TILE)

@@ -11,9 +11,9 @@ from paritybit.reference.batch import ForwardBatch, Mode, RequestSpan
 from paritybit.reference.config import SPECULATION, Kind, ModelConfig, Role
 from paritybit.reference.model import Decoder, Output, StatePaths, TokenInputs, most_keys
 from paritybit.reference.ops import Ops
+from paritybit.reference.order import transfer
 from paritybit.reference.pool import LOC_DTYPE, STATE_ROWS, HybridKVPool, KVPools
 from paritybit.reference.speculative import likeliest, propose
-from paritybit.reference.transfer import transfer
 from torch import Tensor
 
 Lists = Mapping[Hashable, Tensor]
@@ -89,11 +89,6 @@ def path_lists(batch: ForwardBatch) -> dict[Hashable, list[int]]:
     return lists
 
 
-def paths_of(batch: ForwardBatch, device: Mapping[Hashable, Tensor]) -> StatePaths:
-    """Return the paths of the tokens' states, from `path_lists` on the device."""
-    return StatePaths(device["source"], device["target"], device["parent"], batch.longest)
-
-
 class EagerKV:
     """KV access of one eager forward. It looks up all slots in the pool's tables.
 
@@ -119,7 +114,9 @@ class EagerKV:
         # On a CPU, take is twice as fast as indexing.
         full, swa = (table.take(lists[kind, "cell"]).long() for kind in (Kind.FULL, Kind.SWA))
         self.read = {Kind.FULL: full, Kind.SWA: mapping.take(swa)}
-        self.write = {kind: self._write_slots(kind, write_slots) for kind in Kind}
+        self.write: dict[Kind, Tensor] = {}
+        if write_slots is not None:
+            self.write = {Kind.FULL: write_slots, Kind.SWA: mapping.take(write_slots)}
         self.bounds = {kind: lists[kind, "bounds"] for kind in Kind}
         self.seen = {
             kind: lists[kind, "seen"].bool() if (kind, "seen") in lists else None for kind in Kind
@@ -130,8 +127,9 @@ class EagerKV:
         config = self.model.config
         kind = config.layers[layer]
         cache = self.pool.cache(self.borrowed.get(layer, layer))
-        loc, begin, seen = self.write[kind], self.bounds[kind][:-1], self.seen[kind]
-        if loc is not None:
+        begin, seen = self.bounds[kind][:-1], self.seen[kind]
+        if kind in self.write:
+            loc = self.write[kind].to(LOC_DTYPE[kind])
             self.ops.store_kv(cache, loc, LOC_DTYPE[kind], key, value)
         return self.ops.attention(
             query,
@@ -143,13 +141,6 @@ class EagerKV:
             seen,
             None if seen is None else begin,
         )
-
-    def _write_slots(self, kind: Kind, full: Tensor | None) -> Tensor | None:
-        """Return where layers of one kind store, in the dtype of the store's ABI."""
-        if full is None:
-            return None
-        slots = self.pool.full_to_swa_index_mapping.take(full) if kind is Kind.SWA else full
-        return slots.to(LOC_DTYPE[kind])
 
 
 class EagerDecoder:
@@ -185,7 +176,7 @@ class EagerDecoder:
         self.payload = self.model.advance_states(
             self.ops,
             self.pools.states,
-            paths_of(batch, device),
+            StatePaths(device["source"], device["target"], device["parent"], batch.longest),
             batch.input_ids,
         )
         tokens = TokenInputs(
@@ -201,13 +192,11 @@ class EagerDecoder:
     def _draft_extend(self, batch: ForwardBatch) -> Output:
         _, lists = transfer(visible_lists(batch, self.draft.config), batch.positions.device)
         access = EagerKV(self.ops, self.draft, self.pools[Role.DRAFT], lists, batch.out_cache_loc)
-        tokens = draft_inputs(
-            self.ops,
-            self.draft,
-            batch.input_ids,
-            batch.spec_info["hidden_states"],
-            batch.positions,
-            batch.num_token_non_padded,
+        tokens = TokenInputs(
+            input_ids=batch.input_ids,
+            payload=self.draft.fuse(self.ops, batch.spec_info["hidden_states"]),
+            positions=batch.positions,
+            live_tokens=batch.num_token_non_padded,
         )
         rows = batch.last_rows
         output = self.draft.forward(self.ops, tokens, access, rows)
@@ -226,35 +215,12 @@ class EagerDecoder:
             slots = None if frozen else by_step[step]
             access = EagerKV(self.ops, self.draft, self.pools[role], lists, slots, borrowed)
             positions = batch.positions if frozen else batch.positions + step
-            tokens = draft_inputs(
-                self.ops,
-                self.draft,
-                input_ids,
-                hidden,
-                positions,
-                batch.num_token_non_padded,
-            )
+            payload = self.draft.fuse(self.ops, hidden)
+            tokens = TokenInputs(input_ids, payload, positions, batch.num_token_non_padded)
             return self.draft.forward(self.ops, tokens, access)
 
         spec = batch.spec_info
         return propose(self.ops, spec["topk_p"], spec["topk_index"], spec["hidden_states"], forward)
-
-
-def draft_inputs(
-    ops: Ops,
-    draft: Decoder,
-    input_ids: Tensor,
-    hidden_states: Tensor,
-    positions: Tensor,
-    live_tokens: Tensor,
-) -> TokenInputs:
-    """Return a draft model's inputs: its embeddings plus its fusion of hidden states [T, H]."""
-    return TokenInputs(
-        input_ids=input_ids,
-        payload=draft.fuse(ops, hidden_states),
-        positions=positions,
-        live_tokens=live_tokens,
-    )
 
 
 def frozen_layers(target: Decoder, draft: Decoder) -> dict[int, int]:

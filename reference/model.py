@@ -134,11 +134,7 @@ class Decoder:
         return other
 
     def advance_states(
-        self,
-        ops: Ops,
-        states: Tensor,
-        paths: StatePaths,
-        input_ids: Tensor,
+        self, ops: Ops, states: Tensor, paths: StatePaths, input_ids: Tensor
     ) -> Tensor:
         """Update the states of `KVPools` with tokens. Returns the tokens' payload, float32 [T, H].
 

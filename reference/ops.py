@@ -80,8 +80,7 @@ class Ops:
     - `log`: if not None, each call adds its op's name.
     - `calls`: if not None, each call is added. Its tensors stay alive.
 
-    Constants are tensors, created once. Torch takes longer to convert a Python number than to
-    multiply a small tensor, and a tape would convert it again at every replay.
+    Constants are tensors, because a tape would convert a Python number again at every replay.
     """
 
     def __init__(self, device: str = "cpu") -> None:

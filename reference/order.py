@@ -4,10 +4,14 @@ An engine that overlaps steps replaces this order with one that has its own wait
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import TypeVar
 
+import numpy as np
 import torch
-from paritybit.reference.transfer import transfer
 from torch import Tensor
+
+Name = TypeVar("Name")
 
 Values = Mapping[str, Sequence[int]]
 """Lists that the host sends to the device, by name."""
@@ -32,3 +36,21 @@ class InOrder:
 
     def evicting(self) -> None:
         """Prepare to free slots that left a window but may still be read."""
+
+
+def transfer(
+    lists: Mapping[Name, Sequence[int]], device: torch.device
+) -> tuple[dict[Name, Tensor], dict[Name, Tensor]]:
+    """Return every list as an int64 tensor on the host, and on the device.
+
+    All lists cross in one blocking copy, so none is still in flight. On a CPU both dictionaries
+    share storage.
+    """
+    sizes = [len(values) for values in lists.values()]
+    together = np.fromiter(chain.from_iterable(lists.values()), np.int64, sum(sizes))
+    on_host = torch.from_numpy(together)
+    on_device = on_host.to(device)
+    host, arrived = (
+        dict(zip(lists, both.split_with_sizes(sizes), strict=True)) for both in (on_host, on_device)
+    )
+    return host, arrived

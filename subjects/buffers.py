@@ -11,11 +11,6 @@ import torch
 from paritybit.subjects.contracts import Contract, Extents, Policy
 from torch import Tensor
 
-Conversion = tuple[str, torch.dtype, torch.dtype]
-"""A dtype conversion on copy into a static buffer: (name, from, to)."""
-
-Conversions = set[Conversion]
-
 
 class SharedBufferError(ValueError):
     """Two runners want a static buffer of the same name in different dtypes."""
@@ -87,7 +82,6 @@ class StaticInputs:
             for row in contract
         }
         self.rows = {row.name: row for row in contract}
-        self.conversions: Conversions = set()
 
     def view(self, name: str, extents: Extents) -> Tensor:
         """Return the part of buffer `name` that a bucket with these extents reads."""
@@ -108,15 +102,11 @@ class StaticInputs:
         for row in self.contract:
             if row.policy is Policy.RESET and (padded_on_host if row.host else padded):
                 self.buffers[row.name].fill_(row.value)
-        pairs: list[tuple[Tensor, Tensor]] = []
-        for name, values in live_values.items():
-            if values.numel() == 0:
-                continue
-            buffer = self.buffers[name]
-            if values.dtype != buffer.dtype:
-                self.conversions.add((name, values.dtype, buffer.dtype))
-            pairs.append((buffer[: values.shape[0]], values))
-        copy_together(pairs)
+        copy_together(
+            (self.buffers[name][: values.shape[0]], values)
+            for name, values in live_values.items()
+            if values.numel() > 0
+        )
 
 
 def copy_together(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:

@@ -105,14 +105,3 @@ Changes = Mapping[str, Mapping[str, Any]]
 def override(rows: Contract, changes: Changes) -> Contract:
     """Return `rows` with some fields replaced."""
     return tuple(replace(row, **changes.get(row.name, {})) for row in rows)
-
-
-LISTED_CONVERSIONS: frozenset[tuple[str, torch.dtype, torch.dtype]] = frozenset(
-    {
-        ("seq_lens", torch.int64, torch.int32),
-        ("seq_lens_cpu", torch.int64, torch.int32),
-        ("window_kv_indices", torch.int32, torch.int64),
-        ("kv_indices", torch.int32, torch.int64),
-    }
-)
-"""All dtype conversions that a copy into a static buffer may make: (name, from, to)."""

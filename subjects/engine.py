@@ -7,31 +7,27 @@ from typing import Any
 
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
-from paritybit.reference.config import Kind, Role
-from paritybit.reference.eager import draft_inputs
+from paritybit.reference.config import Role
 from paritybit.reference.model import Decoder, TokenInputs
 from paritybit.reference.ops import Ops
-from paritybit.reference.pool import LOC_DTYPE, KVPools
+from paritybit.reference.pool import KVPools
 from paritybit.reference.speculative import likeliest
 from paritybit.subjects.access import ListedKV
 from paritybit.subjects.buffers import BufferPool, copy_together
-from paritybit.subjects.contracts import LISTED_CONVERSIONS, Changes, Contract, Policy, override
+from paritybit.subjects.contracts import Changes, Contract, Policy, override
 from paritybit.subjects.key_lists import fresh_keys
-from paritybit.subjects.parts import Parts
 from paritybit.subjects.pool import TRANSLATE, SubjectPool
 from paritybit.subjects.protocol import (
     BufferFacts,
     ForwardResult,
-    GraphFacts,
-    LocationDtypes,
     Overrides,
     ReplayFacts,
     ReplayResult,
 )
 from paritybit.subjects.runners import RUNNERS, engine_runners
-from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN, GraphRunner, RunnerSpec
+from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN, GraphRunner
 from paritybit.subjects.states import extend_paths
-from paritybit.subjects.toggles import LocationScheme, Site, Toggles
+from paritybit.subjects.toggles import LocationScheme, Parts, Site, Toggles
 from torch import Tensor
 
 
@@ -84,8 +80,7 @@ class ReplicaEngine:
         self.models = models
         self.scheme = subject.toggles.scheme
         self.clean = Toggles(self.scheme)
-        pool = subject.parts.of(SubjectPool)
-        self.pools = {role: pool(pools[role], ops, self.scheme, logger) for role in Role}
+        self.pools = {role: SubjectPool(pools[role], ops, self.scheme, logger) for role in Role}
         self.states = pools.states
         device = models[Role.TARGET].device
         memory_pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -96,8 +91,8 @@ class ReplicaEngine:
             rows = contract(runner, self.scheme)
             if runner.shares_buffers:
                 rows = override(rows, subject.shared)
-            parts = subject.parts if under_test else Parts()
-            spec = RunnerSpec(
+            made = subject.parts.of(runner) if under_test else runner
+            self.runners[runner.mode] = made(
                 ops=ops,
                 models=models,
                 pools=self.pools,
@@ -107,16 +102,14 @@ class ReplicaEngine:
                 buckets=token_buckets if runner.token_buckets else request_buckets,
                 buffers=shared if runner.shares_buffers else BufferPool(device),
                 memory_pool=memory_pool,
-                parts=parts,
             )
-            self.runners[runner.mode] = parts.of(runner)(spec)
         self._by_name = {runner.name: runner for runner in self.runners.values()}
         self._buffers: dict[str, dict[str, BufferFacts]] = {}
-        self._outputs: dict[tuple[str, int], dict[str, BufferFacts]] = {}
         ops.calls = [] if records_ops else None
         for one in self.runners.values():
             one.capture_all()
-            self._keep_facts(one)
+            # A later capture may move them. The graphs still read them where they were.
+            self._buffers[one.name] = facts_of(one.static_buffers())
         ops.calls = None
         self._state = self.state()
         self._contents = [
@@ -124,10 +117,6 @@ class ReplicaEngine:
             for buffers in self.all_static_buffers()
             for buffer in buffers.values()
         ]
-        self.ownership_changed()  # An empty memo, so that no warning is logged.
-        loc = torch.zeros(1, dtype=torch.int64, device=device)
-        self._translated_dtype = self.pools[Role.TARGET].translate_loc_from_full_to_swa(loc).dtype
-        self.restore(self._state)
 
     def forward(
         self,
@@ -167,36 +156,22 @@ class ReplicaEngine:
         return [runner.static_buffers() for runner in self.runners.values()]
 
     def facts(self, replay: ReplayResult) -> ReplayFacts:
-        """Return what the last replay relied on: buffers, outputs, dtypes and ops."""
+        """Return what the last replay relied on."""
         runner = self._by_name[replay.runner]
-        buffers, operations = runner.static_buffers(), runner.operations(replay.bucket)
-        locations = buffers.get("out_cache_loc_swa")
+        operations = runner.operations(replay.bucket)
         return ReplayFacts(
             captured_buffers=self._buffers[runner.name],
-            buffers=facts_of(buffers),
-            captured_outputs=self._outputs.get((runner.name, replay.bucket), {}),
-            outputs=facts_of(replay.output) if runner.captures else {},
-            locations=None
-            if locations is None
-            else LocationDtypes(locations.dtype, self._translated_dtype, LOC_DTYPE[Kind.SWA]),
-            conversions=sorted(runner.conversions - LISTED_CONVERSIONS, key=str),
-            replays=runner.captured[replay.bucket].replays if runner.captures else 1,
-            graph=GraphFacts(
-                operations=operations,
-                translations=operations.count(TRANSLATE),
-                expected_translations=runner.translations(self.scheme),
-                holds_attention="attention" in operations,
-                expects_attention=runner.attention_captured,
-            ),
+            buffers=facts_of(runner.static_buffers()),
+            translations=operations.count(TRANSLATE),
+            expected_translations=runner.translations(self.scheme),
+            holds_attention="attention" in operations,
+            expects_attention=runner.attention_captured,
         )
 
     def reset(self) -> None:
         """Restore static buffers and Python state to their contents after capture."""
         copy_together(self._contents)
         self.restore(self._state)
-        for runner in self.runners.values():
-            runner.inputs.conversions.clear()
-            runner.metadata.conversions.clear()
 
     def state(self) -> Any:
         """Return the Python state that forwards change: locations of pools, and runners' own."""
@@ -223,15 +198,6 @@ class ReplicaEngine:
                 if row.policy is not Policy.RESET:
                     runner.inputs.buffers[row.name].fill_(values.get(row.name, 1))
 
-    def _keep_facts(self, runner: GraphRunner) -> None:
-        """Keep the facts about the static buffers and outputs that a runner just captured.
-
-        A later capture may move them. The graphs still read them where they were.
-        """
-        self._buffers[runner.name] = facts_of(runner.static_buffers())
-        for bucket, captured in runner.captured.items():
-            self._outputs[runner.name, bucket] = facts_of(captured.output)
-
     def _forward_eagerly(self, batch: ForwardBatch, toggles: Toggles) -> ForwardResult:
         """Run a batch that extends requests, with the target or the draft model."""
         role = Role.DRAFT if batch.mode is Mode.DRAFT_EXTEND else Role.TARGET
@@ -241,39 +207,25 @@ class ReplicaEngine:
         if toggles.scheme is LocationScheme.PRESET:
             pool.set_swa_loc(pool.translate_loc_from_full_to_swa(batch.out_cache_loc))
         access = ListedKV(self.ops, model, pool, batch.out_cache_loc, lists)
-        rows = batch.last_rows
-        if role is Role.TARGET:
-            target = model.forward(self.ops, self._inputs(batch), access, rows)
-            return ForwardResult(target, None, lists)
-        tokens = draft_inputs(
-            self.ops,
-            model,
-            batch.input_ids,
-            batch.spec_info["hidden_states"],
-            batch.positions,
-            batch.num_token_non_padded,
-        )
-        output = model.forward(self.ops, tokens, access, rows)
-        topk = model.config.speculation.topk
-        output = likeliest(self.ops, {**output, "hidden": output["hidden"][rows]}, topk)
-        return ForwardResult(output, None, lists)
-
-    def _inputs(self, batch: ForwardBatch) -> TokenInputs:
-        """Return the batch's own tensors as the target's inputs. Every row is live."""
-        model, requests = self.models[Role.TARGET], batch.token_requests
-        paths = extend_paths(batch.mamba_track_indices, requests, batch.positions, batch.longest)
-        payload = model.advance_states(
-            self.ops,
-            self.states,
-            paths,
-            batch.input_ids,
-        )
-        return TokenInputs(
+        tokens = TokenInputs(
             input_ids=batch.input_ids,
-            payload=payload,
+            payload=self._payload(batch, model),
             positions=batch.positions,
             live_tokens=batch.num_token_non_padded,
         )
+        output = model.forward(self.ops, tokens, access, batch.last_rows)
+        if role is Role.DRAFT:
+            accepted = {**output, "hidden": output["hidden"][batch.last_rows]}
+            output = likeliest(self.ops, accepted, model.config.speculation.topk)
+        return ForwardResult(output, None, lists)
+
+    def _payload(self, batch: ForwardBatch, model: Decoder) -> Tensor:
+        """Return what a model adds to the embeddings of a batch that extends requests."""
+        if batch.mode is Mode.DRAFT_EXTEND:
+            return model.fuse(self.ops, batch.spec_info["hidden_states"])
+        slots, requests = batch.mamba_track_indices, batch.token_requests
+        paths = extend_paths(slots, requests, batch.positions, batch.longest)
+        return model.advance_states(self.ops, self.states, paths, batch.input_ids)
 
 
 def facts_of(buffers: Mapping[str, Tensor]) -> dict[str, BufferFacts]:

@@ -2,12 +2,10 @@
 
 On full layers a request lists its first columns of `req_to_token`, on SWA layers those from the
 first column in the window of its first token, translated to SWA slots. Each token reads a part of
-its request's list. For graphs the lists are in static buffers. They are written before each replay
-and cover the padded rows too, as in the engine's attention backends. Eager attention gets fresh
-lists.
+its request's list. For graphs the lists are in static buffers, which are written before each replay
+and cover the padded rows too. Eager attention gets fresh lists.
 
-The lists are made on the host with numpy, on a GPU too. For such short lists, torch takes three
-times as long.
+The lists are made on the host with numpy. For such short lists, torch takes three times as long.
 """
 
 from collections.abc import Mapping
@@ -19,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from paritybit.reference.batch import ForwardBatch
 from paritybit.reference.config import SPECULATION, ModelConfig
-from paritybit.subjects.buffers import BufferPool, Conversions, copy_together
+from paritybit.subjects.buffers import BufferPool, copy_together
 from paritybit.subjects.pool import SubjectPool
 from paritybit.subjects.protocol import KeyLists, Keys
 from paritybit.subjects.toggles import Site, Toggles
@@ -44,15 +42,9 @@ class StaticLists:
         self.buffers = {
             name: buffers.get(name, (size,), dtype, 0) for name, (size, dtype) in sizes.items()
         }
-        self.conversions: Conversions = set()
 
     def write(self, values: Lists) -> None:
         """Copy each list to the start of its buffer."""
-        self.conversions |= {
-            (name, listed.dtype, self.buffers[name].dtype)
-            for name, listed in values.items()
-            if listed.dtype != self.buffers[name].dtype
-        }
         copy_together(
             [(self.buffers[name][: listed.shape[0]], listed) for name, listed in values.items()]
         )
@@ -128,7 +120,11 @@ def list_keys(queries: Queries, window: int, table: Tensor) -> Lists:
         lists |= dict(zip(MASK_STARTS, (mask_start, mask_start + first), strict=True))
     parts = full[request], ends[0], window_start + first, ends[1]
     lists |= dict(zip(ENDS, parts, strict=True))
-    return {name: _tensor(name, values, table.device) for name, values in lists.items()}
+    dtypes = dict.fromkeys(lists, np.int32) | dict.fromkeys(MASK_STARTS, np.int64)
+    return {
+        name: torch.from_numpy(values.astype(dtypes[name], copy=False)).to(table.device)
+        for name, values in lists.items()
+    }
 
 
 def keys_of(lists: Mapping[str, Tensor], first: int, tokens: int) -> KeyLists:
@@ -218,9 +214,3 @@ def _slots(queries: Queries, table: Tensor, starts: Ints, bounds: Ints, count: i
         column += np.where(column >= since, by, 0)
     slots: Ints = on_host(table)[np.repeat(on_host(queries.rows), lengths), column]
     return slots[:count]
-
-
-def _tensor(name: str, values: Ints, device: torch.device) -> Tensor:
-    """Return a list as a tensor, int32. Places in a mask are int64."""
-    dtype = np.int64 if name in MASK_STARTS else np.int32
-    return torch.from_numpy(values.astype(dtype, copy=False)).to(device)

@@ -26,10 +26,7 @@ PINNED_ELEMENTS = 4096
 
 @dataclass(frozen=True)
 class Staged:
-    """The int64 values of a batch on the host, and in the pinned buffers to copy from.
-
-    Without a wait for the copy, `pinned` may hold another batch's values by the time it is copied.
-    """
+    """The int64 values of a batch on the host, and in the pinned buffers to copy from."""
 
     host: Mapping[str, Tensor]
     pinned: Mapping[str, Tensor]
@@ -52,8 +49,7 @@ class Flight(Generic[Result]):
 class Overlap(InOrder):
     """The order of an engine's device work on two streams, with the waits it needs.
 
-    All staged batches share one set of pinned buffers, one buffer per name. Call `clear`
-    before anything else.
+    All staged batches share the pinned buffers, one per name. Call `clear` before anything else.
     """
 
     copied: Event | None

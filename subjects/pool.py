@@ -22,13 +22,17 @@ TRANSLATE = "translate_loc_from_full_to_swa"
 class Memo:
     """A memoised translation: `loc` are the SWA slots of `source`.
 
-    `key` is (data_ptr, numel) of `source`, which is kept alive so that no other tensor gets its
-    address. An accidental memo hit would make replays nondeterministic.
+    `source` is kept alive so that no other tensor gets its address. An accidental memo hit would
+    make replays nondeterministic.
     """
 
-    key: tuple[int, int]
     source: Tensor
     loc: Tensor
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The address and the number of elements of `source`."""
+        return self.source.data_ptr(), self.source.numel()
 
 
 @dataclass(frozen=True)
@@ -68,10 +72,9 @@ class SubjectPool:
         """
         if self.scheme is not LocationScheme.MEMO:
             return self._gather(loc)
-        key = (loc.data_ptr(), loc.numel())
         memo = self.state.memo
         if memo is not None:
-            if memo.key == key:
+            if memo.key == (loc.data_ptr(), loc.numel()):
                 return memo.loc
             self.logger.warning(
                 "loc changed mid-forward from %s elements to %s without invalidate_loc_cache();"
@@ -80,7 +83,7 @@ class SubjectPool:
                 loc.numel(),
             )
         translated = self._gather(loc)
-        self.state = replace(self.state, memo=Memo(key, loc, translated))
+        self.state = replace(self.state, memo=Memo(loc, translated))
         return translated
 
     def set_kv_buffer(self, layer: int, loc: Tensor, key: Tensor, value: Tensor) -> None:

@@ -1,6 +1,6 @@
 """The data that the harness and the engine under test exchange."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -87,45 +87,19 @@ class ForwardResult:
 
 
 @dataclass(frozen=True)
-class LocationDtypes:
-    """The dtype of the SWA write locations that a store gets, and the expected ones."""
-
-    handed: torch.dtype
-    translated: torch.dtype
-    store: torch.dtype
-
-
-@dataclass(frozen=True)
-class GraphFacts:
-    """What a replayed graph contains: translations and attention, found and expected.
-
-    `operations` are the ops that it called through the op interface, in order.
-    """
-
-    operations: Sequence[str]
-    translations: int
-    expected_translations: int
-    holds_attention: bool
-    expects_attention: bool
-
-
-@dataclass(frozen=True)
 class ReplayFacts:
-    """What a replay relied on, at its capture and now.
+    """What a replay relied on: buffers at its capture and now, and what its graph contains.
 
-    `conversions` are dtype conversions on copy that are not listed: (buffer, from, to). `replays`
-    counts how often the forward replayed the graph. `locations` is None without SWA locations among
-    the buffers.
+    The numbers of translations from full to SWA slots, and whether attention is in the graph, are
+    given as found and as expected.
     """
 
     captured_buffers: Mapping[str, BufferFacts]
     buffers: Mapping[str, BufferFacts]
-    captured_outputs: Mapping[str, BufferFacts]
-    outputs: Mapping[str, BufferFacts]
-    graph: GraphFacts
-    locations: LocationDtypes | None = None
-    conversions: Sequence[tuple[str, torch.dtype, torch.dtype]] = ()
-    replays: int = 1
+    translations: int
+    expected_translations: int
+    holds_attention: bool
+    expects_attention: bool
 
 
 @dataclass(frozen=True)

@@ -99,10 +99,7 @@ class StreamPair:
         self.schedule.queue.clear()
 
     def _advance(self) -> None:
-        """Run all possible work on the stream that does not lag.
-
-        Work that makes more of it possible leaves that to the loop that runs the work.
-        """
+        """Run all possible work on the stream that does not lag."""
         if self._advancing:
             return
         self._advancing = True

@@ -1,8 +1,12 @@
-"""The historical switches of a subject, one for each change in the engine's history."""
+"""The switches of a subject: one for each change in the engine's history, and classes of bugs."""
 
 from dataclasses import dataclass
+from types import new_class
+from typing import TypeVar, cast
 
 from paritybit.compat import StrEnum
+
+Built = TypeVar("Built")
 
 
 class LocationScheme(StrEnum):
@@ -45,3 +49,22 @@ class Toggles:
 
     scheme: LocationScheme = LocationScheme.MEMO
     sites: frozenset[str] = frozenset(Site)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The classes of a subject's bugs, outermost first: subclasses of correct classes."""
+
+    classes: tuple[type, ...] = ()
+
+    def of(self, right: type[Built]) -> type[Built]:
+        """Return `right`, preceded by the classes that derive from one of its base classes.
+
+        Methods that a bug does not define stay the same, and its `super()` is the correct class.
+        """
+        before = tuple(
+            changed
+            for changed in self.classes
+            if any(base in right.__mro__ for base in changed.__mro__ if base is not object)
+        )
+        return cast(type[Built], new_class(right.__name__, (*before, right))) if before else right

@@ -209,9 +209,9 @@ def _parts_of(
 def live_part(observation: Observation, batch: ForwardBatch, row: ContractRow) -> Tensor:
     """Return the required live part of a static input, in the batch's dtype."""
     special: Mapping[str, Callable[[], Tensor | None]] = {
-        "out_cache_loc_swa": lambda: observation.eager.mapping[batch.out_cache_loc],
+        "out_cache_loc_swa": lambda: observation.eager.mapping[batch.out_cache_loc].to(torch.int32),
         "input_embeds": lambda: observation.payload,
-        "extend_seq_lens_cpu": lambda: batch.extend_lens_cpu,
+        "extend_seq_lens_cpu": lambda: batch.extend_lens_cpu.to(torch.int32),
     }
     values = special.get(row.name, lambda: batch.value(row.name))()
     assert values is not None

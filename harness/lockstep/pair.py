@@ -24,7 +24,7 @@ from paritybit.harness.lockstep.scheduler import Scheduler, samples_of
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, SubjectRuns
 from paritybit.harness.schedules.schedule import Step
 from paritybit.reference.allocator import Allocator, Owner
-from paritybit.reference.batch import ForwardBatch
+from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import Role, draft_config
 from paritybit.reference.eager import EagerDecoder
 from paritybit.reference.model import Decoder, Output
@@ -218,7 +218,7 @@ class Pair:
                 end=self.end(place),
                 keys=ran.forward.keys,
                 static=engine.static_buffers(planned.mode) if replay is not None else {},
-                payload=self.decoder.payload if batch and batch.extends else None,
+                payload=self.decoder.payload if batch and batch.mode is Mode.EXTEND else None,
                 extra=extra,
                 warnings=warnings,
                 samples=samples,

@@ -16,7 +16,7 @@ ENGINE = ("subjects/", "reference/", "harness/lockstep/request_book.py")
 """The files of the engine, and of the host that runs it."""
 
 BETWEEN = frozenset(
-    {"reference/ops.py", "subjects/engine.py", "subjects/pool.py", "subjects/parts.py"}
+    {"reference/ops.py", "subjects/engine.py", "subjects/pool.py", "subjects/toggles.py"}
 )
 """Files that the calls of an engine pass through. None of them is a place to look at."""
 

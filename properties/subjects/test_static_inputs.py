@@ -54,8 +54,6 @@ def test_populating_copies_live_values_and_resets_padding(
         columns = inputs.buffers[row.name].view(4, -1).T
         tail = tails.get(row.name, 3)
         assert columns.tolist() == [[1, 2, tail, tail]] * len(columns)
-    converted = {(name, torch.int64, torch.int32) for name in ("kept", "on_host")}
-    assert inputs.conversions == converted
 
 
 def test_a_buffer_is_filled_when_it_is_allocated(device: str) -> None:

@@ -6,9 +6,8 @@ from dataclasses import replace
 from paritybit.subjects.bugs.bug import Bug
 from paritybit.subjects.contracts import Changes, override
 from paritybit.subjects.engine import Subject, contract
-from paritybit.subjects.parts import Parts
 from paritybit.subjects.runners import RUNNERS
-from paritybit.subjects.toggles import LocationScheme, Toggles
+from paritybit.subjects.toggles import LocationScheme, Parts, Toggles
 
 
 def subject_with(bugs: Sequence[Bug], runner: str, scheme: LocationScheme) -> Subject:

@@ -28,7 +28,6 @@ class Capture(Generic[Result]):
         self.breaks: list[Callable[[], None]] = []
         self.output: Result
         self.kept: Any = None
-        self.replays = 0
         self._open: Segment | None = None
 
     def run(self, function: Callable[[], Result]) -> "Capture[Result]":
@@ -50,7 +49,6 @@ class Capture(Generic[Result]):
 
     def replay(self) -> None:
         """Replay the segments, and run the breaks between them."""
-        self.replays += 1
         self.segments[0].replay()
         for eager, segment in zip(self.breaks, self.segments[1:], strict=True):
             eager()

@@ -13,8 +13,7 @@ class Segment(ABC):
     """The device work between `begin` and `end`.
 
     `operations` are the ops that it called through the op interface. If `Ops.calls` is kept during
-    the capture, the segment keeps its calls, and a replay adds them to `Ops.calls`. The graph never
-    reuses their tensors, so after a replay they hold the inputs and the result of each op.
+    the capture, a replay adds the segment's calls to it, with the inputs and results of the replay.
     """
 
     def __init__(self, ops: Ops) -> None:

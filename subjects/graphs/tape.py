@@ -100,10 +100,8 @@ def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_view(value: Any, args: tuple[Any, ...]) -> bool:
-    """Whether every tensor of `value` shares the storage of an argument.
-
-    Compares storages, because a schema also calls a possible copy an alias, as for `to`.
-    """
+    """Whether every tensor of `value` shares the storage of an argument."""
+    # A schema also calls a possible copy an alias, as for `to`.
     known = {one.untyped_storage()._cdata for one in args if isinstance(one, Tensor)}
     if isinstance(value, Tensor):
         return value.untyped_storage()._cdata in known

@@ -6,7 +6,6 @@ The design follows the graph runners of sglang.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -15,8 +14,7 @@ from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import SPECULATION, Kind, Role
 from paritybit.reference.model import Decoder, Output
 from paritybit.reference.ops import Ops
-from paritybit.subjects.access import ListedKV
-from paritybit.subjects.buffers import BufferPool, Conversions, StaticInputs
+from paritybit.subjects.buffers import BufferPool, StaticInputs
 from paritybit.subjects.contracts import HIDDEN, TOPK, Axis, Contract, Extents
 from paritybit.subjects.graphs.capture import Capture
 from paritybit.subjects.key_lists import (
@@ -28,39 +26,19 @@ from paritybit.subjects.key_lists import (
     list_sizes,
     translated,
 )
-from paritybit.subjects.parts import Parts
 from paritybit.subjects.pool import SubjectPool
 from paritybit.subjects.protocol import KeyLists, Overrides, ReplayResult
 from paritybit.subjects.toggles import LocationScheme, Site, Toggles
 from torch import Tensor
 
-WARM_UP_RUNS = 1
-"""The number of runs before a capture. sglang makes two; here one has the same effect."""
-
 NOTHING_OVERRIDDEN = Overrides()
-
-
-@dataclass(frozen=True)
-class RunnerSpec:
-    """The arguments of a runner. `buckets` are the captured sizes in its unit."""
-
-    ops: Ops
-    models: Mapping[Role, Decoder]
-    pools: Mapping[Role, SubjectPool]
-    states: Tensor
-    contract: Contract
-    toggles: Toggles
-    buckets: tuple[int, ...]
-    buffers: BufferPool
-    memory_pool: Any | None
-    parts: Parts
 
 
 class GraphRunner(ABC):
     """Runs the batches of one mode by replaying the graph of the smallest bucket that fits.
 
-    The constructor allocates the static buffers. `capture_all` captures the graphs. Class variables
-    describe a runner:
+    The constructor allocates the static buffers. `buckets` are the captured sizes in the runner's
+    unit. `capture_all` captures the graphs. Class variables describe a runner:
 
     | variable | meaning |
     |---|---|
@@ -89,30 +67,35 @@ class GraphRunner(ABC):
     state: Any = None
     """The Python state that replays change, without static buffers."""
 
-    def __init__(self, spec: RunnerSpec) -> None:
-        self.ops = spec.ops
-        self.target = spec.models[Role.TARGET]
-        self.draft = spec.models[Role.DRAFT]
-        self.pool = spec.pools[self.kv_role]
-        self.states = spec.states
-        self.toggles = spec.toggles
-        self.buckets = tuple(sorted(spec.buckets))
-        self.memory_pool = spec.memory_pool
-        self.topk = self.target.config.speculation.topk
-        self.window = self.target.config.window
+    def __init__(
+        self,
+        ops: Ops,
+        models: Mapping[Role, Decoder],
+        pools: Mapping[Role, SubjectPool],
+        states: Tensor,
+        contract: Contract,
+        toggles: Toggles,
+        buckets: tuple[int, ...],
+        buffers: BufferPool,
+        memory_pool: Any | None,
+    ) -> None:
+        self.ops = ops
+        self.target = models[Role.TARGET]
+        self.draft = models[Role.DRAFT]
+        self.pool = pools[self.kv_role]
+        self.states = states
+        self.toggles = toggles
+        self.buckets = tuple(sorted(buckets))
+        self.memory_pool = memory_pool
+        config = self.target.config
+        self.topk = config.speculation.topk
+        self.window = config.window
         if self.mode.drafts:
             self.tokens_per_request = self.topk
-        self.listed_kv = spec.parts.of(ListedKV)
-        self.inputs = StaticInputs(
-            spec.contract,
-            self.extents(self.buckets[-1]),
-            spec.buffers,
-            self.target.dtype,
-            {HIDDEN: self.target.config.hidden, TOPK: self.topk},
-        )
-        self.metadata = spec.parts.of(StaticLists)(
-            self.metadata_sizes(self.buckets[-1]), spec.buffers
-        )
+        widths = {HIDDEN: config.hidden, TOPK: self.topk}
+        extents = self.extents(self.buckets[-1])
+        self.inputs = StaticInputs(contract, extents, buffers, self.target.dtype, widths)
+        self.metadata = StaticLists(self.metadata_sizes(self.buckets[-1]), buffers)
         self.captured: dict[int, Capture[Any]] = {}
 
     @abstractmethod
@@ -242,7 +225,6 @@ class GraphRunner(ABC):
             self.preset_location(bucket)
             return self.run_once(bucket)
         graph = self.captured[bucket]
-        graph.replays = 0
         graph.replay()
         output: Output = graph.output
         return output
@@ -252,8 +234,7 @@ class GraphRunner(ABC):
         for bucket in reversed(self.buckets):
             self.plan(bucket)
             self.preset_location(bucket)
-            for _ in range(WARM_UP_RUNS):
-                self.run_once(bucket)
+            self.run_once(bucket)  # The warm-up. A second one would have no further effect.
             self.captured[bucket] = self.capture(bucket)
 
     def capture(self, bucket: int) -> Capture[Output]:
@@ -287,11 +268,6 @@ class GraphRunner(ABC):
     def static_buffers(self) -> Mapping[str, Tensor]:
         """Return all static buffers, inputs and metadata, by name."""
         return {**self.inputs.buffers, **self.metadata.buffers}
-
-    @property
-    def conversions(self) -> Conversions:
-        """The dtype conversions on copy that have happened: (name, from, to)."""
-        return self.inputs.conversions | self.metadata.conversions
 
     def operations(self, bucket: int) -> list[str]:
         """Return the names of the ops in a bucket's graph."""

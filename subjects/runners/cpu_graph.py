@@ -8,6 +8,7 @@ and the pool translates locations, so there is no `swa_loc`.
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output, TokenInputs
+from paritybit.subjects.access import ListedKV
 from paritybit.subjects.contracts import SEQ_LEN_FILL_VALUE, Axis, keep, reset
 from paritybit.subjects.key_lists import Queries, keys_of, list_keys, translated
 from paritybit.subjects.protocol import KeyLists
@@ -72,9 +73,7 @@ class CpuGraphRunner(GraphRunner):
             positions=inputs["positions"],
             live_tokens=self.scalar(bucket),
         )
-        access = self.listed_kv(
-            self.ops, self.target, self.pool, inputs["out_cache_loc"], self.listed
-        )
+        access = ListedKV(self.ops, self.target, self.pool, inputs["out_cache_loc"], self.listed)
         self.ops.log = self.ran[bucket] = []
         try:
             return self.target.forward(self.ops, tokens, access)
@@ -95,9 +94,6 @@ class CpuGraphRunner(GraphRunner):
         if batch is not None:
             paths = decode_paths(batch.mamba_track_indices)
             payload[: batch.live_requests] = self.target.advance_states(
-                self.ops,
-                self.states,
-                paths,
-                batch.input_ids,
+                self.ops, self.states, paths, batch.input_ids
             )
         return payload

@@ -6,6 +6,7 @@ As in the engine, the verify runner is a subclass, with k tokens per request.
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output, StatePaths, TokenInputs
+from paritybit.subjects.access import ListedKV
 from paritybit.subjects.contracts import (
     PRESET_ONLY,
     SEQ_LEN_FILL_VALUE,
@@ -61,14 +62,11 @@ class DecodeRunner(GraphRunner):
         tokens = TokenInputs(
             input_ids=input_ids,
             payload=self.target.advance_states(
-                self.ops,
-                self.states,
-                self.state_paths(bucket),
-                input_ids,
+                self.ops, self.states, self.state_paths(bucket), input_ids
             ),
             positions=self.view("positions", bucket),
             live_tokens=self.view("num_token_non_padded", bucket),
         )
         loc, keys = self.view("out_cache_loc", bucket), self.static_keys(bucket)
-        access = self.listed_kv(self.ops, self.target, self.pool, loc, keys)
+        access = ListedKV(self.ops, self.target, self.pool, loc, keys)
         return self.target.forward(self.ops, tokens, access)

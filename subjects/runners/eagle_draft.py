@@ -10,17 +10,10 @@ from typing import ClassVar
 import torch
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import SPECULATION, Role
-from paritybit.reference.eager import draft_inputs
-from paritybit.reference.model import Output
+from paritybit.reference.model import Output, TokenInputs
 from paritybit.reference.speculative import propose
-from paritybit.subjects.contracts import (
-    HIDDEN,
-    SEQ_LEN_FILL_VALUE,
-    TOPK,
-    Axis,
-    Contract,
-    reset,
-)
+from paritybit.subjects.access import ListedKV
+from paritybit.subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, TOPK, Axis, Contract, reset
 from paritybit.subjects.key_lists import Queries, draft_queries, keys_of
 from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.toggles import Site
@@ -75,9 +68,8 @@ class EagleDraftRunner(GraphRunner):
         branches = bucket * self.topk
         slots = self.view("out_cache_loc", bucket).view(branches, SPECULATION.steps)
         keys = keys_of(self.metadata.buffers, step * branches, branches)
-        access = self.listed_kv(self.ops, self.draft, self.pool, slots[:, step].contiguous(), keys)
+        access = ListedKV(self.ops, self.draft, self.pool, slots[:, step].contiguous(), keys)
         positions = self.view("positions", bucket) + step
-        tokens = draft_inputs(
-            self.ops, self.draft, input_ids, hidden, positions, self.scalar(branches)
-        )
+        payload = self.draft.fuse(self.ops, hidden)
+        tokens = TokenInputs(input_ids, payload, positions, self.scalar(branches))
         return self.draft.forward(self.ops, tokens, access)

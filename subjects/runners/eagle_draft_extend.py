@@ -9,9 +9,9 @@ from dataclasses import replace
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import SPECULATION, Role
-from paritybit.reference.eager import draft_inputs
-from paritybit.reference.model import Output
+from paritybit.reference.model import Output, TokenInputs
 from paritybit.reference.speculative import likeliest
+from paritybit.subjects.access import ListedKV
 from paritybit.subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, keep, reset
 from paritybit.subjects.key_lists import Queries
 from paritybit.subjects.runners.base import GraphRunner
@@ -67,16 +67,14 @@ class EagleDraftExtendRunner(GraphRunner):
 
     def forward(self, bucket: int) -> Output:
         """Return `logits`, `hidden`, `topk_p` and `topk_index` of each request's last token."""
-        tokens = draft_inputs(
-            self.ops,
-            self.draft,
-            self.view("input_ids", bucket),
-            self.view("hidden_states", bucket),
-            self.view("positions", bucket),
-            self.scalar(bucket * K),
+        tokens = TokenInputs(
+            input_ids=self.view("input_ids", bucket),
+            payload=self.draft.fuse(self.ops, self.view("hidden_states", bucket)),
+            positions=self.view("positions", bucket),
+            live_tokens=self.scalar(bucket * K),
         )
         loc, keys = self.view("out_cache_loc", bucket), self.static_keys(bucket)
-        access = self.listed_kv(self.ops, self.draft, self.pool, loc, keys)
+        access = ListedKV(self.ops, self.draft, self.pool, loc, keys)
         hidden = self.draft.run_layers(self.ops, tokens, access)
         counts = self.view("extend_seq_lens", bucket)
         ends = self.query_ends(counts)

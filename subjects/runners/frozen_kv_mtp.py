@@ -7,8 +7,9 @@ the index inputs are branches. The rows of the drafting state are requests.
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import Role
-from paritybit.reference.eager import draft_inputs, frozen_layers
-from paritybit.reference.model import Output
+from paritybit.reference.eager import frozen_layers
+from paritybit.reference.model import Output, TokenInputs
+from paritybit.subjects.access import ListedKV
 from paritybit.subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, TOPK, Axis, keep, reset
 from paritybit.subjects.key_lists import Queries
 from paritybit.subjects.runners.base import GraphRunner
@@ -55,13 +56,11 @@ class FrozenKvMtpRunner(EagleDraftRunner):
     def draft_forward(self, bucket: int, step: int, input_ids: Tensor, hidden: Tensor) -> Output:
         """Run one forward of a draft, at the same positions and over the same keys as all."""
         borrowed, keys = frozen_layers(self.target, self.draft), self.static_keys(bucket)
-        access = self.listed_kv(self.ops, self.draft, self.pool, None, keys, borrowed)
-        tokens = draft_inputs(
-            self.ops,
-            self.draft,
-            input_ids,
-            hidden,
-            self.view("positions", bucket),
-            self.scalar(bucket * self.topk),
+        access = ListedKV(self.ops, self.draft, self.pool, None, keys, borrowed)
+        tokens = TokenInputs(
+            input_ids=input_ids,
+            payload=self.draft.fuse(self.ops, hidden),
+            positions=self.view("positions", bucket),
+            live_tokens=self.scalar(bucket * self.topk),
         )
         return self.draft.forward(self.ops, tokens, access)

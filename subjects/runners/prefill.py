@@ -7,6 +7,7 @@ therefore write no KV, and their rows of the attention output stay uninitialised
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
@@ -40,10 +41,7 @@ class BreakingAttention:
         """Return uninitialised memory, of which the break fills the rows of live tokens."""
         mixed = query.new_empty(query.shape)
         self.outputs.append(mixed)
-
-        def eager() -> None:
-            self.runner.attend(layer, (query, key, value), mixed)
-
+        eager = partial(self.runner.attend, layer, (query, key, value), mixed)
         if self.capture is None:
             eager()
         else:
@@ -101,12 +99,7 @@ class PrefillRunner(GraphRunner):
             requests = batch.token_requests
             slots = self.inputs.buffers["mamba_track_indices"]
             paths = extend_paths(slots, requests, batch.positions, batch.longest)
-            payload = self.target.advance_states(
-                self.ops,
-                self.states,
-                paths,
-                batch.input_ids,
-            )
+            payload = self.target.advance_states(self.ops, self.states, paths, batch.input_ids)
             self.inputs.populate({"input_embeds": payload}, padded=False)
 
     def launch(self, batch: ForwardBatch | None, bucket: int, *, captured: bool = True) -> Output:
@@ -117,7 +110,7 @@ class PrefillRunner(GraphRunner):
             self.tokens = batch.live_tokens
             loc = self.view("out_cache_loc", bucket)[: self.tokens]
             keys = fresh_keys(batch, self.window, self.pool, self.toggles)
-            self.access = self.listed_kv(self.ops, self.target, self.pool, loc, keys)
+            self.access = ListedKV(self.ops, self.target, self.pool, loc, keys)
         return super().launch(batch, bucket, captured=captured)
 
     def replay(

@@ -1,32 +1,30 @@
 """index_contract: detects changed index dtypes and static buffers that moved."""
 
 from paritybit.harness.checks.property import Description, Property
+from paritybit.harness.checks.static_inputs import CONVERTED, parts
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.subjects.protocol import BufferFacts, ReplayFacts
 
 
 def contract_breaches(facts: ReplayFacts) -> list[str]:
-    """List the buffers and outputs that changed since the capture, and unexpected dtypes."""
+    """List the static buffers that changed since the capture."""
     captured, now = facts.captured_buffers, facts.buffers
     # Comparing whole dictionaries is faster than searching for differences in them.
     names = () if captured == now else dict.fromkeys([*captured, *now])
-    breaches = [
+    return [
         f"static buffer {name} {_moved(captured.get(name), now.get(name))}"
         for name in names
         if captured.get(name) != now.get(name)
     ]
-    locations = facts.locations
-    if locations is not None and {locations.handed} != {locations.translated, locations.store}:
-        breaches.append(
-            f"out_cache_loc_swa is {locations.handed}, but the pool translates to "
-            f"{locations.translated}, and its store reads {locations.store}"
-        )
-    breaches += [
-        f"copying {name} converts {source} to {destination}, which is not on the list of "
-        "allowed conversions"
-        for name, source, destination in facts.conversions
+
+
+def converted_inputs(observation: Observation) -> list[str]:
+    """List the static inputs whose dtype is not that of their values in the batch."""
+    return [
+        f"static input {part.name} is {part.current.dtype}, but its values are {part.right.dtype}"
+        for part in parts(observation)
+        if part.live and part.name not in CONVERTED and part.current.dtype != part.right.dtype
     ]
-    return breaches
 
 
 def _moved(captured: BufferFacts | None, now: BufferFacts | None) -> str:
@@ -41,15 +39,17 @@ def _moved(captured: BufferFacts | None, now: BufferFacts | None) -> str:
 
 def judge(observation: Observation) -> Description | None:
     """List the breaches of the contract."""
-    breaches = contract_breaches(observation.facts) if observation.facts is not None else []
+    if observation.facts is None:
+        return None
+    breaches = [*contract_breaches(observation.facts), *converted_inputs(observation)]
     return ("; ".join(breaches), {"breaches": breaches}) if breaches else None
 
 
 INDEX_CONTRACT = Property(
     id="index_contract",
     statement=(
-        "static buffers are still the captured tensors, and every dtype conversion is on the "
-        "list of allowed ones"
+        "static buffers are still the captured tensors, and a copy into one converts no dtype but "
+        "those of lengths"
     ),
     judge=judge,
 )

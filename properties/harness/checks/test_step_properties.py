@@ -46,12 +46,6 @@ def with_facts(observed: Observation, **changes: Any) -> Observation:
     return replace(observed, facts=replace(observed.facts, **changes))
 
 
-def with_graph_facts(observed: Observation, **changes: Any) -> Observation:
-    """Return an observation with some of the graph's facts replaced."""
-    assert observed.facts is not None
-    return with_facts(observed, graph=replace(observed.facts.graph, **changes))
-
-
 def live_output(observed: Observation) -> Mapping[str, torch.Tensor]:
     """Return the graph run's live output."""
     assert observed.graph.output is not None
@@ -80,17 +74,10 @@ def retyped_buffer(observed: Observation) -> Observation:
     return with_facts(observed, buffers={**observed.facts.buffers, "seq_lens": now})
 
 
-def locations_of_another_dtype(observed: Observation) -> Observation:
-    """SWA locations that are handed over as int64, where the pool and its store have int32."""
-    assert observed.facts is not None and observed.facts.locations is not None
-    return with_facts(observed, locations=replace(observed.facts.locations, handed=torch.int64))
-
-
-def store_of_another_dtype(observed: Observation) -> Observation:
-    """SWA locations that are what the pool translates to, but not what its store reads."""
-    assert observed.facts is not None and observed.facts.locations is not None
-    wide = replace(observed.facts.locations, handed=torch.int64, translated=torch.int64)
-    return with_facts(observed, locations=wide)
+def input_of_another_dtype(observed: Observation) -> Observation:
+    """Positions as int32, where the batch has int64."""
+    narrow = {"positions": observed.static["positions"].int()}
+    return replace(observed, static={**observed.static, **narrow})
 
 
 def silent_eager_fallback(observed: Observation) -> Observation:
@@ -100,12 +87,12 @@ def silent_eager_fallback(observed: Observation) -> Observation:
 
 def no_attention(observed: Observation) -> Observation:
     """A full graph whose attention is missing."""
-    return with_graph_facts(observed, holds_attention=False)
+    return with_facts(observed, holds_attention=False)
 
 
 def attention_in_pieces(observed: Observation) -> Observation:
     """Attention in the graphs of a runner whose attention runs between them."""
-    return with_graph_facts(observed, expects_attention=False)
+    return with_facts(observed, expects_attention=False)
 
 
 def token_of_another(observed: Observation) -> None:
@@ -118,8 +105,7 @@ FAULTS: list[tuple[str, Spoil]] = [
     ("hermetic_replay", padded_row_with_a_history),
     ("padding_noninterference", kv_that_noise_changed),
     ("index_contract", retyped_buffer),
-    ("index_contract", locations_of_another_dtype),
-    ("index_contract", store_of_another_dtype),
+    ("index_contract", input_of_another_dtype),
     ("captured_path", silent_eager_fallback),
     ("captured_path", no_attention),
     ("captured_path", attention_in_pieces),

@@ -23,7 +23,7 @@ from paritybit.harness.schedules.schedule import (
 )
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.overlap import Overlap
-from paritybit.subjects.parts import Parts
+from paritybit.subjects.toggles import Parts
 from torch import Tensor
 
 RACES = [name for name, bug in BUGS.items() if bug.overlap]

@@ -20,8 +20,6 @@ from paritybit.reference.model import Output
 from paritybit.reference.pool import LOC_DTYPE, KVLayout, PoolSizes, Tables
 from paritybit.subjects.protocol import (
     BufferFacts,
-    GraphFacts,
-    LocationDtypes,
     ReplayFacts,
     ReplayResult,
 )
@@ -125,7 +123,7 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
         eager=eager,
         graph=graph,
         replay=replay,
-        facts=facts(static),
+        facts=facts(),
         expected_graph=True,
         end=right_end(OWNERS, SIZES, CONFIG),
         keys=right_keys(mode, batch.spans, graph.owners, CONFIG, idle=False),
@@ -211,7 +209,7 @@ def output_of(batch: ForwardBatch) -> Output:
     }
 
 
-def facts(static: Output) -> ReplayFacts:
+def facts() -> ReplayFacts:
     """Return the facts of a replay that relied on what was captured."""
     buffers = {
         name: BufferFacts.of(buffer)
@@ -220,14 +218,13 @@ def facts(static: Output) -> ReplayFacts:
             "out_cache_loc_swa": torch.zeros(BUCKET, dtype=LOC_DTYPE[Kind.SWA]),
         }.items()
     }
-    outputs = {name: BufferFacts.of(values) for name, values in static.items()}
     return ReplayFacts(
         captured_buffers=buffers,
         buffers=dict(buffers),
-        captured_outputs=outputs,
-        outputs=dict(outputs),
-        locations=LocationDtypes(*[LOC_DTYPE[Kind.SWA]] * 3),
-        graph=GraphFacts(("translate", "attention"), 1, 1, True, True),
+        translations=1,
+        expected_translations=1,
+        holds_attention=True,
+        expects_attention=True,
     )
 
 
