@@ -123,7 +123,12 @@ def replay_of(finding: RecordedFinding, engine: str) -> ReplayCommand | None:
 
 def card(group: CauseGroup, anchor: str, follows: str | None, engine: str) -> Card:
     """Return a cause with all of its findings. `follows` is the cause that it may follow from."""
-    about = group.place, follows and f"may follow from {follows}", group.known
+    line = next(filter(None, map(source_of, group.findings)), None)
+    about = (
+        line and f"at {line[0]}:{line[1]}",
+        follows and f"may follow from {follows}",
+        group.known,
+    )
     blocks = tuple(block for one in group.findings for block in finding_blocks(one, engine))
     tone = "warn" if group.known else "bad"
     return Card(group.name, blocks, anchor, group.count, tone, "; ".join(filter(None, about)))

@@ -56,11 +56,6 @@ class Running:
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise MalformedError(f"cannot run {quote(words[0])}: {why}") from error
 
-    @property
-    def code(self) -> int | None:
-        """The exit code, or None while the command runs. It is negative for a signal."""
-        return self.process.poll()
-
     def send(self, number: int) -> None:
         """Send a signal to all processes of the command's session."""
         with suppress(ProcessLookupError, PermissionError):

@@ -79,14 +79,13 @@ def source_of(finding: RecordedFinding) -> tuple[str, int] | None:
 
 @dataclass(frozen=True)
 class CauseGroup:
-    """The findings with one cause, most severe first. `occurred` has them as they occurred.
+    """The findings with one cause, most severe first.
 
     `consequences` are later causes without an experiment of their own, which may follow from it.
     """
 
     name: str
     findings: tuple[RecordedFinding, ...]
-    occurred: tuple[RecordedFinding, ...] = ()
     consequences: tuple["CauseGroup", ...] = ()
 
     @property
@@ -108,17 +107,6 @@ class CauseGroup:
         """Where the cause is known from, if all of its findings are known."""
         known = [one.known for one in self.findings]
         return None if None in known else known[0]
-
-    @property
-    def place(self) -> str | None:
-        """The line of the cause or else of the free, such as `at engine/pool.py:12`, or None."""
-        # The first stale input is the nearest to the line at fault.
-        for finding in self.occurred or self.findings:
-            if finding.cause is not None and finding.cause.source:
-                return f"at {called(finding.cause)}"
-            if finding.freed is not None and finding.freed.source:
-                return f"freed at {called(finding.freed)}"
-        return None
 
     @property
     def count(self) -> str:
@@ -179,8 +167,7 @@ def all_causes(findings: Sequence[RecordedFinding]) -> list[CauseGroup]:
         return RANK.get(finding.check, len(RANK))
 
     found = [
-        CauseGroup(name, tuple(sorted(members, key=severity)), tuple(members))
-        for name, members in groups.items()
+        CauseGroup(name, tuple(sorted(members, key=severity))) for name, members in groups.items()
     ]
     return sorted(found, key=order)
 
