@@ -25,7 +25,6 @@ OLD = frozenset(
     }
 )
 NEW = frozenset({"--cuda-graph-config"})
-MORE = frozenset({"--lora-backend", "--enable-priority-scheduling"})
 
 
 def package_of(folder: Path, *files: tuple[str, str]) -> Path:

@@ -19,18 +19,18 @@ from paritybit.watch import journal
 def acts_of(scheduler: Any) -> Acts:
     """Return the acts that the release of a scheduler has, as its own requests."""
     structures: Any = importlib.import_module("sglang.srt.managers.io_struct")
-    acts: dict[str, Any] = {"flush": lambda: [structures.FlushCacheReqInput()]}
+    weights = Weights(scheduler, structures)
+    acts: dict[str, Any] = {
+        "flush": lambda: [structures.FlushCacheReqInput()],
+        "pause": lambda: [structures.PauseGenerationReqInput(mode="in_place")],
+        "retract": lambda: [structures.PauseGenerationReqInput(mode="retract")],
+        "continue": lambda: [structures.ContinueGenerationReqInput()],
+        "weights": lambda: weights.update(flush=True),
+        "weights kept": lambda: weights.update(flush=False),
+    }
     # Older releases cannot empty the cache while retracted requests wait.
     if "ignore_waiting" in inspect.signature(scheduler.is_fully_idle).parameters:
         acts["flush retracted"] = acts["flush"]
-    if hasattr(structures, "PauseGenerationReqInput"):
-        acts["pause"] = lambda: [structures.PauseGenerationReqInput(mode="in_place")]
-        acts["retract"] = lambda: [structures.PauseGenerationReqInput(mode="retract")]
-        acts["continue"] = lambda: [structures.ContinueGenerationReqInput()]
-    if hasattr(structures, "UpdateWeightsFromTensorReqInput"):
-        weights = Weights(scheduler, structures)
-        acts["weights"] = lambda: weights.update(flush=True)
-        acts["weights kept"] = lambda: weights.update(flush=False)
     runner = scheduler.tp_worker.model_runner
     if capture := next(filter(None, (getattr(runner, name, None) for name in CAPTURES)), None):
         for within in ("recapture", "recapture kept", "recapture retracted"):

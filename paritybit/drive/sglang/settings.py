@@ -154,10 +154,8 @@ class Served(Common):
         if self.mixed:
             words.append("--enable-mixed-chunk")
         if self.priorities:
-            if "--enable-priority-scheduling" not in known:
-                raise LackingError("this release has no priorities")
             words.append("--enable-priority-scheduling")
-        more = *self._graphs(known), *self._speculation(folder, package), *self._lora(known)
+        more = *self._graphs(known), *self._speculation(folder, package), *self._lora()
         return [*words, *more, *self._host_cache()]
 
     def _backend(self) -> Sequence[str]:
@@ -184,12 +182,10 @@ class Served(Common):
             *("--hicache-write-policy", "write_back" if self.seed % 2 else "write_through"),
         )
 
-    def _lora(self, known: frozenset[str]) -> Sequence[str]:
+    def _lora(self) -> Sequence[str]:
         """Return the options for LoRA adapters. The kernels are others if batches overlap."""
         if not self.adapters:
             return ()
-        if "--lora-backend" not in known:
-            raise LackingError("this release has no LoRA adapters")
         return (
             *("--enable-lora", "--lora-backend", "csgmv" if self.overlap else "triton"),
             *("--max-lora-rank", str(RANK)),
@@ -202,12 +198,10 @@ class Served(Common):
             return "--cuda-graph-config", json.dumps(self._phases())
         words = ["--cuda-graph-max-bs", str(BUCKETS[-1]), "--cuda-graph-bs", *map(str, BUCKETS)]
         if self.graphs != "breakable":
-            return [*words, *({"--disable-piecewise-cuda-graph"} & known)]
-        if "--enable-breakable-cuda-graph" not in known:
-            raise LackingError("this release has no breakable graphs for prefills")
+            return [*words, "--disable-piecewise-cuda-graph"]
         words += ["--piecewise-cuda-graph-tokens", *map(str, TOKEN_BUCKETS)]
         words += ["--piecewise-cuda-graph-compiler", "eager", "--enable-breakable-cuda-graph"]
-        return [*words, *({"--enforce-piecewise-cuda-graph"} & known)]
+        return [*words, "--enforce-piecewise-cuda-graph"]
 
     def _phases(self) -> dict[str, dict[str, object]]:
         decode = {"backend": "full", "bs": list(BUCKETS), "max_bs": BUCKETS[-1]}
