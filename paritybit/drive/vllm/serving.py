@@ -33,8 +33,10 @@ FEW = 8
 def install(device: str) -> None:
     """Replace parts of the engine, and import it."""
     install_before_engine(device)
-    for name in (ARGUMENTS, CORE, "paritybit.drive.vllm.worker"):
+    for name in (ARGUMENTS, CORE):
         importlib.import_module(name)
+    if device == "cpu":  # The engine's worker for CPUs replaces what the one for GPUs needs.
+        importlib.import_module("paritybit.drive.vllm.worker")
 
 
 class Vllm(Engine):
