@@ -109,7 +109,7 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class Key:
+class DrawingKey:
     """The meaning of the boxes in all drawings."""
 
     kind: ClassVar = "key"
@@ -149,7 +149,7 @@ class Card:
     summary: str = ""
 
 
-Block = ReplayCommand | Paragraph | Facts | DataTable | Cells | Key | Bits | Source | Card
+Block = ReplayCommand | Paragraph | Facts | DataTable | Cells | DrawingKey | Bits | Source | Card
 """A part of a report. `kind` is its name in the template."""
 
 

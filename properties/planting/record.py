@@ -12,7 +12,7 @@ from properties.support.places import ROOT
 RECORD = ROOT / "reports/evidence/planted.json"
 
 
-class Status(StrEnum):
+class End(StrEnum):
     """How a run with a fault ended."""
 
     FOUND = "found"
@@ -23,7 +23,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FaultRun:
     """A run of `paritybit watch`, or of `paritybit explore` with the options `explore`.
 
     `name` is the fault's, empty for a run of the unmodified engine. `check`, `cause` and `forward`
@@ -33,7 +33,7 @@ class Outcome:
     """
 
     engine: str
-    status: Status
+    status: End
     name: str = ""
     settings: str = ""
     explore: str | None = None
@@ -61,19 +61,19 @@ class Outcome:
         )
 
 
-def read(path: Path = RECORD) -> dict[tuple[Any, ...], Outcome]:
+def read(path: Path = RECORD) -> dict[tuple[Any, ...], FaultRun]:
     """Return the outcomes of a record by run; none if there is no record."""
     if not path.exists():
         return {}
     rows = json.loads(path.read_text(encoding="utf-8"))
     outcomes = [
-        Outcome(**{**row, "status": Status(row["status"]), "keys": tuple(row.get("keys", ()))})
+        FaultRun(**{**row, "status": End(row["status"]), "keys": tuple(row.get("keys", ()))})
         for row in rows
     ]
     return {outcome.run: outcome for outcome in outcomes}
 
 
-def write(path: Path, outcomes: Iterable[Outcome]) -> None:
+def write(path: Path, outcomes: Iterable[FaultRun]) -> None:
     """Write a record, an outcome per line, without fields that have their default."""
     rows = [json.dumps(_stated(asdict(outcome)), ensure_ascii=False) for outcome in outcomes]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def write(path: Path, outcomes: Iterable[Outcome]) -> None:
 
 
 def _stated(row: Mapping[str, Any]) -> dict[str, Any]:
-    usual = asdict(Outcome(engine="", status=Status.MISSED))
+    usual = asdict(FaultRun(engine="", status=End.MISSED))
     return {
         name: value
         for name, value in row.items()

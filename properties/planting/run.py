@@ -29,7 +29,7 @@ from typing import Any
 
 from paritybit.engines import fetch
 from properties.planting.faults import FOLDER, TABLES, Fault, plant, read
-from properties.planting.record import RECORD, Outcome, Status, write
+from properties.planting.record import RECORD, End, FaultRun, write
 from properties.planting.record import read as read_record
 from properties.support.places import ROOT, say
 
@@ -53,7 +53,7 @@ class Trials:
     device: str
     seed: int
     seconds: float
-    known: dict[tuple[Any, ...], Outcome]
+    known: dict[tuple[Any, ...], FaultRun]
     record: Path
     commands: Sequence[str] = COMMANDS
     limit: float = 1500.0
@@ -63,7 +63,7 @@ class Trials:
     lock: Lock = field(default_factory=Lock)
     controls: dict[tuple[Any, ...], Lock] = field(default_factory=lambda: defaultdict(Lock))
 
-    def tried(self, fault: Fault) -> Iterator[tuple[Fault, Outcome]]:
+    def tried(self, fault: Fault) -> Iterator[tuple[Fault, FaultRun]]:
         """Yield the outcomes of a fault, after those of the unmodified engine that are new."""
         ways: list[str | None] = [None] if fault.watched and "watch" in self.commands else []
         ways += [fault.explore] if fault.explore is not None and "explore" in self.commands else []
@@ -77,8 +77,8 @@ class Trials:
                 yield from [] if outcome is None else [(fault, outcome)]
 
     def outcome(
-        self, fault: Fault, explore: str | None, *, planted: bool, usual: Outcome | None
-    ) -> Outcome | None:
+        self, fault: Fault, explore: str | None, *, planted: bool, usual: FaultRun | None
+    ) -> FaultRun | None:
         """Return the outcome of a run, from the record if it has it, or None if time is up."""
         facts: dict[str, Any] = {
             "name": fault.name if planted else "",
@@ -89,7 +89,7 @@ class Trials:
             "device": self.device,
             "seed": self.seed,
         }
-        run = Outcome(status=Status.UNDECIDED, **facts).run
+        run = FaultRun(status=End.UNDECIDED, **facts).run
         if run in self.known:
             return self.known[run]
         if time.monotonic() >= self.ends:
@@ -99,13 +99,13 @@ class Trials:
         try:
             plant(fault if planted else None, self.sources / engine.name, engine)
         except ValueError as error:
-            return Outcome(status=Status.UNFIT, note=str(error), **facts)
+            return FaultRun(status=End.UNFIT, note=str(error), **facts)
         begun = time.monotonic()
         judged = self.explored if explore is not None else self.watched
         found = judged(fault, engine, facts["name"] or "unmodified", usual)
         seconds = round(time.monotonic() - begun, 1)
-        outcome = Outcome(**facts, **found, seconds=seconds)
-        if outcome.status is not Status.FOUND and time.monotonic() >= self.ends:
+        outcome = FaultRun(**facts, **found, seconds=seconds)
+        if outcome.status is not End.FOUND and time.monotonic() >= self.ends:
             return None
         with self.lock:
             self.known[run] = outcome
@@ -113,7 +113,7 @@ class Trials:
         return outcome
 
     def watched(
-        self, fault: Fault, engine: Path, name: str, usual: Outcome | None
+        self, fault: Fault, engine: Path, name: str, usual: FaultRun | None
     ) -> dict[str, Any]:
         """Watch an engine, and return how that ended."""
         out = self.folder(fault, name)
@@ -126,12 +126,12 @@ class Trials:
         self.run(fault, out, words)
         records = sorted(out.glob("**/watch.json"))
         if not records:
-            return {"status": Status.UNDECIDED, "note": f"no record; see {out.name}.log"}
+            return {"status": End.UNDECIDED, "note": f"no record; see {out.name}.log"}
         record = json.loads(records[-1].read_text(encoding="utf-8"))
         return judge(record, usual)
 
     def explored(
-        self, fault: Fault, engine: Path, name: str, usual: Outcome | None
+        self, fault: Fault, engine: Path, name: str, usual: FaultRun | None
     ) -> dict[str, Any]:
         """Explore an engine's schedules, and return how that ended."""
         out = self.folder(fault, f"{name}-explore")
@@ -140,9 +140,9 @@ class Trials:
         cases = sorted(out.glob("*/cases/explore.json"))
         case = json.loads(cases[-1].read_text(encoding="utf-8")) if cases else {}
         sizes = STATES.search(text)
-        ended: Mapping[int | None, Status] = {0: Status.MISSED, 1: Status.FOUND}
+        ended: Mapping[int | None, End] = {0: End.MISSED, 1: End.FOUND}
         return {
-            "status": ended.get(code, Status.UNDECIDED),
+            "status": ended.get(code, End.UNDECIDED),
             "check": case.get("text") or (text.splitlines() or [""])[-1],
             "actions": " / ".join(case.get("actions", ())) or None,
             "states": int(sizes[1]) if sizes else None,
@@ -190,7 +190,7 @@ def waited(run: "subprocess.Popen[bytes]", seconds: float) -> int | None:
     return None
 
 
-def judge(record: Mapping[str, Any], usual: Outcome | None) -> dict[str, Any]:
+def judge(record: Mapping[str, Any], usual: FaultRun | None) -> dict[str, Any]:
     """Return what a record of `paritybit watch` shows that the unmodified engine does not.
 
     Without `usual`, the record is that of the unmodified engine.
@@ -202,9 +202,9 @@ def judge(record: Mapping[str, Any], usual: Outcome | None) -> dict[str, Any]:
     broken = [ending for ending in endings if "failed" in ending]
     undecided = list(record.get("undecided", []))
     first = new[0] if new else {}
-    status = Status.FOUND if new else Status.STOPPED if broken else Status.MISSED
-    if status is Status.MISSED and undecided:
-        status = Status.UNDECIDED
+    status = End.FOUND if new else End.STOPPED if broken else End.MISSED
+    if status is End.MISSED and undecided:
+        status = End.UNDECIDED
     return {
         "status": status,
         "check": first.get("check"),
@@ -216,12 +216,12 @@ def judge(record: Mapping[str, Any], usual: Outcome | None) -> dict[str, Any]:
     }
 
 
-def differs(fault: Fault, outcome: Outcome, control: Outcome) -> bool:
+def differs(fault: Fault, outcome: FaultRun, control: FaultRun) -> bool:
     """Whether a run ended in another way than its table says."""
     if outcome.explore is not None or fault.found is not None:
-        return outcome.status is not Status.FOUND
+        return outcome.status is not End.FOUND
     if fault.harmless:
-        unharmed = Status.MISSED if control.status is Status.FOUND else control.status
+        unharmed = End.MISSED if control.status is End.FOUND else control.status
         return outcome.status is not unharmed
     return False
 
@@ -241,12 +241,12 @@ def chosen(tables: Sequence[Path], only: str | None) -> list[Fault]:
     return [fault for fault in faults if fault.name in names]
 
 
-def fastest_first(faults: Sequence[Fault], record: Mapping[Any, Outcome]) -> list[Fault]:
+def fastest_first(faults: Sequence[Fault], record: Mapping[Any, FaultRun]) -> list[Fault]:
     """Return faults in the order of the seconds in which a record shows them found."""
     seconds = {
         (one.name, one.engine): one.seconds or math.inf
         for one in record.values()
-        if one.status is Status.FOUND and one.device == "cpu"
+        if one.status is End.FOUND and one.device == "cpu"
     }
     return sorted(faults, key=lambda fault: seconds.get((fault.name, fault.engine), math.inf))
 

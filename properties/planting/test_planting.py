@@ -10,7 +10,7 @@ from paritybit.drive.adapters import adapter_of
 from paritybit.drive.legs import AND
 from paritybit.watch.checks import CHECKS
 from properties.planting.faults import TABLES, Edit, Fault, plant, read
-from properties.planting.record import RECORD, Outcome, Status
+from properties.planting.record import RECORD, End, FaultRun
 from properties.planting.record import read as read_record
 from properties.planting.run import differs, judge
 from properties.support.releases import package_of
@@ -61,7 +61,7 @@ def test_the_record_shows_what_the_tables_list() -> None:
     for outcome in read_record(RECORD).values():
         if outcome.name and outcome.device == "cpu":
             check = outcome.check if outcome.explore is None else "explored"
-            found[outcome.name].add(check if outcome.status is Status.FOUND else None)
+            found[outcome.name].add(check if outcome.status is End.FOUND else None)
     for table, fault in ROWS:
         if table not in {"unseen", "harmless"}:
             shown = found[fault.name] - {None}
@@ -103,26 +103,26 @@ def test_a_fault_that_does_not_apply_is_refused(
         plant(fault, source, tmp_path / "target")
 
 
-USUAL = Outcome("engine==1", Status.FOUND, keys=("leak | a",))
+USUAL = FaultRun("engine==1", End.FOUND, keys=("leak | a",))
 
 
 @pytest.mark.parametrize(
     ("record", "status", "bad"),
     [
-        ({"findings": [{"key": "leak | a", "check": "leak"}]}, Status.MISSED, True),
-        ({"findings": [{"key": "stray | b", "check": "stray write"}]}, Status.FOUND, False),
-        ({"legs": [{"ending": "failed by itself"}]}, Status.STOPPED, True),
-        ({"undecided": ["no replay"]}, Status.UNDECIDED, True),
+        ({"findings": [{"key": "leak | a", "check": "leak"}]}, End.MISSED, True),
+        ({"findings": [{"key": "stray | b", "check": "stray write"}]}, End.FOUND, False),
+        ({"legs": [{"ending": "failed by itself"}]}, End.STOPPED, True),
+        ({"undecided": ["no replay"]}, End.UNDECIDED, True),
     ],
 )
 def test_only_a_finding_that_the_unmodified_engine_lacks_counts(
-    record: dict[str, Any], status: Status, bad: bool
+    record: dict[str, Any], status: End, bad: bool
 ) -> None:
-    outcome = Outcome("engine==1", name="n", **judge(record, USUAL))
+    outcome = FaultRun("engine==1", name="n", **judge(record, USUAL))
     fault = Fault("n", "engine==1", "A reason.", FAULT.edits, found="stray write")
     assert (outcome.status, differs(fault, outcome, USUAL)) == (status, bad)
     harmless = Fault("n", "engine==1", "A reason.", FAULT.edits, harmless=True)
-    assert differs(harmless, outcome, USUAL) == (status is not Status.MISSED)
+    assert differs(harmless, outcome, USUAL) == (status is not End.MISSED)
 
 
 @pytest.mark.parametrize("engine", sorted({fault.engine for _, fault in ROWS}))

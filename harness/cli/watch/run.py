@@ -165,10 +165,10 @@ def run_watch(options: WatchOptions) -> int:
     """
     require_sense(options)
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    options, rows = replace(options, started=now), None
+    options, server = replace(options, started=now), None
     if options.engine is not None:
-        options, rows = prepared(options, options.engine)
-    display, stops = Display(stderr=rows is None), Stops()
+        options, server = prepared(options, options.engine)
+    display, stops = Display(stderr=server is None), Stops()
     with (
         tempfile.TemporaryDirectory(prefix="paritybit-") as scratch,
         run_folder(options.out) as folder,
@@ -177,10 +177,10 @@ def run_watch(options: WatchOptions) -> int:
         prepare(Path(scratch), __version__)
         run = WatchRun(folder, Path(scratch), display, stops, options)
         try:
-            if rows is None:
+            if server is None:
                 watch_command(run)
             else:
-                rows.serve(run)
+                server.serve(run)
             return finish(run)
         except BaseException as error:
             if not run.found:
@@ -201,8 +201,8 @@ def watch_command(run: WatchRun) -> None:
     run.outcomes.append(run.followed(running, Leg(COMMAND), run.folder, limits))
 
 
-def prepared(options: WatchOptions, spec: str) -> tuple[WatchOptions, "Rows"]:
-    """Return the options of a run with their defaults, and the rows to serve to its engine."""
+def prepared(options: WatchOptions, spec: str) -> tuple[WatchOptions, "RowServer"]:
+    """Return the options with their defaults, and what serves rows to the engine."""
     device, seed = device_of(options.device or "auto"), options.seed or 0
     adapter = adapter_of(spec)
     if options.model is not None:
@@ -214,12 +214,12 @@ def prepared(options: WatchOptions, spec: str) -> tuple[WatchOptions, "Rows"]:
     legs = legs_of(table, seed, options.settings)
     engine = adapter.prepare(spec)
     options = replace(options, device=device, seed=seed, revision=commit_of(Path(spec)))
-    return options, Rows(adapter, engine, legs)
+    return options, RowServer(adapter, engine, legs)
 
 
 @dataclass
-class Rows:
-    """Rows of settings that are served to an engine.
+class RowServer:
+    """Serves rows of settings to an engine.
 
     `found` has the times of findings in all rows, and `compared` the models whose requests a row
     compares with themselves alone.
@@ -241,13 +241,13 @@ class Rows:
             f"watch {self.engine.name} on {device}: {rows} of settings, {seconds:.0f} s"
         )
         with ThreadPoolExecutor(workers) as pool:
-            for done in [pool.submit(self.some, run, plan, device) for _ in range(workers)]:
+            for done in [pool.submit(self.work, run, plan, device) for _ in range(workers)]:
                 done.result()
         run.not_run |= {leg.name: OVER for leg in plan.left if leg.name not in run.not_run}
         order = [leg.name for leg in self.legs]
         run.outcomes.sort(key=lambda outcome: order.index(outcome.name))
 
-    def some(self, run: WatchRun, plan: Plan, device: str) -> None:
+    def work(self, run: WatchRun, plan: Plan, device: str) -> None:
         """Serve rows, one after another, in forks of a process of this thread's own.
 
         Unless the run keeps going, rows end AFTER_FINDING seconds after the first finding.
@@ -260,10 +260,10 @@ class Rows:
                 if turn is None:
                     return
                 limits = StopLimits(None, after, known=run.options.known, found=self.found)
-                plan.start = self.row(run, turn, limits, importers)
+                plan.start = self.serve_row(run, turn, limits, importers)
         run.not_run |= {leg.name: why for leg in plan.left}
 
-    def row(
+    def serve_row(
         self, run: WatchRun, turn: RowTurn, limits: StopLimits, importers: Warm | None
     ) -> float:
         """Serve a row, and return the seconds that the engine took to start."""
