@@ -1,11 +1,8 @@
 """Judges errors that end an engine, in the engine's process.
 
-Law: each request that an engine accepts ends, and none ends the engine.
-
-An error is judged only if the engine's own code raised it, directly or in torch or the standard
-library, and if a forward of the same kind has ended before. A kernel's memory fault, and an index
-out of bounds, are judged from the first forward on. An error that a missing device, driver, library
-or replacement causes is not the engine's fault.
+Law: each request that an engine accepts ends, and none ends the engine. An error is judged only if
+the engine's own code raised it, directly or in torch or the standard library, after a forward of
+the same kind. A missing device, driver, library or replacement is not the engine's fault.
 """
 
 import functools
@@ -58,10 +55,7 @@ FAULTS = re.compile(
     r"|cuda_error_(illegal|misaligned|assert|launch_failed|hardware_stack|invalid_pc)",
     re.IGNORECASE,
 )
-"""Matches what a runtime returns if a kernel has failed. No missing part causes this.
-
-torch adds advice about device-side assertions to each error of CUDA.
-"""
+"""Matches what a runtime returns if a kernel has failed. No missing part causes this."""
 
 RANGE = re.compile("|".join(map(re.escape, engine_error.INDEX_ERRORS)), re.IGNORECASE)
 """Matches what torch says of an index that is out of bounds."""

@@ -1,6 +1,5 @@
 """The order of calls to a watcher, for every connector. An engine's connector adds its facts."""
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,8 +13,8 @@ from paritybit.connectors.failures import judge
 from paritybit.connectors.hooking import Call, NotRecognisedError
 from paritybit.watch.captures import Captures
 from paritybit.watch.facts import Group, Replay, RowValues, StaticInput
-from paritybit.watch.journal import Journal
-from paritybit.watch.settings import Settings
+from paritybit.watch.journal import Journal, of_process
+from paritybit.watch.settings import Settings, active
 from paritybit.watch.stacks import Stack
 from paritybit.watch.watcher import Watcher
 
@@ -39,6 +38,22 @@ class Following:
         self.idle_at: Any = None
         self.error: Exception | None = None
         """The first error of the engine, if its loop may raise another one."""
+
+    @classmethod
+    def connect(cls, targets: Mapping[str, Sequence[str]]) -> None:
+        """Wrap the functions of a release. A method without any target leaves no verdict."""
+        settings, journal = active(), of_process()
+        if settings is None or journal is None:
+            return
+        engine = cls(hooking.release_of(cls.package), journal, settings)
+        for name in hooking.install(targets, engine.method_of):
+            paths = ", ".join(targets[name])
+            journal.undecided(f"{cls.package} {engine.release}: none of {paths} is there to watch")
+
+    def method_of(self, name: str) -> Callable[..., Any]:
+        """Return the hook of a name."""
+        method: Callable[..., Any] = getattr(self, name)
+        return method
 
     def watch(self, groups: Sequence[Group]) -> Watcher:
         """Return a watcher of KV groups."""
@@ -98,7 +113,7 @@ class Following:
 
     def hidden(self) -> AbstractContextManager[None]:
         """Return a context in which the connector does not observe the engine."""
-        return attribute(self, "now", None)
+        return attributes((self, "now", None))
 
     def idle_since(self, state: Any) -> bool:
         """Return whether the engine was not idle in this state before. To be judged once."""
@@ -155,24 +170,17 @@ class Following:
 
 
 @contextmanager
-def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute, and restore its value afterwards."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
+def attributes(*given: tuple[Any, str, Any]) -> Iterator[None]:
+    """Set attributes, and restore their values afterwards. One that is missing stays so."""
+    there = [one for one in given if hasattr(one[0], one[1])]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in there]
+    for one in there:
+        setattr(*one)
     try:
         yield
     finally:
-        setattr(owner, name, before)
-
-
-@contextmanager
-def restored(*attributes: tuple[Any, str]) -> Iterator[None]:
-    """Restore the values of attributes afterwards. One that is missing stays so."""
-    with contextlib.ExitStack() as kept:
-        for owner, name in attributes:
-            if hasattr(owner, name):
-                kept.enter_context(attribute(owner, name, getattr(owner, name)))
-        yield
+        for one in before:
+            setattr(*one)
 
 
 def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -1,7 +1,6 @@
 """What requests ask of their sampling, and the logits that this gives.
 
-The logits are computed here again, from the parameters and the tokens of a row's own request. An
-engine keeps parameters and counts of tokens by row, so a row may get those of another request.
+They are computed here again for a row's own request, as an engine keeps parameters by row.
 """
 
 from collections import Counter
@@ -130,29 +129,24 @@ def logits_of(
     raw: Tensor,
     held: Tensor,
     heated: bool = False,
-    late: bool = False,
     sources: Mapping[str, str | None] | None = None,
 ) -> Iterator[RowValues]:
     """Yield the logits [rows, vocabulary] of an engine before and after sampling parameters.
 
     `raw` are those before. If they are `heated`, too, the engine has also dropped unlikely tokens:
-    those of a request that asks for it are not judged. With `late`, it may not know yet whether a
-    request may end, so either is right. `sources` has the engine's line for each kind.
+    those of a request that asks for it are not judged. `sources` has the line for each kind.
     """
     most = max(1, MOST // max(1, raw.shape[-1]))
     places = [at for at, row in enumerate(rows) if row.known and at < len(held)][:most]
-    mine = [rows[at].without(["minimum of tokens"]) if late else rows[at] for at in places]
+    mine = [rows[at] for at in places]
     if not places:
         return
     right = torch.stack([row.logits(raw[at], heated) for row, at in zip(mine, places, strict=True)])
     given = held[places].float()
     dropped = given == -torch.inf
-    for at, place in enumerate(places):
-        if heated and mine[at].asked.drops:
+    for at, row in enumerate(mine):
+        if heated and row.asked.drops:
             right[at, dropped[at]] = -torch.inf
-        if late:
-            ends = [one for one in rows[place].asked.stops if one < right.shape[1]]
-            right[at, ends] = right[at, ends].masked_fill(dropped[at, ends], -torch.inf)
 
     def explain(at: int) -> tuple[str, str, str | None]:
         part, text = explained(mine, at, raw[places[at]], given[at], heated)
@@ -167,8 +161,7 @@ def explained(
 ) -> tuple[str, str]:
     """Return which kind of parameters is wrong in a row, and a text about it.
 
-    It is the kind without which, or with those of another row for which, the row has its logits.
-    Else it is the only kind that changes just the tokens that are wrong.
+    Without it, or with that of another row, the row has its logits; or it explains all tokens.
     """
 
     def wrong(row: Sampled) -> set[int]:

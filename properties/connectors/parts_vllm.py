@@ -22,10 +22,6 @@ class SlidingWindowSpec(Part):
     """A group with a window."""
 
 
-class ChunkedLocalAttentionSpec(Part):
-    """A group that the connector does not know."""
-
-
 class Model(Part):
     """A model."""
 

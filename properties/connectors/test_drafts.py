@@ -14,7 +14,7 @@ from paritybit.connectors.sglang.drafts import (
     kept_ids,
 )
 from paritybit.connectors.sglang.pools import Pool, described
-from paritybit.connectors.sglang.rows import Rows
+from paritybit.connectors.sglang.rows import Rows, forward_of, paths_of
 from paritybit.watch.checks import wrong_list
 from paritybit.watch.facts import Forward
 from paritybit.watch.ledger import Ledger, Names
@@ -154,3 +154,21 @@ def test_the_lists_of_each_step_are_judged(batch: Any, topk: int) -> None:
     entries: Tensor = backend.cuda_graph_kv_indices
     entries[1, 2] += 1
     assert ["position 2 as slot" in text for text in wrong(forward, pool, backend)] == [True]
+
+
+def test_each_branch_of_a_draft_tree_is_a_row() -> None:
+    links = torch.tensor([[[1, 3, -1, -1]], [[-1, 2, -1, -1]]])  # First children, next siblings.
+    info = SimpleNamespace(
+        topk=2,
+        draft_token_num=4,
+        retrieve_next_token=links[0],
+        retrieve_next_sibling=links[1],
+    )
+    assert paths_of(info, 0) == [[0, 1, 3], [0, 2]]
+    batch = parts.decode([1], [3], [4, 5, 6, 7], [33, 34, 35, 36])
+    batch.forward_mode, batch.spec_info = parts.mode("target_verify"), info
+    pool = described(parts.kept(parts.SlidingPool(200)), 5)
+    forward, found = forward_of(batch, [parts.request("a", 1, [1, 2, 3], [4])], pool, TABLE)
+    assert [row.tokens[3:] for row in forward.rows] == [[4, 5, 7], [4, 6]]
+    assert [row.slots["full"][3:].tolist() for row in forward.rows] == [[33, 34, 36], [33, 35]]
+    assert found.batch_rows == [0, 0]

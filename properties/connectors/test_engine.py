@@ -212,22 +212,6 @@ def test_what_is_collected_keeps_the_lines_that_freed_it(toy: Toy) -> None:
     assert ([16], "cache.py:3") in told
 
 
-def of_sglang(path: str, text: str, name: str, **names: object) -> Callable[[], None]:
-    """Return a function of a file of sglang. `names` are the globals of the file."""
-    exec(compile(text, f"/engine/sglang/srt/{path}", "exec"), names)
-    found: Any = names[name]
-    return found  # type: ignore[no-any-return]
-
-
-def test_the_engine_s_own_check_of_its_pools_is_heard(toy: Toy) -> None:
-    text = "def on_idle():\n    raise ValueError('pool memory leak detected!\\n[swa] total=3')"
-    on_idle = of_sglang("managers/scheduler.py", text, "on_idle")
-    toy.prefill()
-    with pytest.raises(ValueError, match="pool memory leak"):
-        hooked(toy.engine.loop, lambda scheduler: on_idle(), None)
-    assert toy.found == {"engine error"}
-
-
 @pytest.mark.parametrize(
     ("locked", "counted", "free", "sessions", "idle", "found"),
     [
@@ -267,30 +251,6 @@ def test_what_the_engine_counts_wrongly_leaks(
     assert {of.sub("", text) for text in what} == found
 
 
-def test_what_is_only_collected_is_not_freed_yet(toy: Toy) -> None:
-    toy.prefill()
-    allocator = toy.allocator.full_attn_allocator
-    allocator.is_not_in_free_group = False
-    hooked(toy.engine.allocations.free, print, allocator, torch.tensor([23]))
-    toy.decode()
-    assert not toy.found
-
-
-def test_a_copy_keeps_what_is_known_of_its_source(toy: Toy) -> None:
-    toy.prefill()
-    pool = toy.pool.full_kv_pool
-
-    def moved(pool: Any, target: torch.Tensor, source: torch.Tensor) -> None:
-        for tensor in (*pool.k_buffer, *pool.v_buffer):
-            tensor[target] = tensor[source]
-
-    hooked(toy.engine.allocations.move, moved, pool, torch.tensor([60]), torch.tensor([21]))
-    toy.pool.swa_kv_pool.write(torch.tensor([61]), torch.tensor([1.0]))
-    toy.table[1, 1] = 60
-    toy.decode()
-    assert not toy.found
-
-
 @pytest.mark.parametrize("right", [True, False])
 def test_copies_to_the_host_and_back_are_followed(toy: Toy, right: bool) -> None:
     toy.prefill()
@@ -313,22 +273,6 @@ def test_copies_to_the_host_and_back_are_followed(toy: Toy, right: bool) -> None
     toy.table[1, :2] = torch.tensor([60, 61])
     toy.decode()
     assert toy.found == (set() if right else {"wrong owner"})
-
-
-@pytest.mark.parametrize("buffer", [0, 1])
-def test_the_weights_of_another_adapter_are_a_stale_input(toy: Toy, buffer: int) -> None:
-    info = {"num_segments": 1, "weight_indices": torch.tensor([buffer]), "use_cuda_graph": False}
-    info |= {"seg_indptr": torch.tensor([0, 1024])}
-    toy.runner.lora_manager = SimpleNamespace(
-        memory_pool=SimpleNamespace(buffer_id_to_uid=["mine", "another"]),
-        lora_backend=SimpleNamespace(
-            batch_info=SimpleNamespace(**info, lora_ranks=torch.tensor([8, 8]))
-        ),
-    )
-    toy.request.lora_id = "mine"
-    toy.prefill()
-    found = {tuple(key.split(" | ")[::2]) for key in toy.journal.findings}
-    assert found == ({("stale input", "weight_indices")} if buffer else set())
 
 
 class Graph:

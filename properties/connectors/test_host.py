@@ -29,26 +29,14 @@ def a_pool(free: list[int], **more: Any) -> Part:
     return Part(size=SIZE, free_slots=parts[0], release_slots=parts[1], **more)
 
 
-def node(value: list[int] | None, *children: Part, locks: int = 0) -> Part:
-    """Return a node of the older prefix cache."""
-    slots = None if value is None else torch.tensor(value)
-    return Part(children=dict(enumerate(children)), host_value=slots, host_ref_counter=locks)
-
-
 def components(*values: list[int] | None, locks: int = 0) -> Part:
-    """Return a node of the newer prefix cache, with host slots for each component."""
+    """Return a node of the prefix cache, with host slots for each component."""
     slots = [None if value is None else torch.tensor(value) for value in values]
     parts = [Part(host_value=value, host_lock_ref=locks) for value in slots]
     return Part(children={}, component_data=parts)
 
 
-def older(free: list[int], locks: int = 0) -> Part:
-    """Return a prefix cache with one host pool, which holds the slots 0, 1 and 2."""
-    root = node(None, node([0, 1], node([2], locks=locks)))
-    return Part(root_node=root, token_to_kv_pool_host=a_pool(free), cache_controller=Part())
-
-
-def newer(free: list[int], locks: int = 0) -> Part:
+def python(free: list[int], locks: int = 0) -> Part:
     """Return a prefix cache with several host pools."""
     entries = {"kv": a_pool(free), "swa": a_pool([*range(1, SIZE)])}
     group = Part(entry_map={name: Part(host_pool=pool) for name, pool in entries.items()})
@@ -75,7 +63,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("made", [older, newer, rust])
+@pytest.mark.parametrize("made", [python, rust])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_leak_on_the_host_is_found(
     made: Callable[[list[int], int], Part], fault: str, tmp_path: Path

@@ -297,32 +297,20 @@ def test_a_graph_must_have_captured_the_arguments_of_the_batch(
     other: Callable[[dict[str, Any]], dict[str, Any]], what: str | None
 ) -> None:
     """Else it reads inputs that nothing here saves, and is not repeated."""
-    found, runs = replayed(other)
-    assert [what is not None and what in text for text in found] == [True] * (what is not None)
-    assert (runs == 1) == (what is not None)
-
-
-def replayed(
-    other: Callable[[dict[str, Any]], dict[str, Any]], do_sample: bool = False
-) -> tuple[list[str], int]:
-    """Capture a graph, and replay it with other arguments.
-
-    Returns the texts of findings about moved addresses, and how often the graph ran.
-    """
     batch = a_batch()
     io, journal, graph = an_io(batch), InMemory(Path()), Counting()
     runner = SimpleNamespace(
         inputs_and_outputs=SimpleNamespace(get_cb_kwargs=tuple),
         _forward_process_and_sample=lambda *_: None,
-        do_sample=do_sample,
+        do_sample=False,
     )
     engine = Engine(a_cache(), "5", journal, Settings(""))
     engine.now = (runner, None, batch)
     hooked(engine.capture, lambda io, graph: None, io, graph)
-    given = other(dict(batch.given))
-    engine.now = (runner, None, Batch(batch.requests, given, batch.parts))
+    engine.now = (runner, None, Batch(batch.requests, other(dict(batch.given)), batch.parts))
     engine.watcher.begin(Forward("prefill", (), batch.written()))
     hooked(functools.partial(engine.replay, io=io, graph=graph), graph.replay)
     assert journal.unsure == []
     found = [one.text for one in journal.found if one.check == "moved address"]
-    return found, graph.runs
+    assert [what is not None and what in text for text in found] == [True] * (what is not None)
+    assert (graph.runs == 1) == (what is not None)

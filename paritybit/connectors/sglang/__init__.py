@@ -1,8 +1,7 @@
 """The connector of sglang, for releases that have the plugin group `sglang.srt.plugins`.
 
 `engine` follows the forwards, replays and idle moments, `allocations` the slots in between. The
-other modules read facts from parts of the engine. A module with the name of a part, such as `pools`
-or `graphs`, knows nothing of the others.
+other modules read facts from parts of the engine.
 
 Importing this package imports neither torch nor sglang.
 """

@@ -1,9 +1,8 @@
 """LoRA adapters: whose weights each token of a batch uses.
 
 The engine keeps the weights of a few adapters in numbered buffers. A batch has segments of tokens
-with one buffer each, and for each buffer the rank of its adapter in this batch. A token whose
-buffer has the rank 0 uses the weights of the base model only. Kernels read all segments, so each
-token must be in one with its adapter, and in no other.
+with a buffer each. A buffer with the rank 0 stands for the base model. Kernels read all segments,
+so each token must be in one with its adapter, and in no other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,11 +16,6 @@ from paritybit.connectors.sglang.models import Model
 from paritybit.connectors.sglang.rows import Rows, mode_of
 from paritybit.watch.facts import StaticInput
 
-INDICES = "weight_indices"
-
-SEGMENTS = {"batch_info": INDICES, "sgemm_batch_info": f"{INDICES} of merged segments"}
-"""The attributes of a backend that have segments, and the names of the inputs."""
-
 BASE, TWICE = -1, -2
 """Stand for a token that no adapter is applied to, and for one that several segments have."""
 
@@ -31,11 +25,11 @@ def buffers_used(
 ) -> list[StaticInput]:
     """Return the buffers that the tokens of a prepared batch use."""
     manager = getattr(model.runner, "lora_manager", None)
-    pool, backend = (getattr(manager, name, None) for name in ("memory_pool", "lora_backend"))
-    owners = getattr(pool, "buffer_id_to_uid", None)
+    owners = getattr(getattr(manager, "memory_pool", None), "buffer_id_to_uid", None)
+    info = getattr(getattr(manager, "lora_backend", None), "batch_info", None)
     # With data-parallel attention, the forward itself prepares the batch.
     late = model.drafts or getattr(manager, "attn_dp_enabled", False)
-    if late or owners is None or not found.rows:
+    if late or owners is None or info is None or not found.rows:
         return []
     names = {request.rid: getattr(request, "lora_id", None) for request in requests}
     of_rows = dict(zip(found.batch_rows, found.rows, strict=True))
@@ -45,13 +39,8 @@ def buffers_used(
         for at, row in of_rows.items()
         for _ in range(spans[at][1])
     ]
-    infos = ((getattr(backend, one, None), name) for one, name in SEGMENTS.items())
-    given = [
-        (name, info.weight_indices, used_by(info, len(wanted)))
-        for info, name in infos
-        if info is not None
-    ]
-    return [expected(name, torch.tensor(used), wanted, held) for name, held, used in given]
+    used = torch.tensor(used_by(info, len(wanted)))
+    return [expected("weight_indices", used, wanted, info.weight_indices)]
 
 
 def used_by(info: Any, count: int) -> list[int]:

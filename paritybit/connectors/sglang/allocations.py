@@ -240,10 +240,9 @@ class Allocations:
     # Idle moments.
 
     def idle(self, cache: Any, rows: tuple[list[int], int] | None, quiet: bool) -> None:
-        """Report the free slots and the slots in the prefix cache to the watcher, per group.
+        """Report free slots and those in the prefix cache, per group. Raises NotRecognisedError.
 
-        `rows` is None if a session is open, which may keep rows and locks. Without `quiet`,
-        requests hold other slots, and only the prefix cache is judged. Raises NotRecognisedError.
+        `rows` is None if an open session may keep rows. Without `quiet`, requests hold slots.
         """
         if self.watcher is None or self.pool is None:
             return

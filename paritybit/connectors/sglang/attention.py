@@ -147,7 +147,7 @@ def metadata_of(
     if kind == TRITON:
         held, right = triton_metadata(backend, mode, spans, graph)
     else:
-        held, right = flash_metadata(backend, mode, spans, graph)
+        held, right = flash_metadata(backend, mode, spans)
     for name, values in right.items():
         tensor = held.get(name)
         if isinstance(tensor, Tensor) and len(tensor) >= len(values):
@@ -195,17 +195,10 @@ def triton_metadata(
     return held, right
 
 
-def flash_metadata(
-    backend: Any, mode: str, spans: Sequence[tuple[int, int]], graph: bool
-) -> Expected:
+def flash_metadata(backend: Any, mode: str, spans: Sequence[tuple[int, int]]) -> Expected:
     """Return the lengths of FlashAttentionBackend. For a graph, they are the latest ones, too."""
     tree, held = tree_of(backend, mode), dict(vars(backend.forward_metadata))
-    right = {"cache_seqlens_int32": [cached + (not tree) * n for cached, n in spans]}
-    if not graph and mode in PREFILLS:
-        longest = max(computed for _, computed in spans)
-        held["max_seq_len_q"] = up_to(longest, held.get("max_seq_len_q"))
-        right["max_seq_len_q"] = [longest]
-    return held, right
+    return held, {"cache_seqlens_int32": [cached + (not tree) * n for cached, n in spans]}
 
 
 def up_to(right: int, size: Any) -> Tensor | None:

@@ -1,10 +1,8 @@
 """The forwards of a draft model: their rows, and the inputs that the rows imply.
 
-The draft's KV at a position has the same location as the target's KV. It depends on the tokens up
-to that position. With EAGLE it also depends on the next token, because the draft gets each token
-with the hidden state of the position before. A graph of draft steps has several positions per
-branch after the cached ones. Each step writes one of them, except the last step, which only
-samples. Their tokens are unknown before the replay.
+The draft's KV at a position has the location of the target's. With EAGLE it also depends on the
+next token. In a graph of draft steps, each step writes one position per branch, except the last
+one, which only samples. Their tokens are unknown before the replay.
 """
 
 from collections.abc import Sequence

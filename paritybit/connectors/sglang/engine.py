@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paritybit.connectors.following import Following, attribute, tensors
+from paritybit.connectors.following import Following, attributes, tensors
 from paritybit.connectors.hooking import Call, NotRecognisedError
 from paritybit.connectors.sglang import (
     adapters,
@@ -74,6 +74,11 @@ class Engine(Following):
         """The class of the inputs of drafts in a batch of the scheduler."""
         self.names_next = False
         """Whether a batch passes the token after a chunk of a prompt to the draft model."""
+
+    def method_of(self, name: str) -> Callable[..., Any]:
+        """Return the hook of a name, which may be one of the allocations'."""
+        owner: Any = self if hasattr(self, name) else self.allocations
+        return getattr(owner, name)  # type: ignore[no-any-return]
 
     # The models, and the start.
 
@@ -194,7 +199,7 @@ class Engine(Following):
         owned = model.pool.slots(batch.out_cache_loc) if self.models.rewrites else {}
         if self.models.states is not None and not model.drafts:
             owned |= self.models.states.written(batch)
-        with attribute(self, "requests", None):
+        with attributes((self, "requests", None)):
             result = run()
         watcher.skipped(owned)
         return result

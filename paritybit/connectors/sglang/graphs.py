@@ -1,9 +1,8 @@
 """The static inputs and outputs of a graph runner.
 
-A runner keeps its inputs in `buffers`, and its graphs in `graphs` or in `_graphs` of its backend,
-by a key that contains the batch size. An input has the same number of entries per row in all
-graphs. The value for an input is the argument of the same name that the runner is called with, or
-the attribute of that name in the engine's ForwardBatch, or in the draft's input.
+A runner keeps its graphs by a key that contains the batch size. An input has the same number of
+entries per row in all graphs. Its value is the argument of the same name that the runner gets, or
+the attribute of that name in the engine's batch, or in the draft's input.
 """
 
 import contextlib
@@ -12,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paritybit.connectors.following import attribute, expected, restored, tensors
+from paritybit.connectors.following import attributes, expected, tensors
 from paritybit.connectors.sglang.attention import attending
 from paritybit.watch.facts import StaticInput
 
@@ -98,11 +97,9 @@ def eager(watching: Any, now: Any) -> Callable[[], dict[str, Tensor]] | None:
         return None  # Adapters are prepared for the graph.
 
     def run() -> dict[str, Tensor]:
-        with contextlib.ExitStack() as kept:
-            kept.enter_context(as_after_the_first(watching, runner))
-            for name in ("graph_runner", "decode_cuda_graph_runner"):
-                if hasattr(runner, name):
-                    kept.enter_context(attribute(runner, name, None))
+        names = "graph_runner", "decode_cuda_graph_runner"
+        without = attributes(*((runner, name, None) for name in names))
+        with as_after_the_first(watching, runner), without:
             return dict(tensors(now.call().logits_output))
 
     return run
@@ -112,8 +109,9 @@ def eager(watching: Any, now: Any) -> Callable[[], dict[str, Tensor]] | None:
 def as_after_the_first(watching: Any, model_runner: Any) -> Iterator[None]:
     """Hide a run from the connector, and keep what the engine set for the first run."""
     backend, pool = attending(model_runner.attn_backend), model_runner.token_to_kv_pool
-    kept = restored((backend, "forward_metadata"), (pool, "swa_loc"))
-    with watching.hidden(), attribute(watching, "requests", None), kept:
+    set_by_it = ((backend, "forward_metadata"), (pool, "swa_loc"))
+    kept = [(owner, name, getattr(owner, name, None)) for owner, name in set_by_it]
+    with watching.hidden(), attributes((watching, "requests", None), *kept):
         yield
 
 
@@ -129,10 +127,7 @@ def bucket_of(key: Any) -> int | None:
 def inputs_of(
     runner: Any, bucket: int, now: Any = None, ranges: Mapping[str, tuple[int, int]] | None = None
 ) -> list[StaticInput]:
-    """Return the static inputs of a runner. Without a forward, they are described as at capture.
-
-    `now` is the current forward, and `ranges` are the values that padding may have, by name.
-    """
+    """Return the static inputs of a runner for a forward, or as at capture."""
     buffers, backend = getattr(runner, "buffers", runner), backend_of(runner)
     of_requests = getattr(runner, "_prefill_static_buffers", None) or {}
     held = {name: one for name, one in {**of_requests, **vars(buffers)}.items() if name != LOGITS}

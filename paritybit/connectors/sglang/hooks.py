@@ -1,13 +1,7 @@
-"""Lists the functions of the engine that are wrapped. A target that a release lacks is skipped."""
+"""Lists the functions of the engine that are wrapped."""
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
-from paritybit.connectors import hooking
+from paritybit.connectors.hooking import defined
 from paritybit.connectors.sglang.engine import Engine
-from paritybit.watch.journal import of_process
-from paritybit.watch.settings import active
 
 EXECUTOR = "sglang.srt.model_executor"
 SPECULATIVE = "sglang.srt.speculative"
@@ -92,26 +86,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
 }
 """Maps each method of `Engine` or `Allocations` to the functions that it wraps."""
 
-OPTIONAL = {"restore"}
-"""Methods that have no target in some releases."""
-
 
 def install() -> None:
     """Wrap each target that this release has."""
-    settings, journal = active(), of_process()
-    if settings is None or journal is None:
-        return
-    engine = Engine(hooking.release_of("sglang"), journal, settings)
-    targets, exact = dict(TARGETS), any(map(hooking.defined, TARGETS["free_pages"]))
-    del targets["free_in_pages" if exact else "free_pages"]  # The one calls the other.
-    lacking = {*hooking.install(targets, functools.partial(method_of, engine))} - OPTIONAL
-    for name in sorted(lacking):
-        paths = ", ".join(targets[name])
-        journal.undecided(f"sglang {engine.release}: none of {paths} is there to watch")
-
-
-def method_of(engine: Engine, name: str) -> Callable[..., Any]:
-    """Return the method of a name in TARGETS."""
-    owner = engine if hasattr(engine, name) else engine.allocations
-    method: Callable[..., Any] = getattr(owner, name)
-    return method
+    exact = any(map(defined, TARGETS["free_pages"]))
+    without = {"free_in_pages" if exact else "free_pages"}  # The one calls the other.
+    if not any(map(defined, TARGETS["restore"])):
+        without.add("restore")
+    Engine.connect({name: paths for name, paths in TARGETS.items() if name not in without})

@@ -30,39 +30,28 @@ def at_rest(cache: Any) -> bool:
 
 
 def slots_of(cache: Any) -> dict[str, HostSlots]:
-    """Return the slots of each host pool of a prefix cache, by name. Raises NotRecognisedError."""
-    pools = dict(pools_of(cache))
-    if not pools:
-        return {}
+    """Return the slots of each host pool of a prefix cache, by name. Raises NotRecognisedError.
+
+    Caches with a single host pool, as of releases before 0.5.17, have none.
+    """
+    group = getattr(cache, "host_pool_group", None) or getattr(cache, "token_to_kv_pool_host", None)
+    entries = (getattr(group, "entry_map", None) or {}).items()
+    named = {str(getattr(name, "value", name)): entry.host_pool for name, entry in entries}
+    pools = {name: pool for name, pool in named.items() if name in POOLS}
     held: dict[str, list[Tensor]] = {name: [torch.empty(0, dtype=torch.int64)] for name in pools}
     locked = dict.fromkeys(pools, 0)
     try:
-        for name, value, locks in (one for node in nodes_of(cache) for one in values_of(node)):
-            if value is not None and name in pools:
-                held[name].append(value.flatten().cpu())
-                locked[name] += len(value) * (locks > 0)
+        for node in nodes_of(cache) if pools else ():
+            for name, part in zip(POOLS, node.component_data, strict=False):
+                if part.host_value is not None and name in pools:
+                    held[name].append(part.host_value.flatten().cpu())
+                    locked[name] += len(part.host_value) * (int(part.host_lock_ref) > 0)
     except NotImplementedError:
-        for name, pool in pools.items():
-            if not isinstance(getattr(pool, "slot_used", None), Tensor):
-                what = f"the slots that a tree holds of a host pool {name}"
-                raise NotRecognisedError(what) from None
-            held[name] = [pool.slot_used.cpu().nonzero().flatten()]
+        held = {name: [pool.slot_used.cpu().nonzero().flatten()] for name, pool in pools.items()}
     return {
         f"host {name}": HostSlots(size_of(pool), free_of(pool), torch.cat(held[name]), locked[name])
         for name, pool in pools.items()
     }
-
-
-def pools_of(cache: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the host pools of a prefix cache and their names in POOLS."""
-    held = getattr(cache, "host_pool_group", None)
-    held = getattr(cache, "token_to_kv_pool_host", None) if held is None else held
-    entries = getattr(held, "entry_map", None)
-    if entries is None and held is not None:
-        yield POOLS[0], held
-    for name, entry in (entries or {}).items():
-        if str(getattr(name, "value", name)) in POOLS:
-            yield str(getattr(name, "value", name)), entry.host_pool
 
 
 def nodes_of(cache: Any) -> Iterator[Any]:
@@ -72,15 +61,6 @@ def nodes_of(cache: Any) -> Iterator[Any]:
         node = waiting.pop()
         waiting += node.children.values()
         yield node
-
-
-def values_of(node: Any) -> Iterator[tuple[str, Tensor | None, int]]:
-    """Yield the host slots of a node, for each pool with its name and the number of locks."""
-    parts = getattr(node, "component_data", None)
-    if parts is None:
-        yield POOLS[0], node.host_value, int(node.host_ref_counter)
-    for name, part in zip(POOLS, parts or (), strict=False):
-        yield name, part.host_value, int(part.host_lock_ref)
 
 
 def size_of(pool: Any) -> int:

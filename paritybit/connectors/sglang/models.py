@@ -71,11 +71,7 @@ def once(arguments: Any) -> str | None:
 
 @dataclasses.dataclass
 class Model:
-    """One model of the engine: its runner, its pool, and whether it is a draft model.
-
-    - `shares`: an earlier model has the same pool.
-    - `ahead`: a draft model that gets, at each position, the next token.
-    """
+    """One model of the engine. It may share its pool, or get at each position the next token."""
 
     pool: Pool
     drafts: bool
@@ -92,15 +88,9 @@ class Model:
 
 
 class Models:
-    """The models of the engine.
+    """The models of the engine. `rows` is its request table, `table` each position's location.
 
-    - `target`: the model runner of the target.
-    - `rows`, `table`: the request table of the engine, and the location of each position in it.
-    - `ranges`: the values that padding may have, by the name of an input.
-    - `once`: why a replay may run only once, or None.
-    - `copied_elsewhere`: see `Watcher`.
-    - `rewrites`: whether a slot may be written more than once, as with drafts.
-    - `states`: the states of recurrent layers, if the model has any.
+    `ranges` are the values that padding may have. `rewrites`: a slot may be written twice.
     """
 
     target: Any = Weakly()

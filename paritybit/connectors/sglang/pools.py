@@ -23,12 +23,9 @@ from paritybit.watch.weak import Weakly, weakened
 
 @dataclass
 class Pool:
-    """The KV pool of one model: its groups, and the sub-pool of each group, by name.
+    """The KV pool of one model: its groups, and the sub-pool of each, by name.
 
-    None of them is kept alive.
-
-    `window` is the number of positions that a query of a sliding layer reads, including its own. It
-    is None if no layer slides. `sliding` is the name of the group of sliding layers.
+    `window` counts the positions that a query of a sliding layer reads, including its own.
     """
 
     pool: Any = Weakly()

@@ -1,11 +1,9 @@
 """The states of recurrent layers: a group of slots in which each request has one slot.
 
-A state depends on all tokens up to some position, and each forward replaces it. The connector
-therefore reports it as the slot of that position alone, in a group whose window is two positions. A
-row reads the state after its last cached position, and writes the state after its last computed
-position, usually into the same slot. If a request reuses a cached prefix, the engine copies the
-state from the slot of the cache. In later releases the copy is part of the forward, and the row
-reads the slot of the cache.
+A state depends on all tokens up to some position, and each forward replaces it. It is reported as
+the slot of that position alone, in a group whose window is two positions: a row reads the state
+after its last cached position, and writes that after its last computed one, usually into the same
+slot. For a cached prefix, the engine first copies the state from the slot of the cache.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """The live rows of a batch, from the index lists that attention gets.
 
-The slots of a row are those in the engine's own lists: the read list for cached positions, and the
-write list for new tokens. The connector therefore does not depend on the layout of a window in its
-pages.
+A row's slots are those in the lists, so the layout of a window in its pages does not matter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,10 +32,7 @@ class Planned:
 
 @dataclass
 class Lists:
-    """The index lists of one group: the entries that the rows read and write, in order.
-
-    `ends` has the end of each row's part of `read`. If a batch reads no list, `read` is empty.
-    """
+    """The entries of one group that the rows read and write, and the end of each row's part."""
 
     read: Tensor
     write: Tensor

@@ -1,8 +1,7 @@
 """The inputs of a forward pass: index lists, masks, the static inputs of graphs, and their streams.
 
-A forward pass reads its inputs on the compute stream. If another stream writes them, the engine
-must make the compute stream wait for it. The connector copies the inputs on the compute stream
-without any wait of its own. The copies therefore have the values that the forward pass may read.
+A forward reads its inputs on the compute stream, and must wait for the stream that writes them. The
+connector copies them there without any wait of its own, so it sees what the forward may read.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,7 @@
 """The connector of vLLM, for its engine core (V1) and both of its model runners.
 
-`Engine` has four layers: `blocks`, `drafting`, `rows` and `engine`. The other modules read facts
-from parts of the engine. The groups of a hybrid model share one pool of blocks and its tensors.
-They are therefore one KV group here, and a request has one row for each of them: see `requests`.
+`Engine` has four layers: `blocks`, `drafting`, `rows` and `engine`. All groups of layers share one
+pool of blocks, so they are one KV group here, in which a request has a row for each of them.
 
 Importing this package imports neither torch nor vllm.
 """

@@ -76,19 +76,6 @@ class Batch:
             if (left := len(tensor) - first) > 0
         ]
 
-    def bounds(self, forward: Forward) -> list[StaticInput]:
-        """Return the largest lengths that kernels get from the host, which may be too large."""
-        needed = {
-            "max_seq_len": max(row.cached + row.computed for row in forward.rows),
-            "max_query_len": max(row.computed for row in forward.rows),
-        }
-        return [
-            expected(f"{name} {number}", torch.tensor([min(held, least)]), [least])
-            for number, one in enumerate(self.metadata)
-            for name, least in needed.items()
-            if isinstance(held := getattr(one, name, None), int)
-        ]
-
     def judged(self, forward: Forward, config: Any) -> list[StaticInput]:
         """Return the inputs with the values that the rows of a forward imply."""
         valid = {
@@ -121,9 +108,9 @@ class Batch:
 
 def of_runner(runner: Any, metadata: Any, pool: Pool, given: Any, live: tuple[int, int]) -> Batch:
     """Return the batch of a runner, or the newer one's that is given. Raises NotRecognisedError."""
-    if not isinstance(metadata, dict) or any(name not in metadata for name in pool.layers):
+    if not isinstance(metadata, dict) or any(one.layer not in metadata for one in pool.targets):
         raise NotRecognisedError("attention metadata that is not by layer")
-    mine = tuple(metadata[name] for name in pool.layers)
+    mine = tuple(metadata[one.layer] for one in pool.targets)
     lacking = [name for name in NEEDED if not isinstance(getattr(mine[0], name, None), Tensor)]
     if lacking:
         kind = type(mine[0]).__name__

@@ -1,10 +1,8 @@
 """The forwards of a draft model: their rows, and the inputs that the rows imply.
 
 The draft model first computes the tokens that the target computed, each with the hidden state of
-the position before it. Its KV at a position therefore depends on the tokens up to the next
-position. Then it computes one draft per step; the last draft is only sampled. The drafts are
-unknown before the forward, so the connector reports their KV with a token that no request has. The
-draft model writes this KV again after the target has verified the drafts.
+the position before it, so its KV also depends on the next token. Then it computes one draft per
+step. The KV of drafts is reported with a token that no request has, and is written again later.
 """
 
 from typing import Any
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.following import expected
-from paritybit.connectors.vllm.pools import DRAFTED, Draft, Pool
+from paritybit.connectors.vllm.pools import DRAFTED, EngineGroup, Pool
 from paritybit.connectors.vllm.requests import padded, space_of
 from paritybit.connectors.vllm.speculation import Progress
 from paritybit.watch.facts import Forward, IndexList, Row, StaticInput
@@ -34,7 +32,9 @@ class Turn:
     step = 0
     stepping = False
 
-    def __init__(self, engine: Any, pool: Pool, draft: Draft, names: list[str], owner: Any) -> None:
+    def __init__(
+        self, engine: Any, pool: Pool, draft: EngineGroup, names: list[str], owner: Any
+    ) -> None:
         self.names, self.owner, self.page, self.draft = names, owner, pool.page, draft
         self.of, self.counts = engine.scheduler.requests, engine.account.counts
         self.progress: list[Progress] = [engine.account.requests[name] for name in names]

@@ -34,7 +34,6 @@ SCOPE = (
 )  # fmt: skip
 """Settings of the engine that are reported if a release has them."""
 
-
 WARM_UP = 100
 """The most forwards that a runner computes before a scheduler exists."""
 
@@ -135,7 +134,7 @@ class Engine(Rows):
         self.journal.scope(
             **{name: getattr(getattr(config, part), name, None) for part, name in SCOPE},
             runner=type(runner).__module__,
-            windows=self.pool.windows,
+            windows=[one.window for one in self.pool.targets],
         )
         watcher = self.watch(self.pool.groups)
         effects = (
@@ -213,7 +212,7 @@ class Engine(Rows):
         assert self.pool is not None
         pool, firsts = self.pool, self.first_unknown(list(output.num_scheduled_tokens))
         numbers = {
-            group: [n for n, held in zip(pool.numbers, pool.held, strict=True) if group in held]
+            group: [one.number for one in pool.targets if group in one.names]
             for group in pool.names
         }
         owned = {group: self.requests.since(firsts, pool, numbers[group]) for group in numbers}
@@ -264,13 +263,13 @@ class Engine(Rows):
         if account is not None:
             watcher.inputs("batch", account.compared(of, ids))
         watcher.lines.note(LISTS, {"block_table": batch.metadata[0].block_table})
-        watcher.lists([batch.lists(pool, name) for name in {held[0] for held in pool.held}])
-        groups = len(pool.windows)
+        watcher.lists([batch.lists(pool, name) for name in {one.names[0] for one in pool.targets}])
+        groups = len(pool.targets)
         watcher.tokens(
             batch.ids[: live[1]].repeat(groups), batch.positions[: live[1]].repeat(groups)
         )
         inputs = batch.judged(forward, now.runner.vllm_config.model_config)
-        watcher.inputs("batch", [*inputs, *batch.bounds(forward), *batch.tails()])
+        watcher.inputs("batch", [*inputs, *batch.tails()])
         self.begin_rows(now.runner, now.output, names, forward, batch)
 
     # Replays.

@@ -2,10 +2,7 @@
 
 import functools
 
-from paritybit.connectors import hooking
 from paritybit.connectors.vllm.engine import Engine
-from paritybit.watch.journal import of_process
-from paritybit.watch.settings import active
 
 OLDER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
 NEWER = "vllm.v1.worker.gpu.model_runner.GPUModelRunner"
@@ -77,11 +74,4 @@ TARGETS: dict[str, tuple[str, ...]] = {
 @functools.cache
 def install() -> None:
     """Wrap each target that this release has."""
-    settings, journal = active(), of_process()
-    if settings is None or journal is None:
-        return
-    engine = Engine(hooking.release_of("vllm"), journal, settings)
-    lacking = hooking.install(TARGETS, lambda name: getattr(engine, name))
-    for name in lacking:
-        paths = ", ".join(TARGETS[name])
-        journal.undecided(f"vllm {engine.release}: none of {paths} is there to watch")
+    Engine.connect(TARGETS)

@@ -1,12 +1,8 @@
 """The pool of blocks of an engine: its tensors by slot, and the groups that share it.
 
-Slot s is token s % size of block s // size. Block 0 never belongs to a request: a block table has
-it in place of a missing block.
-
-The layers of a draft model belong to one of the engine's groups. If they share tensors with layers
-of the target, they share them by block, and only the draft writes blocks of its group. The tensors
-of the draft are therefore a separate KV group. Rows of the target have slots there if their group
-has layers with these tensors.
+Slot s is token s % size of block s // size. A block table has block 0 in place of a missing block.
+The tensors with layers of a draft model are a separate KV group. Only the draft writes their blocks
+in its own group, but rows of the target have slots there if their group has layers in them.
 """
 
 from collections.abc import Collection, Sequence
@@ -37,30 +33,26 @@ KINDS = {"FullAttentionSpec": False, "SlidingWindowSpec": True}
 
 
 @dataclass(frozen=True)
-class Draft:
-    """The engine's group with the layers of a draft model: its number, window and first layer."""
+class EngineGroup:
+    """One of the engine's groups: its number, window and first layer, and its KV groups."""
 
     number: int
     window: int | None
     layer: str
+    names: tuple[str, ...] = (DRAFTED,)
 
 
 @dataclass(frozen=True)
 class Pool:
     """The pool of blocks.
 
-    `windows`, `layers`, `numbers` and `held` have an entry for each of the engine's groups with
-    layers of the target: its first layer, the engine's number of it, and the KV groups whose
-    tensors it has layers in.
+    `targets` are the engine's groups with layers of the target, `draft` that of a draft model.
     """
 
     groups: tuple[Group, ...]
     page: int
-    windows: tuple[int | None, ...]
-    layers: tuple[str, ...]
-    numbers: tuple[int, ...]
-    held: tuple[tuple[str, ...], ...]
-    draft: Draft | None = None
+    targets: tuple[EngineGroup, ...]
+    draft: EngineGroup | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -73,7 +65,7 @@ class Pool:
             self.draft is not None
             and isinstance(metadata, dict)
             and self.draft.layer in metadata
-            and not any(name in metadata for name in self.layers)
+            and not any(one.layer in metadata for one in self.targets)
         )
 
     def slots(self, blocks: Sequence[int]) -> Tensor:
@@ -110,7 +102,7 @@ def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> Pool:
         for kind, mine in parts.items()
         if mine
     )
-    found, draft = list[tuple[Any, ...]](), None
+    found, draft = list[EngineGroup](), None
     for number, group in enumerate(config.kv_cache_groups):
         spec, own = group.kv_cache_spec, [one for one in group.layer_names if one not in drafts]
         window = int(spec.sliding_window) if KINDS[type(spec).__name__] else None
@@ -118,12 +110,11 @@ def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> Pool:
             if draft is not None:
                 raise NotRecognisedError("a draft model with layers in several groups")
             first = next(name for name in group.layer_names if name in drafts)
-            draft = Draft(number, window, first)
+            draft = EngineGroup(number, window, first)
         if own:
             kinds = tuple(sorted({of_tensor[name] for name in own}))
-            found.append((window, own[0], number, kinds))
-    windows, firsts, numbers, kinds_of = zip(*found, strict=True) if found else ((), (), (), ())
-    return Pool(groups, page, windows, firsts, numbers, kinds_of, draft)
+            found.append(EngineGroup(number, window, own[0], kinds))
+    return Pool(groups, page, tuple(found), draft)
 
 
 def tensors_of(

@@ -84,23 +84,25 @@ class Requests:
         """
         counts = output.num_scheduled_tokens
         rows = []
-        for number, window, held in zip(pool.numbers, pool.windows, pool.held, strict=True):
+        for group in pool.targets:
             for name in names:
                 request, computed = self.of(name, pool), counts[name]
                 cached, tokens = request.computed, list(of[name].all_token_ids)
                 if account is not None:
                     cached, tokens = account.row(name, (ids or {}).get(name))
                 end = cached + computed
-                slots = padded(request.slots[number][:end], end)
+                slots = padded(request.slots[group.number][:end], end)
                 rows.append(
                     Row(
-                        request=name if len(pool.windows) == 1 else f"{name} in group {number}",
+                        request=name
+                        if len(pool.targets) == 1
+                        else f"{name} in group {group.number}",
                         tokens=tokens[:end] + [None] * (end - len(tokens)),
                         cached=cached,
                         computed=computed,
-                        slots=dict.fromkeys(held, slots),
-                        space=f"{number} {space_of(of[name])}",
-                        window=window,
+                        slots=dict.fromkeys(group.names, slots),
+                        space=f"{group.number} {space_of(of[name])}",
+                        window=group.window,
                     )
                 )
         return Forward(kind_of(output, names), tuple(rows))

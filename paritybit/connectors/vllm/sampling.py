@@ -81,13 +81,7 @@ def asked_of(request: Any, vocabulary: int) -> Asked | None:
 
 @dataclass
 class Sampling:
-    """The rows of the last checked forward.
-
-    - `rows`: one per request, with the drafts that it verifies as its last tokens.
-    - `drafts`: the number of these drafts.
-    - `cached`: the number of tokens that each request had computed before.
-    - `vocabulary`: the number of tokens of the model.
-    """
+    """The rows of the last checked forward: requests, with the drafts that they verify last."""
 
     rows: list[Sampled]
     drafts: list[int]
@@ -134,10 +128,7 @@ class Sampling:
         return [row.request for row in self.rows]
 
     def every(self, last: bool = True) -> list[Sampled]:
-        """Return a row per row of logits: for each draft of a request, then for its next token.
-
-        Each has the tokens before it. Without `last`, there is none for the next token.
-        """
+        """Return a row per row of logits: for each draft, and with `last` for the next token."""
         return [
             replace(row, tokens=row.tokens[: len(row.tokens) - (drafts - place)])
             for row, drafts in zip(self.rows, self.drafts, strict=True)
@@ -240,12 +231,13 @@ class Sampling:
                 return
         used = [row for row in rows if row.used]
         counted = {row.request for row in used if drafts and row.asked.counts}
+        ending = {row.request for row in used if late and row.asked.least}
         yield from untried("penalties and forbidden words", sorted(counted), COUNTED)
-        minimum = [row.request for row in used if late and row.asked.least]
-        yield from untried("minimum of tokens", minimum, LATE)
+        yield from untried("logits with a minimum of tokens", sorted(ending), LATE)
         sources = of_newer(owner) if given is None else of_older(owner)
-        sure = [replace(row, used=row.used and row.request not in counted) for row in rows]
-        yield from logits_of(sure, raw, result, given is None, late, sources)
+        unknown = counted | ending
+        sure = [replace(row, used=row.used and row.request not in unknown) for row in rows]
+        yield from logits_of(sure, raw, result, given is None, sources)
 
 
 def of_older(sampler: Any) -> dict[str, str | None]:

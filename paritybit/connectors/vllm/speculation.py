@@ -37,11 +37,7 @@ class Progress:
 
 
 class Account:
-    """All requests that a worker computes, and the progress of each.
-
-    With asynchronous scheduling (`ahead`), the scheduler does not know the last tokens yet, and
-    counts drafts as accepted until it does.
-    """
+    """All requests that a worker computes. If it is `ahead`, it counts all drafts as accepted."""
 
     def __init__(self, ahead: bool) -> None:
         self.ahead = ahead
