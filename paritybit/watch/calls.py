@@ -13,7 +13,7 @@ from paritybit.watch.stacks import engine_file, wraps
 REMEMBERED = 64
 """The last forward passes before which a function ran that are remembered."""
 
-MOST_CALLS = 50_000
+MOST_CALLS = 20_000
 """The most calls that are looked at between two forward passes."""
 
 

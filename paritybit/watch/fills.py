@@ -33,7 +33,7 @@ from paritybit.watch.weak import ByObject, ReleasedError, WeakTensor
 LARGEST = 2**16
 """The most bytes of a tensor that is followed."""
 
-MOST_WRITES, MOST_VALUES = 24, 4
+MOST_WRITES, MOST_VALUES = 24, 6
 """The most writes to a memory, and stacks that made the values of one, that are remembered."""
 
 MOST = 1024
@@ -297,13 +297,7 @@ class Fills(TorchDispatchMode):
         if not here.lines:
             return
         given = [one for part in (*args, *kwargs.values()) for one in tensors_in(part)]
-        sources = [
-            writes[0]
-            for one in given
-            if not any(one is other for other in changed) and (writes := self.writes(one))
-        ]
-        values = [one.stack for one in sources] + [two for one in sources for two in one.values]
-        origin = tuple(dict.fromkeys(values))[:MOST_VALUES]
+        origin = self._origin(given, changed)
         for tensor in made:
             if not changed:
                 self.written.pop(tensor.untyped_storage().data_ptr(), None)
@@ -311,6 +305,16 @@ class Fills(TorchDispatchMode):
         if self.judging:
             for tensor in changed:
                 self._fill(tensor, here)
+
+    def _origin(self, given: Sequence[Tensor], changed: Sequence[Tensor]) -> tuple[Stack, ...]:
+        """Return the stacks that made the values of an operation, the latest first."""
+        sources = [
+            writes[0]
+            for one in given
+            if not any(one is other for other in changed) and (writes := self.writes(one))
+        ]
+        values = [one.stack for one in sources] + [two for one in sources for two in one.values]
+        return tuple(dict.fromkeys(values))[:MOST_VALUES]
 
     def _here(self) -> Stack:
         """Return the lines of the engine that call now. None if the sanitizer is inside."""
@@ -337,10 +341,13 @@ class Fills(TorchDispatchMode):
             return
         path = engine_file(kernel.fn.__code__.co_filename, self.package)
         given = {**dict(zip(kernel.arg_names, arguments, strict=False)), **named}
-        for name, line in stores(kernel.fn).items() if path is not None else ():
+        targets = stores(kernel.fn) if path is not None else {}
+        read = [two for name in given if name not in targets for two in tensors_in(given[name])]
+        origin = self._origin(read, ())
+        for name, line in targets.items():
             inside = line_of(str(path), line, kernel.fn.__code__)
             for tensor in tensors_in(given.get(name)):
-                self._add(tensor, Stack((inside, *here.lines)))
+                self._add(tensor, Stack((inside, *here.lines)), origin)
 
     def _fill(self, tensor: Tensor, here: Stack) -> None:
         """Note that a line of the engine wrote a tensor whose entries are judged."""

@@ -18,12 +18,11 @@ from paritybit.watch.calls import Calls, calls_of
 from paritybit.watch.programs import Function, Statement, function_of, mentioned
 from paritybit.watch.stacks import CODES, Stack, brief, name_of, split
 
-LOCAL, CALL, GIVEN, SET = 0.25, 1.0, 0.25, 1.0
+LOCAL, CALL, GIVEN, SET = 0.25, 1.0, 0.5, 1.0
 """The length of the steps to another statement, a called function, a caller, and a setter."""
 
-AGE = 0.75
-FARTHEST, MOST_STATES = 6.0, 400
-"""The longest way that is followed, and the most places that are visited."""
+NEAR, FARTHEST, MOST_STATES = 3.5, 6.0, 400
+"""The longest ways to results and at all, and the most places that are visited."""
 
 MOST_ASKED, AGAIN = 256, 16
 """The most slices of a process, and the forward passes after which one is made again."""
@@ -168,33 +167,46 @@ class Slice:
         """
         self.follow()
         number, left = self.calls.forward if forward is None else forward, set(without)
-        results = list(self.ranked(self.results, number, left, 0.0))[:RESULTS]
-        left.update(results)
-        state = self.ranked(self.state, number, left, 1.0)
-        rest = [f"{name} (ran before {state[name]} of {number} forwards)" for name in state]
+        near = {code: steps for code, steps in self.results.items() if steps <= NEAR}
+        results = self.ranked(near, number, left, 0.0)[:RESULTS]
         if results:
-            yield f"with results of {', '.join(results)}"
+            yield f"with results of {', '.join(joined(names) for _, names in results)}"
+        left.update(name for _, names in results for name in names)
+        state = self.ranked(self.state, number, left, 1.0)[: NAMES - len(results)]
         if state:
-            yield f"which depends on {', '.join(rest[: NAMES - len(results)])}"
+            ran = (
+                f"{joined(names)} (ran before {count} of {number} forwards)"
+                for count, names in state
+            )
+            yield f"which depends on {', '.join(ran)}"
 
     def ranked(
         self, ways: Ways, forward: int, without: Iterable[str], weight: float
-    ) -> dict[str, int]:
+    ) -> list[tuple[int, list[str]]]:
         """Return functions, the most suspicious first, and before how many forwards they ran.
 
         A function counts less that has many callers, or that ran before many forward passes.
+        Methods of one name, of which one overrides others, are together.
         """
-        found = dict[str, tuple[float, int]]()
+        best, found = dict[str, tuple[float, int]](), dict[tuple[float, int, str], list[str]]()
         for code, steps in ways.items():
             ran, name = self.calls.ran.get(id(code)), name_of(code)
             if ran is None or name in without:
                 continue
             count, last = ran.until(forward)
             if count:
-                length = steps + math.log2(1 + forward - last) * AGE
+                length = steps + math.log2(1 + forward - last)
                 length += math.log2(max(1, len(ran.callers))) / 2 + math.log2(count) * weight
-                found[name] = min(found.get(name, (length, count)), (length, count))
-        return {name: found[name][1] for name in sorted(found, key=lambda one: found[one][0])}
+                best[name] = min(best.get(name, (length, count)), (length, count))
+        for name, (length, count) in best.items():
+            found.setdefault((length, count, name.rpartition(".")[2]), []).append(name)
+        return [(one[1], found[one]) for one in sorted(found, key=lambda one: one[0])]
+
+
+def joined(names: Sequence[str]) -> str:
+    """Return methods of one name as text."""
+    kinds = "/".join(filter(None, (name.rpartition(".")[0] for name in names)))
+    return f"{kinds}.{names[0].rpartition('.')[2]}" if kinds else names[0]
 
 
 def kind_of(code: CodeType) -> str:
