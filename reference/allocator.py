@@ -30,7 +30,7 @@ class PageAllocation:
     swa_pages: list[int | None] = field(default_factory=list)
 
 
-class Allocator:
+class PageAllocator:
     """Allocates slots of one pool.
 
     `on_change` is called whenever a slot may change its owner. `order` runs the writes to the

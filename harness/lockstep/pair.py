@@ -23,7 +23,7 @@ from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.lockstep.scheduler import Scheduler, samples_of
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, SubjectRuns
 from paritybit.harness.schedules.schedule import Step
-from paritybit.reference.allocator import Allocator, Owner
+from paritybit.reference.allocator import Owner, PageAllocator
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import Role, draft_config
 from paritybit.reference.eager import EagerDecoder
@@ -120,7 +120,7 @@ class Pair:
         self.modes = frozenset(self.subject.runners)
         self.eager = Scheduler(self.config, self.eager_pools, widest, self.modes)
         following = SubjectRuns()(self.subject.ownership_changed)
-        allocator = parts.of(Allocator)
+        allocator = parts.of(PageAllocator)
         of_graph = self.config, self.graph_pools, widest, self.modes, following, allocator
         self.overlapped: OverlappedScheduler | None = None
         if config.overlap:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import torch
 from paritybit.harness.lockstep.requests import PlannedForward, Request
 from paritybit.harness.schedules.coverage import LONGEST
-from paritybit.reference.allocator import Allocator, Numbers, Owner, Ownership, PageAllocation
+from paritybit.reference.allocator import Numbers, Owner, Ownership, PageAllocation, PageAllocator
 from paritybit.reference.batch import ForwardBatch, Mode, RequestSpan, prepare
 from paritybit.reference.config import Kind, ModelConfig, Role
 from paritybit.reference.order import InOrder
@@ -31,7 +31,7 @@ class RequestBook:
         max_bs: int,
         modes: Collection[Mode] = frozenset(Mode),
         on_change: Callable[[], None] = lambda: None,
-        allocator: type[Allocator] = Allocator,
+        allocator: type[PageAllocator] = PageAllocator,
         *,
         order: InOrder | None = None,
     ) -> None:

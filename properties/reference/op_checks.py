@@ -1,9 +1,7 @@
 """What any op set must satisfy, as checks that raise `AssertionError`.
 
-Knows the contracts of the op interface, written out again in float64. Does not know
-pytest, and takes nothing from the op sets that it checks. Run as a module it checks
-`CudaOps` under Triton's interpreter, which needs a process of its own: Triton decides at
-import whether it interprets.
+Run as a module it checks `CudaOps` under Triton's interpreter, which needs a process of its own:
+Triton decides at import whether it interprets.
 """
 
 import os
@@ -21,7 +19,7 @@ from paritybit.engines.interpreter import quicken
 
 MAX_ROWS = 33  # more than any replay of a trial runs
 FEW_ROWS = 4  # one with each kind of list: see `key_lists`
-FORMS = ("own", "shared", "masked")
+FORMS = ("shared", "masked")
 DTYPES = (torch.float32, torch.bfloat16)
 
 # Float32 arithmetic may miss the float64 result by this much of the sum of the terms'
@@ -293,21 +291,16 @@ class ListForm:
 
 
 def key_lists(trial: OpTrial, rows: int) -> dict[str, ListForm]:
-    """Return lists of even slots, of very different lengths, in every form.
+    """Return lists of even slots, of very different lengths, which overlap.
 
-    Every fifth list is empty, from row 2 on. "own" lists follow one another, "shared"
-    ones overlap, and "masked" ones do too: of those some rows keep no key, some their
-    last alone, and the others half of them and what a tree might keep of the rest. An
-    odd slot stands behind the last list, and a bit that is set before the first row's.
+    Every fifth list is empty, from row 2 on. Of the "masked" ones some rows keep no key, some their
+    last alone, and the others half of them and what a tree might keep of the rest. An odd slot
+    stands behind the last list, and a bit that is set before the first row's.
     """
     context = trial.config.max_context
     lengths = [0 if row % 5 == 2 else 1 + 11 * row % context for row in range(rows)]
     ends = list(accumulate(lengths))
     stale = trial.int32([1])
-    drawn = 2 * trial.integers(context, ends[-1])
-    own = ListForm(
-        trial.int32([0, *ends[:-1]]), trial.int32(ends), torch.cat([drawn, stale.long()])
-    )
     drawn = 2 * trial.integers(context, context, seed=1).to(torch.int32)
     begin = [min(3 * row, context - length) for row, length in enumerate(lengths)]
     end = [
@@ -330,7 +323,7 @@ def key_lists(trial: OpTrial, rows: int) -> dict[str, ListForm]:
             taken[: length // 2] = True
     start = torch.tensor([0, *ends[:-1]], device=trial.device) + 1
     masked = replace(shared, mask=bits, mask_start=start)
-    return {"own": own, "shared": shared, "masked": masked}
+    return {"shared": shared, "masked": masked}
 
 
 def _poisoned(cache: Tensor, taken: list[list[int]]) -> Tensor:

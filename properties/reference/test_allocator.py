@@ -1,6 +1,6 @@
 """The allocator: nothing reserved is handed out, nothing twice, and all comes back.
 
-Lists of operations are drawn by Hypothesis and played against a ledger here.
+Lists of operations are drawn by Hypothesis and played against a model here.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
-from paritybit.reference.allocator import Allocator, PageAllocation
+from paritybit.reference.allocator import PageAllocation, PageAllocator
 from paritybit.reference.config import PRESETS, Kind, Role, draft_config
 from paritybit.reference.pool import HybridKVPool, KVPools, PoolSizes
 
@@ -39,8 +39,8 @@ def small_pool(page_size: int, device: str) -> HybridKVPool:
 
 
 @dataclass
-class Request:
-    """An allocation, and what the ledger knows of it: its tokens, and how many lost their SWA page.
+class ModelRequest:
+    """An allocation, and what the model knows of it: its tokens, and how many lost their SWA page.
 
     The first `mapped` tokens' slots were mapped, of the pages that it still holds.
     """
@@ -52,34 +52,34 @@ class Request:
 
 
 @dataclass
-class Ledger:
+class AllocationModel:
     """An allocator, the requests it serves, and how often it reported a change."""
 
-    allocator: Allocator
-    requests: list[Request] = field(default_factory=list)
+    allocator: PageAllocator
+    requests: list[ModelRequest] = field(default_factory=list)
     changes: int = 0
 
     @classmethod
-    def of(cls, page_size: int, device: str, seed: int = 0) -> "Ledger":
-        """Return the ledger of a pool of its own."""
-        ledger = cls(Allocator(small_pool(page_size, device)))
-        ledger.allocator.on_change = ledger.count
-        ledger.allocator.clear(seed)
-        return ledger
+    def of(cls, page_size: int, device: str, seed: int = 0) -> "AllocationModel":
+        """Return the model of a pool of its own."""
+        model = cls(PageAllocator(small_pool(page_size, device)))
+        model.allocator.on_change = model.count
+        model.allocator.clear(seed)
+        return model
 
     def count(self) -> None:
         """Count one change."""
         self.changes += 1
 
-    def admit(self) -> Request | None:
+    def admit(self) -> ModelRequest | None:
         """Give a new request a row, if there is one."""
         allocation = self.allocator.alloc_row()
         if allocation is None:
             return None
-        self.requests.append(Request(allocation))
+        self.requests.append(ModelRequest(allocation))
         return self.requests[-1]
 
-    def extend(self, request: Request, count: int) -> bool:
+    def extend(self, request: ModelRequest, count: int) -> bool:
         """Give a request slots for more tokens and map them, if there is room."""
         begin, end = request.length, request.length + count
         full = self.allocator.extend(request.allocation, begin, count)
@@ -97,7 +97,7 @@ class Ledger:
         request.mapped = max(request.mapped, end)
         return True
 
-    def truncate(self, request: Request, tokens: int) -> None:
+    def truncate(self, request: ModelRequest, tokens: int) -> None:
         """Keep a request's first tokens, and as many slots as their pages have."""
         self.allocator.truncate(request.allocation, tokens)
         slots = -(-tokens // self.allocator.page_size) * self.allocator.page_size
@@ -105,14 +105,14 @@ class Ledger:
         request.evicted = min(request.evicted, slots)
         request.mapped = min(request.mapped, slots)
 
-    def evict(self, request: Request, tokens: int) -> int:
+    def evict(self, request: ModelRequest, tokens: int) -> int:
         """Evict a request's first tokens, as far as whole pages allow; return how many pages."""
         tokens = min(tokens, request.length)
         whole = tokens - tokens % self.allocator.page_size
         request.evicted = max(request.evicted, whole)
         return self.allocator.evict(request.allocation, tokens)
 
-    def free(self, request: Request) -> None:
+    def free(self, request: ModelRequest) -> None:
         """Finish a request."""
         self.requests.remove(request)
         self.allocator.free(request.allocation)
@@ -141,54 +141,54 @@ class Ledger:
 
 
 @pytest.fixture(params=PAGE_SIZES, ids=[f"page{size}" for size in PAGE_SIZES])
-def ledger(request: pytest.FixtureRequest, device: str) -> Ledger:
-    """Return a new ledger, for each page size."""
-    return Ledger.of(request.param, device)
+def model(request: pytest.FixtureRequest, device: str) -> AllocationModel:
+    """Return a new model, for each page size."""
+    return AllocationModel.of(request.param, device)
 
 
-def owned_pages(ledger: Ledger, kind: Kind) -> list[int]:
+def owned_pages(model: AllocationModel, kind: Kind) -> list[int]:
     """Return the pages of a sub-pool that requests hold."""
     return [
         page
-        for holder in (request.allocation for request in ledger.requests)
+        for holder in (request.allocation for request in model.requests)
         for page in (holder.full_pages if kind is Kind.FULL else holder.swa_pages)
         if page is not None
     ]
 
 
-def check_ownership(ledger: Ledger) -> None:
+def check_ownership(model: AllocationModel) -> None:
     """Every page, row and state slot but the reserved ones has one owner, or is free."""
-    allocator = ledger.allocator
+    allocator = model.allocator
     full_pages, swa_pages = FULL_SLOTS // allocator.page_size, SWA_SLOTS // allocator.page_size
-    owned_full, owned_swa = owned_pages(ledger, Kind.FULL), owned_pages(ledger, Kind.SWA)
+    owned_full, owned_swa = owned_pages(model, Kind.FULL), owned_pages(model, Kind.SWA)
     assert sorted(owned_full + allocator.free_full) == list(range(1, full_pages + 1))
     assert sorted(owned_swa + allocator.free_swa) == list(range(1, swa_pages + 1))
-    rows = [request.allocation.row for request in ledger.requests]
+    rows = [request.allocation.row for request in model.requests]
     assert sorted(rows + allocator.free_rows) == list(range(1, ROWS + 1))
-    states = [request.allocation.state_slot for request in ledger.requests]
+    states = [request.allocation.state_slot for request in model.requests]
     assert sorted(states + allocator.free_states) == list(range(1, ROWS + 1))
 
 
-def check_slots(ledger: Ledger) -> None:
+def check_slots(model: AllocationModel) -> None:
     """No slot of a live token is reserved or another's, and each token has as many as it needs."""
-    allocator = ledger.allocator
-    full = [s for r in ledger.requests for s in allocator.full_slots(r.allocation, 0, r.length)]
+    allocator = model.allocator
+    full = [s for r in model.requests for s in allocator.full_slots(r.allocation, 0, r.length)]
     swa = [
-        s for r in ledger.requests for s in allocator.swa_slots(r.allocation, r.evicted, r.length)
+        s for r in model.requests for s in allocator.swa_slots(r.allocation, r.evicted, r.length)
     ]
-    assert len(full) == sum(request.length for request in ledger.requests)
-    assert len(swa) == sum(max(0, request.length - request.evicted) for request in ledger.requests)
+    assert len(full) == sum(request.length for request in model.requests)
+    assert len(swa) == sum(max(0, request.length - request.evicted) for request in model.requests)
     for slots, last in ((full, FULL_SLOTS), (swa, SWA_SLOTS)):
         assert len(set(slots)) == len(slots)
         reserved = range(allocator.page_size)
         assert all(slot not in reserved and slot < last + len(reserved) for slot in slots)
 
 
-def check_mapping(ledger: Ledger) -> None:
+def check_mapping(model: AllocationModel) -> None:
     """The mapping holds the SWA slot of each slot mapped, and zero wherever nobody has a page."""
-    allocator = ledger.allocator
+    allocator = model.allocator
     wanted = [0] * (FULL_SLOTS + allocator.page_size) + [-1]
-    for request in ledger.requests:
+    for request in model.requests:
         mapped = request.evicted, request.mapped
         full, swa = (
             slots(request.allocation, *mapped)
@@ -196,7 +196,7 @@ def check_mapping(ledger: Ledger) -> None:
         )
         for full_slot, swa_slot in zip(full, swa, strict=True):
             wanted[full_slot] = swa_slot
-    assert ledger.mapping.tolist() == wanted
+    assert model.mapping.tolist() == wanted
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
@@ -205,51 +205,51 @@ def test_ownership_is_exact_whatever_is_done(
     device: str, page_size: int, operations: list[Operation], seed: int
 ) -> None:
     """After every operation; and once all requests are freed, everything has come back."""
-    ledger = Ledger.of(page_size, device, seed)
+    model = AllocationModel.of(page_size, device, seed)
     for operation in [*[("admit", 0, 1)] * 2, *operations, *[("free", 0, 1)] * ROWS]:
-        ledger.play(operation)
-        check_ownership(ledger)
-        check_slots(ledger)
-        check_mapping(ledger)
-    assert ledger.requests == []
-    assert len(ledger.allocator.free_full) == FULL_SLOTS // page_size
-    assert len(ledger.allocator.free_swa) == SWA_SLOTS // page_size
-    assert len(ledger.allocator.free_rows) == ROWS
+        model.play(operation)
+        check_ownership(model)
+        check_slots(model)
+        check_mapping(model)
+    assert model.requests == []
+    assert len(model.allocator.free_full) == FULL_SLOTS // page_size
+    assert len(model.allocator.free_swa) == SWA_SLOTS // page_size
+    assert len(model.allocator.free_rows) == ROWS
 
 
-def test_a_freed_page_and_row_are_the_first_to_be_issued_again(ledger: Ledger) -> None:
-    first, second = ledger.admit(), ledger.admit()
+def test_a_freed_page_and_row_are_the_first_to_be_issued_again(model: AllocationModel) -> None:
+    first, second = model.admit(), model.admit()
     assert first is not None and second is not None
-    assert ledger.extend(first, 4) and ledger.extend(second, 4)
+    assert model.extend(first, 4) and model.extend(second, 4)
     freed = (
         first.allocation.row,
         list(first.allocation.full_pages),
         list(first.allocation.swa_pages),
     )
-    ledger.free(first)
-    again = ledger.admit()
-    assert again is not None and ledger.extend(again, 4)
+    model.free(first)
+    again = model.admit()
+    assert again is not None and model.extend(again, 4)
     assert (again.allocation.row, again.allocation.full_pages, again.allocation.swa_pages) == freed
 
 
-def clear(ledger: Ledger, request: Request) -> None:
+def clear(model: AllocationModel, request: ModelRequest) -> None:
     """Own nothing."""
-    ledger.allocator.clear(seed=0)
+    model.allocator.clear(seed=0)
 
 
-MUTATIONS: dict[str, Callable[[Ledger, Request], object]] = {
-    "extend": lambda ledger, request: ledger.extend(request, 1),
-    "evict": lambda ledger, request: ledger.evict(request, 4),
-    "truncate": lambda ledger, request: ledger.truncate(request, 3),
-    "free": lambda ledger, request: ledger.free(request),
+MUTATIONS: dict[str, Callable[[AllocationModel, ModelRequest], object]] = {
+    "extend": lambda model, request: model.extend(request, 1),
+    "evict": lambda model, request: model.evict(request, 4),
+    "truncate": lambda model, request: model.truncate(request, 3),
+    "free": lambda model, request: model.free(request),
     "clear": clear,
 }
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_every_change_of_slots_is_reported(name: str, ledger: Ledger) -> None:
-    request = ledger.admit()
-    assert request is not None and ledger.extend(request, 8)
-    before = ledger.changes
-    MUTATIONS[name](ledger, request)
-    assert ledger.changes > before
+def test_every_change_of_slots_is_reported(name: str, model: AllocationModel) -> None:
+    request = model.admit()
+    assert request is not None and model.extend(request, 8)
+    before = model.changes
+    MUTATIONS[name](model, request)
+    assert model.changes > before

@@ -10,9 +10,9 @@ import torch
 from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.config import DTYPES, TrialConfig
 from paritybit.harness.lockstep.pair import DRAFT_SEED
-from paritybit.reference.allocator import Allocator, PageAllocation
-from paritybit.reference.batch import DraftState, Mode, RequestSpan, prepare
-from paritybit.reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
+from paritybit.reference.allocator import PageAllocation, PageAllocator
+from paritybit.reference.batch import Mode, RequestSpan, prepare
+from paritybit.reference.config import PRESETS, Kind, Role, draft_config
 from paritybit.reference.eager import EagerDecoder
 from paritybit.reference.model import Decoder, Output
 from paritybit.reference.pool import KVPools
@@ -28,14 +28,14 @@ of_every_preset = pytest.mark.parametrize(
 
 @cache
 def models(preset: str, dtype: str, device: str) -> tuple[Decoder, Decoder]:
-    """Return a target and its draft model; who changes one does so in a context."""
+    """Return a target and its draft model."""
     config, place = PRESETS[preset], torch.device(device)
     draft = Decoder(draft_config(config), DTYPES[dtype], place, DRAFT_SEED)
     return Decoder(config, DTYPES[dtype], place), draft
 
 
 @dataclass
-class Request:
+class BenchRequest:
     """A request of the bench: its tokens are row `serial` of the token table."""
 
     serial: int
@@ -54,7 +54,7 @@ class Bench:
         sizes, draft = self.trial.sizes, self.draft_model.config
         self.pools = KVPools(self.config, draft, sizes, DTYPES[dtype], place)
         self.pools.reset(seed)
-        self.allocator = Allocator(self.pools[Role.TARGET])
+        self.allocator = PageAllocator(self.pools[Role.TARGET])
         self.allocator.clear(seed)
         self.decoder = EagerDecoder(self.trial.ops(), self.model, self.draft_model, self.pools)
         drawn = torch.Generator().manual_seed(1)
@@ -65,12 +65,12 @@ class Bench:
         )
         self.requests = [self._admit(serial) for serial in range(REQUESTS)]
 
-    def _admit(self, serial: int) -> Request:
+    def _admit(self, serial: int) -> BenchRequest:
         allocation = self.allocator.alloc_row()
         assert allocation is not None
-        return Request(serial, allocation)
+        return BenchRequest(serial, allocation)
 
-    def span(self, request: Request, begin: int, end: int) -> RequestSpan:
+    def span(self, request: BenchRequest, begin: int, end: int) -> RequestSpan:
         """Return tokens of a request as a span, with slots for all of them."""
         short = max(0, end - max(begin, request.length))
         assert self.allocator.extend(request.allocation, end - short, short) is not None
@@ -111,27 +111,6 @@ class Bench:
         """Decode one token of each request."""
         return self.forward(Mode.DECODE, [1] * REQUESTS)
 
-    def draft_extend(self, begins: Sequence[int], ends: Sequence[int]) -> Output:
-        """Let the draft model run the tokens begin .. end-1 of each request that has any."""
-        bounds = zip(self.requests, begins, ends, strict=True)
-        spans = [self.span(request, begin, end) for request, begin, end in bounds if begin < end]
-        return self.run(Mode.DRAFT_EXTEND, spans)
-
-    def catch_up(self) -> Output:
-        """Let the draft model run all tokens of all requests."""
-        return self.draft_extend([0] * REQUESTS, [request.length for request in self.requests])
-
-    def drafting(self, mode: Mode, caught_up: Output) -> list[RequestSpan]:
-        """Return the spans of a draft from what the draft model gave last."""
-        count = SPECULATION.slots if mode is Mode.DRAFT else 0
-        names = "topk_p", "topk_index", "hidden"
-        return [
-            self.span(request, request.length, request.length + count)._replace(
-                state=DraftState(*(caught_up[name][request.serial].clone() for name in names)),
-            )
-            for request in self.requests
-        ]
-
     def fill_unowned(self, value: float) -> None:
         """Fill every slot of which no live token is the owner, slot 0 too, and every state."""
         for _, kind, arena in self.pools.layout.arenas_of(self.pools.storage):
@@ -149,7 +128,7 @@ class Bench:
         slot = self.requests[serial].allocation.state_slot
         return bits(self.pools.layout.states_of(self.pools.storage)[slot, 0])
 
-    def slots(self, request: Request, kind: Kind) -> list[int]:
+    def slots(self, request: BenchRequest, kind: Kind) -> list[int]:
         """Return the slots of a sub-pool that hold a request's tokens, in their order."""
         if kind is Kind.FULL:
             return self.allocator.full_slots(request.allocation, 0, request.length)
@@ -157,19 +136,19 @@ class Bench:
         kept = [token for token in range(request.length) if pages[token // size] is not None]
         return [self.allocator.swa_slots(request.allocation, t, t + 1)[0] for t in kept]
 
-    def kv(self, serial: int, kind: Kind, role: Role = Role.TARGET) -> Tensor:
+    def kv(self, serial: int, kind: Kind) -> Tensor:
         """Return the bits of the K and V of a request's tokens on all layers of a kind."""
         request = self.requests[serial]
-        return bits(self.pools[role].arena[kind][:, :, self.slots(request, kind)])
+        return bits(self.pools[Role.TARGET].arena[kind][:, :, self.slots(request, kind)])
 
 
-def same_bits(left: Bench, right: Bench, role: Role = Role.TARGET) -> bool:
+def same_bits(left: Bench, right: Bench) -> bool:
     """Whether all requests have the same KV and state, whatever their slots are."""
     found = [
         *(torch.equal(left.state(serial), right.state(serial)) for serial in range(REQUESTS)),
     ]
     found += [
-        torch.equal(left.kv(serial, kind, role), right.kv(serial, kind, role))
+        torch.equal(left.kv(serial, kind), right.kv(serial, kind))
         for serial in range(REQUESTS)
         for kind in Kind
     ]
@@ -224,31 +203,3 @@ def test_slots_that_nobody_owns_are_never_read(
         assert torch.equal(bits(found), bits(expected))
         assert bool(found.isfinite().all())
     assert same_bits(plain, poisoned)
-
-
-def around_the_window(bench: Bench) -> tuple[int, ...]:
-    """Return lengths whose drafts lie below the window, reach over it, and lie beyond it."""
-    window = bench.config.window
-    return window - 1 - SPECULATION.draft_tokens, window - 2, window + 3
-
-
-@pytest.mark.parametrize("mode", [Mode.DRAFT, Mode.FROZEN_DRAFT])
-@of_every_preset
-def test_a_draft_reads_live_slots_of_one_pool_alone(
-    preset: str, dtype: str, page_size: int, mode: Mode, device: str
-) -> None:
-    """The target's if frozen, else its own: NaN in the other, and in free slots, changes no bit."""
-    plain, poisoned = (Bench(preset, dtype, page_size, device) for _ in range(2))
-    drafted = []
-    for bench in (plain, poisoned):
-        bench.prefill(*around_the_window(bench))
-        spans = bench.drafting(mode, bench.catch_up())
-        if bench is poisoned:
-            other = Role.TARGET if mode is Mode.DRAFT else Role.DRAFT
-            for arena in bench.pools[other].arena.values():
-                arena.fill_(torch.nan)
-            bench.fill_unowned(torch.nan)
-        drafted.append(bench.run(mode, spans))
-    for name, value in drafted[0].items():
-        assert bool(value.isfinite().all())
-        assert torch.equal(bits(drafted[1][name]), bits(value))

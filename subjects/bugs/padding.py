@@ -1,7 +1,7 @@
 """Padded rows and dummy runs: stale values, values that are treated as real, wrong arithmetic."""
 
 import torch
-from paritybit.reference.allocator import Allocator
+from paritybit.reference.allocator import PageAllocator
 from paritybit.reference.batch import ForwardBatch
 from paritybit.reference.ops import ListedKeys, Ops
 from paritybit.reference.pool import Tables
@@ -41,7 +41,7 @@ class LoadsMaskedValues(Ops):
         return (grouped + masked.sum(1)[:, :, None]).view(mixed.shape)
 
 
-class CountsStatesFromZero(Allocator):
+class CountsStatesFromZero(PageAllocator):
     def clear(self, seed: int) -> None:
         super().clear(seed)
         self.free_states = [slot - 1 for slot in self.free_states]

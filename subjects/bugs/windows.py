@@ -1,19 +1,19 @@
 """Keys outside the window, and slots that left it."""
 
-from paritybit.reference.allocator import Allocator, PageAllocation
+from paritybit.reference.allocator import PageAllocation, PageAllocator
 from paritybit.subjects.bugs.bug import PREFILL, Bug, pull, seen
 
 CHUNK = 4
 """Tokens per chunk, fewer than any window."""
 
 
-class EvictsByChunk(Allocator):
+class EvictsByChunk(PageAllocator):
     def evict(self, allocation: PageAllocation, tokens: int) -> int:
         held = len(allocation.swa_pages) * self.page_size
         return super().evict(allocation, max(tokens, held - CHUNK))
 
 
-class LeavesMappingOfEvicted(Allocator):
+class LeavesMappingOfEvicted(PageAllocator):
     def evict(self, allocation: PageAllocation, tokens: int) -> int:
         mapping = self.pool.full_to_swa_index_mapping
         before = mapping.clone()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.scheduler import Scheduler
-from paritybit.reference.allocator import Allocator, PageAllocation
+from paritybit.reference.allocator import PageAllocation, PageAllocator
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import Kind, Role
 from paritybit.reference.eager import EagerDecoder
@@ -118,7 +118,7 @@ def freed_twice(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(side.allocator, "free", freeing_twice(side.allocator))
 
 
-def freeing_twice(allocator: Allocator) -> Callable[[PageAllocation], None]:
+def freeing_twice(allocator: PageAllocator) -> Callable[[PageAllocation], None]:
     """Return an allocator's `free` that gives the last page back twice."""
     free = allocator.free
 
