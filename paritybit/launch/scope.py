@@ -24,7 +24,7 @@ PARTS: Mapping[str, tuple[str, str]] = {
 }
 """Maps a count to what was not reached if it is not zero, and the reason."""
 
-CUT_SHORT = "the time was over before it had served each kind of wave"
+CUT_SHORT = "the time was over before it had served enough"
 """Why a row is listed that was served in part."""
 
 FEW = 3
@@ -39,9 +39,8 @@ def not_tried(
 ) -> Iterator[Untried]:
     """Yield what the verdict does not cover, over all processes.
 
-    `unselected` are the checks that were switched off.
-    `rows` has the rows that were not served, or not as a whole, with the reasons. `kernels` are
-    Triton kernels that no launch ran.
+    `unselected` are the checks that were switched off. `rows` has the rows that were not served, or
+    not as a whole, with the reasons. `kernels` are Triton kernels that no launch ran.
     """
     yield from not_served(rows or {})
     for check in unselected:

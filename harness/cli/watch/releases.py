@@ -63,7 +63,8 @@ def result_of(engine: str, version: str, seconds: int, seed: int, home: Path) ->
     spec, latest = f"{engine}=={version}", home / "latest"
     found = record_in(latest)
     if found is None or not is_complete(found, seed):
-        words = ("watch", "--engine", spec, "--keep-going", "--seed", str(seed))
+        numbers = ("--seconds", str(seconds), "--seed", str(seed))
+        words = ("watch", "--engine", spec, "--keep-going", *numbers)
         options = WatchOptions(
             command=command_of(words),
             engine=spec,

@@ -19,7 +19,7 @@ COUNT = "action: "
 """The prefix of the counts of actions."""
 
 WHOLE = "rows served as a whole"
-"""Counts the rows in which each kind of wave, and enough forwards, were served."""
+"""Counts the rows in which enough waves and forwards were served."""
 
 LASTING = frozenset({"pause", "retract"})
 """Actions that last until the act `continue`."""
