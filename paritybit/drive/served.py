@@ -79,11 +79,16 @@ class Common:
         """The model's configuration."""
         return MODELS[self.model]
 
+    @property
+    def aborts(self) -> bool:
+        """Whether requests of all kinds of waves may be aborted."""
+        return True
+
     def traffic(self) -> Iterator[Wave]:
         """Return the generated requests for the seed, with priorities and actions if set."""
-        given = with_sampling(self.seed, self.requests())
-        for change in (with_repeats, with_aborts):
-            given = change(self.seed, given)
+        given = with_repeats(self.seed, with_sampling(self.seed, self.requests()))
+        if self.aborts:
+            given = with_aborts(self.seed, given)
         if self.priorities:
             given = with_priorities(self.seed, given)
         return with_actions(self.seed, given, self.ACTIONS) if self.actions else given

@@ -60,6 +60,11 @@ class Served(Common):
         return "eager" if self.model == "gpt_oss" else "sdpa"
 
     @property
+    def aborts(self) -> bool:
+        """False where 5.24.0 fails if many requests are cancelled: see `docs/findings.md`."""
+        return not self.overlap and not self.offload
+
+    @property
     def dtype(self) -> str:
         """The dtype of the model. On a GPU, graphs support experts only in bfloat16."""
         return "float32" if self.device == "cpu" else "bfloat16"
