@@ -86,12 +86,6 @@ Observer = Callable[[int, Step, Observation | None, frozenset[str]], None]
 """Called after each step with its place, the step, its observation, and the new violations."""
 
 
-def ignore_step(
-    place: int, step: Step, observation: Observation | None, violated: frozenset[str]
-) -> None:
-    """Do nothing."""
-
-
 class Lockstep:
     """Plays schedules on the pair of one trial and checks properties.
 
@@ -133,7 +127,7 @@ class Lockstep:
     def play(
         self,
         schedule: Schedule,
-        observer: Observer = ignore_step,
+        observer: Observer | None = None,
         until: Collection[str] = (),
     ) -> Outcome:
         """Play a schedule from equal bytes until its end or until the runs diverge.
@@ -164,7 +158,11 @@ class Lockstep:
         return outcome
 
     def _play(
-        self, schedule: Schedule, outcome: Outcome, observer: Observer, ending: Collection[str]
+        self,
+        schedule: Schedule,
+        outcome: Outcome,
+        observer: Observer | None,
+        ending: Collection[str],
     ) -> None:
         """Play and check the steps, then check the schedule as a whole."""
         coverage, samples = Coverage(outcome.events), list[Sample]()
@@ -184,7 +182,8 @@ class Lockstep:
                     coverage.see(observation.replay, len(observation.graph.spans))
                 new = outcome.add(judge(self._rules, observation))
                 samples += observation.samples
-            observer(place, step, observation, new)
+            if observer is not None:
+                observer(place, step, observation, new)
             if outcome.violated.intersection(ending):
                 break
         outcome.events["compared with the oracle"] = len(samples)

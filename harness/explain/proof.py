@@ -70,11 +70,8 @@ def _but(found: Explanation) -> str:
         )
     if not without:
         return "But the cause is not known, because no repetition of a forward can show it."
-    return f"But the cause is not known, because a reset of {_join(without)} does not help."
-
-
-def _join(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+    reset = " or ".join(without)
+    return f"But the cause is not known, because a reset of {reset} does not help."
 
 
 def _right(elements: Sequence[WrongElement]) -> str:

@@ -139,9 +139,6 @@ def fewest(whole: Sequence[Part], holds: Callable[[Sequence[Part]], bool]) -> Se
     """Return parts of `whole` that hold and of which none can be left out. `whole` holds."""
     if len(whole) > MOST_TRIED:
         return whole
-    for part in whole:
-        if holds([part]):
-            return [part]
     few = list(whole)
     for part in whole:
         without = [other for other in few if other is not part]

@@ -108,7 +108,7 @@ class TrialConfig:
         return replace(
             self,
             bugs=chosen,
-            scheme=shared_scheme(chosen),
+            scheme=common_scheme([BUGS[name] for name in chosen]),
             overlap=overlap,
             device="cpu" if overlap else self.device,
             topk=min([self.topk, *(BUGS[name].topk for name in chosen)]),
@@ -168,14 +168,6 @@ class TrialConfig:
         # Imported late: importing Triton decides whether its interpreter is used.
         ops: Ops = importlib.import_module("paritybit.reference.cuda_ops").CudaOps()
         return ops
-
-
-def shared_scheme(names: Iterable[str]) -> LocationScheme:
-    """Return a location scheme in which all bugs exist. Raises MalformedError for none."""
-    try:
-        return common_scheme([BUGS[name] for name in names])
-    except ValueError as error:
-        raise MalformedError(str(error)) from error
 
 
 def catalogued(names: Iterable[str]) -> tuple[str, ...]:

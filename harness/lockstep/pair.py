@@ -193,7 +193,9 @@ class Pair:
             extra = self._run_extra(planned, extra_runs or {}) if can_run_extra else {}
             recorder.planned(self, planned)
             batch = planned.eager.batch
-            eager_output = self._run_eager(planned, recorder)
+            with recorder.eager():
+                eager_output = self.decoder.forward(batch) if batch is not None else None
+            self.eager_after.copy_(self.eager_pools.storage)
             owners, ran = self.graph.owners(), self._run_graph(planned, recorder, upcoming)
             planned = planned.given(ran.batch)
             warnings = self.log.take()
@@ -248,14 +250,6 @@ class Pair:
     def equalize_padding(self, engine: ReplicaEngine, planned: PlannedStep) -> None:
         """Write equal values to the tails that padding keeps or fills once, on any engine."""
         engine.equalize_padding(planned.mode, TAILS)
-
-    def _run_eager(self, planned: PlannedStep, recorder: Recorder) -> Output | None:
-        """Run the eager run's forward. Returns None for an idle step."""
-        batch = planned.eager.batch
-        with recorder.eager():
-            output = self.decoder.forward(batch) if batch is not None else None
-        self.eager_after.copy_(self.eager_pools.storage)
-        return output
 
     def _run_graph(
         self, planned: PlannedStep, recorder: Recorder, upcoming: Iterable[Step]

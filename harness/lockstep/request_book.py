@@ -142,12 +142,6 @@ class RequestBook:
             if request.allocation and request.allocation.row == row
         )
 
-    def requests_by_row(self) -> dict[int, Request]:
-        """Return the running requests by their rows of req_to_token."""
-        # The first one stays, as in `request_of`.
-        running = reversed(self.running)
-        return {held.row: request for request in running if (held := request.allocation)}
-
     def ready(self, able: Callable[[Request], bool]) -> list[Request]:
         """Return the fully prefilled requests that satisfy `able`."""
         return [request for request in self.running if not request.prefilling and able(request)]

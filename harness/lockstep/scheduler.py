@@ -192,9 +192,8 @@ def sample(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
 def count_sampled(book: RequestBook, spans: Sequence[RequestSpan]) -> list[int]:
     """Do the host's part of `sample`. It needs nothing from the device."""
     rows = []
-    requests = book.requests_by_row()
     for row, span in enumerate(spans):
-        request = requests[span.row]
+        request = book.request_of(span.row)
         book.advance(request, span.end)
         whole = request.length == request.known
         if whole:

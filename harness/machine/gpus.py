@@ -31,11 +31,6 @@ def listed_gpus() -> list[tuple[str, str]]:
     return re.findall(r"^GPU \d+: (.*?) \(UUID: (.*?)\)", listed.stdout, re.M)
 
 
-def gpu_names() -> list[str]:
-    """Return the names of the machine's GPUs in the driver's order."""
-    return [name or "NVIDIA GPU" for name, _ in listed_gpus()]
-
-
 def first_name() -> str | None:
     """Return the name of the first GPU that this process may use, or None if unknown."""
     visible, listed = visible_gpus(), listed_gpus()
@@ -47,7 +42,7 @@ def first_name() -> str | None:
 
 def visible_gpus() -> list[str]:
     """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
-    present = [str(index) for index, _ in enumerate(gpu_names())]
+    present = [str(index) for index, _ in enumerate(listed_gpus())]
     named = os.environ.get(VISIBLE)
     if named is None or not present:
         return present

@@ -20,4 +20,4 @@ def inference() -> Iterator[None]:
 @pytest.fixture
 def eight_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the driver name eight GPUs."""
-    monkeypatch.setattr(gpus, "gpu_names", lambda: ["a GPU"] * 8)
+    monkeypatch.setattr(gpus, "listed_gpus", lambda: [("a GPU", "")] * 8)

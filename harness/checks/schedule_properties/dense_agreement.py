@@ -25,19 +25,16 @@ def judge_schedule(models: Mapping[Role, Decoder], samples: Sequence[Sample]) ->
     found: dict[tuple[int, bool], Violation] = {}
     for sample, error in sample_errors(models, samples):
         whose = (sample.serial, sample.of_draft)
-        if not error <= bound and (whose not in found or sample.place < found[whose].step):
-            found[whose] = _violation(sample, error, bound)
+        if error <= bound or (whose in found and sample.place >= found[whose].step):
+            continue
+        what = "draft logits" if sample.of_draft else "logits"
+        message = (
+            f"request {sample.serial} with {len(sample.tokens)} tokens: eager {what} differ "
+            f"from the dense oracle by {error:.3g}; the tolerance is {bound:g}"
+        )
+        where = {"owner": f"request {sample.serial}", "error": error, "bound": bound}
+        found[whose] = Violation(ID, sample.place, message, where)
     return sorted(found.values(), key=lambda violation: violation.step)
-
-
-def _violation(sample: Sample, error: float, bound: float) -> Violation:
-    what = "draft logits" if sample.of_draft else "logits"
-    message = (
-        f"request {sample.serial} with {len(sample.tokens)} tokens: eager {what} differ "
-        f"from the dense oracle by {error:.3g}; the tolerance is {bound:g}"
-    )
-    where = {"owner": f"request {sample.serial}", "error": error, "bound": bound}
-    return Violation(ID, sample.place, message, where)
 
 
 def sample_errors(

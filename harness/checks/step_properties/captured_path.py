@@ -4,13 +4,12 @@ from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.lockstep.observation import Observation
 
 
-def path_breaches(observation: Observation) -> list[str]:
-    """List the signs that the captured path was not taken or does not fit the scheme."""
-    facts = observation.facts
+def judge(observation: Observation) -> Description | None:
+    """List the breaches: a missing replay, and unexpected and missing contents of the graph."""
+    facts, breaches = observation.facts, list[str]()
     if facts is None:
-        missed = observation.expected_graph
-        return ["no graph was replayed although one was captured"] if missed else []
-    breaches = []
+        message = "no graph was replayed although one was captured"
+        return (message, {"breaches": [message]}) if observation.expected_graph else None
     if facts.translations != facts.expected_translations:
         breaches.append(
             f"the graph contains {facts.translations} translations; its location scheme "
@@ -19,12 +18,6 @@ def path_breaches(observation: Observation) -> list[str]:
     if facts.holds_attention != facts.expects_attention:
         held = "no attention" if facts.expects_attention else "attention, which must run eagerly"
         breaches.append(f"the graph contains {held}")
-    return breaches
-
-
-def judge(observation: Observation) -> Description | None:
-    """List the breaches of the captured path."""
-    breaches = path_breaches(observation)
     return ("; ".join(breaches), {"breaches": breaches}) if breaches else None
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.lockstep.observation import StepEnd
 from paritybit.reference.allocator import Owner, Ownership
+from paritybit.reference.config import Kind
 
 Pages = Sequence[int | None]
 
@@ -113,9 +114,10 @@ def _wrong_cell(run: str, ownership: Ownership, size: int) -> Description | None
         slot = int(np.flatnonzero(wrong)[0])
         value, right = int(mapping[slot]), int(right_mapping[slot])
         where = {"run": run, "table": "full_to_swa_index_mapping", "slot": slot}
+        where |= {"value": value, "right": right}
         mapped = f"full slot {slot} is mapped to SWA slot {value}"
-        return f"in the {run} run, {mapped}; expected {right}", where | _values(value, right)
-    rows = [(owner.row, np.array(slots_written(owner))) for owner in ownership.holders]
+        return f"in the {run} run, {mapped}; expected {right}", where
+    rows = [(owner.row, np.array(owner.slots(Kind.FULL))) for owner in ownership.holders]
     if 0 not in ownership.all.rows:
         rows.append((0, np.zeros(table.shape[1], dtype=np.int64)))
     for row, right_cells in sorted(rows, key=lambda pair: pair[0]):
@@ -124,13 +126,10 @@ def _wrong_cell(run: str, ownership: Ownership, size: int) -> Description | None
             column = int(columns[0])
             value, right = int(table[row, column]), int(right_cells[column])
             where = {"run": run, "table": "req_to_token", "row": row, "column": column}
+            where |= {"value": value, "right": right}
             mapped = f"row {row}, column {column} of req_to_token is full slot {value}"
-            return f"in the {run} run, {mapped}; expected {right}", where | _values(value, right)
+            return f"in the {run} run, {mapped}; expected {right}", where
     return None
-
-
-def _values(value: int, right: int) -> dict[str, int]:
-    return {"value": value, "right": right}
 
 
 ANY = -2
@@ -159,13 +158,6 @@ def required_mapping(
             written = place * size + slots < owner.length
             other[page * size + slots] = np.where(written, mapped, 0)
     return right, other
-
-
-def slots_written(owner: Owner) -> list[int]:
-    """Return the full slots of a request's tokens, in the order of the tokens."""
-    size = owner.page_size
-    slots = [page * size + offset for page in owner.full_pages for offset in range(size)]
-    return slots[: owner.length]
 
 
 SLOT_OWNERSHIP = Property(
