@@ -25,15 +25,6 @@ from paritybit.harness.lockstep.tracebacks import traceback_of
 from paritybit.harness.machine.gpus import visible_gpus
 from paritybit.harness.schedules.schedule import Schedule
 
-ONE_CONNECTION = "CUDA_DEVICE_MAX_CONNECTIONS"
-"""The environment variable for the number of connections to a GPU.
-
-With one, a process initialises CUDA faster. Only parallel streams need more.
-"""
-
-KERNELS = ("paritybit.reference.cuda_ops",)
-"""Further modules for processes that use a GPU."""
-
 Given = TypeVar("Given")
 Got = TypeVar("Got")
 
@@ -42,7 +33,8 @@ Got = TypeVar("Got")
 def fork_server() -> ForkServerContext:
     """Return the context in which a process is forked from a server with all modules imported."""
     context = get_context("forkserver")
-    context.set_forkserver_preload([__name__, *(KERNELS if visible_gpus() else ())])
+    kernels = ["paritybit.reference.cuda_ops"] if visible_gpus() else []
+    context.set_forkserver_preload([__name__, *kernels])
     return context
 
 
@@ -100,7 +92,8 @@ def _serve(pipe: Connection, trial: TrialConfig, properties: frozenset[str]) -> 
     """Capture a trial, play what comes through the pipe, and send the outcome or a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not trial.overlap:
-        os.environ.setdefault(ONE_CONNECTION, "1")
+        # With one connection to a GPU, CUDA starts faster. Only parallel streams need more.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     gc.disable()  # Captured objects stay until the process ends.
     with suppress(BrokenPipeError):
         try:

@@ -36,7 +36,7 @@ class PlayingFailedError(NoVerdictError):
 class HuntResult:
     """The result of a hunt. Counts include all schedules played, except those played to shrink.
 
-    - `schedules`: the schedules played until the hunt was over: see `over`.
+    - `schedules`: the schedules played until one failed or had an internal error.
     - `events`: see `Outcome`.
     - `violated`: how many of them violated each property.
     - `schedule`: the shrunk counterexample, or None.
@@ -56,11 +56,6 @@ class HuntResult:
     seen: tuple[Violation, ...] = ()
     error: str | None = None
 
-    @property
-    def over(self) -> bool:
-        """Whether no further schedule is drawn, because one failed or had an internal error."""
-        return self.schedule is not None or self.error is not None
-
     def add(self, outcome: Outcome) -> None:
         """Count one schedule."""
         self.schedules += 1
@@ -78,7 +73,7 @@ class HuntResult:
         if failed(outcome, target) and self.schedule is None:
             self.schedule = self.drawn = schedule
             self.seen = outcome.violations
-        return self.over
+        return self.schedule is not None or self.error is not None
 
     def shrink(self, lockstep: Lockstep, target: str | None) -> None:
         """Shrink the schedule that was found. Shrinking ends after SHRINKING_STEPS steps."""
@@ -159,16 +154,12 @@ def hunt(
     return hunt_result
 
 
-def ground_of(trial: TrialConfig) -> Ground:
-    """Return what schedules for a trial depend on."""
-    mode = RUNNERS[trial.runner].mode
-    return Ground(trial.model, trial.buckets, trial.token_buckets, trial.modes, mode)
-
-
 def draw(
     trial: TrialConfig, use: Callable[[Schedule], None], seed_value: int, examples: int
 ) -> None:
     """Call `use` with `examples` schedules drawn for a trial, until it raises."""
+    mode = RUNNERS[trial.runner].mode
+    ground = Ground(trial.model, trial.buckets, trial.token_buckets, trial.modes, mode)
 
     @seed(seed_value)
     @settings(
@@ -181,7 +172,7 @@ def draw(
         report_multiple_bugs=False,
         print_blob=False,
     )
-    @given(schedules(ground_of(trial)))
+    @given(schedules(ground))
     def run(schedule: Schedule) -> None:
         use(schedule)
 

@@ -244,10 +244,7 @@ def judge(task: Task, hunt_result: HuntResult, capture_warnings: int) -> Status:
 
 
 def _judge_found(task: Task, finding: Counterexample) -> Status:
-    """Return the status of a finding: whether it is the target, and only occurs with the bug.
-
-    Raises PlayingFailedError if the clean subject cannot be played.
-    """
+    """Return the status of a finding: whether it is the target, and only occurs with the bug."""
     target = task.target
     if target is None:
         return Status.RED if task.bug is None else Status.AFFECTED_AFTER_ALL

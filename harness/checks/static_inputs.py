@@ -148,22 +148,12 @@ class Part(NamedTuple):
     right: Tensor
 
 
-def fills_of(replay: ReplayResult) -> Fills:
-    """Return the fill values of a replay's runner. Raises KeyError without an entry."""
-    if replay.runner not in FILLS:
-        raise KeyError(
-            f"{replay.runner} has no entry in harness/checks/static_inputs.py, so the "
-            "expected values of its static inputs are unknown; add an entry"
-        )
-    return FILLS[replay.runner]
-
-
 def parts(observation: Observation) -> Iterator[Part]:
     """Yield the parts of a replay's static inputs whose required content is known."""
     replay, static = observation.replay, observation.static
     if replay is None or not (RUNNERS[replay.runner].captures or replay.padded):
         return
-    fills = fills_of(replay)
+    fills = FILLS[replay.runner]
     rows = {row.name: row for row in RUNNERS[replay.runner].rows}
     extents = extents_of(observation, replay)
     for name, fill in fills.items():

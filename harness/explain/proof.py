@@ -137,10 +137,7 @@ def _then(found: Explanation, difference: FirstDifference) -> str:
 
 
 def _took(taken: SlotTaken, op: str, where: str) -> str:
-    """Describe the slot that a row took and the right one, in the layer that `where` names.
-
-    No other run shows where a padded row should have stored.
-    """
+    """Describe the slot that a row took and the right one, in the layer that `where` names."""
     if taken.slot is None:
         return f"does not read key {taken.key} (slot {taken.right}){where}"
     right = "" if taken.right is None else f"; expected slot {taken.right}"

@@ -154,11 +154,6 @@ class RecordedForward(Recorder):
             self.observation = replace(self.observation, static=static)
 
     @property
-    def began(self) -> bool:
-        """Whether the step runs a forward."""
-        return self.forward_id.step == self.last
-
-    @property
     def spans(self) -> tuple[RequestSpan, ...]:
         """The batch of the forward by request. Empty if it is idle."""
         return self.plan.graph.spans

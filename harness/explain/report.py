@@ -29,7 +29,7 @@ from paritybit.harness.explain.forward_facts import (
 )
 from paritybit.harness.explain.proof import prove
 from paritybit.harness.explain.recorded import RecordedForward, Reset
-from paritybit.harness.explain.sources import LocatedCalls, contract_row, unique
+from paritybit.harness.explain.sources import LocatedCalls, contract_row
 from paritybit.harness.explain.suspects import try_suspects
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
@@ -114,7 +114,8 @@ def without_trial(
 
     `suspects` are those that were tried by playing the whole schedule.
     """
-    lines = unique((*_rows_named(at.runner, violation.message), *_raise_lines(violation)))
+    raised = (SourceLine(*line) for line in violation.where.get(RAISED, ()))
+    lines = (*_rows_named(at.runner, violation.message), *raised)
     found = Explanation(violation.property, at, (), suspects=suspects, sources=lines)
     return replace(found, proof=tuple(prove(found, violation.message)))
 
@@ -154,10 +155,7 @@ def _situation_at(seen: Observed, violation: Violation) -> Situation:
 
 
 def _of_overlap(seen: Observed, violation: Violation) -> Explanation:
-    """Explain a violation in overlapping steps: play the schedule without overlap, and again.
-
-    A violation that occurs without overlap is explained there, maybe of another property.
-    """
+    """Explain a violation in overlapping steps: play the schedule without overlap, and again."""
     lockstep, property_id = seen.lockstep, violation.property
     one_by_one = Lockstep(replace(lockstep.trial, overlap=False), lockstep.properties)
     in_order = observe(one_by_one, seen.schedule)
@@ -177,7 +175,7 @@ def _of_forward(
     extra_runs = {} if rule.extra_run is None else {rule.id: rule.extra_run}
     with torch.inference_mode():
         recorded = RecordedForward(pair, schedule, violation.step, extra_runs)
-        if not recorded.began:
+        if recorded.forward_id.step != violation.step:
             return None
         # Tensors of the ops are read before a repetition overwrites them.
         difference = difference_of(recorded, fresh=rule.extra_run is not None)
@@ -197,7 +195,7 @@ def _of_forward(
             )
         suspects = try_suspects(recorded, rule)
         found = replace(found, suspects=suspects or (), repeats=suspects is not None)
-        lines = unique(_lines(recorded, found, violation, difference))
+        lines = tuple(dict.fromkeys(_lines(recorded, found, violation, difference)))
     return replace(found, sources=lines, proof=tuple(prove(found, violation.message)))
 
 
@@ -208,7 +206,7 @@ def _lines(
     difference: Found | None,
 ) -> Iterator[SourceLine]:
     """Yield the lines to look at, the nearest to the cause first."""
-    yield from _raise_lines(violation)
+    yield from (SourceLine(*line) for line in violation.where.get(RAISED, ()))
     names = [] if found.cause is None else [one.holder for one in found.cause.elements]
     yield from _rows_named(found.at.runner, " ".join([*names, violation.message]))
     if difference is not None:
@@ -223,8 +221,3 @@ def _rows_named(runner: str | None, message: str) -> Iterator[SourceLine]:
         return
     for name in (row.name for row in RUNNERS[runner].rows if row.name in message.split()):
         yield from contract_row(RUNNERS[runner], name)
-
-
-def _raise_lines(violation: Violation) -> Iterator[SourceLine]:
-    """Yield the lines that raised the error of a violation, if any."""
-    yield from (SourceLine(*line) for line in violation.where.get(RAISED, ()))

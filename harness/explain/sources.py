@@ -3,7 +3,7 @@
 import inspect
 import re
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -17,14 +17,6 @@ from paritybit.places import SOURCES
 
 MOST_CALLERS = 4
 """The number of lines of a call stack that are listed."""
-
-
-def unique(lines: Iterable[SourceLine]) -> tuple[SourceLine, ...]:
-    """Return lines without duplicate places."""
-    found: dict[tuple[str, int], SourceLine] = {}
-    for line in lines:
-        found.setdefault((line.file, line.line), line)
-    return tuple(found.values())
 
 
 def call_lines(what: str) -> Iterator[SourceLine]:

@@ -67,11 +67,14 @@ class TrialConfig:
 
     def __post_init__(self) -> None:
         """Raise MalformedError for settings that cannot be combined."""
-        require_known("runner", self.runner, RUNNERS)
-        require_known("preset", self.preset, PRESETS)
-        require_known("dtype", self.dtype, DTYPES)
-        require_known("device", self.device, DEVICES)
-        require_known("scheme", self.scheme, list(LocationScheme))
+        known = {
+            "runner": [*RUNNERS],
+            "preset": [*PRESETS],
+            "dtype": [*DTYPES],
+            "device": [*DEVICES],
+        }
+        for name, values in known.items():
+            require_known(name, getattr(self, name), values)
         for name in self.bugs:
             require_known("bug", name, BUGS)
             if self.scheme not in BUGS[name].schemes or not BUGS[name].fits(self.runner):
@@ -79,16 +82,11 @@ class TrialConfig:
                     f"bug {name} does not exist in location scheme {self.scheme} of {self.runner}"
                 )
         if self.bugs != catalogued(self.bugs):
-            raise MalformedError(
-                "the bugs of a trial must be in catalogue order and must not repeat"
-            )
+            raise MalformedError("the bugs of a trial must be in catalogue order, without repeats")
         if self.topk not in TOPK:
             raise MalformedError(f"the topk of a trial must be {' or '.join(map(str, TOPK))}")
         if self.overlap and not RUNNERS[self.runner].captures:
-            raise MalformedError(
-                f"the engine of {self.runner} cannot overlap steps because it launches no work"
-                " asynchronously"
-            )
+            raise MalformedError(f"the engine of {self.runner} cannot overlap steps")
         if self.overlap and self.device != "cpu":
             raise MalformedError("overlapping steps are emulated, and need the device cpu")
         slots = self.full_slots, self.swa_slots

@@ -1,14 +1,12 @@
 """Extra runs of a step on the fresh engine, with other surrounding bytes or in another bucket."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.lockstep.pair import TAILS, Pair
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.lockstep.tracebacks import SubjectRuns
-from paritybit.reference.batch import ForwardBatch
 from paritybit.subjects.protocol import ForwardResult, Overrides
 from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN
 from torch import Tensor
@@ -33,40 +31,25 @@ class FreshRun:
 
     def __call__(self, pair: Pair, planned: PlannedStep) -> Any:
         """Run a planned step. Returns the result for the property, or None if it was skipped."""
-        fresh, batch = pair.fresh_engine, planned.graph.batch
-        tables = pair.graph_pools.tables
-        in_use = [tables.req_to_token, tables.full_to_swa_index_mapping, *tensors_of(batch)]
-        with restoring(in_use):
+        batch, tables = planned.graph.batch, pair.graph_pools.tables
+        # An engine may change the batch, which the step runs as well.
+        of_batch = () if batch is None else (*vars(batch).values(), *batch.spec_info.values())
+        in_use = tables.req_to_token, tables.full_to_swa_index_mapping, *of_batch
+        kept = [(value, value.clone()) for value in in_use if isinstance(value, Tensor)]
+        try:
             collect = self.prepare(pair, planned)
             if collect is None:
                 return None
             with SubjectRuns():
-                forward = fresh.forward(batch, planned.mode, self.overrides)
-            result = collect(forward)
-        pair.restore_graph()
-        return result
-
-
-@contextmanager
-def restoring(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Restore the contents of tensors at the end of this context."""
-    before = [tensor.clone() for tensor in tensors]
-    try:
-        yield
-    finally:
-        for tensor, values in zip(tensors, before, strict=True):
-            tensor.copy_(values)
-
-
-def tensors_of(batch: ForwardBatch | None) -> list[Tensor]:
-    """Return the tensors of a batch, which an engine may change. The step runs the same batch."""
-    if batch is None:
-        return []
-    fields = (*vars(batch).values(), *batch.spec_info.values())
-    return [value for value in fields if isinstance(value, Tensor)]
+                forward = pair.fresh_engine.forward(batch, planned.mode, self.overrides)
+            return collect(forward)
+        finally:
+            for tensor, values in kept:
+                tensor.copy_(values)
+            pair.restore_graph()
 
 
 def just_captured(pair: Pair, planned: PlannedStep) -> None:
     """Reset the fresh engine to its state after capture, and equalize its padded rows."""
     pair.fresh_engine.reset()
-    pair.equalize_padding(pair.fresh_engine, planned)
+    pair.fresh_engine.equalize_padding(planned.mode, TAILS)

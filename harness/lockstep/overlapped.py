@@ -237,10 +237,7 @@ class OverlappedScheduler(Scheduler):
         return flight.result
 
     def _follow(self, work: StagedForward) -> Keep | None:
-        """Update the host's state in advance for a forward. Returns the update left for the device.
-
-        Returns None if the host must read the result first.
-        """
+        """Update the host's state in advance, and return the device's part. None if it cannot."""
         if work.mode in READ_BY_HOST:
             return None
         if work.mode is Mode.DRAFT_EXTEND:

@@ -247,19 +247,12 @@ class Pair:
         sizes = self.graph_pools.sizes
         return StepEnd(place, sizes, self.eager.ownership(), self.graph.ownership())
 
-    def equalize_padding(self, engine: ReplicaEngine, planned: PlannedStep) -> None:
-        """Write equal values to the tails that padding keeps or fills once, on any engine."""
-        engine.equalize_padding(planned.mode, TAILS)
-
     def _run_graph(
         self, planned: PlannedStep, recorder: Recorder, upcoming: Iterable[Step]
     ) -> RanForward:
-        """Equalize the padded rows, and run the subject's forward.
-
-        With overlapping steps, `upcoming` steps are planned meanwhile.
-        """
+        """Equalize the padded rows, and run the subject's forward."""
         with recorder.equalizing():
-            self.equalize_padding(self.subject, planned)
+            self.subject.equalize_padding(planned.mode, TAILS)
 
         def run(batch: ForwardBatch | None, staged: ForwardBatch | None) -> RanForward:
             mapping = self.graph_pools.tables.full_to_swa_index_mapping.clone()

@@ -110,10 +110,7 @@ class Scheduler(RequestBook):
         return self._extend(request, request.known)
 
     def _enter(self, request: Request, tokens: int) -> bool:
-        """Give `request` a row and slots for `tokens` tokens.
-
-        Returns False if there is no free row or too few slots.
-        """
+        """Give `request` a row and slots for `tokens` tokens."""
         allocation = self.allocator.alloc_row()
         if allocation is None:
             return False

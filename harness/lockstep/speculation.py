@@ -152,10 +152,7 @@ def _move_kv(book: RequestBook, span: RequestSpan, path: Sequence[int]) -> None:
 
 
 def _may_catch_up(book: RequestBook, request: Request) -> bool:
-    """Whether the draft model lags and all tokens in its windows still have SWA slots.
-
-    A shared prefix has no KV of the draft model, and the request may not write it.
-    """
+    """Whether the draft model lags and all tokens in its windows still have SWA slots."""
     end, size = min(request.length, request.known - 1), book.pools.sizes.page_size
     needed = max(0, request.drafted - book.config.window + 1)
     assert request.allocation is not None
@@ -164,10 +161,7 @@ def _may_catch_up(book: RequestBook, request: Request) -> bool:
 
 
 def _tree_of_the_harness(book: RequestBook, request: Request, accept: int) -> Tree:
-    """Return a tree of random drafts with two branches, of which the second is longer.
-
-    It is a chain if no branch is as long as the path that will be accepted.
-    """
+    """Return a tree of random drafts with two branches, of which the second is longer."""
     draw = random.Random(book.seed * 100_003 + request.serial * 1009 + request.length)
     root = int(book.tokens[request.token_row, request.length])
     topk = book.config.speculation.topk

@@ -12,20 +12,15 @@ from pathlib import Path
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The environment variable with the GPUs that CUDA sees, by index or UUID."""
 
-DEVICE_FILES = Path("/dev")
-
-ASK_SECONDS = 60.0
-"""The time limit in seconds for the driver to list its GPUs."""
-
 
 def listed_gpus() -> list[tuple[str, str]]:
     """Return name and UUID of each GPU in the driver's order. '' if unknown."""
     try:
         listed = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=ASK_SECONDS
+            ["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=60
         )
     except FileNotFoundError:
-        return [("", "") for _ in DEVICE_FILES.glob("nvidia[0-9]*")]
+        return [("", "") for _ in Path("/dev").glob("nvidia[0-9]*")]
     except (OSError, subprocess.SubprocessError):
         return []
     return re.findall(r"^GPU \d+: (.*?) \(UUID: (.*?)\)", listed.stdout, re.M)

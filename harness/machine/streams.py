@@ -22,16 +22,11 @@ class Stdout(io.FileIO):
                 select.select([], [self], [])
         except OSError as error:
             self.lost = error
-            to_nowhere(self.fileno())
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
             return len(data)
         return taken
-
-
-def to_nowhere(number: int) -> None:
-    """Redirect a file descriptor to /dev/null."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, number)
-    os.close(nowhere)
 
 
 def taken_over() -> Stdout:

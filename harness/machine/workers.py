@@ -13,8 +13,7 @@ One H200 ran 193 differential steps per second with 1 process, 421 with 4, 528 w
 SHARING_UNDER_MPS = 24
 """The number under MPS: half of the clients that NVIDIA allows.
 
-Each process may have a second one, which plays a finding again. One H200 ran 3,077 steps per second
-with 15 processes.
+Each process may have a second one, which plays a finding again.
 """
 
 

@@ -131,14 +131,14 @@ def _step(ground: Ground) -> st.SearchStrategy[tuple[Step, ...]]:
         idling += [st.tuples(_admit(config), st.just(Idle(idle.index(under_test))))] * FAVOUR
     kinds: list[st.SearchStrategy[tuple[Step, ...]]] = [*alone, *rounds, *idling]
     # When it schedules a forward, an engine evicts what the next queries cannot see.
-    evicting = st.integers(1, max_bs).map(_decode_and_evict)
+    evicting = first.map(_decode_and_evict)
     kinds += [_scenes(ground, 1), *([evicting] * (2 * FAVOUR if under_test is Mode.DECODE else 2))]
     return st.sampled_from(range(len(kinds))).flatmap(kinds.__getitem__)
 
 
-def _decode_and_evict(count: int) -> tuple[Step, ...]:
-    """Return two decodes of the first `count` requests, each followed by evictions."""
-    steps: tuple[Step, ...] = (Decode(tuple(range(count))), *map(Evict, range(count)))
+def _decode_and_evict(rows: tuple[int, ...]) -> tuple[Step, ...]:
+    """Return two decodes of some requests, each followed by evictions."""
+    steps: tuple[Step, ...] = (Decode(rows), *map(Evict, rows))
     return steps * 2
 
 

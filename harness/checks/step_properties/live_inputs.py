@@ -6,12 +6,12 @@ from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.checks.static_inputs import (
     COMPILED,
     CONVERTED,
+    FILLS,
     METADATA,
     OUTPUTS,
     ROOM,
     TOKEN_COUNTS,
     Part,
-    fills_of,
     parts,
     rows_of_lists,
 )
@@ -40,7 +40,7 @@ def judge(observation: Observation) -> Description | None:
 
 def odd_inputs(observation: Observation, replay: ReplayResult) -> Iterator[str]:
     """Yield messages about unexpected, missing and too small static buffers, and wrong dtypes."""
-    static, fills, runner = observation.static, fills_of(replay), RUNNERS[replay.runner]
+    static, fills, runner = observation.static, FILLS[replay.runner], RUNNERS[replay.runner]
     there = {name for name in static if not name.startswith(OUTPUTS)} - METADATA.keys()
     counted = runner.captures and runner.mode in {Mode.DECODE, Mode.TARGET_VERIFY}
     known = {*fills, *(TOKEN_COUNTS if counted else ())}

@@ -76,10 +76,7 @@ def _live_change(observation: Observation, noisy: NoisyRun, output: Output) -> D
 
 
 def _nan_row(observation: Observation, noisy: NoisyRun) -> Description | None:
-    """Name the first row, live or padded, that read a NaN outside the batch and slot 0.
-
-    An output with another shape comes from another bucket, which hermetic_replay reports.
-    """
+    """Name the first row, live or padded, that read a NaN outside the batch and slot 0."""
     replay = observation.replay
     if replay is None or noisy.defined is None:
         return None
