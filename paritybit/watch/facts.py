@@ -55,6 +55,8 @@ class Row:
       salt. Rows of different spaces never share KV.
     - `spare`: the last `spare` computed positions belong to the row, but need not be written.
     - `window`: overrides the window of the group, for layers with several windows in one group.
+    - `frees`: once the window has left a page of the row, the engine frees it before the second
+      forward of the request after that, unless another request or the prefix cache needs it.
 
     A tree of draft tokens has one row per branch. The branches share the cached positions. If two
     branches share a slot, it holds the same tokens in both.
@@ -68,6 +70,7 @@ class Row:
     space: str = ""
     spare: int = 0
     window: int | None = None
+    frees: bool = False
 
 
 @dataclass(frozen=True)

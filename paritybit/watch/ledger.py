@@ -336,6 +336,17 @@ class Ledger:
         call = self.calls.get(number)
         return None if call is None else (what, call)
 
+    def kept(self, slot: int) -> bool:
+        """Return whether a slot was neither freed since it was written, nor shared since allocated.
+
+        Returns False if this is not known.
+        """
+        freed = self.calls.get(abs(int(self.freed[slot])))
+        given, shared = (self.calls.get(int(self.given[one][slot])) for one in (ALLOCATED, SHARED))
+        if given is None or (freed is not None and freed.forward > int(self.forward[slot])):
+            return False
+        return shared is None or shared.forward < given.forward
+
     def freed_beside(self, slot: int) -> str | None:
         """Return when and at which line other slots of a slot's request were freed, as text."""
         alike = (self.request == self.request[slot]) & (self.freed > 0) & (self.forward > 0)

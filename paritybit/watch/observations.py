@@ -239,6 +239,15 @@ class IdleSlots(Evidence):
 
 
 @dataclass(frozen=True)
+class Outside(InForward):
+    """The slots that a row holds although its window left them two forwards before, int64 [n]."""
+
+    ledger: Ledger
+    row: Row
+    slots: Tensor
+
+
+@dataclass(frozen=True)
 class Cached(Evidence):
     """The number of slots of a group in the prefix cache, and how many of them can be evicted."""
 

@@ -54,6 +54,11 @@ class Origins:
             return Life(number, row.cached, row.cached)
         return replace(before, cached=row.cached)
 
+    def earlier(self, forward: Forward, row: Row) -> list[Row]:
+        """Return the rows of a request in its last two forwards, the latest first."""
+        name = name_of(forward, row)
+        return [rows[name] for _, rows in reversed(self.latest) if name in rows][:2]
+
     def of(
         self, number: int, forward: Forward, row: Row, position: int, slot: int, ledger: Ledger
     ) -> str:

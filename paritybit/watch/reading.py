@@ -80,6 +80,27 @@ def first_read(row: Row, group: Group) -> int:
     return 0 if window is None else max(0, row.cached - window + 1)
 
 
+def outside(row: Row, earlier: Sequence[Row], ledger: Ledger) -> Tensor | None:
+    """Return the slots that a row holds although its window left them, int64 [n].
+
+    `earlier` are the rows of the last two forwards of its request. The result is None if the window
+    has left none. It lacks slots that something else wrote or needs.
+    """
+    group = ledger.group
+    if not row.frees or group.name not in row.slots or len(earlier) < 2:
+        return None
+    first = min(first_read(one, group) for one in (row, *earlier)) // group.page_size
+    slots = row.slots[group.name][: first * group.page_size]
+    if not len(slots):
+        return None
+    place, position = ledger.places(slots), torch.arange(len(slots), device=ledger.device)
+    mine = ledger.wide[3][place] == ledger.names.number(row.request)
+    mine &= ledger.wide[4][place] == position  # A table may name a slot for two positions.
+    held = place[mine & ledger.usable[place]]
+    kept = [slot for slot in held.tolist() if ledger.kept(slot)]
+    return torch.tensor(kept, dtype=torch.int64)
+
+
 def slots_read(forward: Forward, ledger: Ledger, last: bool = False) -> Tensor:
     """Return the slots of cached positions that the rows of a forward read, int64 [n].
 

@@ -23,7 +23,7 @@ from paritybit.watch.boundary import guarded
 from paritybit.watch.facts import Forward, Group, IndexList, RowValues, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Story
-from paritybit.watch.observations import GivenList, RowsGiven, Unwritten
+from paritybit.watch.observations import GivenList, Outside, RowsGiven, Unwritten
 from paritybit.watch.origins import Origins
 from paritybit.watch.replays.replaying import Replaying, WatchedForward
 from paritybit.watch.settings import Settings
@@ -148,6 +148,7 @@ class Watcher(Replaying):
         astray = False
         for name, ledger in self.ledgers.items():
             self.moved_between(ledger, BEFORE)
+            self.judge_outside(forward, ledger)
             parts = forward, self.number, ledger, chain, writes[name]
             reads = reading.reads(*parts, self.origins if self.settings.every == 1 else None)
             if reads is None:
@@ -172,6 +173,15 @@ class Watcher(Replaying):
             unresolved_reads=open_,
             **{f"forwards: {forward.kind}": 1},
         )
+
+    def judge_outside(self, forward: Forward, ledger: Ledger) -> None:
+        """Judge the slots that rows hold although their window left them."""
+        if self.copied_elsewhere is not None:  # A copy may need them.
+            return
+        for row in forward.rows:
+            slots = reading.outside(row, self.origins.earlier(forward, row), ledger)
+            if slots is not None:
+                self.judge("idle", Outside(self.number, forward, ledger, row, slots))
 
     def moved_between(self, ledger: Ledger, what: str) -> None:
         """Remember the slots that changed since the last frame, to explain later reads."""

@@ -375,6 +375,43 @@ def test_a_leak_is_a_slot_that_was_used_and_is_neither_free_nor_cached(scene: Sc
     assert scene.checks() == ["leak"] * 2
 
 
+@pytest.mark.parametrize(
+    ("after", "peer", "found"),
+    [
+        ((), None, ["leak"]),
+        ((), "a peer reads KV", []),
+        (("freed",), None, []),
+        (("freed", "allocated"), None, []),  # Another request has it, and has not written it yet.
+        (("shared",), None, []),
+    ],
+)
+def test_a_slot_that_a_window_left_is_free_unless_something_else_needs_it(
+    scene: Scene, after: tuple[str, ...], peer: str | None, found: list[str]
+) -> None:
+    scene.watcher.copied_elsewhere = peer
+    scene.watcher.allocated("swa", torch.tensor(SLOTS))
+    for first, last in ((0, 5), (5, 6), (6, 7), (7, 8)):
+        one = replace(row("a", TOKENS[:last], first, SLOTS), frees=True)
+        scene.run(Forward("decode", (one,)), SLOTS[first:last])
+        for what in after if last == 6 else ():
+            getattr(scene.watcher, what)("swa", torch.tensor(SLOTS[:2]))
+    assert scene.checks() == found
+
+
+def test_a_slot_that_a_window_left_may_be_given_to_its_request_again(scene: Scene) -> None:
+    """A table goes on naming it for the position that it had first."""
+    slots = [*SLOTS[:5], SLOTS[0], *SLOTS[5:8]]
+    scene.watcher.allocated("swa", torch.tensor(SLOTS))
+    for first, last in ((0, 5), (5, 6), (6, 7), (7, 8), (8, 9)):
+        one = replace(row("a", [*TOKENS, 13][:last], first, {"swa": slots}), frees=True)
+        scene.run(Forward("decode", (one,)), {"swa": slots[first:last]})
+        scene.watcher.freed("swa", torch.tensor(SLOTS[max(0, last - 4) : last - 3]))
+        if last == 5:
+            scene.watcher.freed("swa", torch.tensor(SLOTS[:1]))
+            scene.watcher.allocated("swa", torch.tensor(SLOTS[:1]))
+    assert scene.checks() == []
+
+
 @EITHER
 def test_sampling_does_not_judge_what_slots_held_that_were_allocated_meanwhile(
     scene: Scene, found: set[str]

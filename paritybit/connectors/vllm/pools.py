@@ -47,12 +47,14 @@ class Pool:
     """The pool of blocks.
 
     `targets` are the engine's groups with layers of the target, `draft` that of a draft model.
+    `frees` is False if requests keep blocks that their window has left.
     """
 
     groups: tuple[Group, ...]
     page: int
     targets: tuple[EngineGroup, ...]
     draft: EngineGroup | None = None
+    frees: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -114,7 +116,8 @@ def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> Pool:
         if own:
             kinds = tuple(sorted({of_tensor[name] for name in own}))
             found.append(EngineGroup(number, window, own[0], kinds))
-    return Pool(groups, page, tuple(found), draft)
+    frees = not any(getattr(spec, "extra_retained_tokens", 0) for spec in specs)
+    return Pool(groups, page, tuple(found), draft, frees)
 
 
 def tensors_of(

@@ -103,6 +103,7 @@ class Requests:
                         slots=dict.fromkeys(group.names, slots),
                         space=f"{group.number} {space_of(of[name])}",
                         window=group.window,
+                        frees=pool.frees,
                     )
                 )
         return Forward(kind_of(output, names), tuple(rows))

@@ -1,8 +1,9 @@
 """Leak: while no request runs, a slot is neither free nor in the prefix cache, or it is both.
 
-So is a cached slot that stays locked or can never be evicted, and a row of the request table that
-is not freed. The same holds for a pool on the host. The opposite is reported, too: a row that is
-free twice, for example, is given to two requests.
+So is a cached slot that stays locked or can never be evicted, a row of the request table that is
+not freed, and a slot that a running request holds although its window has left it. The same holds
+for a pool on the host. The opposite is reported, too: a row that is free twice, for example, is
+given to two requests.
 """
 
 from collections.abc import Iterable
@@ -19,14 +20,19 @@ from paritybit.watch.observations import (
     Evidence,
     IdleRows,
     IdleSlots,
+    Outside,
 )
 
 IDLE = "no forward pass runs, and"
 
 
-def judge(idle: IdleSlots | IdleRows | Cached) -> Iterable[Finding]:
+def judge(idle: IdleSlots | IdleRows | Cached | Outside) -> Iterable[Finding]:
     """Yield a finding per kind of leak."""
-    if isinstance(idle, IdleRows):
+    if isinstance(idle, Outside):
+        when = f"the window of request {idle.row.request} has left it, and"
+        group, what = idle.ledger.group.name, "is not free"
+        yield from found(idle, group, idle.ledger, idle.slots, what, when)
+    elif isinstance(idle, IdleRows):
         rows = len(set(idle.free))
         twice, missing = len(idle.free) - rows, idle.all - rows
         yield from held(idle, None, twice, "rows of the request table are free twice", "")
@@ -77,6 +83,7 @@ def found(
     ledger: Ledger | None,
     slots: Tensor,
     what: str,
+    when: str = IDLE,
 ) -> Iterable[Finding]:
     """Yield one finding for all wrong slots, int64 [n], if there are any."""
     if not len(slots):
@@ -84,7 +91,7 @@ def found(
     slot = int(slots[0])
     yield idle.found(
         CHECK.name,
-        f"{IDLE} slot {slot} ({group}) {what}",
+        f"{when} slot {slot} ({group}) {what}",
         group=group,
         why=what,
         slots=tuple(slots[:SHOWN].tolist()),
@@ -107,6 +114,6 @@ CHECK = Check(
     "idle",
     "when nothing runs, every slot ever written, and every slot on the host, is either free or in "
     "the prefix cache, none is locked, all cached ones can be evicted, and each row of the request "
-    "table is free once",
+    "table is free once; in vLLM, a slot that a window left two forward passes before is free",
     judge,
 )
