@@ -6,8 +6,9 @@ The module does not import torch, so that the command stops quickly.
 import importlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from paritybit.drive.legs import Pair
 from paritybit.harness.lockstep.tracebacks import without_paths
 from paritybit.harness.records.codec import save
 from paritybit.harness.records.environment import environment
@@ -26,7 +28,7 @@ from paritybit.launch.schema import (
     RecordedFinding,
     WatchRecord,
 )
-from paritybit.launch.scope import CUT_SHORT, not_tried
+from paritybit.launch.scope import CUT_SHORT, PAIRS, SERVED_PAIRS, not_tried
 from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import LegOutcome, ending, missing_counts, open_questions, verdict_of
 
@@ -69,11 +71,13 @@ def make(
     outcomes: Sequence[LegOutcome],
     interrupted: str | None = None,
     not_run: Mapping[str, str] = MappingProxyType({}),
+    pairs: Set[Pair] = frozenset(),
 ) -> WatchRecord:
     """Return the record of a run.
 
     `interrupted` is the name of the signal that interrupted the run, or None. `not_run` are the
-    rows of the plan that did not run, with the reasons.
+    rows of the plan that did not run, with the reasons, and `pairs` the pairs of settings that the
+    covering array has.
     """
     counts: Counter[str] = Counter()
     for outcome in outcomes:
@@ -82,6 +86,10 @@ def make(
     findings = tuple(replace(one, known=options.known.where(one)) for one in found)
     unselected = [] if options.checks is None else sorted({*check_names()} - {*options.checks})
     unseen = {one.name: why for one in outcomes if (why := next(missing_counts(one), None))}
+    if pairs:
+        rows_seen = (one for one in outcomes if one.name not in unseen)
+        served = {frozenset(two) for one in rows_seen for two in combinations(one.values, 2)}
+        counts.update({PAIRS: len(pairs), SERVED_PAIRS: len(served & pairs)})
     cut = {one.name: CUT_SHORT for one in outcomes if one.short}
     rows = {**not_run, **cut, **unseen}
     untried = tuple(not_tried(counts, unselected, rows, idle_kernels(outcomes)))

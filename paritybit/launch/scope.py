@@ -24,6 +24,9 @@ PARTS: Mapping[str, tuple[str, str]] = {
 }
 """Maps a count to what was not reached if it is not zero, and the reason."""
 
+PAIRS, SERVED_PAIRS = "pairs of settings", "served pairs of settings"
+"""The counts of the pairs of settings that the covering array has, and of those served."""
+
 CUT_SHORT = "the time was over before it had served enough"
 """Why a row is listed that was served in part."""
 
@@ -43,6 +46,9 @@ def not_tried(
     not as a whole, with the reasons. `kernels` are Triton kernels that no launch ran.
     """
     yield from not_served(rows or {})
+    if missing := counts.get(PAIRS, 0) - counts.get(SERVED_PAIRS, 0):
+        what = f"{missing} of {counts[PAIRS]} {PAIRS}"
+        yield Untried(what, "no row with both settings was served")
     for check in unselected:
         yield Untried(f"check: {check}", "not selected by --checks")
     yield from not_compared(counts)

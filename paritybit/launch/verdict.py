@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from paritybit.drive.operating.actions import COUNT, WHOLE
 from paritybit.launch.schema import RecordedFinding, Untried, Verdict
+from paritybit.launch.scope import PAIRS, SERVED_PAIRS
 from paritybit.launch.tally import Tally
 from paritybit.launch.words import causes_of, plural
 
@@ -45,6 +46,7 @@ class LegOutcome:
     """The outcome of a row: its tally, and how its command ended.
 
     - `starting`: the seconds until the engine was loaded.
+    - `values`: the values of its settings, one per axis. Empty for a user's command.
     - `code`: the exit code, negative for a signal. None if nothing recorded it.
     - `replays`: whether it must have replayed a graph.
     - `stopped`: the command was asked to stop.
@@ -63,6 +65,7 @@ class LegOutcome:
     too_long: bool = False
     log: str | None = None
     error: str = ""
+    values: tuple[str, ...] = ()
     starting: float = 0.0
 
     @property
@@ -186,4 +189,5 @@ def scope_of(counts: Mapping[str, int]) -> str:
             else ""
         )
         + (f", {plural(actions, 'action')}" if actions else "")
+        + (f", {count(SERVED_PAIRS)} of {count(PAIRS)} {PAIRS}" if PAIRS in counts else "")
     )

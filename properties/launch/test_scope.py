@@ -1,7 +1,8 @@
 """What a run says that it did not try, and which of its verdicts come first."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import combinations
 
 import pytest
 
@@ -36,6 +37,16 @@ def test_a_row_that_ended_before_its_floor_is_named_and_leaves_a_verdict() -> No
     record = make(WatchOptions("watch"), [leg("1", {**ENOUGH, WHOLE: 1}), short])
     assert record.verdict == "no finding"
     assert any(one.what == "row 64" for one in record.not_tried)
+
+
+def test_pairs_of_settings_that_were_served_are_counted() -> None:
+    rows = [("a", "b", "c"), ("a", "b2", "c"), ("a2", "b2", "c2"), ("a", "b", "c2")]
+    pairs = frozenset(frozenset(pair) for row in rows for pair in combinations(row, 2))
+    legs = [replace(leg(f"row {n}", ENOUGH), values=row) for n, row in enumerate(rows)]
+    legs[2] = replace(legs[2], tally=leg("row 2", {}).tally)  # It served nothing.
+    made = make(WatchOptions("watch"), legs[:3], pairs=pairs)
+    assert "5 of 10 pairs of settings" in made.message
+    assert "5 of 10 pairs of settings" in [one.what for one in made.not_tried]
 
 
 def test_trials_that_could_not_have_failed_are_named_with_their_reasons() -> None:

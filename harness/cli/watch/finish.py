@@ -44,7 +44,7 @@ def finish(run: "WatchRun") -> int:
         number = interruption(run, options)
         interrupted = None if number is None else signal_name(number)
         stated = replace(options, engine=options.engine and for_record(options.engine))
-        record = records.make(stated, run.outcomes, interrupted, run.not_run)
+        record = records.make(stated, run.outcomes, interrupted, run.not_run, run.pairs)
         found = cases.cases_of(record, run.outcomes)
         record = cases.with_cases(record, found)
         report = report_of(record)

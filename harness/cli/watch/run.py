@@ -35,7 +35,7 @@ from paritybit.harness.records.environment import commit_of
 from paritybit import __version__
 from paritybit.drive.adapters import Adapter, Environment, adapter_of
 from paritybit.drive.job import command
-from paritybit.drive.legs import LACKING, Leg
+from paritybit.drive.legs import LACKING, Leg, Pair
 from paritybit.drive.models import MODELS
 from paritybit.drive.warm import Warm, warm
 from paritybit.inject import environment_with, prepare
@@ -75,8 +75,8 @@ AFTER_FINDING = 5.0
 class WatchRun:
     """A run in progress.
 
-    `outcomes` has the finished rows, and `not_run` why others did not run. `found` is whether a
-    finding that is not known was shown.
+    `outcomes` has the finished rows, and `not_run` why others did not run. `pairs` are the pairs of
+    settings that the covering array has. `found` is whether a finding that is not known was shown.
     """
 
     folder: Path
@@ -86,6 +86,7 @@ class WatchRun:
     options: WatchOptions
     outcomes: list[LegOutcome] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
+    pairs: frozenset[Pair] = frozenset()
     found: bool = False
 
     def settings(self, out: Path) -> str:
@@ -136,6 +137,7 @@ class WatchRun:
         return LegOutcome(
             name=leg.name,
             arguments=leg.arguments,
+            values=leg.values,
             tally=tally,
             code=running.process.wait(),
             seconds=following.seconds,
@@ -214,7 +216,7 @@ def prepared(options: WatchOptions, spec: str) -> tuple[WatchOptions, "RowServer
     legs = legs_of(table, seed, options.settings)
     engine = adapter.prepare(spec)
     options = replace(options, device=device, seed=seed, revision=commit_of(Path(spec)))
-    return options, RowServer(adapter, engine, legs)
+    return options, RowServer(adapter, engine, legs, table.array.pairs)
 
 
 @dataclass
@@ -228,12 +230,13 @@ class RowServer:
     adapter: Adapter
     engine: Environment
     legs: Sequence[Leg]
+    pairs: frozenset[Pair]
     found: list[float] = field(default_factory=list)
     compared: set[str] = field(default_factory=set)
 
     def serve(self, run: WatchRun) -> None:
         """Serve the rows, some of them at a time."""
-        device = str(run.options.device)
+        device, run.pairs = str(run.options.device), self.pairs
         seconds, workers = float(run.options.seconds or SECONDS), workers_of(device)
         plan = Plan(self.legs, seconds, workers, named=bool(run.options.settings))
         rows = plural(len(self.legs), "row")
