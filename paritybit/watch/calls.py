@@ -1,8 +1,10 @@
 """Notes which functions of an engine run before each forward pass, and which lines call them."""
 
 import sys
+import threading
 from collections import defaultdict, deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from types import CodeType, FrameType
@@ -52,23 +54,43 @@ class Calls:
     """
 
     def __init__(self, package: str) -> None:
-        self.package, self.forward, self.left = package, 0, 0
+        self.package, self.forward, self.left, self.inside = package, 0, 0, 0
         self.function = self._called
+        self.thread: int | None = None
+        self.files: dict[str, bool] = {}
+        """Whether files are the package's."""
         self.seen = set[tuple[int, int, int]]()
-        """The calls since the last note: ids of both functions, and the caller's instruction."""
+        """All calls: the ids of both functions, and the caller's instruction."""
+        self.now = set[int]()
+        """The ids of the functions that ran since the last note."""
         self.ran: dict[int, Ran] = {}
         self.lines: defaultdict[tuple[int, int], dict[int, CodeType]] = defaultdict(dict)
         """The functions that each line has called, by the id of its function and its number."""
-
         self.answers: dict[Any, tuple[int, list[str]]] = {}
         """What was said of stacks, and before which forward pass."""
         self.asked = 0
 
     def start(self) -> None:
         """Note the calls of this thread."""
-        if sys.gettrace() is None:
-            self.left = MOST_CALLS
+        self.left, self.thread = MOST_CALLS, threading.get_ident()
+        self._resume()
+
+    def _resume(self) -> None:
+        mine = self.thread == threading.get_ident() and not self.inside
+        if mine and self.left > 0 and sys.gettrace() is None:
             sys.settrace(self.function)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Note no calls in this context, in which the sanitizer runs."""
+        self.inside += 1
+        if sys.gettrace() is self.function:
+            sys.settrace(None)
+        try:
+            yield
+        finally:
+            self.inside -= 1
+            self._resume()
 
     def stop(self) -> None:
         """Note no more calls."""
@@ -79,10 +101,9 @@ class Calls:
     def note(self, forward: int) -> None:
         """Note that what ran since the last note did so before a forward pass."""
         self.forward = forward
-        for key in {one for one, *_ in self.seen}:
-            if key in self.ran:
-                self.ran[key].note(forward)
-        self.seen.clear()
+        for key in self.now & self.ran.keys():
+            self.ran[key].note(forward)
+        self.now.clear()
 
     def called(self, code: CodeType, first: int, last: int) -> Iterator[CodeType]:
         """Yield the functions that some lines of a function have called."""
@@ -98,7 +119,12 @@ class Calls:
                 sys.settrace(None)
                 return
             code, caller = frame.f_code, frame.f_back
-            if caller is not None and engine_file(code.co_filename, self.package) is not None:
+            own = self.files.get(code.co_filename)
+            if own is None:
+                own = engine_file(code.co_filename, self.package) is not None
+                self.files[code.co_filename] = own
+            if own and caller is not None:
+                self.now.add(id(code))
                 key = id(code), id(caller.f_code), caller.f_lasti
                 if key not in self.seen:
                     self.seen.add(key)

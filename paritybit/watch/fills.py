@@ -271,6 +271,8 @@ class Fills(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if not self.active or self.failed:
             return result
+        tracing = sys.gettrace()
+        sys.settrace(None)
         try:
             self._note(func, result, args, kwargs or {})
         except Exception:  # It would be raised in the engine.
@@ -278,6 +280,8 @@ class Fills(TorchDispatchMode):
             self.known.clear()
             self.written.clear()
             self.left_out.setdefault(FAILED, False)
+        finally:
+            sys.settrace(tracing)
         return result
 
     @classmethod

@@ -1,6 +1,6 @@
 """Reads which names the statements of a function change and use.
 
-The name of an attribute begins with a dot, or with `self.`. An entry of a dictionary counts as one.
+The name of an attribute begins with a dot, or with `self.`.
 """
 
 import ast
@@ -106,8 +106,6 @@ def used(node: ast.AST | None) -> Iterator[str]:
         yield attribute(node)
         yield from used(node.value)
     elif node is not None:
-        if isinstance(node, ast.Subscript):
-            yield from key(node)
         for child in ast.iter_child_nodes(node):
             yield from used(child)
 
@@ -118,30 +116,23 @@ def attribute(node: ast.Attribute) -> str:
     return f"self.{node.attr}" if own else f".{node.attr}"
 
 
-def key(node: ast.Subscript) -> Iterator[str]:
-    """Yield the name of an entry of a dictionary, which counts as an attribute."""
-    if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
-        yield f".{node.slice.value}"
-
-
-def changed(node: ast.AST, parts: set[str]) -> Iterator[str]:
-    """Yield what an assignment changes. Names of which only a part is changed go to `parts`."""
+def changed(node: ast.AST) -> Iterator[str]:
+    """Yield what an assignment changes."""
     if isinstance(node, ast.Name):
         yield from () if node.id in OWN else (node.id,)
     elif isinstance(node, ast.Attribute):
         yield attribute(node)
-        yield from inner(node.value, parts) if isinstance(node.value, ast.Attribute) else ()
+        yield from inner(node.value) if isinstance(node.value, ast.Attribute) else ()
     elif isinstance(node, ast.Subscript):
-        yield from key(node)
-        yield from inner(node.value, parts)
+        yield from inner(node.value)
     elif isinstance(node, ast.Starred):
-        yield from changed(node.value, parts)
+        yield from changed(node.value)
     elif isinstance(node, ast.Tuple | ast.List):
         for part in node.elts:
-            yield from changed(part, parts)
+            yield from changed(part)
 
 
-def inner(node: ast.AST, parts: set[str]) -> Iterator[str]:
+def inner(node: ast.AST) -> Iterator[str]:
     """Yield what is changed if a part of an expression's value is."""
     while isinstance(node, ast.Call | ast.Subscript):  # `x[0].view(-1)` is a part of `x`.
         if isinstance(node, ast.Call):
@@ -149,12 +140,10 @@ def inner(node: ast.AST, parts: set[str]) -> Iterator[str]:
                 return
             node = node.func
         node = node.value
-    if isinstance(node, ast.Name):
-        parts.add(node.id)
-    yield from changed(node, parts)
+    yield from changed(node)
 
 
-def effects(call: ast.Call, alone: bool, parts: set[str]) -> Iterator[str]:
+def effects(call: ast.Call, alone: bool) -> Iterator[str]:
     """Yield what a call changes. `alone` says that nothing uses its result.
 
     One with keywords that makes an object sets its attributes.
@@ -162,7 +151,7 @@ def effects(call: ast.Call, alone: bool, parts: set[str]) -> Iterator[str]:
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     mutates = method in MUTATORS or (method.endswith("_") and not method.endswith("__"))
     if isinstance(call.func, ast.Attribute) and (mutates or alone):
-        yield from inner(call.func.value, parts)
+        yield from inner(call.func.value)
     name = method or getattr(call.func, "id", "")
     if name.lstrip("_")[:1].isupper() or name in ("cls", "replace", "_replace"):
         yield from (f".{one.arg}" for one in call.keywords if one.arg)
@@ -187,32 +176,25 @@ def heads(node: ast.stmt) -> tuple[list[ast.expr], list[ast.expr]]:
     return [], [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
 
 
-def statements(body: Iterable[ast.AST], aliases: dict[str, list[str]]) -> Iterator[Statement]:
+def statements(body: Iterable[ast.AST]) -> Iterator[Statement]:
     """Yield the statements in a function, but not those of functions in it."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
         if not isinstance(node, ast.stmt):  # Such as an exception handler.
-            yield from statements(ast.iter_child_nodes(node), aliases)
+            yield from statements(ast.iter_child_nodes(node))
             continue
         targets, values = heads(node)
-        parts = set[str]()
-        changes = {name for one in targets for name in changed(one, parts)}
+        changes = {name for one in targets for name in changed(one)}
         calls = [two for one in values for two in ast.walk(one) if isinstance(two, ast.Call)]
         alone = node.value if isinstance(node, ast.Expr) else None
         for call in calls:
-            changes.update(effects(call, call is alone, parts))
-        for name in parts:
-            changes.update(aliases.get(name, ()))
+            changes.update(effects(call, call is alone))
         lent = set[str]()
         if isinstance(alone, ast.Call):
             for part in (*alone.args, *(one.value for one in alone.keywords)):
-                lent.update(inner(part, set()))
-        value = getattr(node, "value", None)
-        for target in targets:
-            if isinstance(target, ast.Name) and isinstance(value, ast.Attribute | ast.Subscript):
-                aliases[target.id] = [one for one in inner(value, set()) if "." in one]
-        within = list(statements(ast.iter_child_nodes(node), aliases))
+                lent.update(inner(part))
+        within = list(statements(ast.iter_child_nodes(node)))
         changes.update(name for one in within for name in one.changes)
         lent.update(name for one in within for name in one.given)
         uses = frozenset(name for one in values for name in used(one))
@@ -224,9 +206,7 @@ def statements(body: Iterable[ast.AST], aliases: dict[str, list[str]]) -> Iterat
             names = frozenset(changes), frozenset(lent - changes), uses
             given = tuple(map(argument, calls))
             loops = isinstance(node, ast.For | ast.AsyncFor)
-            own = (
-                frozenset(name for one in targets for name in changed(one, set())) if loops else ()
-            )
+            own = frozenset(name for one in targets for name in changed(one)) if loops else ()
             head = bool(within), frozenset(own)
             yield Statement(node.lineno, last, *names, given, returns, *head)
         yield from within
@@ -265,7 +245,7 @@ def parsed(code: CodeType) -> Function | None:
     given = node.args
     names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
     parameters = tuple(one for one in names if one not in OWN)
-    return Function(code, parameters, tuple(statements(node.body, {})))
+    return Function(code, parameters, tuple(statements(node.body)))
 
 
 @lru_cache(maxsize=16384)

@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -137,6 +137,10 @@ class Replaying(Between):
         result = replay.run()
         self._replayed(replay, result)
         return result
+
+    def unnoted(self) -> AbstractContextManager[None]:
+        """Return a context in which the calls of the engine are not noted."""
+        return self.lines.calls.suspended()
 
     def quieten(self) -> None:
         """Follow no operation of torch any more, because a forward pass runs now."""
