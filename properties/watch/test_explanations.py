@@ -25,11 +25,6 @@ def a_row(request: str, cached: int, computed: int) -> Row:
 FORWARD = Forward("extend", (a_row("a", 2, 1), a_row("b", 3, 2)))
 
 
-def a_ledger() -> Ledger:
-    """Return the ledger of a group with 32 slots."""
-    return Ledger(Group("kv", (Layer("layer 0", (torch.randn(32, 2),)),)), Names())
-
-
 def told(
     held: Sequence[int],
     right: Sequence[int],
@@ -42,7 +37,8 @@ def told(
     static = StaticInput(
         name, torch.tensor(held), size, size, expected=torch.tensor(right), writes=writes
     )
-    ledgers = {} if writes is None else {writes: a_ledger()}
+    group = Group("kv", (Layer("layer 0", (torch.randn(32, 2),)),))
+    ledgers = {} if writes is None else {writes: Ledger(group, Names())}
     given = Inputs(7, FORWARD, "batch", [static], {}, before or {}, ledgers)
     (finding,) = judge(given)
     return finding.text

@@ -45,13 +45,6 @@ def ledger(request: pytest.FixtureRequest) -> Ledger:
     return Ledger(Group("group", layers, block=block), Names())
 
 
-def bytes_of(ledger: Ledger, tensor: torch.Tensor, slot: int) -> torch.Tensor:
-    """Return a view of one slot of a tensor as integers."""
-    integers = as_integers(tensor)
-    block = ledger.group.block
-    return integers[slot] if block is None else integers[slot // block, slot % block]
-
-
 def framed(ledger: Ledger) -> torch.Tensor:
     """Take a frame. Returns which slots changed, bool [slots]."""
     changed = ledger.frame()
@@ -68,7 +61,9 @@ def test_a_frame_finds_a_change_of_any_bit_once(ledger: Ledger) -> None:
     assert not bool(framed(ledger).any())
     for tensor in ledger.checksums.tensors:
         for slot in (0, 4, SLOTS - 1):
-            mine = bytes_of(ledger, tensor, slot)
+            block = ledger.group.block
+            place = (slot,) if block is None else divmod(slot, block)
+            mine = as_integers(tensor)[place]
             last = (-1,) * mine.dim()
             mine[last] ^= -128 if mine.dtype != torch.uint8 else 128
             assert framed(ledger).nonzero().flatten().tolist() == [slot]
