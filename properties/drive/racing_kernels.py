@@ -173,6 +173,8 @@ def arithmetic(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
     best, most = tl.argmax(scores, axis=0), tl.max(scores, axis=0)
     least, worst = tl.min(scores, axis=0, return_indices=True)
     pairs = (place.reshape(width // 2, 2) * tl.zeros_like(best)).reshape(width)
+    for turn in range(tl.cdiv(width, 24)):
+        pairs += (place - 30) // 7 * turn - (place - 30) % 7
     bits = ((place.to(tl.uint32) * 0xCC9E2D51) >> 7).to(tl.int32)
     tl.debug_barrier()
     tl.store(out + place, (scores * 1e6).to(tl.int32) + best + worst + pairs)

@@ -27,7 +27,10 @@ fewer_keys = 0
 
 @dataclass(frozen=True, kw_only=True)
 class Lists:
-    """The arguments of all kernels, by their names: slots in the buffers, and how to attend."""
+    """The arguments of all kernels, by their names: slots in the buffers, and how to attend.
+
+    No served model has an `xai_temperature_len`.
+    """
 
     k_buffer: Tensor
     v_buffer: Tensor
@@ -51,15 +54,9 @@ class Lists:
         keys, values = (gathered(buffer, slots) for buffer in (self.k_buffer, self.v_buffer))
         return keys * self.k_scale, values * self.v_scale
 
-    def attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, positions: Tensor
-    ) -> Tensor:
-        """Attend with queries at these positions."""
-        heat, length = None, self.xai_temperature_len
-        if length > 0:
-            heat = positions.float().clamp(min=1.0).log2() / math.log2(length)
-            heat = heat.where(positions > length, heat.new_ones(()))
-        return attend(q, keys, values, seen, self.sm_scale, self.logit_cap, self.sinks, heat)
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+        """Attend with queries to keys, of which they see `seen`."""
+        return attend(q, keys, values, seen, self.sm_scale, self.logit_cap, self.sinks)
 
 
 def attend(
@@ -70,9 +67,8 @@ def attend(
     scale: float | None = None,
     cap: float = 0.0,
     sinks: Tensor | None = None,
-    heat: Tensor | None = None,
 ) -> Tensor:
-    """Attend with queries to keys, of which they see `seen`, [T, L]. `heat` are factors of scores.
+    """Attend with queries to keys, of which they see `seen`, [T, L].
 
     Keys are [L, G, width] for all queries, or [T, L, G, width]. A sink takes weight without a
     value. No key gives zeros: the rest then has all weight.
@@ -83,8 +79,6 @@ def attend(
     scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
     if cap > 0:
         scores = cap * (scores / cap).tanh()
-    if heat is not None:
-        scores = scores * heat.view(-1, 1, 1, 1)
     scores = scores.masked_fill(~seen[:, None, None, :], -math.inf)
     rest = scores.new_tensor(LOWEST)
     if sinks is not None:
@@ -112,7 +106,7 @@ class Decode(Lists):
         seen = keys < counts[:, None]
         listed = indices[(bounds[:-1, None] + keys).clamp(max=len(indices) - 1)]
         slots = listed.long().where(seen, 0)
-        self.o.copy_(self.attend(self.q, *self.held(slots), seen, counts - 1))
+        self.o.copy_(self.attend(self.q, *self.held(slots), seen))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +192,6 @@ class Extend(Prefill):
                 torch.cat([keys, self.k_extend[new].float()]),
                 torch.cat([values, self.v_extend[new].float()]),
                 self.seen(prefix + places, width, lines),
-                prefix + places,
             ).to(self.o_extend.dtype)
 
 
@@ -221,7 +214,7 @@ class Unified(Prefill):
         for row, new, places, slots in self.rows(len(self.q), self.qo_ends):
             positions, lines = prefixes[row] + places, self.lines(row, len(places), len(slots))
             seen = self.seen(positions, len(slots), lines)
-            made = self.attend(self.q[new], *self.held(slots), seen, positions)
+            made = self.attend(self.q[new], *self.held(slots), seen)
             self.o[new] = made.to(self.o.dtype)
 
 

@@ -16,7 +16,7 @@ from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.legs import LackingError
 from paritybit.drive.script import Planned
 from paritybit.drive.vllm import lora
-from paritybit.drive.vllm.settings import DRAFT, Served, said
+from paritybit.drive.vllm.settings import DRAFT, Served
 from paritybit.drive.vllm.stand_ins import install_before_engine, install_in_engine
 from paritybit.watch import journal
 
@@ -95,7 +95,7 @@ class Vllm(Engine):
         try:
             config = arguments.EngineArgs(**self.served.arguments(folder)).create_engine_config()
         except ValueError as error:
-            raise LackingError(f"the release refuses these settings: {said(error)}") from error
+            raise LackingError(f"the release refuses these settings: {error}") from error
         install_in_engine(self.served)
         return core.EngineCore(config, executors.Executor.get_class(config), log_stats=False)
 

@@ -179,9 +179,3 @@ class Served(Common):
             "kv_cache_memory_bytes": 2**28,
             "compilation_config": compilation,
         }
-
-
-def said(error: ValueError) -> str:
-    """Return what a configuration says of a setting, without pydantic's frame."""
-    text = " ".join(str(error).split())
-    return (text.partition("Value error, ")[2] or text).partition(" [type=")[0]
