@@ -9,7 +9,6 @@ entries on, is left out.
 
 import ast
 import inspect
-import re
 import sys
 import textwrap
 import threading
@@ -26,8 +25,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from paritybit.watch.facts import StaticInput
-from paritybit.watch.slices import told
-from paritybit.watch.stacks import NOWHERE, OWN, Stack, engine_file, line_of, stack, text_of
+from paritybit.watch.slices import frame_of, told
+from paritybit.watch.stacks import NOWHERE, OWN, Stack, engine_file, line_of, stack
 from paritybit.watch.weak import ByObject, ReleasedError, WeakTensor
 
 LARGEST = 2**16
@@ -41,9 +40,6 @@ MOST = 1024
 
 EARLIER = 16
 """The number of replays of a graph before which a tensor's content is kept."""
-
-TARGET = re.compile(r"(\w+)(?:\[[^\]=]*\])?(?:(?:\s*:[^=]+)?\s[-+*/|&]?=\s|\.\w+_\()")
-"""Matches a name to which a line assigns, or which it changes in place."""
 
 FAILED = "what the engine fills could not be followed"
 UNSEEN = "not every change of {} was seen"
@@ -364,8 +360,9 @@ class Fills(TorchDispatchMode):
                 return
             mine = self.known[memory.data_ptr()] = Filled(tensor)
         if mine.reason is None:
-            names = TARGET.findall(text_of(here.lines[0]))
-            mine.name = names[0] if names else mine.name
+            frame = frame_of(here.lines[0])
+            names = sorted(name for one in frame[1] for name in one.changes) if frame else []
+            mine.name = names[-1].rpartition(".")[2] if names else mine.name
             mine.note(tensor)
 
     def writes(self, tensor: Tensor) -> list[Write]:

@@ -1,4 +1,4 @@
-"""Names the functions of an engine behind an event: its callers, and those whose results it used.
+"""Names the lines of an engine that led to an event: the line itself and its callers.
 
 A line of the engine is text such as `engine/pool.py:12 in Pool.free`.
 """
@@ -127,9 +127,3 @@ def lines_in(path: str) -> list[str]:
     folders = (Path(folder or ".", path) for folder in sys.path)
     found = FILES.get(path) or next((str(file) for file in folders if file.is_file()), "")
     return linecache.getlines(found)
-
-
-def text_of(line: str) -> str:
-    """Return the text of a line of the engine's source, or '' if it cannot be read."""
-    path, number, _ = split(line)
-    return "".join(lines_in(path)[number - 1 : number])
