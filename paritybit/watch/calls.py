@@ -19,6 +19,13 @@ MOST_CALLS = 20_000
 """The most calls that are looked at between two forward passes."""
 
 
+MONITORING: Any = getattr(sys, "monitoring", None)
+"""From Python 3.12 on, it notes calls in place of `sys.settrace`, which also stops at each line."""
+
+TOOL, NAME = 4, "paritybit"
+"""The number of this tool, and its name. Debuggers and coverage have others."""
+
+
 @dataclass
 class Ran:
     """When a function ran, and which lines called it: the callers' ids with their line numbers."""
@@ -57,6 +64,7 @@ class Calls:
         self.package, self.forward, self.left, self.inside = package, 0, 0, 0
         self.function = self._called
         self.thread: int | None = None
+        self.monitoring = False
         self.files: dict[str, bool] = {}
         """Whether files are the package's."""
         self.seen = set[tuple[int, int, int]]()
@@ -73,11 +81,18 @@ class Calls:
     def start(self) -> None:
         """Note the calls of this thread."""
         self.left, self.thread = MOST_CALLS, threading.get_ident()
+        if MONITORING is not None and not self.monitoring:
+            self.monitoring = True
+            if MONITORING.get_tool(TOOL) is None:
+                MONITORING.use_tool_id(TOOL, NAME)
+            if MONITORING.get_tool(TOOL) == NAME:
+                MONITORING.register_callback(TOOL, MONITORING.events.PY_START, self._started)
+                MONITORING.set_events(TOOL, MONITORING.events.PY_START)
         self._resume()
 
     def _resume(self) -> None:
         mine = self.thread == threading.get_ident() and not self.inside
-        if mine and self.left > 0 and sys.gettrace() is None:
+        if MONITORING is None and mine and self.left > 0 and sys.gettrace() is None:
             sys.settrace(self.function)
 
     @contextmanager
@@ -110,27 +125,47 @@ class Calls:
         for number in range(first, last + 1):
             yield from self.lines.get((id(code), number), {}).values()
 
+    def _started(self, code: CodeType, offset: int) -> Any:
+        """Note that a function starts. Python never calls it again for functions of others."""
+        del offset
+        try:
+            if not self._own(code):
+                return MONITORING.DISABLE
+            if self.left > 0 and not self.inside and self.thread == threading.get_ident():
+                self.left -= 1
+                self._call(code, sys._getframe(1).f_back)
+        except Exception:  # It would be raised in the engine.
+            self.left = 0
+        return None
+
     def _called(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Note the call of a function of the engine."""
+        """Note a call, before Python 3.12."""
         del event, argument
         try:
             self.left -= 1
             if self.left < 0:  # The engine is idle, or another thread ended it.
                 sys.settrace(None)
-                return
-            code, caller = frame.f_code, frame.f_back
-            own = self.files.get(code.co_filename)
-            if own is None:
-                own = engine_file(code.co_filename, self.package) is not None
-                self.files[code.co_filename] = own
-            if own and caller is not None:
-                self.now.add(id(code))
-                key = id(code), id(caller.f_code), caller.f_lasti
-                if key not in self.seen:
-                    self.seen.add(key)
-                    self._note(code, caller)
+            elif self._own(frame.f_code):
+                self._call(frame.f_code, frame.f_back)
         except Exception:  # It would be raised in the engine.
             self.left = 0
+
+    def _own(self, code: CodeType) -> bool:
+        """Return whether a function is the package's."""
+        own = self.files.get(code.co_filename)
+        if own is None:
+            own = engine_file(code.co_filename, self.package) is not None
+            self.files[code.co_filename] = own
+        return own
+
+    def _call(self, code: CodeType, caller: FrameType | None) -> None:
+        """Note a call of a function of the engine."""
+        if caller is not None:
+            self.now.add(id(code))
+            key = id(code), id(caller.f_code), caller.f_lasti
+            if key not in self.seen:
+                self.seen.add(key)
+                self._note(code, caller)
 
     def _note(self, code: CodeType, caller: FrameType | None) -> None:
         """Note the call of a function by a frame, or by the next one that is the engine's own."""

@@ -267,8 +267,8 @@ class Fills(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if not self.active or self.failed:
             return result
-        tracing = sys.gettrace()
-        sys.settrace(None)
+        if (tracing := sys.gettrace()) is not None:
+            sys.settrace(None)
         try:
             self._note(func, result, args, kwargs or {})
         except Exception:  # It would be raised in the engine.
@@ -277,7 +277,8 @@ class Fills(TorchDispatchMode):
             self.written.clear()
             self.left_out.setdefault(FAILED, False)
         finally:
-            sys.settrace(tracing)
+            if tracing is not None:
+                sys.settrace(tracing)
         return result
 
     @classmethod

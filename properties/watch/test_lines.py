@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paritybit.watch import stacks
-from paritybit.watch.calls import Calls, calls_of
+from paritybit.watch.calls import MONITORING, Calls, calls_of
 from paritybit.watch.lines import Lines
 from paritybit.watch.slices import told
 from paritybit.watch.stacks import Stack, stack
@@ -197,7 +197,7 @@ def test_a_debugger_is_left_alone(engine: dict[str, Any]) -> None:
         assert sys.gettrace() is debugger
     finally:
         sys.settrace(before)
-    assert not calls_of("engine").ran
+    assert MONITORING is not None or not calls_of("engine").ran
 
 
 def test_an_error_while_calls_are_noted_does_not_reach_the_engine(
