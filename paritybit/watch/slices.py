@@ -111,8 +111,9 @@ class Slice:
                 continue
             for name in one.uses:
                 distance[name] = min(near, distance.get(name, near))
+            place = function, [one]
             for other in called:
-                self.reach(near + CALL, direct, (other, other.ends), None)
+                self.reach(near + CALL, direct, (other, other.ends), None, (place, *callers))
             count += len(called)
         for name, near in distance.items():
             if "." in name:
@@ -186,7 +187,7 @@ class Slice:
         """Return functions, the most suspicious first, and before how many forwards they ran.
 
         A function counts less that has many callers, or that ran before many forward passes.
-        Methods of one name, of which one overrides others, are together.
+        Methods of one name that are equally near are together.
         """
         best, found = dict[str, tuple[float, int]](), dict[tuple[float, int, str], list[str]]()
         for code, steps in ways.items():
