@@ -67,6 +67,9 @@ class Pool:
     def give_back(self, slot):
         self.free.append(slot)
 
+    def tidy(self):
+        self.free.sort()
+
 def fill(tensor, n):
     tensor.fill_(n)
 
@@ -112,6 +115,7 @@ def prepared(lines: Lines, engine: Mapping[str, Any], times: int = 3) -> Any:
     runner = engine["Runner"](engine["Pool"]())
     for number in range(1, times + 1):
         lines.done()
+        runner.pool.tidy()
         if number == times:
             runner.pool.give_back(4)
         with lines.learning():
@@ -167,12 +171,27 @@ def test_an_input_has_the_kernel_that_stores_to_it(engine: dict[str, Any]) -> No
     lines, given = Lines("engine"), {"out": torch.zeros(4), "ids": torch.zeros(4)}
     kernel = SimpleNamespace(fn=engine["scatter"], arg_names=["out_ptr", "ids_ptr", "n"])
     with lines.learning():
+        engine["fill"](given["ids"], 1)
         engine["run"](lines.fills.launched, kernel, *given.values())
+    lines.begin("decode", 1)
     lines.note("batch", given)
     source, via = lines.of("batch", "out")
     assert source == place("launch(kernel")
-    assert via == f"in run; which calls {brief('tl.store')} in scatter"
-    assert lines.of("batch", "ids")[0] is None
+    called = f"which calls {brief('tl.store')} in scatter"
+    assert via == f"in run; {called}; with results of fill"
+    assert lines.of("batch", "ids")[0] == place("tensor.fill_")
+
+
+def test_calls_within_the_sanitizer_are_not_noted(engine: dict[str, Any]) -> None:
+    calls, pool = calls_of("engine"), engine["Pool"]()
+    calls.start()
+    with calls.suspended():
+        calls.start()
+        pool.give_back(1)
+    pool.slots(1)
+    calls.stop()
+    pool.count(1)
+    assert {ran.code.co_name for ran in calls.ran.values()} == {"slots"}
 
 
 def test_an_input_of_the_engine_is_not_kept_alive(engine: dict[str, Any]) -> None:
