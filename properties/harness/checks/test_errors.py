@@ -166,6 +166,14 @@ def test_an_error_of_the_subject_violates_no_crash_alone(
     assert outcome.steps == FAILS_AT
 
 
+def test_a_subject_without_memory_violates_nothing(
+    lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = outcome_of(OF_THE_SUBJECT[0], lockstep, monkeypatch, torch.OutOfMemoryError("full"))
+    assert outcome.violations == ()
+    assert outcome.error is not None
+
+
 @pytest.mark.parametrize(
     "plant", [in_the_eager_forward, *OF_THE_SUBJECT], ids=lambda plant: plant.__name__
 )
