@@ -48,7 +48,7 @@ TABLE = Table(
             "page size 1": {},
             "page size 4": {"page_size": 4, "pool": 1024},
             "page size 16": {"page_size": 16, "pool": 1024},
-            "page size 64": {"page_size": 64, "pool": 1024},
+            "page size 64": {"page_size": 64},
         },
         "scheduling": {"no overlap": {}, "overlap": {"overlap": True}},
         "batches": {"separate batches": {}, "mixed batches": {"mixed": True}},
