@@ -57,8 +57,8 @@ class Limits:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request that fits into the context and the pool."""
-        return min(self.context, self.pool)
+        """Tokens of the longest request. An engine may set a page aside for each request."""
+        return min(self.context, self.pool - 2 * self.page)
 
     @property
     def stretch(self) -> int:
