@@ -68,7 +68,8 @@ def decoded(content: bytes, name: str, *kinds: type[Kind]) -> Kind:
         raise MalformedError(f"{name} is not valid JSON: {error}") from error
     kind = _kind_of(data, name, kinds)
     try:
-        return msgspec.convert(data, kind)
+        found = msgspec.convert(data, kind)
+        _require_same(data, msgspec.to_builtins(found), "$")
     except (ValueError, RecursionError) as error:
         cause = error.__cause__
         if isinstance(cause, UnknownNameError):
@@ -79,6 +80,7 @@ def decoded(content: bytes, name: str, *kinds: type[Kind]) -> Kind:
         raise MalformedError(
             f"{name} is not a valid {file_format} file: {shorten(str(error))}"
         ) from error
+    return found
 
 
 def _kind_of(data: Any, name: str, kinds: Iterable[type[Kind]]) -> type[Kind]:
@@ -96,6 +98,21 @@ def _kind_of(data: Any, name: str, kinds: Iterable[type[Kind]]) -> type[Kind]:
             f"this build reads version {reads}"
         )
     return kind
+
+
+def _require_same(data: Any, kept: Any, place: str) -> None:
+    """Raise ValueError for a key that decoding dropped, because no field has its name.
+
+    Neither structs in a file nor dataclasses inherit the file's `forbid_unknown_fields`.
+    """
+    if isinstance(data, dict):
+        for key, value in data.items():
+            if key not in kept:
+                raise ValueError(f"unknown key {quote(key)} at {place}")
+            _require_same(value, kept[key], f"{place}.{key}")
+    elif isinstance(data, list):
+        for number, (item, same) in enumerate(zip(data, kept, strict=True)):
+            _require_same(item, same, f"{place}[{number}]")
 
 
 def visible(data: Any) -> Any:
