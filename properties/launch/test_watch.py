@@ -1,9 +1,11 @@
 """`paritybit watch -- COMMAND`, from its words to record, page and exit code."""
 
+import errno
 import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -133,6 +135,20 @@ def test_findings_decide_the_exit_code_whatever_fails_afterwards(
     done = watch("--", *script("engine([STRAY])"))
     assert done.returncode == FINDING
     assert "there are findings, but their report is not complete: " in done.stderr
+
+
+def test_findings_decide_the_exit_code_although_a_folder_cannot_be_removed(
+    watch: Watch, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(tempfile.TemporaryDirectory[str]):
+        def __exit__(self, *error: object) -> None:
+            self.cleanup()
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", Full)
+    done = watch("--", *script("engine([STRAY])"))
+    assert done.returncode == FINDING
+    assert "not complete: " in done.stderr
 
 
 def test_a_finding_that_could_not_be_written_is_no_success(watch: Watch, script: Script) -> None:

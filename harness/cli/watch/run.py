@@ -171,28 +171,27 @@ def run_watch(options: WatchOptions) -> int:
     if options.engine is not None:
         options, server = prepared(options, options.engine)
     display, stops = Display(stderr=server is None), Stops()
-    with (
-        tempfile.TemporaryDirectory(prefix="paritybit-") as scratch,
-        run_folder(options.out) as folder,
-        stops.heard(),
-    ):
-        prepare(Path(scratch), __version__)
-        run = WatchRun(folder, Path(scratch), display, stops, options)
-        try:
+    run: WatchRun | None = None
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="paritybit-") as scratch,
+            run_folder(options.out) as folder,
+            stops.heard(),
+        ):
+            prepare(Path(scratch), __version__)
+            run = WatchRun(folder, Path(scratch), display, stops, options)
             if server is None:
                 watch_command(run)
             else:
                 server.serve(run)
             return finish(run)
-        except BaseException as error:
-            if not run.found:
-                raise
-            known_kinds = isinstance(error, MalformedError | CannotRunError)
-            why = str(error) if known_kinds else no_verdict(error)
-            why = "interrupted" if isinstance(error, KeyboardInterrupt) else why
-            return report_error(
-                f"there are findings, but their report is not complete: {why}", FINDING
-            )
+    except BaseException as error:  # Removing the folder may fail, too.
+        if run is None or not run.found:
+            raise
+        known_kinds = isinstance(error, MalformedError | CannotRunError)
+        why = str(error) if known_kinds else no_verdict(error)
+        why = "interrupted" if isinstance(error, KeyboardInterrupt) else why
+        return report_error(f"there are findings, but their report is not complete: {why}", FINDING)
 
 
 def watch_command(run: WatchRun) -> None:
