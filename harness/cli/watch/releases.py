@@ -37,9 +37,8 @@ def run_releases(engine: str, names: Sequence[str], seconds: int, seed: int, fol
     display.put(f"watch {plural(len(versions), 'release')} of {engine}")
     stopped = False
     for version in versions:
-        releases.append(result_of(engine, version, seconds, seed, folder / version))
-        found = record_in(folder / version / "latest")
-        stopped = found is not None and found.interrupted is not None
+        release, stopped = result_of(engine, version, seconds, seed, folder / version)
+        releases.append(release)
         if stopped:
             break
     write_whole(folder / MATRIX, matrix(releases))
@@ -55,14 +54,18 @@ def run_releases(engine: str, names: Sequence[str], seconds: int, seed: int, fol
     return OK if tried else CANNOT_RUN
 
 
-def result_of(engine: str, version: str, seconds: int, seed: int, home: Path) -> Release:
-    """Return the result of a release. It is watched unless its record is complete.
+def result_of(
+    engine: str, version: str, seconds: int, seed: int, home: Path
+) -> tuple[Release, bool]:
+    """Return the result of a release, and whether its run was interrupted now.
 
-    Findings of an interrupted run are kept, and the next run watches the release again.
+    It is watched unless its record is complete. Findings of an interrupted run are kept, and the
+    next run watches the release again.
     """
     spec, latest = f"{engine}=={version}", home / "latest"
     found = record_in(latest)
     if found is None or not is_complete(found, seed):
+        before = latest.resolve()
         numbers = ("--seconds", str(seconds), "--seed", str(seed))
         words = ("watch", "--engine", spec, "--keep-going", *numbers)
         options = WatchOptions(
@@ -76,13 +79,14 @@ def result_of(engine: str, version: str, seconds: int, seed: int, home: Path) ->
         try:
             run_watch(options)
         except (CannotRunError, MalformedError) as error:
-            return Release(version, None, str(error))
-        found = record_in(latest)
+            return Release(version, None, str(error)), False
+        found = None if latest.resolve() == before else record_in(latest)
     if found is None:
-        return Release(version, None, "no record was written")
+        return Release(version, None, "no record was written"), False
+    stopped = found.interrupted is not None
     if found.verdict == "undecided" and not found.counts.get("forwards"):
-        return Release(version, None, why_not(latest))
-    return Release(version, found)
+        return Release(version, None, why_not(latest)), stopped
+    return Release(version, found), stopped
 
 
 def is_complete(found: WatchRecord, seed: int) -> bool:
