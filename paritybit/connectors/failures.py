@@ -41,6 +41,9 @@ COMPILERS = ("torch._dynamo.", "torch._inductor.")
 DEVICE_CODE = ("cuda", "accelerator", "xpu", "_ops.py", "_utils.py")
 """Files and folders of torch that raise an error if the device or a library of ops is missing."""
 
+PARTS = (torch.cuda.streams.Stream, torch.cuda.streams.Event, torch.cuda.graphs.CUDAGraph)
+"""Parts of CUDA that something else stands in for on a CPU, also an engine's own class."""
+
 RUNTIME = re.compile(
     r"\b(cuda|hip)( driver| runtime)? error\b|\bcuda_error_|triton error \["
     r"|\b(cublas|cudnn|cusolver|cusparse)_status_|\b(cublas|cudnn|nccl|rccl) error\b",
@@ -200,13 +203,16 @@ def surroundings(error: BaseException) -> bool:
 
 
 def incomplete(error: AttributeError) -> bool:
-    """Return whether torch or paritybit lacks an attribute."""
+    """Return whether torch, paritybit, or what stands in for a part of CUDA lacks an attribute."""
     given = error.obj if isinstance(error.obj, (ModuleType, type)) else type(error.obj)
     name = (
         given.__name__ if isinstance(given, ModuleType) else str(getattr(given, "__module__", ""))
     )
     lacks = {PACKAGE.name, "torch"} if isinstance(given, ModuleType) else {PACKAGE.name}
-    return name.partition(".")[0] in lacks
+    if name.partition(".")[0] in lacks:
+        return True
+    lacking = (part.__name__ for part in PARTS if hasattr(part, error.name or ""))
+    return any(part in given.__name__ for part in lacking)
 
 
 def frames_of(error: BaseException) -> list[Frame]:

@@ -68,6 +68,9 @@ NOT_OF_THE_ENGINE = {
     "other processes": ("raise RuntimeError('NCCL error: unhandled')", VLLM, SERVED),
     "out of memory": ("raise RuntimeError() from torch.OutOfMemoryError()", VLLM, SERVED),
     "a missing part of torch": ("torch.nothing_at_all", VLLM, SERVED),
+    "a part of CUDA that is replaced": (
+        "type('_StreamPlaceholder', (), {})().query", VLLM, SERVED,
+    ),
     "an object of paritybit": ("Shadow().write(page=1)", VLLM, SERVED),
     "any call that does not fit": ("(lambda page: page)()", VLLM, SERVED),
     "before the first forward": (NO_ROOM, SGLANG, {}),
