@@ -233,6 +233,11 @@ def with_aborts(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
     return with_each(given, ended)
 
 
+def without_aborts(given: Iterable[Wave]) -> Iterator[Wave]:
+    """Abort no request."""
+    return with_each(given, lambda one: replace(one, aborted=None))
+
+
 def with_each(given: Iterable[Wave], change: Callable[[Planned], Planned]) -> Iterator[Wave]:
     """Change each request of waves."""
     for wave in given:

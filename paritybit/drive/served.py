@@ -17,6 +17,7 @@ from paritybit.drive.requests import (
     with_priorities,
     with_repeats,
     with_sampling,
+    without_aborts,
 )
 from paritybit.drive.script import LARGEST, MOST_ADAPTERS, Setting, Wave
 
@@ -81,14 +82,13 @@ class Common:
 
     @property
     def aborts(self) -> bool:
-        """Whether requests of all kinds of waves may be aborted."""
+        """Whether requests may be aborted."""
         return True
 
     def traffic(self) -> Iterator[Wave]:
         """Return the generated requests for the seed, with priorities and actions if set."""
         given = with_repeats(self.seed, with_sampling(self.seed, self.requests()))
-        if self.aborts:
-            given = with_aborts(self.seed, given)
+        given = with_aborts(self.seed, given) if self.aborts else without_aborts(given)
         if self.priorities:
             given = with_priorities(self.seed, given)
         return with_actions(self.seed, given, self.ACTIONS) if self.actions else given

@@ -238,6 +238,13 @@ def test_each_engine_gets_aborts_old_prompts_after_a_flush_and_full_last_pages(n
     assert aborts == {0, 1, 2}
 
 
+@pytest.mark.parametrize("setting", ["overlap", "offload"])
+def test_transformers_gets_no_aborts_where_they_end_the_engine(setting: str) -> None:
+    served = adapter("transformers").settings(**{setting: True})
+    waves = islice(served.traffic(), 2 * len(kinds_of(served.limits())))
+    assert not any(one.aborted for wave in waves for one in wave.requests)
+
+
 ALIKE = ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 """Parameters of sampling with the same names in sglang and vLLM."""
 
