@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import islice
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -240,7 +240,8 @@ def test_each_engine_gets_aborts_old_prompts_after_a_flush_and_full_last_pages(n
 
 @pytest.mark.parametrize("setting", ["overlap", "offload"])
 def test_transformers_gets_no_aborts_where_they_end_the_engine(setting: str) -> None:
-    served = adapter("transformers").settings(**{setting: True})
+    given: dict[str, Any] = {setting: True}
+    served = adapter("transformers").settings(**given)
     waves = islice(served.traffic(), 2 * len(kinds_of(served.limits())))
     assert not any(one.aborted for wave in waves for one in wave.requests)
 
