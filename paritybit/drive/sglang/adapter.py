@@ -87,6 +87,8 @@ TABLE = Table(
     failing=[
         # 0.5.23 ends with an IndexError in `filter_batch` when it retracts a request.
         (("draft model",), ("no overlap",)),
+        # 0.5.23 keeps a part of a draft's KV on the host: see `docs/findings.md`.
+        (("draft model",), ("KV on the host",)),
         # 0.5.23 ends with an AssertionError when a second prompt is cut: see `docs/findings.md`.
         (("priorities",), CHUNKS),
     ],
