@@ -59,9 +59,14 @@ def test_auto_takes_cuda_where_a_gpu_is_visible(monkeypatch: pytest.MonkeyPatch)
 
 CONTROL = """#!/bin/sh
 control=${CUDA_MPS_PIPE_DIRECTORY:-/nowhere}/control
-if [ "$1" = -d ]; then touch "$control"; exit; fi
+if [ "$1" = -f ]; then
+    [ "$REFUSES" ] && exit 1
+    touch "$control"
+    while [ -e "$control" ]; do sleep 0.1; done
+    exit
+fi
 if [ ! -e "$control" ]; then echo "Cannot find MPS control daemon process"; exit; fi
-case $(cat) in quit*) touch "$(dirname "$0")/stopped";; esac
+case $(cat) in quit*) rm "$control"; touch "$(dirname "$0")/stopped";; esac
 """
 """A stand-in for NVIDIA's program."""
 
@@ -83,3 +88,7 @@ def test_a_command_runs_with_an_mps_daemon_which_ends_with_it(
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert subprocess.run(words, env=environment, timeout=100, check=False).returncode == 4
     assert (tmp_path / "stopped").exists()
+    environment["REFUSES"] = "yes"
+    done = subprocess.run(words, env=environment, timeout=100, check=False, capture_output=True)
+    assert done.returncode == 125
+    assert b"no MPS daemon answers" in done.stderr
