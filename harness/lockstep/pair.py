@@ -73,7 +73,7 @@ NO_RECORDER = Recorder()
 
 
 class Pair:
-    """The two runs of one trial. Call `begin` before each schedule.
+    """The two runs of one trial. Call `reset` before each schedule.
 
     With `records_ops`, graphs keep the inputs and outputs of each op; on a CPU they always do.
     With `alone`, the subject is its own fresh engine. Use it if nothing needs the fresh engine.

@@ -1,6 +1,6 @@
 """The ledger records the last write and the last free of each slot in a group.
 
-It takes 36 bytes per slot, and one for a mask, on the device of the KV tensors. On a CPU, a small
+It takes 44 bytes per slot, and one for a mask, on the device of the KV tensors. On a CPU, a small
 group also has a shadow: a copy of its bytes, which is compared in place of checksums.
 
 | field | bytes | meaning |
@@ -12,6 +12,8 @@ group also has a shadow: a copy of its bytes, which is compared in place of chec
 | position | 4 | position for which the slot was written |
 | forward | 4 | forward that wrote the slot, or NEVER, UNSEEN or MAYBE |
 | freed | 4 | number of the last call that freed the slot; negative: in use again; 0: never freed |
+| given | 8 | numbers of the last calls that allocated and that shared the slot |
+| earlier | 4 | forward that last wrote the slot for other tokens |
 """
 
 from collections import OrderedDict
