@@ -71,3 +71,14 @@ def test_an_error_of_the_work_reaches_whoever_waits_for_it(log: Log) -> None:
     streams.forward.run(failing)
     with pytest.raises(IndexError, match="out of range"):
         streams.forward.record().synchronise()
+
+
+def test_any_number_of_pieces_of_work_may_wait_for_one_event(log: Log) -> None:
+    streams = StreamPair()
+    streams.lag(forward=True)
+    event = streams.forward.record()
+    for number in range(5000):
+        streams.schedule.wait(event)
+        streams.schedule.run(log.work(str(number)))
+    event.synchronise()
+    assert len(log.ran) == 5000

@@ -15,7 +15,7 @@ from paritybit.testing.replays import InMemory
 from paritybit.watch.bits import as_integers
 from paritybit.watch.facts import Forward, Group, Layer, Replay, Row, StaticInput
 from paritybit.watch.replays.influence import HIDDEN, LiveReads
-from paritybit.watch.replays.relations import NAMES, STREAK, Relations
+from paritybit.watch.replays.relations import NAMES, SAMPLED, STREAK, Relations
 from paritybit.watch.replays.trial import SavedSlots, Trial
 from paritybit.watch.replays.unread import ZEROS
 from paritybit.watch.settings import Settings
@@ -435,3 +435,10 @@ def test_rounding_in_the_next_layer_does_not_hide_it() -> None:
     toy = Toy(faint=True)
     for _ in range(12):
         assert toy.serve() == set()
+
+
+def test_relations_take_turns_if_forwards_are_sampled() -> None:
+    relations = Relations(100, NAMES)
+    dues = [relations.due("decode") for _ in range(len(NAMES) * SAMPLED)]
+    assert [due for due in dues if due] == [(name,) for name in NAMES]
+    assert relations.due("verify") == NAMES[:1]  # Each kind of graph has turns of its own.
