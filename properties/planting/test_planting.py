@@ -22,7 +22,7 @@ COUNTS = {
     "public": 39,
     "sglang": 146,
     "transformers": 37,
-    "unseen": 60,
+    "unseen": 90,
     "vllm": 71,
 }
 
