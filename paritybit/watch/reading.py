@@ -94,10 +94,11 @@ def outside(row: Row, earlier: Sequence[Row], ledger: Ledger) -> Tensor | None:
     if not len(slots):
         return None
     place, position = ledger.places(slots), torch.arange(len(slots), device=ledger.device)
-    mine = ledger.wide[3][place] == ledger.names.number(row.request)
-    mine &= ledger.wide[4][place] == position  # A table may name a slot for two positions.
-    held = place[mine & ledger.usable[place]]
-    kept = [slot for slot in held.tolist() if ledger.kept(slot)]
+    usable = ledger.usable[place]
+    place, position = place[usable], position[usable]
+    mine = ledger.request[place] == ledger.names.number(row.request)
+    mine &= ledger.position[place] == position  # A table may name a slot for two positions.
+    kept = [slot for slot in place[mine].tolist() if ledger.kept(slot)]
     return torch.tensor(kept, dtype=torch.int64)
 
 
