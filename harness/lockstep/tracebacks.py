@@ -9,9 +9,6 @@ from typing import Any
 
 from paritybit.places import SOURCES
 
-SUBJECTS = SOURCES / "subjects"
-"""The folder of the built-in engine."""
-
 ENGINE = ("subjects/", "reference/", "harness/lockstep/request_book.py")
 """The files of the engine, and of the host that runs it."""
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from paritybit.harness.campaigns.task import Task, run_task
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.lockstep.tracebacks import SUBJECTS
 from paritybit.harness.records.schema import Status
 from paritybit.subjects.bugs.catalogue import BUGS, FIRST
 from paritybit.subjects.runners import RUNNERS
 
 from paritybit.compat import tomllib
+from paritybit.places import SOURCES
 
 FEW = 4
 
@@ -70,7 +70,7 @@ def test_a_bug_whose_code_raises_is_not_detected(
     bug: str, runner: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code: dict[str, Any] = {}
-    exec(compile(RAISES, str(SUBJECTS / "bugs" / "raises.py"), "exec"), code)
+    exec(compile(RAISES, str(SOURCES / "subjects" / "bugs" / "raises.py"), "exec"), code)
     for part in BUGS[bug].parts:
         for name, function in list(vars(part).items()):
             if isfunction(function):

@@ -12,7 +12,6 @@ from paritybit.harness.explain.recorded import NO_RESET, RecordedForward, Repeat
 from paritybit.harness.explain.report import explanation, observe
 from paritybit.harness.explain.suspects import fewest
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.lockstep.tracebacks import SUBJECTS
 from paritybit.harness.records.case import Case
 from paritybit.harness.records.codec import load
 from paritybit.harness.schedules.schedule import (
@@ -24,6 +23,7 @@ from paritybit.harness.schedules.schedule import (
 )
 from paritybit.subjects.buffers import StaticInputs
 
+from paritybit.places import SOURCES
 from properties.support.places import CORPUS, ROOT
 
 
@@ -205,7 +205,7 @@ def test_an_engine_that_cannot_be_captured_is_explained_by_the_lines_that_raised
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     code: dict[str, Any] = {}
-    exec(compile(RAISES, str(SUBJECTS / "buffers.py"), "exec"), code)
+    exec(compile(RAISES, str(SOURCES / "subjects" / "buffers.py"), "exec"), code)
     monkeypatch.setattr(StaticInputs, "__init__", code["__init__"])
     found = explanation(observe(Lockstep(TrialConfig()), SWA_PAD), None)
     assert found is not None and found.property_id == "no_crash"
