@@ -83,6 +83,7 @@ def test_a_command_runs_with_an_mps_daemon_which_ends_with_it(
     program.write_text(CONTROL)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)  # That of a suite under MPS.
     assert not mps_answers()
     words: list[Any] = [ROOT / ".ci" / "with-mps", sys.executable, "-c", ANSWERS]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
