@@ -179,6 +179,8 @@ def explained(
             if not wrong(replace(mine, asked=replace(mine.asked, **given))):
                 return part, f"it has the {part} of request {other.request}"
     for other in rows:
+        if not mine.asked.penalised:
+            break
         if not wrong(replace(mine, prompt=other.prompt, tokens=other.tokens)):
             return "penalties", f"it is penalised for the tokens of request {other.request}"
     tokens, asked = wrong(mine), mine.asked

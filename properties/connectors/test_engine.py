@@ -333,3 +333,26 @@ def test_a_replay_is_judged_with_its_static_inputs_and_their_padding(
     assert (counts["captures"], counts["replays"], counts["padded_replays"]) == (1, 1, 1)
     assert counts["lists"] == 4
     assert toy.found == ({check} if check else set())
+
+
+def test_a_graph_whose_key_counts_tokens_is_not_judged(toy: Toy) -> None:
+    """The numbers of drafts differ between requests, so the padding has another place."""
+    runner: Any = Runner(toy)
+    runner.ragged_verify_mode = True
+    hooked(toy.engine.capture, lambda runner: None, runner)
+    toy.prefill()
+    toy.fault = lambda: runner.buffers.seq_lens.fill_(3)
+    toy.model = functools.partial(hooked, toy.engine.runner, Runner.replay, runner)
+    toy.decode()
+    toy.expected = ["the index lists of a forward of kind decode"]
+    assert toy.found == set()
+
+
+def test_a_runner_without_a_model_leaves_a_verdict(toy: Toy) -> None:
+    toy.prefill()
+    target, toy.runner = toy.runner, parts.Part()
+    batch = parts.decode([1], [7], [11], [26])
+    batch.out_cache_loc, toy.model = None, lambda batch: "logits"
+    toy.run(batch)
+    assert target is toy.engine.models.target
+    assert toy.found == set()

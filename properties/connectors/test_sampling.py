@@ -77,6 +77,16 @@ def test_the_tokens_of_another_request_are_found() -> None:
     assert text.endswith("it is penalised for the tokens of request b")
 
 
+def test_a_count_of_tokens_that_is_wrong_is_not_blamed_on_another_request() -> None:
+    rows = [row(Asked(least=3, stops=[5])), row(Asked(frequency=1.0), "b", [3])]
+    raw = torch.stack([RAW, RAW])
+    held = torch.stack([one.logits(RAW, heated=False) for one in rows])
+    held[0, 5] = -INF
+    (text,) = told(*logits_of(rows, raw, held))
+    assert text.startswith("sampler: minimum of tokens of request a (row 0)")
+    assert "request b" not in text
+
+
 def test_rows_that_are_not_sampled_or_whose_tokens_are_not_known_are_not_judged() -> None:
     unknown = replace(row(Asked(frequency=1.0)), tokens=[0, 1, None])
     unused = replace(row(Asked(frequency=1.0)), used=False)

@@ -167,7 +167,7 @@ class Engine(Following):
             self.journal.scope(drafts_not_watched="a draft that reads the KV of its target")
             return run()
         located = mode == "idle" or getattr(batch, "out_cache_loc", None) is not None
-        if not located:
+        if model is not None and not located:
             self.journal.undecided(f"a {mode} batch without the slots it writes is not watched")
         if model is None or not located:
             watcher.skipped(None)

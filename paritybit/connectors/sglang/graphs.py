@@ -55,8 +55,13 @@ SLID = "cuda_graph_swa_out_cache_loc"
 
 
 def graphs_of(runner: Any) -> Mapping[Any, Any]:
-    """Return the graphs of whole models that a runner captured, by key."""
+    """Return the graphs of whole models that a runner captured, by key.
+
+    With drafts of different number per request, keys have numbers of tokens. There are none then.
+    """
     found: dict[Any, Any] = {}
+    if getattr(runner, "ragged_verify_mode", False):
+        return found
     for holder, name in ((runner, "graphs"), (getattr(runner, "backend", None), "_graphs")):
         graphs = getattr(holder, name, None)
         if isinstance(graphs, dict):
