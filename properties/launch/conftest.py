@@ -101,7 +101,8 @@ def started(tmp_path: Path) -> Iterator[Start]:
         )
         running.append(process)
         deadline = time.monotonic() + LONGEST
-        while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
+        while process.poll() is None and not (tmp_path / "ready").exists():
+            assert time.monotonic() < deadline, "the command did not start in time"
             time.sleep(0.02)
         return process
 
