@@ -22,7 +22,7 @@ COUNTS = {
     "public": 39,
     "sglang": 146,
     "transformers": 37,
-    "unseen": 90,
+    "unseen": 30,
     "vllm": 71,
 }
 
