@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.sglang.adapters import buffers_used
 from paritybit.connectors.sglang.models import Model
 from paritybit.connectors.sglang.rows import Rows
+from paritybit.connectors.sglang.sampling import buffers_used
 from paritybit.watch.facts import Row
 from properties.connectors import parts
 

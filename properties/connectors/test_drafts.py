@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.sglang.attention import lists_of
-from paritybit.connectors.sglang.drafts import (
+from paritybit.connectors.sglang.pools import Pool, described
+from paritybit.connectors.sglang.rows import (
+    Rows,
     draft_forward_of,
+    forward_of,
     implied_by_draft,
     kept_ids,
+    paths_of,
 )
-from paritybit.connectors.sglang.pools import Pool, described
-from paritybit.connectors.sglang.rows import Rows, forward_of, paths_of
 from paritybit.watch.checks import wrong_list
 from paritybit.watch.facts import Forward
 from paritybit.watch.ledger import Ledger, Names

@@ -30,8 +30,8 @@ def test_only_what_a_path_itself_defines_is_wrapped() -> None:
     assert not hooking.defined(f"{__name__}.Derived.run")
     assert not hooking.defined("paritybit.watch.attach.EntryPoint.load")
     assert not hooking.defined("paritybit.nowhere.Class.run")
-    assert hooking.defined("paritybit.connectors.vllm.drafts.draft_layers")
-    assert not hooking.defined("paritybit.connectors.vllm.drafting.draft_layers")
+    assert hooking.defined("paritybit.connectors.vllm.drafting.draft_layers")
+    assert not hooking.defined("paritybit.connectors.vllm.sampling.place_of")
     assert not hooking.defined("paritybit.connectors.vllm.drafting.DRAFTED")
 
 

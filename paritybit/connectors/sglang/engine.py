@@ -16,14 +16,7 @@ from torch import Tensor
 
 from paritybit.connectors.following import Following, attributes, tensors
 from paritybit.connectors.hooking import Call, NotRecognisedError
-from paritybit.connectors.sglang import (
-    adapters,
-    attention,
-    drafts,
-    graphs,
-    rows,
-    sampling,
-)
+from paritybit.connectors.sglang import attention, graphs, rows, sampling
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.host import at_rest
 from paritybit.connectors.sglang.models import Model, Models
@@ -212,7 +205,7 @@ class Engine(Following):
         kind = f"draft {mode}" if model.drafts else mode
         try:
             if model.drafts:
-                return drafts.draft_forward_of(batch, requests, pool, table, runner, model.ahead)
+                return rows.draft_forward_of(batch, requests, pool, table, runner, model.ahead)
             facts, states = rows.forward_of(batch, requests, pool, table), self.models.states
             if states is None or not facts[1].rows:
                 return facts
@@ -256,7 +249,7 @@ class Engine(Following):
         if not model.drafts:
             self.judge_rows(batch, requests, rows.mode_of(batch))
         self.judge_batch(watcher, batch, now.implied, model)
-        watcher.inputs("LoRA", adapters.buffers_used(model, batch, now.rows, requests))
+        watcher.inputs("LoRA", sampling.buffers_used(model, batch, now.rows, requests))
 
     def judge_batch(
         self, watcher: Watcher, batch: Any, implied: Mapping[str, Tensor], model: Model
@@ -271,7 +264,7 @@ class Engine(Following):
         if listed and told:
             same = positions is not None and positions.shape == ids.shape
             requests = self.requests or ()
-            kept = drafts.kept_ids(batch, requests, self.names_next) if model.drafts else None
+            kept = rows.kept_ids(batch, requests, self.names_next) if model.drafts else None
             watcher.tokens(ids, positions if same else None, kept)
         own = ["positions"] if model.drafts else []
         names = ("seq_lens", "out_cache_loc", "mrope_positions", *own)
@@ -365,7 +358,7 @@ class Engine(Following):
             backend = attention.attending(model.runner.attn_backend)
         if backend is not None:
             self.judge_lists(now, backend, bucket, graph=True)
-        used = adapters.buffers_used(model, batch, now.rows, self.requests or ())
+        used = sampling.buffers_used(model, batch, now.rows, self.requests or ())
         watcher.inputs("LoRA", used)
         shape = runner, key, graphs.live(runner, batch), bucket
         watcher.inputs("graph", graphs.tails_of(runner, shape[2], bucket))

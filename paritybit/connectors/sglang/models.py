@@ -9,10 +9,9 @@ from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.allocations import Allocations
-from paritybit.connectors.sglang.drafts import implied_by_draft, reads_ahead
 from paritybit.connectors.sglang.pools import Pool, described
 from paritybit.connectors.sglang.recurrent import NAME, States
-from paritybit.connectors.sglang.rows import Rows, implied
+from paritybit.connectors.sglang.rows import Rows, implied, implied_by_draft, reads_ahead
 from paritybit.watch.facts import Group
 from paritybit.watch.journal import Journal
 from paritybit.watch.weak import Weakly

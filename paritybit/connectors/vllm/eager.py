@@ -1,8 +1,7 @@
 """Runs the model without a graph of all of it, and what a forward does besides writing KV."""
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -67,14 +66,3 @@ def context_of() -> Any:
     if module is None or not module.is_forward_context_available():
         return None
     return module.get_forward_context()
-
-
-@contextlib.contextmanager
-def as_before(context: Any, before: Mapping[str, Any]) -> Iterator[None]:
-    """Set a context to what it was, and then to what it is now."""
-    after = dict(vars(context))
-    vars(context).update(before)
-    try:
-        yield
-    finally:
-        vars(context).update(after)

@@ -1,21 +1,20 @@
 """Follows the engine in this process. Each method that `hooks` names wraps functions of it."""
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import expected, tensors
+from paritybit.connectors.following import attributes, expected, tensors
 from paritybit.connectors.hooking import Call, NotRecognisedError
 from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm import eager
-from paritybit.connectors.vllm.drafts import draft_layers
+from paritybit.connectors.vllm.drafting import draft_layers
 from paritybit.connectors.vllm.pools import Pool, described
-from paritybit.connectors.vllm.rows import Rows
+from paritybit.connectors.vllm.sampling import Rows
 from paritybit.connectors.vllm.speculation import unjudged
 from paritybit.watch.captures import Captures
 from paritybit.watch.facts import PIECES, Forward, Replay, StaticInput
@@ -292,18 +291,12 @@ class Engine(Rows):
             right = now.batch.expected_positions(now.forward)
             watcher.inputs("model", [expected("positions", positions, right, size=len(positions))])
         threads = "it runs on two threads" if getattr(context, "ubatch_slices", None) else None
-        before = dict(vars(context))
-
-        @contextmanager
-        def hidden() -> Iterator[None]:
-            with self.hidden(), eager.as_before(context, before):
-                yield
-
+        before = [(context, *one) for one in vars(context).items()]
         return self.eager(
             original,
             lambda found: {name: tensor[:live] for name, tensor in tensors(found)},
             lambda: True,
-            hidden,
+            lambda: attributes((self, "now", None), *before),
             graph=runner,
             kind=f"{now.forward.kind} forward",
             rows=live,

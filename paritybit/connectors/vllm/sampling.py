@@ -1,4 +1,4 @@
-"""What the samplers and adapters of both runners use for each row, and what its request asked for.
+"""Judges what the samplers and adapters of both runners use for each row.
 
 The older runner keeps arrays by row of the batch, and moves requests between rows. The newer one
 keeps them by a slot that a request has until it ends.
@@ -12,10 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.hooking import place_of
+from paritybit.connectors.hooking import Call, place_of
 from paritybit.connectors.sampling import Asked, Sampled, logits_of, rows_of, untried
+from paritybit.connectors.vllm.batch import Batch
+from paritybit.connectors.vllm.drafting import Drafting
 from paritybit.connectors.vllm.speculation import Account
 from paritybit.watch.facts import Forward, RowValues
+from paritybit.watch.stacks import NOWHERE, Stack, brief
+
+SAMPLER = "sampler"
+"""What uses the values of rows, for reports."""
 
 GREEDY = 1e-5
 """Requests with a lower temperature get the likeliest token."""
@@ -87,10 +93,8 @@ class Sampling:
     drafts: list[int]
     cached: list[int]
     vocabulary: int
-    late: bool = False
-    """Whether the older runner may count drafts that are rejected, when a request may end."""
-    ahead: bool = False
-    """Whether it may also not know the drafts and the accepted tokens yet."""
+    account: Account | None = None
+    """With one, the older runner may count drafts that are rejected, when a request may end."""
     taken: int = 0
     """The number of logits rows that the sampler has processed."""
 
@@ -119,8 +123,7 @@ class Sampling:
             used = len(known) >= len(of[name].all_token_ids)
             rows.append(Sampled(name, one, int(of[name].num_prompt_tokens), known, used))
         cached = [row.cached for row in forward.rows[: len(names)]]
-        told = account is not None, account is not None and account.ahead
-        return cls(rows, [len(drafts.get(name, ())) for name in names], cached, vocabulary, *told)
+        return cls(rows, [len(drafts.get(name, ())) for name in names], cached, vocabulary, account)
 
     @property
     def names(self) -> list[str]:
@@ -218,14 +221,14 @@ class Sampling:
         `owner` is the sampler that changed them. `given` is the older runner's metadata, or None.
         With drafts, those of requests with penalties are not judged.
         """
-        late, drafts, rows = self.late, any(self.drafts), self.rows
+        late, drafts, rows = self.account is not None, any(self.drafts), self.rows
         if given is None:
             late, rows = False, self.every()[self.taken : self.taken + len(raw)]
             self.taken += len(raw)
         elif hasattr(owner, "sampler"):  # It verifies drafts, and knows no biases.
             rows = [row.without(["logit bias"]) for row in self.every(last=False)]
         if given is not None:
-            drafts = drafts or self.ahead
+            drafts = drafts or (self.account is not None and self.account.ahead)
             known = {type(one).__name__ for one in given.logitsprocs.all} <= BUILT_IN
             if not known or len(rows) != len(raw):
                 return
@@ -276,3 +279,84 @@ def adapters(
     right = [int(getattr(of[name].lora_request, "lora_int_id", 0)) for name in requests]
     source = place_of(runner._set_active_loras)
     yield rows_of("adapter", requests, torch.tensor(known), right, source, held)
+
+
+class Rows(Drafting):
+    """The part of an engine that follows requests from row to row, and judges rows."""
+
+    def forget(self) -> None:
+        """Stop watching, and forget all that is known of requests and rows."""
+        super().forget()
+        self.sampling: Sampling | None = None
+        self.moves: dict[str, tuple[Stack, str]] = {}
+        """How each request came into its row, since the last forward that was judged."""
+        self.holders: dict[int, str] = {}
+        """The request that had each slot of the newer runner last."""
+
+    def begin_rows(
+        self, runner: Any, output: Any, names: Sequence[str], forward: Forward, batch: Batch
+    ) -> None:
+        """Note what the requests of a forward asked for, and judge the adapters of its tokens."""
+        of, counts = self.scheduler.requests, output.num_scheduled_tokens
+        with self.recognising("rows"):
+            self.sampling = Sampling.of(
+                forward,
+                names,
+                of,
+                output.scheduled_spec_decode_tokens,
+                lambda: batch.by_row(names, counts),
+                int(runner.vllm_config.model_config.get_vocab_size()),
+                self.account,
+            )
+        self.rows("adapters", lambda: adapters(runner, names, of, counts), self.moves)
+
+    def indices(self, given: Any) -> None:
+        """Judge which tokens the older runner samples after."""
+        if (sampling := self.sampling) is not None and isinstance(given, Tensor):
+            self.rows(SAMPLER, lambda: [sampling.logits_indices(given)], self.moves)
+
+    def sampled(self, original: Call, runner: Any) -> Any:
+        """Judge what a sampler uses for each row, then count the drafts that it accepts."""
+        sampling, batch = self.sampling, original.having("req_ids")
+        if sampling is not None and self.checked and batch is None:
+            verified = original.having("num_draft_tokens")
+            self.rows(SAMPLER, lambda: sampling.older(runner, verified), self.moves)
+        elif sampling is not None and self.checked:
+            self.rows(SAMPLER, lambda: sampling.newer(runner, batch), self.moves)
+        try:
+            return super().sampled(original, runner)
+        finally:
+            self.sampling, self.moves = None, {}
+
+    def processed(self, original: Call, owner: Any, logits: Tensor) -> Any:
+        """Judge logits after a sampler has applied the parameters of their requests."""
+        sampling, metadata = self.sampling, original.having("all_greedy")
+        if sampling is None or not self.checked:
+            return original()
+        raw = logits if metadata is None else logits.clone()
+        result = original()
+        self.rows(SAMPLER, lambda: sampling.logits(owner, raw, result, metadata), self.moves)
+        return result
+
+    def moved(self, original: Call, batch: Any) -> Any:
+        """Note the requests that the older runner moves to other rows, or adds."""
+        before = {name: row for row, name in enumerate(batch._req_ids) if name is not None}
+        result = original()
+        lines = NOWHERE if self.watcher is None else self.watcher.here()
+        for row, name in enumerate(batch._req_ids):
+            if name is not None and (since := before.get(name)) != row:
+                told = "added to" if since is None else f"moved from row {since} to"
+                self.moves[name] = lines, f"it was {told} row {row} in this step"
+        return result
+
+    def joined(self, original: Call, states: Any, req_id: str) -> Any:
+        """Note the slot that a request gets in the newer runner."""
+        result = original()
+        slot = states.req_id_to_index[req_id]
+        holder = self.holders.get(slot)
+        lines = NOWHERE if self.watcher is None else self.watcher.here()
+        by = "".join(f" at {brief(line)}" for line in lines.lines[1:2])
+        told = f"it got slot {slot} in this step{by}"
+        self.moves[req_id] = NOWHERE, f"{told}, which request {holder} had" if holder else told
+        self.holders[slot] = req_id
+        return result
