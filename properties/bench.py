@@ -185,7 +185,7 @@ def served(engine: str, every: int) -> dict[str, Any]:
         )
         subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
         record = min(Path(out).glob("*/watch.json"))  # "latest" links to the run.
-        (log,) = record.parent.glob("legs/*/engine.log")
+        (log,) = record.parent.glob("configs/*/engine.log")
         (taken,) = SERVED.findall(log.read_text(encoding="utf-8", errors="replace"))
         return {**json.loads(record.read_bytes()), "served": float(taken)}
 

@@ -55,9 +55,13 @@ GLOSSARY: Mapping[str, str] = {
     ),
     "ledger": "The sanitizer's table of who wrote each KV slot, what it wrote, and who freed it.",
     "journal": "The file in which a watched process writes its findings and counts, line by line.",
-    "row of settings, leg": (
-        "One combination of an engine's settings. `watch --engine` serves each row in a process of "
-        "its own, whose files are in the folder `legs`."
+    "configuration": (
+        "One combination of an engine's settings. `watch --engine` serves each one in a process of "
+        "its own, whose files are in the folder `configs`."
+    ),
+    "covering array": (
+        "A list of configurations in which each pair of settings that can be combined occurs at "
+        "least once."
     ),
     "wave": "Requests that are sent to an engine together. A request script is a list of waves.",
     "stand-in": "A replacement for a part of an engine that cannot run on a CPU.",

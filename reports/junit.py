@@ -1,8 +1,8 @@
-"""A record of the sanitizer as a JUnit file: a test case per row, and one for the verdict."""
+"""A record of the sanitizer as JUnit: a test case per configuration, and one for the verdict."""
 
 from xml.etree import ElementTree as ET
 
-from paritybit.launch.schema import LegRecord, RecordedFinding, WatchRecord
+from paritybit.launch.schema import ConfigRecord, RecordedFinding, WatchRecord
 from paritybit.launch.words import lines_of, source_of
 
 NAME = "paritybit"
@@ -14,11 +14,11 @@ NOT_XML = dict.fromkeys((*range(9), 11, 12, *range(14, 32)), "�")
 def junit_of(record: WatchRecord, prefix: str = "") -> str:
     """Return the JUnit file of a record. `prefix` is as in `sarif_of`."""
     suite = ET.Element("testsuite", name=NAME, time=f"{record.seconds:.1f}")
-    for leg in record.legs:
-        add_row(suite, leg, record, prefix)
-    tried = {leg.name for leg in record.legs}
+    for config in record.configs:
+        add_config(suite, config, record, prefix)
+    tried = {config.name for config in record.configs}
     for one in record.not_tried:
-        for name in sorted({*one.rows} - tried):
+        for name in sorted({*one.configs} - tried):
             ET.SubElement(case_in(suite, record, name), "skipped", message=one.why)
     verdict = case_in(suite, record, "verdict")
     if record.verdict == "undecided":
@@ -40,11 +40,11 @@ def case_in(suite: ET.Element, record: WatchRecord, name: str) -> ET.Element:
     )
 
 
-def add_row(suite: ET.Element, leg: LegRecord, record: WatchRecord, prefix: str) -> None:
-    """Add the test case of a row. It fails if the row has an unknown finding."""
-    case = case_in(suite, record, leg.name)
-    case.set("time", f"{leg.seconds:.1f}")
-    findings = [one for one in record.findings if one.leg == leg.name]
+def add_config(suite: ET.Element, config: ConfigRecord, record: WatchRecord, prefix: str) -> None:
+    """Add the test case of a configuration, which fails if it has an unknown finding."""
+    case = case_in(suite, record, config.name)
+    case.set("time", f"{config.seconds:.1f}")
+    findings = [one for one in record.findings if one.config == config.name]
     failing = [one for one in findings if one.known is None]
     if source := next(filter(None, map(source_of, failing)), None):
         case.set("file", f"{prefix}{source[0]}")

@@ -20,7 +20,7 @@ from paritybit.reports.model import (
     environment_facts,
 )
 
-from paritybit.launch.schema import LegRecord, RecordedFinding, WatchRecord
+from paritybit.launch.schema import ConfigRecord, RecordedFinding, WatchRecord
 from paritybit.launch.words import (
     CauseGroup,
     causes_of,
@@ -73,7 +73,7 @@ def report_of(record: WatchRecord) -> Report:
                 tuple(card(one, names[one.name], follows.get(one.name), engine) for one in groups),
             ),
             *baseline(record),
-            PageSection("legs", "What was tried", tuple(tried_blocks(record))),
+            PageSection("configs", "What was tried", tuple(tried_blocks(record))),
             PageSection("not-tried", "What was not tried", tuple(untried_blocks(record))),
             PageSection(
                 "stand-ins", "Parts that are not the engine’s own", tuple(replaced_blocks(record))
@@ -85,7 +85,7 @@ def report_of(record: WatchRecord) -> Report:
 
 def engine_of(record: WatchRecord) -> str:
     """Return the package of the engine that was watched, such as sglang."""
-    loaded = [process.engine for leg in record.legs for process in leg.processes]
+    loaded = [process.engine for config in record.configs for process in config.processes]
     return next(filter(None, loaded), (record.engine or "engine").partition("==")[0])
 
 
@@ -137,7 +137,7 @@ def card(group: CauseGroup, anchor: str, follows: str | None, engine: str) -> Ca
 def finding_blocks(finding: RecordedFinding, engine: str) -> Iterator[Block]:
     """Yield a finding: how it came about, what is known, the lines of the engine, the replay."""
     known = " · known" if finding.known else ""
-    yield Paragraph(f"{finding.check} · {finding.number:,} × · {finding.leg}{known}", "title")
+    yield Paragraph(f"{finding.check} · {finding.number:,} × · {finding.config}{known}", "title")
     yield Paragraph(finding.text, "lead")
     facts = [Fact.of(name, text) for name, text in lines_of(finding)]
     if len(finding.slots) > 1:
@@ -162,26 +162,26 @@ def baseline(record: WatchRecord) -> Iterator[PageSection]:
 
 
 def tried_blocks(record: WatchRecord) -> Iterator[Block]:
-    """Yield the rows of settings that were served, all counts, and the values of settings."""
-    head = ("row of settings", "how it ended", "time", *FIGURES.values())
-    yield DataTable("rows", head, tuple(map(leg_cells, record.legs)))
+    """Yield the configurations that were served, all counts, and the values of settings."""
+    head = ("configuration", "how it ended", "time", *FIGURES.values())
+    yield DataTable("configurations", head, tuple(map(config_cells, record.configs)))
     counts = [
         Fact.of(name.replace("_", " "), f"{number:,}") for name, number in record.counts.items()
     ]
     yield Card("All counts", (Facts(tuple(counts)),))
     settings: dict[str, dict[str, None]] = {}
-    for leg in record.legs:
-        for name, values in leg.settings.items():
+    for config in record.configs:
+        for name, values in config.settings.items():
             settings.setdefault(name, {}).update(dict.fromkeys(values))
     used = tuple(Fact.of(name, comma_separated(values)) for name, values in settings.items())
     yield Card("Settings of the engine", (Facts(used),))
 
 
-def leg_cells(leg: LegRecord) -> tuple[Piece, ...]:
-    """Return the cells of a row of settings."""
-    name = " ".join((leg.name, *leg.arguments))
-    counts = (f"{leg.counts.get(name, 0):,}" for name in FIGURES)
-    return tuple(map(Piece, (name, leg.ending, duration(leg.seconds), *counts)))
+def config_cells(config: ConfigRecord) -> tuple[Piece, ...]:
+    """Return the cells of a configuration."""
+    name = " ".join((config.name, *config.arguments))
+    counts = (f"{config.counts.get(name, 0):,}" for name in FIGURES)
+    return tuple(map(Piece, (name, config.ending, duration(config.seconds), *counts)))
 
 
 def untried_blocks(record: WatchRecord) -> Iterator[Block]:
@@ -192,7 +192,7 @@ def untried_blocks(record: WatchRecord) -> Iterator[Block]:
 
 def replaced_blocks(record: WatchRecord) -> Iterator[Block]:
     """Yield the replaced parts of the engine, with the reasons."""
-    parts = {what: why for leg in record.legs for what, why in leg.stand_ins.items()}
+    parts = {what: why for config in record.configs for what, why in config.stand_ins.items()}
     if parts:
         yield Facts(tuple(Fact.of(what, why) for what, why in parts.items()))
 
@@ -205,8 +205,8 @@ def environment(record: WatchRecord) -> Iterator[Fact]:
     if record.engine:
         yield Fact.of("model", record.model or "several models")
         yield Fact.of("device, seed", f"{record.device}, {record.seed}")
-    for leg in record.legs:
-        for one in leg.processes:
+    for config in record.configs:
+        for one in config.processes:
             closed = "" if one.ended else "; its journal is not closed: it was killed"
             parts = f"{one.engine} {one.release} on {one.device}, torch {one.torch}"
-            yield Fact.of(leg.name, f"{parts}, Python {one.python}{closed}")
+            yield Fact.of(config.name, f"{parts}, Python {one.python}{closed}")

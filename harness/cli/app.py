@@ -201,9 +201,9 @@ def watch(
         None, "Seconds of the run, with the starts of the engine", show_default="300"
     ),
     settings: list[str] = names_option(
-        "Rows of settings, such as 'page size 16 + overlap'", "the seed's covering array"
+        "Configurations, such as 'page size 16 + overlap'", "the seed's covering array"
     ),
-    keep_going: bool = flag("keep-going", "Serve the other rows after a finding, too"),
+    keep_going: bool = flag("keep-going", "Serve the other configurations after a finding, too"),
     checks: list[str] = names_option("Checks to run, such as stray-write"),
     every: int = number(1, "Check about one in N forward passes"),
     known: Path | None = file(

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from paritybit.drive import ENGINES
-from paritybit.drive.legs import Table
+from paritybit.drive.configs import Table
 from paritybit.drive.script import Setting
 from paritybit.drive.served import Common
 from paritybit.engines import fetch

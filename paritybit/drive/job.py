@@ -9,6 +9,7 @@ import msgspec
 
 from paritybit.drive.adapters import Adapter, Environment
 from paritybit.drive.script import Setting, Wave
+from paritybit.watch.settings import TRIED
 
 MODULE = "paritybit.drive"
 """The module that does a job: `python -m paritybit.drive ENGINE FILE`."""
@@ -37,6 +38,11 @@ class Job:
     shrink: str | None = None
     best: str = ""
     seconds: float = 0.0
+
+
+def comparisons(model: str) -> str:
+    """Return the name of the count of a model's requests that were compared."""
+    return f"{TRIED}company ({model})"
 
 
 def read(path: Path) -> Job:

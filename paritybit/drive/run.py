@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from paritybit.drive.company import CHECK, LONGEST_PLAY, Comparison
+from paritybit.drive.configs import LACKING, LackingError
 from paritybit.drive.engine import Engine, EngineFailedError, PlayedError, judge_failure
 from paritybit.drive.forks import ForkFailedError, in_fork
-from paritybit.drive.job import Job
-from paritybit.drive.legs import LACKING, LackingError
+from paritybit.drive.job import Job, comparisons
 from paritybit.drive.operating.actions import COUNT, WHOLE
 from paritybit.drive.requests import AT_LEAST
 from paritybit.drive.script import Script, Wave, write
 from paritybit.drive.served import Common
 from paritybit.drive.shrink import Waves, shrunk
 from paritybit.watch import journal
-from paritybit.watch.settings import TRIED
 
 SLACK = 8
 """A proposal may take twice the forwards of the smallest script, and this many more."""
@@ -49,7 +48,7 @@ def run(engine: Engine, served: Common, job: Job) -> int:
             return
         begun = time.monotonic()
         if job.waves is None:
-            journal.count(**{compared(served): 0})
+            journal.count(**{comparisons(served.model): 0})
         if job.compare and not served.alone:
             compare(ready, served, stop)
         journal.count(**{f"{COUNT}{one}": 0 for one in served.ACTIONS if served.actions})
@@ -105,11 +104,6 @@ def compare(engine: Engine, served: Common, stop: Callable[[], bool]) -> None:
         serve(engine, replace(served, alone=True), iter((wave,)), stop)
 
 
-def compared(served: Common) -> str:
-    """Return the name of the count of comparisons, which each model has."""
-    return f"{TRIED}{CHECK} ({served.model})"
-
-
 def serve(engine: Engine, served: Common, waves: Iterator[Wave], stop: Callable[[], bool]) -> None:
     """Serve waves with some settings, until all are served or `stop` returns True.
 
@@ -130,7 +124,7 @@ def serve(engine: Engine, served: Common, waves: Iterator[Wave], stop: Callable[
         if not served.alone:
             engine.play(noted(waves), stop)
             return
-        comparison = Comparison(engine, noted, compared(served))
+        comparison = Comparison(engine, noted, comparisons(served.model))
         for wave in noted(waves):
             comparison.judge(wave, stop)
             if stop():

@@ -13,34 +13,34 @@ from msgspec.structs import replace
 from paritybit.drive.script import Script, require_sense
 from paritybit.harness.records.codec import File
 from paritybit.launch.schema import NOT_KNOWN, RecordedFinding, WatchRecord
-from paritybit.launch.verdict import LegOutcome
+from paritybit.launch.verdict import ConfigOutcome
 from paritybit.launch.words import all_causes
 
 
 class WatchCase(File, frozen=True, tag="paritybit-watch-case"):
     """A finding, and the script that reproduces it.
 
-    - `leg`: the name of the leg in which it was found.
+    - `config`: the name of the configuration in which it was found.
     - `key`, `text`: the key of the finding, and its description.
     - `forward`: the forward in which it first occurred.
     """
 
     engine: str
-    leg: str
+    config: str
     script: Script
     every: Annotated[int, msgspec.Meta(ge=1)]
     checks: tuple[str, ...] | None
     key: str
     text: str
     forward: int | None
-    version: Literal[2] = 2
+    version: Literal[3] = 3
 
     def __post_init__(self) -> None:
         """Raise ValueError for a script with a request that cannot be served."""
         require_sense(self.script)
 
 
-def cases_of(record: WatchRecord, outcomes: Iterable[LegOutcome]) -> dict[str, WatchCase]:
+def cases_of(record: WatchRecord, outcomes: Iterable[ConfigOutcome]) -> dict[str, WatchCase]:
     """Return the cases for the findings of a record, by file name.
 
     Findings of the same check and cause share the case of the first one. A user's command has no
@@ -51,11 +51,11 @@ def cases_of(record: WatchRecord, outcomes: Iterable[LegOutcome]) -> dict[str, W
     for group in all_causes(record.findings):
         for finding in group.findings:
             firsts.setdefault(case_key(finding), finding)
-    found = [(one, tallies[one.leg].script(one.key)) for one in firsts.values()]
+    found = [(one, tallies[one.config].script(one.key)) for one in firsts.values()]
     return {
         f"finding-{number}.json": WatchCase(
             engine=record.engine or NOT_KNOWN,
-            leg=finding.leg,
+            config=finding.config,
             script=script,
             every=record.every,
             checks=record.checks,

@@ -1,7 +1,7 @@
 """Compares two runs: how the findings of each cause changed."""
 
 from paritybit.drive.operating.actions import COUNT
-from paritybit.launch.schema import CauseChange, LegRecord, RecordedFinding, WatchRecord
+from paritybit.launch.schema import CauseChange, ConfigRecord, RecordedFinding, WatchRecord
 from paritybit.launch.words import all_causes
 from paritybit.watch.settings import TRIED
 
@@ -10,14 +10,14 @@ NOT_CHECKED_AGAIN, NOT_CHECKED_BEFORE = "not checked again", "not checked before
 """The change of a cause between two runs. See `checked` for the last two."""
 
 ANY_VALUE = ("seed", "random_seed", "model_path")
-"""Settings that may differ between two runs of a leg."""
+"""Settings that may differ between two runs of a configuration."""
 
 REACHED = (
     *("forwards", "replays", "padded_replays", "reads", "shared_reads", "list_entries", "idle"),
     *("drafts", "accepted_drafts", "rejected_drafts"),
 )
 STATES = ("forwards: ", "replays: ", "captures: ", COUNT)
-"""Counts, and prefixes of counts, of places that a leg reached."""
+"""Counts, and prefixes of counts, of places that a configuration reached."""
 
 
 def changes(before: WatchRecord, now: WatchRecord) -> tuple[CauseChange, ...]:
@@ -54,15 +54,15 @@ def checked(finding: RecordedFinding, run: WatchRecord, other: WatchRecord) -> b
     """
     if other.every > run.every or (other.checks is not None and finding.check not in other.checks):
         return False
-    mine = next((leg for leg in run.legs if leg.name == finding.leg), None)
-    theirs = [leg for leg in other.legs if leg.name == finding.leg]
+    mine = next((one for one in run.configs if one.name == finding.config), None)
+    theirs = [one for one in other.configs if one.name == finding.config]
     if mine is None or run.model != other.model:
         return False
-    return any(alike(mine, leg) and reached(finding, mine, leg) for leg in theirs)
+    return any(alike(mine, one) and reached(finding, mine, one) for one in theirs)
 
 
-def alike(one: LegRecord, other: LegRecord) -> bool:
-    """Return whether two legs have the same values of the settings that both state."""
+def alike(one: ConfigRecord, other: ConfigRecord) -> bool:
+    """Return whether two configurations have the same values of the settings that both state."""
     return all(
         set(values) <= set(other.settings.get(name, values))
         for name, values in one.settings.items()
@@ -70,8 +70,8 @@ def alike(one: LegRecord, other: LegRecord) -> bool:
     )
 
 
-def reached(finding: RecordedFinding, mine: LegRecord, theirs: LegRecord) -> bool:
-    """Return whether a leg reached the places that the leg of a finding reached."""
+def reached(finding: RecordedFinding, mine: ConfigRecord, theirs: ConfigRecord) -> bool:
+    """Return whether a configuration reached what the one of a finding reached."""
     names = [
         name
         for name, number in mine.counts.items()

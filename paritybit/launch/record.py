@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from paritybit.drive.legs import Pair
+from paritybit.drive.configs import Pair
 from paritybit.harness.lockstep.tracebacks import without_paths
 from paritybit.harness.records.codec import save
 from paritybit.harness.records.environment import environment
@@ -24,13 +24,19 @@ from paritybit.launch.changes import changes, label
 from paritybit.launch.journals import Journals
 from paritybit.launch.known import Known
 from paritybit.launch.schema import (
-    LegRecord,
+    ConfigRecord,
     RecordedFinding,
     WatchRecord,
 )
 from paritybit.launch.scope import CUT_SHORT, PAIRS, SERVED_PAIRS, not_tried
 from paritybit.launch.tally import Tally
-from paritybit.launch.verdict import LegOutcome, ending, missing_counts, open_questions, verdict_of
+from paritybit.launch.verdict import (
+    ConfigOutcome,
+    ending,
+    missing_counts,
+    open_questions,
+    verdict_of,
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ def check_names() -> tuple[str, ...]:
 
 def make(
     options: WatchOptions,
-    outcomes: Sequence[LegOutcome],
+    outcomes: Sequence[ConfigOutcome],
     interrupted: str | None = None,
     not_run: Mapping[str, str] = MappingProxyType({}),
     pairs: Set[Pair] = frozenset(),
@@ -76,8 +82,8 @@ def make(
     """Return the record of a run.
 
     `interrupted` is the name of the signal that interrupted the run, or None. `not_run` are the
-    rows of the plan that did not run, with the reasons, and `pairs` the pairs of settings that the
-    covering array has.
+    configurations of the plan that did not run, with the reasons, and `pairs` the pairs of settings
+    that the covering array has.
     """
     counts: Counter[str] = Counter()
     for outcome in outcomes:
@@ -87,12 +93,12 @@ def make(
     unselected = [] if options.checks is None else sorted({*check_names()} - {*options.checks})
     unseen = {one.name: why for one in outcomes if (why := next(missing_counts(one), None))}
     if pairs:
-        rows_seen = (one for one in outcomes if one.name not in unseen)
-        served = {frozenset(two) for one in rows_seen for two in combinations(one.values, 2)}
+        seen = (one for one in outcomes if one.name not in unseen)
+        served = {frozenset(two) for one in seen for two in combinations(one.values, 2)}
         counts.update({PAIRS: len(pairs), SERVED_PAIRS: len(served & pairs)})
     cut = {one.name: CUT_SHORT for one in outcomes if one.short}
-    rows = {**not_run, **cut, **unseen}
-    untried = tuple(not_tried(counts, unselected, rows, idle_kernels(outcomes)))
+    configs = {**not_run, **cut, **unseen}
+    untried = tuple(not_tried(counts, unselected, configs, idle_kernels(outcomes)))
     undecided = tuple(dict.fromkeys(open_questions(outcomes)))
     verdict, message = verdict_of(findings, undecided, counts, untried, interrupted)
     record = WatchRecord(
@@ -111,7 +117,7 @@ def make(
         counts=dict(counts),
         findings=findings,
         undecided=undecided,
-        legs=tuple(map(leg_of, outcomes)),
+        configs=tuple(map(config_of, outcomes)),
         not_tried=untried,
         started=options.started,
         revision=options.revision,
@@ -127,8 +133,8 @@ def of_journals(folder: Path) -> WatchRecord | None:
 
     It is not known how the commands ended.
     """
-    outcomes, starts = list[LegOutcome](), list[Mapping[str, Any]]()
-    for place in (folder, *sorted((folder / "legs").glob("*/"))):
+    outcomes, starts = list[ConfigOutcome](), list[Mapping[str, Any]]()
+    for place in (folder, *sorted((folder / "configs").glob("*/"))):
         journals, tally, times = Journals(place), Tally(), list[float]()
         for process, entry in journals.entries():
             tally.take(process, entry)
@@ -140,8 +146,8 @@ def of_journals(folder: Path) -> WatchRecord | None:
         tally.undecided |= dict.fromkeys(journals.incomplete())
         seconds = max(times, default=0.0) - min(times, default=0.0)
         name = "command" if place == folder else place.name
-        log = None if place == folder else f"legs/{place.name}/engine.log"
-        outcomes.append(LegOutcome(name, (), tally, None, seconds, log=log))
+        log = None if place == folder else f"configs/{place.name}/engine.log"
+        outcomes.append(ConfigOutcome(name, (), tally, None, seconds, log=log))
     if not outcomes:
         return None
     chosen = [one["checks"] for one in starts if isinstance(one.get("checks"), list)]
@@ -157,7 +163,7 @@ def of_journals(folder: Path) -> WatchRecord | None:
     return make(options, outcomes)
 
 
-def idle_kernels(outcomes: Sequence[LegOutcome]) -> list[str]:
+def idle_kernels(outcomes: Sequence[ConfigOutcome]) -> list[str]:
     """Return the names of the kernels that never ran."""
     ran: Counter[str] = Counter()
     for outcome in outcomes:
@@ -165,16 +171,16 @@ def idle_kernels(outcomes: Sequence[LegOutcome]) -> list[str]:
     return sorted(name for name, times in ran.items() if not times)
 
 
-def settings_of(outcome: LegOutcome) -> dict[str, list[str]]:
+def settings_of(outcome: ConfigOutcome) -> dict[str, list[str]]:
     """Return the settings that were in use, by name, including the devices of the processes."""
     devices = {str(one.device).partition(":")[0] for one in outcome.tally.started}
     return {**outcome.tally.settings, **({"device": sorted(devices)} if devices else {})}
 
 
-def leg_of(outcome: LegOutcome) -> LegRecord:
-    """Return a leg for the record."""
+def config_of(outcome: ConfigOutcome) -> ConfigRecord:
+    """Return the record of a configuration."""
     tally = outcome.tally
-    return LegRecord(
+    return ConfigRecord(
         name=outcome.name,
         arguments=outcome.arguments,
         ending=ending(outcome),
@@ -187,12 +193,12 @@ def leg_of(outcome: LegOutcome) -> LegRecord:
     )
 
 
-def findings_of(outcome: LegOutcome) -> Iterator[RecordedFinding]:
-    """Yield the first finding of each key in a leg."""
+def findings_of(outcome: ConfigOutcome) -> Iterator[RecordedFinding]:
+    """Yield the first finding of each key in a config."""
     for key, found in outcome.tally.findings.items():
         tally = outcome.tally
         yield replace(
-            found, number=max(tally.number(key), 1), leg=outcome.name, after=tally.after(key)
+            found, number=max(tally.number(key), 1), config=outcome.name, after=tally.after(key)
         )
 
 

@@ -64,7 +64,7 @@ class RecordedFinding(msgspec.Struct, frozen=True):
     - `excerpt`: the engine's source around the line of the cause, or else the line that freed the
       slot.
     - `number`: the number of findings with this key.
-    - `leg`: the leg in which it was found.
+    - `config`: the configuration in which it was found.
     - `after`: the cause of an earlier finding about the same request, slot or forward.
     - `case`: the file name of its case.
     - `known`: the public thread about a known finding.
@@ -87,7 +87,7 @@ class RecordedFinding(msgspec.Struct, frozen=True):
     origin: str | None = None
     excerpt: tuple[ExcerptLine, ...] = ()
     number: Count = 1
-    leg: str = ""
+    config: str = ""
     after: str | None = None
     case: str | None = None
     known: str | None = None
@@ -131,8 +131,8 @@ class ProcessRecord(msgspec.Struct, frozen=True):
     ended: bool
 
 
-class LegRecord(msgspec.Struct, frozen=True):
-    """A watched command, or one leg of a plan: an engine with some settings.
+class ConfigRecord(msgspec.Struct, frozen=True):
+    """A watched command, or one configuration of a plan: an engine with some settings.
 
     - `ending`, `code`: how it ended, and its exit code, which is negative for a signal.
     - `settings`: all values that were in use, by the name of the setting.
@@ -151,11 +151,11 @@ class LegRecord(msgspec.Struct, frozen=True):
 
 
 class Untried(msgspec.Struct, frozen=True):
-    """Something that the verdict does not cover, and why. `rows` are the rows that it is about."""
+    """Something that the verdict does not cover, and why. `configs` are those that it is about."""
 
     what: str
     why: str
-    rows: tuple[str, ...] = ()
+    configs: tuple[str, ...] = ()
 
 
 class CauseChange(msgspec.Struct, frozen=True):
@@ -192,10 +192,10 @@ class WatchRecord(File, frozen=True, tag="paritybit-watch"):
     counts: dict[str, Count]
     findings: tuple[RecordedFinding, ...]
     undecided: tuple[str, ...]
-    legs: tuple[LegRecord, ...]
+    configs: tuple[ConfigRecord, ...]
     not_tried: tuple[Untried, ...]
     started: str | None = None
     revision: str | None = None
     baseline: str | None = None
     changes: tuple[CauseChange, ...] = ()
-    version: Literal[5] = 5
+    version: Literal[6] = 6

@@ -1,4 +1,4 @@
-"""Lists what a run did not test: rows, checks, and states that it did not reach."""
+"""Lists what a run did not test: configurations, checks, and states that it did not reach."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -28,27 +28,27 @@ PAIRS, SERVED_PAIRS = "pairs of settings", "served pairs of settings"
 """The counts of the pairs of settings that the covering array has, and of those served."""
 
 CUT_SHORT = "the time was over before it had served enough"
-"""Why a row is listed that was served in part."""
+"""Why a configuration is listed that was served in part."""
 
 FEW = 3
-"""The most rows with one reason that are listed one by one."""
+"""The most configurations with one reason that are listed one by one."""
 
 
 def not_tried(
     counts: Mapping[str, int],
     unselected: Iterable[str] = (),
-    rows: Mapping[str, str] | None = None,
+    configs: Mapping[str, str] | None = None,
     kernels: Sequence[str] = (),
 ) -> Iterator[Untried]:
     """Yield what the verdict does not cover, over all processes.
 
-    `unselected` are the checks that were switched off. `rows` has the rows that were not served, or
-    not as a whole, with the reasons. `kernels` are Triton kernels that no launch ran.
+    `unselected` are the checks that were switched off. `configs` has the configurations that were
+    not served, or not as a whole, with the reasons. `kernels` are Triton kernels that never ran.
     """
-    yield from not_served(rows or {})
+    yield from not_served(configs or {})
     if missing := counts.get(PAIRS, 0) - counts.get(SERVED_PAIRS, 0):
         what = f"{missing} of {counts[PAIRS]} {PAIRS}"
-        yield Untried(what, "no row with both settings was served")
+        yield Untried(what, "no configuration with both settings was served")
     for check in unselected:
         yield Untried(f"check: {check}", "not selected by --checks")
     yield from not_compared(counts)
@@ -84,18 +84,18 @@ def not_compared(counts: Mapping[str, int]) -> Iterator[Untried]:
             yield Untried(f"{number:,} trials of {check}", reason)
 
 
-def not_served(rows: Mapping[str, str]) -> Iterator[Untried]:
-    """Yield the rows that were not served, in one entry per reason if they are many."""
+def not_served(configs: Mapping[str, str]) -> Iterator[Untried]:
+    """Yield the configurations that were not served, in one entry per reason if they are many."""
     reasons: dict[str, list[str]] = {}
-    for row, why in rows.items():
-        reasons.setdefault(why, []).append(row)
+    for name, why in configs.items():
+        reasons.setdefault(why, []).append(name)
     for why, names in reasons.items():
         if len(names) > FEW:
             part = "parts of " if why == CUT_SHORT else ""
-            what = f"{part}{len(names)} rows of settings"
+            what = f"{part}{len(names)} configurations"
             yield Untried(what, f"{why}: {'; '.join(names)}", tuple(names))
         else:
-            yield from (Untried(f"row {name}", why, (name,)) for name in names)
+            yield from (Untried(f"configuration {name}", why, (name,)) for name in names)
 
 
 def unreached(kernels: Sequence[str]) -> Iterator[Untried]:

@@ -1,4 +1,4 @@
-"""The totals of the journals of a command, or of one leg of a plan."""
+"""The totals of the journals of a command, or of one configuration of a plan."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping

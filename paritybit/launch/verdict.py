@@ -1,4 +1,4 @@
-"""The verdict of a run, from the outcomes of its legs.
+"""The verdict of a run, from the outcomes of its configs.
 
 | verdict | condition |
 |---|---|
@@ -22,8 +22,8 @@ NEEDED: Mapping[str, str] = {
     "reads": "no read of a KV slot was checked",
     "replays": "no graph was replayed",
 }
-"""Counts that must not be zero, with the message if one is zero. A leg may be allowed to replay no
-graph, but at least one leg must replay one."""
+"""Counts that must not be zero, with the message if one is zero. A configuration may be allowed to
+replay no graph, but at least one must replay one."""
 
 DRAFTS: Mapping[str, str] = {
     "drafts": "no draft was verified",
@@ -42,8 +42,8 @@ MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
-class LegOutcome:
-    """The outcome of a row: its tally, and how its command ended.
+class ConfigOutcome:
+    """The outcome of a configuration: its tally, and how its command ended.
 
     - `starting`: the seconds until the engine was loaded.
     - `values`: the values of its settings, one per axis. Empty for a user's command.
@@ -70,11 +70,11 @@ class LegOutcome:
 
     @property
     def short(self) -> bool:
-        """Whether the time was over before the floor of the row was reached."""
+        """Whether the time was over before the floor of the configuration was reached."""
         return self.tally.counts().get(WHOLE) == 0
 
 
-def ending(outcome: LegOutcome) -> str:
+def ending(outcome: ConfigOutcome) -> str:
     """Return how a command ended, as the predicate of a sentence."""
     if outcome.too_long:
         return f"did not end within {outcome.seconds:.0f} s"
@@ -95,7 +95,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def open_questions(outcomes: Sequence[LegOutcome]) -> Iterator[str]:
+def open_questions(outcomes: Sequence[ConfigOutcome]) -> Iterator[str]:
     """Yield the reasons why a run without a finding has no verdict."""
     for outcome in outcomes:
         which = "the command" if len(outcomes) == 1 and outcome.log is None else outcome.name
@@ -128,8 +128,8 @@ def open_questions(outcomes: Sequence[LegOutcome]) -> Iterator[str]:
             yield f"{missing[0]} in {outcome.name}"
 
 
-def missing_counts(outcome: LegOutcome) -> Iterator[str]:
-    """Yield the message for each count of a leg that is zero and must not be."""
+def missing_counts(outcome: ConfigOutcome) -> Iterator[str]:
+    """Yield the message for each count of a configuration that is zero and must not be."""
     for name, sentence in NEEDED.items():
         if not outcome.tally.count(name) and (outcome.replays or name != "replays"):
             yield sentence

@@ -154,11 +154,11 @@ def all_causes(findings: Sequence[RecordedFinding]) -> list[CauseGroup]:
     groups: dict[str, list[RecordedFinding]] = {}
     for finding in findings:
         groups.setdefault(finding.cause_name, []).append(finding)
-    legs = list(dict.fromkeys(finding.leg for finding in findings))
+    configs = list(dict.fromkeys(finding.config for finding in findings))
 
     def order(group: CauseGroup) -> tuple[object, ...]:
         worst = [one for one in group.findings if TIER.get(one.check, len(SEVERITY)) == group.tier]
-        first = min((legs.index(one.leg), one.forward or 0) for one in worst)
+        first = min((configs.index(one.config), one.forward or 0) for one in worst)
         unknown = all(one.cause is None for one in group.findings)
         rank = RANK.get(worst[0].check, len(RANK))
         return group.known is not None, group.tier, *first, unknown, rank

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paritybit.drive import adapters as environment
-from paritybit.drive.legs import LackingError
+from paritybit.drive.configs import LackingError
 from paritybit.drive.sglang import adapter as of_sglang
 from paritybit.drive.sglang.settings import (
     GRAPHS,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paritybit.drive.legs import LackingError
+from paritybit.drive.configs import LackingError
 from paritybit.drive.transformers.serving import Transformers
 from paritybit.drive.transformers.settings import Served
 from paritybit.drive.transformers.stand_ins import varlen, with_tables

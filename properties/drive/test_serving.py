@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import MOST_POLLS, EngineFailedError, StalledError
-from paritybit.drive.legs import LackingError
 from paritybit.drive.sglang.serving import TREE, Sglang
 from paritybit.drive.sglang.settings import Served
 

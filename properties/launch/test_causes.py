@@ -15,10 +15,12 @@ from properties.support.records import record
 
 
 def found(
-    check: str, cause: str, forward: int, after: str | None = None, leg: str = "leg"
+    check: str, cause: str, forward: int, after: str | None = None, config: str = "config"
 ) -> RecordedFinding:
-    key = f"{check} | {cause} | {leg}"
-    return RecordedFinding(check, "text", key, forward, cause=Cause(cause), leg=leg, after=after)
+    key = f"{check} | {cause} | {config}"
+    return RecordedFinding(
+        check, "text", key, forward, cause=Cause(cause), config=config, after=after
+    )
 
 
 def shown(finding: RecordedFinding) -> RecordedFinding:
@@ -44,10 +46,10 @@ def test_each_check_has_a_severity() -> None:
         ),
         # A contract that may do no harm comes after harm, however early it is violated.
         ([found("changed dtype", "a", 2), found("wrong list", "b", 7)], ["b", "a"]),
-        # Else the first one leads, also in a leg.
+        # Else the first one leads, also in a config.
         ([found("stale input", "a", 5), found("stray write", "b", 6)], ["a", "b"]),
         (
-            [found("stale input", "a", 5), found("stray write", "b", 2, leg="later")],
+            [found("stale input", "a", 5), found("stray write", "b", 2, config="later")],
             ["a", "b"],
         ),
         # A known cause fails nothing.
@@ -70,7 +72,7 @@ def test_the_order_of_causes(findings: list[RecordedFinding], order: list[str]) 
         ([shown(found("stray write", "b", 6, "a")), found("stale input", "b", 6, "a")], True),
         # It occurs without the first one, too.
         (
-            [found("wrong owner", "b", 6, after="a"), found("wrong owner", "b", 3, leg="other")],
+            [found("wrong owner", "b", 6, after="a"), found("wrong owner", "b", 3, config="other")],
             False,
         ),
         # A less severe cause takes nothing away.

@@ -67,11 +67,11 @@ SETTINGS = {"page_size": ("1",), "seed": ("0",), "backend": ("triton",)}
 def run(
     found: bool, counts: Mapping[str, int], settings: Mapping[str, tuple[str, ...]], **fields: Any
 ) -> WatchRecord:
-    """Return a record of one leg with these counts and settings."""
+    """Return a record of one config with these counts and settings."""
     made = watched([replace(finding("a"), forward=70)] if found else [])
-    (leg,) = made.legs
-    legs = (replace(leg, counts={**COUNTS, **counts}, settings={**SETTINGS, **settings}),)
-    return replace(made, **{"legs": legs, **fields})
+    (config,) = made.configs
+    configs = (replace(config, counts={**COUNTS, **counts}, settings={**SETTINGS, **settings}),)
+    return replace(made, **{"configs": configs, **fields})
 
 
 def kind(before: WatchRecord, after: WatchRecord) -> str:
@@ -96,7 +96,7 @@ def kind(before: WatchRecord, after: WatchRecord) -> str:
         ({}, {}, {"checks": ("stray write",)}, False),
         ({}, {}, {"every": 100}, False),
         ({}, {}, {"model": "gpt_oss"}, False),
-        ({}, {}, {"legs": ()}, False),
+        ({}, {}, {"configs": ()}, False),
     ],
 )
 def test_two_runs_are_compared_where_both_could_find_it(

@@ -15,8 +15,8 @@ from paritybit.harness.errors import CannotRunError
 
 from paritybit.__main__ import main
 from paritybit.drive.adapters import Environment
+from paritybit.drive.configs import Config
 from paritybit.drive.job import Job
-from paritybit.drive.legs import Leg
 from paritybit.drive.script import Part, Planned, Script, Wave
 from paritybit.drive.sglang.settings import Served
 from paritybit.launch.record import WatchOptions
@@ -32,7 +32,7 @@ from properties.support.harness.command_line import (
 from properties.support.known import STRAY, THREAD, listed
 from properties.support.places import ROOT
 
-LEGS = (Leg("decode graphs"), Leg("overlap", settings={"overlap": True}))
+CONFIGS = (Config("decode graphs"), Config("overlap", settings={"overlap": True}))
 
 SERVED = Script(
     Served().scope(), (Wave(tuple(Planned(name, (Part(name, 3),), 4) for name in "abc")),)
@@ -42,8 +42,8 @@ SERVED = Script(
 TOY = f"""
 import json
 SERVED = {msgspec.to_builtins(SERVED)!r}
-leg, given = sys.argv[1], json.loads(sys.argv[2])
-if given and leg in os.environ.get("BROKEN", ""):
+config, given = sys.argv[1], json.loads(sys.argv[2])
+if given and config in os.environ.get("BROKEN", ""):
     waves, best = given
     del waves[0]["requests"][1:]
     json.dump({{"settings": SERVED["settings"], "waves": waves}}, open(best, "w"))
@@ -53,15 +53,17 @@ journal.write("script", settings=SERVED["settings"])
 journal.write("wave", wave=SERVED["waves"][0])
 """
 TOY += """
-journal = engine([STRAY] if leg in os.environ.get("BROKEN", "") else ())
-print("served", leg)
-if leg in os.environ.get("STOPPED", ""):
+journal = engine([STRAY] if config in os.environ.get("BROKEN", "") else ())
+print("served", config)
+if config in os.environ.get("COMPARED", ""):
+    journal.count(**{"tried: company (gemma4)": 1})
+if config in os.environ.get("STOPPED", ""):
     os.kill(os.getppid(), signal.SIGTERM)
     time.sleep(600)
-if leg in os.environ.get("LACKING", ""):
+if config in os.environ.get("LACKING", ""):
     print("this release has no overlap")
     raise SystemExit(4)
-if leg in os.environ.get("FAILED", ""):
+if config in os.environ.get("FAILED", ""):
     print("ValueError: no memory is left\\n\\n", file=sys.stderr)
     raise SystemExit(3)
 journal.end()
@@ -74,15 +76,16 @@ Run = Callable[..., int]
 def paritybit(
     script: Callable[[str], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Run:
-    """Run a command in this process. Each leg of the plan runs the toy."""
+    """Run a command in this process. Each config of the plan runs the toy."""
     words = script(TOY)
 
     def command(_: object, __: object, job: Job, *___: object) -> tuple[list[str], dict[str, str]]:
-        leg = LEGS[bool(job.settings["overlap"])].name
+        config = CONFIGS[bool(job.settings["overlap"])].name
         given = json.dumps([msgspec.to_builtins(job.waves), job.best] if job.shrink else [])
-        return [*words, leg, given], {**os.environ, "PYTHONPATH": str(ROOT)}
+        COMPARE[config] = job.compare
+        return [*words, config, given], {**os.environ, "PYTHONPATH": str(ROOT)}
 
-    monkeypatch.setattr("paritybit.harness.cli.watch.run.legs_of", lambda *_: LEGS)
+    monkeypatch.setattr("paritybit.harness.cli.watch.run.configs_of", lambda *_: CONFIGS)
     monkeypatch.setattr("paritybit.harness.cli.watch.run.workers_of", lambda *_: 1)
     monkeypatch.setattr(
         "paritybit.drive.sglang.adapter.ADAPTER.prepare",
@@ -93,12 +96,15 @@ def paritybit(
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str, **environment: str) -> int:
-        for name in ("BROKEN", "STOPPED", "FAILED", "LACKING"):
+        for name in ("BROKEN", "STOPPED", "FAILED", "LACKING", "COMPARED"):
             monkeypatch.setenv(name, environment.get(name, ""))
         return main(words)
 
     return run
 
+
+COMPARE: dict[str, bool] = {}
+"""Whether each configuration was to compare the requests of its model."""
 
 WATCH = ("watch", "--engine", "sglang==0.5.11", "--device", "cpu")
 RUN = Path("paritybit-out/latest")
@@ -109,17 +115,25 @@ def record() -> Any:
     return json.loads((RUN / "watch.json").read_text())
 
 
-def test_all_rows_are_served_and_counted_together(
+def test_all_configurations_are_served_and_counted_together(
     paritybit: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert paritybit(*WATCH) == OK
     data = record()
-    assert [leg["name"] for leg in data["legs"]] == ["decode graphs", "overlap"]
+    assert [config["name"] for config in data["configs"]] == ["decode graphs", "overlap"]
     assert data["counts"]["reads"] == 80
     assert data["seed"] == 0
-    assert (RUN / "legs/overlap/engine.log").read_text() == "served overlap\n"
+    assert (RUN / "configs/overlap/engine.log").read_text() == "served overlap\n"
     assert list((RUN / "cases").iterdir()) == []
     assert "no finding in 10 forwards" in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("compared", ["", "decode graphs"])
+def test_the_requests_of_a_model_are_compared_until_one_was_counted(
+    paritybit: Run, compared: str
+) -> None:
+    assert paritybit(*WATCH, COMPARED=compared) == OK
+    assert {"decode graphs": True, "overlap": not compared} == COMPARE
 
 
 def test_a_finding_ends_the_plan_and_its_case_replays(
@@ -127,11 +141,11 @@ def test_a_finding_ends_the_plan_and_its_case_replays(
 ) -> None:
     assert paritybit(*WATCH, "--seed", "5", BROKEN="decode graphs") == FINDING
     data = record()
-    assert [leg["name"] for leg in data["legs"]] == ["decode graphs"]
+    assert [config["name"] for config in data["configs"]] == ["decode graphs"]
     assert {
-        "what": "row overlap",
-        "why": "row decode graphs had a finding; --keep-going tries the others, too",
-        "rows": ["overlap"],
+        "what": "configuration overlap",
+        "why": "configuration decode graphs had a finding; --keep-going tries the others, too",
+        "configs": ["overlap"],
     } in data["not_tried"]
     (case,) = (RUN / "cases").iterdir()
     said = capsys.readouterr().out
@@ -156,7 +170,7 @@ def test_a_known_finding_ends_no_plan_and_stands_once_in_sarif(
     known = ("--known", listed(tmp_path, STRAY))
     assert paritybit(*WATCH, *known, BROKEN="decode graphs,overlap") == OK
     data = record()
-    assert [leg["name"] for leg in data["legs"]] == ["decode graphs", "overlap"]
+    assert [config["name"] for config in data["configs"]] == ["decode graphs", "overlap"]
     assert [finding["known"] for finding in data["findings"]] == [THREAD, THREAD]
     assert paritybit(*WATCH, "--keep-going", BROKEN="decode graphs,overlap") == FINDING
     assert len({finding["case"] for finding in record()["findings"]}) == 1
@@ -164,28 +178,28 @@ def test_a_known_finding_ends_no_plan_and_stands_once_in_sarif(
     assert len(run["results"]) == 1
 
 
-def test_a_leg_that_fails_leaves_no_verdict(
+def test_a_configuration_that_fails_leaves_no_verdict(
     paritybit: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert paritybit(*WATCH, FAILED="overlap") == CANNOT_RUN
     said = capsys.readouterr().out
     why = "failed by itself with exit code 3: ValueError: no memory is left"
-    assert f"overlap {why} (see legs/overlap/engine.log)" in said
+    assert f"overlap {why} (see configs/overlap/engine.log)" in said
 
 
-def test_a_leg_that_the_release_lacks_is_not_tried(paritybit: Run) -> None:
+def test_a_configuration_that_the_release_lacks_is_not_tried(paritybit: Run) -> None:
     assert paritybit(*WATCH, LACKING="overlap") == OK
     data = record()
-    assert [leg["name"] for leg in data["legs"]] == ["decode graphs"]
+    assert [config["name"] for config in data["configs"]] == ["decode graphs"]
     why = {one["what"]: one["why"] for one in data["not_tried"]}
-    assert why["row overlap"] == "this release has no overlap"
+    assert why["configuration overlap"] == "this release has no overlap"
 
 
 def test_sigterm_ends_the_plan(paritybit: Run) -> None:
     assert paritybit(*WATCH, STOPPED="decode graphs") == TERMINATED
     data = record()
     assert data["interrupted"] == "SIGTERM"
-    assert [leg["name"] for leg in data["legs"]] == ["decode graphs"]
+    assert [config["name"] for config in data["configs"]] == ["decode graphs"]
 
 
 def test_a_case_is_shrunk_and_the_smaller_one_replays(
@@ -234,7 +248,7 @@ def test_a_hostile_case_is_refused_and_starts_nothing(
         (Wave(tuple(Planned(name, (Part("x", 2),), 3) for name in "ab")),),
     )
     case: Any = {"format": "paritybit-watch-case", "version": 2, "engine": "sglang==1"}
-    case |= {"leg": "overlap", "script": msgspec.to_builtins(script), "every": 1, "checks": None}
+    case |= {"config": "overlap", "script": msgspec.to_builtins(script), "every": 1, "checks": None}
     case |= {"key": "k", "text": "t", "forward": 1}
     changed = case
     for name in place[:-1]:

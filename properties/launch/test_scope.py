@@ -12,7 +12,7 @@ from paritybit.drive.sglang.settings import Served
 from paritybit.launch.record import WatchOptions, make
 from paritybit.launch.scope import STATES, not_tried
 from paritybit.launch.tally import Tally
-from paritybit.launch.verdict import NEEDED, LegOutcome, open_questions, scope_of
+from paritybit.launch.verdict import NEEDED, ConfigOutcome, open_questions, scope_of
 
 REACHED = dict.fromkeys(STATES, 1)
 
@@ -20,31 +20,36 @@ REACHED = dict.fromkeys(STATES, 1)
 def test_what_was_switched_off_is_named() -> None:
     counts = {**REACHED, "skipped_forwards": 1200, "unresolved_reads": 3}
     found = [one.what for one in not_tried(counts, ["leak"], {"overlap": "no time"})]
-    assert found == ["row overlap", "check: leak", "1,200 forward passes", "3 owners of reads"]
+    assert found == [
+        "configuration overlap",
+        "check: leak",
+        "1,200 forward passes",
+        "3 owners of reads",
+    ]
 
 
 def test_a_check_that_compared_nothing_is_named() -> None:
-    legs = [
-        leg("1", {**ENOUGH, "tried: leak": 0, "tried: company (gemma4)": 0}),
-        leg("64", {**ENOUGH, "tried: leak": 0, "tried: company (gemma4)": 3}),
+    configs = [
+        config("1", {**ENOUGH, "tried: leak": 0, "tried: company (gemma4)": 0}),
+        config("64", {**ENOUGH, "tried: leak": 0, "tried: company (gemma4)": 3}),
     ]
-    found = [one for one in make(WatchOptions("watch"), legs).not_tried if "check" in one.what]
+    found = [one for one in make(WatchOptions("watch"), configs).not_tried if "check" in one.what]
     assert [(one.what, one.why) for one in found] == [("check: leak", "it compared nothing")]
 
 
-def test_a_row_that_ended_before_its_floor_is_named_and_leaves_a_verdict() -> None:
-    short = leg("64", {**ENOUGH, "replays": 0, WHOLE: 0})
-    record = make(WatchOptions("watch"), [leg("1", {**ENOUGH, WHOLE: 1}), short])
+def test_a_configuration_that_ended_before_its_floor_is_named_and_leaves_a_verdict() -> None:
+    short = config("64", {**ENOUGH, "replays": 0, WHOLE: 0})
+    record = make(WatchOptions("watch"), [config("1", {**ENOUGH, WHOLE: 1}), short])
     assert record.verdict == "no finding"
-    assert any(one.what == "row 64" for one in record.not_tried)
+    assert any(one.what == "configuration 64" for one in record.not_tried)
 
 
 def test_pairs_of_settings_that_were_served_are_counted() -> None:
     rows = [("a", "b", "c"), ("a", "b2", "c"), ("a2", "b2", "c2"), ("a", "b", "c2")]
     pairs = frozenset(frozenset(pair) for row in rows for pair in combinations(row, 2))
-    legs = [replace(leg(f"row {n}", ENOUGH), values=row) for n, row in enumerate(rows)]
-    legs[2] = replace(legs[2], tally=leg("row 2", {}).tally)  # It served nothing.
-    made = make(WatchOptions("watch"), legs[:3], pairs=pairs)
+    configs = [replace(config(f"row {n}", ENOUGH), values=row) for n, row in enumerate(rows)]
+    configs[2] = replace(configs[2], tally=config("row 2", {}).tally)  # It served nothing.
+    made = make(WatchOptions("watch"), configs[:3], pairs=pairs)
     assert "5 of 10 pairs of settings" in made.message
     assert "5 of 10 pairs of settings" in [one.what for one in made.not_tried]
 
@@ -90,9 +95,9 @@ def test_speculation_without_accepted_and_rejected_drafts_has_no_verdict(
     enough = {"forwards": 1, "reads": 1, "replays": 1, **counts}
     tally.take("1", {"kind": "start"})
     tally.take("1", {"kind": "counts", "counts": enough})
-    one = LegOutcome("n-gram", (), tally, 0, 1.0, log="n-gram.log")
+    one = ConfigOutcome("n-gram", (), tally, 0, 1.0, log="n-gram.log")
     assert list(open_questions([one])) == ([] if why is None else [why])
-    both = list(open_questions([one, leg("other", dict.fromkeys(NEEDED, 1))]))
+    both = list(open_questions([one, config("other", dict.fromkeys(NEEDED, 1))]))
     assert both == ([] if why is None else [f"{why} in n-gram"])
     assert ("draft" in scope_of(enough)) == bool(counts)
 
@@ -100,34 +105,38 @@ def test_speculation_without_accepted_and_rejected_drafts_has_no_verdict(
 ENOUGH = dict.fromkeys(NEEDED, 1)
 
 
-def leg(
+def config(
     name: str, counts: Mapping[str, int], *, replays: bool = True, stopped: bool = False
-) -> LegOutcome:
-    """Return the outcome of a leg that ended, with these counts."""
+) -> ConfigOutcome:
+    """Return the outcome of a config that ended, with these counts."""
     tally = Tally()
     tally.take("1", {"kind": "start", "device": "cpu"})
     tally.take("1", {"kind": "scope", "settings": {"page_size": name}})
     tally.take("1", {"kind": "counts", "counts": dict(counts)})
-    return LegOutcome(name, (), tally, 0, 1.0, replays=replays, stopped=stopped, log=f"{name}.log")
+    return ConfigOutcome(
+        name, (), tally, 0, 1.0, replays=replays, stopped=stopped, log=f"{name}.log"
+    )
 
 
 @pytest.mark.parametrize("name", NEEDED)
-def test_a_leg_that_tested_too_little_leaves_the_run_undecided(name: str) -> None:
-    legs = [leg("1", ENOUGH), leg("64", {**ENOUGH, name: 0})]
-    record = make(WatchOptions("watch"), legs)
+def test_a_configuration_that_tested_too_little_leaves_the_run_undecided(name: str) -> None:
+    configs = [config("1", ENOUGH), config("64", {**ENOUGH, name: 0})]
+    record = make(WatchOptions("watch"), configs)
     assert (record.verdict, record.undecided) == ("undecided", (f"{NEEDED[name]} in 64",))
-    assert any(one.what == "row 64" and one.why == NEEDED[name] for one in record.not_tried)
+    assert any(
+        one.what == "configuration 64" and one.why == NEEDED[name] for one in record.not_tried
+    )
 
 
-def test_a_leg_may_do_without_graphs_but_not_all_legs() -> None:
-    eager = leg("64", {**ENOUGH, "replays": 0}, replays=False)
-    assert make(WatchOptions("watch"), [leg("1", ENOUGH), eager]).verdict == "no finding"
+def test_a_configuration_may_do_without_graphs_but_not_all() -> None:
+    eager = config("64", {**ENOUGH, "replays": 0}, replays=False)
+    assert make(WatchOptions("watch"), [config("1", ENOUGH), eager]).verdict == "no finding"
     assert list(open_questions([eager])) == [NEEDED["replays"]]
 
 
-def test_a_leg_that_was_stopped_is_not_asked_for_more() -> None:
-    legs = [leg("1", ENOUGH), leg("64", {}, stopped=True)]
-    assert list(open_questions(legs)) == []
+def test_a_configuration_that_was_stopped_is_not_asked_for_more() -> None:
+    configs = [config("1", ENOUGH), config("64", {}, stopped=True)]
+    assert list(open_questions(configs)) == []
 
 
 def test_the_script_of_a_finding_is_the_one_that_was_served_then() -> None:

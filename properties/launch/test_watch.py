@@ -47,7 +47,7 @@ def test_a_command_without_a_finding(watch: Watch, script: Script, tmp_path: Pat
     data = record(tmp_path)
     assert data["verdict"] == "no finding"
     assert data["counts"]["reads"] == 40
-    assert data["legs"][0]["stand_ins"] == {"attention": "there is no GPU"}
+    assert data["configs"][0]["stand_ins"] == {"attention": "there is no GPU"}
     assert "leaks" in {one["what"] for one in data["not_tried"]}
     assert "/home" not in json.dumps(data)
     page = (tmp_path / "out" / "latest" / "index.html").read_text()
@@ -197,7 +197,7 @@ def test_the_rows_of_a_killed_run_are_in_its_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("one row", "another row"):
-        lines = Journal(tmp_path / "legs" / name / "process-1.jsonl")
+        lines = Journal(tmp_path / "configs" / name / "process-1.jsonl")
         checks = ["leak", "stray write"]
         lines.write("start", engine="sglang", release="0.5.23", checks=checks, every=7)
         lines.count(forwards=3)
@@ -304,7 +304,7 @@ def test_a_server_is_stopped_by_a_signal(
     _, said = process.communicate()
     assert process.returncode == code, said
     assert (tmp_path / "stopped").read_text() == str(int(number))
-    assert record(tmp_path)["legs"][0]["ending"] == "was stopped"
+    assert record(tmp_path)["configs"][0]["ending"] == "was stopped"
     assert (tmp_path / "out" / "latest" / "index.html").exists()
 
 
@@ -322,4 +322,4 @@ def test_a_second_signal_kills_a_command_that_does_not_stop(
     process.send_signal(signal.SIGTERM)
     process.communicate()
     assert process.returncode == FINDING
-    assert record(tmp_path)["legs"][0]["code"] == -signal.SIGKILL
+    assert record(tmp_path)["configs"][0]["code"] == -signal.SIGKILL

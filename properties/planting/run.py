@@ -198,7 +198,7 @@ def judge(record: Mapping[str, Any], usual: FaultRun | None) -> dict[str, Any]:
     findings = record.get("findings", [])
     known = () if usual is None else usual.keys
     new = [finding for finding in findings if finding["key"] not in known]
-    endings = [leg["ending"] for leg in record.get("legs", [])]
+    endings = [config["ending"] for config in record.get("configs", [])]
     broken = [ending for ending in endings if "failed" in ending]
     undecided = list(record.get("undecided", []))
     first = new[0] if new else {}

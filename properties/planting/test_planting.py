@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paritybit.drive.adapters import adapter_of
-from paritybit.drive.legs import AND
+from paritybit.drive.configs import AND
 from paritybit.watch.checks import CHECKS
 from properties.planting.faults import TABLES, Edit, Fault, plant, read
 from properties.planting.record import RECORD, End, FaultRun
@@ -52,7 +52,7 @@ def test_the_settings_of_each_fault_can_be_served() -> None:
         for row in filter(None, fault.settings.split(",")):
             values = row.split(AND)
             assert set(values) <= set(table.settings), f"{fault.name}: {row}"
-            table.leg(values)
+            table.config(values)
 
 
 def test_the_record_shows_what_the_tables_list() -> None:
@@ -111,7 +111,7 @@ USUAL = FaultRun("engine==1", End.FOUND, keys=("leak | a",))
     [
         ({"findings": [{"key": "leak | a", "check": "leak"}]}, End.MISSED, True),
         ({"findings": [{"key": "stray | b", "check": "stray write"}]}, End.FOUND, False),
-        ({"legs": [{"ending": "failed by itself"}]}, End.STOPPED, True),
+        ({"configs": [{"ending": "failed by itself"}]}, End.STOPPED, True),
         ({"undecided": ["no replay"]}, End.UNDECIDED, True),
     ],
 )

@@ -1,4 +1,4 @@
-"""Records of the sanitizer for tests: what was found in which leg."""
+"""Records of the sanitizer for tests: what was found in which config."""
 
 import json
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from paritybit.launch.changes import changes, label
 from paritybit.launch.schema import (
     IN_BASELINE,
     Cause,
+    ConfigRecord,
     ExcerptLine,
-    LegRecord,
     RecordedFinding,
     Untried,
     Verdict,
@@ -21,7 +21,7 @@ from paritybit.launch.schema import (
     Who,
 )
 
-LEG = LegRecord("decode graphs", (), "ended", 0, 1.0, {}, {}, {}, ())
+CONFIG = ConfigRecord("decode graphs", (), "ended", 0, 1.0, {}, {}, {}, ())
 
 
 def finding(cause: str, number: int = 1) -> RecordedFinding:
@@ -29,11 +29,13 @@ def finding(cause: str, number: int = 1) -> RecordedFinding:
         *("leak", "a slot leaks", f"leak | {cause}"),
         cause=Cause(cause),
         number=number,
-        leg=LEG.name,
+        config=CONFIG.name,
     )
 
 
-def watched(findings: Sequence[RecordedFinding], legs: Sequence[str] = (LEG.name,)) -> WatchRecord:
+def watched(
+    findings: Sequence[RecordedFinding], configs: Sequence[str] = (CONFIG.name,)
+) -> WatchRecord:
     verdict: Verdict = "finding" if findings else "no finding"
     return WatchRecord(
         environment=RunEnvironment("1", {"python": "3.11"}, None, None),
@@ -51,7 +53,7 @@ def watched(findings: Sequence[RecordedFinding], legs: Sequence[str] = (LEG.name
         counts={},
         findings=tuple(findings),
         undecided=(),
-        legs=tuple(replace(LEG, name=name) for name in legs),
+        configs=tuple(replace(CONFIG, name=name) for name in configs),
         not_tried=(),
     )
 
@@ -68,7 +70,7 @@ def shown() -> WatchRecord:
     stray = RecordedFinding(
         *("stray write", "the replay of decode changed slot 17 (swa)", "s | swa"),
         number=25,
-        leg=LEG.name,
+        config=CONFIG.name,
         forward=4,
         forward_kind="decode",
         group="swa",
@@ -87,20 +89,22 @@ def shown() -> WatchRecord:
         finding(""),
         cause=None,
         group="swa",
-        leg="overlap",
+        config="overlap",
         known=IN_BASELINE,
         case="finding-2.json",
     )
-    before = replace(watched([leak], ["overlap", LEG.name]), revision="0123456789abcdef")
+    before = replace(watched([leak], ["overlap", CONFIG.name]), revision="0123456789abcdef")
     now = replace(
-        watched([stray, leak], [LEG.name, "overlap"]),
+        watched([stray, leak], [CONFIG.name, "overlap"]),
         message="25 findings with 1 cause: stray write: the replay of decode changed slot 17 (swa)",
         started="2026-11-26T02:00:00+00:00",
         counts={"forwards": 500, "replays": 200, "padded_replays": 90, "reads": 40_000, "idle": 3},
         undecided=("the engine was killed",),
         not_tried=(
             Untried(
-                "row few window slots", "the run was interrupted before", ("few window slots",)
+                "configuration few window slots",
+                "the run was interrupted before",
+                ("few window slots",),
             ),
         ),
     )

@@ -34,28 +34,28 @@ class Display:
         self.pause = FIRST_LINE
         self.next = self.started + self.pause
 
-    def show(self, leg: str, tally: Tally, finding: RecordedFinding | None) -> None:
-        """Show the tally of a row and its new finding, if any. Several threads may call it."""
+    def show(self, config: str, tally: Tally, finding: RecordedFinding | None) -> None:
+        """Show a tally and its new finding, if any. Several threads may call it."""
         with self.lock:
-            self.tallies[leg] = tally
+            self.tallies[config] = tally
             if finding is not None:
                 self.put_new(finding)
             now = time.monotonic()
             if now >= self.next:
-                self.put(self.progress(leg, now))
+                self.put(self.progress(config, now))
                 self.pause = min(2 * self.pause, RAREST_LINE)
                 self.next = now + self.pause
 
-    def progress(self, leg: str, now: float) -> str:
-        """Return the line of progress: the totals of all rows, and the name of one."""
+    def progress(self, config: str, now: float) -> str:
+        """Return the line of progress: the totals of all configurations, and the name of one."""
         tallies, counts = self.tallies.values(), Counter[str]()
         for tally in tallies:
             counts.update(tally.counts())
         found = plural(sum(one.number(key) for one in tallies for key in one.findings), "finding")
         loaded = any(tally.processes for tally in tallies)
         seen = scope_of(counts) if loaded else "no engine loaded yet"
-        row = f"{leg}: " if leg else ""
-        return f"{now - self.started:.0f} s: {row}{seen}: {found}"
+        name = f"{config}: " if config else ""
+        return f"{now - self.started:.0f} s: {name}{seen}: {found}"
 
     def put_new(self, finding: RecordedFinding) -> None:
         """Print the headline of a new finding. The page has those after MOST."""

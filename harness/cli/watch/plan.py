@@ -1,9 +1,9 @@
-"""The plan of a run: which rows of settings an engine is served, in which order, and how long.
+"""The plan of a run: which configurations an engine is served with, in which order, and how long.
 
-A run has a budget of wall time, which includes the starts of the engine. Rows of the covering array
-are served one after another, `workers` at a time, until the budget is spent. Each row ends when its
-share of the time is over and its floor is reached: LEAST forwards and AT_LEAST waves. Rows that are
-named on the command line have no floor.
+A run has a budget of wall time, which includes the starts of the engine. The configurations of the
+covering array are served one after another, `workers` at a time, until the budget is spent. Each
+ends when its share of the time is over and its floor is reached: LEAST forwards and AT_LEAST waves.
+Configurations that are named on the command line have no floor.
 """
 
 import threading
@@ -14,36 +14,36 @@ from dataclasses import dataclass, field
 from paritybit.harness.errors import MalformedError, require_known
 from paritybit.harness.machine.workers import cores
 
+from paritybit.drive.configs import AND, Config, Table
 from paritybit.drive.job import Job
-from paritybit.drive.legs import AND, Leg, Table
 from paritybit.drive.script import Setting
 
 LEAST = 100
-"""The floor of forwards of a row."""
+"""The floor of forwards of a configuration."""
 
 MOST = 1 / 10
-"""The part of the budget after which a row ends below its floor."""
+"""The part of the budget after which a configuration ends below its floor."""
 
 LAST = 12.0
-"""No further row starts with fewer seconds left."""
+"""No further configuration starts with fewer seconds left."""
 
 STARTS = 1.5
 """Nor does one start with less time left than the latest start took, times this."""
 
 AT_ONCE = 2
-"""Rows that are served at a time on a CPU. Each keeps one core busy."""
+"""Configurations that are served at a time on a CPU. Each keeps one core busy."""
 
 OVER = "the time was over"
 
 
 @dataclass(frozen=True)
-class RowTurn:
-    """A row that is to be served until a time.
+class ConfigTurn:
+    """A configuration that is to be served until a time.
 
     With `after`, it ends as soon as its floor is reached after that time.
     """
 
-    leg: Leg
+    config: Config
     until: float
     after: float | None = None
 
@@ -56,48 +56,48 @@ class RowTurn:
 
 @dataclass
 class Plan:
-    """The rows of a run, in order, and its budget of `seconds` from now on.
+    """The configurations of a run, in order, and its budget of `seconds` from now on.
 
-    With `named`, the rows share the budget. `left` has the rows that have not started. `start` is
-    how long the latest start of an engine took.
+    With `named`, they share the budget. `left` has those that have not started. `start` is how long
+    the latest start of an engine took.
     """
 
-    legs: Sequence[Leg]
+    configs: Sequence[Config]
     seconds: float
     workers: int = 1
     named: bool = False
     clock: Callable[[], float] = time.time
     start: float = 0.0
-    left: list[Leg] = field(init=False)
+    left: list[Config] = field(init=False)
     ends: float = field(init=False)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         """Start the budget."""
-        self.left, self.ends = list(self.legs), self.clock() + self.seconds
+        self.left, self.ends = list(self.configs), self.clock() + self.seconds
 
-    def next(self) -> RowTurn | None:
-        """Return the next row to serve, or None if none is left or too little time is."""
+    def next(self) -> ConfigTurn | None:
+        """Return what to serve next, or None if nothing is left or too little time is."""
         with self.lock:
             now = self.clock()
-            started = len(self.legs) - len(self.left)
+            started = len(self.configs) - len(self.left)
             last = max(LAST, STARTS * self.start)
             if not self.left or (started >= self.workers and self.ends - now < last):
                 return None
             share = min(1.0, self.workers / len(self.left)) * max(0.0, self.ends - now)
             if self.named:
-                return RowTurn(self.left.pop(0), now + share)
+                return ConfigTurn(self.left.pop(0), now + share)
             until = max(now + share, min(self.ends, now + MOST * self.seconds))
-            return RowTurn(self.left.pop(0), until, now + share)
+            return ConfigTurn(self.left.pop(0), until, now + share)
 
 
 def workers_of(device: str) -> int:
-    """Return how many rows are served at a time on a device."""
+    """Return how many configurations are served at a time on a device."""
     return min(AT_ONCE, cores()) if device == "cpu" else 1
 
 
-def legs_of(table: Table, seed: int, names: Sequence[str] = ()) -> tuple[Leg, ...]:
-    """Return the rows with these names, or those of the covering array without names.
+def configs_of(table: Table, seed: int, names: Sequence[str] = ()) -> tuple[Config, ...]:
+    """Return the configurations with these names, or those of the covering array without names.
 
     A name has values with AND between them. Raises UnknownNameError for an unknown value, and
     MalformedError for values that cannot be combined.
@@ -110,7 +110,7 @@ def legs_of(table: Table, seed: int, names: Sequence[str] = ()) -> tuple[Leg, ..
         for value in values:
             require_known("setting", value, table.settings)
         try:
-            found.append(table.leg(values))
+            found.append(table.config(values))
         except ValueError as error:
             raise MalformedError(str(error)) from error
-    return tuple({leg.name: leg for leg in found}.values())
+    return tuple({one.name: one for one in found}.values())

@@ -103,7 +103,7 @@ def record_in(folder: Path) -> WatchRecord | None:
 
 def why_not(run: Path) -> str:
     """Return why no engine of a run served requests: the last line of the first output."""
-    logs = sorted(run.glob("legs/*/engine.log"), key=lambda log: log.stat().st_mtime)
+    logs = sorted(run.glob("configs/*/engine.log"), key=lambda log: log.stat().st_mtime)
     return last_line(logs[0]) if logs else "no engine was started"
 
 

@@ -13,13 +13,13 @@ from paritybit.harness.machine.gpus import visible_gpus
 
 from paritybit import __version__
 from paritybit.drive.adapters import Adapter, Environment, adapter_of
+from paritybit.drive.configs import LACKING, Config
 from paritybit.drive.job import Job, command
-from paritybit.drive.legs import LACKING, Leg
 from paritybit.inject import prepare
 from paritybit.launch.case import WatchCase
 from paritybit.launch.follow import StopLimits, Stops
 from paritybit.launch.record import WatchOptions
-from paritybit.launch.verdict import LegOutcome, open_questions
+from paritybit.launch.verdict import ConfigOutcome, open_questions
 from paritybit.launch.words import plural
 
 OTHER = -1
@@ -77,16 +77,16 @@ def require_here(case: WatchCase, name: str, spec: str | None) -> None:
         raise CannotRunError(f"{name} was recorded on a GPU, but none is visible here")
 
 
-def serve(run: WatchRun, adapter: Adapter, engine: Environment, case: WatchCase) -> LegOutcome:
+def serve(run: WatchRun, adapter: Adapter, engine: Environment, case: WatchCase) -> ConfigOutcome:
     """Serve an engine the script of a case until the finding appears or the script ends."""
     run.folder.mkdir()
     job = Job(case.script.settings, case.script.waves)
     words, variables = command(adapter, engine, job, run.folder)
     limits = StopLimits(LONGEST, after_finding=0.0, sought=case.key)
-    return run.watch(Leg(case.leg), words, variables, limits)
+    return run.watch(Config(case.config), words, variables, limits)
 
 
-def judge(display: Display, case: WatchCase, name: str, outcome: LegOutcome) -> int:
+def judge(display: Display, case: WatchCase, name: str, outcome: ConfigOutcome) -> int:
     """Print the result of a case, and return its exit code, or OTHER with other findings only."""
     found = outcome.tally.findings
     if case.key in found:

@@ -1,7 +1,4 @@
-"""The command `watch`. It runs the user's command, or serves an engine row by row.
-
-A row has settings of an engine: see `plan`.
-"""
+"""The command `watch`. It runs the user's command, or serves an engine with configurations."""
 
 import os
 import re
@@ -20,7 +17,7 @@ from paritybit.harness.cli.exit_codes import FINDING
 from paritybit.harness.cli.folders import run_folder
 from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.finish import finish
-from paritybit.harness.cli.watch.plan import OVER, Plan, RowTurn, legs_of, workers_of
+from paritybit.harness.cli.watch.plan import OVER, ConfigTurn, Plan, configs_of, workers_of
 from paritybit.harness.errors import (
     CannotRunError,
     MalformedError,
@@ -34,8 +31,8 @@ from paritybit.harness.records.environment import commit_of
 
 from paritybit import __version__
 from paritybit.drive.adapters import Adapter, Environment, adapter_of
-from paritybit.drive.job import command
-from paritybit.drive.legs import LACKING, Leg, Pair
+from paritybit.drive.configs import LACKING, Config, Pair
+from paritybit.drive.job import command, comparisons
 from paritybit.drive.models import MODELS
 from paritybit.drive.warm import Warm, warm
 from paritybit.inject import environment_with, prepare
@@ -45,21 +42,21 @@ from paritybit.launch.journals import Journals
 from paritybit.launch.record import WatchOptions, check_names
 from paritybit.launch.schema import RecordedFinding
 from paritybit.launch.tally import Tally
-from paritybit.launch.verdict import LegOutcome
+from paritybit.launch.verdict import ConfigOutcome
 from paritybit.launch.words import plural
 from paritybit.watch.settings import Settings
 
 COMMAND = "command"
-"""The name of the only row of a user's command."""
+"""The name of the only configuration of a user's command."""
 
 ALLOWANCE = 120.0
-"""Additional seconds for a row to become idle, or to start if it started late."""
+"""Additional seconds for a configuration to become idle, or to start if it started late."""
 
 RAISED = re.compile(r"^[\w.]+(?:Error|Exception): .*$", re.MULTILINE)
 """The last line of a Python traceback."""
 
 LONGEST_NAME = 100
-"""The most characters of a row's name in the name of its folder."""
+"""The most characters of a configuration's name in the name of its folder."""
 
 ONLY_ENGINE = ("model", "device", "seed", "seconds", "settings", "keep_going")
 """Options that need --engine."""
@@ -68,15 +65,16 @@ SECONDS = 300
 """The default budget of a run with --engine in seconds, with the starts of the engine."""
 
 AFTER_FINDING = 5.0
-"""Seconds that rows continue after the first finding. Later findings may show its effects."""
+"""Seconds that a run continues after the first finding. Later findings may show its effects."""
 
 
 @dataclass
 class WatchRun:
     """A run in progress.
 
-    `outcomes` has the finished rows, and `not_run` why others did not run. `pairs` are the pairs of
-    settings that the covering array has. `found` is whether a finding that is not known was shown.
+    `outcomes` has the configurations that ended, and `not_run` why others did not run. `pairs` are
+    the pairs of settings that the covering array has. `found` is whether an unknown finding was
+    shown.
     """
 
     folder: Path
@@ -84,7 +82,7 @@ class WatchRun:
     display: Display
     stops: Stops
     options: WatchOptions
-    outcomes: list[LegOutcome] = field(default_factory=list)
+    outcomes: list[ConfigOutcome] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
     pairs: frozenset[Pair] = frozenset()
     found: bool = False
@@ -94,10 +92,10 @@ class WatchRun:
         return Settings(str(out.resolve()), self.options.checks, self.options.every).text()
 
     def new_folder(self, name: str) -> Path:
-        """Create the folder of a row. Its name is short, as some file systems want it."""
+        """Create the folder of a configuration. Its name is short, as some file systems want it."""
         short = re.sub(r"[^\w.-]+", "-", name)[:LONGEST_NAME]
         for more in count(1):
-            folder = self.folder / "legs" / (short if more == 1 else f"{short}-{more}")
+            folder = self.folder / "configs" / (short if more == 1 else f"{short}-{more}")
             with suppress(FileExistsError):
                 folder.mkdir(parents=True)
                 break
@@ -105,44 +103,46 @@ class WatchRun:
 
     def watch(
         self,
-        leg: Leg,
+        config: Config,
         words: Sequence[str],
         variables: Mapping[str, str],
         limits: StopLimits,
         warm: Warm | None = None,
-    ) -> LegOutcome:
-        """Serve a row in its own folder, which also gets its output."""
-        out = self.new_folder(leg.name)
+    ) -> ConfigOutcome:
+        """Serve a configuration in its own folder, which also gets its output."""
+        out = self.new_folder(config.name)
         variables = environment_with(variables, self.imports, self.settings(out))
         with (out / "engine.log").open("wb") as log:
             running = Running(words, variables, log, out, warm)
-            outcome = self.followed(running, leg, out, limits)
+            outcome = self.followed(running, config, out, limits)
         file = out / "engine.log"
         outcome = replace(outcome, log=str(file.relative_to(self.folder)), error=last_error(file))
         if outcome.code == LACKING:
-            self.not_run[leg.name] = last_line(file)
+            self.not_run[config.name] = last_line(file)
         else:
             self.outcomes.append(outcome)
         return outcome
 
-    def followed(self, running: Running, leg: Leg, out: Path, limits: StopLimits) -> LegOutcome:
+    def followed(
+        self, running: Running, config: Config, out: Path, limits: StopLimits
+    ) -> ConfigOutcome:
         """Follow a running command, and return its outcome."""
 
         def show(tally: Tally, finding: RecordedFinding | None) -> None:
             self.found |= finding is not None and limits.counts(finding)
-            self.display.show(leg.name if leg.name != COMMAND else "", tally, finding)
+            self.display.show(config.name if config.name != COMMAND else "", tally, finding)
 
         following = Follower(running, Journals(out), self.stops, show, limits)
         tally = following.follow()
-        return LegOutcome(
-            name=leg.name,
-            arguments=leg.arguments,
-            values=leg.values,
+        return ConfigOutcome(
+            name=config.name,
+            arguments=config.arguments,
+            values=config.values,
             tally=tally,
             code=running.process.wait(),
             seconds=following.seconds,
             starting=following.starting or 0.0,
-            replays=leg.replays,
+            replays=config.replays,
             stopped=running.asked_to_stop,
             too_long=following.too_long,
         )
@@ -199,11 +199,11 @@ def watch_command(run: WatchRun) -> None:
     variables = environment_with(os.environ, run.imports, run.settings(run.folder))
     running = Running(run.options.program, variables)
     limits = StopLimits(known=run.options.known)
-    run.outcomes.append(run.followed(running, Leg(COMMAND), run.folder, limits))
+    run.outcomes.append(run.followed(running, Config(COMMAND), run.folder, limits))
 
 
-def prepared(options: WatchOptions, spec: str) -> tuple[WatchOptions, "RowServer"]:
-    """Return the options with their defaults, and what serves rows to the engine."""
+def prepared(options: WatchOptions, spec: str) -> tuple[WatchOptions, "ConfigServer"]:
+    """Return the options with their defaults, and what serves the engine."""
     device, seed = device_of(options.device or "auto"), options.seed or 0
     adapter = adapter_of(spec)
     if options.model is not None:
@@ -212,47 +212,45 @@ def prepared(options: WatchOptions, spec: str) -> tuple[WatchOptions, "RowServer
         table = adapter.table.on(device, options.model)
     except ValueError as error:
         raise MalformedError(str(error)) from error
-    legs = legs_of(table, seed, options.settings)
+    configs = configs_of(table, seed, options.settings)
     engine = adapter.prepare(spec)
     options = replace(options, device=device, seed=seed, revision=commit_of(Path(spec)))
-    return options, RowServer(adapter, engine, legs, table.array.pairs)
+    return options, ConfigServer(adapter, engine, configs, table.array.pairs)
 
 
 @dataclass
-class RowServer:
-    """Serves rows of settings to an engine.
+class ConfigServer:
+    """Serves an engine with configurations.
 
-    `found` has the times of findings in all rows, and `compared` the models whose requests a row
-    compares with themselves alone.
+    `found` has the times of all findings. `compared` has the models whose requests were compared
+    with themselves alone, or are now.
     """
 
     adapter: Adapter
     engine: Environment
-    legs: Sequence[Leg]
+    configs: Sequence[Config]
     pairs: frozenset[Pair]
     found: list[float] = field(default_factory=list)
     compared: set[str] = field(default_factory=set)
 
     def serve(self, run: WatchRun) -> None:
-        """Serve the rows, some of them at a time."""
+        """Serve the configurations, some of them at a time."""
         device, run.pairs = str(run.options.device), self.pairs
         seconds, workers = float(run.options.seconds or SECONDS), workers_of(device)
-        plan = Plan(self.legs, seconds, workers, named=bool(run.options.settings))
-        rows = plural(len(self.legs), "row")
-        run.display.put(
-            f"watch {self.engine.name} on {device}: {rows} of settings, {seconds:.0f} s"
-        )
+        plan = Plan(self.configs, seconds, workers, named=bool(run.options.settings))
+        number = plural(len(self.configs), "configuration")
+        run.display.put(f"watch {self.engine.name} on {device}: {number}, {seconds:.0f} s")
         with ThreadPoolExecutor(workers) as pool:
             for done in [pool.submit(self.work, run, plan, device) for _ in range(workers)]:
                 done.result()
-        run.not_run |= {leg.name: OVER for leg in plan.left if leg.name not in run.not_run}
-        order = [leg.name for leg in self.legs]
+        run.not_run |= {config.name: OVER for config in plan.left if config.name not in run.not_run}
+        order = [config.name for config in self.configs]
         run.outcomes.sort(key=lambda outcome: order.index(outcome.name))
 
     def work(self, run: WatchRun, plan: Plan, device: str) -> None:
-        """Serve rows, one after another, in forks of a process of this thread's own.
+        """Serve configurations, one after another, in forks of a process of this thread's own.
 
-        Unless the run keeps going, rows end AFTER_FINDING seconds after the first finding.
+        Unless the run keeps going, they end AFTER_FINDING seconds after the first finding.
         """
         after = None if run.options.keep_going else AFTER_FINDING
         scratch = tempfile.mkdtemp(dir=run.imports.parent, prefix="paritybit-")
@@ -262,17 +260,17 @@ class RowServer:
                 if turn is None:
                     return
                 limits = StopLimits(None, after, known=run.options.known, found=self.found)
-                plan.start = self.serve_row(run, turn, limits, importers)
-        run.not_run |= {leg.name: why for leg in plan.left}
+                plan.start = self.serve_config(run, turn, limits, importers)
+        run.not_run |= {config.name: why for config in plan.left}
 
-    def serve_row(
-        self, run: WatchRun, turn: RowTurn, limits: StopLimits, importers: Warm | None
+    def serve_config(
+        self, run: WatchRun, turn: ConfigTurn, limits: StopLimits, importers: Warm | None
     ) -> float:
-        """Serve a row, and return the seconds that the engine took to start."""
+        """Serve a configuration, and return the seconds that the engine took to start."""
         given: dict[str, Any] = {
-            **turn.leg.settings,
+            **turn.config.settings,
             "device": run.options.device,
-            "seed": (run.options.seed or 0) + turn.leg.number,
+            "seed": (run.options.seed or 0) + turn.config.number,
         }
         served = self.adapter.settings(**given)
         first = served.company() is not None and served.model not in self.compared
@@ -280,11 +278,14 @@ class RowServer:
         job = replace(turn.job(served.scope()), compare=first)
         words, variables = command(self.adapter, self.engine, job, run.imports.parent)
         limits.seconds = max(0.0, turn.until - time.time()) + ALLOWANCE
-        return run.watch(turn.leg, words, variables, limits, importers).starting
+        outcome = run.watch(turn.config, words, variables, limits, importers)
+        if first and not outcome.tally.count(comparisons(served.model)):
+            self.compared.discard(served.model)
+        return outcome.starting
 
 
 def reason_to_skip(run: WatchRun) -> str | None:
-    """Return why no further row is served, or None."""
+    """Return why no further configuration is served, or None."""
     if run.stops.received is not None:
         return "the run was interrupted before"
     found = [
@@ -294,7 +295,7 @@ def reason_to_skip(run: WatchRun) -> str | None:
         if run.options.known.where(finding) is None
     ]
     if found and not run.options.keep_going:
-        return f"row {found[0]} had a finding; --keep-going tries the others, too"
+        return f"configuration {found[0]} had a finding; --keep-going tries the others, too"
     return None
 
 

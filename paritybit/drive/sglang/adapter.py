@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 
 from paritybit.drive.adapters import Adapter, Environment, variables, with_transformers
-from paritybit.drive.legs import Table
+from paritybit.drive.configs import Table
 from paritybit.drive.served import Common
 from paritybit.drive.sglang.settings import Served, says
 from paritybit.engines.packages import SGLANG

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
-from paritybit.drive.legs import LackingError
 from paritybit.drive.operating.adapters import loads, name_of
 from paritybit.drive.operating.sglang import acts_of
 from paritybit.drive.script import Planned

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from paritybit.drive.legs import LackingError
+from paritybit.drive.configs import LackingError
 from paritybit.drive.models import WINDOW, written
 from paritybit.drive.operating.adapters import (
     LOADED,

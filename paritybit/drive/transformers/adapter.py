@@ -3,7 +3,7 @@
 import os
 
 from paritybit.drive.adapters import Adapter, Environment, variables
-from paritybit.drive.legs import Table
+from paritybit.drive.configs import Table
 from paritybit.drive.served import Common
 from paritybit.drive.transformers.settings import Served
 from paritybit.engines import fetch

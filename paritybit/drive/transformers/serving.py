@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
-from paritybit.drive.legs import LackingError
 from paritybit.drive.script import Planned
 from paritybit.drive.stand_ins.installing import install as replace
 from paritybit.drive.transformers.settings import FLASH, Served

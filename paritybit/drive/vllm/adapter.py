@@ -3,7 +3,7 @@
 import os
 
 from paritybit.drive.adapters import Adapter, Environment, variables, with_transformers
-from paritybit.drive.legs import Table
+from paritybit.drive.configs import Table
 from paritybit.drive.served import Common
 from paritybit.drive.vllm.settings import Served
 from paritybit.engines.packages import VLLM

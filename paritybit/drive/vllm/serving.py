@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
-from paritybit.drive.legs import LackingError
 from paritybit.drive.script import Planned
 from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.settings import DRAFT, Served

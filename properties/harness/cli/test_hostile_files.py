@@ -30,7 +30,7 @@ CONTENTS: dict[str, bytes] = {
     "binary": bytes(range(256)) * 100,
     "a pickle": pickle.dumps({"format": "paritybit-case"}),
     "a record of another kind": b'{"format": "paritybit-case", "version": [], "trial": 1e999}',
-    "a case of watch": b'{"format": "paritybit-watch-case", "version": 1, "leg": ["--device"]}',
+    "a case of watch": b'{"format": "paritybit-watch-case", "version": 1, "config": ["--device"]}',
     "a record of watch": b'{"format": "paritybit-watch", "version": 1, "findings": {"0": "x"}}',
 }
 

@@ -1,16 +1,16 @@
-"""The budget of a run over rows of settings, with a clock of the test's own."""
+"""The budget of a run over configurations, with a clock of the test's own."""
 
 from dataclasses import dataclass
 
 import pytest
-from paritybit.harness.cli.watch.plan import LAST, LEAST, MOST, STARTS, Plan, legs_of
+from paritybit.harness.cli.watch.plan import LAST, LEAST, MOST, STARTS, Plan, configs_of
 from paritybit.harness.errors import MalformedError, UnknownNameError
 
 from paritybit.drive.adapters import adapter
+from paritybit.drive.configs import Config
 from paritybit.drive.job import Job
-from paritybit.drive.legs import Leg
 
-ROWS = tuple(Leg(f"row {number}") for number in range(40))
+ROWS = tuple(Config(f"row {number}") for number in range(40))
 
 
 @dataclass
@@ -64,7 +64,7 @@ def test_rows_of_the_array_end_at_a_floor_and_none_takes_all_of_the_time() -> No
     plan = Plan(ROWS, 300.0, clock=clock)
     turn = plan.next()
     assert turn is not None
-    assert (turn.leg, turn.until, turn.after) == (ROWS[0], 1030.0, 1007.5)
+    assert (turn.config, turn.until, turn.after) == (ROWS[0], 1030.0, 1007.5)
     assert turn.job({}) == Job({}, until=1030.0, least=LEAST, after=1007.5)
     clock.now = 1280.0
     assert (turn := plan.next()) is not None and turn.until == 1300.0
@@ -88,14 +88,14 @@ def test_named_rows_share_the_time_and_have_no_floor() -> None:
 
 def test_rows_are_named_by_their_values_or_numbered() -> None:
     table = adapter("sglang").table.on("cpu")
-    (leg,) = legs_of(table, 0, ("page size 16+overlap",))
-    assert (leg.settings["page_size"], leg.settings["overlap"]) == (16, True)
-    assert [one.name for one in legs_of(table, 0, ("decode graphs", "decode graphs"))] == [
+    (config,) = configs_of(table, 0, ("page size 16+overlap",))
+    assert (config.settings["page_size"], config.settings["overlap"]) == (16, True)
+    assert [one.name for one in configs_of(table, 0, ("decode graphs", "decode graphs"))] == [
         "decode graphs"
     ]
-    every = legs_of(table, 3)
-    assert [leg.name for leg in every] == [leg.name for leg in table.array.rows(3)]
+    every = configs_of(table, 3)
+    assert [config.name for config in every] == [config.name for config in table.array.rows(3)]
     with pytest.raises(UnknownNameError, match="unknown setting 'page size 17'"):
-        legs_of(table, 0, ("overlap + page size 17",))
+        configs_of(table, 0, ("overlap + page size 17",))
     with pytest.raises(MalformedError):
-        legs_of(table, 0, ("page size 4 + page size 16",))
+        configs_of(table, 0, ("page size 4 + page size 16",))

@@ -1,9 +1,9 @@
-"""The rows of settings with which an engine is served.
+"""The configurations with which an engine is served.
 
-A *row* has one value of each *axis*, and one process serves an engine with it. A table has the
-axes of an engine. Its rows are a covering array: each two values that can be combined occur in a
-row together. The first rows have each value once. Among them, rows with the pairs that found the
-most faults come first, then those that cover the most new pairs.
+A configuration has one value of each *axis*, and one process serves an engine with it. A table has
+the axes of an engine. Its configurations are the rows of a covering array: each two values that can
+be combined occur in a row together. The first rows have each value once. Among them, those with the
+pairs that found the most faults come first, then those that cover the most new pairs.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from random import Random
 from paritybit.drive.script import Setting
 
 LACKING = 4
-"""The exit code if the release does not support a row. The last line has the reason."""
+"""The exit code if the release lacks a configuration. The last line has the reason."""
 
 MODEL, PLAINEST_MODEL = "model", "gemma4"
 """The axis of models, which sets `model`, and the value of `model` by default."""
@@ -38,8 +38,8 @@ class LackingError(ValueError):
 
 
 @dataclass(frozen=True)
-class Leg:
-    """A row: one way to serve an engine.
+class Config:
+    """A configuration: one way to serve an engine.
 
     - `name`: its values that are not the plainest of their axis.
     - `values`: one value of each axis, in the order of the axes.
@@ -156,8 +156,8 @@ class Table:
         row = {value, *others}
         return not any(value in values and values <= row for values in self.impossible)
 
-    def leg(self, values: Collection[str]) -> Leg:
-        """Return the row of some values. Its other values are the plainest. Raises ValueError."""
+    def config(self, values: Collection[str]) -> Config:
+        """Return the plainest configuration with some values. Raises ValueError."""
         for axis, own in self.axes.items():
             both = [value for value in own if value in values]
             if len(both) > 1:
@@ -169,10 +169,10 @@ class Table:
         named = [value for value, plain in zip(row, plainest, strict=True) if value != plain]
         settings = {name: one for value in row for name, one in self.settings[value].items()}
         name = AND.join(named) or plainest[0]
-        return Leg(name, row, settings, not set(row) & set(self.quiet))
+        return Config(name, row, settings, not set(row) & set(self.quiet))
 
-    def rows(self, seed: int) -> Iterator[Leg]:
-        """Yield rows until each pair has occurred. The same seed gives the same rows."""
+    def rows(self, seed: int) -> Iterator[Config]:
+        """Yield rows until each pair has occurred. They depend on the seed alone."""
         chance = Random(f"rows {seed}")
         missing = {pair: self.weight(pair) for pair in sorted(self.pairs, key=sorted)}
         for value in filter(lambda value: self.completed((value,)), self.settings):
@@ -185,10 +185,10 @@ class Table:
                 self._row(chance.choice(heaviest), chance.sample(axes, len(axes)), missing, chance)
                 for _ in range(TRIES)
             ]
-            leg = self.leg(max(tried, key=lambda row: gain(row, missing)))
-            yield replace(leg, number=number)
+            config = self.config(max(tried, key=lambda row: gain(row, missing)))
+            yield replace(config, number=number)
             number += 1
-            for covered in combinations_with_replacement(leg.values, 2):
+            for covered in combinations_with_replacement(config.values, 2):
                 missing.pop(frozenset(covered), None)
 
     def _row(

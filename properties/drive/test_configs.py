@@ -1,4 +1,4 @@
-"""The rows of settings of each engine: a covering array, and the command line of each row."""
+"""The configurations of each engine: a covering array, and the command line of each."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pytest
 
 from paritybit.drive import ENGINES
 from paritybit.drive.adapters import Adapter, adapter
-from paritybit.drive.legs import AND, Table
+from paritybit.drive.configs import AND, Table
 from paritybit.drive.served import DEVICES
 
 ALIKE: Mapping[tuple[str, str], set[str]] = {
@@ -55,19 +55,21 @@ TABLES = [
 @pytest.mark.parametrize("table", [*TABLES, pytest.param(SMALL.on("cuda"), id="small")])
 @pytest.mark.parametrize("seed", [0, 7])
 def test_each_pair_of_values_occurs_and_none_that_cannot(table: Table, seed: int) -> None:
-    legs = list(table.rows(seed))
-    assert [leg.number for leg in legs] == [*range(len(legs))]
-    served = set().union(*(leg.pairs for leg in legs))
+    configs = list(table.rows(seed))
+    assert [config.number for config in configs] == [*range(len(configs))]
+    served = set().union(*(config.pairs for config in configs))
     axes = list(table.axes.values())
     every = {frozenset((a, b)) for x, y in combinations(axes, 2) for a in x for b in y}
     assert served == table.pairs
-    assert not any(values <= set(leg.values) for leg in legs for values in table.impossible)
+    assert not any(
+        values <= set(config.values) for config in configs for values in table.impossible
+    )
     assert all(
         table.completed(pair) is None for pair in every - served
     )  # Else a pair that can be served is left out.
-    assert len({leg.name for leg in legs}) == len(legs)
-    assert [leg.name for leg in table.rows(seed)] == [leg.name for leg in legs]
-    assert len(legs) < 50
+    assert len({config.name for config in configs}) == len(configs)
+    assert [config.name for config in table.rows(seed)] == [config.name for config in configs]
+    assert len(configs) < 50
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -75,26 +77,26 @@ def test_the_first_rows_have_each_value(table: Table) -> None:
     values = {value for value in table.settings if table.completed((value,))}
     most = max(map(len, table.axes.values()))
     first = list(table.rows(0))[: 2 * most - 1]
-    assert values == {value for leg in first for value in leg.values}
+    assert values == {value for config in first for value in config.values}
 
 
 def test_a_name_states_what_differs_from_the_plainest_row() -> None:
     table = SMALL.on("cuda")
-    assert table.leg(()).name == "plain"
-    leg = table.leg(("overlap", "trees"))
-    assert leg.name == AND.join(("other", "trees", "overlap"))
-    assert table.leg(leg.name.split(AND)) == leg
-    assert leg.settings == {"model": "other", "topk": 2, "overlap": True}
-    assert table.leg(("no cache",)).settings == {"prefix_cache": False}
-    assert [table.leg((one,)).replays for one in ("drafts", "trees")] == [False, True]
+    assert table.config(()).name == "plain"
+    config = table.config(("overlap", "trees"))
+    assert config.name == AND.join(("other", "trees", "overlap"))
+    assert table.config(config.name.split(AND)) == config
+    assert config.settings == {"model": "other", "topk": 2, "overlap": True}
+    assert table.config(("no cache",)).settings == {"prefix_cache": False}
+    assert [table.config((one,)).replays for one in ("drafts", "trees")] == [False, True]
 
 
 def test_values_with_which_an_engine_fails_can_only_be_named() -> None:
     table = replace(SMALL.on("cuda"), failing=[(("trees",), ("page 4",))], weights={})
     both = frozenset(("trees", "page 4"))
     assert both not in table.array.pairs
-    assert not any(both in leg.pairs for leg in table.array.rows(0))
-    assert both in table.leg(both).pairs
+    assert not any(both in config.pairs for config in table.array.rows(0))
+    assert both in table.config(both).pairs
 
 
 @pytest.mark.parametrize(
@@ -102,15 +104,15 @@ def test_values_with_which_an_engine_fails_can_only_be_named() -> None:
 )
 def test_values_that_cannot_be_combined_are_refused(values: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="cannot be combined"):
-        SMALL.leg(values)
+        SMALL.config(values)
 
 
 @EACH
 @pytest.mark.parametrize("device", DEVICES)
 def test_rows_are_valid_settings_that_vary_each_setting(one: Adapter, device: str) -> None:
     scopes = []
-    for leg in one.table.on(device).array.rows(0):
-        given: Any = {**leg.settings, "device": device}
+    for config in one.table.on(device).array.rows(0):
+        given: Any = {**config.settings, "device": device}
         served = one.settings(**given)
         assert one.settings.of(served.scope()) == served
         scopes.append(served.scope())
