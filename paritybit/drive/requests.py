@@ -25,6 +25,9 @@ OTHER = {2: 0, 4: 20}
 The second one lies in the second block of most page sizes, so that a block follows an equal one.
 """
 
+ORDINARY = range(FIRST_TOKEN, VOCABULARY)
+"""The tokens that are not special."""
+
 AT_LEAST = 3
 """The number of waves that any row has time for."""
 
@@ -256,7 +259,10 @@ def sampled(chance: random.Random, one: Planned) -> Planned:
         "frequency_penalty": chance.choice((-0.5, 0.5, 1.5)),
         "presence_penalty": chance.choice((-0.5, 0.5, 1.5)),
         "min_tokens": chance.randint(1, one.tokens),
-        "logit_bias": {str(chance.randrange(FIRST_TOKEN, VOCABULARY)): chance.choice((-3.0, 3.0))},
+        "logit_bias": {str(chance.choice(ORDINARY)): chance.choice((-3.0, 3.0))},
+        "stop_token_ids": tuple(chance.sample(ORDINARY, 4)),
+        "allowed_token_ids": tuple(chance.sample(ORDINARY, VOCABULARY // 2)),
+        "bad_words": tuple(tuple(chance.sample(ORDINARY, number % 2 + 1)) for number in range(12)),
         "seed": chance.randrange(1000),
     }
     kept = {name: value for name, value in drawn.items() if chance.random() < 0.5}

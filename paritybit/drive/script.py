@@ -39,6 +39,7 @@ Text = Annotated[str, Meta(pattern=r"^[^\ud800-\udfff]*$")]
 Count = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 Poll = Annotated[int, Meta(ge=0, le=MOST_POLLS)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Tokens = tuple[Annotated[int, Meta(ge=0, lt=VOCABULARY)], ...]
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,9 @@ def _tokens(text: str, length: int) -> tuple[int, ...]:
 class Sampling:
     """How the tokens of a request are sampled, by the names of most engines.
 
-    None means the engine's default. `logit_bias` has what is added to the logits of tokens. All
-    engines accept the values in these ranges.
+    None means the engine's default. `logit_bias` has what is added to the logits of tokens. A token
+    of `stop_token_ids` ends the request, and the last token of each of the `bad_words` is forbidden
+    after the others. All engines accept the values in these ranges.
     """
 
     top_k: Annotated[int, Meta(ge=1, le=VOCABULARY)] | None = None
@@ -77,6 +79,9 @@ class Sampling:
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     seed: Annotated[int, Meta(ge=0, le=2**31)] | None = None
+    stop_token_ids: Tokens | None = None
+    allowed_token_ids: Tokens | None = None
+    bad_words: tuple[Tokens, ...] | None = None
 
     def given(self) -> dict[str, Any]:
         """Return the parameters that differ from the engine's default, by name."""

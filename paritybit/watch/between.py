@@ -330,7 +330,8 @@ class Between(Boundary):
                 self.stored.popitem(last=False)
             return
         if key not in self.stored:
-            self.stored[key] = [column.new_zeros(size) for column in entries]
+            with torch.inference_mode(False):  # They are also changed outside of forwards.
+                self.stored[key] = [torch.zeros_like(one[:1]).repeat(size) for one in entries]
         for column, known in zip(self.stored[key], entries, strict=True):
             column[places.on(ledger.device)] = known
 

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,15 @@ from torch import Tensor
 from paritybit.connectors.transformers.batch import Batch, Planned
 from paritybit.connectors.transformers.cache import free_and_cached, groups_of, on_host, parts_of
 from paritybit.connectors.transformers.engine import Engine
-from paritybit.connectors.transformers.inputs import laws_of, lists_of, named, rows, unordered
+from paritybit.connectors.transformers.hooks import Hooks
+from paritybit.connectors.transformers.inputs import (
+    asked_of,
+    laws_of,
+    lists_of,
+    named,
+    rows,
+    unordered,
+)
 from paritybit.testing.replays import InMemory
 from paritybit.watch.checks import wrong_row
 from paritybit.watch.checks.stale_input import judge as stale
@@ -209,6 +218,15 @@ class Processor(SimpleNamespace):
         raise NotImplementedError
 
 
+@pytest.mark.parametrize(("computed", "found"), [(2, 0), (0, 1)])
+def test_a_request_that_computes_no_token_has_no_logits(computed: int, found: int) -> None:
+    batch = a_batch(logits_indices=torch.tensor([0, computed]))
+    first, other = batch.requests
+    batch.requests = [first, replace(other, computed=computed, predicted=True)]
+    laws = [one for one in laws_of(batch) if one.name == "logits_indices"]
+    assert len(judged(laws)) == found
+
+
 def test_the_arguments_of_logits_processors_are_those_of_the_rows_that_are_sampled() -> None:
     heat = Processor(temperature=1.0, supported_kwargs={"temperature": float})
     best = Processor(top_k=5, supported_kwargs={"top_k": int})
@@ -235,6 +253,16 @@ def test_the_arguments_of_logits_processors_are_those_of_the_rows_that_are_sampl
     assert found(0.5, 1.0) == set()
     (text,) = found(0.5, 0.9)
     assert "temperature of request c (row 1) is 0.9, not 1" in text
+
+
+def test_a_request_that_is_queued_again_has_the_parameters_that_its_client_gave() -> None:
+    hooks: Any = None
+    first = SimpleNamespace(logit_processor_kwargs={"top_k": 7})
+    for _ in range(2):
+        without: Any = lambda _: SimpleNamespace(logit_processor_kwargs={})  # noqa: E731
+        again = hooked(functools.partial(Hooks.reset, hooks), without, first)
+        assert asked_of(again) == {"top_k": 7}
+        first = again
 
 
 def test_what_is_read_before_it_is_written_is_stale() -> None:

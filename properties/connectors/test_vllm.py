@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -30,6 +31,13 @@ def test_a_slot_is_a_row_of_a_cache_whatever_its_layout(cache: torch.Tensor, par
     rows = rows if rows.shape[1] == 4 else rows.transpose(1, 2)
     assert bool((rows[5, 3] == 1).all())
     assert int(rows.sum()) == rows[5, 3].numel()
+
+
+def test_blocks_whose_heads_are_apart_are_cut() -> None:
+    cache = torch.arange(8 * 2 * 4 * 6).view(8, 2, 4, 6)  # Blocks, heads, tokens, width.
+    found, block = by_slot(cache, 8, 4)
+    assert block == 4
+    assert [part[5, 3].tolist() for part in found] == cache[5, :, 3].tolist()
 
 
 # A whole engine of stand-ins.
@@ -91,6 +99,43 @@ def test_a_block_that_nobody_has_is_a_leak(served: Served) -> None:
     hooked(served.engine.idle, lambda *_: None, served.scheduler)
     assert served.found() == set()
     served.free.remove(served.blocks[2])
+    served.engine.forwards += 1
+    hooked(served.engine.idle, lambda *_: None, served.scheduler)
+    assert served.found() == {"leak"}
+
+
+@pytest.mark.parametrize(
+    ("chunk", "found"), [(0, set()), (1, {"wrong owner", "uninitialised read"})]
+)
+def test_kv_from_the_host_is_that_of_the_block_that_was_copied_there(
+    served: Served, chunk: int, found: set[str]
+) -> None:
+    kept = torch.zeros(8, *served.cache.shape[1:])
+    for stores, blocks, chunks in ((True, [1, 2, 3], [0, 1, 2]), (False, [5, 6], [chunk, 2])):
+        handler = Part(gpu_to_cpu=stores, dst_tensors=[kept], src_tensors=[kept])
+        device = Part(block_ids=np.array(blocks), group_sizes=(len(blocks) - 1, 1))
+        host = Part(block_ids=np.array(chunks))
+        if stores:
+            kept[chunks] = served.cache[blocks]
+        else:
+            served.cache[blocks] = kept[chunks]
+        ends = (device, host) if stores else (host, device)
+        hooked(served.engine.transfer, lambda *_: True, handler, 7, *ends)
+    again = output({"b": 1}, new={"b": ([5, 7], [6, 8])}, hit=4)
+    served.scheduler.requests["b"] = a_request(*range(10, 15))
+    served.run(again, [[5, 7], [6, 8]], 4, [14], "b")
+    assert served.found() == found
+
+
+def test_a_chunk_on_the_host_that_nobody_has_is_a_leak(served: Served) -> None:
+    manager = Part(_num_allocated_chunks=3, _num_chunks=8, _free_list=[1])
+    manager._policy = Part(chunks={"key": Part(chunk_id=0, ref_cnt=0)})
+    connector = Part(_jobs={1: None}, manager=manager)
+    served.scheduler.connector = Part(connector_scheduler=connector)
+    served.scheduler.requests.clear()
+    hooked(served.engine.idle, lambda *_: None, served.scheduler)
+    assert served.found() == set()
+    connector._jobs.clear()
     served.engine.forwards += 1
     hooked(served.engine.idle, lambda *_: None, served.scheduler)
     assert served.found() == {"leak"}

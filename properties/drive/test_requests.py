@@ -258,8 +258,8 @@ def test_each_engine_gets_the_parameters_by_its_own_names() -> None:
         "min_new_tokens": 2, "logit_bias": {"30": 1.0}, "sampling_seed": 7,
     }  # fmt: skip
     alike = {name: getattr(each, name) for name in ALIKE} | {"min_tokens": 2, "seed": 7}
-    found = vllm.sampling_of(one, drafts=False)
+    found = vllm.sampling_of(one, None)
     assert found == alike | {"stop_token_ids": [vllm.END], "logit_bias": {30: 1.0}}
-    assert found.keys() - vllm.sampling_of(one, drafts=True) == {"min_p", "logit_bias"}
+    assert found.keys() - vllm.sampling_of(one, "eagle") == {"min_p", "logit_bias"}
     assert transformers.sampling_of(one) == {"temperature": 0.5, "top_k": 5, "top_p": 0.9}
     assert transformers.sampling_of(Planned("a", ONE, 2)) == {}

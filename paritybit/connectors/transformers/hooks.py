@@ -8,6 +8,7 @@ from paritybit.connectors.failures import judge
 from paritybit.connectors.hooking import Call, NotRecognisedError, fitting, release_of
 from paritybit.connectors.hooking import install as install_hooks
 from paritybit.connectors.transformers.engine import Engine
+from paritybit.connectors.transformers.inputs import ASKED, asked_of
 from paritybit.watch.journal import Journal, of_process
 from paritybit.watch.settings import Settings, active
 
@@ -24,6 +25,7 @@ PATHS = {
     "copy": "cache.PagedAttentionCache.perform_cache_copy",
     "store": "offloading_manager.OffloadingManager._offload_to_cpu",
     "load": "offloading_manager.OffloadingManager.restore_scheduled_requests",
+    "reset": "requests.RequestState.create_equivalent_initial_request",
     "idle": "continuous_api.ContinuousBatchProcessor.prepare_next_batch",
 }
 TARGETS: dict[str, tuple[str, ...]] = {
@@ -70,6 +72,12 @@ class Hooks:
         """Judge an error that ends the generation loop."""
         judge(error, self.journal, self.settings)
         return original()
+
+    def reset(self, original: Call, state: Any) -> Any:
+        """Remember the parameters of sampling of a request that is queued again from scratch."""
+        again = original()
+        setattr(again, ASKED, asked_of(state))
+        return again
 
     def method_of(self, name: str) -> Callable[..., Any]:
         """Return a hook that calls the method `name` of the `Engine` that follows a cache."""

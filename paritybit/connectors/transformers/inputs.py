@@ -19,6 +19,9 @@ from paritybit.connectors.transformers.batch import Batch, Lists
 from paritybit.connectors.transformers.cache import Part
 from paritybit.watch.facts import IndexList, RowValues, StaticInput
 
+ASKED = "_paritybit_asked"
+"""The attribute of a request that the engine made from another one."""
+
 LARGEST_MASK = 2**24
 """The most entries of a mask that is judged. To judge a mask, its expected value is built."""
 
@@ -49,7 +52,9 @@ def laws_of(batch: Batch) -> Iterator[StaticInput]:
     given, rows, size = batch.given, len(batch.requests), batch.size
     ends = list(accumulate(one.computed for one in batch.requests))
     yield expected("cu_seq_lens_q", given["cu_seq_lens_q"][: rows + 1], [0, *ends])
-    last = [end - 1 for end, one in zip(ends, batch.requests, strict=True) if one.predicted]
+    # A request without a token to compute has no logits of its own.
+    predicted = [(end, one) for end, one in zip(ends, batch.requests, strict=True) if one.predicted]
+    last = [end - 1 if one.computed else -1 for end, one in predicted]
     yield expected("logits_indices", given["logits_indices"][: len(last)], last)
     tails: list[tuple[str, Tensor, int]] = [
         ("input_ids", given["input_ids"][0, size:], 0),
@@ -223,6 +228,12 @@ def unordered(early: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> list
     ]
 
 
+def asked_of(state: Any) -> Mapping[str, Any]:
+    """Return the parameters of sampling that a client gave for a request."""
+    given: Mapping[str, Any] = getattr(state, ASKED, state.logit_processor_kwargs)
+    return given
+
+
 def rows(batch: Batch, processors: Any) -> Iterator[RowValues]:
     """Yield the arguments of logits processors that have one per request."""
     given = batch.given.get("logits_processor_args")
@@ -234,7 +245,7 @@ def rows(batch: Batch, processors: Any) -> Iterator[RowValues]:
         for name, kind in processor.supported_kwargs.items():
             held = given[number, : len(mine)]
             held = held.view(torch.float32) if kind is float else held
-            asked = [one.logit_processor_kwargs.get(name, getattr(processor, name)) for one in mine]
+            asked = [asked_of(one).get(name, getattr(processor, name)) for one in mine]
             least = processor.min_tokens_to_keep if name == "top_k" else None
             right = asked if least is None else [max(one, least) for one in asked]
             names = [one.request_id for one in mine]

@@ -8,8 +8,15 @@ from torch import Tensor
 
 from paritybit.connectors.following import Following
 from paritybit.connectors.hooking import Call
-from paritybit.connectors.vllm.pools import Pool
+from paritybit.connectors.vllm.pools import Pool, pages
+from paritybit.watch.facts import HostSlots
 from paritybit.watch.watcher import Watcher
+
+HOST = "host"
+"""The name of the pool on the host."""
+
+FOLLOWED = "OffloadingConnector", {"cpu_bytes_to_use"}
+"""The only KV connector that is followed, and the only settings that it may have."""
 
 
 class Blocks(Following):
@@ -46,10 +53,31 @@ class Blocks(Following):
         self.report(pool.free_block_queue, mine, "shared")
         return result
 
+    def transfer(self, original: Call, handler: Any, _: int, source: Any, target: Any) -> Any:
+        """Report the blocks of each engine group that were copied to the host or back."""
+        result = original()
+        watcher, pool, stores = self.watcher, self.pool, handler.gpu_to_cpu
+        if watcher is None or pool is None:
+            return result
+        device, host = (source, target) if stores else (target, source)
+        size = pool.page * len((handler.dst_tensors if stores else handler.src_tensors)[0])
+        begin = 0
+        for number, count in enumerate(device.group_sizes):
+            mine = slice(begin, begin + count)
+            begin += count
+            slots = pool.slots(device.block_ids[mine])
+            places = pages(host.block_ids[mine], pool.page)
+            for group in pool.names_of(number) if count else ():
+                if stores:
+                    watcher.store(HOST, group, slots, places, size)
+                else:
+                    watcher.load(HOST, group, slots, places)
+        return result
+
     def emptied(self, original: Call, _: Any) -> Any:
-        """Report that the prefix cache was emptied, unless the engine refused."""
+        """Report that the prefix cache was emptied, unless it was refused or the host has KV."""
         done = original()
-        if done and self.watcher is not None:
+        if done and self.watcher is not None and connector_of(self.scheduler) is None:
             self.watcher.emptied()
         return done
 
@@ -66,7 +94,8 @@ class Blocks(Following):
     def idle(self, original: Call, scheduler: Any) -> Any:
         """Judge whether all blocks are free, when no request is left."""
         result = original()
-        if self.watcher is None or self.pool is None or scheduler.requests:
+        waits = scheduler.requests or getattr(scheduler, "deferred_frees", None)
+        if self.watcher is None or self.pool is None or waits:
             return result
         if self.idle_since(self.forwards):
             blocks = scheduler.kv_cache_manager.block_pool
@@ -76,5 +105,34 @@ class Blocks(Following):
             self.watcher.idle(
                 dict.fromkeys(self.pool.names, slots),
                 dict.fromkeys(self.pool.names, locked * self.pool.page),
+                hosts=on_host(connector_of(scheduler)),
             )
         return result
+
+
+def connector_of(scheduler: Any) -> Any:
+    """Return the KV connector of a scheduler, or None."""
+    return getattr(scheduler, "connector", None)
+
+
+def unfollowed(transfer: Any) -> list[str]:
+    """Return what is not followed of a configuration of KV connectors."""
+    if transfer is None:
+        return []
+    name, settings = FOLLOWED
+    known = transfer.kv_connector == name and {*transfer.kv_connector_extra_config} <= settings
+    return [] if known else ["a KV connector"]
+
+
+def on_host(connector: Any) -> dict[str, HostSlots]:
+    """Return the blocks of the pool on the host, unless the engine copies some of them."""
+    if connector is None or connector.connector_scheduler._jobs:
+        return {}
+    manager = connector.connector_scheduler.manager
+    used, size = manager._num_allocated_chunks, manager._num_chunks
+    chunks = list(manager._policy.chunks.values())
+    free = torch.tensor([*manager._free_list, *range(used, size)], dtype=torch.int64)
+    held = torch.tensor([one.chunk_id for one in chunks], dtype=torch.int64)
+    return {
+        "blocks on the host": HostSlots(size, free, held, sum(one.ref_cnt != 0 for one in chunks))
+    }

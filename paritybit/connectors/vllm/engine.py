@@ -12,6 +12,7 @@ from paritybit.connectors.following import attributes, expected, tensors
 from paritybit.connectors.hooking import Call, NotRecognisedError
 from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm import eager
+from paritybit.connectors.vllm.blocks import unfollowed
 from paritybit.connectors.vllm.drafting import draft_layers
 from paritybit.connectors.vllm.pools import Pool, described
 from paritybit.connectors.vllm.sampling import Rows
@@ -123,8 +124,7 @@ class Engine(Rows):
         ranks = config.parallel_config
         unknown = [f"{name} > 1" for name in eager.ALONE if getattr(ranks, name, 1) != 1]
         unknown += unjudged(config, self.pool.draft is not None)
-        if config.kv_transfer_config is not None:
-            unknown.append("a KV connector")
+        unknown += unfollowed(config.kv_transfer_config)
         if unknown:
             self.give_up(f"{', '.join(unknown)} is not watched")
             return None

@@ -65,6 +65,9 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "frees": tuple(f"{QUEUE}.{name}" for name in ("append", "append_n", "prepend_n")),
     "takes": tuple(f"{QUEUE}.{name}" for name in ("popleft", "popleft_n", "remove")),
     "shares": ("vllm.v1.core.block_pool.BlockPool.touch",),
+    "transfer": (
+        "vllm.v1.kv_offload.cpu.gpu_worker.SingleDirectionOffloadingHandler.transfer_async",
+    ),
     "emptied": ("vllm.v1.core.block_pool.BlockPool.reset_prefix_cache",),
     "idle": (f"{SCHEDULER}.update_from_output", f"{SCHEDULER}.finish_requests"),
 }

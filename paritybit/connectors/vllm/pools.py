@@ -61,6 +61,11 @@ class Pool:
         """The names of the KV groups."""
         return tuple(group.name for group in self.groups)
 
+    def names_of(self, number: int) -> list[str]:
+        """Return the names of the KV groups that have layers of one of the engine's groups."""
+        known = (*self.targets, *(() if self.draft is None else (self.draft,)))
+        return sorted({name for one in known if one.number == number for name in one.names})
+
     def of_draft(self, metadata: Any) -> bool:
         """Return whether attention metadata by layer belong only to the draft model."""
         return (
@@ -72,9 +77,15 @@ class Pool:
 
     def slots(self, blocks: Sequence[int]) -> Tensor:
         """Return the slots of some blocks, int64 [blocks * page]; -1 for block 0."""
-        numbers = torch.tensor(blocks, dtype=torch.int64)[:, None]
-        slots = numbers * self.page + torch.arange(self.page)
-        return slots.masked_fill(numbers == 0, -1).flatten()
+        numbers = torch.as_tensor(blocks, dtype=torch.int64)
+        slots = pages(numbers, self.page)
+        return slots.masked_fill((numbers == 0).repeat_interleave(self.page), -1)
+
+
+def pages(numbers: Any, page: int) -> Tensor:
+    """Return the slots of pages with these numbers, int64 [numbers * page]."""
+    starts = torch.as_tensor(numbers, dtype=torch.int64)[:, None] * page
+    return (starts + torch.arange(page)).flatten()
 
 
 def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> Pool:
@@ -153,6 +164,6 @@ def by_slot(cache: Tensor, blocks: int, page: int) -> tuple[tuple[Tensor, ...], 
             moved = cache.movedim(axis, 1)
             size = (slots, *moved.shape[2:])
             return (cache.as_strided(size, moved.stride()[1:], cache.storage_offset()),), None
-    if cache.dim() == 5 and shape[1] == 2 and shape[0] * shape[2] == slots:
-        return (cache[:, 0], cache[:, 1]), shape[2]  # [blocks, K and V, block size, ...]
+    if cache.dim() >= 4 and shape[0] * shape[2] == slots:  # By K and V, or by head.
+        return tuple(cache.unbind(1)), shape[2]
     raise NotRecognisedError(f"a KV cache of shape {tuple(shape)}, strides {cache.stride()}")

@@ -30,7 +30,12 @@ TABLE = Table(
             "EAGLE": {"speculative": "eagle"},
         },
         "block size": {"block size 16": {}, "block size 32": {"page_size": 32}},
-        "window": {"window of one block": {}, "window of two blocks": {"window": 24}},
+        "window": {
+            "window of one block": {},
+            "window of two blocks": {"window": 24},
+            "no window": {"full": True},
+        },
+        "host": {"no offload": {}, "offload to the host": {"offload": True}},
         "cache": {"prefix cache": {}, "no prefix cache": {"prefix_cache": False}},
         "model": {"Gemma 4": {}},
         "adapters": {"no adapters": {}, "LoRA adapters": {"adapters": 3}},
@@ -39,14 +44,17 @@ TABLE = Table(
         "attention": {"Triton": {}, "FlashAttention": {"backend": "flash"}},
     },
     apart=[(["async scheduling"], ["n-gram speculation"])],
-    # Without a prefix cache, a row cannot show what is wrong with shared KV.
     failing=[
+        # The engine retracts no request whose KV comes from the host.
+        (["offload to the host"], ["actions"]),
+        # Without a prefix cache, a row cannot show what is wrong with shared KV.
         (
             ["no prefix cache"],
             [
                 *("async scheduling", "newer runner", "newer runner with async scheduling"),
                 *("full graphs", "breakable graphs", "n-gram speculation", "EAGLE"),
-                *("block size 32", "LoRA adapters", "actions"),
+                *("block size 32", "LoRA adapters", "actions", "no window"),
+                *("window of two blocks", "priorities", "no offload"),
             ],
         ),
     ],
@@ -63,6 +71,7 @@ TABLE = Table(
         ("no drafts",): 2,
         ("older runner",): 2,
         ("no adapters",): 1.5,
+        ("no offload",): 2,
         ("prefix cache", "window of two blocks"): 4,
         ("older runner", "no drafts"): 4,
         ("async scheduling", "no drafts"): 4,

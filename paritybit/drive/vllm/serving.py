@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paritybit.drive.configs import LackingError
-from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
+from paritybit.drive.engine import Acts, Engine, EngineFailedError, Likely, PlayedError
 from paritybit.drive.script import Planned
 from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.settings import DRAFT, Served
@@ -25,6 +25,9 @@ ARGUMENTS, CORE = "vllm.engine.arg_utils", "vllm.v1.engine.core"
 
 END = 1
 """The token at which texts end."""
+
+LIKELIEST = 8
+"""The number of the likeliest tokens of each step that are compared."""
 
 FEW = 8
 """The number of tokens that may be sampled with n-gram drafts, so that some are accepted."""
@@ -81,6 +84,10 @@ class Vllm(Engine):
                 if made is None:  # It was aborted.
                     continue
                 made.extend(output.new_token_ids)
+                if self.likely is not None:
+                    steps = self.likely.setdefault(output.request_id, [])
+                    steps += likeliest(output.new_prompt_logprobs_tensors)
+                    steps += likeliest(output.new_logprobs)
                 if output.finish_reason is not None:
                     self.player.ended(output.request_id, self._made.pop(output.request_id))
 
@@ -108,9 +115,13 @@ class Vllm(Engine):
             max_tokens=one.tokens,
             temperature=one.temperature,
             ignore_eos=True,
-            allowed_token_ids=list(range(FEW)) if self.served.speculative == "ngram" else None,
-            **sampling_of(one, drafts=self.served.speculative is not None),
+            logprobs=None if self.likely is None else LIKELIEST,
+            # Such a request reads no cached prefix, so not each of them is one.
+            prompt_logprobs=LIKELIEST if self.likely is not None and one.arrives % 2 else None,
+            **sampling_of(one, self.served.speculative),
         )
+        words = None if one.sampling is None else one.sampling.bad_words
+        how._bad_words_token_ids = words and [[*word] for word in words]
         given = {
             **{name: None for name, one in known.items() if one.default is one.empty},
             "request_id": one.name,
@@ -156,16 +167,29 @@ NO_DRAFTS = ("min_p", "logit_bias")
 """Parameters of sampling that vLLM refuses with speculation."""
 
 
-def sampling_of(one: Planned, *, drafts: bool) -> dict[str, Any]:
+def sampling_of(one: Planned, speculative: str | None) -> dict[str, Any]:
     """Return the parameters of sampling of a request. One with `min_tokens` can end early."""
     given = {} if one.sampling is None else one.sampling.given()
-    for name in NO_DRAFTS if drafts else ():
+    given.pop("bad_words", None)  # The engine gets their tokens.
+    for name in NO_DRAFTS if speculative is not None else ():
         given.pop(name, None)
+    if speculative == "ngram":
+        given["allowed_token_ids"] = range(FEW)
     if "min_tokens" in given:
-        given["stop_token_ids"] = [END]
+        given.setdefault("stop_token_ids", [END])
     if "logit_bias" in given:
         given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
+    for name in {"allowed_token_ids", "stop_token_ids"} & {*given}:
+        given[name] = [*given[name]]
     return given
+
+
+def likeliest(given: Any) -> list[Likely]:
+    """Return the likeliest tokens of each step. The engine lists the next token before them."""
+    if given is None:
+        return []
+    columns = given.logprob_token_ids[:, 1:].tolist(), given.logprobs[:, 1:].tolist()
+    return [list(zip(*step, strict=True)) for step in zip(*columns, strict=True)]
 
 
 def acts_of(core: Any) -> Acts:

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from paritybit.drive.models import GPT_OSS, WINDOW, Model
 from paritybit.drive.operating.adapters import LOADED, with_adapters
-from paritybit.drive.requests import Limits
+from paritybit.drive.requests import Limits, sample
 from paritybit.drive.script import Wave
 from paritybit.drive.served import Adapters, Common, Size, one_of
 
@@ -67,6 +67,9 @@ DRAFT = Model(
 )
 """The draft model for EAGLE, which shares the embeddings of its target."""
 
+HOST = 2048
+"""Bytes of the host per token of the pool. A token has as many in each layer of a group."""
+
 DRAFTS = 3
 """The number of drafts of a request in a forward."""
 
@@ -91,17 +94,30 @@ class Served(Common):
     backend: Annotated[str, one_of(BACKENDS)] = "triton"
     speculative: Annotated[str, one_of(SPECULATION)] | None = None
     window: Size = WINDOW
+    full: bool = False
+    offload: bool = False
     adapters: Adapters = 0
 
     def requests(self) -> Iterator[Wave]:
         """Return the generated requests for the seed."""
         return with_adapters(self.seed, super().requests(), self.adapters)
 
+    def company(self) -> Wave | None:
+        """Return a wave whose requests are compared with themselves alone, or None for none.
+
+        EAGLE accepts drafts without regard to the tokens that the target finds likely.
+        """
+        possible = self.device == "cpu" and self.speculative != "eagle"
+        return sample(self.limits()) if possible else None
+
     @property
     def shape(self) -> Model:
         """The model's configuration, with the window of the settings."""
         model = super().shape
-        return replace(model, config={**model.config, "sliding_window": self.window})
+        own: dict[str, object] = {"sliding_window": self.window}
+        if self.full:
+            own["layer_types"] = ["full_attention"] * len(model.config["layer_types"])
+        return replace(model, config={**model.config, **own})
 
     @property
     def queries(self) -> int:
@@ -118,8 +134,8 @@ class Served(Common):
         kinds: Sequence[str] = self.shape.config["layer_types"]
         sliding = sum(kind == "sliding_attention" for kind in kinds)
         full = len(kinds) - sliding + (self.speculative == "eagle")
-        size = min(full, sliding)
-        windows = -(-sliding // size) * ROWS * WINDOW_BLOCKS
+        size = min(full, sliding or full)
+        windows = max(2, -(-sliding // size) * ROWS * WINDOW_BLOCKS)
         return -(-full // size) * POOL // self.page_size + windows
 
     def limits(self) -> Limits:
@@ -154,9 +170,11 @@ class Served(Common):
             of_device |= {
                 "enable_lora": True,
                 "max_loras": LOADED,
-                "max_cpu_loras": self.adapters,
+                "max_cpu_loras": LOADED,
                 "max_lora_rank": MOST_RANK,
             }
+        if self.offload:
+            of_device["kv_offloading_size"] = HOST * self.blocks * self.page_size / 2**30
         if self.speculative is not None:
             how = {**SPECULATION[self.speculative], "num_speculative_tokens": DRAFTS}
             if self.speculative == "eagle":

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from paritybit.drive.stand_ins.installing import StandIns, install, put
+from paritybit.drive.stand_ins.installing import StandIn, StandIns, install, put
 from paritybit.drive.stand_ins.kernels import ON_NUMPY
 from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
 from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.attention import attend, store
+from paritybit.drive.vllm.host import keep_on_host
 from paritybit.drive.vllm.settings import VARIABLES, Served
 from paritybit.engines.graphs import emulate_device, whole
 from paritybit.engines.interpreter import quicken
@@ -192,6 +193,13 @@ def stand_in_for_sampling() -> None:
     with_nucleus = module.apply_top_k_top_p_pytorch
     module.apply_top_k_only = lambda logits, k: with_nucleus(logits, k, None)
     module.TopKTopPSampler.forward_cpu = module.TopKTopPSampler.forward_native
+
+
+AFTER.append(
+    StandIn(
+        "copies of KV to the host and back: torch, some polls late", "they need a GPU", keep_on_host
+    )
+)
 
 
 def install_before_engine(device: str) -> None:

@@ -1,0 +1,87 @@
+"""Copies of KV to the host and back, if the engine's device is a CPU.
+
+On a GPU, a copy runs beside later forwards. Here, its memory moves some polls after its submission,
+or when the engine waits for it, so that an engine which reuses its blocks too early shows it.
+"""
+
+import ctypes
+import importlib
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.engines.graphs import CpuEvent
+
+LATEST = 3
+"""The most polls before a copy that is next."""
+
+HANDLERS = "_store_handler", "_load_handler", "_expedited_load_handler"
+
+
+class OnDevice(Tensor):
+    """A tensor of the engine's device."""
+
+    is_cuda = True
+
+
+class LateHandler:
+    """Makes the copies of one of the engine's handlers late, in the order of their submission."""
+
+    def __init__(self, handler: Any) -> None:
+        self.handler, self.chance = handler, Random(handler.gpu_to_cpu)
+        self.waiting, self.polls = list[tuple[Any, ...]](), 0
+
+    def transfer_async(self, *job: Any) -> bool:
+        """Accept a copy."""
+        self.waiting.append(job)
+        return True
+
+    def get_finished(self) -> Any:
+        """Copy if it is time, and return the results of finished copies."""
+        self.polls -= 1
+        if self.waiting and self.polls <= 0:
+            self.copy()
+        return self.handler.get_finished()
+
+    def wait(self, jobs: set[int]) -> None:
+        """Copy until these jobs are done."""
+        while any(number in jobs for number, *_ in self.waiting):
+            self.copy()
+        self.handler.wait(jobs)
+
+    def copy(self) -> None:
+        """Make the next copy."""
+        self.handler.transfer_async(*self.waiting.pop(0))
+        self.polls = self.chance.randint(1, LATEST)
+
+
+def move(sources: Tensor, targets: Tensor, sizes: Tensor, **named: Any) -> None:
+    """Copy memory between addresses."""
+    for target, source, size in zip(*map(Tensor.tolist, (targets, sources, sizes)), strict=True):
+        ctypes.memmove(target, source, size)
+
+
+def keep_on_host() -> None:
+    """Let the engine keep KV on the host."""
+    held: Any = torch
+    held.Event = CpuEvent
+    importlib.import_module("vllm._custom_ops").swap_blocks_batch = move  # type: ignore[attr-defined]
+    spec: Any = importlib.import_module("vllm.v1.kv_offload.cpu.spec")
+    # A GPU, but no memory that several processes share.
+    spec.current_platform = SimpleNamespace(
+        is_cuda_alike=lambda: True, is_rocm=lambda: True, is_xpu=lambda: False
+    )
+    create = spec.CPUOffloadingSpec.create_worker
+
+    def created(one: Any, caches: Any) -> Any:
+        for cache in caches.tensors:
+            cache.tensor = cache.tensor.as_subclass(OnDevice)
+        worker = create(one, caches)
+        for name in HANDLERS:
+            setattr(worker, name, LateHandler(getattr(worker, name)))
+        return worker
+
+    spec.CPUOffloadingSpec.create_worker = created
