@@ -11,7 +11,7 @@ When a draft model computes accepted tokens, releases up to 0.5.12 also list the
 has its own lists, with a row per branch and one more position than the step before.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -147,7 +147,8 @@ def metadata_of(
     if kind == TRITON:
         held, right = triton_metadata(backend, mode, spans, graph)
     else:
-        held, right = flash_metadata(backend, mode, spans)
+        tree, held = tree_of(backend, mode), vars(backend.forward_metadata)
+        right = {"cache_seqlens_int32": [cached + (not tree) * n for cached, n in spans]}
     for name, values in right.items():
         tensor = held.get(name)
         if isinstance(tensor, Tensor) and len(tensor) >= len(values):
@@ -163,14 +164,10 @@ def spans_of(batch: Any, mode: str, found: Rows) -> dict[int, tuple[int, int]]:
     }
 
 
-Expected = tuple[Mapping[str, Any], dict[str, list[int]]]
-"""The metadata that a backend has, and the expected values, by name."""
-
-
 def triton_metadata(
     backend: Any, mode: str, spans: Sequence[tuple[int, int]], graph: bool
-) -> Expected:
-    """Return the metadata of TritonAttnBackend.
+) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    """Return the metadata of TritonAttnBackend, and the expected values, by name.
 
     `qo_indptr` and `mask_indptr` say where each request's queries and part of the mask begin,
     `window_kv_offsets` the position of the first key in its window. `max_extend_len` is an upper
@@ -185,25 +182,16 @@ def triton_metadata(
         right["qo_indptr"] = ends(computed for _, computed in spans)
         if not graph:
             longest = max(computed for _, computed in spans)
-            held["max_extend_len"] = up_to(longest, getattr(holder, "max_extend_len", None))
-            right["max_extend_len"] = [longest]
+            given = getattr(holder, "max_extend_len", None)
+            if isinstance(given, int):  # It may be larger.
+                held["max_extend_len"] = torch.tensor([min(given, longest)])
+                right["max_extend_len"] = [longest]
     if mode == VERIFY:
         window = int(backend.sliding_window_size or 0)
         right["mask_indptr"] = ends(n * (cached + n) for cached, n in spans)
         if window > 0:
             right["window_kv_offsets"] = [max(0, cached - window) for cached, _ in spans]
     return held, right
-
-
-def flash_metadata(backend: Any, mode: str, spans: Sequence[tuple[int, int]]) -> Expected:
-    """Return the lengths of FlashAttentionBackend. For a graph, they are the latest ones, too."""
-    tree, held = tree_of(backend, mode), dict(vars(backend.forward_metadata))
-    return held, {"cache_seqlens_int32": [cached + (not tree) * n for cached, n in spans]}
-
-
-def up_to(right: int, size: Any) -> Tensor | None:
-    """Return a size, [1], limited to the right value: it may be larger. None for other types."""
-    return torch.tensor([min(size, right)]) if isinstance(size, int) else None
 
 
 def ends(lengths: Any) -> list[int]:

@@ -360,19 +360,20 @@ class Engine(Following):
             self.judge_lists(now, backend, bucket, graph=True)
         used = sampling.buffers_used(model, batch, now.rows, self.requests or ())
         watcher.inputs("LoRA", used)
-        shape = runner, key, graphs.live(runner, batch), bucket
-        watcher.inputs("graph", graphs.tails_of(runner, shape[2], bucket))
+        live = graphs.live(runner, batch)
+        watcher.inputs("graph", graphs.tails_of(runner, live, bucket))
+        outputs = functools.partial(graphs.outputs_of, runner, key, live, bucket)
         return watcher.replay(
             Replay(
                 graph,
                 type(runner).__name__,
-                shape[2],
+                live,
                 bucket,
                 graphs.inputs_of(runner, bucket, now, self.models.ranges),
                 original,
-                functools.partial(graphs.outputs_of, *shape),
+                lambda: outputs()[0],
                 graphs.eager(self, now),
-                functools.partial(graphs.padding_of, *shape),
+                lambda: outputs()[1],
                 once=self.models.once,
             )
         )

@@ -69,28 +69,19 @@ def graphs_of(runner: Any) -> Mapping[Any, Any]:
     return found
 
 
-def outputs_of(runner: Any, key: Any, live: int, bucket: int) -> dict[str, Tensor]:
-    """Return the live part of a graph's outputs, by name."""
-    parts = parts_of(runner, key, bucket).items()
-    return {name: tensor[: len(tensor) // bucket * live] for name, tensor in parts}
-
-
-def padding_of(runner: Any, key: Any, live: int, bucket: int) -> list[Tensor]:
-    """Return the padded parts of a graph's outputs."""
-    parts = parts_of(runner, key, bucket).values()
-    return [tensor[len(tensor) // bucket * live :] for tensor in parts]
-
-
-def parts_of(runner: Any, key: Any, bucket: int) -> dict[str, Tensor]:
-    """Return the outputs of a graph that have rows of a batch, with their padding, by name."""
+def outputs_of(
+    runner: Any, key: Any, live: int, bucket: int
+) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Return the outputs of a graph that have rows: live parts by name, and padded parts."""
     backend = getattr(runner, "backend", None)
     holders = getattr(runner, "output_buffers", None), getattr(backend, "_outputs", None)
     output = next((one[key] for one in holders if isinstance(one, dict) and key in one), None)
-    return {
-        name: tensor
+    parts = [
+        (name, tensor, len(tensor) // bucket * live)
         for name, tensor in tensors(output)
         if tensor.ndim and len(tensor) and len(tensor) % bucket == 0
-    }
+    ]
+    return {name: one[:end] for name, one, end in parts}, [one[end:] for _, one, end in parts]
 
 
 def eager(watching: Any, now: Any) -> Callable[[], dict[str, Tensor]] | None:

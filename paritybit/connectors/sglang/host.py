@@ -5,7 +5,6 @@ cannot be read, because the tree is not in Python, the slots that the pool marks
 as held.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -41,7 +40,9 @@ def slots_of(cache: Any) -> dict[str, HostSlots]:
     held: dict[str, list[Tensor]] = {name: [torch.empty(0, dtype=torch.int64)] for name in pools}
     locked = dict.fromkeys(pools, 0)
     try:
-        for node in nodes_of(cache) if pools else ():
+        nodes = [cache.root_node] if pools else []  # Those of a tree in Rust raise an error.
+        for node in nodes:
+            nodes += node.children.values()
             for name, part in zip(POOLS, node.component_data, strict=False):
                 if part.host_value is not None and name in pools:
                     held[name].append(part.host_value.flatten().cpu())
@@ -49,23 +50,14 @@ def slots_of(cache: Any) -> dict[str, HostSlots]:
     except NotImplementedError:
         held = {name: [pool.slot_used.cpu().nonzero().flatten()] for name, pool in pools.items()}
     return {
-        f"host {name}": HostSlots(size_of(pool), free_of(pool), torch.cat(held[name]), locked[name])
+        f"host {name}": HostSlots(
+            int(getattr(pool, "logical_size", pool.size)),
+            free_of(pool),
+            torch.cat(held[name]),
+            locked[name],
+        )
         for name, pool in pools.items()
     }
-
-
-def nodes_of(cache: Any) -> Iterator[Any]:
-    """Yield the nodes of a prefix cache. Raises NotImplementedError if they are not in Python."""
-    waiting = [cache.root_node]
-    while waiting:
-        node = waiting.pop()
-        waiting += node.children.values()
-        yield node
-
-
-def size_of(pool: Any) -> int:
-    """Return the number of slots of a host pool."""
-    return int(getattr(pool, "logical_size", pool.size))
 
 
 def free_of(pool: Any) -> Tensor:

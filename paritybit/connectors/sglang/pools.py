@@ -47,19 +47,13 @@ class Pool:
 
     def slots(self, locations: Tensor | None) -> dict[str, Tensor]:
         """Return, per group, the slots of locations. A location without a slot gives -1."""
-        return (
-            {}
-            if locations is None
-            else {
-                name: self.slid(locations) if name == self.sliding else locations
-                for name in self.groups
-            }
-        )
-
-    def slid(self, locations: Tensor) -> Tensor:
-        """Return the slots of locations in the sliding sub-pool."""
-        slots = self.mapping[locations.long()]
-        return torch.where(slots > 0, slots, -1)
+        if locations is None:
+            return {}
+        found = dict.fromkeys(self.groups, locations)
+        if self.sliding in found:
+            slots = self.mapping[locations.long()]
+            found[self.sliding] = torch.where(slots > 0, slots, -1)
+        return found
 
     @cached_property
     def dtype_of_windows(self) -> torch.dtype | None:

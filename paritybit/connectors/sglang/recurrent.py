@@ -92,7 +92,11 @@ class States:
 
     def with_states(self, batch: Any, forward: Forward, found: Rows) -> tuple[Forward, Rows]:
         """Add the slots of states to the facts and the rows of a forward."""
-        mine, listed = self.written(batch)[NAME].tolist(), copies_of(batch)
+        mine, listed = self.written(batch)[NAME].tolist(), dict[int, int]()
+        ends = [getattr(batch, f"mamba_cow_{end}_indices", None) for end in ("dst", "src")]
+        if all(isinstance(one, Tensor) for one in ends) and mode_of(batch) in PREFILLS:
+            target, source = (one.tolist() for one in ends)  # From a cached prefix.
+            listed = dict(zip(target, source, strict=True))
         self.due, self.seen = {}, {}
         rows = []
         for row, at in zip(found.rows, found.batch_rows, strict=True):
@@ -115,11 +119,3 @@ class States:
             made = torch.tensor([self.seen.get(target, NONE) for target in self.due])
             watcher.inputs("states", [expected("copied states", made, [*self.due.values()])])
         self.due = {}
-
-
-def copies_of(batch: Any) -> dict[int, int]:
-    """Return the copies that a batch of prompts lists, from target to source slot."""
-    target, source = (getattr(batch, f"mamba_cow_{end}_indices", None) for end in ("dst", "src"))
-    if isinstance(target, Tensor) and isinstance(source, Tensor) and mode_of(batch) in PREFILLS:
-        return dict(zip(target.tolist(), source.tolist(), strict=True))
-    return {}

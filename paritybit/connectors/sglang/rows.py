@@ -42,11 +42,6 @@ class Rows:
         self.rows.append(row)
         self.batch_rows.append(batch_row)
 
-    @property
-    def one_each(self) -> bool:
-        """Whether each row of the forward is one row of the batch, in order."""
-        return self.batch_rows == list(range(len(self.rows)))
-
 
 def mode_of(batch: Any) -> str:
     """Return the engine's forward mode of a batch, in lower case."""
@@ -107,7 +102,7 @@ def requests_of(batch: Any, requests: Sequence[Any], mode: str) -> list[Any]:
 def implied(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
     """Return the inputs that rows imply, by name. For a tree of drafts, there are none."""
     rows = found.rows
-    if not rows or not found.one_each:
+    if not rows or found.batch_rows != list(range(len(rows))):
         return {}
     spans = [(row.cached, row.cached + row.computed) for row in rows]
     slots = [row.slots[group][first:last] for row, (first, last) in zip(rows, spans, strict=True)]

@@ -95,21 +95,14 @@ def fields(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValues]
         seeds = [UNSEEDED if one.sampling_seed is None else one.sampling_seed for one in asked]
         yield rows_of("sampling_seed", names, info.sampling_seed, seeds)
     if size * info.vocab_size <= MOST:
-        yield biases(info, requests)
+        right = torch.zeros(size, info.vocab_size)
+        held = right.clone() if info.logit_bias is None else info.logit_bias.float().cpu()
+        for row, one in enumerate(asked):
+            for token, bias in (one.logit_bias or {}).items():
+                right[row, int(token)] = bias
+        source = place_of(info.from_schedule_batch)
+        yield RowValues("logit_bias", names, held, right, source=source)
         yield from penalties(info, requests, mode)
-
-
-def biases(info: Any, requests: Sequence[Any]) -> RowValues:
-    """Return what is added to the logits of each row because its request asks for it."""
-    size = len(requests), info.vocab_size
-    held = torch.zeros(size) if info.logit_bias is None else info.logit_bias.float().cpu()
-    right = torch.zeros(size)
-    for row, request in enumerate(requests):
-        for token, bias in (request.sampling_params.logit_bias or {}).items():
-            right[row, int(token)] = bias
-    names = [request.rid for request in requests]
-    source = place_of(info.from_schedule_batch)
-    return RowValues("logit_bias", names, held, right, source=source)
 
 
 def penalties(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValues]:
@@ -177,11 +170,12 @@ def buffers_used(
     late = model.drafts or getattr(manager, "attn_dp_enabled", False)
     if late or owners is None or info is None or not found.rows:
         return []
+    places = {name: place for place, name in reversed(list(enumerate(owners)))} | {None: BASE}
     names = {request.rid: getattr(request, "lora_id", None) for request in requests}
     of_rows = dict(zip(found.batch_rows, found.rows, strict=True))
     spans = spans_of(batch, mode_of(batch), found)
     wanted = [
-        holder(owners, names[row.request])
+        places.get(names[row.request], TWICE - 1)
         for at, row in of_rows.items()
         for _ in range(spans[at][1])
     ]
@@ -214,10 +208,3 @@ def segments(info: Any) -> Iterator[tuple[int, int, int]]:
     else:
         for place in range(len(buffers) if info.use_cuda_graph else info.num_segments):
             yield buffers[place], starts[place], starts[place + 1]
-
-
-def holder(owners: Sequence[Any], name: str | None) -> int:
-    """Return the buffer with an adapter. Without an adapter or a buffer of it, it is BASE."""
-    if name is None:
-        return BASE
-    return next((place for place, owner in enumerate(owners) if owner == name), TWICE - 1)
