@@ -360,7 +360,8 @@ class Engine(Following):
             self.judge_lists(now, backend, bucket, graph=True)
         used = sampling.buffers_used(model, batch, now.rows, self.requests or ())
         watcher.inputs("LoRA", used)
-        live = graphs.live(runner, batch)
+        by_tokens = hasattr(runner, "capture_num_tokens") and not hasattr(runner, "capture_bs")
+        live = len(batch.input_ids) if by_tokens else int(batch.batch_size)
         watcher.inputs("graph", graphs.tails_of(runner, live, bucket))
         outputs = functools.partial(graphs.outputs_of, runner, key, live, bucket)
         return watcher.replay(

@@ -191,12 +191,6 @@ def given_to(name: str, runner: Any, now: Any) -> Tensor | None:
     return next((one for one in found if isinstance(one, Tensor) and one.ndim), None)
 
 
-def live(runner: Any, batch: Any) -> int:
-    """Return the number of live rows of a replay, or of tokens for graphs sized by tokens."""
-    by_tokens = hasattr(runner, "capture_num_tokens") and not hasattr(runner, "capture_bs")
-    return len(batch.input_ids) if by_tokens else int(batch.batch_size)
-
-
 def backend_of(runner: Any) -> Any:
     """Return the attention backend whose index lists the graphs of a runner read."""
     for name in ("attn_backend", "draft_attn_backend", "draft_extend_attn_backend"):

@@ -60,14 +60,6 @@ def others(arguments: Any, accepted: Mapping[str, tuple[Any, ...]]) -> list[str]
     return [f"{name}={value!r}" for name, value in given.items() if value not in accepted[name]]
 
 
-def once(arguments: Any) -> str | None:
-    """Return why a replay may run only once, or None. `arguments` are those of the server."""
-    if others(arguments, RANKS):
-        return "it waits for other ranks"
-    effects = others(arguments, EFFECTS)
-    return f"{effects[0]} has effects of its own" if effects else None
-
-
 @dataclasses.dataclass
 class Model:
     """One model of the engine. It may share its pool, or get at each position the next token."""
@@ -163,7 +155,10 @@ class Models:
             "positions": positions,  # Those of a draft grow with each of its steps.
             "mrope_positions": positions,
         }
-        self.once = once(arguments)
+        for effect in others(arguments, EFFECTS):
+            self.once = f"{effect} has effects of its own"
+        if others(arguments, RANKS):
+            self.once = "it waits for other ranks"
         self.rewrites = getattr(arguments, "speculative_algorithm", None) is not None
         try:
             self.states = States.of(runner.req_to_token_pool)

@@ -244,25 +244,19 @@ def draft_forward_of(
     mode, topk = mode_of(batch), getattr(runner, "topk", None)
     count = getattr(runner, "speculative_num_steps", None)
     if mode in (*PREFILLS, *EXTENDS):
-        found = extended(batch, requests, pool, table, ahead)
+        found = Rows()
+        computed = host(batch.extend_seq_lens_cpu, batch.extend_seq_lens)
+        totals = batch.seq_lens.tolist()
+        held = slots_of(batch, pool, table, max(totals))
+        for at, request in enumerate(requests_of(batch, requests, mode)):
+            end, count = totals[at], computed[at]
+            slots = {name: block[at, :end] for name, block in held.items()}
+            found.add(at, row_of(request, end - count, count, slots, ahead))
     elif mode == "decode" and topk is not None and count is not None:
         found = stepped(batch, requests, pool, table, (int(topk), int(count)), ahead)
     else:
         raise NotRecognisedError(f"a draft's forward with the mode {mode}")
     return Forward(f"draft {mode}", tuple(found.rows), model="draft "), found
-
-
-def extended(batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, ahead: bool) -> Rows:
-    """Return the rows of a batch whose sequence lengths include the tokens that it computes."""
-    found = Rows()
-    computed = host(batch.extend_seq_lens_cpu, batch.extend_seq_lens)
-    totals = batch.seq_lens.tolist()
-    held = slots_of(batch, pool, table, max(totals))
-    for index, request in enumerate(requests_of(batch, requests, mode_of(batch))):
-        slots = {name: block[index, : totals[index]] for name, block in held.items()}
-        cached = totals[index] - computed[index]
-        found.add(index, row_of(request, cached, computed[index], slots, ahead))
-    return found
 
 
 def stepped(

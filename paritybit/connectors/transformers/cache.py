@@ -56,11 +56,6 @@ class Part:
         first = torch.tensor(list(blocks), dtype=torch.int64)[:, None] * self.page
         return (first + torch.arange(self.page)).flatten()
 
-    def of_sectors(self, sectors: Iterable[int]) -> Tensor:
-        """Return all slots of some sectors in this group."""
-        size = self.per_sector
-        return self.of_blocks(b for one in sectors for b in range(one * size, (one + 1) * size))
-
     def held(self) -> set[int]:
         """Return the blocks that requests or the prefix cache hold."""
         tables = self.allocator.block_table.values()
@@ -171,9 +166,10 @@ def free_and_cached(parts: Mapping[str, Part], pool: Any) -> dict[str, tuple[Ten
     found = {}
     for name, part in parts.items():
         others = set[int]().union(*(sectors[other] for other in parts if other != name))
-        elsewhere = (others - sectors[name]) | set(pool.free_sectors)
-        slots = torch.cat([part.of_blocks(free[name]), part.of_sectors(elsewhere)])
-        found[name] = slots, part.of_blocks(part.cached())
+        size, blocks = part.per_sector, set(free[name])
+        for sector in (others - sectors[name]) | set(pool.free_sectors):
+            blocks.update(range(sector * size, (sector + 1) * size))
+        found[name] = part.of_blocks(blocks), part.of_blocks(part.cached())
     return found
 
 

@@ -153,8 +153,9 @@ class Engine(Following):
 
     def run(self, runner: Any, model: Any, batch: Batch, run: Callable[[], Any]) -> Any:
         """Run a batch. Some batches without a graph run again."""
-        # Each row has logits, and no compiled code has a hook.
-        whole = not compiles(runner) and all(one.predicted for one in batch.requests)
+        # Each row has logits, and no compiled code has a hook. It contains its own processors.
+        compiled = runner._compiled_varlen is not None or runner._compiled_decode is not None
+        whole = not compiled and all(one.predicted for one in batch.requests)
         ids, self.graphed = batch.given["input_ids"], False
         ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
 
@@ -301,11 +302,6 @@ class Engine(Following):
         hosts = caches.on_host(processor.offloading_manager._cpu_pool)
         self.watcher.idle(slots, locked, hosts=hosts)
         return result
-
-
-def compiles(runner: Any) -> bool:
-    """Return whether a runner compiles forwards. These contain their own processors."""
-    return runner._compiled_varlen is not None or runner._compiled_decode is not None
 
 
 def computed(runner: Any, model: Any, run: Callable[[], Any]) -> tuple[Any, ...]:

@@ -116,13 +116,9 @@ def of_runner(runner: Any, metadata: Any, pool: Pool, given: Any, live: tuple[in
         kind = type(mine[0]).__name__
         raise NotRecognisedError(f"a {kind} without {', '.join(lacking)}")
     source = runner if given is None else given
-    ids, positions = flat(source.input_ids), flat(source.positions)
     size = int(mine[0].num_actual_tokens)
-    return Batch(ids[:size], positions[:size], mine, live, (len(mine[0].seq_lens), size))
-
-
-def flat(buffer: Any) -> Tensor:
-    """Return the device tensor of a buffer, which may also have a host tensor."""
-    tensor = buffer if isinstance(buffer, Tensor) else buffer.gpu
-    assert isinstance(tensor, Tensor)
-    return tensor
+    ids, positions = (
+        (buffer if isinstance(buffer, Tensor) else buffer.gpu)[:size]
+        for buffer in (source.input_ids, source.positions)
+    )
+    return Batch(ids, positions, mine, live, (len(mine[0].seq_lens), size))

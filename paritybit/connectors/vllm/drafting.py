@@ -31,6 +31,8 @@ class Turn:
     - `owner`: the object of the engine that proposes drafts.
     - `names_next`: after a chunk of a prompt, the model gets the next token of the prompt.
     - `step`: the number of steps that have begun.
+    - `done`: the number of tokens of each request whose KV the target has computed.
+    - `spans`: per request, the number of positions of the first forward, and the first one.
     """
 
     step = 0
@@ -40,9 +42,12 @@ class Turn:
         self, engine: Any, pool: Pool, draft: EngineGroup, names: list[str], owner: Any
     ) -> None:
         self.names, self.owner, self.page, self.draft = names, owner, pool.page, draft
-        self.of, self.counts = engine.scheduler.requests, engine.account.counts
+        self.of, counts = engine.scheduler.requests, engine.account.counts
         self.progress: list[Progress] = [engine.account.requests[name] for name in names]
         self.tables = [engine.requests.of(name, pool).slots[draft.number] for name in names]
+        self.done = [mine.computed for mine in self.progress]
+        pairs = zip(self.progress, (counts[name] for name in names), strict=True)
+        self.spans = [(n, mine.computed - (n - mine.rejected)) for mine, n in pairs]
         # The older runner passes the last token of a prompt in place of the next one.
         self.names_next = not hasattr(owner, "drafter")
 
@@ -55,18 +60,6 @@ class Turn:
     def longest(self) -> int:
         """The largest number of tokens of a request."""
         return int(self.owner.vllm_config.model_config.max_model_len)
-
-    @property
-    def done(self) -> list[int]:
-        """The number of tokens of each request whose KV the target has computed."""
-        return [mine.computed for mine in self.progress]
-
-    @property
-    def spans(self) -> list[tuple[int, int]]:
-        """The number of positions that the first forward computes per request, and the first."""
-        counts = [self.counts[name] for name in self.names]
-        pairs = zip(self.progress, counts, strict=True)
-        return [(count, mine.computed - (count - mine.rejected)) for mine, count in pairs]
 
     def extended(self) -> Forward:
         """Return the forward that computes the tokens of the batch."""
@@ -163,11 +156,6 @@ class Turn:
             exact=False,
             page=self.page,
         )
-
-    def whole_table(self, table: Tensor) -> IndexList:
-        """Return the block table of all steps."""
-        ends = torch.tensor([done + self.drafts - 1 for done in self.done])
-        return self.lists(table[: len(ends)], ends)
 
 
 def draft_layers(runner: Any) -> set[str]:
@@ -317,7 +305,8 @@ class Drafting(Blocks):
             if turn.fits(turn.drafts - 1):
                 given = turn.step_inputs(buffers.seq_lens, buffers.positions)
                 watcher.inputs("draft", given)
-                watcher.lists([turn.whole_table(tables[turn.draft.number])])
+                ends = torch.tensor([done + turn.drafts - 1 for done in turn.done])
+                watcher.lists([turn.lists(tables[turn.draft.number][: len(ends)], ends)])
         return original()
 
     def begin_steps(self, turn: Turn) -> None:

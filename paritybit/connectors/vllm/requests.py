@@ -106,15 +106,11 @@ class Requests:
                         frees=pool.frees,
                     )
                 )
-        return Forward(kind_of(output, names), tuple(rows))
-
-
-def kind_of(output: Any, names: Sequence[str]) -> str:
-    """Return prefill if a forward computes part of a prompt, else verify or decode."""
-    drafts = output.scheduled_spec_decode_tokens
-    if any(output.num_scheduled_tokens[name] - len(drafts.get(name, ())) > 1 for name in names):
-        return "prefill"
-    return "verify" if any(drafts.get(name) for name in names) else "decode"
+        drafts = {name: len(output.scheduled_spec_decode_tokens.get(name, ())) for name in names}
+        kind = "verify" if any(drafts.values()) else "decode"
+        if any(counts[name] - drafts[name] > 1 for name in names):
+            kind = "prefill"  # Of a part of a prompt at least.
+        return Forward(kind, tuple(rows))
 
 
 def padded(slots: Tensor, size: int) -> Tensor:

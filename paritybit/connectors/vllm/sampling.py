@@ -237,19 +237,15 @@ class Sampling:
         ending = {row.request for row in used if late and row.asked.least}
         yield from untried("penalties and forbidden words", sorted(counted), COUNTED)
         yield from untried("logits with a minimum of tokens", sorted(ending), LATE)
-        sources = of_newer(owner) if given is None else of_older(owner)
+        if given is None:
+            sources = of_newer(owner)
+        else:
+            limits = place_of(owner.apply_logits_processors)
+            sources = dict.fromkeys(("allowed tokens", "forbidden words"), limits)
+            sources["penalties"] = place_of(owner.apply_penalties)
         unknown = counted | ending
         sure = [replace(row, used=row.used and row.request not in unknown) for row in rows]
         yield from logits_of(sure, raw, result, given is None, sources)
-
-
-def of_older(sampler: Any) -> dict[str, str | None]:
-    """Return the lines of the older runner's sampler, by kind of parameters."""
-    return {
-        "penalties": place_of(sampler.apply_penalties),
-        "allowed tokens": place_of(sampler.apply_logits_processors),
-        "forbidden words": place_of(sampler.apply_logits_processors),
-    }
 
 
 def of_newer(sampler: Any) -> dict[str, str | None]:
