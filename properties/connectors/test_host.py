@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.sglang.host import slots_of
+from paritybit.connectors.sglang.allocations import slots_of
 from properties.connectors.parts import Part
 from properties.support.watching import Scene
 

@@ -11,11 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from paritybit.connectors.transformers.batch import Batch, Planned
-from paritybit.connectors.transformers.cache import free_and_cached, groups_of, on_host, parts_of
-from paritybit.connectors.transformers.engine import Engine
-from paritybit.connectors.transformers.hooks import Hooks
-from paritybit.connectors.transformers.inputs import (
+from paritybit.connectors.transformers.batch import (
+    Batch,
+    Planned,
     asked_of,
     laws_of,
     lists_of,
@@ -23,6 +21,9 @@ from paritybit.connectors.transformers.inputs import (
     rows,
     unordered,
 )
+from paritybit.connectors.transformers.cache import free_and_cached, groups_of, on_host, parts_of
+from paritybit.connectors.transformers.engine import Engine
+from paritybit.connectors.transformers.hooks import Hooks
 from paritybit.testing.replays import InMemory
 from paritybit.watch.checks import wrong_row
 from paritybit.watch.checks.stale_input import judge as stale

@@ -17,8 +17,7 @@ from torch import Tensor
 from paritybit.connectors.following import Following, attributes, tensors
 from paritybit.connectors.hooking import Call, NotRecognisedError
 from paritybit.connectors.sglang import attention, graphs, rows, sampling
-from paritybit.connectors.sglang.allocations import Allocations
-from paritybit.connectors.sglang.host import at_rest
+from paritybit.connectors.sglang.allocations import Allocations, at_rest
 from paritybit.connectors.sglang.models import Model, Models
 from paritybit.watch.facts import PIECES, Forward, Replay
 from paritybit.watch.journal import Journal

@@ -1,7 +1,7 @@
 """The connector of transformers with continuous batching.
 
 `engine` follows one paged cache. `batch` reads the rows of a forward from the engine's own index
-lists, `inputs` compares these, masks and static inputs, and `cache` describes the KV groups.
+lists, and compares these, masks and static inputs. `cache` describes the KV groups.
 
 Importing this package imports neither torch nor transformers.
 """

@@ -1,9 +1,13 @@
-"""The live rows of a batch, from the index lists that attention gets.
+"""The batch of a forward pass: its rows, index lists, masks and static inputs.
 
-A row's slots are those in the lists, so the layout of a window in its pages does not matter.
+A row's slots are those in the index lists that attention gets, so the layout of a window in its
+pages does not matter. A forward reads its inputs on the compute stream, and must wait for the
+stream that writes them. The connector copies them there without any wait of its own, so it sees
+what the forward may read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -11,8 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.following import expected
+from paritybit.connectors.hooking import place_of
+from paritybit.connectors.sampling import rows_of
 from paritybit.connectors.transformers.cache import Part
-from paritybit.watch.facts import Row
+from paritybit.watch.facts import IndexList, Row, RowValues, StaticInput
+
+ASKED = "_paritybit_asked"
+"""The attribute of a request that the engine made from another one."""
+
+LARGEST_MASK = 2**24
+"""The most entries of a mask that is judged. To judge a mask, its expected value is built."""
 
 
 @dataclass(frozen=True)
@@ -130,3 +143,229 @@ def written_on_device(
             indices = page.long() * part.page + position % part.page
         found[name] = part.slots(indices)
     return found
+
+
+def lists_of(batch: Batch) -> Iterator[IndexList]:
+    """Yield the index lists that attention reads. Entries after those of the rows are padding."""
+    for name, lists in batch.lists.items():
+        if not lists.read.numel():
+            continue
+        part, begins = batch.parts[name], [0, *lists.ends[:-1]]
+        # Layers with a window get the K and V of new tokens directly.
+        new = [one.computed if part.window is not None else 0 for one in batch.requests]
+        counts = [e - b - n for b, e, n in zip(begins, lists.ends, new, strict=True)]
+        entries = part.slots(lists.read).cpu()
+        yield IndexList(
+            f"read_index[{name}]",
+            name,
+            entries,
+            torch.tensor([*begins, lists.ends[-1]]),
+            torch.tensor([*counts, len(entries) - lists.ends[-1]]),
+            computed=0 if part.window is not None else None,
+            exact=False,
+        )
+
+
+def laws_of(batch: Batch) -> Iterator[StaticInput]:
+    """Yield the arguments of the model whose values the batch implies, including padding."""
+    given, rows, size = batch.given, len(batch.requests), batch.size
+    ends = list(accumulate(one.computed for one in batch.requests))
+    yield expected("cu_seq_lens_q", given["cu_seq_lens_q"][: rows + 1], [0, *ends])
+    # A request without a token to compute has no logits of its own.
+    predicted = [(end, one) for end, one in zip(ends, batch.requests, strict=True) if one.predicted]
+    last = [end - 1 if one.computed else -1 for end, one in predicted]
+    yield expected("logits_indices", given["logits_indices"][: len(last)], last)
+    tails: list[tuple[str, Tensor, int]] = [
+        ("input_ids", given["input_ids"][0, size:], 0),
+        ("position_ids", given["position_ids"][0, size:], 0),
+        ("cu_seq_lens_q", given["cu_seq_lens_q"][rows + 1 :], size),
+        ("logits_indices", given["logits_indices"][batch.predicted :], 0),
+    ]
+    for name, bounds in given["cu_seq_lens_k"].items():
+        tails.append((f"cu_seq_lens_k[{name}]", bounds[rows + 1 :], int(bounds[rows])))
+    table = given.get("block_table")
+    for name, part in batch.parts.items():
+        number = part.allocator.index
+        if table is not None:
+            tails.append((f"block_table[{name}]", table[number, rows:].flatten(), -1))
+        else:
+            tail = given["write_index"][number][size:]
+            tails.append((f"write_index[{name}]", tail, part.trash[2]))
+        lists, mask = batch.lists[name], masks_of(batch).get(name)
+        if part.window is not None and lists.read.numel():
+            yield new_tokens(batch, part, lists)
+        if mask is not None and mask.numel() <= LARGEST_MASK:
+            yield mask_of(batch, part, mask[0, 0])
+            unused = mask[0, 0, size:] == 0  # Whether a padded query attends to a key.
+            tails.append((f"attention_mask[{name}]", unused.flatten(), 0))
+    for name, tail, right in tails:
+        if len(tail):
+            yield expected(f"{name} (padding)", tail, [right] * len(tail))
+
+
+def masks_of(batch: Batch) -> dict[str, Tensor]:
+    """Return the masks of a batch by group. Groups whose kernel needs no mask are omitted."""
+    given = batch.given.get("attention_mask")
+    masks = given if isinstance(given, dict) else dict.fromkeys(batch.parts, given)
+    return {name: mask for name, mask in masks.items() if mask is not None}
+
+
+def new_tokens(batch: Batch, part: Part, lists: Lists) -> StaticInput:
+    """Return whether the entries of new tokens are their slots, or stand for new tokens."""
+    places = [
+        torch.arange(max(0, end - one.computed), end)
+        for one, end in zip(batch.requests, lists.ends, strict=True)
+    ]
+    entries = lists.read.cpu()[torch.cat(places)]
+    right = (entries == part.trash[1]) | (entries == lists.write.cpu())
+    return expected(f"new tokens in read_index[{part.name}]", right, [1] * batch.size)
+
+
+def mask_of(batch: Batch, part: Part, mask: Tensor) -> StaticInput:
+    """Return the keys that each live token attends to, with the keys in its window as expected."""
+    queries, keys = mask.shape
+    ends = batch.given["cu_seq_lens_k"][part.name].tolist()
+    # A mask with too few keys for the rows has another shape than what is expected.
+    right = torch.zeros(batch.size, max(keys, *ends), dtype=torch.bool)
+    first = 0
+    for row, one in enumerate(batch.requests):
+        begin, end = ends[row], ends[row + 1]
+        last = one.cached + one.computed
+        position = torch.arange(one.cached, last)[:, None]
+        key = torch.arange(last - (end - begin), last)  # The keys of a row are its last positions.
+        seen = key <= position
+        if part.window is not None:
+            seen &= position - key < part.window
+        right[first : first + one.computed, begin:end] = seen
+        first += one.computed
+    name, held = f"attention_mask[{part.name}]", mask[: batch.size] == 0
+    return expected(name, held, right, size=queries)
+
+
+def statics_of(io: Any, batch: Batch | None) -> list[StaticInput]:
+    """Return the static inputs of graphs. Without a batch, they are described as at capture."""
+    count = size = padded = rows = predicted = reads = 0
+    if batch is not None:
+        count, size, padded = len(batch.requests), batch.size, batch.padded
+        rows, predicted = len(batch.given["cu_seq_lens_q"]) - 1, batch.predicted
+        reads = max((int(one.numel()) for one in batch.given["read_index"]), default=0)
+    valid = {
+        "input_ids": (0, int(io.config.vocab_size)),
+        "position_ids": (0, int(io.cache.max_tokens_read)),
+        "logits_indices": (0, max(size, 1)),
+    }
+    given: dict[str, tuple[Tensor, int, int]] = {
+        "input_ids": (io.input_ids, size, padded),
+        "position_ids": (io.position_ids, size, padded),
+        "logits_indices": (io.logits_indices, predicted, rows),
+        "cu_seq_lens_q": (io.cumulative_seqlens_q, count + 1, rows + 1),
+        "carry_over_ids": (io.carry_over_ids, size, padded),
+    }
+    for name, tensor in io.cumulative_seqlens_k.items():
+        given[f"cu_seq_lens_k[{name}]"] = tensor, count + 1, rows + 1
+    for number, name in enumerate(io.cache.cache_allocators):
+        lists = None if batch is None else batch.lists[name]
+        ends = 0 if lists is None or not lists.ends else lists.ends[-1]
+        given[f"write_index[{name}]"] = io.write_index_storage[number], size, padded
+        given[f"read_index[{name}]"] = io.read_index_storage[number], ends, reads
+        if (mask := (io.attention_mask or {}).get(name)) is not None:
+            given[f"attention_mask[{name}]"] = mask, 1, 1
+    if io.block_table.numel():
+        given["block_table"] = io.block_table, len(io.block_table), len(io.block_table)
+    return [
+        StaticInput(name, tensor, live, max(live, used), valid=valid.get(name))
+        for name, (tensor, live, used) in given.items()
+    ]
+
+
+def given_of(batch: Batch) -> list[StaticInput]:
+    """Return the arguments of the model, to compare with those that a graph captured."""
+    names = {part.allocator.index: name for name, part in batch.parts.items()}
+    found = named(batch.given, names)
+    if batch.given.get("block_table") is not None:
+        found["block_table"] = batch.given["block_table"]
+    return [StaticInput(f"{name} of the batch", one, 0, 0) for name, one in found.items()]
+
+
+def named(given: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Tensor]:
+    """Return the inputs that the engine copies from the host, by name. `names` are the groups'."""
+    found: dict[str, Tensor] = {
+        name: given[name]
+        for name in ("input_ids", "position_ids", "cu_seq_lens_q", "logits_indices")
+    }
+    for group, ends in given["cu_seq_lens_k"].items():
+        found[f"cu_seq_lens_k[{group}]"] = ends
+    for kind in ("write_index", "read_index"):
+        for number, index in enumerate(given[kind]):
+            found[f"{kind}[{names[number]}]"] = index
+    return found
+
+
+@contextmanager
+def on_stream(runner: Any) -> Iterator[Any]:
+    """Run the watcher on a runner's compute stream. Yields the stream that writes, or None."""
+    stream = runner.inputs_and_outputs.compute_stream
+    if stream is None:
+        yield None
+        return
+    device = torch.get_device_module()
+    writer = device.current_stream() if hasattr(device, "current_stream") else None
+    with device.stream(stream):
+        yield writer
+
+
+def filled(
+    inputs: Mapping[str, Tensor], prepared: Any, names: Mapping[int, str]
+) -> dict[str, Tensor]:
+    """Return the tensors that the engine fills, by name: on the host, if the inputs are copies."""
+    if prepared is None:
+        return dict(inputs)
+    given = {
+        "input_ids": prepared.input_ids[None],
+        "position_ids": prepared.position_ids[None],
+        "cu_seq_lens_q": prepared.cumulative_seqlens_q,
+        "logits_indices": prepared.logits_indices,
+        "cu_seq_lens_k": prepared.cumulative_seqlens_k,
+        "write_index": prepared.write_index_storage,
+        "read_index": prepared.read_index_storage,
+    }
+    found = dict(inputs)
+    for name, whole in named(given, names).items():
+        here = inputs[name]
+        mine = whole[..., : here.shape[-1]]
+        same = mine.shape == here.shape and mine.data_ptr() != here.data_ptr()
+        if same and torch.equal(mine, here.to(mine.device)):
+            found[name] = mine
+    return found
+
+
+def unordered(early: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> list[StaticInput]:
+    """Return the values that the compute stream read, with the written values as expected."""
+    return [
+        expected(f"{name} (read without waiting for its writer)", tensor, inputs[name])
+        for name, tensor in early.items()
+    ]
+
+
+def asked_of(state: Any) -> Mapping[str, Any]:
+    """Return the parameters of sampling that a client gave for a request."""
+    given: Mapping[str, Any] = getattr(state, ASKED, state.logit_processor_kwargs)
+    return given
+
+
+def rows(batch: Batch, processors: Any) -> Iterator[RowValues]:
+    """Yield the arguments of logits processors that have one per request."""
+    given = batch.given.get("logits_processor_args")
+    mine = [one.state for one in batch.requests if one.predicted]
+    per_request = [one for one in processors.logits_processor if hasattr(one, "supported_kwargs")]
+    if given is None or not mine:
+        return
+    for number, processor in enumerate(per_request):
+        for name, kind in processor.supported_kwargs.items():
+            held = given[number, : len(mine)]
+            held = held.view(torch.float32) if kind is float else held
+            asked = [asked_of(one).get(name, getattr(processor, name)) for one in mine]
+            least = processor.min_tokens_to_keep if name == "top_k" else None
+            right = asked if least is None else [max(one, least) for one in asked]
+            names = [one.request_id for one in mine]
+            yield rows_of(name, names, held, right, place_of(processors.prepare_tensor_args))

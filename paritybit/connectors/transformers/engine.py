@@ -10,9 +10,10 @@ from torch import Tensor
 from paritybit.connectors.following import Following
 from paritybit.connectors.hooking import Call, guarded
 from paritybit.connectors.transformers import cache as caches
-from paritybit.connectors.transformers.batch import Batch, Planned, written_on_device
-from paritybit.connectors.transformers.inputs import (
+from paritybit.connectors.transformers.batch import (
     LARGEST_MASK,
+    Batch,
+    Planned,
     filled,
     given_of,
     laws_of,
@@ -23,6 +24,7 @@ from paritybit.connectors.transformers.inputs import (
     rows,
     statics_of,
     unordered,
+    written_on_device,
 )
 from paritybit.watch.checks.moved_address import fault
 from paritybit.watch.facts import Forward, Replay, StaticInput

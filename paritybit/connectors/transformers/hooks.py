@@ -7,8 +7,8 @@ from weakref import WeakKeyDictionary
 from paritybit.connectors.failures import judge
 from paritybit.connectors.hooking import Call, NotRecognisedError, fitting, release_of
 from paritybit.connectors.hooking import install as install_hooks
+from paritybit.connectors.transformers.batch import ASKED, asked_of
 from paritybit.connectors.transformers.engine import Engine
-from paritybit.connectors.transformers.inputs import ASKED, asked_of
 from paritybit.watch.journal import Journal, of_process
 from paritybit.watch.settings import Settings, active
 

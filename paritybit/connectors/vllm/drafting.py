@@ -16,8 +16,15 @@ from paritybit.connectors.following import expected
 from paritybit.connectors.hooking import Call
 from paritybit.connectors.vllm.blocks import Blocks
 from paritybit.connectors.vllm.pools import DRAFTED, EngineGroup, Pool
-from paritybit.connectors.vllm.requests import Requests, padded, space_of
-from paritybit.connectors.vllm.speculation import Account, Progress, kept, tokens_of
+from paritybit.connectors.vllm.requests import (
+    Account,
+    Progress,
+    Requests,
+    kept,
+    padded,
+    space_of,
+    tokens_of,
+)
 from paritybit.watch.facts import Forward, IndexList, Replay, Row, StaticInput
 
 NOBODYS = -1

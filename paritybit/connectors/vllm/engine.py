@@ -1,7 +1,9 @@
 """Follows the engine in this process. Each method that `hooks` names wraps functions of it."""
 
+import sys
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +13,11 @@ from torch import Tensor
 from paritybit.connectors.following import attributes, expected, tensors
 from paritybit.connectors.hooking import Call, NotRecognisedError
 from paritybit.connectors.vllm import batch as batches
-from paritybit.connectors.vllm import eager
 from paritybit.connectors.vllm.blocks import unfollowed
 from paritybit.connectors.vllm.drafting import draft_layers
 from paritybit.connectors.vllm.pools import Pool, described
+from paritybit.connectors.vllm.requests import unjudged
 from paritybit.connectors.vllm.sampling import Rows
-from paritybit.connectors.vllm.speculation import unjudged
 from paritybit.watch.captures import Captures
 from paritybit.watch.facts import PIECES, Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal
@@ -33,6 +34,20 @@ SCOPE = (
     ("speculative_config", "method"), ("speculative_config", "num_speculative_tokens"),
 )  # fmt: skip
 """Settings of the engine that are reported if a release has them."""
+
+PREPARED = "input_batch", "slot_mappings", "kv_cache_config"
+"""Arguments from which the newer runner's attention metadata is built."""
+
+ALONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
+         "decode_context_parallel_size", "prefill_context_parallel_size")  # fmt: skip
+"""Numbers of ranks that must be 1."""
+
+EFFECTS = {
+    ("parallel_config", "enable_eplb"): "it counts the load of experts",
+    ("model_config", "enable_return_routed_experts"): "it records the experts of tokens",
+    ("cache_config", "calculate_kv_scales"): "it sets the scales of KV",
+}
+"""Settings that, if true, give a forward pass an effect of its own, so it may run only once."""
 
 WARM_UP = 100
 """The most forwards that a runner computes before a scheduler exists."""
@@ -122,7 +137,7 @@ class Engine(Rows):
             return None
         config = runner.vllm_config
         ranks = config.parallel_config
-        unknown = [f"{name} > 1" for name in eager.ALONE if getattr(ranks, name, 1) != 1]
+        unknown = [f"{name} > 1" for name in ALONE if getattr(ranks, name, 1) != 1]
         unknown += unjudged(config, self.pool.draft is not None)
         unknown += unfollowed(config.kv_transfer_config)
         if unknown:
@@ -138,7 +153,7 @@ class Engine(Rows):
         watcher = self.watch(self.pool.groups)
         effects = (
             effect
-            for (part, name), effect in eager.EFFECTS.items()
+            for (part, name), effect in EFFECTS.items()
             if getattr(getattr(config, part), name, False)
         )
         self.once = next(effects, None)
@@ -242,7 +257,7 @@ class Engine(Rows):
                     self.watcher.lines.start()  # The model's arguments are prepared next.
                 if given is not None:
                     parts = now.runner, owner, found, original, self.hidden
-                    now.whole = eager.in_place_of_a_graph(*parts)
+                    now.whole = in_place_of_a_graph(*parts)
         except NotRecognisedError as error:
             self.journal.undecided(f"{error} is not watched")
         return result
@@ -275,7 +290,7 @@ class Engine(Rows):
 
     def model(self, original: Call, owner: Any, **kwargs: Any) -> Any:
         """Judge the reads of a forward that replays no graph of the whole model."""
-        now, watcher, context = self.now, self.watcher, eager.context_of()
+        now, watcher, context = self.now, self.watcher, context_of()
         if watcher is not None:
             watcher.lines.stop()
         if watcher is None or now is None or now.batch is None or now.called:
@@ -336,7 +351,7 @@ class Engine(Rows):
             return original()
         wrapper = None if now.wrapped is None else now.wrapped.args[0]
         if wrapper is None or mode_of(wrapper) != "FULL":
-            batch = getattr(eager.context_of(), "batch_descriptor", None)
+            batch = getattr(context_of(), "batch_descriptor", None)
             now.pieces = now.pieces or getattr(batch, "num_tokens", None) or now.batch.padded[1]
             return original()
         live, padded = now.batch.live[1], now.batch.padded[1]
@@ -382,3 +397,48 @@ def output_of(wrapper: Any, graph: Any) -> Tensor | None:
         if entry.cudagraph is graph:
             output = entry.output
     return output if isinstance(output, Tensor) else None
+
+
+def in_place_of_a_graph(
+    runner: Any,
+    state: Any,
+    metadata: Any,
+    prepare: Call,
+    hidden: Callable[[], AbstractContextManager[None]],
+) -> Callable[[], Any] | None:
+    """Return a function that runs the newer runner's model with the inputs of its whole graph."""
+    batch: Any
+    batch, mappings, config = map(prepare.arguments.get, PREPARED)
+    if runner.uses_inputs_embeds or mappings is None or runner.ubatch_runner is not None:
+        return None
+
+    def run() -> Any:
+        module: Any = sys.modules["vllm.forward_context"]
+        layers: Any = sys.modules["vllm.v1.worker.gpu.attn_utils"]
+        entered = module.set_forward_context(
+            metadata,
+            runner.vllm_config,
+            num_tokens=batch.num_tokens_after_padding,
+            slot_mapping=layers.build_slot_mappings_by_layer(mappings, config),
+            is_padding=batch.is_padding,
+        )
+        inputs = {
+            "input_ids": batch.input_ids,
+            "positions": batch.positions,
+            "inputs_embeds": None,
+            "intermediate_tensors": None,
+            **state.prepare_inputs(batch, runner.req_states),
+        }
+        with hidden(), entered:
+            output = runner.get_model()(**inputs)
+        return output[0] if isinstance(output, tuple) else output
+
+    return run
+
+
+def context_of() -> Any:
+    """Return what the layers of the model are given for the current forward, or None."""
+    module = sys.modules.get("vllm.forward_context")
+    if module is None or not module.is_forward_context_available():
+        return None
+    return module.get_forward_context()

@@ -1,6 +1,7 @@
-"""The requests of an engine, as the scheduler announces them to its workers.
+"""The requests of an engine, as the scheduler announces them to its workers, and their drafts.
 
-The state that a worker keeps of a request is not used, because paritybit checks this state.
+The state that a worker keeps of a request is not used, because paritybit checks this state. So are
+the scheduler's and the worker's counts of accepted drafts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,142 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.following import expected
 from paritybit.connectors.vllm.pools import Pool
-from paritybit.connectors.vllm.speculation import Account
-from paritybit.watch.facts import Forward, Row
+from paritybit.watch.facts import Forward, Row, StaticInput
+
+LAST = 16
+"""The number of last tokens of a request that are compared."""
+
+METHODS = {"ngram": False, "eagle": True}
+"""The supported methods of speculation, and whether each has a draft model."""
+
+
+@dataclass
+class Progress:
+    """The progress of a request after its last sampling.
+
+    - `computed`: the number of tokens with valid KV.
+    - `rejected`: the number of rejected drafts in its last forward.
+    - `proposed`: the drafts that may follow its tokens, if they are known.
+    """
+
+    tokens: list[int]
+    computed: int
+    rejected: int = 0
+    proposed: list[int] | None = None
+
+
+class Account:
+    """All requests that a worker computes. If it is `ahead`, it counts all drafts as accepted."""
+
+    def __init__(self, ahead: bool) -> None:
+        self.ahead = ahead
+        self.requests: dict[str, Progress] = {}
+        self.counts: Mapping[str, int] = {}
+        self.said: dict[str, int] = {}
+        """The numbers of computed tokens that the scheduler assumes for older requests."""
+
+    def follow(
+        self, output: Any, begun: Mapping[str, int], tokens: Mapping[str, list[int]]
+    ) -> None:
+        """Read the output of the scheduler. `begun` has the computed tokens of new requests."""
+        for name in output.finished_req_ids:
+            self.requests.pop(name, None)
+        self.counts = output.num_scheduled_tokens
+        for name, computed in begun.items():
+            self.requests[name] = Progress(tokens[name], computed)
+        cached = output.scheduled_cached_reqs
+        known = zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+        self.said = {name: computed for name, computed in known if name not in begun}
+
+    def row(self, name: str, ids: Sequence[int] | None) -> tuple[int, list[int | None]]:
+        """Return the number of computed tokens of a request, and all tokens that are known."""
+        mine, count = self.requests[name], self.counts[name]
+        end = mine.computed + count
+        drafts = max(0, end - len(mine.tokens))
+        if ids is None:
+            return mine.computed, [*mine.tokens[:end], *[None] * drafts]
+        return mine.computed, [*mine.tokens[:end], *ids[count - drafts :]]
+
+    def compared(
+        self, of: Mapping[str, Any], ids: Mapping[str, Sequence[int]]
+    ) -> list[StaticInput]:
+        """Return the scheduler's state of requests, and the drafts that the model gets."""
+        computed, tokens, drafts = list[int](), list[int](), list[int]()
+        right_computed, right_tokens, right_drafts = list[int](), list[int](), list[int]()
+        for name, said in self.said.items():
+            mine, told = self.requests[name], of[name].all_token_ids
+            late = self.ahead and said != mine.computed
+            computed.append(said)
+            right_computed.append(mine.computed + late * mine.rejected)
+            first = max(0, len(mine.tokens) - LAST)
+            last = min(len(told), len(mine.tokens)) if self.ahead else len(mine.tokens)
+            tokens += told[first:]
+            right_tokens += mine.tokens[first:last]
+        for name, row in ids.items():
+            mine = self.requests[name]
+            given = row[len(mine.tokens) - mine.computed :]
+            proposed = given if mine.proposed is None else mine.proposed
+            pairs = [pair for pair in zip(given, proposed, strict=False) if pair[0] >= 0]
+            drafts += [held for held, _ in pairs]
+            right_drafts += [one for _, one in pairs]
+        return [
+            expected("num_computed_tokens", torch.tensor(computed).long(), right_computed),
+            expected("all_token_ids", torch.tensor(tokens).long(), right_tokens),
+            expected("drafts", torch.tensor(drafts).long(), right_drafts),
+        ]
+
+    def sampled(self, names: Sequence[str], made: Sequence[Sequence[int]]) -> tuple[int, int]:
+        """Record sampled tokens. Returns the numbers of verified and of accepted drafts."""
+        drafts = accepted = 0
+        for name, tokens in zip(names, made, strict=True):
+            if name not in self.requests or name not in self.counts:
+                continue
+            mine = self.requests[name]
+            end = mine.computed + self.counts[name]
+            verified = max(0, end - len(mine.tokens))
+            mine.proposed, mine.rejected = None, 0
+            if end < len(mine.tokens) or not tokens:
+                mine.computed = min(end, len(mine.tokens))
+                continue
+            mine.rejected = verified - (len(tokens) - 1)
+            mine.computed = end - mine.rejected
+            mine.tokens += tokens
+            drafts, accepted = drafts + verified, accepted + len(tokens) - 1
+        return drafts, accepted
+
+    def proposed(self, names: Sequence[str], drafts: Any) -> None:
+        """Record the drafts that were proposed: a tensor [requests, drafts], or lists."""
+        given = drafts.tolist() if isinstance(drafts, Tensor) else drafts
+        for name, mine in zip(names, given, strict=True):
+            if name in self.requests:
+                self.requests[name].proposed = list(mine)
+
+
+def unjudged(config: Any, drafted: bool) -> list[str]:
+    """Return the settings of an engine's speculation that are not supported."""
+    speculation = config.speculative_config
+    if speculation is None:
+        return []
+    if METHODS.get(speculation.method) != drafted:
+        return [f"speculation by {speculation.method}"]
+    # The draft KV in the last block of a shared prefix then belongs to another next token.
+    drops = not speculation.disable_eagle_block_drop
+    return [] if drops else ["speculation with disable_eagle_block_drop"]
+
+
+def kept(result: Any) -> list[Tensor]:
+    """Return a copy of what a sampler returned, for `tokens_of`. Waits for no device."""
+    first, *rest = result if isinstance(result, tuple) else (result,)
+    return [one.clone() for one in (first.sampled_token_ids, *rest[:1])]
+
+
+def tokens_of(made: Tensor, counts: Tensor | None = None) -> list[list[int]]:
+    """Return the sampled tokens of each request. The newer runner also counts them."""
+    if counts is None:
+        return [[token for token in row if token >= 0] for row in made.tolist()]
+    return [row[:count] for row, count in zip(made.tolist(), counts.tolist(), strict=True)]
 
 
 @dataclass

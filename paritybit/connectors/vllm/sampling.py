@@ -16,7 +16,7 @@ from paritybit.connectors.hooking import Call, place_of
 from paritybit.connectors.sampling import Asked, Sampled, logits_of, rows_of, untried
 from paritybit.connectors.vllm.batch import Batch
 from paritybit.connectors.vllm.drafting import Drafting
-from paritybit.connectors.vllm.speculation import Account
+from paritybit.connectors.vllm.requests import Account
 from paritybit.watch.facts import Forward, RowValues
 from paritybit.watch.stacks import NOWHERE, Stack, brief
 
