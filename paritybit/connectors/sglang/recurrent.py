@@ -93,10 +93,10 @@ class States:
     def with_states(self, batch: Any, forward: Forward, found: Rows) -> tuple[Forward, Rows]:
         """Add the slots of states to the facts and the rows of a forward."""
         mine, listed = self.written(batch)[NAME].tolist(), dict[int, int]()
-        ends = [getattr(batch, f"mamba_cow_{end}_indices", None) for end in ("dst", "src")]
-        if all(isinstance(one, Tensor) for one in ends) and mode_of(batch) in PREFILLS:
-            target, source = (one.tolist() for one in ends)  # From a cached prefix.
-            listed = dict(zip(target, source, strict=True))
+        ends = (getattr(batch, f"mamba_cow_{end}_indices", None) for end in ("dst", "src"))
+        pairs = [one.tolist() for one in ends if isinstance(one, Tensor)]
+        if len(pairs) == 2 and mode_of(batch) in PREFILLS:  # From a cached prefix.
+            listed = dict(zip(*pairs, strict=True))
         self.due, self.seen = {}, {}
         rows = []
         for row, at in zip(found.rows, found.batch_rows, strict=True):
