@@ -7,9 +7,7 @@ A replay does not run Python code of the engine.
 import contextlib
 import importlib
 import inspect
-import math
 import sys
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from itertools import product
@@ -20,7 +18,7 @@ import torch
 from torch import Tensor
 
 from paritybit.drive.stand_ins import attention, convolutions, kernels, lora, trees
-from paritybit.drive.stand_ins.installing import StandIns, found
+from paritybit.drive.stand_ins.installing import StandIns, found, initialise
 from paritybit.drive.stand_ins.packages import replaced
 from paritybit.engines.graphs import (
     STREAM,
@@ -113,22 +111,6 @@ def put_in(module: str, name: str, value: object) -> str | None:
         return ""
     setattr(held, name, value)
     return None
-
-
-def initialise(model: Any, *_: object, **__: object) -> None:
-    """Fill the parameters of a model. Values depend only on the name and shape of a parameter."""
-    for name, parameter in model.state_dict().items():
-        if not torch.is_floating_point(parameter):
-            continue
-        generator = torch.Generator(device=parameter.device)
-        generator.manual_seed(zlib.crc32(name.encode()))
-        least, most = 0.5, 1.5
-        if parameter.dim() > 1:
-            most = math.sqrt(3 / parameter.shape[-1])
-            least = -most
-        elif name.endswith("bias"):
-            least, most = -0.1, 0.1
-        parameter.uniform_(least, most, generator=generator)
 
 
 @ON_A_CPU.add(

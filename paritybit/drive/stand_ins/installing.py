@@ -2,6 +2,8 @@
 
 import functools
 import importlib
+import math
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +68,25 @@ def spoiled(made: Callable[..., Any]) -> Callable[..., Any]:
 SPOILED = StandIn(
     f"integers in new memory: {LEFT}", "on a CPU they are often zero by luck", spoil_new_memory
 )
+
+
+def initialise(model: Any, *_: object, **__: object) -> None:
+    """Fill the parameters of a model. Values depend only on the name and shape of a parameter.
+
+    Their scale keeps activations near 1. Engines fill them so that tokens are equally likely.
+    """
+    for name, parameter in model.state_dict().items():
+        if not torch.is_floating_point(parameter):
+            continue
+        generator = torch.Generator(device=parameter.device)
+        generator.manual_seed(zlib.crc32(name.encode()))
+        least, most = 0.5, 1.5
+        if parameter.dim() > 1:
+            most = math.sqrt(3 / parameter.shape[-1])
+            least = -most
+        elif name.endswith("bias"):
+            least, most = -0.1, 0.1
+        parameter.uniform_(least, most, generator=generator)
 
 
 def install(device: str, anywhere: Sequence[StandIn], on_a_cpu: Sequence[StandIn]) -> None:

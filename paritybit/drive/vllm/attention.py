@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.drive.stand_ins import attention
 from paritybit.drive.stand_ins.attention import Decode, Unified
 
 
@@ -55,7 +56,7 @@ def attend(
         qo_indptr=starts,
         qo_ends=ends,
         prefix_lens=cached - first,
-        sliding_window_size=window,
+        sliding_window_size=window if window < 0 else window + attention.fewer_keys,
         **given,
     ).run()
 

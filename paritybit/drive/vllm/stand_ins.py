@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from paritybit.drive.stand_ins.installing import StandIn, StandIns, install, put
+from paritybit.drive.stand_ins.installing import StandIn, StandIns, initialise, install, put
 from paritybit.drive.stand_ins.kernels import ON_NUMPY
 from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
 from paritybit.drive.vllm import lora
@@ -155,6 +155,13 @@ def stand_in_for_attention() -> None:
     backend: Any = importlib.import_module(ATTENTION)
     backend.unified_attention = whole(attend)
     backend.triton_reshape_and_cache_flash = whole(store)
+
+
+@AFTER.add("the model's weights: other random values", "with its own all tokens are equally likely")
+def stand_in_for_weights() -> None:
+    """Give each parameter individual values."""
+    loader: Any = importlib.import_module("vllm.model_executor.model_loader.dummy_loader")
+    loader.DummyModelLoader.load_weights = lambda one, model, config: initialise(model)
 
 
 @AFTER.add("the arithmetic of the LoRA kernels: torch over the lists they are given", SLOW)
