@@ -19,7 +19,8 @@ def junit_of(record: WatchRecord, prefix: str = "") -> str:
     tried = {config.name for config in record.configs}
     for one in record.not_tried:
         for name in sorted({*one.configs} - tried):
-            ET.SubElement(case_in(suite, record, name), "skipped", message=one.why)
+            why = one.what if len(one.configs) > 1 else one.why
+            ET.SubElement(case_in(suite, record, name), "skipped", message=why)
     verdict = case_in(suite, record, "verdict")
     if record.verdict == "undecided":
         error = ET.SubElement(verdict, "error", message=record.message, type="undecided")

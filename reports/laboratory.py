@@ -28,6 +28,8 @@ from paritybit.reports.model import (
     environment_facts,
 )
 
+from paritybit.launch.words import plural
+
 VERDICTS: Mapping[str, tuple[str, str]] = {
     "green": ("good", "✓"),
     "red": ("bad", "✗"),
@@ -156,7 +158,7 @@ def causes(record: Record, names: Mapping[int, str]) -> Iterator[Failure]:
         lines = sources_of(first.finding)
         yield Failure(
             name=f"{status}: {cause}",
-            count="1 trial" if not others else f"{len(rows)} trials",
+            count=plural(len(rows), "trial"),
             facts=tuple(answers(first, others)),
             line=(lines[0].file, lines[0].line) if lines else None,
             replay=None if first.finding is None else replay_of(first.finding),
@@ -259,8 +261,9 @@ def clean_trials(record: Record) -> DataTable:
         for row in record.clean
     ]
     note = "* with overlapping steps" if any(row.trial.overlap for row in record.clean) else ""
-    title = f"{len(rows)} clean trials"
-    return DataTable(title, (*head, "verdict"), tuple(rows), note, printed=True)
+    return DataTable(
+        plural(len(rows), "clean trial"), (*head, "verdict"), tuple(rows), note, printed=True
+    )
 
 
 def tone_of(row: TrialRow) -> str:
@@ -278,7 +281,7 @@ def bugs(record: Record, names: Mapping[int, str]) -> DataTable:
         cells = (hunt_piece(hunts, runner, names) for runner in runners)
         rows.append((Piece(bug), *cells, Piece(comma_separated(by))))
     head = ("bug", *runners, "detected by")
-    title = f"{len(record.bugs)} hunts, each of a bug on a runner"
+    title = plural(len(record.bugs), "hunt")
     return DataTable(title, head, tuple(rows), MARKS, printed=True, matrix=True)
 
 

@@ -92,8 +92,8 @@ def not_served(configs: Mapping[str, str]) -> Iterator[Untried]:
     for why, names in reasons.items():
         if len(names) > FEW:
             part = "parts of " if why == CUT_SHORT else ""
-            what = f"{part}{len(names)} configurations"
-            yield Untried(what, f"{why}: {'; '.join(names)}", tuple(names))
+            what = f"{part}{len(names)} configurations ({why})"
+            yield Untried(what, "; ".join(names), tuple(names))
         else:
             yield from (Untried(f"configuration {name}", why, (name,)) for name in names)
 

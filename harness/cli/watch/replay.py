@@ -69,8 +69,9 @@ def require_here(case: WatchCase, name: str, spec: str | None) -> None:
             f"{name} was recorded on {shorten(case.engine)}, and a case cannot choose which "
             "code runs: name the engine with --engine NAME==VERSION or --engine FOLDER"
         )
+    adapter = adapter_of(spec)
     try:
-        adapter_of(spec).settings.of(case.script.settings)
+        adapter.settings.of(case.script.settings)
     except ValueError as error:
         raise MalformedError(f"{name} is not a complete case of watch: {error}") from error
     if case.script.settings["device"] == "cuda" and not visible_gpus():
