@@ -21,7 +21,7 @@ def all_names() -> dict[str, dict[str, str]]:
         },
         "presets": {name: preset.source for name, preset in PRESETS.items()},
         "properties": {name: rule.statement for name, rule in PROPERTIES.items()},
-        "findings": {name: check.law for name, check in CHECKS.items()},
+        "findings": {name: check.invariant for name, check in CHECKS.items()},
         "words": dict(GLOSSARY),
     }
 

@@ -140,7 +140,7 @@ class Following:
         with self.recognising("rows"):
             found = list(values())
             if self.watcher is not None:
-                self.watcher.rows(kind, found, moves)
+                self.watcher.judge_rows(kind, found, moves)
 
     # Forwards without graphs.
 

@@ -70,7 +70,7 @@ def check_replay(
     captured: Mapping[str, Tensor] = {},
     block_size: int | None = None,
 ) -> None:
-    """Replay a graph, and raise AssertionError if it violates a law of its KV cache.
+    """Replay a graph, and raise AssertionError if it violates an invariant of its KV cache.
 
     The graph is replayed several times. Afterwards, its outputs and KV are as after the first run.
 
@@ -115,11 +115,11 @@ def check_replay(
 
 
 def report(finding: Finding) -> str:
-    """Return the report of a finding: a line per known fact, and the violated law."""
+    """Return the report of a finding: a line per known fact, and the violated invariant."""
     found = finding_of(asdict(finding))
     lines = [f"  {name}: {text}" for name, text in lines_of(found)]
-    law = f"  law: {CHECKS[found.check].law}"
-    return "\n".join([f"ERROR: paritybit: {found.check}: {found.text}", *lines, law])
+    invariant = f"  invariant: {CHECKS[found.check].invariant}"
+    return "\n".join([f"ERROR: paritybit: {found.check}: {found.text}", *lines, invariant])
 
 
 def graph_of(
@@ -174,7 +174,7 @@ def judged(
     watcher.begin(Forward("test", (row_of(owned),)))
     before = [one for one in given if stale(one)]
     watcher.replay(graph)
-    watcher.inputs(GRAPH, [replace(one, dtype=None) for one in before if stale(one)])
+    watcher.judge_inputs(GRAPH, [replace(one, dtype=None) for one in before if stale(one)])
     watcher.end()
     return journal
 

@@ -130,7 +130,7 @@ class Changes:
         if what != FILLED and len(slots):
             page = len(places) // len(slots)
             calls = repeated([one.call for one in changes], [one.size * page for one in changes])
-            self.ledger.given[what][places] = calls.to(places.device, torch.int32)
+            self.ledger.allocations[what][places] = calls.to(places.device, torch.int32)
 
     def _places(self, slots: Tensor, *, whole: bool) -> Tensor:
         """Return the indices in the ledger of slots, or if `whole` of the slots of their pages."""
@@ -138,7 +138,7 @@ class Changes:
         if whole and page > 1:
             first = slots.masked_fill(slots % page != 0, -page)
             slots = (first[:, None] + torch.arange(page, device=slots.device)).flatten()
-        return self.ledger.places(slots)
+        return self.ledger.indices(slots)
 
 
 @dataclass
@@ -231,7 +231,7 @@ class Between(Boundary):
         self.copies: dict[int, torch.cuda.Event] = {}
         """Per stream of a GPU, the end of the last copy of slots to or from elsewhere."""
         self.filling: dict[int, torch.cuda.Event] = {}
-        """The same of copies that fill slots, for which the next frame waits, on its device."""
+        """The same of copies that fill slots, for which the next scan waits, on its device."""
         self.copying: set[int] = set()
         """The threads that copied slots to or from elsewhere."""
 
@@ -291,7 +291,7 @@ class Between(Boundary):
         """Give slots the ledger entries of the slots that the engine copied."""
         new = target.on(ledger.device)
         ledger.copy(source.on(ledger.device), new)
-        ledger.note_origin(new, [("copied from another slot", call)])
+        ledger.note_sources(new, [("copied from another slot", call)])
 
     @guarded
     def store(
@@ -366,7 +366,7 @@ class Between(Boundary):
         ledger.enter(mine, entries)
         before = ledger.calls.get(int(calls[0])) if len(calls) else None
         come = [(RESTORED, call)] if before is None else [(RESTORED, call), (STORED, before)]
-        ledger.note_origin(mine, come)
+        ledger.note_sources(mine, come)
 
     @guarded
     def forget(self, group: str, slots: Tensor | None) -> None:
@@ -446,7 +446,9 @@ class Between(Boundary):
         for name, (free, cached) in groups.items():
             ledger, count = self.ledgers[name], (locked or {}).get(name, 0)
             slots = ledger.index(free), ledger.index(cached)
-            self.judge("idle", IdleSlots(self.number, name, ledger.used(), *slots, count, ledger))
+            self.judge(
+                "idle", IdleSlots(self.number, name, ledger.written(), *slots, count, ledger)
+            )
         for name, host in (hosts or {}).items():
             used = torch.ones(host.size, dtype=torch.bool)
             slots = host.free, host.cached

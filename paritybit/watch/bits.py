@@ -31,7 +31,7 @@ LOWER = 2**32 - 1
 SEED = 20_261_124
 
 LARGEST_COPY = 2**28
-"""The most bytes of a group that a shadow copies."""
+"""The most bytes of a group that a snapshot copies."""
 
 
 def as_integers(tensor: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, checksums: Checksums) -> "Snapshot | None":
-        """Return the shadow of a group, or None if it is too large, empty or not on a CPU."""
+        """Return the snapshot of a group, or None if it is too large, empty or not on a CPU."""
         sizes = [tensor.nbytes for tensor in checksums.tensors]
         on_cpu = all(tensor.device.type == "cpu" for tensor in checksums.tensors)
         return cls(checksums) if on_cpu and min(sizes) > 0 and sum(sizes) <= LARGEST_COPY else None

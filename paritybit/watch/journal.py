@@ -56,7 +56,7 @@ WRITABLE = stat.S_IWUSR
 
 @dataclass(frozen=True)
 class Finding:
-    """One violation of a check's law.
+    """One violation of an invariant.
 
     - `key`: equal for findings with the same check, group and cause.
     - `slots`: the first few of the `count` slots.

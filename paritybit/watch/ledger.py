@@ -1,18 +1,18 @@
 """The ledger records the last write and the last free of each slot in a group.
 
 It takes 44 bytes per slot, and one for a mask, on the device of the KV tensors. On a CPU, a small
-group also has a shadow: a copy of its bytes, which is compared in place of checksums.
+group also has a snapshot: a copy of its bytes, which is compared in place of checksums.
 
 | field | bytes | meaning |
 |---|---|---|
 | chain | 8 | hash of the tokens for which the slot was last written; 0: unknown |
 | checksum | 4 | folded checksum of the slot's bytes when it was written; 0: unknown |
-| before | 4 | folded checksum at the last frame |
+| before | 4 | folded checksum at the last scan |
 | request | 4 | number of the request that wrote the slot |
 | position | 4 | position for which the slot was written |
 | forward | 4 | forward that wrote the slot, or NEVER, UNSEEN or MAYBE |
 | freed | 4 | number of the last call that freed the slot; negative: in use again; 0: never freed |
-| given | 8 | numbers of the last calls that allocated and that shared the slot |
+| allocations | 8 | numbers of the last calls that allocated and that shared the slot |
 | earlier | 4 | forward that last wrote the slot for other tokens |
 """
 
@@ -40,10 +40,10 @@ NEVER, UNSEEN, MAYBE = 0, -1, -2
 EMPTY = 1
 """The folded checksum of a slot whose bytes are all zero."""
 
-FRAME = 2**18
-"""Number of slots whose checksums are computed at once while a frame is taken."""
+AT_ONCE = 2**18
+"""Number of slots whose checksums are computed at once in a scan."""
 
-MOST_STORIES = 20_000
+MOST_OVERWRITES = 20_000
 MOST_NAMES = 200_000
 MOST_CALLS = 200_000
 
@@ -97,7 +97,7 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Story:
+class Overwrite:
     """A change of a slot by a forward that does not own the slot, or between forwards.
 
     `forward` is the forward during or before which it was found, `what` describes the change, and
@@ -125,21 +125,21 @@ class Ledger:
         self.forward, self.freed = rest
         self.open = False
         """Whether a trial may change slots now."""
-        self.shadow = Snapshot.of(self.checksums)
-        if self.shadow is not None:
+        self.snapshot = Snapshot.of(self.checksums)
+        if self.snapshot is not None:
             self.before.copy_(folded(self.checksums.all()))
         self.entered: list[Tensor] = []
-        """The slots that got another slot's `before` since the last frame."""
+        """The slots that got another slot's `before` since the last scan."""
         reserved = sorted(slot for slot in group.reserved if 0 <= slot < self.slots)
         self.reserved = torch.tensor(reserved, dtype=torch.int64, device=self.device)
         self.usable = torch.ones(self.slots + 1, dtype=torch.bool, device=self.device)
         """Which slots requests may use: not the reserved ones, and not the last entry."""
         self.usable[self.reserved] = False
         self.usable[-1] = False
-        self.stories: OrderedDict[int, Story] = OrderedDict()
-        self.came: OrderedDict[int, Sequence[tuple[str, Call]]] = OrderedDict()
+        self.overwrites: OrderedDict[int, Overwrite] = OrderedDict()
+        self.sources: OrderedDict[int, Sequence[tuple[str, Call]]] = OrderedDict()
         """Where the content of a slot came from, if no forward wrote it, latest call first."""
-        self.given = {one: torch.zeros_like(self.narrow[0]) for one in (ALLOCATED, SHARED)}
+        self.allocations = {one: torch.zeros_like(self.narrow[0]) for one in (ALLOCATED, SHARED)}
         """The numbers of the last calls that allocated a slot, and that shared it, or 0."""
         self.earlier = torch.zeros_like(self.narrow[0])
         """The forward that last wrote a slot for other tokens than it holds now."""
@@ -155,7 +155,7 @@ class Ledger:
         slots = slots.to(self.device, torch.int64).flatten()
         return slots[(slots >= 0) & (slots < self.slots)]
 
-    def places(self, slots: Tensor) -> Tensor:
+    def indices(self, slots: Tensor) -> Tensor:
         """Return the indices of slots in the columns of `wide`, int64 [n].
 
         An invalid slot number becomes the last index. The call does not synchronise with a GPU.
@@ -163,40 +163,40 @@ class Ledger:
         slots = slots.to(self.device, torch.int64).flatten()
         return slots.clamp(-1, self.slots).remainder(self.slots + 1)  # -1 becomes the last index.
 
-    def frame(self, expected: Tensor | None = None) -> Tensor | None:
+    def scan(self, expected: Tensor | None = None) -> Tensor | None:
         """Compute the checksums of all slots.
 
-        Returns which slots changed since the last frame, bool [slots]. With a shadow, it computes
+        Returns which slots changed since the last scan, bool [slots]. With a snapshot, it computes
         only checksums of slots whose bytes changed, or that are `expected` to change, int64 [n].
         The result is then None if nothing changed.
         """
-        if self.shadow is not None:
-            if not self.entered and self.shadow.same():
+        if self.snapshot is not None:
+            if not self.entered and self.snapshot.same():
                 return None
             changed = torch.zeros(self.slots, dtype=torch.bool)
             likely = [self.reserved, *self.entered, *([] if expected is None else [expected])]
             self.entered.clear()
-            self.reframe(torch.cat(likely), changed)
-            others = self.shadow.changed()
+            self.rescan(torch.cat(likely), changed)
+            others = self.snapshot.changed()
             if len(slots := others.nonzero().flatten()):
-                self.reframe(slots, changed)
+                self.rescan(slots, changed)
                 changed |= others
             return changed
         changed = torch.empty(self.slots, dtype=torch.bool, device=self.device)
-        for first in range(0, self.slots, FRAME):
-            last = min(first + FRAME, self.slots)
+        for first in range(0, self.slots, AT_ONCE):
+            last = min(first + AT_ONCE, self.slots)
             now = folded(self.checksums.all(first, last))
             torch.ne(now, self.before[first:last], out=changed[first:last])
             self.before[first:last] = now
         return changed
 
-    def reframe(self, slots: Tensor, changed: Tensor) -> None:
+    def rescan(self, slots: Tensor, changed: Tensor) -> None:
         """Compute the checksums of some slots, and set those that changed in `changed`."""
-        if self.shadow is None:
+        if self.snapshot is None:
             now = folded(self.checksums.of(slots))
         else:
             words = self.checksums.words(slots)
-            self.shadow.update(slots, words)
+            self.snapshot.update(slots, words)
             now = folded(self.checksums.of_words(words))
         changed[slots] |= now != self.before[slots]
         self.before[slots] = now
@@ -210,7 +210,7 @@ class Ledger:
     def write(
         self, slots: Tensor, chain: Tensor, request: Tensor, position: Tensor, forward: int
     ) -> None:
-        """Record that a forward wrote some slots. Uses the checksums of the last frame."""
+        """Record that a forward wrote some slots. Uses the checksums of the last scan."""
         another = (self.chain[slots] != chain) & (self.forward[slots] > 0)
         self.earlier[slots] = torch.where(another, self.forward[slots], self.earlier[slots])
         self.chain[slots] = chain
@@ -218,25 +218,25 @@ class Ledger:
         self.request[slots] = request
         self.position[slots] = position
         self.forward[slots] = forward
-        self.use(slots)
-        self.forget_stories(slots)
+        self.mark_in_use(slots)
+        self.forget_history(slots)
 
-    def used(self) -> Tensor:
+    def written(self) -> Tensor:
         """Return which slots were ever written, except reserved ones, bool [slots]."""
         return (self.forward != NEVER) & (self.forward != MAYBE) & self.usable[:-1]
 
-    def use(self, slots: Tensor) -> None:
+    def mark_in_use(self, slots: Tensor) -> None:
         """Record that some slots are in use."""
         self.freed[slots] = -self.freed[slots].abs()
 
     def forget(self, slots: Tensor) -> None:
         """Record that the content of some slots is unknown. `slots` has any shape."""
-        places = self.places(slots)
+        indices = self.indices(slots)
         chain, checksum, *_, forward, _ = self.wide
-        self.earlier[places] = torch.where(forward > 0, forward, self.earlier)[places]
+        self.earlier[indices] = torch.where(forward > 0, forward, self.earlier)[indices]
         for column, value in ((chain, UNKNOWN), (checksum, 0), (forward, UNSEEN)):
-            column.index_fill_(0, places, value)
-        self.forget_stories(places)
+            column.index_fill_(0, indices, value)
+        self.forget_history(indices)
 
     def forget_all(self) -> None:
         """Record that the content of every slot is unknown."""
@@ -244,8 +244,8 @@ class Ledger:
         self.checksum.fill_(0)
         untouched = (self.forward == NEVER) | (self.forward == MAYBE)
         self.forward.copy_(torch.where(untouched, MAYBE, UNSEEN))
-        self.stories.clear()
-        self.came.clear()
+        self.overwrites.clear()
+        self.sources.clear()
 
     def start_anew(self) -> None:
         """Record that nothing is known of any slot: neither its content nor whether it is free."""
@@ -255,59 +255,59 @@ class Ledger:
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Record that the engine copied slots `source` to `target`."""
-        old, new = self.places(source), self.places(target)
+        old, new = self.indices(source), self.indices(target)
         for column in self.wide[:-1]:
             column[new] = column[old]
         self.note_entered(new)
-        if not self.stories:
+        if not self.overwrites:
             return
-        told = [self.stories.get(slot) for slot in old.tolist()]
-        self.forget_stories(new)
-        for slot, story in zip(new.tolist(), told, strict=True):
-            if story is not None:
-                self.tell([slot], story)
+        told = [self.overwrites.get(slot) for slot in old.tolist()]
+        self.forget_history(new)
+        for slot, overwrite in zip(new.tolist(), told, strict=True):
+            if overwrite is not None:
+                self.note_overwrite([slot], overwrite)
 
     def entries(self, slots: Tensor) -> list[Tensor]:
         """Return the columns of some slots, except `freed`."""
-        places = self.places(slots)
-        return [column[places] for column in self.wide[:-1]]
+        indices = self.indices(slots)
+        return [column[indices] for column in self.wide[:-1]]
 
     def enter(self, slots: Tensor, entries: list[Tensor]) -> None:
         """Record that slots hold the content that `entries` describes.
 
         If `entries` are longer, their first ones describe it.
         """
-        places = self.places(slots)
+        indices = self.indices(slots)
         for column, known in zip(self.wide[:-1], entries, strict=True):
-            column[places] = known[: len(places)]
-        self.note_entered(places)
-        self.forget_stories(places)
+            column[indices] = known[: len(indices)]
+        self.note_entered(indices)
+        self.forget_history(indices)
 
-    def note_entered(self, places: Tensor) -> None:
-        """Note that `before` may not be the checksum of the bytes that the shadow holds."""
-        if self.shadow is not None:
-            self.entered.append(self.index(places))
+    def note_entered(self, indices: Tensor) -> None:
+        """Note that `before` may not be the checksum of the bytes that the snapshot holds."""
+        if self.snapshot is not None:
+            self.entered.append(self.index(indices))
 
-    def tell(self, slots: list[int], story: Story) -> None:
-        """Remember what changed some slots. An earlier story of a slot is kept."""
-        for slot in slots[:MOST_STORIES]:
-            self.stories.setdefault(slot, story)
-        while len(self.stories) > MOST_STORIES:
-            self.stories.popitem(last=False)
+    def note_overwrite(self, slots: list[int], overwrite: Overwrite) -> None:
+        """Remember what changed some slots. An earlier overwrite of a slot is kept."""
+        for slot in slots[:MOST_OVERWRITES]:
+            self.overwrites.setdefault(slot, overwrite)
+        while len(self.overwrites) > MOST_OVERWRITES:
+            self.overwrites.popitem(last=False)
 
-    def forget_stories(self, slots: Tensor) -> None:
+    def forget_history(self, slots: Tensor) -> None:
         """Drop the stories of slots that were written again."""
-        if self.stories or self.came:
+        if self.overwrites or self.sources:
             for slot in slots.tolist():
-                self.stories.pop(slot, None)
-                self.came.pop(slot, None)
+                self.overwrites.pop(slot, None)
+                self.sources.pop(slot, None)
 
-    def note_origin(self, slots: Tensor, calls: Sequence[tuple[str, Call]]) -> None:
+    def note_sources(self, slots: Tensor, calls: Sequence[tuple[str, Call]]) -> None:
         """Note which calls the content of slots came from, the latest first."""
         for slot in self.index(slots).tolist():
-            self.came[slot] = calls
-        while len(self.came) > MOST_STORIES:
-            self.came.popitem(last=False)
+            self.sources[slot] = calls
+        while len(self.sources) > MOST_OVERWRITES:
+            self.sources.popitem(last=False)
 
     def writer(self, slot: int) -> dict[str, Any] | None:
         """Return the last writer of a slot, or None if it is unknown or there is none."""
@@ -332,9 +332,9 @@ class Ledger:
                 self.calls.popitem(last=False)
         return self.last_calls[what]
 
-    def giving(self, slot: int) -> tuple[str, Call] | None:
+    def last_allocation(self, slot: int) -> tuple[str, Call] | None:
         """Return how a slot was given to a request last, and by which call. None if unknown."""
-        number, what = max((int(calls[slot]), what) for what, calls in self.given.items())
+        number, what = max((int(calls[slot]), what) for what, calls in self.allocations.items())
         call = self.calls.get(number)
         return None if call is None else (what, call)
 
@@ -344,7 +344,9 @@ class Ledger:
         Returns False if this is not known.
         """
         freed = self.calls.get(abs(int(self.freed[slot])))
-        given, shared = (self.calls.get(int(self.given[one][slot])) for one in (ALLOCATED, SHARED))
+        given, shared = (
+            self.calls.get(int(self.allocations[one][slot])) for one in (ALLOCATED, SHARED)
+        )
         if given is None or (freed is not None and freed.forward > int(self.forward[slot])):
             return False
         return shared is None or shared.forward < given.forward
@@ -356,7 +358,7 @@ class Ledger:
         call = self.calls.get(int(calls.max())) if len(calls) else None
         return None if call is None else f"other slots of the request were freed {call}"
 
-    def freeing(self, slot: int, reused: bool = False) -> dict[str, Any] | None:
+    def last_free(self, slot: int, reused: bool = False) -> dict[str, Any] | None:
         """Return the call that freed a slot, or None if the slot is in use.
 
         With `reused`, return the call that freed it since its present tokens were written, or those

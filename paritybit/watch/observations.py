@@ -23,7 +23,7 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class Check:
-    """One check: its name, its stage, and its law in one sentence.
+    """One check: its name, its stage, and its invariant in one sentence.
 
     `judge` gets the observation of the stage and yields findings. `compares` returns how many
     comparisons an observation stands for that could have failed. A stage whose observations exist
@@ -32,7 +32,7 @@ class Check:
 
     name: str
     stage: str
-    law: str
+    invariant: str
     judge: Callable[[Any], Iterable[Finding]]
     compares: Callable[[Any], int] = lambda _: 1
 
@@ -137,13 +137,15 @@ class Reads(InForward):
         slot, position = int(self.slots[first]), int(self.position[first])
         missing = bool(self.missing[first])
         group = self.ledger.group.name
-        story = None if missing else self.ledger.stories.get(slot)
-        cause = None if story is None else {"what": story.what, "forward": story.forward}
-        if story is not None and story.cause is not None:
-            cause = {**story.cause, "forward": story.forward}
+        overwrite = None if missing else self.ledger.overwrites.get(slot)
+        cause = (
+            None if overwrite is None else {"what": overwrite.what, "forward": overwrite.forward}
+        )
+        if overwrite is not None and overwrite.cause is not None:
+            cause = {**overwrite.cause, "forward": overwrite.forward}
         place = "has no slot" if missing else f"slot {slot}"
         # Who freed the slot of another position says nothing of this one.
-        freed = None if missing else self.ledger.freeing(slot, reused)
+        freed = None if missing else self.ledger.last_free(slot, reused)
         origin, moved = None, False
         if self.origins is not None and missing:
             freed, origin = self.origins.lost(self.forward, row, position, slot, self.ledger)
@@ -411,7 +413,7 @@ class Inputs(InForward):
         slots = None if row is None else row.slots.get(group or "")
         held = () if slots is None else slots.tolist()
         slot = next((one for one in reversed(held) if one >= 0), None)
-        given = None if slot is None or ledger is None else ledger.giving(slot)
+        given = None if slot is None or ledger is None else ledger.last_allocation(slot)
         return None if given is None else f"slot {slot} of the request was {given[0]} {given[1]}"
 
 

@@ -72,9 +72,9 @@ class Origins:
             )
         if (before := self.before(forward, row, position, slot, group)) is not None:
             found.append(f"position {position} had slot {before[1]} in forward {before[0]}")
-        found += [f"{what} {call}" for what, call in ledger.came.get(slot, ())]
-        given, written = ledger.giving(slot), int(ledger.forward[slot])
-        if given is not None and slot not in ledger.came:
+        found += [f"{what} {call}" for what, call in ledger.sources.get(slot, ())]
+        given, written = ledger.last_allocation(slot), int(ledger.forward[slot])
+        if given is not None and slot not in ledger.sources:
             what, call = given
             found.append(f"{what} {call}")
             if what == ALLOCATED and 0 < written < call.forward:

@@ -93,7 +93,7 @@ def outside(row: Row, earlier: Sequence[Row], ledger: Ledger) -> Tensor | None:
     slots = row.slots[group.name][: first * group.page_size]
     if not len(slots):
         return None
-    place, position = ledger.places(slots), torch.arange(len(slots), device=ledger.device)
+    place, position = ledger.indices(slots), torch.arange(len(slots), device=ledger.device)
     usable = ledger.usable[place]
     place, position = place[usable], position[usable]
     mine = ledger.request[place] == ledger.names.number(row.request)
@@ -140,7 +140,7 @@ def reads(
 ) -> Reads | None:
     """Return the reads of the rows in a group, or None if there are none.
 
-    The ledger must have just taken a frame. `chain` has the hashes of each row, `fresh` the writes
+    The ledger must have just been scanned. `chain` has the hashes of each row, `fresh` the writes
     of the forward, and `origins` how its requests got their slots. Odd hashes are provisional (see
     `chains`): call `resolve` before judging.
     """
@@ -159,7 +159,7 @@ def reads(
         return None
     device = ledger.device
     slots = torch.cat(parts).to(device, torch.int64)
-    missing = ~ledger.usable[ledger.places(slots)]
+    missing = ~ledger.usable[ledger.indices(slots)]
     place = slots.masked_fill(missing, 0)
     held = ledger.chain[place]
     checksum, now, request, _, written, freed = ledger.narrow[:, place].unbind()
@@ -256,7 +256,7 @@ def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Write
     if not parts:
         return None
     slots = torch.cat(parts).to(ledger.device, torch.int64)
-    real = ledger.usable[ledger.places(slots)].nonzero().flatten()
+    real = ledger.usable[ledger.indices(slots)].nonzero().flatten()
     position, counts = ranges(spans), [len(part) for part in parts]
     every = len(real) == len(slots)
 
@@ -354,7 +354,7 @@ def note(
     number: int,
     warm: bool = False,
 ) -> Tensor:
-    """Record the writes of a forward in the ledger. The ledger must have just taken a frame.
+    """Record the writes of a forward in the ledger. The ledger must have just been scanned.
 
     `warm` is that of `left`.
 
@@ -379,5 +379,5 @@ def note(
     if unknown:
         places = torch.tensor(unknown, device=ledger.device)
         ledger.forget(places)
-        ledger.use(places)
+        ledger.mark_in_use(places)
     return writes.must & missing

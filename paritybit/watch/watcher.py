@@ -1,8 +1,9 @@
 """The watcher. A connector calls it around each forward pass of the engine.
 
-The order of calls is `begin`, then any number of `lists` and `replay`, then `end` or `abandon`. If
-the sanitizer itself raises an error, the checks of this forward stop, the state of all slots is
-unknown from then on, the run has no verdict, and the engine continues with its own result.
+The order of calls is `begin`, then any number of `judge_lists` and `replay`, then `end` or
+`abandon`. If the sanitizer itself raises an error, the checks of this forward stop, the state of
+all slots is unknown from then on, the run has no verdict, and the engine continues with its own
+result.
 
 A watcher keeps no object of the engine alive. It ends when its connector drops it.
 """
@@ -22,7 +23,7 @@ from paritybit.watch.between import FILLED, MOST_NOTED
 from paritybit.watch.boundary import guarded
 from paritybit.watch.facts import Forward, Group, IndexList, RowValues, StaticInput
 from paritybit.watch.journal import Journal
-from paritybit.watch.ledger import Ledger, Story
+from paritybit.watch.ledger import Ledger, Overwrite
 from paritybit.watch.observations import GivenList, Outside, RowsGiven, Unwritten
 from paritybit.watch.origins import Origins
 from paritybit.watch.replays.replaying import Replaying, WatchedForward
@@ -42,7 +43,7 @@ BEFORE = "changed before the forward"
 class Watcher(Replaying):
     """Watches the KV groups of one engine in this process.
 
-    For each checked forward, the watcher takes a frame (the checksums of all slots) before the
+    For each checked forward, the watcher scans the slots (computes their checksums) before the
     forward, after each replay and at the end.
 
     Slots are passed as integer tensors of any shape and device. -1 means "no slot".
@@ -145,7 +146,7 @@ class Watcher(Replaying):
             name: reading.owned(forward, one, writes[name]) for name, one in self.ledgers.items()
         }
         read = shared = open_ = 0
-        astray = False
+        unmapped = False
         for name, ledger in self.ledgers.items():
             self.moved_between(ledger, BEFORE)
             self.judge_outside(forward, ledger)
@@ -156,16 +157,16 @@ class Watcher(Replaying):
             open_ += reading.resolve(reads, self.chains)
             self.judge("reads", reads)
             read += len(reads.slots)
-            astray |= bool(reads.missing.any())
+            unmapped |= bool(reads.missing.any())
             mine = [ledger.names.number(row.request) for row in forward.rows]
             others = reads.request != torch.tensor(mine, device=ledger.device)[reads.row]
             shared += int((others & reads.judged).sum())
             reading.adopt(reads)
         self.origins.note(self.number, forward)
-        self.now = WatchedForward(self.number, forward, owned, writes, astray)
+        self.now = WatchedForward(self.number, forward, owned, writes, unmapped)
         self.judge_layers(self.now)
         if (known := self.relayed.known(forward)) is not None:
-            self.inputs("batch", [known])
+            self.judge_inputs("batch", [known])
         self.journal.count(
             forwards=1,
             reads=read,
@@ -184,16 +185,16 @@ class Watcher(Replaying):
                 self.judge("idle", Outside(self.number, forward, ledger, row, slots))
 
     def moved_between(self, ledger: Ledger, what: str) -> None:
-        """Remember the slots that changed since the last frame, to explain later reads."""
-        if (changed := ledger.frame()) is None:
+        """Remember the slots that changed since the last scan, to explain later reads."""
+        if (changed := ledger.scan()) is None:
             return
         changed = changed & (ledger.checksum != 0) & (ledger.before != ledger.checksum)
         slots = changed.nonzero().flatten()
         if len(slots):
-            ledger.tell(slots.tolist(), Story(self.number, what))
+            ledger.note_overwrite(slots.tolist(), Overwrite(self.number, what))
 
     @guarded
-    def lists(self, lists: Sequence[IndexList]) -> None:
+    def judge_lists(self, lists: Sequence[IndexList]) -> None:
         """Judge the index lists that the attention backend built for the current forward."""
         if self.now is None:
             return
@@ -210,13 +211,13 @@ class Watcher(Replaying):
             self.journal.count(lists=1, list_entries=int(given.counts[:rows].sum()))
 
     @guarded
-    def inputs(self, kind: str, inputs: Sequence[StaticInput]) -> None:
+    def judge_inputs(self, kind: str, inputs: Sequence[StaticInput]) -> None:
         """Judge inputs that do not belong to a graph, if their `expected` values are known."""
         if self.now is not None and inputs:
-            self.judge_inputs(self.now, kind, inputs, {})
+            self._judge_inputs(self.now, kind, inputs, {})
 
     @guarded
-    def rows(
+    def judge_rows(
         self,
         kind: str,
         values: Sequence[RowValues],
@@ -238,7 +239,7 @@ class Watcher(Replaying):
         self.judge("rows", RowsGiven(self.number, self.lines.forward, kind, values, moves or {}))
 
     @guarded
-    def tokens(
+    def judge_tokens(
         self, ids: Tensor, positions: Tensor | None = None, kept: Sequence[int] | None = None
     ) -> None:
         """Judge the token ids and positions that a forward passes to its model.
@@ -266,7 +267,7 @@ class Watcher(Replaying):
             right = reading.ranges([(row.cached, row.cached + row.computed) for row in rows])
             size = len(positions)
             given.append(StaticInput("positions", positions, size, size, expected=right))
-        self.inputs("batch", given)
+        self.judge_inputs("batch", given)
         parts = ids.split([row.computed for row in rows])
         for row, mine, count in zip(rows, parts, counts, strict=True):
             self.relayed.add(forward.model, row, mine[:count])
@@ -311,7 +312,7 @@ class Watcher(Replaying):
         mine = now.owned[name]
         slots = mine[now.changed[name][mine]]
         ledger.forget(slots)
-        ledger.use(slots)
+        ledger.mark_in_use(slots)
         ledger.checksum[slots] = ledger.before[slots]
 
     @guarded

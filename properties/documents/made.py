@@ -60,7 +60,9 @@ def properties() -> str:
 
 def checks() -> str:
     """Return the table of the sanitizer's checks."""
-    return rows("finding|what must hold", ((check.name, check.law) for check in CHECKS.values()))
+    return rows(
+        "finding|what must hold", ((check.name, check.invariant) for check in CHECKS.values())
+    )
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {

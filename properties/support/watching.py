@@ -88,7 +88,7 @@ class Scene:
         """Watch a forward of these input ids that writes slots, of both groups or by group."""
         self.watcher.begin(forward)
         if ids:
-            self.watcher.tokens(torch.tensor(ids), kept=kept)
+            self.watcher.judge_tokens(torch.tensor(ids), kept=kept)
         for slots in written:
             for group, mine in by_group(slots).items():
                 self.write(mine, group)

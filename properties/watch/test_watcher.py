@@ -453,8 +453,8 @@ def test_forwards_of_a_draft_model_may_name_what_they_own_alone(scene: Scene) ->
 def test_a_value_of_rows_that_is_not_judged_is_counted_as_not_tried(scene: Scene) -> None:
     none = torch.empty(0)
     given = [RowValues("penalties", ["a", "b"], none, none, untried="drafts")]
-    scene.watcher.rows("sampler", given)
-    scene.watcher.rows("sampler", given)
+    scene.watcher.judge_rows("sampler", given)
+    scene.watcher.judge_rows("sampler", given)
     assert scene.counts()["not tried: wrong row: penalties: drafts"] == 4
     assert scene.counts()["tried: wrong row"] == 0
 
@@ -500,7 +500,7 @@ def test_a_list_names_the_slots_of_its_row_within_the_window(
     """Padded rows follow, and name reserved slots or pages only."""
     scene.forward("a", TOKENS[:6], 0, slots)
     scene.watcher.begin(Forward("decode", (row("a", TOKENS[:7], 6, slots),)))
-    scene.watcher.lists([given])
+    scene.watcher.judge_lists([given])
     found = [one["slots"] for one in scene.lines("finding") if one["check"] == "wrong list"]
     assert found == ([] if wrong is None else [wrong])
 
@@ -527,7 +527,9 @@ def test_inputs_that_are_no_numbers_are_compared_by_their_bits(
 ) -> None:
     scene.watcher.begin(Forward("decode", (row("a", TOKENS[:1], 0, SLOTS),)))
     expected = torch.tensor([1.0, float("nan"), 0.0])
-    scene.watcher.inputs("batch", [StaticInput("x", torch.tensor(held), 3, 3, expected=expected)])
+    scene.watcher.judge_inputs(
+        "batch", [StaticInput("x", torch.tensor(held), 3, 3, expected=expected)]
+    )
     scene.write(SLOTS[:1])
     scene.watcher.end()
     assert scene.checks() == found
@@ -644,7 +646,9 @@ def test_a_wrong_slot_to_write_names_the_line_that_allocated_the_last_one(scene:
     scene.allocated("full", SLOTS[:3], "one.py:1 in take")
     scene.watcher.begin(Forward("decode", (row("a", TOKENS[:4], 2, [*SLOTS[:3], -1]),)))
     held, right = torch.tensor([SLOTS[2], 0]), torch.tensor([SLOTS[2], -1])
-    scene.watcher.inputs("batch", [StaticInput("out", held, 2, 2, expected=right, writes="full")])
+    scene.watcher.judge_inputs(
+        "batch", [StaticInput("out", held, 2, 2, expected=right, writes="full")]
+    )
     found = next(one for one in scene.lines("finding") if one["check"] == "stale input")
     last = f"slot {SLOTS[2]} of the request was allocated before forward 1 by pretended/one.py:1"
     assert found["origin"] == f"{last}, in take"
@@ -653,7 +657,9 @@ def test_a_wrong_slot_to_write_names_the_line_that_allocated_the_last_one(scene:
 def test_a_stray_write_without_a_graph_names_the_input_that_holds_the_slot(scene: Scene) -> None:
     scene.watcher.begin(Forward("decode", (row("a", TOKENS[:1], 0, SLOTS),)))
     held = torch.tensor([SLOTS[0], 40])
-    scene.watcher.inputs("batch", [StaticInput("out", held, 1, 2, writes="full", source="x.py:1")])
+    scene.watcher.judge_inputs(
+        "batch", [StaticInput("out", held, 1, 2, writes="full", source="x.py:1")]
+    )
     scene.write(SLOTS[:1])
     scene.write([40], "full")
     scene.watcher.end()

@@ -248,7 +248,7 @@ class Engine(Following):
         if not model.drafts:
             self.judge_rows(batch, requests, rows.mode_of(batch))
         self.judge_batch(watcher, batch, now.implied, model)
-        watcher.inputs("LoRA", sampling.buffers_used(model, batch, now.rows, requests))
+        watcher.judge_inputs("LoRA", sampling.buffers_used(model, batch, now.rows, requests))
 
     def judge_batch(
         self, watcher: Watcher, batch: Any, implied: Mapping[str, Tensor], model: Model
@@ -264,10 +264,10 @@ class Engine(Following):
             same = positions is not None and positions.shape == ids.shape
             requests = self.requests or ()
             kept = rows.kept_ids(batch, requests, self.names_next) if model.drafts else None
-            watcher.tokens(ids, positions if same else None, kept)
+            watcher.judge_tokens(ids, positions if same else None, kept)
         own = ["positions"] if model.drafts else []
         names = ("seq_lens", "out_cache_loc", "mrope_positions", *own)
-        watcher.inputs("batch", rows.fields_of(batch, implied, names))
+        watcher.judge_inputs("batch", rows.fields_of(batch, implied, names))
 
     def judge_rows(self, batch: Any, requests: Sequence[Any], mode: str) -> None:
         """Judge what the sampler uses for each row of a batch."""
@@ -303,14 +303,14 @@ class Engine(Following):
         now.listed = True
         mode, pool = now.forward.kind.removeprefix("draft "), now.model.pool
         try:
-            self.watcher.lists(attention.lists_of(backend, pool, mode, now.rows, size, graph))
+            self.watcher.judge_lists(attention.lists_of(backend, pool, mode, now.rows, size, graph))
         except NotRecognisedError as error:
             if now.model.drafts:
                 self.watcher.scope(draft_lists_not_watched=str(error))
             else:
                 self.watcher.undecided(f"{error} are not watched")
         given = attention.metadata_of(backend, mode, now.batch, now.rows, graph, now.model.drafts)
-        self.watcher.inputs(type(backend).__name__, list(given))
+        self.watcher.judge_inputs(type(backend).__name__, list(given))
 
     def capture(self, original: Call, runner: Any) -> Any:
         """Record the static inputs of captured graphs."""
@@ -358,10 +358,10 @@ class Engine(Following):
         if backend is not None:
             self.judge_lists(now, backend, bucket, graph=True)
         used = sampling.buffers_used(model, batch, now.rows, self.requests or ())
-        watcher.inputs("LoRA", used)
+        watcher.judge_inputs("LoRA", used)
         by_tokens = hasattr(runner, "capture_num_tokens") and not hasattr(runner, "capture_bs")
         live = len(batch.input_ids) if by_tokens else int(batch.batch_size)
-        watcher.inputs("graph", graphs.tails_of(runner, live, bucket))
+        watcher.judge_inputs("graph", graphs.tails_of(runner, live, bucket))
         outputs = functools.partial(graphs.outputs_of, runner, key, live, bucket)
         return watcher.replay(
             Replay(

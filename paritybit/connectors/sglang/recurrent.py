@@ -117,5 +117,5 @@ class States:
         """Judge, at the end of a forward, the copies that it made."""
         if self.due:
             made = torch.tensor([self.seen.get(target, NONE) for target in self.due])
-            watcher.inputs("states", [expected("copied states", made, [*self.due.values()])])
+            watcher.judge_inputs("states", [expected("copied states", made, [*self.due.values()])])
         self.due = {}

@@ -129,7 +129,7 @@ class Engine(Following):
         batch = now[2]
         if not self.warming:
             ids, positions = batch.given["input_ids"][0], batch.given["position_ids"][0]
-            self.watcher.tokens(ids[: batch.size], positions[: batch.size])
+            self.watcher.judge_tokens(ids[: batch.size], positions[: batch.size])
 
     def judge(
         self, runner: Any, batch: Batch, sources: Mapping[str, Tensor], early: list[StaticInput]
@@ -144,11 +144,11 @@ class Engine(Following):
         lists = {n: one for n, one in sources.items() if n.startswith("read_index[")}
         tables = {n.replace("[", " ").removesuffix("]"): one for n, one in lists.items()}
         watcher.lines.note(SLOTS, tables)
-        watcher.lists(list(lists_of(batch)))
+        watcher.judge_lists(list(lists_of(batch)))
         laws = list(laws_of(batch))
         for one in laws:
             one.copied = sources.get(one.name.partition(" (")[0])
-        watcher.inputs("batch", [*laws, *early])
+        watcher.judge_inputs("batch", [*laws, *early])
         self.rows(PROCESSORS, lambda: rows(batch, processors))
         if any(mask.numel() > LARGEST_MASK for mask in masks_of(batch).values()):
             watcher.scope(masks_not_watched=f"those of more than {LARGEST_MASK} entries")

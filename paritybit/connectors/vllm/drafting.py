@@ -290,7 +290,7 @@ class Drafting(Blocks):
         assert self.watcher is not None
         self.undrafted = []
         self.watcher.begin(turn.extended())
-        self.watcher.inputs("draft", turn.inputs(ids, positions, mapping))
+        self.watcher.judge_inputs("draft", turn.inputs(ids, positions, mapping))
         self.watcher.lines.stop()  # The draft model runs next.
         chunks = sum(one.computed < len(one.tokens) - 1 for one in turn.progress)
         self.journal.count(ends_of_chunks=0 if turn.names_next else chunks)
@@ -311,9 +311,9 @@ class Drafting(Blocks):
             buffers, tables = owner.input_buffers, owner.block_tables.input_block_tables
             if turn.fits(turn.drafts - 1):
                 given = turn.step_inputs(buffers.seq_lens, buffers.positions)
-                watcher.inputs("draft", given)
+                watcher.judge_inputs("draft", given)
                 ends = torch.tensor([done + turn.drafts - 1 for done in turn.done])
-                watcher.lists([turn.lists(tables[turn.draft.number][: len(ends)], ends)])
+                watcher.judge_lists([turn.lists(tables[turn.draft.number][: len(ends)], ends)])
         return original()
 
     def begin_steps(self, turn: Turn) -> None:
@@ -340,10 +340,10 @@ class Drafting(Blocks):
                 return result
             positions = owner.positions if older else owner.input_buffers.positions
             given = turn.step_inputs(mine.seq_lens, positions, mine.slot_mapping)
-            watcher.inputs("draft", given)
+            watcher.judge_inputs("draft", given)
         # The newer runner also increments the lengths of padded rows, and drops their results.
         table = mine.block_table if older else mine.block_table[: len(turn.names)]
-        watcher.lists([turn.lists(table, mine.seq_lens)])
+        watcher.judge_lists([turn.lists(table, mine.seq_lens)])
         return result
 
     def draft_graph(self, original: Call, graphs: Any, one: Any) -> Any:

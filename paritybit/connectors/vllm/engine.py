@@ -275,15 +275,17 @@ class Engine(Rows):
         now.forward, now.batch, self.undrafted = forward, batch, names
         watcher.begin(forward)
         if account is not None:
-            watcher.inputs("batch", account.compared(of, ids))
+            watcher.judge_inputs("batch", account.compared(of, ids))
         watcher.lines.note(LISTS, {"block_table": batch.metadata[0].block_table})
-        watcher.lists([batch.lists(pool, name) for name in {one.names[0] for one in pool.targets}])
+        watcher.judge_lists(
+            [batch.lists(pool, name) for name in {one.names[0] for one in pool.targets}]
+        )
         groups = len(pool.targets)
-        watcher.tokens(
+        watcher.judge_tokens(
             batch.ids[: live[1]].repeat(groups), batch.positions[: live[1]].repeat(groups)
         )
         inputs = batch.judged(forward, now.runner.vllm_config.model_config)
-        watcher.inputs("batch", [*inputs, *batch.tails()])
+        watcher.judge_inputs("batch", [*inputs, *batch.tails()])
         self.begin_rows(now.runner, now.output, names, forward, batch)
 
     # Replays.
@@ -304,7 +306,9 @@ class Engine(Rows):
         positions = kwargs.get("positions")
         if isinstance(positions, Tensor) and positions.ndim == 1:
             right = now.batch.expected_positions(now.forward)
-            watcher.inputs("model", [expected("positions", positions, right, size=len(positions))])
+            watcher.judge_inputs(
+                "model", [expected("positions", positions, right, size=len(positions))]
+            )
         threads = "it runs on two threads" if getattr(context, "ubatch_slices", None) else None
         before = [(context, *one) for one in vars(context).items()]
         return self.eager(

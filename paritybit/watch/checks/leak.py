@@ -97,14 +97,14 @@ def found(
         slots=tuple(slots[:SHOWN].tolist()),
         count=len(slots),
         writer=None if ledger is None else ledger.writer(slot),
-        freed=None if ledger is None else ledger.freeing(slot),
+        freed=None if ledger is None else ledger.last_free(slot),
         origin=None if ledger is None else origin_of(ledger, slot),
     )
 
 
 def origin_of(ledger: Ledger, slot: int) -> str | None:
     """Return which lines allocated a slot, and freed others of its request, if they are known."""
-    given = ledger.giving(slot)
+    given = ledger.last_allocation(slot)
     text = None if given is None else " ".join(map(str, given))
     return "; ".join(filter(None, (text, ledger.freed_beside(slot)))) or None
 

@@ -21,7 +21,7 @@ def judge(left: Unwritten) -> Iterable[Finding]:
         slots=tuple(left.slots[:SHOWN].tolist()),
         count=len(left.slots),
         writer=left.ledger.writer(slot),
-        freed=left.ledger.freeing(slot),
+        freed=left.ledger.last_free(slot),
     )
 
 

@@ -1,6 +1,6 @@
 """Finds the static input that explains a finding, by resetting one input at a time.
 
-An input explains a finding if, with this input alone reset, the law holds that is violated. A reset
+An input explains a finding if, with this input alone reset, the violated invariant holds. A reset
 input has its value at capture in its padded tail, and the values of the batch in its live part.
 """
 
@@ -47,7 +47,7 @@ class Suspect:
         return other
 
     def explains(self, trial: Trial, violated: Callable[[Trial], bool]) -> bool:
-        """Return whether a law that a trial violates holds with this input reset."""
+        """Return whether an invariant that a trial violates holds with this input reset."""
         other = self.reset(trial)
         other.again()
         values = other.values()

@@ -306,7 +306,7 @@ def explained(tried: Tried, trial: Trial, suspects: Sequence[Suspect], differs: 
 def cause_among(
     suspects: Sequence[Suspect], trial: Trial, violated: Callable[[Trial], bool]
 ) -> Mapping[str, Any] | None:
-    """Return the cause of a violated law: the first input whose reset makes the law hold."""
+    """Return the cause of a violation: the first input whose reset makes the invariant hold."""
     found = (suspect.cause for suspect in suspects if suspect.explains(trial, violated))
     return next(found, None)
 

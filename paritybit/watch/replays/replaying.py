@@ -17,7 +17,7 @@ from paritybit.watch.boundary import guarded
 from paritybit.watch.captures import SMALL, Captures
 from paritybit.watch.facts import Forward, Group, Replay, StaticInput
 from paritybit.watch.journal import Journal
-from paritybit.watch.ledger import Ledger, Story
+from paritybit.watch.ledger import Ledger, Overwrite
 from paritybit.watch.lines import Lines
 from paritybit.watch.observations import Captured, Inputs, Relation, StrayWrites, Wrong
 from paritybit.watch.replays.causes import Explained, Suspect, explain, suspects_of
@@ -31,7 +31,7 @@ from paritybit.watch.settings import NOT_TRIED, Settings
 class WatchedForward:
     """The forward that is being watched. `owned` and `writes` have its slots, per group.
 
-    `astray` is True if a row reads a position that has no slot of its own. It then reads what
+    `unmapped` is True if a row reads a position that has no slot of its own. It then reads what
     padded rows write.
     """
 
@@ -39,7 +39,7 @@ class WatchedForward:
     forward: Forward
     owned: dict[str, Tensor]
     writes: dict[str, reading.Writes | None]
-    astray: bool = False
+    unmapped: bool = False
     changed: dict[str, Tensor] = field(default_factory=dict)
     """For each group, the slots that changed since the forward began, bool [slots]."""
     holding: list[StaticInput] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Replaying(Between):
         """Record the addresses and values of the static inputs of a graph that was captured."""
         self.captures.note(graph, kind, inputs)
 
-    def judge_inputs(
+    def _judge_inputs(
         self,
         now: WatchedForward,
         kind: str,
@@ -160,7 +160,7 @@ class Replaying(Between):
         if self.now is None:
             return
         captured = self.captures.get(replay.graph) or {}
-        self.judge_inputs(self.now, replay.kind, replay.inputs, captured)
+        self._judge_inputs(self.now, replay.kind, replay.inputs, captured)
         given = [*replay.inputs, *self.lines.fills.inputs(replay.graph)]
         replay = dataclasses.replace(replay, inputs=given)
         for reason in self.lines.fills.reasons():
@@ -178,7 +178,7 @@ class Replaying(Between):
         padded = int(replay.rows < replay.bucket)
         self.journal.count(replays=1, padded_replays=padded, **{f"replays: {replay.kind}": 1})
         due = self.relations.due(replay.kind)
-        if now.astray:
+        if now.unmapped:
             due = tuple(name for name in due if name == NAMES[0])
         strays = {name: self.stray(ledger, now) for name, ledger in self.ledgers.items()}
         strays = {name: stray for name, stray in strays.items() if len(stray)}
@@ -229,7 +229,7 @@ class Replaying(Between):
         """Repeat a forward that replayed no graph."""
         now, trial = self.now, self.trial
         self.trial = None
-        if now is None or trial is None or now.astray or not again():
+        if now is None or trial is None or now.unmapped or not again():
             return
         trial.ran(result)
         if trial.barred is not None:
@@ -275,11 +275,11 @@ class Replaying(Between):
         if kind is None:
             causes = list(held_by(now.holding, ledger.group.name, stray))
         found = StrayWrites(now.number, now.forward, ledger, stray, kind, causes, layers)
-        self.judge("frame", found)
+        self.judge("scan", found)
         for cause, slots in causes:
             self.blamed.add(cause.get("input", ""))
-            ledger.tell(slots, Story(now.number, "a stray write", cause))
-        ledger.tell(stray.tolist(), Story(now.number, "a stray write"))
+            ledger.note_overwrite(slots, Overwrite(now.number, "a stray write", cause))
+        ledger.note_overwrite(stray.tolist(), Overwrite(now.number, "a stray write"))
 
     def judge_tried(self, replay: Replay, now: WatchedForward, tried: Tried) -> None:
         """Count a test of a relation, and judge it if the relation does not hold."""
@@ -321,14 +321,14 @@ class Replaying(Between):
                 ledger.forget(rest)
 
     def stray(self, ledger: Ledger, now: WatchedForward) -> Tensor:
-        """Take a frame of one group. Returns the changed slots that the forward does not own."""
+        """Scan one group. Returns the changed slots that the forward does not own."""
         name = ledger.group.name
-        changed = ledger.frame(now.owned[name])
+        changed = ledger.scan(now.owned[name])
         if changed is None:
             if name not in now.changed:
                 now.changed[name] = torch.zeros_like(ledger.usable[:-1])
             return ledger.reserved[:0]
-        self.compared("frame", 1)
+        self.compared("scan", 1)
         before = now.changed.get(name)
         now.changed[name] = changed if before is None else before | changed
         loading = [ledger.index(one.on(ledger.device)) for one in self.loading.get(name, ())]

@@ -118,7 +118,7 @@ def replays(engine: Any, graph: Any, run: Callable[[int], Any]) -> Callable[[int
             )
             for name in engine.kv
         ]
-        watcher.lists(lists)
+        watcher.judge_lists(lists)
         live = {name: value[:rows] for name, value in graph.static.items()}
         return watcher.replay(
             Replay(

@@ -46,8 +46,8 @@ def ledger(request: pytest.FixtureRequest) -> Ledger:
 
 
 def framed(ledger: Ledger) -> torch.Tensor:
-    """Take a frame. Returns which slots changed, bool [slots]."""
-    changed = ledger.frame()
+    """Scan the slots. Returns which slots changed, bool [slots]."""
+    changed = ledger.scan()
     return torch.zeros(ledger.slots, dtype=torch.bool) if changed is None else changed
 
 
@@ -57,7 +57,7 @@ def checksums(ledger: Ledger) -> torch.Tensor:
 
 
 def test_a_frame_finds_a_change_of_any_bit_once(ledger: Ledger) -> None:
-    assert ledger.shadow is not None
+    assert ledger.snapshot is not None
     assert not bool(framed(ledger).any())
     for tensor in ledger.checksums.tensors:
         for slot in (0, 4, SLOTS - 1):
@@ -76,8 +76,8 @@ def test_a_large_group_has_no_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
     fits, larger = torch.zeros(SLOTS, 4), torch.zeros(SLOTS, 5)
     for tensor, there in ((fits, True), (larger, False)):
         ledger = Ledger(Group("group", (Layer("0", (tensor,)),)), Names())
-        assert (ledger.shadow is not None) == there
-        ledger.frame()
+        assert (ledger.snapshot is not None) == there
+        ledger.scan()
         tensor[3, 1] = 1
         assert framed(ledger).nonzero().flatten().tolist() == [3]
         assert torch.equal(ledger.before, checksums(ledger))
