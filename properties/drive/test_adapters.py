@@ -85,7 +85,7 @@ def test_vllms_arithmetic_is_that_of_each_tokens_adapter_also_in_a_replay(
         return made
 
     vllm_lora.shrink(x, [a, a], within, *lists, *counts, 0.5)
-    vllm_lora.expand(within, [b, b], output, *lists, *counts, 2, add)
+    vllm_lora.expand(within, [b, b], output, *lists, *counts, offset_start=2, add_inputs=add)
     assert torch.allclose(output, right([1, -1, 0, 1]), atol=1e-5)
     for old, new in zip(lists, sorted_by([-1, 0, 0, 0], 2), strict=True):
         old.copy_(new)
@@ -93,7 +93,7 @@ def test_vllms_arithmetic_is_that_of_each_tokens_adapter_also_in_a_replay(
     for part in parts:
         part()
     assert torch.allclose(output, right([-1, 0, 0, 0]), atol=1e-5)
-    vllm_lora.expand(within, [b, b], output, *lists, ~counts[0], counts[1], 2, add)  # No adapter.
+    vllm_lora.expand(within, [b, b], output, *lists, ~counts[0], counts[1])  # No adapter.
     assert torch.allclose(output, right([-1, 0, 0, 0]), atol=1e-5)
 
 

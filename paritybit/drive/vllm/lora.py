@@ -6,7 +6,7 @@ i-th of these slots, `ids[i]`, where -1 has no weights: its tokens are the `coun
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,43 +22,36 @@ on_host = Tensor.numpy
 """Returns a tensor of the host, also while a graph records: then it replaces the method."""
 
 
-def shrink(
-    inputs: Tensor,
-    matrices: Sequence[Tensor],
-    output: Tensor,
-    mapping: Tensor,
-    order: Tensor,
-    counts: Tensor,
-    starts: Tensor,
-    ids: Tensor,
-    no_lora: Tensor,
-    active: Tensor,
-    scale: float,
-) -> None:
-    """Write `scale` times the products of tokens and A matrices to `output` [slices, T, rank]."""
-    if not on_host(no_lora).any():
-        lists, slots = (order, counts, starts, ids), int(on_host(active)[0])
-        whole(_shrink)(inputs, matrices, output, lists, slots, scale)
+def shrink(inputs: Tensor, matrices: Sequence[Tensor], output: Tensor, *given: Any) -> None:
+    """Write the products of tokens and A matrices, with a factor, to `output` [slices, T, rank]."""
+    *lists, scale = given
+    _with_lists(_shrink, inputs, matrices, output, lists, scale)
 
 
 def expand(
     inputs: Tensor,
     matrices: Sequence[Tensor],
     output: Tensor,
-    mapping: Tensor,
-    order: Tensor,
-    counts: Tensor,
-    starts: Tensor,
-    ids: Tensor,
-    no_lora: Tensor,
-    active: Tensor,
+    *lists: Tensor,
     offset_start: int = 0,
     add_inputs: bool = False,
 ) -> None:
     """Write the products of `inputs` [slices, T, rank] and B matrices to columns of `output`."""
+    _with_lists(_expand, inputs, matrices, output, lists, offset_start, add_inputs)
+
+
+def _with_lists(
+    function: Callable[..., None],
+    inputs: Tensor,
+    matrices: Sequence[Tensor],
+    output: Tensor,
+    given: Sequence[Tensor],
+    *rest: float,
+) -> None:
+    """Call a function with the lists of an engine, unless no token has an adapter."""
+    _, *lists, no_lora, active = given
     if not on_host(no_lora).any():
-        lists, slots = (order, counts, starts, ids), int(on_host(active)[0])
-        whole(_expand)(inputs, matrices, output, lists, slots, offset_start, add_inputs)
+        whole(function)(inputs, matrices, output, lists, int(on_host(active)[0]), *rest)
 
 
 def _shrink(
