@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import torch
-from paritybit.reference.config import SPECULATION, Role
+from paritybit.reference.config import Role
 from paritybit.reference.order import transfer
 from paritybit.reference.pool import Tables
 from torch import Tensor
@@ -22,7 +22,7 @@ from paritybit.compat import StrEnum
 class Mode(StrEnum):
     """What a forward does.
 
-    TARGET_VERIFY runs a tree of draft tokens through the target. DRAFT proposes tokens with the
+    TARGET_VERIFY runs draft tokens through the target. DRAFT proposes tokens with the
     draft model's own KV. FROZEN_DRAFT proposes them with the target's KV, and writes none.
     DRAFT_EXTEND runs the draft model on the tokens that the target has accepted.
     """
@@ -43,7 +43,7 @@ class Mode(StrEnum):
 
     @property
     def drafts(self) -> bool:
-        """Whether a forward proposes tokens, `topk` branches of every request at a time."""
+        """Whether a forward proposes tokens."""
         return self in {Mode.DRAFT, Mode.FROZEN_DRAFT}
 
     @property
@@ -59,9 +59,9 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True)
 class DraftState:
-    """Where drafting of a request starts: the likeliest next tokens and the draft's hidden state.
+    """Where drafting of a request starts: the likeliest next token and the draft's hidden state.
 
-    topk_p float32 [topk], topk_index int64 [topk], hidden [H] in the model's dtype.
+    topk_p float32 [1], topk_index int64 [1], hidden [H] in the model's dtype.
     """
 
     topk_p: Tensor
@@ -73,8 +73,8 @@ class RequestSpan(NamedTuple):
     """Columns begin .. end-1 of one request's row of req_to_token, which one forward writes.
 
     - `full_slots`, `swa_slots`: where K and V are stored, one slot per column.
-    - `tree`: for verify, (token, parent) of each draft token, the root first, its parent -1. At
-      least `accept` of the drafts are accepted.
+    - `verified`: for verify, the request's last token and its drafts. At least `accept` of the
+      drafts are accepted.
     - `state`: for draft, where drafting starts.
     - `track_index`: the request's slot of recurrent state, 0 in an engine without.
     - `token_row`: the request's row of tokens.
@@ -87,46 +87,21 @@ class RequestSpan(NamedTuple):
     full_slots: Sequence[int]
     swa_slots: Sequence[int]
     track_index: int
-    tree: tuple[tuple[int, int], ...] = ()
+    verified: tuple[int, ...] = ()
     accept: int = 0
     state: DraftState | None = None
 
-    @property
-    def branches(self) -> int:
-        """How many branches a draft of this request keeps: one per token of its state."""
-        return SPECULATION.topk if self.state is None else len(self.state.topk_p)
-
-    @property
-    def depths(self) -> list[int]:
-        """The distance of each node of the tree from the root, in tokens."""
-        return [sum(seen) - 1 for seen in self.seen_nodes()]
-
     def positions(self, mode: Mode) -> list[int]:
         """Return the positions of the tokens that a forward first runs for this request."""
-        if mode is Mode.TARGET_VERIFY:
-            return [self.begin + depth for depth in self.depths]
         if mode is Mode.DRAFT:
-            return [self.begin] * self.branches
+            return [self.begin]
         if mode is Mode.FROZEN_DRAFT:  # The last token that the target wrote.
-            return [self.begin - 1] * self.branches
+            return [self.begin - 1]
         return list(range(self.begin, self.end))
 
     def seq_len(self, mode: Mode) -> int:
         """Return the number of keys of the request, without drafts that are not accepted yet."""
         return self.begin if mode.drafts or mode is Mode.TARGET_VERIFY else self.end
-
-    def seen_nodes(self) -> list[list[bool]]:
-        """Return for each node of the tree which nodes it sees: its ancestors and itself."""
-        seen: list[list[bool]] = []
-        for place, (_, parent) in enumerate(self.tree):
-            row = list(seen[parent]) if parent >= 0 else [False] * len(self.tree)
-            row[place] = True
-            seen.append(row)
-        return seen
-
-    def tree_mask(self) -> list[bool]:
-        """Return which keys the draft tokens see: [draft tokens, begin + draft tokens], flat."""
-        return [bit for row in self.seen_nodes() for bit in [True] * self.begin + row]
 
 
 @dataclass(frozen=True)
@@ -137,7 +112,7 @@ class ForwardBatch:
 
     - input_ids, positions, token_rows, token_requests (batch index of the token's request),
       token_cells (index in the flattened table of tokens): int64 [T]
-    - out_cache_loc: int64 [N]. N = T, except that a draft takes topk x steps slots per request.
+    - out_cache_loc: int64 [N]. N = T, except that a draft takes DRAFT_STEPS slots per request.
     - req_pool_indices, seq_lens, mamba_track_indices: int64 [B]
     - num_token_non_padded: int32 [1]
     - extend_lens, last_rows: int64 [B]. Number of tokens that a batch that extends runs for each
@@ -147,10 +122,8 @@ class ForwardBatch:
 
     `spec_info` holds what speculation adds:
 
-    - custom_mask: bool [M]. M is the sum of draft tokens x keys over the requests.
-    - tree_parents: int64 [T], -1 for a root
     - hidden_states: [T or B, H]
-    - topk_p float32 and topk_index int64, [B, topk]
+    - topk_p float32 and topk_index int64, [B, 1]
     - extend_seq_lens (also on the host, as extend_seq_lens_cpu), num_correct_drafts and
       num_accept_tokens: int32 [B]
     """
@@ -220,9 +193,7 @@ def batch_values(mode: Mode, spans: Sequence[RequestSpan], columns: int) -> dict
     """
     lists = {**_per_slot(spans), **_per_token(mode, spans, columns), **_per_request(mode, spans)}
     if mode is Mode.TARGET_VERIFY:
-        lists["tree_token"] = [token for span in spans for token, _ in span.tree]
-        lists["tree_parents"] = [parent for span in spans for _, parent in span.tree]
-        lists["tree_mask"] = [bit for span in spans for bit in span.tree_mask()]
+        lists["verified"] = [token for span in spans for token in span.verified]
     return lists
 
 
@@ -312,7 +283,7 @@ def _per_request(mode: Mode, spans: Sequence[RequestSpan]) -> dict[str, list[int
 def _input_ids(mode: Mode, device: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
     """Return the tokens that a forward runs, int64 [T]."""
     if mode is Mode.TARGET_VERIFY:
-        return device["tree_token"]
+        return device["verified"]
     if mode is Mode.DRAFT_EXTEND:  # One token ahead of the target.
         return tokens.view(-1).index_select(0, device["token_cells"] + 1)
     return tokens.view(-1).index_select(0, device["token_cells"])
@@ -326,11 +297,6 @@ def _spec_info(
     hidden_states: Tensor,
 ) -> dict[str, Tensor]:
     """Return what speculation adds to a batch: see `ForwardBatch`."""
-    if mode is Mode.TARGET_VERIFY:
-        return {
-            "custom_mask": device["tree_mask"].bool(),
-            "tree_parents": device["tree_parents"],
-        }
     if mode is Mode.DRAFT_EXTEND:
         accepted = device["extend_lens"].to(torch.int32)
         return {

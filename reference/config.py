@@ -23,40 +23,14 @@ class Kind(StrEnum):
     SWA = "swa"
 
 
-@dataclass(frozen=True)
-class Speculation:
-    """How far ahead a draft model runs, and how many of its tokens are verified.
+DRAFT_STEPS = 3
+"""Number of tokens that a draft proposes for a request, and of the KV slots that it takes."""
 
-    A draft keeps `topk` branches for `steps` tokens. The best tokens and the root, which is the
-    request's last token, form a tree of `draft_tokens` nodes. With one branch, all tokens form a
-    chain.
-    """
+DRAFT_FORWARDS = DRAFT_STEPS - 1
+"""Number of forwards of one draft. Its last token is proposed but never run."""
 
-    topk: int = 2
-    steps: int = 3
-    draft_tokens: int = 4
-
-    @property
-    def slots(self) -> int:
-        """Number of KV slots that drafting for one request takes."""
-        return self.topk * self.steps
-
-    @property
-    def forwards(self) -> int:
-        """Number of forwards of one draft. Its last tokens are proposed but never run."""
-        return self.steps - 1
-
-    @property
-    def extend_tokens(self) -> int:
-        """Largest number of tokens per request in a draft-extend graph: a whole verified path."""
-        return self.steps + 1
-
-
-SPECULATION = Speculation()
-"""The widest speculation, and that of every trial by default."""
-
-CHAIN = replace(SPECULATION, topk=1)
-"""The speculation of a trial with topk 1. Only the number of branches differs."""
+DRAFT_TOKENS = 1 + DRAFT_STEPS
+"""Number of tokens per request that a verify runs: the request's last token and its drafts."""
 
 
 @dataclass(frozen=True)
@@ -88,16 +62,10 @@ class ModelConfig:
     max_context: int
     full_rope_theta: float = 1_000_000.0
     swa_rope_theta: float = 10_000.0
-    topk: int = SPECULATION.topk
 
     def shape(self, kind: Kind) -> AttentionShape:
         """Return the KV shape of the layers of one kind."""
         return self.full if kind is Kind.FULL else self.swa
-
-    @property
-    def speculation(self) -> Speculation:
-        """The speculation of an engine with this target."""
-        return CHAIN if self.topk == CHAIN.topk else SPECULATION
 
     def rope_theta(self, kind: Kind) -> float:
         """Return the RoPE base of the layers of one kind."""

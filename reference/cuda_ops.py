@@ -124,9 +124,6 @@ def attention_kernel(
     begin,
     end,
     slots,
-    masked,
-    mask,
-    mask_start,
     SCALE: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -145,17 +142,12 @@ def attention_kernel(
     place = query + row * query_stride + head * DIM + element
     wanted = tl.load(place, mask=element < DIM, other=0.0).to(tl.float32)[None, :]
     peak = tl.full((), float("-inf"), tl.float32)
-    total = tl.full((), 0.0, tl.float32)
     totals = tl.full((KEYS,), 0.0, tl.float32)
     mixed = tl.full((KEYS, TILE), 0.0, tl.float32)
     start, last = tl.load(begin + row), tl.load(end + row)
-    # One kernel for both cases, because two might sum in different orders.
-    has_mask = masked != 0
-    bit = mask + tl.load(mask_start + row, mask=has_mask, other=0) - start
     while start < last:
         turn = start + tl.arange(0, KEYS)
-        listed = turn < last
-        taken = listed & tl.load(bit + turn, mask=listed & has_mask, other=1)
+        taken = turn < last
         slot = tl.load(slots + turn, mask=taken, other=0).to(tl.int64)
         entry = cache + ((slot * KV_HEADS + kv_head) * DIM)[:, None] + element[None, :]
         inside = taken[:, None] & (element < DIM)[None, :]
@@ -163,16 +155,13 @@ def attention_kernel(
         value = tl.load(entry + plane, mask=inside, other=0.0).to(tl.float32)
         score = tl.where(taken, tl.sum(key * wanted, 1) * SCALE, float("-inf"))
         higher = tl.maximum(peak, tl.max(score, 0))
-        # There is no peak before the first key that takes part: avoid inf - inf.
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        weight = tl.exp(score - base)
-        shrink = tl.exp(peak - base)
-        total = total * shrink
+        weight = tl.exp(score - higher)
+        shrink = tl.exp(peak - higher)
         totals = totals * shrink + weight
         mixed = mixed * shrink + weight[:, None] * value
         peak = higher
         start += KEYS
-    total += tl.sum(totals, 0)
+    total = tl.sum(totals, 0)
     # Without a key the total is zero: divide zeros by one.
     total = tl.where(total == 0.0, 1.0, total)
     result = (tl.sum(mixed, 0) / total).to(output.dtype.element_ty)
@@ -185,8 +174,6 @@ class CudaOps(Ops):
 
     def __init__(self, device: str = "cuda") -> None:
         super().__init__(device)
-        self.no_mask = torch.empty(0, dtype=torch.bool, device=device)
-        self.no_start = torch.empty(0, dtype=torch.int64, device=device)
 
     def _store_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
         count, width = values.shape
@@ -241,9 +228,6 @@ class CudaOps(Ops):
             keys.begin.contiguous(),
             keys.end.contiguous(),
             keys.slots.contiguous(),
-            int(keys.mask is not None),
-            self.no_mask if keys.mask is None else keys.mask.contiguous(),
-            self.no_start if keys.mask_start is None else keys.mask_start.contiguous(),
             SCALE=dim**-0.5,
             HEADS=heads,
             KV_HEADS=cache.shape[2],

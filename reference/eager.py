@@ -7,8 +7,8 @@ and SWA slots in the mapping, for both kinds of layer.
 from collections.abc import Hashable, Mapping
 from itertools import accumulate
 
-from paritybit.reference.batch import ForwardBatch, Mode, RequestSpan
-from paritybit.reference.config import SPECULATION, Kind, ModelConfig, Role
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import DRAFT_STEPS, Kind, ModelConfig, Role
 from paritybit.reference.model import Decoder, Output, StatePaths, TokenInputs, most_keys
 from paritybit.reference.ops import Ops
 from paritybit.reference.order import transfer
@@ -20,72 +20,41 @@ Lists = Mapping[Hashable, Tensor]
 """The lists of `visible_lists` on the device."""
 
 
-def columns_of(
-    mode: Mode, span: RequestSpan, window: int | None, step: int = 0
-) -> list[list[tuple[int, bool]]]:
-    """Return the columns that each token of a request may see, each with whether it does.
-
-    They cover the last `window` positions, or all positions if `window` is None. `step` is the
-    index of the forward within a draft. A draft token sees itself and its ancestors.
-    """
-
-    def before(end: int, position: int) -> list[tuple[int, bool]]:
-        first = 0 if window is None else max(0, position - window + 1)
-        return [(column, True) for column in range(first, end)]
-
-    begin = span.begin
-    if mode is Mode.TARGET_VERIFY:
-        nodes = zip(span.depths, span.seen_nodes(), strict=True)
-        return [[*before(begin, begin + depth), *enumerate(seen, begin)] for depth, seen in nodes]
-    if mode is Mode.DRAFT:
-        firsts = [begin + branch * SPECULATION.steps for branch in range(span.branches)]
-        own = [[(first + i, True) for i in range(step + 1)] for first in firsts]
-        return [before(begin, begin + step) + columns for columns in own]
-    return [before(position + 1, position) for position in span.positions(mode)]
-
-
 def visible_lists(
-    batch: ForwardBatch, config: ModelConfig, step: int = 0
+    batch: ForwardBatch, config: ModelConfig, ahead: int = 0
 ) -> dict[Hashable, list[int]]:
     """List on the host what every token sees: all keys up to its own, or those in its window.
 
     For each kind of layer, the keys of token t are entries bounds[t] .. bounds[t+1]-1. `cell` is
-    the index of each key in the flattened `req_to_token`. `seen` says whether the token sees the
-    key; a forward without a tree has none, because its tokens see all.
+    the index of each key in the flattened `req_to_token`. `ahead` is how many positions the tokens
+    of a draft are beyond its first ones.
     """
+    ends = [
+        (span.row * config.max_context, position + ahead + 1)
+        for span in batch.spans
+        for position in span.positions(batch.mode)
+    ]
     lists: dict[Hashable, list[int]] = {}
-    for kind, window in ((Kind.FULL, None), (Kind.SWA, config.window)):
-        tokens = [
-            (span.row * config.max_context, columns)
-            for span in batch.spans
-            for columns in columns_of(batch.mode, span, window, step)
-        ]
-        counts = [len(columns) for _, columns in tokens]
-        lists[kind, "bounds"] = list(accumulate(counts, initial=0))
-        lists[kind, "cell"] = [first + at for first, columns in tokens for at, _ in columns]
-        if batch.mode is Mode.TARGET_VERIFY:
-            lists[kind, "seen"] = [seen for _, columns in tokens for _, seen in columns]
+    for kind, window in ((Kind.FULL, config.max_context), (Kind.SWA, config.window)):
+        cells = [range(row + max(0, end - window), row + end) for row, end in ends]
+        lists[kind, "bounds"] = list(accumulate(map(len, cells), initial=0))
+        lists[kind, "cell"] = [cell for of_token in cells for cell in of_token]
     return lists
 
 
 def path_lists(batch: ForwardBatch) -> dict[Hashable, list[int]]:
     """List on the host where each token's recurrent state comes from and where it is stored.
 
-    A token that extends a request continues the token before it. The first token of a request
-    continues none. A draft token continues its parent, and has its own row.
+    A token continues the token before it. The first token of a request continues none. Each token
+    to verify has its own row.
     """
     lists: dict[Hashable, list[int]] = {"source": [], "target": [], "parent": []}
     for span in batch.spans:
         slot, first = span.track_index * STATE_ROWS, len(lists["parent"])
-        count = span.end - span.begin
-        if batch.mode is Mode.TARGET_VERIFY:
-            parents = [parent for _, parent in span.tree]
-            lists["target"] += [slot + 1 + node for node in range(count)]
-        else:
-            parents = [place - 1 for place in range(count)]
-            lists["target"] += [slot] * count
+        count, verify = span.end - span.begin, batch.mode is Mode.TARGET_VERIFY
+        lists["target"] += [slot + (1 + place) * verify for place in range(count)]
         lists["source"] += [slot if span.begin else -1] * count
-        lists["parent"] += [first + parent if parent >= 0 else -1 for parent in parents]
+        lists["parent"] += [-1, *range(first, first + count - 1)]
     return lists
 
 
@@ -118,28 +87,22 @@ class EagerKV:
         if write_slots is not None:
             self.write = {Kind.FULL: write_slots, Kind.SWA: mapping.take(write_slots)}
         self.bounds = {kind: lists[kind, "bounds"] for kind in Kind}
-        self.seen = {
-            kind: lists[kind, "seen"].bool() if (kind, "seen") in lists else None for kind in Kind
-        }
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store key and value at the batch's slots, then attend to the slots each token sees."""
         config = self.model.config
         kind = config.layers[layer]
         cache = self.pool.cache(self.borrowed.get(layer, layer))
-        begin, seen = self.bounds[kind][:-1], self.seen[kind]
         if kind in self.write:
             loc = self.write[kind].to(LOC_DTYPE[kind])
             self.ops.store_kv(cache, loc, LOC_DTYPE[kind], key, value)
         return self.ops.attention(
             query,
             cache,
-            begin,
+            self.bounds[kind][:-1],
             self.bounds[kind][1:],
             self.read[kind],
-            most_keys(config, kind, masked=seen is not None),
-            seen,
-            None if seen is None else begin,
+            most_keys(config, kind),
         )
 
 
@@ -200,21 +163,21 @@ class EagerDecoder:
         )
         rows = batch.last_rows
         output = self.draft.forward(self.ops, tokens, access, rows)
-        topk = self.draft.config.speculation.topk
-        return likeliest(self.ops, {**output, "hidden": output["hidden"][rows]}, topk)
+        return likeliest(self.ops, {**output, "hidden": output["hidden"][rows]})
 
     def _draft(self, batch: ForwardBatch) -> Output:
         frozen = batch.mode is Mode.FROZEN_DRAFT
         role = Role.TARGET if frozen else Role.DRAFT
         borrowed = frozen_layers(self.model, self.draft) if frozen else None
-        by_step = batch.out_cache_loc.view(-1, SPECULATION.steps).T.contiguous()
+        by_step = batch.out_cache_loc.view(-1, DRAFT_STEPS).T.contiguous()
 
         def forward(step: int, input_ids: Tensor, hidden: Tensor) -> Output:
-            seen = visible_lists(batch, self.draft.config, step)
+            ahead = 0 if frozen else step
+            seen = visible_lists(batch, self.draft.config, ahead)
             _, lists = transfer(seen, batch.positions.device)
             slots = None if frozen else by_step[step]
             access = EagerKV(self.ops, self.draft, self.pools[role], lists, slots, borrowed)
-            positions = batch.positions if frozen else batch.positions + step
+            positions = batch.positions + ahead
             payload = self.draft.fuse(self.ops, hidden)
             tokens = TokenInputs(input_ids, payload, positions, batch.num_token_non_padded)
             return self.draft.forward(self.ops, tokens, access)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
-from paritybit.reference.config import SPECULATION, Kind, ModelConfig
+from paritybit.reference.config import Kind, ModelConfig
 from paritybit.reference.ops import Ops
 from torch import Tensor
 
@@ -187,11 +187,9 @@ class Decoder:
         return {"logits": logits, "hidden": hidden}
 
 
-def most_keys(config: ModelConfig, kind: Kind, *, masked: bool) -> int:
-    """Return how many keys a token may list. If `masked`, drafts are added to the window."""
-    if kind is Kind.FULL:
-        return config.max_context
-    return config.window + (SPECULATION.draft_tokens if masked else 0)
+def most_keys(config: ModelConfig, kind: Kind) -> int:
+    """Return how many keys a token may list."""
+    return config.max_context if kind is Kind.FULL else config.window
 
 
 def rotary_frequency(config: ModelConfig, kind: Kind) -> Tensor:

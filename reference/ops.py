@@ -51,8 +51,6 @@ class ListedKeys(NamedTuple):
     begin: Tensor
     end: Tensor
     slots: Tensor
-    mask: Tensor | None
-    mask_start: Tensor | None
     max_keys: int
 
 
@@ -197,20 +195,13 @@ class Ops:
         return torch.where(live, _as(added, residual), residual)
 
     @operation
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """Return the softmax of every row of `logits` [T, V], float32 [T, V]."""
-        return torch.softmax(_wide(logits), dim=-1)
+    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the largest softmax of every row of `logits` [T, V], and its first place.
 
-    @operation
-    def largest(self, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return the `count` largest of every row of `values` float32 [T, N], and their places.
-
-        Both are [T, count], in descending order. Places are int64. Equal values are ordered by
-        place, lowest first. A NaN counts as -inf, and is returned as -inf.
+        Both are [T, 1], float32 and int64. A NaN counts as the largest.
         """
-        ranked = values.masked_fill(values.isnan(), -torch.inf)
-        ordered, places = ranked.sort(dim=-1, descending=True, stable=True)
-        return ordered[:, :count].contiguous(), places[:, :count].contiguous()
+        largest, place = torch.softmax(_wide(logits), dim=-1).max(-1, keepdim=True)
+        return largest, place
 
     @operation
     def store_kv(
@@ -234,25 +225,18 @@ class Ops:
         end: Tensor,
         slots: Tensor,
         max_keys: int,
-        mask: Tensor | None = None,
-        mask_start: Tensor | None = None,
     ) -> Tensor:
         """Return softmax attention [T, Q, D] of every query row over its listed slots.
 
         Row t attends to slots[begin[t]:end[t]] (at most `max_keys`) of `cache` [2, S, G, D], in
         list order. Rows may share entries of the list. `begin` and `end` are [T], `slots` is [N],
         all int32 or int64. Every entry of `slots` must be a slot of the cache, even if no row lists
-        it.
+        it. A row without keys gives zeros.
 
-        With `mask` (bool [M], M > 0) and `mask_start` (int64 [T]), both or neither, key i of row t
-        takes part only if mask[mask_start[t] + i] is set. Mask bits beyond a row's keys have no
-        effect. A row without keys that take part gives zeros.
-
-        Keys that take no part are never loaded. A row's bits depend only on its query, its keys in
-        list order, and which of them take part. A mask with all bits set changes nothing.
+        Other slots are never loaded. A row's bits depend only on its query and its keys in list
+        order.
         """
-        keys = ListedKeys(begin, end, slots, mask, mask_start, max_keys)
-        return self._attention(query, cache, keys)
+        return self._attention(query, cache, ListedKeys(begin, end, slots, max_keys))
 
     def _store_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
         # One thread copies in order, so the last of several values for one row stays.
@@ -289,13 +273,10 @@ class Ops:
         rows, heads, dim = query.shape
         kv_heads = cache.shape[2]
         turn = self.counting[: -(-keys.max_keys // LANES) * LANES]
-        taken = turn < (keys.end - keys.begin).unsqueeze(1)
-        if keys.mask is not None and keys.mask_start is not None:
-            bit = (keys.mask_start.unsqueeze(1) + turn).clamp(0, keys.mask.shape[0] - 1)
-            taken = taken.logical_and(keys.mask.take(bit))
-        # A key that takes no part is not loaded: the row loads its last other key again.
-        last = (taken * turn).amax(-1, keepdim=True)
-        place = keys.begin.unsqueeze(1) + torch.where(taken, turn, last)
+        counts = (keys.end - keys.begin).unsqueeze(1)
+        taken = turn < counts
+        # A slot beyond the list is not loaded: the row loads its last key again.
+        place = keys.begin.unsqueeze(1) + torch.minimum(turn, counts - 1)
         slot = keys.slots.take(place.clamp(0, keys.slots.shape[0] - 1))
         # The cache as rows of one head each. The heads of a slot are adjacent.
         entry = slot.unsqueeze(1) * kv_heads + self.counting[:kv_heads].unsqueeze(1)
@@ -306,7 +287,7 @@ class Ops:
         score = torch.where(taken.unsqueeze(1), score, self.minus_infinity)
         weight = torch.softmax(score, dim=-1)
         mixed = torch.bmm(weight.view(rows * kv_heads, -1, weight.shape[2]), value)
-        has_key = taken.any(-1).view(-1, 1, 1)
+        has_key = taken[:, :1].unsqueeze(2)
         return _as(torch.where(has_key, mixed.view(rows, heads, dim), self.zero), query)
 
 

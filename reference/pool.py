@@ -4,18 +4,18 @@ Contains the storage and the full-to-SWA mapping. The allocator knows who owns a
 finds its write locations by itself.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from paritybit.reference.config import SPECULATION, Kind, ModelConfig, Role
+from paritybit.reference.config import DRAFT_TOKENS, Kind, ModelConfig, Role
 from torch import Tensor
 
 LOC_DTYPE = {Kind.FULL: torch.int64, Kind.SWA: torch.int32}
 """The store ABI: the dtype of the write locations of each sub-pool."""
 
-STATE_ROWS = 1 + SPECULATION.draft_tokens
-"""Rows per state slot: the request's state, then that of each node of a tree to verify."""
+STATE_ROWS = 1 + DRAFT_TOKENS
+"""Rows per state slot: the request's state, then that after each token to verify."""
 
 
 @dataclass(frozen=True)
@@ -138,11 +138,6 @@ class HybridKVPool:
         """Return K and V of one layer, [2, slots, kv_heads, head_dim]."""
         return self._caches[layer]
 
-    def move(self, kind: Kind, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """Copy K and V of all layers of `kind` from some slots to others, all at once."""
-        moved = self.arena[kind][:, :, list(sources)]
-        self.arena[kind][:, :, list(destinations)] = moved
-
 
 class KVPools:
     """The pools of the target and of the draft model. They share slot numbers and tables.
@@ -185,7 +180,7 @@ class KVPools:
         self.storage.copy_(torch.randn(self.storage.shape, generator=generator))
         self.tables.reset()
 
-    def accept(self, slot: int, node: int) -> None:
-        """Set a request's state to that of `node` of its verified tree."""
+    def accept(self, slot: int, place: int) -> None:
+        """Set a request's state to that after its verified token number `place`."""
         first = slot * STATE_ROWS
-        self.states[first] = self.states[first + 1 + node]
+        self.states[first] = self.states[first + 1 + place]

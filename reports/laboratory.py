@@ -336,8 +336,7 @@ def settings(trial: TrialConfig) -> str:
     return (
         f"{trial.dtype} on {trial.device}, page size {trial.page_size}, {trial.full_slots} full "
         f"and {trial.swa_slots} SWA slots, {trial.rows} rows, buckets "
-        f"{comma_separated(trial.buckets)} and {comma_separated(trial.token_buckets)} tokens, "
-        f"topk {trial.topk}"
+        f"{comma_separated(trial.buckets)} and {comma_separated(trial.token_buckets)} tokens"
     )
 
 

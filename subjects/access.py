@@ -43,14 +43,11 @@ class ListedKV:
         if self.out_cache_loc is not None:
             self.pool.set_kv_buffer(layer, self.out_cache_loc, key, value)
         keys = self.lists.swa if kind is Kind.SWA else self.lists.full
-        mask = self.lists.mask
         return self.ops.attention(
             query,
             self.pool.pool.cache(self.borrowed.get(layer, layer)),
             keys.begin,
             keys.end,
             keys.slots,
-            most_keys(config, kind, masked=mask is not None),
-            mask,
-            keys.mask_start,
+            most_keys(config, kind),
         )

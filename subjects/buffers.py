@@ -59,7 +59,7 @@ class StaticInputs:
 
     - `extents`: the extents of the largest bucket.
     - `dtype`: the model's dtype, for rows without a dtype.
-    - `widths`: the widths of rows whose width is symbolic.
+    - `hidden`: the model's width, for rows that are as wide.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class StaticInputs:
         extents: Extents,
         pool: BufferPool,
         dtype: torch.dtype,
-        widths: Mapping[int, int],
+        hidden: int,
     ) -> None:
         self.contract = contract
         self.buffers = {
             row.name: pool.get(
                 row.name,
-                row.shape(extents, widths),
+                row.shape(extents, hidden),
                 row.dtype or dtype,
                 row.value if row.allocated is None else row.allocated,
                 host=row.host,

@@ -25,7 +25,6 @@ class Axis(StrEnum):
     TOKEN = "token"
     REQUEST = "request"
     DRAFT_SLOT = "draft slot"
-    MASK = "mask bit"
     SCALAR = "scalar"
 
 
@@ -47,9 +46,6 @@ PRESET_ONLY = frozenset({LocationScheme.PRESET})
 
 HIDDEN = -1
 """A placeholder for the width of the model's hidden state."""
-
-TOPK = -2
-"""A placeholder for the number of branches of a draft."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +73,12 @@ class ContractRow:
         """Return the number of elements, or rows, of this input for a bucket."""
         return 1 if self.axis is Axis.SCALAR else extents[self.axis]
 
-    def shape(self, extents: Extents, widths: Mapping[int, int]) -> tuple[int, ...]:
-        """Return the shape for a bucket. `widths` has the values of HIDDEN and TOPK."""
+    def shape(self, extents: Extents, hidden: int) -> tuple[int, ...]:
+        """Return the shape for a bucket, in a model of width `hidden`."""
         length = self.extent(extents)
         if self.width is None:
             return (length,)
-        return length, widths.get(self.width, self.width)
+        return length, hidden if self.width == HIDDEN else self.width
 
     @property
     def padding(self) -> str:

@@ -216,7 +216,7 @@ class ReplicaEngine:
         output = model.forward(self.ops, tokens, access, batch.last_rows)
         if role is Role.DRAFT:
             accepted = {**output, "hidden": output["hidden"][batch.last_rows]}
-            output = likeliest(self.ops, accepted, model.config.speculation.topk)
+            output = likeliest(self.ops, accepted)
         return ForwardResult(output, None, lists)
 
     def _payload(self, batch: ForwardBatch, model: Decoder) -> Tensor:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from paritybit.reference.batch import ForwardBatch
-from paritybit.reference.config import SPECULATION, ModelConfig
+from paritybit.reference.config import DRAFT_FORWARDS, ModelConfig
 from paritybit.subjects.buffers import BufferPool, copy_together
 from paritybit.subjects.pool import SubjectPool
 from paritybit.subjects.protocol import KeyLists, Keys
@@ -30,9 +30,6 @@ Lists = dict[str, Tensor]
 
 ENDS = ("key_begin", "key_end", "window_key_begin", "window_key_end")
 """Where each token's part of its request's lists begins and ends."""
-
-MASK_STARTS = ("mask_start", "window_mask_start")
-"""Where each draft token's bits of the tree mask begin, for its first key of either kind."""
 
 
 class StaticLists:
@@ -70,9 +67,6 @@ class Queries:
     - `counts`, `counts_cpu`: one number, or [N].
     - `tokens`: the tokens of the forward. Those of each request follow those of the previous one.
       Tokens beyond the last request see no key.
-    - `shift`: (column, by), both [N]. Keys from `column` on are read `by` columns further on.
-    - `positions`: of the nodes of a tree, int64 [tokens]. A node may see all keys of its request
-      from the beginning of its window on, and the tree's mask selects among them.
     """
 
     rows: Tensor
@@ -81,8 +75,6 @@ class Queries:
     tokens: int
     counts: Tensor | int = 1
     counts_cpu: Tensor | int = 1
-    shift: tuple[Tensor, Tensor] | None = None
-    positions: Tensor | None = None
 
 
 def list_keys(queries: Queries, window: int, table: Tensor) -> Lists:
@@ -108,21 +100,13 @@ def list_keys(queries: Queries, window: int, table: Tensor) -> Lists:
     request = np.minimum(request, len(lengths) - 1)
     column = (begins - first_token[:-1])[request] + place
     window_start = (windows[:-1] - starts)[request]
-    if queries.positions is None:
-        seen = np.where(live, np.maximum(column + 1, 0), 0)
-        first = np.maximum(column - window + 1, 0)
-        ends = full[request] + seen, window_start + np.maximum(seen, first)
-    else:
-        first = np.maximum(on_host(queries.positions) - window + 1, 0)
-        ends = full[1:][request], windows[1:][request]
-        node = place - first_token[request]
-        mask_start = full[request] * counts + node * lengths[request]
-        lists |= dict(zip(MASK_STARTS, (mask_start, mask_start + first), strict=True))
+    seen = np.where(live, np.maximum(column + 1, 0), 0)
+    first = np.maximum(column - window + 1, 0)
+    ends = full[request] + seen, window_start + np.maximum(seen, first)
     parts = full[request], ends[0], window_start + first, ends[1]
     lists |= dict(zip(ENDS, parts, strict=True))
-    dtypes = dict.fromkeys(lists, np.int32) | dict.fromkeys(MASK_STARTS, np.int64)
     return {
-        name: torch.from_numpy(values.astype(dtypes[name], copy=False)).to(table.device)
+        name: torch.from_numpy(values.astype(np.int32, copy=False)).to(table.device)
         for name, values in lists.items()
     }
 
@@ -131,12 +115,9 @@ def keys_of(lists: Mapping[str, Tensor], first: int, tokens: int) -> KeyLists:
     """Return the keys of `tokens` tokens from token `first` on."""
     part = slice(first, first + tokens)
     begin, end, window_begin, window_end = (lists[name][part] for name in ENDS)
-    mask_start, window_mask_start = (
-        lists[name][part] if name in lists else None for name in MASK_STARTS
-    )
     return KeyLists(
-        Keys(begin, end, lists["kv_indices"], mask_start),
-        Keys(window_begin, window_end, lists["window_kv_indices"], window_mask_start),
+        Keys(begin, end, lists["kv_indices"]),
+        Keys(window_begin, window_end, lists["window_kv_indices"]),
     )
 
 
@@ -164,25 +145,17 @@ def fresh_keys(batch: ForwardBatch, window: int, pool: SubjectPool, toggles: Tog
     return keys_of(translated(lists, pool, toggles), 0, batch.live_tokens)
 
 
-def draft_queries(rows: Tensor, seq_lens: Tensor, seq_lens_cpu: Tensor, topk: int) -> Queries:
-    """Return the queries of all forwards of a draft: [forwards, B, topk], flat.
+def draft_queries(rows: Tensor, seq_lens: Tensor, seq_lens_cpu: Tensor) -> Queries:
+    """Return the queries of all forwards of a draft: [forwards, B], flat.
 
-    At forward s a branch sees the request's keys and its own s + 1 drafts. The drafts of branch b
-    are in the columns from seq_len + b * steps on.
+    At forward s a request sees its keys and s + 1 drafts.
     """
-    shape = (SPECULATION.forwards, seq_lens.shape[0], topk)
-    drafted = torch.arange(1, SPECULATION.forwards + 1, dtype=torch.int32)[:, None, None]
-    branch = torch.arange(topk, device=seq_lens.device).expand(shape).reshape(-1)
-
-    def per_row(values: Tensor) -> Tensor:
-        return values[None, :, None].expand(shape)
-
+    drafted = torch.arange(1, DRAFT_FORWARDS + 1, dtype=torch.int32)[:, None]
     return Queries(
-        per_row(rows).reshape(-1),
-        (per_row(seq_lens) + drafted.to(seq_lens.device)).reshape(-1),
-        (per_row(seq_lens_cpu) + drafted).reshape(-1),
-        len(branch),
-        shift=(per_row(seq_lens).reshape(-1), branch * SPECULATION.steps),
+        rows.repeat(DRAFT_FORWARDS),
+        (seq_lens + drafted.to(seq_lens.device)).flatten(),
+        (seq_lens_cpu + drafted).flatten(),
+        DRAFT_FORWARDS * len(rows),
     )
 
 
@@ -209,8 +182,5 @@ def _slots(queries: Queries, table: Tensor, starts: Ints, bounds: Ints, count: i
     lengths = np.diff(bounds)
     # The places in the joined lists, counted from each list's first column.
     column = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - starts, lengths)
-    if queries.shift is not None:
-        since, by = (np.repeat(on_host(values), lengths) for values in queries.shift)
-        column += np.where(column >= since, by, 0)
     slots: Ints = on_host(table)[np.repeat(on_host(queries.rows), lengths), column]
     return slots[:count]

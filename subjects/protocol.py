@@ -27,28 +27,24 @@ class BufferFacts:
 class Keys:
     """The keys of R rows on layers of one kind: slots[begin[r]:end[r]] of a slot list.
 
-    `begin` and `end` are [R]. `mask_start` int64 [R] is the index of each row's first bit in the
-    forward's mask. None if there is no mask.
+    `begin` and `end` are [R].
     """
 
     begin: Tensor
     end: Tensor
     slots: Tensor
-    mask_start: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class KeyLists:
     """The keys of a forward on full layers (full slots) and on SWA layers (SWA slots).
 
-    A row reads a key of its list if its bit in `mask` (bool [M]) is set, or every key if `mask` is
-    None. The rows are those that attend, padded rows after live ones. A draft has the rows of each
+    The rows are those that attend, padded rows after live ones. A draft has the rows of each
     forward one after another.
     """
 
     full: Keys
     swa: Keys
-    mask: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Slots where a subject's forward reads and writes recurrent states, by its own index inputs."""
 
 import torch
-from paritybit.reference.config import SPECULATION
+from paritybit.reference.config import DRAFT_TOKENS
 from paritybit.reference.model import StatePaths
 from paritybit.reference.pool import STATE_ROWS
 from torch import Tensor
@@ -13,18 +13,16 @@ def decode_paths(track_indices: Tensor) -> StatePaths:
     return StatePaths(rows, rows, torch.full_like(rows, -1), 1)
 
 
-def verify_paths(track_indices: Tensor, tree_parents: Tensor) -> StatePaths:
-    """Return the paths of a tree of drafts per request. `track_indices` int64 [B] are state slots.
+def verify_paths(track_indices: Tensor) -> StatePaths:
+    """Return the paths of DRAFT_TOKENS tokens per request, each of which has its own row.
 
-    `tree_parents` int64 [B draft_tokens] are the parents in each request's tree, -1 for a root.
-    Every node has its own row.
+    `track_indices` int64 [B] are state slots.
     """
-    drafts = SPECULATION.draft_tokens
-    place = torch.arange(tree_parents.shape[0], device=tree_parents.device)
-    request, node = place // drafts, place % drafts
+    count = track_indices.shape[0] * DRAFT_TOKENS
+    place = torch.arange(count, device=track_indices.device)
+    request, turn = place // DRAFT_TOKENS, place % DRAFT_TOKENS
     rows = track_indices[request] * STATE_ROWS
-    parents = torch.where(tree_parents >= 0, request * drafts + tree_parents, -1)
-    return StatePaths(rows, rows + 1 + node, parents, drafts)
+    return StatePaths(rows, rows + 1 + turn, place * (turn > 0) - 1, DRAFT_TOKENS)
 
 
 def extend_paths(

@@ -8,12 +8,11 @@ from paritybit.harness.errors import MalformedError, require_known
 from paritybit.harness.lockstep.config import TURNS, TrialConfig
 from paritybit.harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
 from paritybit.harness.schedules.coverage import (
-    ALL_ACCEPTED,
     OVERLAP_REQUIRED,
     required_at_edges,
     required_events,
 )
-from paritybit.reference.config import CHAIN, PRESETS
+from paritybit.reference.config import PRESETS
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import RUNNERS, engine_runners
 from paritybit.subjects.toggles import LocationScheme
@@ -119,11 +118,6 @@ class RunConfig:
         return tuple(name for name in self.one_of_each_engine if needed and RUNNERS[name].captures)
 
     @property
-    def chained(self) -> tuple[str, ...]:
-        """The runners that get a clean trial whose drafts are chains: those that speculate."""
-        return tuple(name for name in self.runners if RUNNERS[name].mode.speculates)
-
-    @property
     def at_edges(self) -> tuple[str, ...]:
         """The runners that get a clean trial with the smallest sizes, in a run with all bugs."""
         every_bug = {bug for bug, _ in self.hunts} >= set(BUGS)
@@ -134,7 +128,6 @@ class RunConfig:
         """The states that the clean trials together must reach."""
         return (
             *required_events(self.runners),
-            *((ALL_ACCEPTED,) if self.chained else ()),
             *(OVERLAP_REQUIRED if self.overlapping else ()),
             *required_at_edges(self.at_edges),
         )
@@ -170,8 +163,6 @@ def clean_trials(settings: RunConfig) -> Iterator[TrialConfig]:
         yield from in_turn(settings.runners)
     for trial in in_turn(settings.overlapping):
         yield replace(trial, overlap=True, device="cpu")
-    for trial in in_turn(settings.chained):
-        yield replace(trial, topk=CHAIN.topk)
     for trial in in_turn(settings.at_edges):
         yield replace(trial, buckets=SMALLEST, token_buckets=SMALLEST_TOKENS)
 

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from paritybit.harness.campaigns.plan import all_hunts
 from paritybit.harness.campaigns.run import Run, first_of
-from paritybit.harness.lockstep.config import DEVICES, TOPK, TURNS, TrialConfig
+from paritybit.harness.lockstep.config import DEVICES, TURNS, TrialConfig
 from paritybit.harness.records.schema import Scope
 from paritybit.reference.config import PRESETS
 from paritybit.subjects.runners import RUNNERS
@@ -21,7 +21,6 @@ AXES: Mapping[str, tuple[Iterable[object], Callable[[TrialConfig], object]]] = {
     "model": (PRESETS, attrgetter("preset")),
     "location scheme": (LocationScheme, attrgetter("scheme")),
     "slots per page": (sorted({size for size, _ in TURNS}), attrgetter("page_size")),
-    "topk": (TOPK, attrgetter("topk")),
     "steps": (STEPS, lambda trial: STEPS[trial.overlap]),
 }
 """What differs between trials: all values, and that of a trial."""
@@ -41,7 +40,7 @@ def scope(run: Run) -> Scope:
     replays = sum(result.hunt_result.replays for result in results)
     padded = sum(result.hunt_result.padded_replays for result in results)
     tried.append(f"{replays:,} replays, {padded:,} padded")
-    untried.append("longer contexts, other page sizes and other topk")
+    untried.append("longer contexts, other page sizes and trees of drafts")
     everything = replace(run.settings, hunts=all_hunts(), presets=tuple(PRESETS))
     unreached = tuple(event for event in everything.required_events if not events[event])
     if unreached:

@@ -70,9 +70,9 @@ def first_output_difference(left: Output, right: Output) -> dict[str, Any] | Non
 def describe_slot(where: dict[str, Any]) -> str:
     """Describe a place that `first_difference` found."""
     if "state_slot" in where:
-        node = f", draft node {where['row'] - 1}" if where["row"] else ""
+        token = f", token {where['row'] - 1} to verify" if where["row"] else ""
         slot, owner = where["state_slot"], where["owner"]
-        return f"recurrent state slot {slot} of {owner}{node}, element {where['element']}:"
+        return f"recurrent state slot {slot} of {owner}{token}, element {where['element']}:"
     return (
         f"{where['model']} layer {where['layer']} ({where['kind']}), {where['tensor']},"
         f" slot {where['slot']} of {where['owner']}, head {where['head']},"

@@ -10,16 +10,13 @@ from typing import NamedTuple
 import torch
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.batch import ForwardBatch, Mode
-from paritybit.reference.config import SPECULATION, ModelConfig, Role, Speculation
+from paritybit.reference.config import DRAFT_FORWARDS, DRAFT_STEPS, DRAFT_TOKENS, ModelConfig
 from paritybit.subjects.contracts import Axis, ContractRow
-from paritybit.subjects.protocol import ReplayResult
 from paritybit.subjects.runners import RUNNERS
 from torch import Tensor
 
 Fills = Mapping[str, int | None]
 """The value of each static input in padded rows, by name. None if padding keeps the old values."""
-
-ACCEPTED = SPECULATION.extend_tokens
 
 LENGTHS: Fills = {"seq_lens": 1, "seq_lens_cpu": 1, "req_pool_indices": 0}
 DRAFT_STATE = ("topk_p", "topk_index", "hidden_states")
@@ -42,7 +39,7 @@ PREFILL: Fills = {
 }
 FILLS: Mapping[str, Fills] = {
     "decode": DECODE,
-    "target_verify": {**DECODE, "custom_mask": None, "tree_parents": None},
+    "target_verify": DECODE,
     "cpu_graph": {
         "input_ids": None,
         "positions": None,
@@ -60,10 +57,10 @@ FILLS: Mapping[str, Fills] = {
         "out_cache_loc": 0,
         "input_ids": None,
         "hidden_states": None,
-        "num_correct_drafts": ACCEPTED,
-        "num_accept_tokens": ACCEPTED,
-        "extend_seq_lens": ACCEPTED,
-        "extend_seq_lens_cpu": ACCEPTED,
+        "num_correct_drafts": DRAFT_TOKENS,
+        "num_accept_tokens": DRAFT_TOKENS,
+        "extend_seq_lens": DRAFT_TOKENS,
+        "extend_seq_lens_cpu": DRAFT_TOKENS,
     },
     "frozen_kv_mtp": {
         **LENGTHS,
@@ -91,7 +88,6 @@ COMPILED: Mapping[str, torch.dtype] = {"seq_lens": torch.int64}
 METADATA: Mapping[str, torch.dtype] = {
     **dict.fromkeys(("key_begin", "key_end", "window_key_begin", "window_key_end"), torch.int32),
     **dict.fromkeys(("kv_indices", "window_kv_indices"), torch.int64),
-    **dict.fromkeys(("mask_start", "window_mask_start"), torch.int64),
 }
 """The dtypes of static buffers for key lists. Their content is checked by read_frame."""
 
@@ -104,8 +100,6 @@ Room = Callable[[ModelConfig], int]
 
 No batch of small pools fills such a buffer.
 """
-
-K = SPECULATION.draft_tokens
 
 
 def list_room(tokens: int) -> dict[str, Room]:
@@ -122,20 +116,15 @@ ROOM: Mapping[Mode, Mapping[str, Room]] = {
     Mode.DECODE: list_room(1),
     Mode.DRAFT: list_room(1),
     Mode.FROZEN_DRAFT: list_room(1),
-    Mode.TARGET_VERIFY: {
-        **list_room(K),
-        "custom_mask": lambda config: K * config.max_context,
-        **dict.fromkeys(("mask_start", "window_mask_start"), lambda _: K),
-    },
-    Mode.DRAFT_EXTEND: list_room(ACCEPTED),
+    Mode.TARGET_VERIFY: list_room(DRAFT_TOKENS),
+    Mode.DRAFT_EXTEND: list_room(DRAFT_TOKENS),
 }
-"""The room of buffers for key lists and masks, by mode."""
+"""The room of buffers for key lists, by mode."""
 
 
-def rows_of_lists(mode: Mode, bucket: int, speculation: Speculation) -> int:
-    """Return the number of rows in ROOM for a bucket: branches of drafts, or requests."""
-    forwards = speculation.forwards if mode is Mode.DRAFT else 1
-    return bucket * (speculation.topk * forwards if mode.drafts else 1)
+def rows_of_lists(mode: Mode, bucket: int) -> int:
+    """Return the number of rows in ROOM for a bucket: requests in each forward of a draft."""
+    return bucket * (DRAFT_FORWARDS if mode is Mode.DRAFT else 1)
 
 
 class Part(NamedTuple):
@@ -155,7 +144,7 @@ def parts(observation: Observation) -> Iterator[Part]:
         return
     fills = FILLS[replay.runner]
     rows = {row.name: row for row in RUNNERS[replay.runner].rows}
-    extents = extents_of(observation, replay)
+    extents = extents_of(observation.mode, replay.bucket)
     for name, fill in fills.items():
         if name in static:
             yield from _parts_of(observation, rows[name], fill, extents)
@@ -166,19 +155,13 @@ def parts(observation: Observation) -> Iterator[Part]:
             yield Part(name, True, 0, static[name], torch.full_like(static[name], count))
 
 
-def extents_of(observation: Observation, replay: ReplayResult) -> dict[Axis, int]:
-    """Return the length of each axis of the static inputs for the bucket of a replay."""
-    speculation = observation.layout.configs[Role.DRAFT].speculation
-    tokens = {
-        Mode.TARGET_VERIFY: speculation.draft_tokens,
-        Mode.DRAFT: speculation.topk,
-        Mode.FROZEN_DRAFT: speculation.topk,
-        Mode.DRAFT_EXTEND: speculation.extend_tokens,
-    }.get(observation.mode, 1)
+def extents_of(mode: Mode, bucket: int) -> dict[Axis, int]:
+    """Return the length of each axis of the static inputs for a bucket."""
+    tokens = {Mode.TARGET_VERIFY: DRAFT_TOKENS, Mode.DRAFT_EXTEND: DRAFT_TOKENS}.get(mode, 1)
     return {
-        Axis.REQUEST: replay.bucket,
-        Axis.TOKEN: replay.bucket * tokens,
-        Axis.DRAFT_SLOT: replay.bucket * speculation.slots,
+        Axis.REQUEST: bucket,
+        Axis.TOKEN: bucket * tokens,
+        Axis.DRAFT_SLOT: bucket * DRAFT_STEPS,
     }
 
 
@@ -205,7 +188,4 @@ def live_part(observation: Observation, batch: ForwardBatch, row: ContractRow) -
     }
     values = special.get(row.name, lambda: batch.value(row.name))()
     assert values is not None
-    if batch.mode is Mode.FROZEN_DRAFT and row.name in LENGTHS:  # The rows are branches.
-        topk = observation.layout.configs[Role.DRAFT].speculation.topk
-        return values.repeat_interleave(topk)
     return values

@@ -160,7 +160,7 @@ class Suspect:
 class StaticInputRow:
     """One static input of a replay: a number per element, in the order of its buffer.
 
-    The first `live` elements of each section hold the batch. `left_by` is the step that wrote each
+    The first `live` elements hold the batch. `left_by` is the step that wrote each
     element last. `stale` are the places of elements that this step did not write and that differ in
     a freshly captured runner.
     """

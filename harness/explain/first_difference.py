@@ -6,7 +6,7 @@ Stores are compared by their locations and values, all other ops by their result
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import compress, zip_longest
+from itertools import zip_longest
 from typing import Final, NamedTuple
 
 import torch
@@ -223,13 +223,10 @@ def rows_of(call: OpCall) -> int:
 
 
 def keys_of(call: OpCall, row: int) -> list[int]:
-    """Return the slots that take part in the attention of one row, in list order."""
-    _, _, begin, end, slots, _, mask, mask_start = (*call.inputs, None, None)[:8]
+    """Return the slots that the attention of one row lists."""
+    _, _, begin, end, slots, _ = call.inputs
     listed: list[int] = slots[int(begin[row]) : int(end[row])].tolist()
-    if mask is None or mask_start is None:
-        return listed
-    start = int(mask_start[row])
-    return list(compress(listed, mask[start : start + len(listed)].tolist()))
+    return listed
 
 
 def _key(cache: Cache, row: int, left: list[int], right: list[int]) -> SlotTaken | None:

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import torch
 from paritybit.harness.explain.facts import (
     NOBODY,
     Situation,
@@ -118,35 +117,29 @@ def static_inputs(recorded: RecordedForward) -> tuple[StaticInputRow, ...]:
         return ()
     left = {(name, place) for name, place, _ in stale(recorded)}
     return tuple(
-        _static_input(recorded, row, runner.view(row.name, seen.replay.bucket).shape[-1], left)
+        _static_input(recorded, row, len(runner.view(row.name, seen.replay.bucket)), left)
         for row in runner.inputs.contract
-        if row.width is None and row.axis is not Axis.MASK
+        if row.width is None
     )
 
 
 def _static_input(
-    recorded: RecordedForward, row: ContractRow, columns: int, left: set[tuple[str, int]]
+    recorded: RecordedForward, row: ContractRow, count: int, left: set[tuple[str, int]]
 ) -> StaticInputRow:
-    """Return the first `columns` elements of each section of a static input."""
+    """Return the first `count` elements of a static input."""
     assert recorded.runner is not None
     buffer = recorded.runner.inputs.buffers[row.name]
-    places = torch.arange(buffer.numel()).view(buffer.shape)[..., :columns].flatten().tolist()
-    writes = recorded.ledger.of(buffer)
-    values = recorded.static[row.name].flatten().tolist()
-    now = recorded.forward_id.forward
-    copied = [
-        writes[place].how == "copied" and writes[place].forward_id.forward == now
-        for place in places[:columns]
-    ]
+    writes, now = recorded.ledger.of(buffer)[:count], recorded.forward_id.forward
+    copied = [one.how == "copied" and one.forward_id.forward == now for one in writes]
     return StaticInputRow(
         name=row.name,
         dtype=str(buffer.dtype).removeprefix("torch."),
         axis=str(row.axis),
         padding=row.padding,
         live=sum(copied),
-        values=tuple(int(values[place]) for place in places),
-        left_by=tuple(writes[place].forward_id.step for place in places),
-        stale=tuple(at for at, place in enumerate(places) if (row.name, place) in left),
+        values=tuple(map(int, recorded.static[row.name][:count].tolist())),
+        left_by=tuple(one.forward_id.step for one in writes),
+        stale=tuple(place for place in range(count) if (row.name, place) in left),
     )
 
 

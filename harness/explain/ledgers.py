@@ -22,8 +22,7 @@ RESETS = frozenset({"aten::zero_", "aten::fill_", "aten::_foreach_zero_"})
 class ForwardId:
     """One forward: its number in the play, its step in the schedule, and who ran it.
 
-    `requests` are the requests of its batch. `rows` has the request of each live row of its ops,
-    of which a draft has one per branch of each request.
+    `requests` are the requests of its batch. `rows` has the request of each live row of its ops.
     """
 
     forward: int

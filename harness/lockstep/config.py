@@ -12,7 +12,7 @@ from paritybit.harness.errors import CannotRunError, MalformedError, require_kno
 from paritybit.harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from paritybit.harness.schedules.schedule import Count
 from paritybit.reference.batch import ForwardBatch, Mode
-from paritybit.reference.config import CHAIN, PRESETS, SPECULATION, ModelConfig
+from paritybit.reference.config import DRAFT_TOKENS, PRESETS, ModelConfig
 from paritybit.reference.ops import Ops
 from paritybit.reference.pool import PoolSizes
 from paritybit.subjects.bugs.catalogue import BUGS
@@ -28,9 +28,6 @@ DEVICES = ("cpu", "cuda")
 TURNS = ((4, "float32"), (1, "bfloat16"), (1, "float32"), (4, "bfloat16"))
 """The page sizes and dtypes that the trials of a run use in turn."""
 
-TOPK = CHAIN.topk, SPECULATION.topk
-"""How many branches a draft may keep."""
-
 Sizes = Annotated[tuple[Count, ...], Meta(min_length=1)]
 """The captured sizes of a runner."""
 
@@ -45,7 +42,6 @@ class TrialConfig:
       exist in `scheme` and `runner`.
     - `overlap`: the graph run plans a step while the previous forward is in flight. Only on a CPU,
       where the most harmful order of two streams is emulated.
-    - `topk`: how many branches a draft keeps, 1 or 2. With 1, drafts are chains.
 
     Raises UnknownNameError for an unknown name, MalformedError for settings that do not fit.
     """
@@ -63,7 +59,6 @@ class TrialConfig:
     token_buckets: Sizes = TOKEN_BUCKETS
     bugs: tuple[str, ...] = ()
     overlap: bool = False
-    topk: Count = SPECULATION.topk
 
     def __post_init__(self) -> None:
         """Raise MalformedError for settings that cannot be combined."""
@@ -83,8 +78,6 @@ class TrialConfig:
                 )
         if self.bugs != catalogued(self.bugs):
             raise MalformedError("the bugs of a trial must be in catalogue order, without repeats")
-        if self.topk not in TOPK:
-            raise MalformedError(f"the topk of a trial must be {' or '.join(map(str, TOPK))}")
         if self.overlap and not RUNNERS[self.runner].captures:
             raise MalformedError(f"the engine of {self.runner} cannot overlap steps")
         if self.overlap and self.device != "cpu":
@@ -96,8 +89,8 @@ class TrialConfig:
     def with_bug(self, *names: str) -> "TrialConfig":
         """Return this trial with bugs switched on.
 
-        Location scheme, overlap and topk become those that the bugs need. Overlapping steps run on
-        a CPU. Raises ValueError for bugs that no location scheme has in common.
+        Location scheme and overlap become those that the bugs need. Overlapping steps run on a CPU.
+        Raises ValueError for bugs that no location scheme has in common.
         """
         for name in names:
             require_known("bug", name, BUGS)
@@ -109,7 +102,6 @@ class TrialConfig:
             scheme=common_scheme([BUGS[name] for name in chosen]),
             overlap=overlap,
             device="cpu" if overlap else self.device,
-            topk=min([self.topk, *(BUGS[name].topk for name in chosen)]),
         )
 
     @property
@@ -127,7 +119,7 @@ class TrialConfig:
     @property
     def model(self) -> ModelConfig:
         """The target's configuration."""
-        return replace(PRESETS[self.preset], topk=self.topk)
+        return PRESETS[self.preset]
 
     @property
     def sizes(self) -> PoolSizes:
@@ -155,7 +147,7 @@ class TrialConfig:
             fits = batch.live_requests <= MOST_REQUESTS
             return fits and batch.live_tokens <= max(self.token_buckets)
         longest = max(span.end - span.begin for span in batch.spans)
-        too_long = batch.mode is Mode.DRAFT_EXTEND and longest > SPECULATION.extend_tokens
+        too_long = batch.mode is Mode.DRAFT_EXTEND and longest > DRAFT_TOKENS
         return batch.live_requests <= max(self.buckets) and not too_long
 
     def ops(self) -> Ops:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from paritybit.harness.lockstep.request_book import RequestBook
 from paritybit.reference.batch import ForwardBatch
-from paritybit.reference.config import SPECULATION, Kind, ModelConfig
+from paritybit.reference.config import DRAFT_TOKENS, Kind, ModelConfig
 from paritybit.reference.pool import KVPools, PoolSizes
 from torch import Tensor
 
@@ -20,7 +20,6 @@ def index_bounds(config: ModelConfig, sizes: PoolSizes) -> Mapping[str, int]:
     return {
         "input_ids": config.vocab,
         "topk_index": config.vocab,
-        "custom_mask": 2,
         "positions": config.max_context,
         "req_pool_indices": sizes.rows + 1,
         "seq_lens": config.window,
@@ -70,7 +69,7 @@ class Noise:
             if buffer.dtype.is_floating_point:
                 buffer.copy_(torch.randn(buffer.shape, generator=self.generator))
             elif name in COUNTS:
-                buffer.copy_(1 + self._draw(SPECULATION.extend_tokens, buffer.shape))
+                buffer.copy_(1 + self._draw(DRAFT_TOKENS, buffer.shape))
             elif name in self.bounds:
                 buffer.copy_(self._draw(self.bounds[name], buffer.shape))
 

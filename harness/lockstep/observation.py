@@ -89,10 +89,10 @@ class Changes:
                 arena.index_fill_(2, slots, value=False)
         states = layout.states_of(changed)
         if side.batch is not None and mode.advances_states:
-            # A verify writes the states of a tree's nodes, and not the request's own.
-            nodes = slice(1, None) if mode is Mode.TARGET_VERIFY else slice(1)
+            # A verify writes the states after its tokens, and not the request's own.
+            rows = slice(1, None) if mode is Mode.TARGET_VERIFY else slice(1)
             slots = side.batch.mamba_track_indices
-            states[:, nodes].index_fill_(0, slots, value=False)
+            states[:, rows].index_fill_(0, slots, value=False)
         if mode is not Mode.FROZEN_DRAFT:
             return changed.logical_and_(self._observation.compared)
         states[0] = False

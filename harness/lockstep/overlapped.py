@@ -136,7 +136,7 @@ class OverlappedScheduler(Scheduler):
     def plan_ahead(self, steps: Iterable[Step]) -> bool:
         """Plan the steps up to the next forward. Returns whether one was planned.
 
-        A verify is not planned ahead, because the host must read the root token of its tree.
+        A verify is not planned ahead, because the host must read each request's last token.
         """
         for step in steps:
             if isinstance(step, Verify):

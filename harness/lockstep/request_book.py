@@ -210,7 +210,7 @@ class RequestBook:
             self.events["length window + 1"] += reached == window + 1
             self.events[LONGEST] += reached == self.config.max_context - 1
         request.length = length
-        request.state, request.tree = None, ()
+        request.state, request.drafts = None, ()
 
     def free_unused(self, request: Request) -> None:
         """Free the pages of `request` that hold none of its tokens."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from paritybit.reference.allocator import Owner, PageAllocation
 from paritybit.reference.batch import DraftState, ForwardBatch, Mode, RequestSpan
 from paritybit.reference.config import Kind
-from paritybit.reference.speculative import Tree
 
 
 @dataclass
@@ -17,7 +16,7 @@ class Request:
     - `length`: how many of them are in the pool.
     - `drafted`: how many tokens the draft model has KV for.
     - `state`: the draft model's state after these tokens, once it has caught up.
-    - `tree`: the draft model's last proposal. It and `state` are invalid once `length` grows.
+    - `drafts`: the draft model's last proposal. It and `state` are invalid once `length` grows.
     """
 
     serial: int
@@ -29,7 +28,7 @@ class Request:
     prefilling: bool = True
     drafted: int = 0
     state: DraftState | None = None
-    tree: Tree = ()
+    drafts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from paritybit.harness.schedules.schedule import (
 from paritybit.reference.batch import ForwardBatch, Mode, RequestSpan
 from paritybit.reference.model import Output
 from paritybit.reference.order import Arrived
-from paritybit.reference.speculative import path_to
 
 COMMITS: dict[Mode, Callable[[RequestBook, ForwardBatch, Output], list[int]]] = {
     Mode.TARGET_VERIFY: speculation.accept,
@@ -172,7 +171,7 @@ class Scheduler(RequestBook):
             self.freed_slots.update(full)
             self.allocator.free(request.allocation)
         request.allocation = None
-        request.drafted, request.state, request.tree = 0, None, ()
+        request.drafted, request.state, request.drafts = 0, None, ()
         self.events["finished" if finished else "retracted"] += 1
 
 
@@ -222,8 +221,8 @@ def samples_of(
 ) -> tuple[Sample, ...]:
     """Return the samples in `output` for the requests of the batch of the step at `place`.
 
-    There is a sample for the last token of each request and, after a verify, for each token of the
-    accepted path. `rows` has the last one. A draft gives no samples.
+    There is a sample for the last token of each request and, after a verify, for each accepted
+    token. `rows` has the last one. A draft gives no samples.
     """
     draft, found = batch.mode is Mode.DRAFT_EXTEND, list[Sample]()
     for number, span in enumerate(() if batch.mode.drafts else batch.spans):
@@ -231,10 +230,9 @@ def samples_of(
         tokens = scheduler.tokens[request.token_row]
         hidden = scheduler.hidden_states[request.token_row]
         logits = {span.end: number}
-        if span.tree:
-            first = number * len(span.tree)
-            nodes = path_to(span.tree, rows[number] - first)
-            logits = {span.begin + i + 1: first + node for i, node in enumerate(nodes)}
+        if span.verified:
+            first = number * len(span.verified)
+            logits = {span.begin + row + 1 - first: row for row in range(first, rows[number] + 1)}
         found += [
             Sample(
                 serial=request.serial,

@@ -11,17 +11,16 @@ from paritybit.harness.lockstep.request_book import RequestBook
 from paritybit.harness.lockstep.requests import PlannedForward, Request
 from paritybit.harness.schedules.coverage import ALL_ACCEPTED
 from paritybit.reference.batch import DraftState, ForwardBatch, Mode, RequestSpan
-from paritybit.reference.config import SPECULATION, Kind, Role
+from paritybit.reference.config import DRAFT_STEPS, DRAFT_TOKENS
 from paritybit.reference.model import Output
-from paritybit.reference.speculative import Tree, accepted_path, tree_of
+from paritybit.reference.speculative import count_accepted
 
 
 def draft(book: RequestBook, picks: Sequence[int]) -> PlannedForward | None:
     """Plan a draft for the picked requests that the draft model has caught up on."""
     if book.draft_mode is None:
         return None
-    topk = book.config.speculation.topk
-    count = topk * SPECULATION.steps if book.draft_mode is Mode.DRAFT else 0
+    count = DRAFT_STEPS if book.draft_mode is Mode.DRAFT else 0
     ready = book.ready(
         lambda request: (
             request.state is not None and request.length + count <= book.config.max_context
@@ -36,19 +35,19 @@ def draft(book: RequestBook, picks: Sequence[int]) -> PlannedForward | None:
 
 
 def verify(book: RequestBook, picks: Sequence[int], accept: int) -> PlannedForward | None:
-    """Plan to verify the trees of the picked requests. At least `accept` drafts will pass."""
+    """Plan to verify drafts of the picked requests. At least `accept` of each will pass."""
     if Mode.TARGET_VERIFY not in book.modes:
         return None
-    count = SPECULATION.draft_tokens
-    ready = book.ready(lambda request: request.known + count <= book.config.max_context)
+    ready = book.ready(lambda request: request.known + DRAFT_TOKENS <= book.config.max_context)
     spans = []
     for request in book.choose(ready, picks):
-        span = book.span(request, count)
+        span = book.span(request, DRAFT_TOKENS)
         if span is not None:
-            book.events["tree of the harness"] += not request.tree
-            book.events["tree of a draft model"] += bool(request.tree)
-            tree = request.tree or _tree_of_the_harness(book, request, accept)
-            spans.append(span._replace(tree=tree, accept=accept))
+            book.events["drafts of the harness"] += not request.drafts
+            book.events["drafts of a draft model"] += bool(request.drafts)
+            last = int(book.tokens[request.token_row, request.length])
+            drafts = request.drafts or _random_drafts(book, request)
+            spans.append(span._replace(verified=(last, *drafts), accept=accept))
     return book.planned(Mode.TARGET_VERIFY, spans)
 
 
@@ -65,43 +64,39 @@ def draft_extend(book: RequestBook, picks: Sequence[int]) -> PlannedForward | No
 
 
 def accept(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
-    """Keep each request's accepted path: tokens, KV and state. Free the other slots.
+    """Keep each request's accepted tokens, and their KV and state. Free the other slots.
 
     Returns, per request, the row of the logits that give its next token.
     """
     rows = []
-    drafts = SPECULATION.draft_tokens
     greedy = output["logits"].argmax(-1).tolist()
     for place, span in enumerate(batch.spans):
-        request, first = book.request_of(span.row), place * drafts
-        path = accepted_path(span.tree, greedy[first : first + drafts], span.accept)
-        _move_kv(book, span, path)
+        request, first = book.request_of(span.row), place * DRAFT_TOKENS
+        accepted = count_accepted(list(span.verified[1:]), greedy[first:], span.accept)
+        last = first + accepted
         if span.track_index:  # Slot 0 is reserved and has no owner.
-            book.pools.accept(span.track_index, path[-1])
-        known = [span.tree[node][0] for node in path] + [greedy[first + path[-1]]]
-        end = span.begin + len(path)
+            book.pools.accept(span.track_index, accepted)
+        end = span.begin + 1 + accepted
         row = book.tokens[request.token_row]
+        known = [*span.verified[: 1 + accepted], greedy[last]]
         row[span.begin : end + 1] = torch.tensor(known, device=row.device)
-        nodes = [first + node for node in path]
-        book.hidden_states[request.token_row, span.begin : end] = output["hidden"][nodes]
+        hidden = output["hidden"][first : last + 1]
+        book.hidden_states[request.token_row, span.begin : end] = hidden
         book.advance(request, end)
         request.known = end + 1
         book.free_unused(request)
-        book.events["draft accepted"] += len(path) > 1
-        book.events["draft rejected"] += len(path) < drafts
-        book.events[ALL_ACCEPTED] += len(path) == drafts
-        book.events["accepted beside the first branch"] += path != list(range(len(path)))
-        rows.append(first + path[-1])
+        book.events["draft accepted"] += accepted > 0
+        book.events["draft rejected"] += accepted < DRAFT_STEPS
+        book.events[ALL_ACCEPTED] += accepted == DRAFT_STEPS
+        rows.append(last)
     return rows
 
 
 def propose(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
-    """Keep each request's tree, and free the slots of the draft. Returns no rows."""
-    lists = [output[name].tolist() for name in ("scores", "tokens", "chosen")]
-    for span, scores, tokens, chosen in zip(batch.spans, *lists, strict=True):
+    """Keep each request's drafts, and free the slots of the draft. Returns no rows."""
+    for span, drafts in zip(batch.spans, output["tokens"].tolist(), strict=True):
         request = book.request_of(span.row)
-        root = int(book.tokens[request.token_row, request.length])
-        request.tree = tree_of(root, scores, tokens, chosen)
+        request.drafts = tuple(drafts)
         book.free_unused(request)
     return []
 
@@ -119,15 +114,15 @@ def count_caught_up(
 
     Returns pairs of a request's index in the batch and its new state, which is still empty.
     """
-    states, like, topk = [], book.hidden_states, book.config.speculation.topk
+    states, like = [], book.hidden_states
     for place, span in enumerate(spans):
         request = book.request_of(span.row)
         book.events["draft caught up in several steps"] += request.drafted > 0
         request.drafted = span.end
         if span.end == request.length:
             request.state = DraftState(
-                like.new_empty(topk, dtype=torch.float32),
-                like.new_empty(topk, dtype=torch.int64),
+                like.new_empty(1, dtype=torch.float32),
+                like.new_empty(1, dtype=torch.int64),
                 like.new_empty(like.shape[-1]),
             )
             states.append((place, request.state))
@@ -137,18 +132,9 @@ def count_caught_up(
 def keep_caught_up(states: Sequence[tuple[int, DraftState]], output: Output) -> None:
     """Do the device's part of `catch_up`: fill the states from which drafting starts."""
     for place, state in states:
-        state.topk_p.copy_(output["topk_p"][place, : len(state.topk_p)])
-        state.topk_index.copy_(output["topk_index"][place, : len(state.topk_index)])
+        state.topk_p.copy_(output["topk_p"][place])
+        state.topk_index.copy_(output["topk_index"][place])
         state.hidden.copy_(output["hidden"][place])
-
-
-def _move_kv(book: RequestBook, span: RequestSpan, path: Sequence[int]) -> None:
-    """Move the KV of an accepted path to the new columns of its tokens."""
-    moved = [(node, column) for column, node in enumerate(path) if node != column]
-    pool = book.pools[Role.TARGET]
-    for kind, slots in ((Kind.FULL, span.full_slots), (Kind.SWA, span.swa_slots)):
-        if moved:
-            pool.move(kind, [slots[node] for node, _ in moved], [slots[to] for _, to in moved])
 
 
 def _may_catch_up(book: RequestBook, request: Request) -> bool:
@@ -160,12 +146,6 @@ def _may_catch_up(book: RequestBook, request: Request) -> bool:
     return request.drafted < end and None not in pages
 
 
-def _tree_of_the_harness(book: RequestBook, request: Request, accept: int) -> Tree:
-    """Return a tree of random drafts with two branches, of which the second is longer."""
+def _random_drafts(book: RequestBook, request: Request) -> tuple[int, ...]:
     draw = random.Random(book.seed * 100_003 + request.serial * 1009 + request.length)
-    root = int(book.tokens[request.token_row, request.length])
-    topk = book.config.speculation.topk
-    wide = topk if accept <= SPECULATION.draft_tokens - topk else 1
-    parents = [0 if i <= wide else i - 1 for i in range(SPECULATION.draft_tokens)]
-    drafts = [(draw.randrange(book.config.vocab), parent) for parent in parents[1:]]
-    return ((root, -1), *drafts)
+    return tuple(draw.randrange(book.config.vocab) for _ in range(DRAFT_STEPS))

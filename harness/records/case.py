@@ -9,7 +9,6 @@ from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.codec import File
 from paritybit.harness.schedules.buckets import SMALLEST
 from paritybit.harness.schedules.schedule import Schedule
-from paritybit.reference.config import CHAIN
 
 MOST_SLOTS = 2**16
 MOST_ROWS = 2**10
@@ -60,11 +59,7 @@ def trial_name(trial: TrialConfig) -> str:
     """Return the name of a trial, which differs from those of the other trials of a run."""
     if trial.bug is not None:
         return f"{trial.bug}-{trial.runner}-{trial.preset}"
-    kinds = {
-        "overlap": trial.overlap,
-        "smallest": trial.buckets == SMALLEST,
-        "chains": trial.topk == CHAIN.topk,
-    }
+    kinds = {"overlap": trial.overlap, "smallest": trial.buckets == SMALLEST}
     parts = ["clean", trial.runner, trial.preset, str(trial.scheme)]
     return "-".join([*parts, *(kind for kind, is_it in kinds.items() if is_it)])
 

@@ -26,7 +26,7 @@ from paritybit.harness.schedules.schedule import (
     idle_modes,
 )
 from paritybit.reference.batch import Mode
-from paritybit.reference.config import SPECULATION, ModelConfig
+from paritybit.reference.config import DRAFT_STEPS, DRAFT_TOKENS, ModelConfig
 
 Steps = tuple[Step, ...]
 
@@ -35,18 +35,16 @@ SHORT: Mapping[Mode, int] = {
     Mode.TARGET_VERIFY: 1,
     Mode.DRAFT: 2,
     Mode.FROZEN_DRAFT: 4,
-    Mode.DRAFT_EXTEND: SPECULATION.extend_tokens,
+    Mode.DRAFT_EXTEND: DRAFT_TOKENS,
 }
 """Prompt length of the other requests of a scene. The largest batch of these fits the pools."""
 
 AHEAD: Mapping[Mode, int] = {
     Mode.DECODE: 2,
-    Mode.TARGET_VERIFY: SPECULATION.draft_tokens + 1,
+    Mode.TARGET_VERIFY: DRAFT_TOKENS + 1,
+    Mode.DRAFT: DRAFT_STEPS,
 }
-"""By how many tokens the longest prompt is below the longest context. The default is 1.
-
-For a draft it is the number of its slots.
-"""
+"""By how many tokens the longest prompt is below the longest context. The default is 1."""
 
 EVERYONE_LEAVES: Steps = (Finish(0),) * 16
 """Finishes as many requests as any trial runs."""
@@ -97,13 +95,12 @@ class Ground:
     def length(self, row: Row) -> int:
         """Return the prompt length of the last request, in tokens."""
         window, context = self.config.window, self.config.max_context
-        ahead = {**AHEAD, Mode.DRAFT: self.config.speculation.slots}
         return {
             "one": 1,
             "short": SHORT.get(self.mode, window + 2),
             "below": window - 1,
             "beyond": window + 1,
-            "longest": context - ahead.get(self.mode, 1),
+            "longest": context - AHEAD.get(self.mode, 1),
         }[row.length]
 
     def fits(self, row: Row) -> bool:
@@ -148,12 +145,12 @@ def scene(ground: Ground, row: Row) -> Steps:
     prompts = (*[beside] * last, length - beside * caught)
     admitted = admissions(row, prompts, row.bucket if extends else SHORT[mode])
     if caught:  # Its graph takes only the last tokens of a request.
-        admitted += DraftExtend((last,)), Verify((last,), SPECULATION.steps)
+        admitted += DraftExtend((last,)), Verify((last,), DRAFT_STEPS)
     lags = (Decode(everyone),) if mode is Mode.DRAFT_EXTEND else ()
     full, short = forward(row.bucket), forward(row.bucket - 1)
     happens = happening(ground, row, everyone)
     before = (*EVERYONE_LEAVES, *admitted, *caught_up, *full, *lags, *short)
-    return (*before, *happens, *caught_up, *lags, *forward(filled, SPECULATION.steps))
+    return (*before, *happens, *caught_up, *lags, *forward(filled, DRAFT_STEPS))
 
 
 def admissions(row: Row, prompts: tuple[int, ...], tokens: int) -> Steps:

@@ -32,12 +32,14 @@ ALWAYS_REQUIRED = (
 )
 """Events that generated schedules must reach together, whatever runner is under test."""
 
+ALL_ACCEPTED = "all drafts accepted"
+
 SPECULATION_REQUIRED = (
     "draft accepted",
     "draft rejected",
-    "accepted beside the first branch",
-    "tree of the harness",
-    "tree of a draft model",
+    ALL_ACCEPTED,
+    "drafts of the harness",
+    "drafts of a draft model",
     "draft caught up in several steps",
     "runner after another",
 )
@@ -47,9 +49,6 @@ BEGUN_BESIDE = "prompt begun beside one that continues"
 
 PREFILL_REQUIRED = ("prefill of several requests", BEGUN_BESIDE)
 """Events that they must also reach if a runner under test prefills."""
-
-ALL_ACCEPTED = "all drafts accepted"
-"""What trials whose drafts are chains must reach. Few trees are accepted as a whole."""
 
 LONGEST = "length of the longest context"
 """What trials with the smallest sizes must reach, apart from a full bucket of one row."""

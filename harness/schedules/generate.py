@@ -25,7 +25,7 @@ from paritybit.harness.schedules.schedule import (
     idle_modes,
 )
 from paritybit.reference.batch import Mode
-from paritybit.reference.config import SPECULATION, ModelConfig
+from paritybit.reference.config import DRAFT_STEPS, ModelConfig
 
 LONGEST = 40
 """Largest number of steps of a generated schedule, after its opening admissions."""
@@ -98,7 +98,7 @@ def _step(ground: Ground) -> st.SearchStrategy[tuple[Step, ...]]:
     first = st.integers(1, max_bs).map(lambda count: tuple(range(count)))
     idle = idle_modes(modes)
     many = st.one_of(some, first)
-    accept = st.integers(0, SPECULATION.draft_tokens - 1)
+    accept = st.integers(0, DRAFT_STEPS)
     by_mode: dict[Mode, list[tuple[int, st.SearchStrategy[Step]]]] = {
         Mode.EXTEND: [(3, _admit(config)), (1, st.builds(Extend, pick, _chunk(config)))],
         Mode.DECODE: [(2, st.builds(Decode, some)), (2, st.builds(Decode, first))],
@@ -146,7 +146,7 @@ def _round(max_bs: int) -> st.SearchStrategy[tuple[Step, ...]]:
     """Return a strategy of one round of speculation: catch up, draft twice, and verify."""
     everyone = tuple(range(max_bs))
     rows = st.integers(1, max_bs).map(lambda count: tuple(range(count)))
-    accept = st.integers(0, SPECULATION.draft_tokens - 1)
+    accept = st.integers(0, DRAFT_STEPS)
     return st.tuples(
         st.just(DraftExtend(everyone)),
         st.builds(Draft, rows),

@@ -55,7 +55,7 @@ class Decode(BaseStep, frozen=True, tag="decode"):
 
 
 class Draft(BaseStep, frozen=True, tag="draft"):
-    """Propose a tree of tokens for each picked request, if the draft model has caught up on it.
+    """Propose tokens for each picked request, if the draft model has caught up on it.
 
     The slots of the draft are free again after the step.
     """
@@ -64,10 +64,10 @@ class Draft(BaseStep, frozen=True, tag="draft"):
 
 
 class Verify(BaseStep, frozen=True, tag="verify"):
-    """Verify each picked request's tree and accept one path. The other slots of the tree are freed.
+    """Verify each picked request's drafts, and free the slots of those that are not accepted.
 
-    A request without a proposal gets a tree from the harness. At least `accept` drafts are accepted
-    whatever the target's tokens are, if the tree is that deep.
+    A request without a proposal gets random drafts. At least `accept` drafts are accepted whatever
+    the target's tokens are.
     """
 
     picks: tuple[Count, ...]

@@ -1,1 +1,1 @@
-"""Tests of what both runs rest on: ops, allocator, pools, trees and the eager decoder."""
+"""Tests of what both runs rest on: ops, allocator, pools and the eager decoder."""

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import accumulate, compress, product
+from itertools import product
 
 import torch
 from paritybit.reference.config import PRESETS, AttentionShape, Kind, ModelConfig
@@ -19,7 +19,6 @@ from paritybit.engines.interpreter import quicken
 
 MAX_ROWS = 33  # more than any replay of a trial runs
 FEW_ROWS = 4  # one with each kind of list: see `key_lists`
-FORMS = ("shared", "masked")
 DTYPES = (torch.float32, torch.bfloat16)
 
 # Float32 arithmetic may miss the float64 result by this much of the sum of the terms'
@@ -218,10 +217,10 @@ def store_kv_case(trial: OpTrial, kind: Kind) -> OpCase:
     return OpCase(run, expected, torch.zeros_like(expected))
 
 
-def attention_case(trial: OpTrial, kind: Kind, form: str) -> OpCase:
-    """Return attention over the lists of one form."""
+def attention_case(trial: OpTrial, kind: Kind) -> OpCase:
+    """Return attention over lists of keys."""
     query, cache = _attention_inputs(trial, kind, trial.rows)
-    lists = key_lists(trial, trial.rows)[form]
+    lists = key_lists(trial, trial.rows)
     rows = [_attend(query[row], cache, slots) for row, slots in enumerate(lists.taken())]
     expected, magnitude = (torch.stack(part) for part in zip(*rows, strict=True))
     return OpCase(lambda part: lists.attend(trial, query, cache, part), expected, magnitude)
@@ -256,50 +255,25 @@ class ListForm:
     begin: Tensor
     end: Tensor
     slots: Tensor
-    mask: Tensor | None = None
-    mask_start: Tensor | None = None
 
     def taken(self) -> list[list[int]]:
         """Return for each row the slots that take part, in list order."""
         bounds = zip(self.begin.tolist(), self.end.tolist(), strict=True)
-        lists: list[list[int]] = [self.slots[begin:end].tolist() for begin, end in bounds]
-        if self.mask is None or self.mask_start is None:
-            return lists
-        bits = [self.mask[start:].tolist() for start in self.mask_start.tolist()]
-        return [list(compress(slots, taken)) for slots, taken in zip(lists, bits, strict=True)]
+        return [self.slots[begin:end].tolist() for begin, end in bounds]
 
-    def attend(
-        self,
-        trial: OpTrial,
-        query: Tensor,
-        cache: Tensor,
-        part: slice,
-    ) -> Tensor:
+    def attend(self, trial: OpTrial, query: Tensor, cache: Tensor, part: slice) -> Tensor:
         """Return the attention of the rows in `part`."""
         begin, end, longest = self.begin[part], self.end[part], trial.config.max_context
-        start = None if self.mask_start is None else self.mask_start[part]
-        return trial.ops.attention(
-            query[part],
-            cache,
-            begin,
-            end,
-            self.slots,
-            longest,
-            self.mask,
-            start,
-        )
+        return trial.ops.attention(query[part], cache, begin, end, self.slots, longest)
 
 
-def key_lists(trial: OpTrial, rows: int) -> dict[str, ListForm]:
+def key_lists(trial: OpTrial, rows: int) -> ListForm:
     """Return lists of even slots, of very different lengths, which overlap.
 
-    Every fifth list is empty, from row 2 on. Of the "masked" ones some rows keep no key, some their
-    last alone, and the others half of them and what a tree might keep of the rest. An odd slot
-    stands behind the last list, and a bit that is set before the first row's.
+    Every fifth list is empty, from row 2 on. An odd slot stands behind the last list.
     """
     context = trial.config.max_context
     lengths = [0 if row % 5 == 2 else 1 + 11 * row % context for row in range(rows)]
-    ends = list(accumulate(lengths))
     stale = trial.int32([1])
     drawn = 2 * trial.integers(context, context, seed=1).to(torch.int32)
     begin = [min(3 * row, context - length) for row, length in enumerate(lengths)]
@@ -307,23 +281,11 @@ def key_lists(trial: OpTrial, rows: int) -> dict[str, ListForm]:
         first + length if length else first // 2
         for first, length in zip(begin, lengths, strict=True)
     ]
-    shared = ListForm(
+    return ListForm(
         torch.tensor(begin, device=trial.device),
         torch.tensor(end, device=trial.device),
         torch.cat([drawn, stale]),
     )
-    bits = trial.integers(2, 1 + ends[-1], seed=2).bool()
-    bits[0] = True
-    for row, (length, last) in enumerate(zip(lengths, ends, strict=True)):
-        taken = bits[1 + last - length : 1 + last]
-        if row % 5 in (0, 3):
-            taken[:] = False
-            taken[-1:] = row % 5 == 0
-        else:
-            taken[: length // 2] = True
-    start = torch.tensor([0, *ends[:-1]], device=trial.device) + 1
-    masked = replace(shared, mask=bits, mask_start=start)
-    return {"shared": shared, "masked": masked}
 
 
 def _poisoned(cache: Tensor, taken: list[list[int]]) -> Tensor:
@@ -363,8 +325,7 @@ def cases(trial: OpTrial) -> dict[str, OpCase]:
         found[f"project_heads {kind}"] = project_heads_case(trial, kind)
         found[f"linear_add {kind}"] = linear_add_case(trial, kind)
         found[f"store_kv {kind}"] = store_kv_case(trial, kind)
-        for form in FORMS:
-            found[f"attention {kind}, {form}"] = attention_case(trial, kind, form)
+        found[f"attention {kind}"] = attention_case(trial, kind)
     return found
 
 
@@ -424,29 +385,25 @@ def check_only_keys_are_loaded(trial: OpTrial) -> None:
     """Check that NaN in every slot that is not a key of a batch's rows changes no bit."""
     query, cache = _attention_inputs(trial, Kind.SWA, FEW_ROWS)
     parts = [slice(0, FEW_ROWS), *(slice(row, row + 1) for row in range(FEW_ROWS))]
-    for form, lists in key_lists(trial, FEW_ROWS).items():
-        whole = lists.attend(trial, query, cache, parts[0])
-        for part in parts:
-            result = lists.attend(trial, query, _poisoned(cache, lists.taken()[part]), part)
-            same = _same_bits(result, whole[part])
-            assert same, f"{form}: attention depends on a slot that is not a key"
-            assert bool(result.isfinite().all()), f"{form}: attention is not finite"
+    lists = key_lists(trial, FEW_ROWS)
+    whole = lists.attend(trial, query, cache, parts[0])
+    for part in parts:
+        result = lists.attend(trial, query, _poisoned(cache, lists.taken()[part]), part)
+        same = _same_bits(result, whole[part])
+        assert same, "attention depends on a slot that is not a key"
+        assert bool(result.isfinite().all()), "attention is not finite"
 
 
-def check_largest(trial: OpTrial) -> None:
-    """Check the largest values of rows of ties, NaN and infinities, against a sorted list."""
-    rows, count = trial.rows, trial.config.vocab
-    values = trial.integers(count // 4, rows, count).float()
-    values[trial.integers(8, rows, count, seed=1) == 0] = torch.nan
-    values[0], values[1], values[2, 3:5] = torch.nan, -torch.inf, torch.inf
-    ranked = values.where(~values.isnan(), -torch.inf)
-    order = [sorted(range(count), key=row.__getitem__, reverse=True) for row in ranked.tolist()]
-    for wanted in (1, 5, count):
-        expected = torch.tensor(order, device=trial.device)[:, :wanted]
-        found, places = trial.ops.largest(values, wanted)
-        assert _same_bits(places, expected), f"the {wanted} largest have other places"
-        same = _same_bits(found, ranked.gather(1, expected))
-        assert same, f"the {wanted} largest have other values"
+def check_likeliest(trial: OpTrial) -> None:
+    """Check the likeliest place of rows of ties, and of NaN, against a list."""
+    logits = trial.integers(5, trial.rows, trial.config.vocab).to(trial.dtype)
+    logits[0] = torch.nan
+    found, places = trial.ops.likeliest(logits)
+    assert places[0] == 0 and bool(found[0].isnan())
+    for row, values in enumerate(logits.tolist()[1:], 1):
+        assert places[row] == values.index(max(values)), "another place is likelier"
+    expected = torch.softmax(logits.double(), -1).gather(1, places)
+    assert bool(((found - expected).abs()[1:] < ARITHMETIC_BOUND).all()), "a wrong probability"
 
 
 def check_row_limit(trial: OpTrial) -> None:
@@ -465,7 +422,7 @@ def check_row_limit(trial: OpTrial) -> None:
 def check_states_follow_paths(trial: OpTrial) -> None:
     """Check that a row has the state it would have if its path were run alone, row by row.
 
-    The paths are chains and trees among one another; what they do not begin with is NaN.
+    Paths may share their first tokens. What they do not begin with is NaN.
     """
     config, rows = trial.config, 12
     table = trial.random(config.vocab, config.hidden)
@@ -495,7 +452,7 @@ CHECKS: tuple[Check, ...] = (
     check_highest_row_wins,
     check_loc_is_reinterpreted,
     check_only_keys_are_loaded,
-    check_largest,
+    check_likeliest,
     check_row_limit,
     check_states_follow_paths,
 )

@@ -57,15 +57,3 @@ def test_a_reset_fills_both_pools_from_the_seed_and_forgets_every_index(device: 
     other.reset(seed=5)
     assert torch.equal(bits(pools.storage), bits(again.storage))
     assert not torch.equal(bits(pools.storage), bits(other.storage))
-
-
-@pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize("kind", Kind)
-def test_a_move_copies_k_and_v_of_all_layers_at_once(kind: Kind, role: Role, device: str) -> None:
-    """Also onto slots that are moved elsewhere; and nothing else changes."""
-    pools = both_pools("mimo", device)
-    wanted = pools.storage.clone()
-    arena = pools.layout.arena_of(wanted, role, kind)
-    arena[:, :, [2, 3, 7]] = arena[:, :, [1, 2, 3]].clone()
-    pools[role].move(kind, [1, 2, 3], [2, 3, 7])
-    assert torch.equal(bits(pools.storage), bits(wanted))

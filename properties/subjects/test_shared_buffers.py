@@ -45,7 +45,7 @@ def test_a_name_has_one_dtype(device: str) -> None:
 def test_a_stale_tail_may_hold_the_bytes_of_another_runner(device: str) -> None:
     pool, rows = BufferPool(torch.device(device)), (keep("ids", Axis.TOKEN, torch.int64),)
     larger, smaller = (
-        StaticInputs(rows, {Axis.TOKEN: bucket}, pool, torch.float32, {}) for bucket in (4, 3)
+        StaticInputs(rows, {Axis.TOKEN: bucket}, pool, torch.float32, 8) for bucket in (4, 3)
     )
     larger.populate({"ids": torch.full((4,), 8, device=device)}, padded=False)
     smaller.populate({"ids": torch.full((1,), 1, device=device)}, padded=True)

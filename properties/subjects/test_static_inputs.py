@@ -28,7 +28,7 @@ def test_the_fill_values_of_a_contract_are_those_that_the_checks_expect(runner: 
 def made(device: str) -> StaticInputs:
     """Return static inputs for four requests with a token each."""
     pool = BufferPool(torch.device(device))
-    return StaticInputs(ROWS, {Axis.TOKEN: 4, Axis.REQUEST: 4}, pool, torch.float32, {})
+    return StaticInputs(ROWS, {Axis.TOKEN: 4, Axis.REQUEST: 4}, pool, torch.float32, 8)
 
 
 @pytest.mark.parametrize(

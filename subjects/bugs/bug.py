@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from paritybit.reference.config import SPECULATION
 from paritybit.subjects.contracts import Changes
 from paritybit.subjects.toggles import LocationScheme
 
@@ -43,7 +42,7 @@ class Bug:
     - `parts`: subclasses of correct classes: see `Parts`.
     - `model`: numbers added to fields of the models in both runs. Only the oracle stays correct.
 
-    It shows only with `topk` branches of drafts, and with `overlap` only if steps overlap.
+    With `overlap`, it shows only if steps overlap.
     """
 
     name: str
@@ -58,7 +57,6 @@ class Bug:
     without: tuple[str, ...] = ()
     parts: tuple[type, ...] = ()
     model: Mapping[str, int] = field(default_factory=dict)
-    topk: int = SPECULATION.topk
     overlap: bool = False
 
     @property

@@ -1,8 +1,8 @@
 """Graphs that contain state of their capture, and metadata that a replay does not rebuild."""
 
 import torch
-from paritybit.reference.config import CHAIN, SPECULATION
-from paritybit.subjects.bugs.bug import DRAFTS, Bug, pull, seen
+from paritybit.reference.config import DRAFT_TOKENS
+from paritybit.subjects.bugs.bug import Bug, pull, seen
 from paritybit.subjects.key_lists import ENDS, Lists
 from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.runners.eagle_draft import EagleDraftRunner
@@ -12,7 +12,7 @@ from torch import Tensor
 
 class UniformQueries(EagleDraftExtendRunner):
     def query_ends(self, counts: Tensor) -> Tensor:
-        longest = torch.full_like(counts, SPECULATION.extend_tokens)
+        longest = torch.full_like(counts, DRAFT_TOKENS)
         return longest.cumsum(0) - longest + counts
 
 
@@ -29,18 +29,11 @@ class PlansByHostAddress(GraphRunner):
         return plan
 
 
-class ListsOneBranch(GraphRunner):
-    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
-        sizes = super().metadata_sizes(bucket)
-        slots, dtype = sizes["kv_indices"]
-        return {**sizes, "kv_indices": (slots // self.topk, dtype)}
-
-
 class PlansFirstForward(EagleDraftRunner):
     def plan(self, bucket: int) -> None:
         lists = self.key_lists(bucket)
         if len(self.captured) == len(self.buckets):
-            lists |= {name: lists[name][: bucket * self.topk] for name in ENDS}
+            lists |= {name: lists[name][:bucket] for name in ENDS}
         self.metadata.write(lists)
 
 
@@ -67,24 +60,13 @@ BUGS = (
         parts=(PlansByHostAddress,),
     ),
     Bug(
-        name="draft_lists_of_one_branch",
-        thread=pull(27338),
-        mechanism=(
-            "The buffer for the slots that a draft reads has room for one branch of each request, "
-            "but each branch has its own list. Long requests write beyond its end. Chains fit."
-        ),
-        expected=seen("live_inputs", *DRAFTS),
-        parts=(ListsOneBranch,),
-    ),
-    Bug(
-        name="chain_lists_not_rebuilt",
+        name="draft_lists_not_rebuilt",
         thread=pull(38311, "vllm-project/vllm"),
         mechanism=(
-            "A replay of a chain of drafts rebuilds the attention metadata of its first forward "
-            "only. The later forwards read the lists of the capture, so later drafts are wrong."
+            "A replay of a draft rebuilds the attention metadata of its first forward only. The "
+            "later forwards read the lists of the capture, so later drafts are wrong."
         ),
         expected=seen("logits_parity", "eagle_draft"),
         parts=(PlansFirstForward,),
-        topk=CHAIN.topk,
     ),
 )

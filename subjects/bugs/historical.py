@@ -161,7 +161,7 @@ BUGS = (
         name="spec_page_table_untranslated",
         thread=pull(24617),
         mechanism=(
-            "The page table for tree verify is not translated for SWA layers. They use "
+            "The page table for a verify is not translated for SWA layers. They use "
             "full slot numbers in the SWA sub-pool, where those slots belong to other "
             "requests."
         ),

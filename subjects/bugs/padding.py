@@ -5,7 +5,7 @@ from paritybit.reference.allocator import PageAllocator
 from paritybit.reference.batch import ForwardBatch
 from paritybit.reference.ops import ListedKeys, Ops
 from paritybit.reference.pool import Tables
-from paritybit.subjects.bugs.bug import FULL_GRAPH, Bug, pull, seen
+from paritybit.subjects.bugs.bug import DRAFTS, FULL_GRAPH, Bug, pull, seen
 from paritybit.subjects.contracts import Policy
 from paritybit.subjects.runners.base import GraphRunner
 from torch import Tensor
@@ -55,7 +55,7 @@ BUGS = (
             "positions is not reset when the batch is padded. Padded rows apply the "
             "rotary positions of an earlier, fuller batch."
         ),
-        expected=seen("live_inputs", *FULL_GRAPH, "eagle_draft_extend"),
+        expected=seen("live_inputs", *FULL_GRAPH, *DRAFTS, "eagle_draft_extend"),
         rows={"positions": KEPT},
     ),
     Bug(

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
-from paritybit.reference.config import SPECULATION, Kind, Role
+from paritybit.reference.config import DRAFT_STEPS, Kind, Role
 from paritybit.reference.model import Decoder, Output
 from paritybit.reference.ops import Ops
 from paritybit.subjects.buffers import BufferPool, StaticInputs
-from paritybit.subjects.contracts import HIDDEN, TOPK, Axis, Contract, Extents
+from paritybit.subjects.contracts import Axis, Contract, Extents
 from paritybit.subjects.graphs.capture import Capture
 from paritybit.subjects.key_lists import (
     Lists,
@@ -45,7 +45,7 @@ class GraphRunner(ABC):
     | `kv_role` | the model whose KV it reads and stores |
     | `rows` | the rows of its contract for all location schemes |
     | `token_buckets` | buckets are in tokens rather than in requests |
-    | `tokens_per_request` | how many tokens a bucket has per request; a draft has one per branch |
+    | `tokens_per_request` | how many tokens a bucket has per request |
     | `lists_per_request` | the tokens of a request read parts of one key list |
     | `shares_buffers` | shares static buffers of the same name with other runners of the engine |
     | `store_count` | the number of forwards inside one graph that store KV |
@@ -58,7 +58,7 @@ class GraphRunner(ABC):
     kv_role: ClassVar[Role] = Role.TARGET
     rows: ClassVar[Contract]
     token_buckets: ClassVar[bool] = False
-    tokens_per_request: int = 1
+    tokens_per_request: ClassVar[int] = 1
     lists_per_request: ClassVar[bool] = False
     shares_buffers: ClassVar[bool] = True
     store_count: ClassVar[int] = 1
@@ -87,14 +87,9 @@ class GraphRunner(ABC):
         self.toggles = toggles
         self.buckets = tuple(sorted(buckets))
         self.memory_pool = memory_pool
-        config = self.target.config
-        self.topk = config.speculation.topk
+        config, extents = self.target.config, self.extents(self.buckets[-1])
         self.window = config.window
-        if self.mode.drafts:
-            self.tokens_per_request = self.topk
-        widths = {HIDDEN: config.hidden, TOPK: self.topk}
-        extents = self.extents(self.buckets[-1])
-        self.inputs = StaticInputs(contract, extents, buffers, self.target.dtype, widths)
+        self.inputs = StaticInputs(contract, extents, buffers, self.target.dtype, config.hidden)
         self.metadata = StaticLists(self.metadata_sizes(self.buckets[-1]), buffers)
         self.captured: dict[int, Capture[Any]] = {}
 
@@ -104,12 +99,10 @@ class GraphRunner(ABC):
 
     def extents(self, bucket: int) -> Extents:
         """Return the length of each axis of the static inputs for a bucket."""
-        config = self.target.config
         return {
             Axis.REQUEST: bucket,
             Axis.TOKEN: bucket * self.tokens_per_request,
-            Axis.DRAFT_SLOT: bucket * config.speculation.slots,
-            Axis.MASK: bucket * SPECULATION.draft_tokens * config.max_context,
+            Axis.DRAFT_SLOT: bucket * DRAFT_STEPS,
         }
 
     def listed_tokens(self, bucket: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
-from paritybit.reference.config import SPECULATION, Role
+from paritybit.reference.config import DRAFT_TOKENS, Role
 from paritybit.reference.model import Output, TokenInputs
 from paritybit.reference.speculative import likeliest
 from paritybit.subjects.access import ListedKV
@@ -17,7 +17,8 @@ from paritybit.subjects.key_lists import Queries
 from paritybit.subjects.runners.base import GraphRunner
 from torch import Tensor
 
-K = SPECULATION.extend_tokens
+K = DRAFT_TOKENS
+"""The most tokens of a request: all that a verify runs."""
 
 
 class EagleDraftExtendRunner(GraphRunner):
@@ -83,7 +84,7 @@ class EagleDraftExtendRunner(GraphRunner):
             "logits": self.draft.logits(self.ops, hidden[ends - 1]),
             "hidden": hidden[accepted],
         }
-        return likeliest(self.ops, output, self.topk)
+        return likeliest(self.ops, output)
 
     def query_ends(self, counts: Tensor) -> Tensor:
         """Return the end row of each request, exclusive. Requests with `counts` rows lie packed."""

@@ -1,48 +1,32 @@
-"""The verify runner: decode with k draft tokens per request and a tree mask."""
+"""The verify runner: decode with several tokens per request, its last one and its drafts."""
 
 from dataclasses import replace
 
-import torch
 from paritybit.reference.batch import Mode
-from paritybit.reference.config import SPECULATION
+from paritybit.reference.config import DRAFT_TOKENS
 from paritybit.reference.model import StatePaths
-from paritybit.subjects.contracts import Axis, keep
-from paritybit.subjects.key_lists import MASK_STARTS, Lists, Queries, list_keys
-from paritybit.subjects.protocol import KeyLists
-from paritybit.subjects.runners.decode import ROWS, DecodeRunner
+from paritybit.subjects.key_lists import Lists, Queries, list_keys
+from paritybit.subjects.runners.decode import DecodeRunner
 from paritybit.subjects.states import verify_paths
 from paritybit.subjects.toggles import Site
 
 
 class TargetVerifyRunner(DecodeRunner):
-    """Full-graph verification of a tree of draft tokens per request."""
+    """Full-graph verification of the drafts of each request."""
 
     name = "target_verify"
     mode = Mode.TARGET_VERIFY
-    rows = (
-        *ROWS,
-        keep("custom_mask", Axis.MASK, torch.bool),
-        keep("tree_parents", Axis.TOKEN, torch.int64),
-    )
-
-    tokens_per_request = SPECULATION.draft_tokens
+    tokens_per_request = DRAFT_TOKENS
     lists_per_request = True
-
-    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
-        """Return the buffers of the key lists and of the places in the mask."""
-        per_draft = self.listed_tokens(bucket), torch.int64
-        return {**super().metadata_sizes(bucket), **dict.fromkeys(MASK_STARTS, per_draft)}
 
     def queries(self, bucket: int) -> Queries:
         """Return what the drafts of a bucket attend to: their request's keys and drafts."""
-        drafts = SPECULATION.draft_tokens
         return replace(
             super().queries(bucket),
-            seq_lens=self.view("seq_lens", bucket) + drafts,
-            seq_lens_cpu=self.view("seq_lens_cpu", bucket) + drafts,
-            counts=drafts,
-            counts_cpu=drafts,
-            positions=self.view("positions", bucket),
+            seq_lens=self.view("seq_lens", bucket) + DRAFT_TOKENS,
+            seq_lens_cpu=self.view("seq_lens_cpu", bucket) + DRAFT_TOKENS,
+            counts=DRAFT_TOKENS,
+            counts_cpu=DRAFT_TOKENS,
         )
 
     def key_lists(self, bucket: int) -> Lists:
@@ -53,11 +37,4 @@ class TargetVerifyRunner(DecodeRunner):
 
     def state_paths(self, bucket: int) -> StatePaths:
         """Return the paths of the recurrent states of a bucket's draft tokens."""
-        slots, parents = (
-            self.view(name, bucket) for name in ("mamba_track_indices", "tree_parents")
-        )
-        return verify_paths(slots, parents)
-
-    def static_keys(self, bucket: int) -> KeyLists:
-        """Return the key lists and the mask that a bucket's graph reads."""
-        return replace(super().static_keys(bucket), mask=self.view("custom_mask", bucket))
+        return verify_paths(self.view("mamba_track_indices", bucket))

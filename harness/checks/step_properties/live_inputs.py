@@ -55,7 +55,7 @@ def odd_inputs(observation: Observation, replay: ReplayResult) -> Iterator[str]:
     if not runner.captures:
         return
     config = observation.layout.configs[Role.TARGET]
-    rows = rows_of_lists(runner.mode, replay.bucket, config.speculation)
+    rows = rows_of_lists(runner.mode, replay.bucket)
     for name, room in ROOM.get(runner.mode, {}).items():
         needed = rows * room(config)
         if name in static and static[name].numel() < needed:

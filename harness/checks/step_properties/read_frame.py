@@ -5,16 +5,15 @@ live row must read the slots of its request, and a padded row may only read the 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.allocator import Owner
-from paritybit.reference.batch import Mode, RequestSpan
-from paritybit.reference.config import SPECULATION, Kind, Role
-from paritybit.reference.speculative import path_to
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import DRAFT_FORWARDS, DRAFT_STEPS, Kind, Role
 from paritybit.subjects.protocol import Keys
 from torch import Tensor
 
@@ -26,14 +25,13 @@ def judge(observation: Observation) -> Description | None:
     keys, layout = observation.keys, observation.layout
     if keys is None:
         return None
-    config = layout.configs[Role.TARGET]
-    most = config.max_context + config.speculation.slots
+    most = layout.configs[Role.TARGET].max_context + DRAFT_STEPS
     for kind, of_kind in ((Kind.FULL, keys.full), (Kind.SWA, keys.swa)):
         none = layout.sizes.slots(kind)
         required = required_reads(observation, kind, none)
         forwards, live = len(required), len(required[0])
         of_forward = max(len(of_kind.begin) // forwards, live)
-        rows, slots = listed_reads(of_kind, keys.mask, most, none)
+        rows, slots = listed_reads(of_kind, most, none)
         counted = (rows % of_forward < live) | (slots != 0)
         found = (rows * (none + 1) + slots)[counted]
         right = [
@@ -81,7 +79,7 @@ def _name_row(observation: Observation, kind: Kind, slots: list[int]) -> str:
     return f"{kind} slot {slots[0]} of {owner}{others}"
 
 
-def listed_reads(keys: Keys, mask: Tensor | None, most: int, none: int) -> tuple[Numbers, Numbers]:
+def listed_reads(keys: Keys, most: int, none: int) -> tuple[Numbers, Numbers]:
     """Return the row and the slot of each read, both int64 [N].
 
     Slot `none` stands for a number that is no slot, and for all keys of a row beyond `most`.
@@ -93,12 +91,7 @@ def listed_reads(keys: Keys, mask: Tensor | None, most: int, none: int) -> tuple
     place = begin[rows] + number
     inside = (place >= 0) & (place < len(slots)) & (number < most)
     found = slots[np.where(inside, place, 0)] if len(slots) else np.zeros_like(place)
-    found = np.where(inside & (found >= 0) & (found < none), found, none)
-    if mask is not None and keys.mask_start is not None:
-        bit = np.clip(on_host(keys.mask_start)[rows] + number, 0, len(mask) - 1)
-        taken = on_host(mask)[bit] != 0
-        rows, found = rows[taken], found[taken]
-    return rows, found
+    return rows, np.where(inside & (found >= 0) & (found < none), found, none)
 
 
 def on_host(values: Tensor) -> Numbers:
@@ -113,17 +106,20 @@ def required_reads(observation: Observation, kind: Kind, none: int) -> list[list
     """
     graph, mode = observation.graph, observation.mode
     config = observation.layout.configs[Role.TARGET]
-    window = config.window if kind is Kind.SWA else None
+    window = config.window if kind is Kind.SWA else config.max_context
     owners = {owner.row: owner for owner in graph.owners}
-    forwards = SPECULATION.forwards if mode is Mode.DRAFT else 1
-    found: list[list[Numbers]] = [[] for _ in range(forwards)]
-    for span in graph.spans:
-        slots = slots_of(owners[span.row], kind, none)
-        rows = [slots[read] for read in columns_read(mode, span, window)]
-        of_forward = len(rows) // forwards
-        for forward in range(forwards):
-            found[forward] += rows[forward * of_forward : (forward + 1) * of_forward]
-    return found
+    rows = [
+        (slots_of(owners[span.row], kind, none), position)
+        for span in graph.spans
+        for position in span.positions(mode)
+    ]
+    return [
+        [slots[max(0, position + 1 - window) : position + 1] for slots, position in of_forward]
+        for of_forward in (
+            [(slots, position + forward) for slots, position in rows]
+            for forward in range(DRAFT_FORWARDS if mode is Mode.DRAFT else 1)
+        )
+    ]
 
 
 def slots_of(owner: Owner, kind: Kind, none: int) -> Numbers:
@@ -132,37 +128,6 @@ def slots_of(owner: Owner, kind: Kind, none: int) -> Numbers:
     numbers = np.array([-1 if page is None else page for page in pages], np.int64)
     slots = (numbers[:, None] * owner.page_size + np.arange(owner.page_size)).ravel()
     return np.where(slots < 0, none, slots)
-
-
-def columns_read(mode: Mode, span: RequestSpan, window: int | None) -> Iterable[Numbers | slice]:
-    """Return the columns of its request that each live row reads, for each forward of a draft.
-
-    `window` is the number of keys of a row on these layers, or None if it reads all.
-    """
-    if mode is Mode.TARGET_VERIFY or mode is Mode.DRAFT:
-        return _columns_beyond(mode, span, window)
-    reach = span.end if window is None else window
-    return [slice(max(0, at + 1 - reach), at + 1) for at in span.positions(mode)]
-
-
-def _columns_beyond(mode: Mode, span: RequestSpan, window: int | None) -> Iterator[Numbers]:
-    """Yield the result of `columns_read` for rows that read tokens other than their request's."""
-    columns = np.arange(span.end)
-    drafted = columns[span.begin :]
-    for forward in range(SPECULATION.forwards if mode is Mode.DRAFT else 1):
-        for row, position in enumerate(span.positions(mode)):
-            if mode is Mode.TARGET_VERIFY:
-                own = drafted[path_to(span.tree, row)]
-                past = _since(position, window, span.begin)
-            else:
-                own = drafted[row * SPECULATION.steps :][: forward + 1]
-                past = _since(position + forward, window, span.begin)
-            yield np.append(columns[past], own)
-
-
-def _since(position: int, window: int | None, end: int) -> slice:
-    """Return the columns before `end` that a row at `position` reads."""
-    return slice(0 if window is None else max(0, position - window + 1), end)
 
 
 READ_FRAME = Property(

@@ -22,8 +22,8 @@ from paritybit.harness.campaigns.task import Result, Task
 from paritybit.harness.lockstep.config import TURNS
 from paritybit.harness.records.schema import Status
 from paritybit.harness.schedules.buckets import SMALLEST
-from paritybit.harness.schedules.coverage import ALL_ACCEPTED, LONGEST, OVERLAPPED
-from paritybit.reference.config import CHAIN, PRESETS, SPECULATION
+from paritybit.harness.schedules.coverage import LONGEST, OVERLAPPED
+from paritybit.reference.config import PRESETS
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 from paritybit.subjects.toggles import LocationScheme
@@ -35,11 +35,7 @@ ONE = RunConfig("cpu", (("swa_pad", "decode"),))
 def test_a_run_tries_every_runner_scheme_and_preset_and_every_bug_on_every_runner() -> None:
     tasks = plan(EVERYTHING)
     clean = [task.trial for task in tasks if task.bug is None]
-    usual = [
-        trial
-        for trial in clean
-        if not trial.overlap and trial.buckets != SMALLEST and trial.topk == SPECULATION.topk
-    ]
+    usual = [trial for trial in clean if not trial.overlap and trial.buckets != SMALLEST]
     assert sorted((one.runner, one.scheme) for one in usual) == sorted(
         product(RUNNERS, LocationScheme)
     )
@@ -51,15 +47,13 @@ def test_a_run_tries_every_runner_scheme_and_preset_and_every_bug_on_every_runne
     assert len({task.name for task in tasks}) == len(tasks)
 
 
-def test_a_run_of_everything_tries_overlap_chains_and_the_smallest_sizes_too() -> None:
+def test_a_run_of_everything_tries_overlap_and_the_smallest_sizes_too() -> None:
     """And requires that they were reached. A narrowed run requires none of that."""
     clean = [task.trial for task in clean_tasks(EVERYTHING)]
     smallest = {engine_runners(one.runner) for one in clean if one.buckets == SMALLEST}
     assert smallest == {engine_runners(name) for name in ONE_PER_ENGINE}
     assert [one.runner for one in clean if one.overlap] == ["decode", "frozen_kv_mtp"]
-    chains = {one.runner for one in clean if one.topk == CHAIN.topk}
-    assert chains == {name for name, runner in RUNNERS.items() if runner.mode.speculates}
-    special = {LONGEST, OVERLAPPED, ALL_ACCEPTED}
+    special = {LONGEST, OVERLAPPED}
     assert special <= set(EVERYTHING.required_events)
     assert not special & set(ONE.required_events)
 
@@ -154,7 +148,7 @@ def test_an_internal_error_is_no_verdict_and_anything_wrong_is_one(
 def test_the_scope_names_what_was_tried_and_the_states_of_a_full_run_that_were_not() -> None:
     found = scope(green_run(EVERYTHING))
     assert "that a full run must reach" not in found.untried
-    assert "topk 1, 2" in found.tried and "steps in order, overlapping" in found.tried
+    assert "steps in order, overlapping" in found.tried
     assert found.untried.startswith("device cuda; longer contexts")
     narrowed = scope(green_run(ONE))
     assert "states that a full run must reach: " in narrowed.untried

@@ -140,7 +140,6 @@ def test_an_extra_run_leaves_no_byte_behind_in_any_mode(engine: str, device: str
 LENGTHS = (
     *("num_token_non_padded", "global_num_tokens"),
     *("key_begin", "key_end", "window_key_begin", "window_key_end"),
-    *("mask_start", "window_mask_start", "tree_parents"),
 )
 """Static buffers of places in lists and the like, for which no noise is valid."""
 

@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from paritybit.harness.checks.step_properties.read_frame import columns_read, judge
+from paritybit.harness.checks.step_properties.read_frame import judge
 from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.schedules.schedule import Step
-from paritybit.reference.batch import Mode, RequestSpan
+from paritybit.reference.batch import Mode
 from paritybit.subjects.protocol import Keys
 from paritybit.subjects.runners import ONE_PER_ENGINE
 from torch import Tensor
@@ -29,29 +28,18 @@ def test_a_key_more_or_less_of_any_row_is_detected(mode: Mode) -> None:
     """For a padded row, any key but slot 0."""
     right = observation(mode)
     assert right.keys is not None and judge(right) is None
-    full, mask = right.keys.full, right.keys.mask
+    full = right.keys.full
     for row in range(len(full.begin)):
-        padded, start = int(full.slots[full.begin[row]]) == 0, full.mask_start
-        last = int(full.end[row] - full.begin[row]) - 1
-        masked = mask is not None and start is not None and not mask[start[row] + last]
+        padded = int(full.slots[full.begin[row]]) == 0
         less, more, other = full.end.clone(), full.end.clone(), full.slots.clone()
         less[row] -= 1
         other[full.begin[row]] = FREE
-        assert (judge(with_keys(right, end=less)) is None) == (padded or masked)
+        assert (judge(with_keys(right, end=less)) is None) == padded
         assert judge(with_keys(right, slots=other)) is not None
         if row + 1 < len(full.begin):
             more[row] += 1
             harmless = padded and int(full.slots[full.end[row]]) == 0
             assert (judge(with_keys(right, end=more)) is None) == harmless
-
-
-def test_a_wrong_mask_bit_of_a_tree_is_detected() -> None:
-    """A verified token that sees a sibling, and one that does not see its parent."""
-    for place in range(8):
-        right = observation(Mode.TARGET_VERIFY)
-        assert right.keys is not None and right.keys.mask is not None
-        right.keys.mask[place] = ~right.keys.mask[place]
-        assert judge(right) is not None
 
 
 @pytest.mark.parametrize("slot", [OWNERS[0].full_pages[1], -1, 10_000])
@@ -88,19 +76,3 @@ def test_the_lists_of_all_forwards_but_those_of_an_idle_prefill_are_observed(
     lockstep.watch(STEP_PROPERTIES)
     assert lockstep.play(SCHEDULE, observer).violations == ()
     assert all(one.graph.batch is None and one.mode is Mode.EXTEND for one in without)
-
-
-@pytest.mark.parametrize(
-    ("window", "right"),
-    [
-        (None, [[0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 5], [0, 1, 2, 3, 4, 6]]),
-        (3, [[1, 2, 3], [2, 3, 4], [2, 3, 5], [3, 4, 6]]),
-    ],
-)
-def test_a_row_of_a_tree_reads_its_past_and_its_ancestors(
-    window: int | None, right: list[list[int]]
-) -> None:
-    tree = ((7, -1), (8, 0), (9, 0), (8, 1))
-    span = RequestSpan(1, 0, 3, 7, range(7), range(7), 0, tree)
-    found = columns_read(Mode.TARGET_VERIFY, span, window)
-    assert [np.arange(7)[row].tolist() for row in found] == right

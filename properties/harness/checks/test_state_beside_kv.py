@@ -96,7 +96,7 @@ FRAMES = {Mode.EXTEND: 0, Mode.DECODE: 0, Mode.TARGET_VERIFY: 1}
 def test_a_step_writes_the_state_of_its_own_requests_that_its_mode_writes(
     mode: Mode, row: int
 ) -> None:
-    """A verify the states of a tree's nodes, not the request's own; a decode the other way."""
+    """A verify the states after its tokens, not the request's own; a decode the other way."""
     found = observation(mode)
     serial = found.graph.serial_at(found.graph.spans[0].row)
     slot = next(owner.state_slot for owner in OWNERS if owner.serial == serial)

@@ -15,7 +15,14 @@ from paritybit.harness.lockstep.observation import Observation, Snapshot
 from paritybit.harness.schedules.schedule import Decode
 from paritybit.reference.allocator import Owner
 from paritybit.reference.batch import DraftState, ForwardBatch, Mode, RequestSpan, prepare
-from paritybit.reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
+from paritybit.reference.config import (
+    DRAFT_STEPS,
+    DRAFT_TOKENS,
+    PRESETS,
+    Kind,
+    Role,
+    draft_config,
+)
 from paritybit.reference.model import Output
 from paritybit.reference.pool import LOC_DTYPE, KVLayout, PoolSizes, Tables
 from paritybit.subjects.protocol import (
@@ -56,8 +63,8 @@ BUCKET = 4
 COUNTS: Mapping[Mode, tuple[int, ...]] = {
     Mode.EXTEND: (3,),
     Mode.DECODE: (1, 1),
-    Mode.TARGET_VERIFY: (SPECULATION.draft_tokens,) * 2,
-    Mode.DRAFT: (SPECULATION.slots,) * 2,
+    Mode.TARGET_VERIFY: (DRAFT_TOKENS,) * 2,
+    Mode.DRAFT: (DRAFT_STEPS,) * 2,
     Mode.FROZEN_DRAFT: (0, 0),
     Mode.DRAFT_EXTEND: (2, 1),
 }
@@ -163,7 +170,7 @@ def batch_of(mode: Mode, tables: Tables) -> ForwardBatch:
 def span(mode: Mode, request: int, count: int) -> RequestSpan:
     """Return the next `count` tokens of a request, with what the mode adds."""
     owner = OWNERS[request]
-    state = DraftState(torch.ones(2), torch.arange(2), torch.ones(CONFIG.hidden))
+    state = DraftState(torch.ones(1), torch.arange(1), torch.ones(CONFIG.hidden))
     return RequestSpan(
         row=owner.row,
         token_row=request,
@@ -172,7 +179,7 @@ def span(mode: Mode, request: int, count: int) -> RequestSpan:
         full_slots=NEW_FULL[request][:count],
         swa_slots=NEW_SWA[request][:count],
         track_index=owner.state_slot,
-        tree=((1, -1), (2, 0), (3, 0), (4, 1)) if mode is Mode.TARGET_VERIFY else (),
+        verified=(1, 2, 3, 4) if mode is Mode.TARGET_VERIFY else (),
         state=state if mode.drafts else None,
     )
 

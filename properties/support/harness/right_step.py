@@ -15,10 +15,9 @@ from paritybit.harness.checks.static_inputs import (
 from paritybit.harness.lockstep.observation import Observation, StepEnd
 from paritybit.reference.allocator import Numbers, Owner, Ownership
 from paritybit.reference.batch import Mode, RequestSpan
-from paritybit.reference.config import SPECULATION, Kind, ModelConfig
-from paritybit.reference.eager import columns_of
+from paritybit.reference.config import DRAFT_FORWARDS, Kind, ModelConfig
 from paritybit.reference.pool import PoolSizes, Tables
-from paritybit.subjects.contracts import HIDDEN, TOPK, Axis
+from paritybit.subjects.contracts import Axis
 from paritybit.subjects.protocol import KeyLists, Keys
 from paritybit.subjects.runners import RUNNERS
 from torch import Tensor
@@ -32,9 +31,6 @@ RUNNER: Mapping[Mode, str] = {
     Mode.DRAFT_EXTEND: "eagle_draft_extend",
 }
 """The runner that replays each mode."""
-
-PADDED_ROW = [(0, True)]
-"""What a padded row reads: slot 0."""
 
 
 def holders(owners: Sequence[Owner], spans: Sequence[RequestSpan]) -> tuple[Owner, ...]:
@@ -58,27 +54,20 @@ def right_keys(
     idle: bool,
 ) -> KeyLists:
     """Return the lists of a right forward: its live rows, then a padded one, per forward."""
-    forwards = SPECULATION.forwards if mode is Mode.DRAFT else 1
     found: dict[Kind, Keys] = {}
-    masks: list[Tensor] = []
-    for kind, window in ((Kind.FULL, None), (Kind.SWA, config.window)):
-        rows: list[list[tuple[int, bool]]] = []
-        for step in range(forwards):
+    for kind, window in ((Kind.FULL, config.max_context), (Kind.SWA, config.window)):
+        rows: list[list[int]] = []
+        for ahead in range(DRAFT_FORWARDS if mode is Mode.DRAFT else 1):
             for span in () if idle else spans:
                 owner = next(one for one in owners if one.row == span.row)
-                rows += [
-                    [(owner.slot(kind, column), seen) for column, seen in columns]
-                    for columns in columns_of(mode, span, window, step)
-                ]
-            rows.append(PADDED_ROW)
-        ends = torch.tensor([len(row) for row in rows]).cumsum(0)
-        begin = ends - torch.tensor([len(row) for row in rows])
-        slots = torch.tensor([slot for row in rows for slot, _ in row])
-        offset = sum(len(mask) for mask in masks)
-        found[kind] = Keys(begin, ends, slots, begin + offset)
-        masks.append(torch.tensor([seen for row in rows for _, seen in row]))
-    mask = torch.cat(masks) if mode is Mode.TARGET_VERIFY else None
-    return KeyLists(found[Kind.FULL], found[Kind.SWA], mask)
+                for last in (position + ahead for position in span.positions(mode)):
+                    seen = range(max(0, last + 1 - window), last + 1)
+                    rows.append([owner.slot(kind, column) for column in seen])
+            rows.append([0])  # A padded row.
+        counts = torch.tensor([len(row) for row in rows])
+        slots = torch.tensor([slot for row in rows for slot in row])
+        found[kind] = Keys(counts.cumsum(0) - counts, counts.cumsum(0), slots)
+    return KeyLists(found[Kind.FULL], found[Kind.SWA])
 
 
 STALE = 3
@@ -89,15 +78,13 @@ def right_static(found: Observation, config: ModelConfig) -> dict[str, Tensor]:
     """Return the static inputs of a runner after a right replay, larger than the bucket."""
     replay, batch = found.replay, found.eager.batch
     assert replay is not None
-    extents = extents_of(found, replay)
-    widths = {HIDDEN: config.hidden, TOPK: SPECULATION.topk}
+    extents = extents_of(found.mode, replay.bucket)
     counts = 0 if batch is None else batch.live_tokens, extents[Axis.TOKEN]
     static = {}
     for row in RUNNERS[replay.runner].rows:
-        longer = {axis: extent + 2 for axis, extent in extents.items()} | {Axis.MASK: 800}
-        stale = 1 if row.dtype is torch.bool else STALE
+        longer = {axis: extent + 2 for axis, extent in extents.items()}
         static[row.name] = buffer = torch.full(
-            row.shape(longer, widths), stale, dtype=row.dtype or torch.float32
+            row.shape(longer, config.hidden), STALE, dtype=row.dtype or torch.float32
         )
         fill = FILLS[replay.runner].get(row.name)
         if fill is not None:
