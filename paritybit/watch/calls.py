@@ -10,7 +10,7 @@ from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
-from paritybit.watch.stacks import engine_file, wraps
+from paritybit.watch.stacks import OWN, engine_file, wraps
 
 REMEMBERED = 64
 """The last forward passes before which a function ran that are remembered."""
@@ -19,8 +19,23 @@ MOST_CALLS = 20_000
 """The most calls that are looked at between two forward passes."""
 
 
+Key = tuple[int, int, int]
+"""A call: the ids of the called function and of the caller, and the caller's instruction."""
+
+SANITIZER = tuple(f"{OWN}/{folder}/" for folder in ("connectors", "watch"))
+"""The folders of functions that call those of an engine on their own behalf, except CALL."""
+
+CALL = "__call__"
+"""The method in which a hook calls the function of an engine that it takes the place of."""
+
+FOLLOWED: list["Calls"] = []
+"""What notes the calls of the engine that this process runs, if it does."""
+
 MONITORING: Any = getattr(sys, "monitoring", None)
 """From Python 3.12 on, it notes calls in place of `sys.settrace`, which also stops at each line."""
+
+SELDOM = 8
+"""The most forward passes before which a call is made that counts as seldom."""
 
 TOOL, NAME = 4, "paritybit"
 """The number of this tool, and its name. Debuggers and coverage have others."""
@@ -41,16 +56,27 @@ class Ran:
             self.forwards.append(forward)
             self.count += 1
 
-    def until(self, forward: int) -> tuple[int, int]:
-        """Return before how many forward passes it ran until one, and the last of them."""
-        before = [one for one in self.forwards if one <= forward]
-        return self.count - len(self.forwards) + len(before), max(before, default=0)
+    def near(self, *forwards: int) -> tuple[int, int]:
+        """Return before how many forward passes it ran, and how far from some at the nearest."""
+        far = max(forwards, default=0)
+        gaps = (abs(one - other) for one in self.forwards for other in forwards)
+        return self.count, min(gaps, default=far)
+
+
+@dataclass
+class Seldom:
+    """A call of a function by a line that was made before few forward passes."""
+
+    code: CodeType
+    place: tuple[int, int]
+    forwards: list[int] = field(default_factory=list)
 
 
 @cache
 def calls_of(package: str) -> "Calls":
     """Return what notes the calls of a package in this process."""
-    return Calls(package)
+    FOLLOWED[:] = [Calls(package)]
+    return FOLLOWED[0]
 
 
 class Calls:
@@ -67,16 +93,17 @@ class Calls:
         self.monitoring = False
         self.files: dict[str, bool] = {}
         """Whether files are the package's."""
-        self.seen = set[tuple[int, int, int]]()
-        """All calls: the ids of both functions, and the caller's instruction."""
-        self.now = set[int]()
-        """The ids of the functions that ran since the last note."""
+        self.seldom: dict[Key, Seldom] = {}
+        """The calls that are made seldom."""
+        self.other = set[Key]()
+        """The calls that are not."""
+        self.now, self.made = set[int](), set[Key]()
+        """The ids of the functions that ran since the last note, and the seldom calls."""
+        self.within, self.between = set[int](), set[int]()
+        """The ids of the functions that ran within a forward pass, and before one."""
         self.ran: dict[int, Ran] = {}
         self.lines: defaultdict[tuple[int, int], dict[int, CodeType]] = defaultdict(dict)
         """The functions that each line has called, by the id of its function and its number."""
-        self.answers: dict[Any, tuple[int, list[str]]] = {}
-        """What was said of stacks, and before which forward pass."""
-        self.asked = 0
 
     def start(self) -> None:
         """Note the calls of this thread."""
@@ -114,11 +141,33 @@ class Calls:
             sys.settrace(None)
 
     def note(self, forward: int) -> None:
-        """Note that what ran since the last note did so before a forward pass."""
+        """Note that what ran since the last note did so before a forward pass, or within it."""
+        ran = self.within if forward == self.forward else self.between
+        ran |= self.now
         self.forward = forward
         for key in self.now & self.ran.keys():
             self.ran[key].note(forward)
         self.now.clear()
+        for call in self.made:
+            forwards = self.seldom[call].forwards
+            if forwards[-1:] != [forward]:
+                forwards.append(forward)
+            if len(forwards) > SELDOM:
+                del self.seldom[call]
+                self.other.add(call)
+        self.made.clear()
+
+    def seldom_at(self, forward: int) -> dict[int, int]:
+        """Return the functions that made a seldom call, or got one, around a forward pass.
+
+        They are given by their ids, with the least number of forward passes of such a call.
+        """
+        found = dict[int, int]()
+        for call in self.seldom.values():
+            if any(abs(one - forward) <= 1 for one in call.forwards):
+                for key in (id(call.code), call.place[0]):
+                    found[key] = min(len(call.forwards), found.get(key, SELDOM))
+        return found
 
     def called(self, code: CodeType, first: int, last: int) -> Iterator[CodeType]:
         """Yield the functions that some lines of a function have called."""
@@ -163,22 +212,32 @@ class Calls:
         if caller is not None:
             self.now.add(id(code))
             key = id(code), id(caller.f_code), caller.f_lasti
-            if key not in self.seen:
-                self.seen.add(key)
-                self._note(code, caller)
+            if key not in self.other:
+                if key not in self.seldom and not self._note(key, code, caller):
+                    self.other.add(key)
+                else:
+                    self.made.add(key)
 
-    def _note(self, code: CodeType, caller: FrameType | None) -> None:
-        """Note the call of a function by a frame, or by the next one that is the engine's own."""
-        if not self._named(code):
-            return
+    def _note(self, key: Key, code: CodeType, caller: FrameType | None) -> bool:
+        """Note a new call by a frame, or by the next one that is of a named function.
+
+        Returns False for a call of a function without a name, or by the sanitizer itself.
+        """
+        if caller is None or not self._named(code):
+            return False
+        if caller.f_code.co_filename.startswith(SANITIZER) and caller.f_code.co_name != CALL:
+            return False
         mine = self.ran.setdefault(id(code), Ran(code))
         while caller is not None and not self._named(caller.f_code):
             caller = caller.f_back
-        if caller is not None:
-            place = id(caller.f_code), caller.f_lineno
-            self.ran.setdefault(place[0], Ran(caller.f_code))
-            self.lines[place][id(code)] = code
-            mine.callers[place] = None
+        if caller is None:
+            return False
+        place = id(caller.f_code), caller.f_lineno
+        self.ran.setdefault(place[0], Ran(caller.f_code))
+        self.lines[place][id(code)] = code
+        mine.callers[place] = None
+        self.seldom[key] = Seldom(code, place)
+        return True
 
     def _named(self, code: CodeType) -> bool:
         """Return whether a function is the engine's, with a name and arguments of its own."""

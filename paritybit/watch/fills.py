@@ -7,10 +7,7 @@ forward pass. A tensor that anything else changes, or that the engine does not f
 entries on, is left out.
 """
 
-import ast
-import inspect
 import sys
-import textwrap
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from paritybit.watch.facts import StaticInput
+from paritybit.watch.programs import function_of
 from paritybit.watch.slices import frame_of, told
 from paritybit.watch.stacks import NOWHERE, OWN, Stack, engine_file, line_of, stack
 from paritybit.watch.weak import ByObject, ReleasedError, WeakTensor
@@ -34,6 +32,9 @@ LARGEST = 2**16
 
 MOST_WRITES, MOST_VALUES = 24, 6
 """The most writes to a memory, and stacks that made the values of one, that are remembered."""
+
+MOST_POINTERS = 256
+"""The most elements of a tensor of pointers."""
 
 MOST = 1024
 """The most tensors that are followed."""
@@ -139,35 +140,6 @@ class Filled:
         return now, end
 
 
-@cache
-def stores(kernel: Any) -> dict[str, int]:
-    """Return the parameters of a Triton kernel that it stores to, with the line of a store."""
-    try:
-        lines, first = inspect.getsourcelines(kernel)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, SyntaxError, TypeError):
-        return {}
-    pointers, found = dict[str, set[str]](), dict[str, int]()
-
-    def bases(node: ast.AST) -> set[str]:
-        if isinstance(node, ast.Name):
-            return pointers.get(node.id, {node.id})
-        if isinstance(node, ast.BinOp):
-            return bases(node.left) | bases(node.right)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            return bases(node.func.value)  # Another type of pointer.
-        return set()
-
-    for node in sorted(ast.walk(tree), key=lambda one: getattr(one, "lineno", 0)):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            pointers[node.targets[0].id] = bases(node.value)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            writes = node.func.attr == "store" or node.func.attr.startswith("atomic_")
-            held = bases(node.args[0]) if writes and node.args else ()
-            found |= dict.fromkeys(held, first + node.lineno - 1)
-    return {name: line for name, line in found.items() if name in kernel.__code__.co_varnames}
-
-
 FOLLOWING: WeakSet[Any] = WeakSet()
 """What follows the launches of Triton kernels in this process."""
 
@@ -215,6 +187,8 @@ class Fills(TorchDispatchMode):
         self.written: dict[int, tuple[StorageWeakRef, list[Write]]] = {}
         """The writes to each memory by its address, the latest first."""
         FOLLOWING.add(self)
+        self.pointers: dict[int, tuple[StorageWeakRef, list[int]]] = {}
+        """The addresses that tensors hold, by the address of the tensor."""
         self.thread: int | None = None
         self.entered = self.active = self.failed = self.inference = False
         self.left_out: dict[str, bool] = {}
@@ -309,11 +283,12 @@ class Fills(TorchDispatchMode):
 
     def _origin(self, given: Sequence[Tensor], changed: Sequence[Tensor]) -> tuple[Stack, ...]:
         """Return the stacks that made the values of an operation, the latest first."""
-        sources = [
-            writes[0]
-            for one in given
-            if not any(one is other for other in changed) and (writes := self.writes(one))
-        ]
+        sources = list[Write]()
+        for one in given:
+            if not any(one is other for other in changed):
+                sources += self.writes(one)[:1]
+                pointed = (self.written.get(address) for address in self._pointed(one))
+                sources += [writes[0] for _, writes in filter(None, pointed)]
         values = [one.stack for one in sources] + [two for one in sources for two in one.values]
         return tuple(dict.fromkeys(values))[:MOST_VALUES]
 
@@ -329,26 +304,46 @@ class Fills(TorchDispatchMode):
 
     def _add(self, tensor: Tensor, here: Stack, values: tuple[Stack, ...] = ()) -> None:
         """Note a write to a tensor."""
-        memory, write = tensor.untyped_storage(), Write(*span(tensor), here, values)
-        held, writes = self.written.get(memory.data_ptr(), (None, []))
+        memory = tensor.untyped_storage()
+        self._note_write(memory.data_ptr(), memory, Write(*span(tensor), here, values))
+
+    def _note_write(self, address: int, owner: torch.UntypedStorage, write: Write) -> None:
+        """Note a write to the memory at an address. It is forgotten when `owner` is released."""
+        held, writes = self.written.get(address, (None, []))
         if held is None or held.expired():
-            held, writes = StorageWeakRef(memory), []
+            held, writes = StorageWeakRef(owner), []
         writes = [one for one in writes if one[:3] != write[:3]]
-        self.written[memory.data_ptr()] = held, [write, *writes][:MOST_WRITES]
+        self.written[address] = held, [write, *writes][:MOST_WRITES]
+
+    def _pointed(self, tensor: Tensor) -> list[int]:
+        """Return the addresses that a tensor holds, which are read from a GPU once."""
+        memory = tensor.untyped_storage()
+        if tensor.dtype != torch.uint64 or tensor.numel() > MOST_POINTERS:
+            return []
+        held, addresses = self.pointers.get(tensor.data_ptr(), (None, []))
+        if held is None or held.expired():
+            held, addresses = StorageWeakRef(memory), tensor.flatten().tolist()
+            self.pointers[tensor.data_ptr()] = held, addresses
+        return addresses
 
     def launched(self, kernel: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> None:
         """Note a launch of a Triton kernel, which writes to the tensors that it stores to."""
         if not self.active or self.failed or not self.mine or not (here := self._here()).lines:
             return
-        path = engine_file(kernel.fn.__code__.co_filename, self.package)
+        code = kernel.fn.__code__
+        path = engine_file(code.co_filename, self.package)
+        source = None if path is None else function_of(code)
         given = {**dict(zip(kernel.arg_names, arguments, strict=False)), **named}
-        targets = stores(kernel.fn) if path is not None else {}
+        targets = {} if source is None else {name: one.first for one, name in source.altering}
         read = [two for name in given if name not in targets for two in tensors_in(given[name])]
         origin = self._origin(read, ())
         for name, line in targets.items():
-            inside = line_of(str(path), line, kernel.fn.__code__)
+            inside = Stack((line_of(str(path), line, code), *here.lines))
             for tensor in tensors_in(given.get(name)):
-                self._add(tensor, Stack((inside, *here.lines)), origin)
+                self._add(tensor, inside, origin)
+                for address in self._pointed(tensor):
+                    write = Write(0, sys.maxsize, inside, origin)
+                    self._note_write(address, tensor.untyped_storage(), write)
 
     def _fill(self, tensor: Tensor, here: Stack) -> None:
         """Note that a line of the engine wrote a tensor whose entries are judged."""
@@ -426,6 +421,6 @@ class Fills(TorchDispatchMode):
         """Note that a forward pass has ended."""
         for _ in self.looked():
             pass
-        gone = [address for address, one in self.written.items() if one[0].expired()]
-        for address in gone:
-            del self.written[address]
+        for noted in (self.written, self.pointers):
+            for address in [key for key, one in noted.items() if one[0].expired()]:
+                noted.pop(address)

@@ -4,21 +4,28 @@ Each operation of torch that writes or makes a tensor is seen while the engine p
 pass, with the lines of the engine that called for it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
 
 from paritybit.watch.calls import calls_of
 from paritybit.watch.fills import Fills, Write
-from paritybit.watch.slices import leading, told, unseen
+from paritybit.watch.slices import ASKED, TABLE, Asked, leading, told, unseen
 from paritybit.watch.stacks import Stack, named_in
 
 SLOTS = "slots"
 """The kind of a table from which rows get their slots. Its name ends with that of the group."""
 
+LISTS = "lists"
+"""The kind of index lists."""
+
 FEW = 64
 """The preparations that are followed if not every forward pass is checked."""
+
+WITHIN = 2
+"""The forward passes of each kind within which calls are followed, too."""
 
 Key = tuple[str, str, str]
 """The kind of an input, such as its graph runner, the kind of the forward pass, and its name."""
@@ -38,6 +45,8 @@ class Lines:
         self.known: dict[Key, list[Write]] = {}
         """The writes to each input when it was noted last, if there were any."""
         self.noted: dict[tuple[str, str], None] = {}
+        self.passes = Counter[str]()
+        """The forward passes of each kind."""
         self.open = self.turn = 0
 
     def of(
@@ -54,7 +63,7 @@ class Lines:
         if key is None:
             if otherwise is not None:
                 return told(Stack((otherwise,)))
-            text = unseen(named_in(name), self.calls.package)
+            text = unseen(named_in(name))
             return None, text if (kind, name) in self.noted else None
         last, *others = self.known[key]
         first = leading(last.stack, named_in(name))
@@ -68,11 +77,18 @@ class Lines:
         names = (name for kind, name in self.noted if kind == SLOTS)
         return self.of(SLOTS, next((one for one in names if one.split()[-1] == group), ""))
 
-    def note(self, kind: str, inputs: Mapping[str, Tensor]) -> None:
-        """Note inputs that the engine has prepared."""
-        for name, tensor in inputs.items():
+    def ask_of_slots(self) -> None:
+        """Let suspects include the functions from which rows get their slots."""
+        writes = (one[0] for key, one in self.known.items() if key[0] in (SLOTS, LISTS))
+        stacks = dict.fromkeys(two for one in writes for two in (one.stack, *one.values))
+        ASKED.append(Asked(tuple(stacks), steps=TABLE))
+
+    def note(self, kind: str, inputs: Mapping[str, Tensor | Sequence[Tensor]]) -> None:
+        """Note inputs that the engine has prepared, or the tensors that they are made of."""
+        for name, given in inputs.items():
             self.noted[kind, name] = None
-            if writes := self.fills.writes(tensor):
+            tensors = [given] if isinstance(given, Tensor) else given
+            if writes := [one for tensor in tensors for one in self.fills.writes(tensor)]:
                 self.known[kind, self.forward, name] = writes
 
     def start(self) -> None:
@@ -84,9 +100,16 @@ class Lines:
             self.calls.start()
 
     def stop(self) -> None:
-        """Follow nothing until a forward pass has ended."""
-        self.calls.stop()
+        """Follow no writes until a forward pass has ended, and calls only within the first ones."""
+        self.follow()
         self.pause()
+
+    def follow(self) -> None:
+        """Follow calls within the first forward passes of a kind."""
+        if self.every == 1 and self.passes[self.forward] <= WITHIN:
+            self.calls.start()
+        else:
+            self.calls.stop()
 
     def pause(self) -> None:
         """Follow no writes until the engine prepares a forward pass again."""
@@ -111,13 +134,15 @@ class Lines:
     def begin(self, kind: str, number: int) -> None:
         """Note that a forward pass of a kind begins."""
         self.forward = kind
-        if not self.fills.active:
-            self.calls.stop()
+        self.passes[kind] += 1
         self.calls.note(number)
+        if not self.fills.active:
+            self.stop()
 
     def done(self) -> None:
         """Note that a forward pass has ended. The engine may prepare the next one now."""
-        self.stop()
+        self.calls.stop()
+        self.pause()
         self.calls.note(self.calls.forward)
         self.fills.done()
         if self.open:

@@ -147,6 +147,8 @@ class Reads(InForward):
         # Who freed the slot of another position says nothing of this one.
         freed = None if missing else self.ledger.last_free(slot, reused)
         origin, moved = None, False
+        if self.origins is not None:
+            self.origins.lines.ask_of_slots()
         if self.origins is not None and missing:
             freed, origin = self.origins.lost(self.forward, row, position, slot, self.ledger)
         elif self.origins is not None:

@@ -63,15 +63,28 @@ class Function:
     @cached_property
     def altering(self) -> list[tuple[Statement, str]]:
         """The statements that may change a part of a parameter, or in a loop a part of a part."""
-        parts, found = {name: name for name in self.parameters}, []
+        parts, found = {name: {name} for name in self.parameters}, []
         for one in self.statements:
-            whole = [parts[name] for name in one.uses if name in parts]
+            whole = {part for name in one.uses for part in parts.get(name, ())}
+            calls = {call.function for call in one.calls}
             if one.targets and whole:
-                parts |= dict.fromkeys(one.targets, whole[0])
+                parts |= dict.fromkeys(one.targets, whole)
             elif not one.head:
                 changes = one.changes | one.given
-                found += [(one, parts[name]) for name in changes if name in parts]
+                found += [(one, part) for name in changes for part in parts.get(name, ())]
+                if self.kernel and not calls & {"load", "store"}:  # An offset from a pointer.
+                    parts |= dict.fromkeys(one.changes, whole)
         return found
+
+    @cached_property
+    def kernel(self) -> bool:
+        """Whether it stores to pointers, as a Triton kernel does."""
+        return any(call.function == "store" for one in self.statements for call in one.calls)
+
+    @cached_property
+    def attributes(self) -> frozenset[str]:
+        """The attributes that it sets."""
+        return frozenset(name for one in self.statements for name in one.changes if "." in name)
 
     @property
     def plain(self) -> bool:
@@ -149,12 +162,21 @@ def effects(call: ast.Call, alone: bool) -> Iterator[str]:
     One with keywords that makes an object sets its attributes.
     """
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    if stores(call):
+        yield from used(call.args[0])
+        return
     mutates = method in MUTATORS or (method.endswith("_") and not method.endswith("__"))
     if isinstance(call.func, ast.Attribute) and (mutates or alone):
         yield from inner(call.func.value)
     name = method or getattr(call.func, "id", "")
     if name.lstrip("_")[:1].isupper() or name in ("cls", "replace", "_replace"):
         yield from (f".{one.arg}" for one in call.keywords if one.arg)
+
+
+def stores(node: ast.AST | None) -> bool:
+    """Return whether an expression is a call that stores to a pointer in a Triton kernel."""
+    method = getattr(getattr(node, "func", None), "attr", "")
+    return bool(getattr(node, "args", ())) and (method == "store" or method.startswith("atomic_"))
 
 
 def heads(node: ast.stmt) -> tuple[list[ast.expr], list[ast.expr]]:
@@ -191,7 +213,7 @@ def statements(body: Iterable[ast.AST]) -> Iterator[Statement]:
         for call in calls:
             changes.update(effects(call, call is alone))
         lent = set[str]()
-        if isinstance(alone, ast.Call):
+        if isinstance(alone, ast.Call) and not stores(alone):
             for part in (*alone.args, *(one.value for one in alone.keywords)):
                 lent.update(inner(part))
         within = list(statements(ast.iter_child_nodes(node)))
@@ -213,8 +235,9 @@ def statements(body: Iterable[ast.AST]) -> Iterator[Statement]:
 
 
 def argument(call: ast.Call) -> Argument:
-    """Return what a call gives to its parameters."""
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    """Return what a call gives to its parameters. `kernel[grid](x)` calls `kernel`."""
+    function = call.func.value if isinstance(call.func, ast.Subscript) else call.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     named = {one.arg: frozenset(used(one.value)) for one in call.keywords}
     starred = any(isinstance(one, ast.Starred) for one in call.args)
     return Argument(name, tuple(frozenset(used(one)) for one in call.args), named, starred)

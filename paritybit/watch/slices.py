@@ -2,33 +2,44 @@
 
 A backward slice of the program begins at the lines of a stack. A statement depends on the functions
 that it called, on those that set an attribute that it uses, and on the callers that gave a
-parameter. Only functions that ran count. Those that ran before few forward passes, and lately, come
-first, as in spectrum-based fault localisation.
+parameter. Only functions that ran count. Those that ran before few forward passes, and near the
+event, come first, as in spectrum-based fault localisation.
 """
 
 import heapq
 import itertools
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
-from paritybit.watch.calls import Calls, calls_of
+from paritybit.watch.calls import FOLLOWED, Calls
 from paritybit.watch.programs import Function, Statement, function_of, mentioned
 from paritybit.watch.stacks import CODES, Stack, brief, name_of, split
 
-LOCAL, CALL, GIVEN, SET = 0.25, 1.0, 0.5, 1.0
-"""The length of the steps to another statement, a called function, a caller, and a setter."""
+LOCAL, CALL, GIVEN, SET, ALIKE = 0.25, 1.0, 0.5, 1.0, 2.5
+"""The length of the steps to another statement, a called function, a caller, a setter, and to
+another method of a class."""
 
-NEAR, FARTHEST, MOST_STATES = 3.5, 6.0, 400
-"""The longest ways to results and at all, and the most places that are visited."""
+FARTHEST, MOST_STATES = 6.0, 400
+"""The longest way, and the most places that are visited."""
 
-MOST_ASKED, AGAIN = 256, 16
-"""The most slices of a process, and the forward passes after which one is made again."""
+CALLERS, INNER, NAMES = 4, 2, 5
+"""The most callers of a line that are reported, lines that it calls, and suspects."""
 
-FRAMES, RESULTS, NAMES = 5, 3, 5
-"""The most lines of a stack that are reported, functions whose results it uses, and functions."""
+SIZE, LARGE, ATTRIBUTES, SELDOM, OFTEN = 0.5, 16, 0.5, 2.0, 0.5
+"""The weights of a function's statements, of which LARGE count at most, of the attributes that it
+sets, of seldom calls, and of the forward passes before which it ran."""
+
+TABLE = 2.0
+"""The length of the step to the lines that write the tables of slots."""
+
+UNSEEN = "no line was seen that writes it"
+"""What is said of a value whose lines are not known."""
+
+SHORTEST = 5
+"""The fewest letters of a word that tells an input from others."""
 
 COPIES = frozenset({"__dict__", "__new__", "copy", "deepcopy", "replace"})
 """Names in a function that may copy an object, with all of its attributes."""
@@ -38,12 +49,37 @@ Ways = dict[CodeType, float]
 """The length of the shortest way to each function."""
 
 
+class Asked(NamedTuple):
+    """Where a slice begins: at the lines of `stacks`, or at attributes whose names have `words`.
+
+    `within` says that it begins at all functions that ran within forward passes. `forward` is that
+    of the event, by default the one under way. A finding without the text `needs` is not about it.
+    `steps` is the length of the way to the lines.
+    """
+
+    stacks: tuple[Stack, ...] = ()
+    words: tuple[str, ...] = ()
+    within: bool = False
+    forward: int | None = None
+    needs: str = ""
+    steps: float = 0.0
+
+
+ASKED = deque[Asked](maxlen=16)
+"""What was asked of since the last finding."""
+
+
 class Slice:
-    """The functions on which lines depend: through `results` of calls, or through `state`."""
+    """The functions on which lines depend: through `results` of calls, or through `state`.
+
+    `alike` are the methods of the classes that have the lines.
+    """
 
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
-        self.results, self.state = Ways(), Ways()
+        self.results, self.state, self.alike = Ways(), Ways(), Ways()
+        self.within = False
+        """Whether functions count that only ran within forward passes."""
         self.waiting = list[tuple[float, int, Any]]()
         self.known = set[tuple[object, ...]]()
         self.sets: dict[tuple[str, str], list[Frame]] = {}
@@ -60,6 +96,18 @@ class Slice:
         frames = [frame for line in stack.lines if (frame := frame_of(line)) is not None]
         for number, frame in enumerate(frames[: stack.lead + 1]):
             self.reach(steps, True, frame, None, frames[number + 1 :])
+        for number, line in enumerate(stack.lines[: stack.lead + 1 + CALLERS]):
+            kind, away = split(line)[2].rpartition(".")[0], max(0, number - stack.lead)
+            for ran in self.calls.ran.values() if kind else ():
+                if kind_of(ran.code) == kind:
+                    length = steps + ALIKE + away * GIVEN
+                    self.alike[ran.code] = min(length, self.alike.get(ran.code, length))
+
+    def begin_within(self) -> None:
+        """Begin at the functions that ran within forward passes, without following them."""
+        self.within = True
+        for key in self.calls.within & self.calls.ran.keys():
+            self.results[self.calls.ran[key].code] = 0.0
 
     def reach(
         self,
@@ -136,14 +184,26 @@ class Slice:
         for setter in found:
             self.reach(steps + SET + math.log2(len(found)) / 2, False, setter, None)
 
+    def resembling(self, word: str) -> None:
+        """Follow the functions that set an attribute or a variable whose name has a word."""
+        for name in [one for one in self.mentions if word in one]:
+            self.set(f".{name}", 0.0 if name == word else LOCAL)
+        for ran in self.calls.ran.values():
+            names = {one for one in ran.code.co_varnames if word in one}
+            function = function_of(ran.code) if names else None
+            if function is not None:
+                seeds = [one for one in function.statements if names & (one.changes | one.given)]
+                self.reach(LOCAL, False, (function, seeds), None)
+
     def setters(self, name: str, kind: str) -> list[Frame]:
         """Return the functions that set an attribute. `self` is an object of a class `kind`."""
         attribute, found = name.rpartition(".")[2], list[tuple[bool, Frame]]()
         for code in self.mentions[attribute]:
             if (setter := function_of(code)) is None:
                 continue
-            mine = [one for one in setter.statements if f"self.{attribute}" in one.changes]
-            other = [one for one in setter.statements if f".{attribute}" in one.changes]
+            changes = [(one, self.changes(setter, one, attribute)) for one in setter.statements]
+            mine = [one for one, names in changes if f"self.{attribute}" in names]
+            other = [one for one, names in changes if f".{attribute}" in names]
             if mine or other:
                 found.append((bool(other) or kind_of(code) == kind, (setter, mine + other)))
         if name.startswith("self.") and any(alike for alike, _ in found):
@@ -153,6 +213,13 @@ class Slice:
         copying = (function_of(code) for code in copies if kind_of(code) in kinds)
         return [one for _, one in found] + [(one, one.ends) for one in copying if one is not None]
 
+    def changes(self, function: Function, one: Statement, attribute: str) -> frozenset[str]:
+        """Return what a statement changes, or may change by what it gives to a function."""
+        if one.head or one.given.isdisjoint((f".{attribute}", f"self.{attribute}")):
+            return one.changes
+        called = self.calls.called(function.code, one.first, one.last)
+        return one.changes.union(lent(one, filter(None, map(function_of, called))))
+
     def callers(self, function: Function) -> Iterator[Frame]:
         """Yield the lines that called a function."""
         ran = self.calls.ran.get(id(function.code))
@@ -161,53 +228,28 @@ class Slice:
             if given is not None:
                 yield given, given.at(line)
 
-    def told(self, forward: int | None = None, without: Iterable[str] = ()) -> Iterator[str]:
-        """Yield texts with the functions, the most suspicious first, at most NAMES.
+    def lengths(self, *forwards: int) -> Iterator[tuple[str, float]]:
+        """Yield the functions on which the lines depend, the most suspicious with the least number.
 
-        `forward` is that of the event, by default the one under way.
+        `forwards` are those of the event and of the finding. Functions come first that made a
+        seldom call for the event, or have many statements. Those come last that ran often, or not
+        near it, or are linked by state and set much of it.
         """
         self.follow()
-        number, left = self.calls.forward if forward is None else forward, set(without)
-        near = {code: steps for code, steps in self.results.items() if steps <= NEAR}
-        results = self.ranked(near, number, left, 0.0)[:RESULTS]
-        if results:
-            yield f"with results of {', '.join(joined(names) for _, names in results)}"
-        left.update(name for _, names in results for name in names)
-        state = self.ranked(self.state, number, left, 1.0)[: NAMES - len(results)]
-        if state:
-            ran = (
-                f"{joined(names)} (ran before {count} of {number} forwards)"
-                for count, names in state
-            )
-            yield f"which depends on {', '.join(ran)}"
-
-    def ranked(
-        self, ways: Ways, forward: int, without: Iterable[str], weight: float
-    ) -> list[tuple[int, list[str]]]:
-        """Return functions, the most suspicious first, and before how many forwards they ran.
-
-        A function counts less that has many callers, or that ran before many forward passes.
-        Methods of one name that are equally near are together.
-        """
-        best, found = dict[str, tuple[float, int]](), dict[tuple[float, int, str], list[str]]()
-        for code, steps in ways.items():
-            ran, name = self.calls.ran.get(id(code)), name_of(code)
-            if ran is None or name in without:
-                continue
-            count, last = ran.until(forward)
-            if count:
-                length = steps + math.log2(1 + forward - last)
-                length += math.log2(max(1, len(ran.callers))) / 2 + math.log2(count) * weight
-                best[name] = min(best.get(name, (length, count)), (length, count))
-        for name, (length, count) in best.items():
-            found.setdefault((length, count, name.rpartition(".")[2]), []).append(name)
-        return [(one[1], found[one]) for one in sorted(found, key=lambda one: one[0])]
-
-
-def joined(names: Sequence[str]) -> str:
-    """Return methods of one name as text."""
-    kinds = "/".join(filter(None, (name.rpartition(".")[0] for name in names)))
-    return f"{kinds}.{names[0].rpartition('.')[2]}" if kinds else names[0]
+        left_out = set[int]() if self.within else self.calls.within - self.calls.between
+        seldom = self.calls.seldom_at(forwards[0])
+        for ways in (self.results, self.state, self.alike):
+            for code, steps in ways.items():
+                ran, function = self.calls.ran.get(id(code)), function_of(code)
+                count, gap = (0, 0) if ran is None else ran.near(*forwards)
+                if ran is None or function is None or not count or id(code) in left_out:
+                    continue
+                length = steps + math.log2(1 + gap) - SELDOM / seldom.get(id(code), 99)
+                length += OFTEN * math.log2(count)
+                length -= SIZE * math.log2(1 + min(LARGE, len(function.statements)))
+                if ways is self.state:
+                    length += ATTRIBUTES * math.log2(1 + len(function.attributes))
+                yield name_of(code), length
 
 
 def kind_of(code: CodeType) -> str:
@@ -265,41 +307,55 @@ def told(
     also: Sequence[Stack] = (),
     values: Sequence[Stack] = (),
 ) -> tuple[str | None, str | None]:
-    """Return the leading line of a stack, and as text the lines around it and what they depend on.
+    """Return the leading line of a stack, and as text the lines around it.
 
-    `forward` is that of the event, by default the one under way. `also` are earlier writes to the
-    same memory, and `values` made what was written.
+    `forward` is that of the event, by default the one under way. `also` are other writes to the
+    same value, and `values` made what was written. `suspects` then follows them.
     """
     lines, lead = given
     if not lines:
         return None, None
     place, _, function = lines[lead].partition(" in ")
-    inner = list(map(brief, lines[:lead][:-RESULTS:-1]))
+    inner = list(map(brief, lines[:lead][: -INNER - 1 : -1]))
     others = dict.fromkeys(one.line for one in also if one.line != given.line)
-    callers = list(map(brief, lines[lead + 1 :][: FRAMES - 1 - len(inner)]))
+    callers = list(map(brief, lines[lead + 1 :][:CALLERS]))
     parts = (
         ("in", [function] if function else []),
         ("which calls", inner),
         ("called at", callers),
-        ("also written at", list(map(brief, others))[:RESULTS]),
+        ("also written at", list(map(brief, others))[:INNER]),
     )
     texts = [f"{how} {', '.join(some)}" for how, some in parts if some]
-    calls = calls_of(lines[0].partition("/")[0])
-    since, known = calls.answers.get(given, (calls.forward - AGAIN, []))
-    if calls.forward >= since + AGAIN and calls.asked < MOST_ASKED:
-        calls.asked += 1
-        found = Slice(calls)
-        found.begin(given)
-        for one in values:
-            found.begin(one, CALL / 2)
-        known = list(found.told(forward, {split(one)[2] for one in lines}))
-        calls.answers[given] = calls.forward, known
-    return place, "; ".join([*texts, *known]) or None
+    stacks = given, *also, *values
+    ASKED.append(Asked(stacks, forward=forward, needs=place))
+    return place, "; ".join(texts) or None
 
 
-def unseen(words: Iterable[str], package: str) -> str:
+def unseen(words: Iterable[str]) -> str:
     """Return what is known of a value that no line was seen to write. `words` are in its name."""
-    found = Slice(calls_of(package))
-    for word in words:
-        found.set(f".{word}", 0.0)
-    return "; ".join(["no line was seen that writes it", *found.told()])
+    long = tuple(word for word in words if len(word) >= SHORTEST)
+    ASKED.append(Asked(words=long, within=not long, needs=UNSEEN))
+    return UNSEEN
+
+
+def suspects(finding: str, forward: int) -> str | None:
+    """Return the functions on which depends what a finding tells, the most suspicious first.
+
+    `finding` has all of its text.
+    """
+    best, shown = dict[str, float](), set[str]()
+    for asked in (one for one in ASKED if FOLLOWED and one.needs in finding):
+        found = Slice(FOLLOWED[0])
+        for number, stack in enumerate(asked.stacks):
+            found.begin(stack, asked.steps + (CALL / 2 if number else 0.0))
+        if asked.needs and asked.stacks:
+            shown.update(split(one)[2] for one in asked.stacks[0].lines)
+        for word in asked.words:
+            found.resembling(word)
+        if asked.within:
+            found.begin_within()
+        event = forward if asked.forward is None else asked.forward
+        for name, length in found.lengths(event, forward):
+            best[name] = min(length, best.get(name, length))
+    names = [one for one in sorted(best, key=best.__getitem__) if one not in shown]
+    return ", ".join(names[:NAMES]) or None

@@ -24,14 +24,12 @@ from paritybit.watch.boundary import guarded
 from paritybit.watch.facts import Forward, Group, IndexList, RowValues, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Overwrite
+from paritybit.watch.lines import LISTS
 from paritybit.watch.observations import GivenList, Outside, RowsGiven, Unwritten
 from paritybit.watch.origins import Origins
 from paritybit.watch.replays.replaying import Replaying, WatchedForward
 from paritybit.watch.settings import Settings
 from paritybit.watch.stacks import Stack
-
-LISTS = "lists"
-"""The kind of index lists, for the lines that fill them."""
 
 ROW = "wrong row"
 """The check of the values that an engine uses for rows."""

@@ -1,6 +1,7 @@
 """A watcher, and the toy engine."""
 
 import importlib
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from paritybit.watch import attach, journal
+from paritybit.watch.calls import calls_of
 from paritybit.watch.settings import VARIABLE, Settings
 from properties.support.watching import Scene
 
@@ -26,10 +28,21 @@ def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The toy engine's module, imported while the sanitizer is on. Its journal is in `tmp_path`."""
+def toy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[ModuleType]:
+    """The toy engine's module, imported while the sanitizer is on. Its journal is in `tmp_path`.
+
+    A parameter is an edit of the engine's source: what it has once, and what takes its place.
+    """
+    folder = shutil.copytree(TOY, tmp_path / "toy")
+    source = folder / "toyengine" / "__init__.py"
+    old, new = getattr(request, "param", ("", ""))
+    source.write_text(source.read_text().replace(old, new))
+    sys.settrace(None)  # A watcher of an earlier test may still note calls.
+    calls_of.cache_clear()
     monkeypatch.setenv(VARIABLE, Settings(str(tmp_path)).text())
-    monkeypatch.syspath_prepend(TOY)
+    monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(journal, "_OPEN", [])
     monkeypatch.setattr(attach, "_CONNECTED", set())
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))

@@ -29,9 +29,9 @@ from paritybit.connectors.transformers.batch import (
 from paritybit.watch.checks.moved_address import fault
 from paritybit.watch.facts import Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal
-from paritybit.watch.lines import SLOTS
+from paritybit.watch.lines import LISTS, SLOTS
 from paritybit.watch.settings import Settings
-from paritybit.watch.watcher import LISTS, Watcher
+from paritybit.watch.watcher import Watcher
 from paritybit.watch.weak import Weakly
 
 KIND = "ModelRunner"

@@ -21,8 +21,9 @@ from paritybit.connectors.vllm.sampling import Rows
 from paritybit.watch.captures import Captures
 from paritybit.watch.facts import PIECES, Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal
+from paritybit.watch.lines import LISTS
 from paritybit.watch.settings import Settings
-from paritybit.watch.watcher import LISTS, Watcher
+from paritybit.watch.watcher import Watcher
 from paritybit.watch.weak import Weakly
 
 SCOPE = (
@@ -276,7 +277,8 @@ class Engine(Rows):
         watcher.begin(forward)
         if account is not None:
             watcher.judge_inputs("batch", account.compared(of, ids))
-        watcher.lines.note(LISTS, {"block_table": batch.metadata[0].block_table})
+        made_of = [two for one in batch.metadata for two in (one.block_table, one.seq_lens)]
+        watcher.lines.note(LISTS, {"block_table": made_of})
         watcher.judge_lists(
             [batch.lists(pool, name) for name in {one.names[0] for one in pool.targets}]
         )

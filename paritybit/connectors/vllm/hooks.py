@@ -34,6 +34,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         f"{OLDER}._build_attention_metadata",
         "vllm.v1.worker.gpu.model_states.default.DefaultModelState.prepare_attn",
     ),
+    "prepares": (f"{NEWER}.postprocess_sampled",),
     "sampled": (f"{OLDER}._sample", f"{NEWER}.sample"),
     "processed": (
         "vllm.v1.sample.sampler.Sampler.apply_logits_processors",

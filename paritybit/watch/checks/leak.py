@@ -22,8 +22,15 @@ from paritybit.watch.observations import (
     IdleSlots,
     Outside,
 )
+from paritybit.watch.slices import ASKED, Asked
 
 IDLE = "no forward pass runs, and"
+
+COUNTS = "lock", "ref_c", "evictable"
+"""Words in the names of what counts the users of cached slots."""
+
+ENDS = "abort", "cancel", "retract", "preempt"
+"""Words in the names of what ends a request before its last token."""
 
 
 def judge(idle: IdleSlots | IdleRows | Cached | Outside) -> Iterable[Finding]:
@@ -72,6 +79,7 @@ def held(idle: Evidence, group: str | None, count: int, what: str, fewer: str) -
     """
     where = "" if group is None else f" ({group})"
     if count:
+        ASKED.append(Asked(words=COUNTS))
         count, what = abs(count), what if count > 0 else fewer
         text = f"{IDLE} {count} {what}{where}"
         yield idle.found(CHECK.name, text, group=group, why=what, count=count)
@@ -105,8 +113,10 @@ def found(
 def origin_of(ledger: Ledger, slot: int) -> str | None:
     """Return which lines allocated a slot, and freed others of its request, if they are known."""
     given = ledger.last_allocation(slot)
-    text = None if given is None else " ".join(map(str, given))
-    return "; ".join(filter(None, (text, ledger.freed_beside(slot)))) or None
+    text, beside = None if given is None else " ".join(map(str, given)), ledger.freed_beside(slot)
+    if beside is None:
+        ASKED.append(Asked(words=ENDS))
+    return "; ".join(filter(None, (text, beside))) or None
 
 
 CHECK = Check(

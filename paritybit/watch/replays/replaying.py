@@ -25,6 +25,7 @@ from paritybit.watch.replays.influence import LiveReads
 from paritybit.watch.replays.relations import NAMES, Relations, Tried
 from paritybit.watch.replays.trial import Trial, rewritten
 from paritybit.watch.settings import NOT_TRIED, Settings
+from paritybit.watch.slices import ASKED, Asked
 
 
 @dataclass
@@ -145,12 +146,13 @@ class Replaying(Between):
     def quieten(self) -> None:
         """Follow no operation of torch any more, because a forward pass runs now."""
         self.lines.fills.stop()
-        self.lines.calls.stop()
+        self.lines.follow()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Ignore reports of the engine while the sanitizer itself runs it."""
-        self.quieten()
+        self.lines.fills.stop()
+        self.lines.calls.stop()
         with super().alone():
             yield
 
@@ -291,6 +293,7 @@ class Replaying(Between):
             self.blamed.add(tried.cause["input"])
         if tried.found is not None:
             given = now.number, now.forward, replay.kind
+            ASKED.append(Asked(within=True))
             self.judge(tried.name, Relation(*given, tried.found, tried.cause, tried.padding))
 
     def not_tried(self, check: str, reason: str, number: int = 1) -> None:
