@@ -37,19 +37,22 @@ def prepared(info: dict[str, Any]) -> SimpleNamespace:
     return SimpleNamespace(**held)
 
 
-def judged(infos: dict[str, Any], drafts: bool = False, **manager: Any) -> set[str]:
+def model_of(weights: torch.Tensor) -> Model:
+    """Return a model whose buffers hold these weights of one layer."""
+    pool = {"A_buffer": {"v_proj": [weights]}, "B_buffer": {}, "max_lora_rank": 8}
+    pool |= {"buffer_id_to_uid": OWNERS, "load_lora_weight_to_buffer": None}
+    manager = SimpleNamespace(memory_pool=SimpleNamespace(**pool), lora_backend=SimpleNamespace())
+    unused: Any = None
+    return Model(unused, drafts=False, runner=parts.kept(parts.Part(lora_manager=manager)))
+
+
+def judged(info: SimpleNamespace, model: Model) -> set[str]:
     """Return the wrong inputs of a batch with the first adapter, none, and the second one."""
-    made = SimpleNamespace(
-        memory_pool=SimpleNamespace(buffer_id_to_uid=OWNERS),
-        lora_backend=SimpleNamespace(**infos),
-    )
-    vars(made).update(manager)
+    model.runner.lora_manager.lora_backend.batch_info = info
     found = Rows(
         [Row(f"{n}", [], 0, length, {}) for n, length in enumerate(LENGTHS)], [*range(len(NAMES))]
     )
     requests = [parts.Part(rid=f"{n}", lora_id=name) for n, name in enumerate(NAMES)][::-1]
-    pool: Any = None
-    model = Model(pool, drafts, runner=parts.kept(parts.Part(lora_manager=made)))
     batch = SimpleNamespace(forward_mode=SimpleNamespace(name="EXTEND"))
     wrong = set[str]()
     for one in buffers_used(model, batch, found, requests):
@@ -80,4 +83,13 @@ def test_each_token_uses_the_weights_of_its_request_once(
     info: SimpleNamespace, found: set[str]
 ) -> None:
     """The base model is a buffer with the rank 0, or none. What a graph has room for runs, too."""
-    assert judged({"batch_info": info}) == found
+    assert judged(info, model_of(torch.ones(len(OWNERS), 8, 4))) == found
+
+
+def test_an_adapter_has_the_same_weights_each_time_it_is_loaded() -> None:
+    held = torch.ones(len(OWNERS), 8, 4)
+    model = model_of(held)
+    assert judged(by_row(), model) == set()
+    held[3] = 0.5  # What is loaded for another adapter.
+    model.loaded[3] = "third"
+    assert judged(by_row(), model) == {"weights of an adapter"}

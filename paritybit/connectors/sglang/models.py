@@ -62,12 +62,17 @@ def others(arguments: Any, accepted: Mapping[str, tuple[Any, ...]]) -> list[str]
 
 @dataclasses.dataclass
 class Model:
-    """One model of the engine. It may share its pool, or get at each position the next token."""
+    """One model of the engine. It may share its pool, or get at each position the next token.
+
+    `loaded` has the adapter in each buffer, and `weights` the sums of the weights of each adapter.
+    """
 
     pool: Pool
     drafts: bool
     shares: bool = False
     ahead: bool = False
+    loaded: dict[int, str] = dataclasses.field(default_factory=dict)
+    weights: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     _: dataclasses.KW_ONLY
     runner: Any = Weakly()
 

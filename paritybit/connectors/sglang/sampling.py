@@ -1,6 +1,7 @@
 """What the sampler and the adapters use for each row of a batch, and what its request asked for."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -164,13 +165,15 @@ def buffers_used(
 ) -> list[StaticInput]:
     """Return the buffers that the tokens of a prepared batch use."""
     manager = getattr(model.runner, "lora_manager", None)
-    owners = getattr(getattr(manager, "memory_pool", None), "buffer_id_to_uid", None)
+    pool = getattr(manager, "memory_pool", None)
     info = getattr(getattr(manager, "lora_backend", None), "batch_info", None)
     # With data-parallel attention, the forward itself prepares the batch.
     late = model.drafts or getattr(manager, "attn_dp_enabled", False)
-    if late or owners is None or info is None or not found.rows:
+    if late or pool is None or info is None or not found.rows:
         return []
-    places = {name: place for place, name in reversed(list(enumerate(owners)))} | {None: BASE}
+    places = {name: place for place, name in reversed([*enumerate(pool.buffer_id_to_uid)])} | {
+        None: BASE
+    }
     names = {request.rid: getattr(request, "lora_id", None) for request in requests}
     of_rows = dict(zip(found.batch_rows, found.rows, strict=True))
     spans = spans_of(batch, mode_of(batch), found)
@@ -179,8 +182,29 @@ def buffers_used(
         for at, row in of_rows.items()
         for _ in range(spans[at][1])
     ]
-    used = torch.tensor(used_by(info, len(wanted)))
-    return [expected("weight_indices", used, wanted, info.weight_indices)]
+    used = used_by(info, len(wanted))
+    indices = expected("weight_indices", torch.tensor(used), wanted, info.weight_indices)
+    return [indices, *weights_loaded(model, pool, info.lora_ranks.tolist(), used)]
+
+
+def weights_loaded(
+    model: Model, pool: Any, ranks: Sequence[int], used: Collection[int]
+) -> Iterator[StaticInput]:
+    """Yield sums of the weights in buffers that were loaded since they were used last.
+
+    An adapter has the same weights each time it is loaded, whatever its buffer held before. Those
+    of a lower rank leave a part of their buffer as it was.
+    """
+    for place, name in enumerate(pool.buffer_id_to_uid):
+        full = ranks[place] == pool.max_lora_rank
+        if place not in used or not full or model.loaded.get(place) == name:
+            continue
+        model.loaded[place] = name
+        buffers = (*pool.A_buffer.values(), *pool.B_buffer.values())
+        held = torch.stack([layer[place].double().sum() for layers in buffers for layer in layers])
+        right = model.weights.setdefault(name, held)
+        source = place_of(pool.load_lora_weight_to_buffer)
+        yield replace(expected("weights of an adapter", held, right), source=source)
 
 
 def used_by(info: Any, count: int) -> list[int]:

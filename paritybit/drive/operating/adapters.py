@@ -18,6 +18,9 @@ RANK = 4
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
 
+ADAPTED = (MODULES, ("q_proj", "v_proj"), ("o_proj",))
+"""The modules that adapters change, in turn. An engine clears what an evicted one had in others."""
+
 LOADED = 2
 """The most adapters of a batch, including the base model. There are more adapters than that."""
 
@@ -27,18 +30,22 @@ def name_of(number: int) -> str:
     return f"adapter-{number}"
 
 
+def config_of(number: int) -> dict[str, Any]:
+    """Return the configuration of an adapter."""
+    modules = list(ADAPTED[number % len(ADAPTED)])
+    return {"peft_type": "LORA", "target_modules": modules, "r": RANK, "lora_alpha": 2 * RANK}
+
+
 def loads(structures: Any, model: Model, count: int) -> list[Any]:
     """Return sglang's own requests that load the adapters for the attention of a model."""
     kind = structures.LoadLoRAAdapterFromTensorsReqInput
     many = "serialized_named_tensors" in inspect.signature(kind).parameters
-    config = {"peft_type": "LORA", "target_modules": list(MODULES), "r": RANK}
-    config |= {"lora_alpha": 2 * RANK}
     made = []
     for number in range(1, count + 1):
         data, name = packed(weights(model, number)), name_of(number)
         tensors = {"serialized_tensors": base64.b64encode(data).decode()}
         given = {"serialized_named_tensors": [data]} if many else tensors
-        made.append(kind(lora_name=name, lora_id=name, config_dict=config, **given))
+        made.append(kind(lora_name=name, lora_id=name, config_dict=config_of(number), **given))
     return made
 
 
@@ -55,7 +62,8 @@ def weights(model: Model, number: int) -> dict[str, torch.Tensor]:
     }
     made = {}
     for layer in range(model.config["num_hidden_layers"]):
-        for module, (read, written) in shapes.items():
+        for module in config_of(number)["target_modules"]:
+            read, written = shapes[module]
             path = f"base_model.model.model.layers.{layer}.self_attn.{module}"
             for part, shape in (("lora_A", (RANK, read)), ("lora_B", (written, RANK))):
                 made[f"{path}.{part}.weight"] = torch.randn(shape, generator=generator) / 8

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paritybit.drive.models import Model
-from paritybit.drive.operating.adapters import MODULES, RANK, name_of, weights
+from paritybit.drive.operating.adapters import config_of, name_of, weights
 from paritybit.drive.stand_ins.attention import unbounded
 from paritybit.engines.graphs import whole
 
@@ -103,12 +103,11 @@ def _of(matrix: Tensor, slot: int) -> Tensor:
 
 def write(model: Model, count: int, folder: Path) -> dict[int, dict[str, Any]]:
     """Write adapters for a model to new folders. Returns the fields of vLLM's requests for them."""
-    config = {"peft_type": "LORA", "target_modules": list(MODULES), "r": RANK}
     made = {}
     for number in range(1, count + 1):
         place = folder / name_of(number)
         place.mkdir()
-        (place / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 2 * RANK}))
+        (place / "adapter_config.json").write_text(json.dumps(config_of(number)))
         torch.save(weights(model, number), place / "adapter_model.bin")
         names = {"lora_name": name_of(number), "lora_int_id": number, "lora_path": str(place)}
         made[number] = names
