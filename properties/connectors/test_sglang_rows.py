@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paritybit.connectors.sglang.rows import roots
-from paritybit.connectors.sglang.sampling import rows
+from paritybit.connectors.sglang.sampling import Placed, rows
 from paritybit.watch.checks import wrong_row
 from paritybit.watch.observations import RowsGiven
 from properties.connectors import parts
@@ -71,7 +71,8 @@ def a_batch() -> tuple[Part, list[Part]]:
 
 def wrong(info: Part, requests: list[Part]) -> dict[str, str]:
     """Return the request of each wrong value, by name."""
-    values = list(rows(info, requests, "decode"))
+    asked = [one.sampling_params for one in requests]
+    values = list(rows(info, requests, asked, "decode"))
     found = wrong_row.judge(RowsGiven(1, "decode", "sampler", values))
     return {one.key.split(" | ")[-1]: str((one.reader or {})["request"]) for one in found}
 
@@ -106,6 +107,14 @@ def test_a_row_with_another_value_is_found(
     found = wrong(info, requests)
     assert found.pop(name) == request_
     assert set(found) <= {"top_ks"}  # A batch that is taken for greedy takes the likeliest token.
+
+
+def test_a_request_keeps_the_parameters_of_its_first_batch() -> None:
+    placed, (part, *_) = Placed(), a_batch()[1]
+    one: Any = type("Request", (), vars(part))()
+    for _ in range(2):
+        assert placed.asked(one).temperature == 0.5
+        one.sampling_params.temperature = 1.0  # As if retraction reset it.
 
 
 def test_a_token_may_be_counted_late_and_the_end_of_a_prompt_with_them() -> None:

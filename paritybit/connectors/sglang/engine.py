@@ -277,7 +277,8 @@ class Engine(Following):
             mine = rows.requests_of(batch, requests, mode)
             moves = self.placed.moves(mine, mode)
             by = sampling.moved_by(info, moves)
-            self.rows("sampler", lambda: sampling.rows(info, mine, mode), by)
+            asked = list(map(self.placed.asked, mine))
+            self.rows("sampler", lambda: sampling.rows(info, mine, asked, mode), by)
             if mode == "target_verify":
                 by = sampling.moved_by(self.drafting, moves)
                 self.rows("drafts", lambda: rows.roots(batch, mine), by)

@@ -1,8 +1,10 @@
 """What the sampler and the adapters use for each row of a batch, and what its request asked for."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -24,10 +26,15 @@ SETTLED = 4
 
 
 class Placed:
-    """The row that each request had in the last batch that decoded."""
+    """The row that each request had in the last batch that decoded, and its first parameters."""
 
     def __init__(self) -> None:
         self.rows: dict[str, int] = {}
+        self.first: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+    def asked(self, request: Any) -> Any:
+        """Return the parameters of a request at its first batch. Retracting it keeps them."""
+        return self.first.setdefault(request, copy(request.sampling_params))
 
     def moves(self, requests: Sequence[Any], mode: str) -> dict[str, tuple[str, str]]:
         """Return how each request came into its row, and remember the rows of a new batch."""
@@ -69,18 +76,25 @@ GREEDY = {"temperatures": 1, "top_ks": 1}
 """What greedy rows use: they take the likeliest token, whatever the rest says."""
 
 
-def rows(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValues]:
-    """Yield the engine's SamplingBatchInfo by row. `requests` are those of the rows, in order."""
-    for values in fields(info, requests, mode):
+def rows(
+    info: Any, requests: Sequence[Any], asked: Sequence[Any], mode: str
+) -> Iterator[RowValues]:
+    """Yield the engine's SamplingBatchInfo by row.
+
+    `requests` are those of the rows, in order, and `asked` are their parameters.
+    """
+    for values in fields(info, requests, asked, mode):
         if len(values.held) != len(requests):  # Rows were not dropped, or not added.
             many = len(values.held) > len(requests)
             values.source = place_of(info.filter_batch if many else info.merge_batch)
         yield values
 
 
-def fields(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValues]:
+def fields(
+    info: Any, requests: Sequence[Any], asked: Sequence[Any], mode: str
+) -> Iterator[RowValues]:
     """Yield the fields of a SamplingBatchInfo by row."""
-    names, asked = [one.rid for one in requests], [one.sampling_params for one in requests]
+    names = [one.rid for one in requests]
     size, greedy = len(names), info.is_all_greedy
     if len(info.temperatures) != size:
         return  # The batch is padded for other ranks.
