@@ -86,7 +86,7 @@ def step(entry: TimelineEntry) -> tuple[Fact, tuple[Cell, ...]]:
     if entry.bucket is not None:
         path = f"bucket {entry.bucket} of {entry.runner}"
     violated = f"; violates {comma_separated(entry.violated)}" if entry.violated else ""
-    name = f"{entry.place} {entry.step}"
+    name = f"{entry.index} {entry.step}"
     return Fact.of(name, f"{path}{violated}"), tuple(boxes[: 2 * MOST_ROWS])
 
 
@@ -96,7 +96,7 @@ def static_inputs(found: Explanation) -> Cells | None:
     holders = {one.holder for one in elements}
     drawn = [row for row in found.static_inputs if row.name in holders]
     drawn = drawn or [row for row in found.static_inputs if row.stale]
-    culprits = {(one.holder, one.place[0]) for one in elements}
+    culprits = {(one.holder, one.index[0]) for one in elements}
     rows = (input_of(row, found.at.step, culprits) for row in drawn)
     return Cells(tuple(rows)) if drawn else None
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from paritybit.harness.errors import headline
-from paritybit.harness.explain.facts import Explanation, Outcome, SourceLine
+from paritybit.harness.explain.facts import Explanation, ResetOutcome, SourceLine
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import file_name
 from paritybit.harness.records.schema import BugRow, Counterexample, Record, Status, TrialRow
@@ -47,7 +47,7 @@ MEANINGS: Mapping[Status, str] = {
 }
 """The meaning of a status without a violation."""
 
-OUTCOMES: Mapping[Outcome, str] = {
+OUTCOMES: Mapping[ResetOutcome, str] = {
     "holds": "the property holds",
     "violated": "the property is still violated",
     "fails": "the forward fails, which shows nothing",

@@ -94,10 +94,10 @@ keep = partial(ContractRow, policy=Policy.KEEP)
 
 Contract = tuple[ContractRow, ...]
 
-Changes = Mapping[str, Mapping[str, Any]]
+RowChanges = Mapping[str, Mapping[str, Any]]
 """Fields of contract rows to replace, by the row's name."""
 
 
-def override(rows: Contract, changes: Changes) -> Contract:
+def override(rows: Contract, changes: RowChanges) -> Contract:
     """Return `rows` with some fields replaced."""
     return tuple(replace(row, **changes.get(row.name, {})) for row in rows)

@@ -14,7 +14,7 @@ from paritybit.reference.pool import KVPools
 from paritybit.reference.speculative import likeliest
 from paritybit.subjects.access import ListedKV
 from paritybit.subjects.buffers import BufferPool, copy_together
-from paritybit.subjects.contracts import Changes, Contract, Policy, override
+from paritybit.subjects.contracts import Contract, Policy, RowChanges, override
 from paritybit.subjects.key_lists import fresh_keys
 from paritybit.subjects.pool import TRANSLATE, SubjectPool
 from paritybit.subjects.protocol import (
@@ -43,7 +43,7 @@ class Subject:
     runner: str
     contract: Contract
     toggles: Toggles
-    shared: Changes = field(default_factory=dict)
+    shared: RowChanges = field(default_factory=dict)
     parts: Parts = field(default_factory=Parts)
     model: Mapping[str, int] = field(default_factory=dict)
 

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from typing import TypeVar
 
-from paritybit.harness.campaigns.hunt import PlayingFailedError
+from paritybit.harness.campaigns.search import PlayingFailedError
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig

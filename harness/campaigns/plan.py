@@ -1,4 +1,8 @@
-"""The plan of a run: clean trials, and a hunt for each bug on each runner."""
+"""The plan of a `regress` run: its tasks, in order.
+
+- A clean trial tests the built-in engine without a bug. It must pass.
+- A hunt tests it with one bug in one runner. The expected property must detect the bug.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,18 +27,18 @@ EXAMPLES = 50
 NOTHING_EXPECTED = 16
 """The divisor of these schedules for a task that is to find nothing."""
 
-Hunt = tuple[str, str]
+BugOnRunner = tuple[str, str]
 """A bug and a runner, by name."""
 
 
-def all_hunts(runners: Iterable[str] = tuple(RUNNERS)) -> tuple[Hunt, ...]:
+def all_hunts(runners: Iterable[str] = tuple(RUNNERS)) -> tuple[BugOnRunner, ...]:
     """Return each (bug, runner) such that the bug can be switched on in the runner."""
     return tuple(
         (name, runner) for name, bug in BUGS.items() for runner in runners if bug.fits(runner)
     )
 
 
-def one_hunt_per_bug(runners: Iterable[str] = tuple(RUNNERS)) -> tuple[Hunt, ...]:
+def one_hunt_per_bug(runners: Iterable[str] = tuple(RUNNERS)) -> tuple[BugOnRunner, ...]:
     """Return each bug on one of the runners that it affects, in turn. Single sites are left out."""
     allowed = set(runners)
     hunts = []
@@ -45,7 +49,7 @@ def one_hunt_per_bug(runners: Iterable[str] = tuple(RUNNERS)) -> tuple[Hunt, ...
     return tuple(hunts)
 
 
-def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[Hunt, ...]:
+def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[BugOnRunner, ...]:
     """Return the requested hunts. Each bug is BUG or BUG@RUNNER.
 
     A bug without a runner gets `runners` or, if they are empty, all that it affects. Without bugs,
@@ -56,7 +60,7 @@ def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[Hunt, ...]:
         require_known("runner", runner, RUNNERS)
     if not bugs:
         return all_hunts(runners or RUNNERS)
-    found: list[Hunt] = []
+    found: list[BugOnRunner] = []
     for asked in bugs:
         name, _, runner = asked.partition("@")
         require_known("bug", name, BUGS)
@@ -82,7 +86,7 @@ class RunConfig:
     """
 
     device: str
-    hunts: tuple[Hunt, ...] = field(default_factory=all_hunts)
+    hunts: tuple[BugOnRunner, ...] = field(default_factory=all_hunts)
     presets: tuple[str, ...] = tuple(PRESETS)
     seed: int = 0
     examples: int = EXAMPLES

@@ -14,7 +14,7 @@ import pytest
 from paritybit.harness.campaigns.plan import plan
 from paritybit.harness.campaigns.plugin import run_config
 from paritybit.harness.campaigns.run import Run
-from paritybit.harness.campaigns.task import Result, without_result
+from paritybit.harness.campaigns.task import TaskResult, without_result
 from paritybit.harness.records.schema import Status
 from rich.console import Console
 from rich.markup import escape
@@ -105,7 +105,7 @@ class Reporter:
         """Note that the run was interrupted."""
         self.run.interrupted = excinfo.type is KeyboardInterrupt
 
-    def add(self, result: Result) -> None:
+    def add(self, result: TaskResult) -> None:
         """Add a result, and print it if it is a detection or unexpected."""
         self.run.results.append(result)
         name = result.task.name
@@ -121,8 +121,8 @@ def name_of(test: str) -> str:
     return test.partition("[")[2].removesuffix("]")
 
 
-def detection(result: Result) -> str:
+def detection(result: TaskResult) -> str:
     """Return which bug was detected by which property, after how many schedules and seconds."""
-    count = result.hunt_result.schedules
+    count = result.search_result.schedules
     after = f"after {count} schedule{'s' * (count > 1)}"
     return f"{result.task.name}: {result.task.target} {after}, {result.seconds:.1f} s"

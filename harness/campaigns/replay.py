@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
+from paritybit.harness.campaigns.task import cached_lockstep
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.errors import CannotRunError, MalformedError, UnknownNameError, headline
-from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.tracebacks import traceback_of
 from paritybit.harness.records.case import Case
 from paritybit.harness.records.codec import Kind, load
@@ -50,10 +49,11 @@ def vacuous(outcome: Outcome) -> bool:
     return not outcome.steps and not outcome.violations
 
 
-@lru_cache(maxsize=1)
-def kept_lockstep(trial: TrialConfig) -> Lockstep:
-    """Return the lockstep of a trial with all properties on, kept for all its cases."""
-    return Lockstep(trial, frozenset(PROPERTIES))
+def lockstep_of(case: Case) -> Lockstep:
+    """Return the lockstep of a case's trial, with all properties on."""
+    lockstep = cached_lockstep(case.trial)
+    lockstep.set_properties(PROPERTIES)
+    return lockstep
 
 
 def replay(case: Case) -> Replayed:
@@ -62,7 +62,7 @@ def replay(case: Case) -> Replayed:
     Once the device is lost, every later case fails with an internal error.
     """
     try:
-        return judged(case, kept_lockstep(case.trial).play(case.schedule))
+        return judged(case, lockstep_of(case).play(case.schedule))
     except DeviceLostError as lost:
         return judged(case, lost.outcome)
     except Exception as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from paritybit.harness.campaigns.plan import RunConfig, clean_tasks, plan
-from paritybit.harness.campaigns.task import OPEN, Result, Task
+from paritybit.harness.campaigns.task import OPEN, Task, TaskResult
 
 NAMED = 3
 """The number of unreached states that a verdict lists. The page lists all."""
@@ -27,7 +27,7 @@ class Run:
     command: str = "paritybit regress"
     processes: int = 1
     tasks: list[Task] = field(default_factory=list)
-    results: list[Result] = field(default_factory=list)
+    results: list[TaskResult] = field(default_factory=list)
     started: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
     clock: float = field(default_factory=time.monotonic)
     interrupted: bool = False
@@ -95,5 +95,5 @@ def unreached(run: Run) -> list[str]:
     events: Counter[str] = Counter()
     for result in run.results:
         if result.task.bug is None:
-            events += result.hunt_result.events
+            events += result.search_result.events
     return [event for event in run.settings.required_events if not events[event]]

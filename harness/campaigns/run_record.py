@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from paritybit.harness.campaigns.run import Run, verdict
 from paritybit.harness.campaigns.scope import scope
-from paritybit.harness.campaigns.task import Result
+from paritybit.harness.campaigns.task import TaskResult
 from paritybit.harness.records import schema
 from paritybit.harness.records.case import Case, file_name
 from paritybit.harness.records.environment import environment
@@ -35,19 +35,19 @@ def record(run: Run) -> schema.Record:
     )
 
 
-def row(result: Result) -> schema.TrialRow:
+def row(result: TaskResult) -> schema.TrialRow:
     """Return the row of a clean trial or a hunt."""
-    hunt_result, bug = result.hunt_result, result.task.bug
+    search_result, bug = result.search_result, result.task.bug
     counts: dict[str, Any] = {
         "trial": result.task.trial,
         "status": result.status,
         "error": result.error,
-        "schedules": hunt_result.schedules,
-        "steps": hunt_result.steps,
-        "replays": hunt_result.replays,
-        "padded_replays": hunt_result.padded_replays,
+        "schedules": search_result.schedules,
+        "steps": search_result.steps,
+        "replays": search_result.replays,
+        "padded_replays": search_result.padded_replays,
         "seconds": round(result.seconds, 2),
-        "events": dict(sorted(hunt_result.events.items())),
+        "events": dict(sorted(search_result.events.items())),
         "capture_warnings": result.capture_warnings,
         "finding": result.finding,
     }
@@ -60,7 +60,7 @@ def row(result: Result) -> schema.TrialRow:
         mechanism=bug.mechanism,
         detected_by=result.task.target,
         unaffected=result.task.unaffected,
-        drawn=hunt_result.schedules if result.finding else None,
+        drawn=search_result.schedules if result.finding else None,
     )
 
 

@@ -28,17 +28,17 @@ AXES: Mapping[str, tuple[Iterable[object], Callable[[TrialConfig], object]]] = {
 
 def scope(run: Run) -> Scope:
     """Return the scope of a run's clean trials. A trial without a replay tried nothing."""
-    results = [one for one in run.results if one.task.bug is None and one.hunt_result.replays]
+    results = [one for one in run.results if one.task.bug is None and one.search_result.replays]
     tried, untried, events = list[str](), list[str](), Counter[str]()
     for result in results:
-        events.update(result.hunt_result.events)
+        events.update(result.search_result.events)
     for axis, (values, of_trial) in AXES.items():
         had = {of_trial(result.task.trial) for result in results}
         for texts, chosen in ((tried, True), (untried, False)):
             named = [str(value) for value in values if (value in had) is chosen]
             texts.extend([f"{axis} {', '.join(named)}"] if named else [])
-    replays = sum(result.hunt_result.replays for result in results)
-    padded = sum(result.hunt_result.padded_replays for result in results)
+    replays = sum(result.search_result.replays for result in results)
+    padded = sum(result.search_result.padded_replays for result in results)
     tried.append(f"{replays:,} replays, {padded:,} padded")
     untried.append("longer contexts, other page sizes and trees of drafts")
     everything = replace(run.settings, hunts=all_hunts(), presets=tuple(PRESETS))

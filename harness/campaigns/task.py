@@ -1,7 +1,12 @@
 """Tasks of a run: clean trials and hunts. How a task runs, and how its result is judged.
 
-A task is a trial and the number of schedules to draw for it. Tasks and results are plain data, so
-they can be sent to other processes.
+A task is a trial and the number of schedules to draw for it. `run_task` does the following:
+
+1. It searches for a schedule with a violation, and shrinks it.
+2. A fresh process plays that schedule again, to confirm the violation.
+3. It plays the schedule with all properties on, judges the violations, and explains them.
+
+Tasks and results are plain data, so they can be sent to other processes.
 """
 
 import time
@@ -14,18 +19,18 @@ from paritybit.harness.campaigns.fresh import (
     in_new_process,
     play_fresh,
 )
-from paritybit.harness.campaigns.hunt import (
-    HuntResult,
+from paritybit.harness.campaigns.search import (
     PlayingFailedError,
-    ends,
-    failed,
-    hunt,
-    hunted,
+    SearchResult,
+    ending_properties,
+    hunt_properties,
+    search,
+    violates,
     without_error,
 )
 from paritybit.harness.checks.play import DeviceLostError, Lockstep
 from paritybit.harness.checks.property import Violation
-from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.checks.table import CHEAP_PROPERTIES, PROPERTIES
 from paritybit.harness.errors import headline
 from paritybit.harness.explain.facts import Explanation
 from paritybit.harness.explain.report import Observed, explanation, observe
@@ -72,7 +77,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Result:
+class TaskResult:
     """The result of a task.
 
     - `capture_warnings`: the number of warnings logged while its graphs were captured.
@@ -81,7 +86,7 @@ class Result:
 
     task: Task
     status: Status
-    hunt_result: HuntResult
+    search_result: SearchResult
     finding: Counterexample | None
     capture_warnings: int
     seconds: float
@@ -109,13 +114,13 @@ class Result:
         return f"{self.status}: {first.property} at step {first.step}: {first.message}"
 
 
-def without_result(task: Task, error: str, seconds: float = 0.0) -> Result:
+def without_result(task: Task, error: str, seconds: float = 0.0) -> TaskResult:
     """Return the result of a task that an internal error ended."""
-    return Result(task, Status.FAILED, HuntResult(), None, 0, seconds, error=error)
+    return TaskResult(task, Status.FAILED, SearchResult(), None, 0, seconds, error=error)
 
 
 @lru_cache(maxsize=2)
-def kept_lockstep(trial: TrialConfig) -> Lockstep:
+def cached_lockstep(trial: TrialConfig) -> Lockstep:
     """Return the lockstep of a trial. That of a bug and that of its clean trial are kept."""
     return Lockstep(trial)
 
@@ -126,7 +131,7 @@ class TaskRunner:
     def __init__(self) -> None:
         self.spoiled = False
 
-    def __call__(self, task: Task) -> Result:
+    def __call__(self, task: Task) -> TaskResult:
         """Return the result of a task. An internal error is a result, too."""
         spoiled, self.spoiled = self.spoiled, True
         try:
@@ -141,46 +146,46 @@ run_in_turn = TaskRunner()
 """Runs the tasks of this process."""
 
 
-def run_task(task: Task) -> Result:
+def run_task(task: Task) -> TaskResult:
     """Run one task. A clean trial is checked for all properties, a hunt for those in `hunted`.
 
     A finding is played again in a fresh process. If a bug must be detected, that process starts in
     advance, so that it initialises its device and captures during the hunt.
     """
     started = time.monotonic()
-    lockstep = kept_lockstep(task.trial)
-    properties = frozenset(PROPERTIES) if task.bug is None else hunted(task.target)
+    lockstep = cached_lockstep(task.trial)
+    properties = frozenset(PROPERTIES) if task.bug is None else hunt_properties(task.target)
     if task.target is not None:
         begin_fresh(task.trial, properties)
-    lockstep.watch(properties)
-    hunt_result, finding, error = HuntResult(), None, None
+    lockstep.set_properties(properties)
+    search_result, finding, error = SearchResult(), None, None
     try:
-        hunt_result = hunt(lockstep, task.target, task.seed, task.examples)
-        without_error(hunt_result)
-        schedule = confirmed(task, hunt_result, properties)
+        search_result = search(lockstep, task.target, task.seed, task.examples)
+        without_error(search_result)
+        schedule = confirm(task, search_result, properties)
         if schedule is not None:
-            seen = _observed(task, schedule)
+            seen = _observe(task, schedule)
             finding = Counterexample(
                 case_of(task, schedule, seen.outcome.violations), seen.timeline
             )
             status = _judge_found(task, finding)
             # After the verdict, because an error may spoil the process.
-            finding = Counterexample(finding.case, seen.timeline, *explained(seen, task.target))
-        elif hunt_result.drawn is not None:
+            finding = Counterexample(finding.case, seen.timeline, *explain(seen, task.target))
+        elif search_result.drawn is not None:
             status = Status.UNDECLARED_STATE
-            finding = Counterexample(case_of(task, hunt_result.drawn, hunt_result.seen))
+            finding = Counterexample(case_of(task, search_result.drawn, search_result.seen))
         else:
-            status = judge(task, hunt_result, len(lockstep.capture_warnings))
+            status = judge(task, search_result, len(lockstep.capture_warnings))
     except DeviceLostError as lost:
-        hunt_result.add(lost.outcome)
+        search_result.add(lost.outcome)
         finding = Counterexample(case_of(task, lost.schedule, lost.outcome.violations))
         status = Status.DEVICE_LOST
     except PlayingFailedError as failure:
         status, error = Status.FAILED, str(failure)
-    return Result(
+    return TaskResult(
         task=task,
         status=status,
-        hunt_result=hunt_result,
+        search_result=search_result,
         finding=finding,
         capture_warnings=len(lockstep.capture_warnings),
         seconds=time.monotonic() - started,
@@ -193,32 +198,32 @@ def case_of(task: Task, schedule: Schedule, violations: tuple[Violation, ...]) -
     return Case(task.trial, schedule, task.target, task.seed, violations)
 
 
-def confirmed(task: Task, hunt_result: HuntResult, properties: frozenset[str]) -> Schedule | None:
+def confirm(task: Task, search_result: SearchResult, properties: frozenset[str]) -> Schedule | None:
     """Return the shrunk schedule, or else the drawn one, if a fresh process reproduces its finding.
 
     Returns None if the finding depends on what this process played before, and if there is none.
     Raises PlayingFailedError for an internal error.
     """
-    for schedule in (hunt_result.schedule, hunt_result.drawn):
+    for schedule in (search_result.schedule, search_result.drawn):
         if schedule is not None:
-            playing = FreshPlaying(task.trial, properties, ends(task.target), schedule)
-            if failed(without_error(play_fresh(playing)), task.target):
+            playing = FreshPlaying(task.trial, properties, ending_properties(task.target), schedule)
+            if violates(without_error(play_fresh(playing)), task.target):
                 return schedule
     return None
 
 
-def _observed(task: Task, schedule: Schedule) -> Observed:
+def _observe(task: Task, schedule: Schedule) -> Observed:
     """Play a schedule with all properties on. Raises PlayingFailedError for an internal error."""
-    for lockstep_of in (kept_lockstep, Lockstep):  # What a lockstep played before may hide it.
+    for lockstep_of in (cached_lockstep, Lockstep):  # What a lockstep played before may hide it.
         lockstep = lockstep_of(task.trial)
-        lockstep.watch(PROPERTIES)
+        lockstep.set_properties(PROPERTIES)
         seen = observe(lockstep, schedule)
-        if failed(without_error(seen.outcome), task.target):
+        if violates(without_error(seen.outcome), task.target):
             break
     return seen
 
 
-def explained(seen: Observed, target: str | None) -> tuple[Explanation | None, str | None]:
+def explain(seen: Observed, target: str | None) -> tuple[Explanation | None, str | None]:
     """Explain the violations of a schedule. Returns the traceback if the explainer fails."""
     try:
         return explanation(seen, target), None
@@ -226,17 +231,17 @@ def explained(seen: Observed, target: str | None) -> tuple[Explanation | None, s
         return None, traceback_of(error)
 
 
-def judge(task: Task, hunt_result: HuntResult, capture_warnings: int) -> Status:
+def judge(task: Task, search_result: SearchResult, capture_warnings: int) -> Status:
     """Return the status of a task without a finding.
 
     A task is vacuous if it had no replay, no padded replay or, with overlapping steps, no overlap.
     A clean trial is also vacuous if no sample was compared with the oracle.
     """
     if task.target is not None:
-        return Status.WRONG_PROPERTY if hunt_result.violated else Status.MISSED
-    compared = task.bug is not None or hunt_result.events["compared with the oracle"]
-    overlapped = not task.trial.overlap or hunt_result.events[OVERLAPPED]
-    if not (hunt_result.replays and hunt_result.padded_replays and compared and overlapped):
+        return Status.WRONG_PROPERTY if search_result.violated else Status.MISSED
+    compared = task.bug is not None or search_result.events["compared with the oracle"]
+    overlapped = not task.trial.overlap or search_result.events[OVERLAPPED]
+    if not (search_result.replays and search_result.padded_replays and compared and overlapped):
         return Status.VACUOUS
     if task.bug is not None:
         return Status.UNAFFECTED
@@ -250,7 +255,7 @@ def _judge_found(task: Task, finding: Counterexample) -> Status:
         return Status.RED if task.bug is None else Status.AFFECTED_AFTER_ALL
     if target not in {violation.property for violation in finding.violations}:
         return Status.NOT_REPRODUCED
-    clean = kept_lockstep(task.trial.clean)
-    clean.watch(STEP_PROPERTIES | ends(target))
+    clean = cached_lockstep(task.trial.clean)
+    clean.set_properties(CHEAP_PROPERTIES | ending_properties(target))
     violations = without_error(clean.play(finding.case.schedule)).violations
     return Status.CLEAN_IS_RED if violations else Status.CAUGHT

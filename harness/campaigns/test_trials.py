@@ -3,21 +3,21 @@
 from collections.abc import Callable
 
 import pytest
-from paritybit.harness.campaigns.task import Result, Task
+from paritybit.harness.campaigns.task import Task, TaskResult
 from paritybit.harness.records.schema import Status
 
-Run = Callable[[Task], Result]
+RunTask = Callable[[Task], TaskResult]
 
 
 @pytest.mark.clean
-def test_clean_trial(task: Task, run: Run) -> None:
+def test_clean_trial(task: Task, run: RunTask) -> None:
     """A right engine keeps every property. With `--bug`, the engine has that bug."""
     result = run(task)
     if result.status not in {Status.GREEN, Status.UNAFFECTED, Status.MISSED}:
         pytest.fail(result.sentence, pytrace=False)
 
 
-def test_hunt(task: Task, run: Run) -> None:
+def test_hunt(task: Task, run: RunTask) -> None:
     """A bug is detected by the expected property, and its schedule is clean without the bug."""
     result = run(task)
     if result.status not in {Status.CAUGHT, Status.UNAFFECTED}:

@@ -1,7 +1,8 @@
-"""Play a schedule on a pair of runs and check the properties at each step.
+"""Play schedules on a pair of runs, and check the properties at each step.
 
-The play stops at the first violation that makes the runs diverge, because every later step
-would differ too. Any other violation is reported once, and the play continues.
+Playing stops at the first violation that leaves the two runs different (`Property.diverges`),
+because every later step would differ too. Any other violation is reported once, and playing
+continues.
 """
 
 from collections import Counter
@@ -9,13 +10,13 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 import torch
-from paritybit.harness.checks.property import Violation, judge, judge_end
+from paritybit.harness.checks.property import Violation, judge_end, judge_step
 from paritybit.harness.checks.step_properties.index_contract import INDEX_CONTRACT
 from paritybit.harness.checks.step_properties.no_crash import NO_CRASH, describe_error
 from paritybit.harness.checks.table import (
+    CHEAP_PROPERTIES,
     DIVERGING_PROPERTIES,
     PROPERTIES,
-    STEP_PROPERTIES,
 )
 from paritybit.harness.errors import DeviceError, headline
 from paritybit.harness.lockstep.config import TrialConfig
@@ -31,17 +32,19 @@ from paritybit.subjects.buffers import SharedBufferError
 class Outcome:
     """The result of playing one schedule.
 
+    - `violations`: the first one of each property.
     - `steps`: steps with a forward. In an idle step only the graph run runs one.
-    - `place`: the place of the last step that began.
+    - `last`: the index of the last step that began.
     - `replays`, `padded_replays`: replays of the runner under test.
     - `events`: how often each state was reached, by any runner.
-    - `error`: the traceback of an error outside the subject. The playing then proves nothing.
+    - `error`: the traceback of an error outside the engine under test. The outcome then proves
+      nothing.
     - `device_lost`: the process can no longer use its device.
     """
 
     violations: tuple[Violation, ...] = ()
     steps: int = 0
-    place: int = 0
+    last: int = 0
     replays: int = 0
     padded_replays: int = 0
     events: Counter[str] = field(default_factory=Counter)
@@ -83,16 +86,17 @@ class DeviceLostError(DeviceError):
 
 
 Observer = Callable[[int, Step, Observation | None, frozenset[str]], None]
-"""Called after each step with its place, the step, its observation, and the new violations."""
+"""Called after each step with its index, the step, its observation, and the ids of the properties
+that it is the first to violate."""
 
 
 class Lockstep:
-    """Plays schedules on the pair of one trial and checks properties.
+    """The pair of runs of one trial, and the properties to check. Plays any number of schedules.
 
     The arguments after `property_ids` are those of `Pair`.
 
-    - `refusal`: the violation of an engine that cannot be captured, or None. With it there is no
-      `pair`, and every schedule with a step violates it.
+    - `capture_failure`: the violation if the engine cannot be captured, or None. With it there is
+      no `pair`, and every schedule with a step has this violation.
     """
 
     pair: Pair
@@ -100,29 +104,28 @@ class Lockstep:
     def __init__(
         self,
         trial: TrialConfig,
-        property_ids: Collection[str] = STEP_PROPERTIES,
+        property_ids: Collection[str] = CHEAP_PROPERTIES,
         *,
         records_ops: bool = False,
         alone: bool = False,
     ) -> None:
         self.trial = trial
-        self.refusal: Violation | None = None
+        self.capture_failure: Violation | None = None
         self.capture_warnings: tuple[str, ...] = ()
         try:
             self.pair = Pair(trial, records_ops=records_ops, alone=alone)
             self.capture_warnings = self.pair.capture_warnings
         except SubjectFailedError as error:
             shared = isinstance(error.__cause__, SharedBufferError)
-            rule = INDEX_CONTRACT if shared else NO_CRASH
+            violated = INDEX_CONTRACT if shared else NO_CRASH
             _, where = describe_error(error)
             message = f"the engine could not be captured: {error}"
-            self.refusal = Violation(rule.id, 0, message, where)
-        self.watch(property_ids)
+            self.capture_failure = Violation(violated.id, 0, message, where)
+        self.set_properties(property_ids)
 
-    def watch(self, property_ids: Collection[str]) -> None:
+    def set_properties(self, property_ids: Collection[str]) -> None:
         """Check these properties from now on."""
-        self.properties = frozenset(property_ids)
-        self._rules = [rule for name, rule in PROPERTIES.items() if name in self.properties]
+        self.properties = [one for name, one in PROPERTIES.items() if name in property_ids]
 
     def play(
         self,
@@ -130,29 +133,29 @@ class Lockstep:
         observer: Observer | None = None,
         until: Collection[str] = (),
     ) -> Outcome:
-        """Play a schedule from equal bytes until its end or until the runs diverge.
+        """Reset both runs to equal bytes, and play a schedule to its end or until they diverge.
 
         - `observer`: called after every step.
-        - `until`: further properties whose first violation ends the play.
+        - `until`: further properties whose first violation ends the playing.
 
-        If the subject fails with IndexError, RuntimeError or ValueError, no_crash is violated. Any
-        other error is an internal error, and `Outcome.error` has its traceback. Raises
-        DeviceLostError if the device can no longer be used.
+        If the engine under test fails with IndexError, RuntimeError or ValueError, that violates
+        no_crash. Any other error is an internal error, and `Outcome.error` has its traceback.
+        Raises DeviceLostError if the device can no longer be used.
         """
         outcome = Outcome()
-        if self.refusal is not None:
-            outcome.add([self.refusal] if schedule.steps else [])
+        if self.capture_failure is not None:
+            outcome.add([self.capture_failure] if schedule.steps else [])
             return outcome
         with torch.inference_mode():
             try:
                 self._play(schedule, outcome, observer, DIVERGING_PROPERTIES.union(until))
             except SubjectFailedError as error:
-                outcome.add([Violation(NO_CRASH.id, outcome.place, *describe_error(error))])
+                outcome.add([Violation(NO_CRASH.id, outcome.last, *describe_error(error))])
                 outcome.device_lost = isinstance(error.__cause__, torch.AcceleratorError)
-            except Exception as error:  # Not caused by the subject: keep the whole traceback.
+            except Exception as error:  # Not caused by the engine: keep the whole traceback.
                 outcome.error = traceback_of(error)
                 outcome.device_lost = isinstance(error, torch.AcceleratorError)
-        outcome.events.update(self.pair.graph.events)
+        outcome.events.update(self.pair.graph_scheduler.events)
         if outcome.device_lost:
             raise DeviceLostError(schedule, outcome)
         return outcome
@@ -164,26 +167,29 @@ class Lockstep:
         observer: Observer | None,
         ending: Collection[str],
     ) -> None:
-        """Play and check the steps, then check the schedule as a whole."""
+        """Play and check the steps, then check the schedule as a whole. Adds to `outcome`.
+
+        A violation of a property in `ending` ends the playing.
+        """
         coverage, samples = Coverage(outcome.events), list[Sample]()
-        judges = [rule.judge_schedule for rule in self._rules if rule.judge_schedule is not None]
-        extra_runs = {rule.id: rule.extra_run for rule in self._rules if rule.extra_run}
+        judges = [one.judge_schedule for one in self.properties if one.judge_schedule is not None]
+        extra_runs = {one.id: one.extra_run for one in self.properties if one.extra_run}
         self.pair.reset(schedule.seed)
-        for place, step, upcoming in schedule.ahead():
-            outcome.place = place
+        for index, step, upcoming in schedule.ahead():
+            outcome.last = index
             observation = self.pair.step(
-                step, place, extra_runs, upcoming=upcoming, sampling=bool(judges)
+                step, index, extra_runs, upcoming=upcoming, sampling=bool(judges)
             )
             if observation is None:
-                new = outcome.add(judge_end(self._rules, self.pair.end(place)))
+                new = outcome.add(judge_end(self.properties, self.pair.end(index)))
             else:
                 outcome.count(observation)
                 if observation.replay is not None:
                     coverage.see(observation.replay, len(observation.graph.spans))
-                new = outcome.add(judge(self._rules, observation))
+                new = outcome.add(judge_step(self.properties, observation))
                 samples += observation.samples
             if observer is not None:
-                observer(place, step, observation, new)
+                observer(index, step, observation, new)
             if outcome.violated.intersection(ending):
                 break
         outcome.events["compared with the oracle"] = len(samples)

@@ -1,6 +1,7 @@
-"""The protocol of a property, and the check of one step.
+"""What a property is, and how the properties of one step are checked.
 
-A property judges what was observed. It returns None, or a description of the violation.
+A property is a statement about the eager and the graph run. Its judges get what was observed, and
+return None if the statement holds, or else a description of the violation.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ Description = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Violation:
-    """A property that did not hold: its id, the place of the step, a message, and the location."""
+    """A property that did not hold: its id, the index of the step, a message, and the location."""
 
     property: str
     step: int
@@ -28,16 +29,16 @@ class Violation:
 
 @dataclass(frozen=True)
 class Property:
-    """One property: a statement, and the checks for it.
+    """One property: a statement, and up to three judges, each for another moment.
 
     | field | meaning |
     |---|---|
-    | `judge` | checks a step that ran a forward |
-    | `judge_end` | checks the state after a step, with or without a forward |
-    | `judge_schedule` | checks the models and the samples of all requests of a schedule |
-    | `every_step` | cheap enough for each step of each schedule |
-    | `diverges` | a violation leaves the eager and the graph run different, so the play stops |
-    | `extra_run` | an extra run of each step; its result is in `Observation.extra` |
+    | `judge` | judges a step that ran a forward, by what was observed in both runs |
+    | `judge_end` | judges who owns which slots after a step, with or without a forward |
+    | `judge_schedule` | judges a whole schedule, by samples of the logits of all its requests |
+    | `extra_run` | runs each step once more beforehand; `judge` gets its result in `extra[id]` |
+    | `cheap` | checked by default; others only in clean trials, and where they are the target |
+    | `diverges` | a violation leaves the eager and the graph run different, so playing stops |
     """
 
     id: str
@@ -47,24 +48,24 @@ class Property:
     judge_schedule: Callable[[Mapping[Role, Decoder], Sequence[Sample]], list[Violation]] | None = (
         None
     )
-    every_step: bool = True
-    diverges: bool = False
     extra_run: ExtraRun | None = None
+    cheap: bool = True
+    diverges: bool = False
 
 
-def judge(properties: Iterable[Property], observation: Observation) -> list[Violation]:
+def judge_step(properties: Iterable[Property], observation: Observation) -> list[Violation]:
     """Return the violations of one step with a forward, in the order of the properties."""
     found = []
-    for rule in properties:
-        description = rule.judge(observation) if rule.judge is not None else None
-        if description is None and rule.judge_end is not None:
-            description = rule.judge_end(observation.end)
+    for one in properties:
+        description = one.judge(observation) if one.judge is not None else None
+        if description is None and one.judge_end is not None:
+            description = one.judge_end(observation.end)
         if description is not None:
-            found.append(Violation(rule.id, observation.place, *description))
+            found.append(Violation(one.id, observation.index, *description))
     return found
 
 
 def judge_end(properties: Iterable[Property], end: StepEnd) -> list[Violation]:
     """Return the violations of a step that ran no forward."""
-    judged = ((rule.id, rule.judge_end(end)) for rule in properties if rule.judge_end is not None)
-    return [Violation(name, end.place, *found) for name, found in judged if found is not None]
+    judged = ((one.id, one.judge_end(end)) for one in properties if one.judge_end is not None)
+    return [Violation(name, end.index, *found) for name, found in judged if found is not None]

@@ -85,8 +85,9 @@ would disagree, so only this table can detect it.
 COMPILED: Mapping[str, torch.dtype] = {"seq_lens": torch.int64}
 """The same for a runner that captures nothing: it converts nothing."""
 
+ENDS = ("key_begin", "key_end", "window_key_begin", "window_key_end")
 METADATA: Mapping[str, torch.dtype] = {
-    **dict.fromkeys(("key_begin", "key_end", "window_key_begin", "window_key_end"), torch.int32),
+    **dict.fromkeys(ENDS, torch.int32),
     **dict.fromkeys(("kv_indices", "window_kv_indices"), torch.int64),
 }
 """The dtypes of static buffers for key lists. Their content is checked by read_frame."""
@@ -95,39 +96,26 @@ OUTPUTS = "attention_output_"
 """The prefix of static buffers that attention writes. They are not inputs."""
 
 
-Room = Callable[[ModelConfig], int]
-"""Returns the elements of a static buffer for key lists that each row of a bucket can need.
-
-No batch of small pools fills such a buffer.
-"""
+TOKENS_PER_REQUEST = {Mode.TARGET_VERIFY: DRAFT_TOKENS, Mode.DRAFT_EXTEND: DRAFT_TOKENS}
+"""The tokens of a bucket per request, by mode. The default is 1."""
 
 
-def list_room(tokens: int) -> dict[str, Room]:
-    """Return the room for key lists that `tokens` tokens each read."""
-    ends = ("key_begin", "key_end", "window_key_begin", "window_key_end")
+def required_room(mode: Mode, bucket: int, config: ModelConfig) -> dict[str, int]:
+    """Return how many elements each static buffer for key lists must have for a bucket.
+
+    A batch of small pools never needs all of them, so a buffer that is too small is not written
+    beyond its end.
+    """
+    lists = bucket * (DRAFT_FORWARDS if mode is Mode.DRAFT else 1)
+    tokens = TOKENS_PER_REQUEST.get(mode, 1)
     return {
-        **dict.fromkeys(ends, lambda _: tokens),
-        "kv_indices": lambda config: config.max_context,
-        "window_kv_indices": lambda config: tokens - 1 + config.window,
+        **dict.fromkeys(ENDS, lists * tokens),
+        "kv_indices": lists * config.max_context,
+        "window_kv_indices": lists * (config.window - 1 + tokens),
     }
 
 
-ROOM: Mapping[Mode, Mapping[str, Room]] = {
-    Mode.DECODE: list_room(1),
-    Mode.DRAFT: list_room(1),
-    Mode.FROZEN_DRAFT: list_room(1),
-    Mode.TARGET_VERIFY: list_room(DRAFT_TOKENS),
-    Mode.DRAFT_EXTEND: list_room(DRAFT_TOKENS),
-}
-"""The room of buffers for key lists, by mode."""
-
-
-def rows_of_lists(mode: Mode, bucket: int) -> int:
-    """Return the number of rows in ROOM for a bucket: requests in each forward of a draft."""
-    return bucket * (DRAFT_FORWARDS if mode is Mode.DRAFT else 1)
-
-
-class Part(NamedTuple):
+class InputPart(NamedTuple):
     """A part of a static input from element or row `first` on, and its required content."""
 
     name: str
@@ -137,7 +125,7 @@ class Part(NamedTuple):
     right: Tensor
 
 
-def parts(observation: Observation) -> Iterator[Part]:
+def parts(observation: Observation) -> Iterator[InputPart]:
     """Yield the parts of a replay's static inputs whose required content is known."""
     replay, static = observation.replay, observation.static
     if replay is None or not (RUNNERS[replay.runner].captures or replay.padded):
@@ -152,31 +140,30 @@ def parts(observation: Observation) -> Iterator[Part]:
     counts = 0 if batch is None else batch.live_tokens, extents[Axis.TOKEN]
     for name, count in zip(TOKEN_COUNTS, counts, strict=True):
         if name in static:
-            yield Part(name, True, 0, static[name], torch.full_like(static[name], count))
+            yield InputPart(name, True, 0, static[name], torch.full_like(static[name], count))
 
 
 def extents_of(mode: Mode, bucket: int) -> dict[Axis, int]:
     """Return the length of each axis of the static inputs for a bucket."""
-    tokens = {Mode.TARGET_VERIFY: DRAFT_TOKENS, Mode.DRAFT_EXTEND: DRAFT_TOKENS}.get(mode, 1)
     return {
         Axis.REQUEST: bucket,
-        Axis.TOKEN: bucket * tokens,
+        Axis.TOKEN: bucket * TOKENS_PER_REQUEST.get(mode, 1),
         Axis.DRAFT_SLOT: bucket * DRAFT_STEPS,
     }
 
 
 def _parts_of(
     observation: Observation, row: ContractRow, fill: int | None, extents: Mapping[Axis, int]
-) -> Iterator[Part]:
+) -> Iterator[InputPart]:
     """Yield the live part of a static input, and its tail, if reset."""
     buffer, batch, live = observation.static[row.name], observation.eager.batch, 0
     if batch is not None:
         right = live_part(observation, batch, row)
         live = len(right)
-        yield Part(row.name, True, 0, buffer[:live], right)
+        yield InputPart(row.name, True, 0, buffer[:live], right)
     if fill is not None and extents[row.axis] > live:
         current = buffer[live : extents[row.axis]]
-        yield Part(row.name, False, live, current, torch.full_like(current, fill))
+        yield InputPart(row.name, False, live, current, torch.full_like(current, fill))
 
 
 def live_part(observation: Observation, batch: ForwardBatch, row: ContractRow) -> Tensor:

@@ -39,11 +39,11 @@ _ORDER = (
     DENSE_AGREEMENT,
 )
 
-PROPERTIES: Mapping[str, Property] = {rule.id: rule for rule in _ORDER}
+PROPERTIES: Mapping[str, Property] = {one.id: one for one in _ORDER}
 """Every property of this build, by id."""
 
-STEP_PROPERTIES = frozenset(rule.id for rule in _ORDER if rule.every_step)
-"""The properties that are cheap enough for each step of each schedule."""
+CHEAP_PROPERTIES = frozenset(one.id for one in _ORDER if one.cheap)
+"""The properties that are checked by default."""
 
-DIVERGING_PROPERTIES = frozenset(rule.id for rule in _ORDER if rule.diverges)
-"""The properties whose violation leaves the runs different. It ends a play."""
+DIVERGING_PROPERTIES = frozenset(one.id for one in _ORDER if one.diverges)
+"""The properties whose violation leaves the runs different, so it ends the playing."""

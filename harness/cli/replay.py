@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from paritybit.harness.campaigns.hunt import without_error
 from paritybit.harness.campaigns.replay import (
     Replayed,
     files_of,
-    kept_lockstep,
     load_known,
+    lockstep_of,
     replay,
     vacuous,
 )
-from paritybit.harness.campaigns.task import explained
+from paritybit.harness.campaigns.search import without_error
+from paritybit.harness.campaigns.task import explain
 from paritybit.harness.cli.display import print_errors, summary_of
 from paritybit.harness.cli.exit_codes import FINDING, OK
 from paritybit.harness.cli.explore import replay_explored
@@ -57,13 +57,13 @@ def require_device(case: Case) -> None:
 
 def replay_one(case: Case, name: str) -> int:
     """Replay a case, and print its violations with an explanation of the first."""
-    seen = observe(kept_lockstep(case.trial), case.schedule)
+    seen = observe(lockstep_of(case), case.schedule)
     outcome = seen.outcome
     if vacuous(without_error(outcome)):
         raise CannotRunError(f"{name} runs no forward, so it proves nothing")
     for violation in outcome.violations:
         print(f"step {violation.step}: {violation.property}: {violation.message}")
-    explanation, error = explained(seen, case.target)
+    explanation, error = explain(seen, case.target)
     if error is not None:
         print("  no explanation: the explainer failed")
         print_errors([error])

@@ -1,7 +1,7 @@
 """The facts of one violation: the steps that were played, what differs, and the suspects tried.
 
 This is plain data without torch. This package makes it, a run's record keeps it, and `reports`
-shows it. A step is its place in the schedule and a request its serial number, both from 0.
+shows it. A step is its index in the schedule and a request its serial number, both from 0.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ SuspectName = Literal[
 ]
 """What may be to blame for a violation."""
 
-Outcome = Literal["holds", "violated", "fails", "nothing to reset"]
+ResetOutcome = Literal["holds", "violated", "fails", "nothing to reset"]
 """What the violated property says once a suspect is reset, and nothing else."""
 
 CAPTURE = -1
@@ -37,16 +37,15 @@ class TimelineEntry:
     bucket's unit, requests or tokens.
     """
 
-    place: int
+    index: int
     step: str
-    mode: str | None
-    runner: str | None
-    bucket: int | None
-    live: tuple[int, ...]
-    padded: int
     parked: tuple[int, ...]
-    tokens: int
     violated: tuple[str, ...] = ()
+    mode: str | None = None
+    runner: str | None = None
+    bucket: int | None = None
+    live: tuple[int, ...] = ()
+    padded: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,13 +124,13 @@ class SourceLine:
 class WrongElement:
     """An element with a wrong value, to which a reset gave the right one.
 
-    - `holder`, `place`: the static input, table or value of the batch, and the index there.
+    - `holder`, `index`: the static input, table or value of the batch, and the element's index.
     - `left_by`, `how`: who wrote it, and how. None outside static inputs.
     - `stale`: whether an earlier step wrote it, or the capture.
     """
 
     holder: str
-    place: tuple[int, ...]
+    index: tuple[int, ...]
     value: str
     right: str
     left_by: Writer | None = None
@@ -141,18 +140,18 @@ class WrongElement:
     @property
     def name(self) -> str:
         """The element with its index."""
-        return f"{self.holder}[{', '.join(map(str, self.place))}]"
+        return f"{self.holder}[{', '.join(map(str, self.index))}]"
 
 
 @dataclass(frozen=True)
-class Suspect:
+class TriedSuspect:
     """One suspect, and what the violated property says once it is reset, and nothing else.
 
     `elements` are those of the smallest reset with which the property holds.
     """
 
     name: SuspectName
-    outcome: Outcome
+    outcome: ResetOutcome
     elements: tuple[WrongElement, ...] = ()
 
 
@@ -236,13 +235,13 @@ class Explanation:
     difference: FirstDifference | None = None
     taken: SlotTaken | None = None
     slot: Slot | None = None
-    suspects: tuple[Suspect, ...] = ()
+    suspects: tuple[TriedSuspect, ...] = ()
     repeats: bool | None = None
     sources: tuple[SourceLine, ...] = ()
     static_inputs: tuple[StaticInputRow, ...] = ()
     slots: tuple[SlotMap, ...] = ()
 
     @property
-    def cause(self) -> Suspect | None:
+    def cause(self) -> TriedSuspect | None:
         """The first suspect whose reset makes the property hold, or None if no reset does."""
         return next((one for one in self.suspects if one.outcome == "holds"), None)

@@ -18,7 +18,7 @@ from paritybit.harness.explain.first_difference import (
     pair_ops,
     rows_of,
 )
-from paritybit.harness.explain.recorded import RecordedForward, StaticElement
+from paritybit.harness.explain.recorded import NewElement, RecordedForward
 from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.requests import owner_of, owner_of_state, serial_at
 from paritybit.reference.config import Kind
@@ -68,9 +68,13 @@ def slot_of(recorded: RecordedForward, found: Found) -> Slot | None:
     return Slot(model, kind, slot, owner, recorded.written.of(model, kind, slot))
 
 
-def element_of(recorded: RecordedForward, element: StaticElement) -> WrongElement:
-    """Return an element of a static input with its right value, and who wrote it last."""
+def element_of(recorded: RecordedForward, element: NewElement) -> WrongElement:
+    """Return an element with its right value, and who wrote it last if it is a static input's."""
     name, place, right = element
+    if name in recorded.tables:
+        table = recorded.tables[name]
+        index = divmod(place, table.shape[1]) if table.dim() > 1 else (place,)
+        return WrongElement(name, index, str(table.view(-1)[place].item()), str(right.item()))
     assert recorded.runner is not None
     write = recorded.ledger.of(recorded.runner.static_buffers()[name])[place]
     turn, row = write.forward_id, recorded.runner.inputs.rows.get(name)
@@ -79,7 +83,7 @@ def element_of(recorded: RecordedForward, element: StaticElement) -> WrongElemen
     owners = requests.get(row.axis, ()) if copied and row is not None else ()
     return WrongElement(
         holder=name,
-        place=(place,),
+        index=(place,),
         value=str(recorded.static[name].view(-1)[place].item()),
         right=str(right.item()),
         left_by=Writer(
@@ -90,12 +94,12 @@ def element_of(recorded: RecordedForward, element: StaticElement) -> WrongElemen
     )
 
 
-def stale(recorded: RecordedForward) -> list[StaticElement]:
+def stale(recorded: RecordedForward) -> list[NewElement]:
     """Return the elements that this forward did not write and a fresh runner differs in.
 
     Each has the value of the freshly captured runner.
     """
-    runner, found = recorded.runner, list[StaticElement]()
+    runner, found = recorded.runner, list[NewElement]()
     for name, buffer in ({} if runner is None else runner.static_buffers()).items():
         current, fresh = recorded.static[name], recorded.fresh[name]
         if fresh.shape != current.shape:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from paritybit.harness.checks.property import Property
 from paritybit.harness.explain.ledgers import CAPTURE, ForwardId, SlotLedger, StaticLedger
 from paritybit.harness.lockstep.fresh_run import just_captured
 from paritybit.harness.lockstep.observation import Observation
@@ -17,38 +16,27 @@ from paritybit.harness.lockstep.tracebacks import SubjectFailedError
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.reference.batch import RequestSpan
 from paritybit.reference.ops import OpCall, Ops
-from paritybit.reference.pool import Tables
+from paritybit.reference.pool import KVPools
 from paritybit.subjects.protocol import ForwardResult, Overrides
 from paritybit.subjects.runners.base import GraphRunner, overwrite
 from torch import Tensor
 
 Calls = list[OpCall]
 
-StaticElement = tuple[str, int, Tensor]
-"""A static buffer's name, the flat index of an element, and its new value."""
-
-
-@dataclass(frozen=True)
-class TableCell:
-    """A cell of index table number `table`, flat index, and the value that it gets."""
-
-    table: int
-    place: int
-    value: int
+NewElement = tuple[str, int, Tensor]
+"""The name of a static buffer or an index table, the flat index of an element, its new value."""
 
 
 @dataclass(frozen=True)
 class Reset:
     """What a repeated forward has instead of what it had.
 
-    - `elements`: values of static elements.
-    - `cells`: values of cells of the index tables.
+    - `elements`: values of elements of static buffers and index tables.
     - `captured`: if False, the captured function runs eagerly over the same static buffers.
     - `fresh`: whether a freshly captured engine runs it, over the same static buffers.
     """
 
-    elements: tuple[StaticElement, ...] = ()
-    cells: tuple[TableCell, ...] = ()
+    elements: tuple[NewElement, ...] = ()
     captured: bool = True
     fresh: bool = False
 
@@ -56,21 +44,12 @@ class Reset:
         """Return both resets in one."""
         return Reset(
             self.elements + other.elements,
-            self.cells + other.cells,
             self.captured and other.captured,
             self.fresh or other.fresh,
         )
 
 
 NO_RESET = Reset()
-
-
-@dataclass(frozen=True)
-class RepeatedStep:
-    """The last step of a schedule that was played again: its observation, or why it failed."""
-
-    observation: Observation | None
-    failed: str | None = None
 
 
 @contextmanager
@@ -92,18 +71,18 @@ class Resetting(Recorder):
 
     def run(self, pair: Pair, planned: PlannedStep) -> ForwardResult:
         """Run the forward. Whatever error the reset leads to is the subject's."""
-        reset, runner = self.reset, pair.subject.runners.get(planned.mode)
-        for cell in reset.cells:
-            both(pair.graph_pools.tables)[cell.table].view(-1)[cell.place] = cell.value
-        engine = pair.subject
+        reset, runner = self.reset, pair.engine.runners.get(planned.mode)
+        elements = Overrides(elements=reset.elements)
+        overwrite(tables_of(pair.graph_pools), elements)
+        engine = pair.engine
         if reset.fresh and runner is not None:
             just_captured(pair, planned)
             engine = self.engine = pair.fresh_engine
             for name, buffer in engine.static_buffers(planned.mode).items():
                 buffer.copy_(runner.static_buffers()[name])
         # An input that is made from a stale one is made from the right one.
-        overwrite(engine.static_buffers(planned.mode), Overrides(elements=reset.elements))
-        overrides = Overrides(elements=reset.elements, captured=reset.captured)
+        overwrite(engine.static_buffers(planned.mode), elements)
+        overrides = replace(elements, captured=reset.captured)
         with calls_of(engine.ops, self.calls):
             try:
                 return engine.forward(planned.graph.batch, planned.mode, overrides)
@@ -118,7 +97,7 @@ class RecordedForward(Recorder):
     - `forward_id`, `plan`, `owners`, `runner`: what runs. `runner` is None without a replay.
     - `graph_before`, `storage`, `eager_storage`: KV of the graph run before and after the forward,
       and of the eager run after it.
-    - `tables`, `eager_tables`: the index tables of both runs during it.
+    - `tables`, `eager_tables`: the index tables of both runs during it, by name.
     - `static`, `fresh`: the static buffers of the replay's runner by name, after the forward, and
       on the fresh engine after the same forward.
     - `calls`, `eager_calls`, `fresh_calls`: the ops of the subject and of other runs.
@@ -140,12 +119,12 @@ class RecordedForward(Recorder):
         self.last = last
         self.extra_runs = extra_runs
         self.forward_id = CAPTURE
-        buffers = pair.subject.all_static_buffers()
+        buffers = pair.engine.all_static_buffers()
         self.ledger = StaticLedger(buffer for some in buffers for buffer in some.values())
         self.written = SlotLedger(pair.graph_pools)
         with suppress(SubjectFailedError):
-            for place, observation in enumerate(self._play(self, self)):
-                if place == last:
+            for index, observation in enumerate(self._play(self, self)):
+                if index == last:
                     self.observation = observation
                 elif observation is not None:
                     self.written.follow(self.forward_id, self.calls)
@@ -161,11 +140,11 @@ class RecordedForward(Recorder):
     def _play(self, recorder: Recorder, of_last: Recorder) -> Iterator[Observation | None]:
         """Play the schedule up to the step, and yield what each step gave."""
         self.pair.reset(self.schedule.seed)
-        for place, step, upcoming in self.schedule.up_to(self.last).ahead():
-            at_last = place == self.last
+        for index, step, upcoming in self.schedule.up_to(self.last).ahead():
+            at_last = index == self.last
             yield self.pair.step(
                 step,
-                place,
+                index,
                 self.extra_runs if at_last else {},
                 upcoming=upcoming,
                 recorder=of_last if at_last else recorder,
@@ -175,21 +154,21 @@ class RecordedForward(Recorder):
         """Keep the forward's starting state, and what the fresh engine gives."""
         batch = planned.graph.batch
         self.plan = planned
-        self.owners = pair.graph.owners()
-        serials = tuple(pair.graph.request_of(span.row).serial for span in self.spans)
+        self.owners = pair.graph_scheduler.owners()
+        serials = tuple(pair.graph_scheduler.request_of(span.row).serial for span in self.spans)
         requests = [] if batch is None else batch.token_requests.tolist()
         rows = tuple(serials[request] for request in requests)
-        self.runner = pair.subject.runners.get(planned.mode) if planned.expected_graph else None
+        self.runner = pair.engine.runners.get(planned.mode) if planned.expected_graph else None
         name = self.runner.name if self.runner is not None else None
-        self.forward_id = ForwardId(planned.forwards, planned.place, name, serials, rows)
+        self.forward_id = ForwardId(planned.forwards, planned.index, name, serials, rows)
         self.graph_before = pair.graph_pools.storage.clone()
         self.tables, self.eager_tables = (
-            tuple(table.clone() for table in both(pools.tables))
+            {name: table.clone() for name, table in tables_of(pools).items()}
             for pools in (pair.graph_pools, pair.eager_pools)
         )
         self.fresh_calls: Calls = []
         self.fresh: dict[str, Tensor] = {}
-        if planned.place == self.last and self.runner is not None:
+        if planned.index == self.last and self.runner is not None:
             just_captured(pair, planned)
             with calls_of(pair.fresh_engine.ops) as calls, suppress(Exception):
                 pair.fresh_engine.forward(batch, planned.mode)
@@ -200,7 +179,7 @@ class RecordedForward(Recorder):
     @contextmanager
     def eager(self) -> Iterator[None]:
         """Record the eager forward's ops."""
-        with calls_of(self.pair.decoder.ops) as calls:
+        with calls_of(self.pair.eager_decoder.ops) as calls:
             yield
         self.eager_calls = list(calls)
 
@@ -212,7 +191,7 @@ class RecordedForward(Recorder):
 
     def run(self, pair: Pair, planned: PlannedStep) -> ForwardResult:
         """Record the subject's ops and what they leave, even if it fails."""
-        with self.ledger.during(self.forward_id), calls_of(pair.subject.ops) as calls:
+        with self.ledger.during(self.forward_id), calls_of(pair.engine.ops) as calls:
             try:
                 return super().run(pair, planned)
             except Exception as error:
@@ -224,36 +203,21 @@ class RecordedForward(Recorder):
                 self.eager_storage = pair.eager_pools.storage.clone()
                 self.static = copy_buffers(self.runner)
 
-    def again(self, reset: Reset = NO_RESET, calls: Calls | None = None) -> RepeatedStep:
-        """Play the schedule again, with `reset` in its last forward.
+    def again(self, reset: Reset = NO_RESET, calls: Calls | None = None) -> Observation | None:
+        """Play the schedule again, with `reset` in its last forward. Returns None if that fails.
 
         The ops of that forward are added to `calls`.
         """
-        try:
+        observation = None
+        with suppress(SubjectFailedError):
             *_, observation = self._play(NO_RECORDER, Resetting(reset, calls))
-        except SubjectFailedError as error:
-            return RepeatedStep(None, str(error))
-        return RepeatedStep(observation)
-
-    def holds(self, rule: Property, step: RepeatedStep, reset: Reset) -> bool:
-        """Whether a property holds for a step that was repeated with `reset`.
-
-        For a step that failed, it holds if the graph run now has the KV of the eager run.
-        """
-        first, seen = self.observation, step.observation
-        if seen is None:
-            return False
-        if first is None or rule.judge is None:
-            return not seen.changes.differing.any()
-        # The fresh engine is not heard, and no replay runs all lines of the function.
-        if reset.fresh or not reset.captured:
-            seen = replace(seen, warnings=first.warnings)
-        return rule.judge(seen) is None
+        return observation
 
 
-def both(tables: Tables) -> tuple[Tensor, Tensor]:
-    """Return the index tables in the order of their numbers."""
-    return tables.req_to_token, tables.full_to_swa_index_mapping
+def tables_of(pools: KVPools) -> dict[str, Tensor]:
+    """Return the index tables of a run, by name."""
+    names = "req_to_token", "full_to_swa_index_mapping"
+    return {name: getattr(pools.tables, name) for name in names}
 
 
 def copy_buffers(runner: GraphRunner | None) -> dict[str, Tensor]:

@@ -16,8 +16,8 @@ from paritybit.harness.explain.facts import (
     Explanation,
     Situation,
     SourceLine,
-    Suspect,
     TimelineEntry,
+    TriedSuspect,
 )
 from paritybit.harness.explain.first_difference import Found
 from paritybit.harness.explain.forward_facts import (
@@ -55,9 +55,9 @@ def observe(lockstep: Lockstep, schedule: Schedule) -> Observed:
     entries: list[TimelineEntry] = []
 
     def see(
-        place: int, step: Step, observation: Observation | None, violated: frozenset[str]
+        index: int, step: Step, observation: Observation | None, violated: frozenset[str]
     ) -> None:
-        entries.append(timeline_entry(lockstep.pair, place, step, observation, violated))
+        entries.append(timeline_entry(lockstep.pair, index, step, observation, violated))
 
     outcome = lockstep.play(schedule, see)
     return Observed(lockstep, schedule, outcome, tuple(entries))
@@ -65,30 +65,25 @@ def observe(lockstep: Lockstep, schedule: Schedule) -> Observed:
 
 def timeline_entry(
     pair: Pair,
-    place: int,
+    index: int,
     step: Step,
     observation: Observation | None,
     violated: frozenset[str],
 ) -> TimelineEntry:
     """Return what one step did. Requests are those that run after it."""
-    running = tuple(request.serial for request in pair.eager.running)
-    known = tuple(sorted(violated))
+    running = tuple(request.serial for request in pair.eager_scheduler.running)
+    entry = TimelineEntry(index, step.name, running, tuple(sorted(violated)))
     if observation is None:
-        return TimelineEntry(place, step.name, None, None, None, (), 0, running, 0, known)
+        return entry
     graph, replay = observation.graph, observation.replay
     live = tuple(graph.serial_at(span.row) for span in graph.spans)
-    return TimelineEntry(
-        place=place,
-        step=step.name,
-        mode=f"idle {observation.mode}" if graph.batch is None else str(observation.mode),
-        runner=None if replay is None else replay.runner,
-        bucket=None if replay is None else replay.bucket,
-        live=live,
-        padded=0 if replay is None else replay.bucket - replay.live_size,
-        parked=tuple(serial for serial in running if serial not in live),
-        tokens=0 if graph.batch is None else graph.batch.live_tokens,
-        violated=known,
-    )
+    parked = tuple(serial for serial in running if serial not in live)
+    mode = f"idle {observation.mode}" if graph.batch is None else str(observation.mode)
+    entry = replace(entry, mode=mode, live=live, parked=parked)
+    if replay is None:
+        return entry
+    padded = replay.bucket - replay.live_size
+    return replace(entry, runner=replay.runner, bucket=replay.bucket, padded=padded)
 
 
 def explanation(seen: Observed, target: str | None) -> Explanation | None:
@@ -108,7 +103,7 @@ def explanation(seen: Observed, target: str | None) -> Explanation | None:
 
 
 def without_trial(
-    violation: Violation, at: Situation, suspects: tuple[Suspect, ...] = ()
+    violation: Violation, at: Situation, suspects: tuple[TriedSuspect, ...] = ()
 ) -> Explanation:
     """Return the explanation of a violation that no repetition of a forward can undo.
 
@@ -126,7 +121,7 @@ def _explain(seen: Observed, violation: Violation) -> Explanation:
     if lockstep.trial.overlap:
         return _of_overlap(seen, violation)
     rule, found = PROPERTIES[violation.property], None
-    if lockstep.refusal is None and _can_repeat(rule, violation):
+    if lockstep.capture_failure is None and _can_repeat(rule, violation):
         if not lockstep.pair.records_ops:
             lockstep = Lockstep(lockstep.trial, records_ops=True)
         found = _of_forward(lockstep.pair, seen.schedule, rule, violation)
@@ -146,9 +141,9 @@ def _can_repeat(rule: Property, violation: Violation) -> bool:
 
 def _situation_at(seen: Observed, violation: Violation) -> Situation:
     """Return what the timeline says about the step of a violation."""
-    if seen.lockstep.refusal is not None:
+    if seen.lockstep.capture_failure is not None:
         return Situation(violation.step, seen.lockstep.trial.runner)
-    entry = next((one for one in seen.timeline if one.place == violation.step), None)
+    entry = next((one for one in seen.timeline if one.index == violation.step), None)
     if entry is None or entry.bucket is None:
         return Situation(violation.step, None)
     return Situation(violation.step, entry.runner, entry.bucket, entry.bucket - entry.padded)
@@ -157,14 +152,16 @@ def _situation_at(seen: Observed, violation: Violation) -> Situation:
 def _of_overlap(seen: Observed, violation: Violation) -> Explanation:
     """Explain a violation in overlapping steps: play the schedule without overlap, and again."""
     lockstep, property_id = seen.lockstep, violation.property
-    one_by_one = Lockstep(replace(lockstep.trial, overlap=False), lockstep.properties)
+    one_by_one = Lockstep(
+        replace(lockstep.trial, overlap=False), [one.id for one in lockstep.properties]
+    )
     in_order = observe(one_by_one, seen.schedule)
     found = explanation(in_order, property_id)
     if found is not None:
         return found
     again = lockstep.play(seen.schedule)
     repeats = in_order.outcome.error is None and property_id in again.violated
-    suspects = (Suspect("overlapping steps", "holds"),) if repeats else ()
+    suspects = (TriedSuspect("overlapping steps", "holds"),) if repeats else ()
     return without_trial(violation, Situation(violation.step, None), suspects)
 
 

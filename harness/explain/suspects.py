@@ -4,27 +4,18 @@ The first suspect whose reset makes the violated property hold is the cause. A s
 those that are made from it: a wrong table leads to wrong static inputs.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import TypeVar
 
 from paritybit.harness.checks.property import Property
 from paritybit.harness.checks.static_inputs import FILLS, parts
-from paritybit.harness.explain.facts import Outcome, Suspect, SuspectName, WrongElement
+from paritybit.harness.explain.facts import ResetOutcome, SuspectName, TriedSuspect, WrongElement
 from paritybit.harness.explain.forward_facts import element_of, stale
-from paritybit.harness.explain.recorded import (
-    NO_RESET,
-    RecordedForward,
-    Reset,
-    StaticElement,
-    TableCell,
-)
+from paritybit.harness.explain.recorded import NO_RESET, NewElement, RecordedForward, Reset
 from paritybit.harness.lockstep.bits import bits
-from torch import Tensor
-
-TABLES = ("req_to_token", "full_to_swa_index_mapping")
-"""The names of the index tables, in the order of their numbers."""
 
 MOST_TRIED = 64
 """The maximum number of parts of a suspect that are reset one by one."""
@@ -39,12 +30,11 @@ Part = TypeVar("Part")
 
 
 def cells(recorded: RecordedForward) -> list[Reset]:
-    """Return the cells of the graph run's tables that differ from the eager run's."""
-    pairs = enumerate(zip(recorded.tables, recorded.eager_tables, strict=True))
+    """Return a reset for each cell of the graph run's tables that differs from the eager run's."""
     return [
-        Reset(cells=(TableCell(number, place, int(right.view(-1)[place])),))
-        for number, (current, right) in pairs
-        for place in (current != right).flatten().nonzero().flatten().tolist()
+        Reset(((name, place, right.view(-1)[place]),))
+        for name, right in recorded.eager_tables.items()
+        for place in (recorded.tables[name] != right).flatten().nonzero().flatten().tolist()
     ]
 
 
@@ -53,21 +43,13 @@ def inputs(recorded: RecordedForward) -> list[Reset]:
 
     A stale element gets the value of a freshly captured runner.
     """
-    return by_buffer([*stale(recorded), *find_rejected(recorded)])
+    found: dict[str, dict[int, NewElement]] = {}
+    for element in (*stale(recorded), *find_rejected(recorded)):
+        found.setdefault(element[0], {}).setdefault(element[1], element)
+    return [Reset(tuple(elements.values())) for elements in found.values()]
 
 
-def by_buffer(elements: Iterable[StaticElement]) -> list[Reset]:
-    """Return a reset for each static buffer. Of an element's values the first counts."""
-    found: dict[str, dict[int, Tensor]] = {}
-    for name, place, value in elements:
-        found.setdefault(name, {}).setdefault(place, value)
-    return [
-        Reset(tuple((name, place, value) for place, value in values.items()))
-        for name, values in found.items()
-    ]
-
-
-def find_rejected(recorded: RecordedForward) -> Iterator[StaticElement]:
+def find_rejected(recorded: RecordedForward) -> Iterator[NewElement]:
     """Yield the elements of static inputs that differ from what live_inputs requires."""
     seen = recorded.observation
     if seen is None or seen.replay is None or seen.replay.runner not in FILLS:
@@ -92,40 +74,48 @@ SUSPECTS: Mapping[SuspectName, Callable[[RecordedForward], list[Reset]]] = {
 """The resets of each suspect, one for each of its parts. Suspects are blamed in this order."""
 
 
-def try_suspects(recorded: RecordedForward, rule: Property) -> tuple[Suspect, ...] | None:
+def try_suspects(recorded: RecordedForward, rule: Property) -> tuple[TriedSuspect, ...] | None:
     """Try every suspect of a violation. Returns None if the violation does not repeat.
 
     Without a reset the violation must occur before the first and after the last trial. Otherwise it
     depends on state that no repetition restores, and a trial shows nothing.
     """
     resets = {name: resets_of(recorded) for name, resets_of in SUSPECTS.items()}
-    if _outcome(recorded, rule, NO_RESET) == "holds":
+    if outcome_of(recorded, rule, NO_RESET) == "holds":
         return None
-    found, known = list[Suspect](), False
+    found, known = list[TriedSuspect](), False
     for name, parts_of in resets.items():
-        outcome: Outcome = "nothing to reset"
+        outcome: ResetOutcome = "nothing to reset"
         elements: tuple[WrongElement, ...] = ()
         if parts_of:
-            outcome = _outcome(recorded, rule, reduce(add, parts_of))
+            outcome = outcome_of(recorded, rule, reduce(add, parts_of))
         if outcome == "holds" and not known:
             elements, known = _elements(recorded, _smallest(recorded, rule, parts_of)), True
-        found.append(Suspect(name, outcome, elements))
-    return None if _outcome(recorded, rule, NO_RESET) == "holds" else tuple(found)
+        found.append(TriedSuspect(name, outcome, elements))
+    return None if outcome_of(recorded, rule, NO_RESET) == "holds" else tuple(found)
 
 
-def _outcome(recorded: RecordedForward, rule: Property, reset: Reset) -> Outcome:
-    """Return what a property says of the forward with a reset."""
-    step = recorded.again(reset)
-    if step.failed is not None and recorded.failed is None:
-        return "fails"
-    return "holds" if recorded.holds(rule, step, reset) else "violated"
+def outcome_of(recorded: RecordedForward, rule: Property, reset: Reset) -> ResetOutcome:
+    """Repeat the forward with a reset, and return what a property says of it.
+
+    For a step that failed, it holds if the graph run now has the KV of the eager run.
+    """
+    first, seen = recorded.observation, recorded.again(reset)
+    if seen is None:
+        return "fails" if recorded.failed is None else "violated"
+    if first is None or rule.judge is None:
+        return "violated" if seen.changes.differing.any() else "holds"
+    # The fresh engine is not heard, and no replay runs all lines of the function.
+    if reset.fresh or not reset.captured:
+        seen = replace(seen, warnings=first.warnings)
+    return "holds" if rule.judge(seen) is None else "violated"
 
 
 def _smallest(recorded: RecordedForward, rule: Property, resets: Sequence[Reset]) -> Reset:
     """Return the smallest reset found with which the property holds: few inputs, few elements."""
 
     def holds(some: Sequence[Reset]) -> bool:
-        return bool(some) and _outcome(recorded, rule, reduce(add, some)) == "holds"
+        return bool(some) and outcome_of(recorded, rule, reduce(add, some)) == "holds"
 
     if any(name in LENGTHS for reset in resets for name, _, _ in reset.elements):
         return reduce(add, resets)
@@ -149,16 +139,6 @@ def fewest(whole: Sequence[Part], holds: Callable[[Sequence[Part]], bool]) -> Se
 
 def _elements(recorded: RecordedForward, reset: Reset) -> tuple[WrongElement, ...]:
     """Return the elements that a reset changes, with their values and writers."""
-    static = {one[0]: one for one in reversed(reset.elements)}
-    shown = reset.elements if len(static) == 1 else [*reversed(static.values())]
-    return (
-        *(element_of(recorded, one) for one in shown[:MOST_SHOWN]),
-        *(_cell(recorded, cell) for cell in reset.cells[:MOST_SHOWN]),
-    )
-
-
-def _cell(recorded: RecordedForward, cell: TableCell) -> WrongElement:
-    table = recorded.tables[cell.table]
-    place = divmod(cell.place, table.shape[1]) if table.dim() > 1 else (cell.place,)
-    value = str(int(table.view(-1)[cell.place]))
-    return WrongElement(TABLES[cell.table], place, value, str(cell.value))
+    by_name = {one[0]: one for one in reversed(reset.elements)}
+    shown = reset.elements if len(by_name) == 1 else [*reversed(by_name.values())]
+    return tuple(element_of(recorded, one) for one in shown[:MOST_SHOWN])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from paritybit.harness.lockstep.pair import TAILS, Pair
+from paritybit.harness.lockstep.pair import POISON, Pair
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.lockstep.tracebacks import SubjectRuns
 from paritybit.subjects.protocol import ForwardResult, Overrides
@@ -52,4 +52,4 @@ class FreshRun:
 def just_captured(pair: Pair, planned: PlannedStep) -> None:
     """Reset the fresh engine to its state after capture, and equalize its padded rows."""
     pair.fresh_engine.reset()
-    pair.fresh_engine.equalize_padding(planned.mode, TAILS)
+    pair.fresh_engine.equalize_padding(planned.mode, POISON)

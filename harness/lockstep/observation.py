@@ -22,7 +22,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class RunSnapshot:
     """One run before and after its forward.
 
     - `before`, `after`: KV and recurrent states.
@@ -56,7 +56,7 @@ class Snapshot:
         return owner_of_state(slot, self.owners)
 
 
-class Changes:
+class StepChanges:
     """What a step changed, as masks in the storages' layout. Each is computed at most once.
 
     `differing` are the compared elements that differ between the runs after the step.
@@ -79,7 +79,7 @@ class Changes:
             self._outside[run] = self._changed_outside(getattr(self._observation, run))
         return self._outside[run]
 
-    def _changed_outside(self, side: Snapshot) -> Tensor:
+    def _changed_outside(self, side: RunSnapshot) -> Tensor:
         layout, mode = self._observation.layout, self._observation.mode
         changed = unequal(side.after, side.before)
         if side.batch is not None and mode.written is not None:
@@ -104,14 +104,14 @@ class Sample:
     """The logits [vocab] after the first tokens, int64 [L], of one request.
 
     - `hidden_states`: [L, H] for a draft model, whose tokens are shifted by one. Else None.
-    - `place`: the place of the step in its schedule.
+    - `index`: the index of the step in its schedule.
     """
 
     serial: int
     tokens: Tensor
     logits: Tensor
     hidden_states: Tensor | None = None
-    place: int = 0
+    index: int = 0
 
     @property
     def of_draft(self) -> bool:
@@ -123,10 +123,10 @@ class Sample:
 class StepEnd:
     """The owners in both runs after a step, with or without a forward.
 
-    `place` is the place of the step in its schedule. `sizes` are the sizes of each run's pools.
+    `index` is the index of the step in its schedule. `sizes` are the sizes of each run's pools.
     """
 
-    place: int
+    index: int
     sizes: PoolSizes
     eager: Ownership
     graph: Ownership
@@ -136,7 +136,7 @@ class StepEnd:
 class Observation:
     """One step in both runs.
 
-    - `place`: the place of the step in its schedule.
+    - `index`: the index of the step in its schedule.
     - `compared`: mask in the storages' layout. False for elements that are not compared.
     - `replay`, `facts`: of the graph run. None if no graph was replayed.
     - `expected_graph`: whether a captured graph must run the step.
@@ -151,14 +151,14 @@ class Observation:
     `keys`, `static` and `payload` are valid until the pair's next step.
     """
 
-    place: int
+    index: int
     step: Step
     mode: Mode
     under_test: str
     layout: KVLayout
     compared: Tensor
-    eager: Snapshot
-    graph: Snapshot
+    eager: RunSnapshot
+    graph: RunSnapshot
     replay: ReplayResult | None
     facts: ReplayFacts | None
     expected_graph: bool
@@ -171,6 +171,6 @@ class Observation:
     samples: tuple[Sample, ...] = ()
 
     @cached_property
-    def changes(self) -> Changes:
+    def changes(self) -> StepChanges:
         """What the step changed."""
-        return Changes(self)
+        return StepChanges(self)

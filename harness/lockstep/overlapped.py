@@ -10,7 +10,12 @@ from functools import partial
 from typing import Any
 
 from paritybit.harness.lockstep.requests import PlannedForward
-from paritybit.harness.lockstep.scheduler import COMMITS, Scheduler, count_sampled, keep_sampled
+from paritybit.harness.lockstep.scheduler import (
+    COMMITS,
+    LockstepScheduler,
+    count_sampled,
+    keep_sampled,
+)
 from paritybit.harness.lockstep.speculation import count_caught_up, keep_caught_up
 from paritybit.harness.lockstep.tracebacks import SubjectRuns
 from paritybit.harness.schedules.coverage import FREED_IN_FLIGHT, OVERLAPPED
@@ -46,11 +51,6 @@ class RanForward:
     forward: ForwardResult
     mapping: Tensor
     batch: ForwardBatch | None
-
-    @property
-    def output(self) -> Output:
-        """The output of live rows."""
-        return self.forward.output
 
 
 Keep = Callable[[ForwardBatch, Output], None]
@@ -93,10 +93,10 @@ def guard(overlap: Overlap) -> Overlap:
     return overlap
 
 
-class OverlappedScheduler(Scheduler):
+class OverlappedScheduler(LockstepScheduler):
     """A scheduler whose device work is ordered by `overlap`.
 
-    Other arguments are as in `Scheduler`. `plan` returns the plan made ahead, if there is one.
+    Other arguments are as in its base class. `plan` returns the plan made ahead, if there is one.
     """
 
     def __init__(self, *args: Any, overlap: Overlap) -> None:
@@ -105,7 +105,7 @@ class OverlappedScheduler(Scheduler):
         super().__init__(*args, order=overlap)
 
     def reset(self, seed: int) -> None:
-        """Reset as `Scheduler` does, with no forward in flight and no step planned ahead."""
+        """Reset as its base class does, with no forward in flight and no step planned ahead."""
         self.overlap.clear()
         self.ahead.clear()
         super().reset(seed)
@@ -225,7 +225,7 @@ class OverlappedScheduler(Scheduler):
 
         def follow(ran: RanForward) -> None:
             if keep is not None and batches[0] is not None:
-                keep(batches[0], ran.output)
+                keep(batches[0], ran.forward.output)
             self.observed = self.tokens.clone()
 
         over = self._over()
@@ -247,7 +247,7 @@ class OverlappedScheduler(Scheduler):
         return lambda batch, output: keep_sampled(self, batch, output, rows)
 
     def commit(self, batch: ForwardBatch, output: Output) -> list[int]:
-        """Commit a forward as `Scheduler` does, unless that was done while it was in flight."""
+        """Commit a forward as its base class does, unless that was done while it was in flight."""
         if batch.mode not in READ_BY_HOST:
             return list(range(batch.live_requests))
         rows = super().commit(batch, output)

@@ -1,10 +1,17 @@
-"""The two runs of a trial. `Pair.step` plays each step in both.
+"""The eager run and the graph run of one trial. `Pair.step` plays a step of a schedule in both.
 
-A run is a KV pool, a scheduler and an engine that runs forwards. The eager run has the eager
-reference, the graph run the engine under test. The two pools start with equal bits.
+A run has a KV pool, a scheduler that owns requests and slots, and something that runs forwards:
 
-A third engine, the fresh engine, is a second copy of the engine under test over the same KV. It
-is reset to its state after capture before each use, so its results depend on no earlier step.
+| | runs forwards | pool | scheduler |
+|---|---|---|---|
+| eager run | `eager_decoder`, the reference | `eager_pools` | `eager_scheduler` |
+| graph run | `engine`, the engine under test | `graph_pools` | `graph_scheduler` |
+
+`reset` makes both pools equal, bit by bit. Afterwards they must stay equal, and so must the
+outputs.
+
+`fresh_engine` is a second copy of the engine under test. It also works on the graph run's KV. It is
+reset to its state after capture before each use, so its results depend on no earlier step.
 """
 
 import logging
@@ -17,10 +24,10 @@ from typing import Any
 import torch
 from paritybit.harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from paritybit.harness.lockstep.logs import LogTrap
-from paritybit.harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd
+from paritybit.harness.lockstep.observation import Observation, RunSnapshot, Sample, StepEnd
 from paritybit.harness.lockstep.overlapped import OverlappedScheduler, RanForward
 from paritybit.harness.lockstep.requests import PlannedStep
-from paritybit.harness.lockstep.scheduler import Scheduler, samples_of
+from paritybit.harness.lockstep.scheduler import LockstepScheduler, samples_of
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, SubjectRuns
 from paritybit.harness.schedules.schedule import Step
 from paritybit.reference.allocator import Owner, PageAllocator
@@ -35,8 +42,8 @@ from paritybit.subjects.protocol import ForwardResult
 
 DRAFT_SEED = 1
 
-TAILS: Mapping[str, int] = dict.fromkeys(("seq_lens", "seq_lens_cpu"), 2)
-"""The values of the tails that padding keeps, by static buffer. The default is 1.
+POISON: Mapping[str, int] = dict.fromkeys(("seq_lens", "seq_lens_cpu"), 2)
+"""What the harness writes to static inputs that padding does not reset, by name. The default is 1.
 
 No input has its fill value, so a contract that keeps what padding must reset is detected.
 """
@@ -46,7 +53,7 @@ ExtraRun = Callable[["Pair", PlannedStep], Any]
 
 
 class Recorder:
-    """Callbacks around the parts of a step. This class runs the subject's forward, and no more.
+    """Callbacks around the parts of a step. This class only runs the engine's forward.
 
     `engine` is the engine that ran the forward, if it is not the engine under test.
     """
@@ -61,12 +68,12 @@ class Recorder:
         return nullcontext()
 
     def equalizing(self) -> AbstractContextManager[Any]:
-        """Return a context in which the harness equalizes the tails that padding does not reset."""
+        """Return a context in which the harness writes POISON to static inputs."""
         return nullcontext()
 
     def run(self, pair: "Pair", planned: PlannedStep) -> ForwardResult:
-        """Run the subject's forward."""
-        return pair.subject.forward(planned.graph.batch, planned.mode)
+        """Run the engine's forward."""
+        return pair.engine.forward(planned.graph.batch, planned.mode)
 
 
 NO_RECORDER = Recorder()
@@ -76,57 +83,63 @@ class Pair:
     """The two runs of one trial. Call `reset` before each schedule.
 
     With `records_ops`, graphs keep the inputs and outputs of each op; on a CPU they always do.
-    With `alone`, the subject is its own fresh engine. Use it if nothing needs the fresh engine.
-    `capture_warnings` are the messages that captures logged. `compared` is a mask in the storages'
-    layout: all but the reserved slot of each sub-pool and the reserved state slot.
+    With `alone`, there is no second engine: `fresh_engine` is the engine under test.
+
+    - `capture_warnings`: the messages that captures logged.
+    - `models`: the correct target and draft model. `run_models` are those that both runs use. A bug
+      of the trial may change them.
+    - `compared`: a mask in the storages' layout: all but the reserved slot of each sub-pool and the
+      reserved state slot.
+    - `forwards`: the number of forwards since `reset`.
 
     Raises SubjectFailedError if the built-in engine's own code fails as it is captured.
     """
 
     def __init__(
-        self,
-        config: TrialConfig,
-        *,
-        records_ops: bool = False,
-        alone: bool = False,
+        self, trial: TrialConfig, *, records_ops: bool = False, alone: bool = False
     ) -> None:
         torch.set_num_threads(1)
-        self.records_ops = records_ops or config.device == "cpu"
-        self.trial = config
-        self.config = config.model
-        drafting = draft_config(self.config)
-        dtype, device = DTYPES[config.dtype], torch.device(config.device)
-        self.model = Decoder(self.config, dtype, device)
-        self.draft = Decoder(drafting, dtype, device, DRAFT_SEED)
-        self.eager_pools = KVPools(self.config, drafting, config.sizes, dtype, device)
-        self.on_trial = config.subject()
-        self.run_models = {
-            role: model.run_with(self.on_trial.model) for role, model in self.models.items()
+        self.trial = trial
+        self.records_ops = records_ops or trial.device == "cpu"
+        self.model_config = trial.model
+        subject = trial.subject()
+        draft, sizes = draft_config(trial.model), trial.sizes
+        dtype, device = DTYPES[trial.dtype], torch.device(trial.device)
+        self.models = {
+            Role.TARGET: Decoder(trial.model, dtype, device),
+            Role.DRAFT: Decoder(draft, dtype, device, DRAFT_SEED),
         }
-        parts = self.on_trial.parts
-        tables = parts.of(Tables)
-        self.graph_pools = KVPools(self.config, drafting, config.sizes, dtype, device, tables)
+        self.run_models = {
+            role: model.run_with(subject.model) for role, model in self.models.items()
+        }
+        tables = subject.parts.of(Tables)
+        self.eager_pools = KVPools(trial.model, draft, sizes, dtype, device)
+        self.graph_pools = KVPools(trial.model, draft, sizes, dtype, device, tables)
         self.layout = self.graph_pools.layout
-        models = self.run_models[Role.TARGET], self.run_models[Role.DRAFT]
-        self.decoder = EagerDecoder(config.ops(), *models, self.eager_pools)
+        self.eager_decoder = EagerDecoder(
+            trial.ops(),
+            self.run_models[Role.TARGET],
+            self.run_models[Role.DRAFT],
+            self.eager_pools,
+        )
         self.log = LogTrap()
         with self.log, torch.inference_mode(), SubjectRuns():
-            self.subject = captured_engine(self, self.on_trial, SUBJECT_LOGGER)
-            self.fresh_engine = self.subject
+            self.engine = captured_engine(self, subject, SUBJECT_LOGGER)
+            self.fresh_engine = self.engine
             if not alone:
-                self.fresh_engine = captured_engine(self, config.subject(), FRESH_LOGGER)
+                self.fresh_engine = captured_engine(self, trial.subject(), FRESH_LOGGER)
         self.capture_warnings = self.log.take()
-        widest = max(config.buckets)
-        self.modes = frozenset(self.subject.runners)
-        self.eager = Scheduler(self.config, self.eager_pools, widest, self.modes)
-        following = SubjectRuns()(self.subject.ownership_changed)
-        allocator = parts.of(PageAllocator)
-        of_graph = self.config, self.graph_pools, widest, self.modes, following, allocator
+        widest, self.modes = max(trial.buckets), frozenset(self.engine.runners)
+        self.eager_scheduler = LockstepScheduler(trial.model, self.eager_pools, widest, self.modes)
+        of_graph = (
+            *(trial.model, self.graph_pools, widest, self.modes),
+            SubjectRuns()(self.engine.ownership_changed),
+            subject.parts.of(PageAllocator),
+        )
         self.overlapped: OverlappedScheduler | None = None
-        if config.overlap:
-            overlap = parts.of(Overlap)()
-            self.overlapped = OverlappedScheduler(*of_graph, overlap=overlap)
-        self.graph: Scheduler = self.overlapped or Scheduler(*of_graph)
+        if trial.overlap:
+            self.overlapped = OverlappedScheduler(*of_graph, overlap=subject.parts.of(Overlap)())
+        self.graph_scheduler = self.overlapped or LockstepScheduler(*of_graph)
         self.eager_before, self.eager_after, self.graph_before, self.graph_after = (
             torch.empty_like(self.eager_pools.storage) for _ in range(4)
         )
@@ -135,57 +148,44 @@ class Pair:
             arena[:, :, 0] = False
         self.layout.states_of(self.compared)[0] = False
         self.forwards = 0
-        self._consumed: Output = {}
-
-    @property
-    def models(self) -> Mapping[Role, Decoder]:
-        """The correct target and draft model. The runs run `run_models`, which may have bugs."""
-        return {Role.TARGET: self.model, Role.DRAFT: self.draft}
+        self._last_output: Output = {}
 
     def reset(self, seed: int) -> None:
-        """Make both runs equal, byte for byte, and reset the subject to its captured state."""
+        """Make both runs equal, byte for byte, and reset the engine to its captured state."""
         self.log.take()
-        self.forwards, self._consumed = 0, {}
-        self.eager.reset(seed)
-        self.graph.reset(seed)
-        self.subject.reset()
-
-    def plan(self, step: Step, place: int = 0) -> PlannedStep | None:
-        """Plan a step in both runs. Returns None if the step needs no forward.
-
-        Raises SubjectFailedError if only one of the runs needs a forward.
-        """
-        eager, graph = self.eager.plan(step), self.graph.plan(step)
-        if eager is None and graph is None:
-            return None
-        if eager is None or graph is None:
-            raise SubjectFailedError(f"the eager and graph runs planned step {place} differently")
-        replayed = graph.mode in self.subject.runners
-        expected = eager.batch is None or (replayed and self.trial.expects_graph(eager.batch))
-        return PlannedStep(place, self.forwards, eager, graph, expected)
+        self.forwards, self._last_output = 0, {}
+        self.eager_scheduler.reset(seed)
+        self.graph_scheduler.reset(seed)
+        self.engine.reset()
 
     def step(
         self,
         step: Step,
-        place: int = 0,
+        index: int = 0,
         extra_runs: Mapping[str, ExtraRun] | None = None,
         *,
         upcoming: Iterable[Step] = (),
         sampling: bool = False,
         recorder: Recorder = NO_RECORDER,
     ) -> Observation | None:
-        """Play one step in both runs: plan, run, observe, commit. None if it runs no forward.
+        """Play step number `index` of a schedule in both runs. Returns None if it needs no forward.
 
-        `extra_runs`, by name, run before the step if a graph can run it, and with overlapping
-        steps only if the forward stream lags, because all that they read is then written. The graph
-        run then plans the `upcoming` steps while the forward is in flight. With `sampling`, the
-        observation has samples. Raises SubjectFailedError if the subject fails.
+        Both schedulers plan the step, both runs run its forward, and both schedulers process the
+        output of their own run.
+
+        - `extra_runs`: run before the step, if a graph can run it. With overlapping steps, they run
+          only if the forward stream lags, because all that they read is then written.
+        - `upcoming`: the steps after this one. With overlapping steps, the graph run plans them
+          while the forward is in flight.
+        - `sampling`: whether the observation has samples.
+
+        Raises SubjectFailedError if the engine fails.
         """
         with self.log:
-            spoil(self._consumed)
-            self._consumed = {}
+            spoil(self._last_output)
+            self._last_output = {}
             can_run_extra = self.overlapped is None or self.overlapped.begin(self.forwards)
-            planned = self.plan(step, place)
+            planned = self.plan(step, index)
             if planned is None:
                 return None
             self.eager_before.copy_(self.eager_pools.storage)
@@ -194,19 +194,20 @@ class Pair:
             recorder.planned(self, planned)
             batch = planned.eager.batch
             with recorder.eager():
-                eager_output = self.decoder.forward(batch) if batch is not None else None
+                eager_output = self.eager_decoder.forward(batch) if batch is not None else None
             self.eager_after.copy_(self.eager_pools.storage)
-            owners, ran = self.graph.owners(), self._run_graph(planned, recorder, upcoming)
+            owners = self.graph_scheduler.owners()
+            ran = self._run_graph(planned, recorder, upcoming)
             planned = planned.given(ran.batch)
             warnings = self.log.take()
             eager, graph = self._snapshots_after(planned, eager_output, ran, owners)
-            replay, engine = ran.forward.replay, recorder.engine or self.subject
+            replay, engine = ran.forward.replay, recorder.engine or self.engine
             facts = engine.facts(replay) if replay is not None else None
             self.forwards += 1
             samples = self._commit(planned, eager_output, ran.forward, sampling=sampling)
-            self._consumed = replay.output if replay is not None else {}
+            self._last_output = replay.output if replay is not None else {}
             return Observation(
-                place=place,
+                index=index,
                 step=step,
                 mode=planned.mode,
                 under_test=self.trial.runner,
@@ -217,14 +218,28 @@ class Pair:
                 replay=replay,
                 facts=facts,
                 expected_graph=planned.expected_graph,
-                end=self.end(place),
+                end=self.end(index),
                 keys=ran.forward.keys,
                 static=engine.static_buffers(planned.mode) if replay is not None else {},
-                payload=self.decoder.payload if batch and batch.mode is Mode.EXTEND else None,
+                payload=self.eager_decoder.payload if batch and batch.mode is Mode.EXTEND else None,
                 extra=extra,
                 warnings=warnings,
                 samples=samples,
             )
+
+    def plan(self, step: Step, index: int = 0) -> PlannedStep | None:
+        """Plan a step in both runs. Returns None if the step needs no forward.
+
+        Raises SubjectFailedError if only one of the runs needs a forward.
+        """
+        eager, graph = self.eager_scheduler.plan(step), self.graph_scheduler.plan(step)
+        if eager is None and graph is None:
+            return None
+        if eager is None or graph is None:
+            raise SubjectFailedError(f"the eager and graph runs planned step {index} differently")
+        replayed = graph.mode in self.engine.runners
+        expected = eager.batch is None or (replayed and self.trial.expects_graph(eager.batch))
+        return PlannedStep(index, self.forwards, eager, graph, expected)
 
     def _run_extra(
         self, planned: PlannedStep, extra_runs: Mapping[str, ExtraRun]
@@ -232,7 +247,7 @@ class Pair:
         """Return the results of the extra runs by name. Empty if no graph can run the step."""
         if not (planned.expected_graph and extra_runs):
             return {}
-        planned = planned.given(self.graph.filled(planned.graph).batch)
+        planned = planned.given(self.graph_scheduler.filled(planned.graph).batch)
         found = {}
         for name, run in extra_runs.items():
             try:
@@ -242,17 +257,12 @@ class Pair:
                 raise
         return found
 
-    def end(self, place: int) -> StepEnd:
-        """Return the owners of all slots in both runs after the step at `place`."""
-        sizes = self.graph_pools.sizes
-        return StepEnd(place, sizes, self.eager.ownership(), self.graph.ownership())
-
     def _run_graph(
         self, planned: PlannedStep, recorder: Recorder, upcoming: Iterable[Step]
     ) -> RanForward:
-        """Equalize the padded rows, and run the subject's forward."""
+        """Run the engine's forward. Padded rows get the same values as in the fresh engine."""
         with recorder.equalizing():
-            self.subject.equalize_padding(planned.mode, TAILS)
+            self.engine.equalize_padding(planned.mode, POISON)
 
         def run(batch: ForwardBatch | None, staged: ForwardBatch | None) -> RanForward:
             mapping = self.graph_pools.tables.full_to_swa_index_mapping.clone()
@@ -265,37 +275,29 @@ class Pair:
             return self.overlapped.run(planned.graph, run, upcoming)
         return run(planned.graph.batch, planned.graph.batch)
 
-    def restore_graph(self) -> None:
-        """Restore the graph run's KV to its bytes before this step's forwards."""
-        self.graph_pools.storage.copy_(self.graph_before)
-
-    def restore_eager(self) -> None:
-        """Restore the eager run's KV to its bytes before this step's forwards."""
-        self.eager_pools.storage.copy_(self.eager_before)
-
     def _snapshots_after(
         self,
         planned: PlannedStep,
         eager_output: Output | None,
         ran: RanForward,
         graph_owners: tuple[Owner, ...],
-    ) -> tuple[Snapshot, Snapshot]:
+    ) -> tuple[RunSnapshot, RunSnapshot]:
         """Return snapshots of both runs right after their forwards, the eager run's first."""
-        eager = Snapshot(
+        eager = RunSnapshot(
             before=self.eager_before,
             after=self.eager_after,
             mapping=self.eager_pools.tables.full_to_swa_index_mapping.clone(),
-            owners=self.eager.owners(),
+            owners=self.eager_scheduler.owners(),
             batch=planned.eager.batch,
             output=eager_output,
         )
-        graph = Snapshot(
+        graph = RunSnapshot(
             before=self.graph_before,
             after=self.graph_after,
             mapping=ran.mapping,
             owners=graph_owners,
             batch=ran.batch,
-            output=ran.output if ran.batch is not None else None,
+            output=ran.forward.output if ran.batch is not None else None,
         )
         return eager, graph
 
@@ -312,11 +314,24 @@ class Pair:
         if batch is None or planned.graph.batch is None:
             return ()
         assert eager_output is not None
-        rows = self.eager.commit(batch, eager_output)
-        self.graph.commit(planned.graph.batch, forward.output)
+        rows = self.eager_scheduler.commit(batch, eager_output)
+        self.graph_scheduler.commit(planned.graph.batch, forward.output)
         if not sampling:
             return ()
-        return samples_of(self.eager, planned.place, batch, eager_output, rows)
+        return samples_of(self.eager_scheduler, planned.index, batch, eager_output, rows)
+
+    def end(self, index: int) -> StepEnd:
+        """Return the owners of all slots in both runs after step number `index`."""
+        eager, graph = self.eager_scheduler.ownership(), self.graph_scheduler.ownership()
+        return StepEnd(index, self.graph_pools.sizes, eager, graph)
+
+    def restore_graph(self) -> None:
+        """Restore the graph run's KV to its bytes before this step's forwards."""
+        self.graph_pools.storage.copy_(self.graph_before)
+
+    def restore_eager(self) -> None:
+        """Restore the eager run's KV to its bytes before this step's forwards."""
+        self.eager_pools.storage.copy_(self.eager_before)
 
 
 def spoil(output: Output) -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
-from paritybit.harness.lockstep.requests import PlannedForward, Request
+from paritybit.harness.lockstep.requests import PlannedForward, ScheduledRequest
 from paritybit.harness.schedules.coverage import LONGEST
 from paritybit.reference.allocator import Numbers, Owner, Ownership, PageAllocation, PageAllocator
 from paritybit.reference.batch import ForwardBatch, Mode, RequestSpan, prepare
@@ -56,8 +56,8 @@ class RequestBook:
         self.allocator.clear(seed)
         self.tokens.zero_()
         self.hidden_states.zero_()
-        self.running: list[Request] = []
-        self.retracted: list[Request] = []
+        self.running: list[ScheduledRequest] = []
+        self.retracted: list[ScheduledRequest] = []
         self.free_token_rows = list(range(self.token_rows))
         self.admitted = 0
         self.events: Counter[str] = Counter()
@@ -82,7 +82,7 @@ class RequestBook:
             self.owner(request) for request in self.running if request.allocation is not None
         )
 
-    def owner(self, request: Request) -> Owner:
+    def owner(self, request: ScheduledRequest) -> Owner:
         """Return the owner for a request with an allocation."""
         held = request.allocation
         assert held is not None
@@ -99,7 +99,7 @@ class RequestBook:
             request.known,
         )
 
-    def seen_from(self, request: Request) -> int:
+    def seen_from(self, request: ScheduledRequest) -> int:
         """Return the first column that a future query of a request can see on SWA layers.
 
         The request's next query is at its length, that of the draft model at `drafted`. A query
@@ -127,14 +127,14 @@ class RequestBook:
             retracted=tuple((request.serial, request.token_row) for request in self.retracted),
         )
 
-    def owned(self, request: Request) -> tuple[list[int], list[int]]:
+    def owned(self, request: ScheduledRequest) -> tuple[list[int], list[int]]:
         """Return the full and SWA slots that hold a token of `request`."""
         if request.allocation is None:
             return [], []
         owner = self.owner(request)
         return owner.slots(Kind.FULL), owner.slots(Kind.SWA)
 
-    def request_of(self, row: int) -> Request:
+    def request_of(self, row: int) -> ScheduledRequest:
         """Return the running request at `row` of req_to_token."""
         return next(
             request
@@ -142,11 +142,13 @@ class RequestBook:
             if request.allocation and request.allocation.row == row
         )
 
-    def ready(self, able: Callable[[Request], bool]) -> list[Request]:
+    def ready(self, able: Callable[[ScheduledRequest], bool]) -> list[ScheduledRequest]:
         """Return the fully prefilled requests that satisfy `able`."""
         return [request for request in self.running if not request.prefilling and able(request)]
 
-    def choose(self, ready: Sequence[Request], picks: Sequence[int]) -> list[Request]:
+    def choose(
+        self, ready: Sequence[ScheduledRequest], picks: Sequence[int]
+    ) -> list[ScheduledRequest]:
         """Return the picked requests without duplicates, as many as fit in a batch."""
         chosen = dict.fromkeys(pick % len(ready) for pick in picks) if ready else {}
         return [ready[place] for place in chosen][: self.max_bs]
@@ -164,14 +166,14 @@ class RequestBook:
         """Write the slots of some spans to the tables, and return the forward over them."""
         return PlannedForward(mode, self.batch_of(mode, spans))
 
-    def span(self, request: Request, count: int) -> RequestSpan | None:
+    def span(self, request: ScheduledRequest, count: int) -> RequestSpan | None:
         """Return the next `count` tokens of `request` as a span, or None without free slots."""
         begin, end = request.length, request.length + count
         if request.allocation is None or not self.make_room(request.allocation, begin, count):
             return None
         return self.allocated_span(request, begin, end)
 
-    def allocated_span(self, request: Request, begin: int, end: int) -> RequestSpan:
+    def allocated_span(self, request: ScheduledRequest, begin: int, end: int) -> RequestSpan:
         """Return tokens begin to end - 1 of `request` as a span. They must have slots."""
         allocation = request.allocation
         assert allocation is not None
@@ -201,7 +203,7 @@ class RequestBook:
         self.events["slot issued again"] += not self.freed_slots.isdisjoint(slots)
         return True
 
-    def advance(self, request: Request, length: int) -> None:
+    def advance(self, request: ScheduledRequest, length: int) -> None:
         """Advance `request` to `length` cached tokens; discard drafts made for a shorter prefix."""
         window = self.config.window
         for reached in range(request.length + 1, length + 1):
@@ -212,7 +214,7 @@ class RequestBook:
         request.length = length
         request.state, request.drafts = None, ()
 
-    def free_unused(self, request: Request) -> None:
+    def free_unused(self, request: ScheduledRequest) -> None:
         """Free the pages of `request` that hold none of its tokens."""
         if request.allocation is not None:
             allocated = len(request.allocation.full_pages) * self.pools.sizes.page_size
@@ -221,7 +223,7 @@ class RequestBook:
             kept = len(request.allocation.full_pages) * self.pools.sizes.page_size
             self.freed_slots.update(slots[kept:])
 
-    def evict(self, request: Request) -> None:
+    def evict(self, request: ScheduledRequest) -> None:
         """Free the SWA pages that no future query of target or draft model can see."""
         if request.allocation is not None:
             needed = min(request.length, request.drafted or request.length)

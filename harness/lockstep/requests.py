@@ -9,7 +9,7 @@ from paritybit.reference.config import Kind
 
 
 @dataclass
-class Request:
+class ScheduledRequest:
     """One request.
 
     - `known`: the number of tokens whose value is known.
@@ -48,12 +48,12 @@ class PlannedForward:
 class PlannedStep:
     """One step as both runs planned it.
 
-    - `place`: the place of the step in its schedule.
+    - `index`: the index of the step in its schedule.
     - `forwards`: the number of earlier forwards in the schedule.
     - `expected_graph`: whether a captured graph must run it.
     """
 
-    place: int
+    index: int
     forwards: int
     eager: PlannedForward
     graph: PlannedForward

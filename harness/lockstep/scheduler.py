@@ -11,7 +11,7 @@ from typing import Any
 from paritybit.harness.lockstep import speculation
 from paritybit.harness.lockstep.observation import Sample
 from paritybit.harness.lockstep.request_book import RequestBook
-from paritybit.harness.lockstep.requests import PlannedForward, Request
+from paritybit.harness.lockstep.requests import PlannedForward, ScheduledRequest
 from paritybit.harness.schedules.coverage import BEGUN_BESIDE
 from paritybit.harness.schedules.schedule import (
     Admit,
@@ -42,7 +42,7 @@ COMMITS: dict[Mode, Callable[[RequestBook, ForwardBatch, Output], list[int]]] = 
 """How a scheduler commits a forward, by speculative mode. Other modes sample."""
 
 
-class Scheduler(RequestBook):
+class LockstepScheduler(RequestBook):
     """State and scheduling of one run. Arguments are as in `RequestBook`."""
 
     def plan(self, step: Step) -> PlannedForward | None:
@@ -75,12 +75,12 @@ class Scheduler(RequestBook):
         request = self._add(step.prompt, step.chunk)
         return self._extend(request, step.chunk) if request is not None else None
 
-    def _add(self, length: int, chunk: int) -> Request | None:
+    def _add(self, length: int, chunk: int) -> ScheduledRequest | None:
         """Admit a request with slots for its first `chunk` tokens. None if there are too few."""
         if not self.free_token_rows:
             return None
         prompt = min(max(length, 1), self.config.max_context - 1)
-        request = Request(self.admitted, prompt, prompt, self.free_token_rows[-1])
+        request = ScheduledRequest(self.admitted, prompt, prompt, self.free_token_rows[-1])
         if not self._enter(request, chunk):
             return None
         self.free_token_rows.pop()
@@ -108,7 +108,7 @@ class Scheduler(RequestBook):
         self.events["resumed"] += 1
         return self._extend(request, request.known)
 
-    def _enter(self, request: Request, tokens: int) -> bool:
+    def _enter(self, request: ScheduledRequest, tokens: int) -> bool:
         """Give `request` a row and slots for `tokens` tokens."""
         allocation = self.allocator.alloc_row()
         if allocation is None:
@@ -122,10 +122,10 @@ class Scheduler(RequestBook):
         self.running.append(request)
         return True
 
-    def _extend(self, request: Request, tokens: int) -> PlannedForward | None:
+    def _extend(self, request: ScheduledRequest, tokens: int) -> PlannedForward | None:
         return self.planned(Mode.EXTEND, [self._next(request, tokens)])
 
-    def _next(self, request: Request, tokens: int) -> RequestSpan | None:
+    def _next(self, request: ScheduledRequest, tokens: int) -> RequestSpan | None:
         """Return the next `tokens` known tokens of a request, or fewer. None without free slots."""
         return self.span(request, min(max(tokens, 1), request.known - request.length))
 
@@ -217,9 +217,13 @@ def keep_sampled(
 
 
 def samples_of(
-    scheduler: Scheduler, place: int, batch: ForwardBatch, output: Output, rows: Sequence[int]
+    scheduler: LockstepScheduler,
+    index: int,
+    batch: ForwardBatch,
+    output: Output,
+    rows: Sequence[int],
 ) -> tuple[Sample, ...]:
-    """Return the samples in `output` for the requests of the batch of the step at `place`.
+    """Return the samples in `output` for the requests of the batch of step number `index`.
 
     There is a sample for the last token of each request and, after a verify, for each accepted
     token. `rows` has the last one. A draft gives no samples.
@@ -239,7 +243,7 @@ def samples_of(
                 tokens=tokens[draft : length + draft].clone(),
                 logits=output["logits"][row].clone(),
                 hidden_states=hidden[:length].clone() if draft else None,
-                place=place,
+                index=index,
             )
             for length, row in logits.items()
         ]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from paritybit.harness.lockstep.request_book import RequestBook
-from paritybit.harness.lockstep.requests import PlannedForward, Request
+from paritybit.harness.lockstep.requests import PlannedForward, ScheduledRequest
 from paritybit.harness.schedules.coverage import ALL_ACCEPTED
 from paritybit.reference.batch import DraftState, ForwardBatch, Mode, RequestSpan
 from paritybit.reference.config import DRAFT_STEPS, DRAFT_TOKENS
@@ -137,7 +137,7 @@ def keep_caught_up(states: Sequence[tuple[int, DraftState]], output: Output) -> 
         state.hidden.copy_(output["hidden"][place])
 
 
-def _may_catch_up(book: RequestBook, request: Request) -> bool:
+def _may_catch_up(book: RequestBook, request: ScheduledRequest) -> bool:
     """Whether the draft model lags and all tokens in its windows still have SWA slots."""
     end, size = min(request.length, request.known - 1), book.pools.sizes.page_size
     needed = max(0, request.drafted - book.config.window + 1)
@@ -146,6 +146,6 @@ def _may_catch_up(book: RequestBook, request: Request) -> bool:
     return request.drafted < end and None not in pages
 
 
-def _random_drafts(book: RequestBook, request: Request) -> tuple[int, ...]:
+def _random_drafts(book: RequestBook, request: ScheduledRequest) -> tuple[int, ...]:
     draw = random.Random(book.seed * 100_003 + request.serial * 1009 + request.length)
     return tuple(draw.randrange(book.config.vocab) for _ in range(DRAFT_STEPS))

@@ -141,4 +141,4 @@ class Record(File, frozen=True, tag="paritybit-run"):
     bugs: tuple[BugRow, ...]
     required_events: tuple[str, ...]
     scope: Scope
-    version: Literal[8] = 8
+    version: Literal[9] = 9

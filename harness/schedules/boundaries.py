@@ -64,7 +64,7 @@ FACTORS: Mapping[str, tuple[str, ...]] = {
 """
 
 
-class Row(NamedTuple):
+class Scene(NamedTuple):
     """One scene: a captured size, and a value of each of FACTORS."""
 
     bucket: int
@@ -92,7 +92,7 @@ class Ground:
         """The captured sizes of the runner under test."""
         return self.token_buckets if self.mode is Mode.EXTEND else self.buckets
 
-    def length(self, row: Row) -> int:
+    def length(self, scene: Scene) -> int:
         """Return the prompt length of the last request, in tokens."""
         window, context = self.config.window, self.config.max_context
         return {
@@ -101,28 +101,30 @@ class Ground:
             "below": window - 1,
             "beyond": window + 1,
             "longest": context - AHEAD.get(self.mode, 1),
-        }[row.length]
+        }[scene.length]
 
-    def fits(self, row: Row) -> bool:
+    def fits(self, scene: Scene) -> bool:
         """Whether the pools have room for a scene."""
-        large = row.bucket > max(self.sizes) // 2
-        return not large or (row.length != "longest" and row.event != "again")
+        large = scene.bucket > max(self.sizes) // 2
+        return not large or (scene.length != "longest" and scene.event != "again")
 
 
-def scenes(ground: Ground, played: Iterable[Row]) -> Steps:
+def scenes(ground: Ground, played: Iterable[Scene]) -> Steps:
     """Return the steps of some scenes, one after another."""
-    return tuple(chain(*(scene(ground, row) for row in played)))
+    return tuple(chain(*(steps_of(ground, scene) for scene in played)))
 
 
-def scene(ground: Ground, row: Row) -> Steps:
+def steps_of(ground: Ground, scene: Scene) -> Steps:
     """Return the steps of a scene. All earlier requests finish before it."""
-    mode, length, extends = ground.mode, ground.length(row), ground.mode is Mode.EXTEND
-    beside = min(length, ground.length(row._replace(length="short")))
-    count = 2 if extends else row.bucket
+    mode, length, extends = ground.mode, ground.length(scene), ground.mode is Mode.EXTEND
+    beside = min(length, ground.length(scene._replace(length="short")))
+    count = 2 if extends else scene.bucket
     last, everyone = count - 1, tuple(range(count))
     caught_up = (DraftExtend(everyone),) if mode.drafts else ()
-    least = max((size + 1 for size in ground.sizes if size < row.bucket), default=1)
-    filled = {"full": row.bucket, "short": row.bucket - 1, "least": least, "one": 1}[row.filled]
+    least = max((size + 1 for size in ground.sizes if size < scene.bucket), default=1)
+    filled = {"full": scene.bucket, "short": scene.bucket - 1, "least": least, "one": 1}[
+        scene.filled
+    ]
 
     def forward(size: int, accepted: int = 0) -> Steps:
         """Return a forward of the runner under test, with `size` requests or tokens."""
@@ -136,30 +138,30 @@ def scene(ground: Ground, row: Row) -> Steps:
             return (DraftExtend(picks),)
         if mode.drafts:
             return (Draft(picks),)
-        most = {"whole": 1, "chunks": 2, "together": max(ground.buckets)}[row.prompts]
+        most = {"whole": 1, "chunks": 2, "together": max(ground.buckets)}[scene.prompts]
         parts = min(most, size)
         prompts = tuple((size + place) // parts for place in range(parts))
         return (Prefill(prompts, size), *([Finish(count)] * parts))
 
     caught = mode is Mode.DRAFT_EXTEND and length > beside
     prompts = (*[beside] * last, length - beside * caught)
-    admitted = admissions(row, prompts, row.bucket if extends else SHORT[mode])
+    admitted = admissions(scene, prompts, scene.bucket if extends else SHORT[mode])
     if caught:  # Its graph takes only the last tokens of a request.
         admitted += DraftExtend((last,)), Verify((last,), DRAFT_STEPS)
     lags = (Decode(everyone),) if mode is Mode.DRAFT_EXTEND else ()
-    full, short = forward(row.bucket), forward(row.bucket - 1)
-    happens = happening(ground, row, everyone)
+    full, short = forward(scene.bucket), forward(scene.bucket - 1)
+    happens = happening(ground, scene, everyone)
     before = (*EVERYONE_LEAVES, *admitted, *caught_up, *full, *lags, *short)
     return (*before, *happens, *caught_up, *lags, *forward(filled, DRAFT_STEPS))
 
 
-def admissions(row: Row, prompts: tuple[int, ...], tokens: int) -> Steps:
+def admissions(scene: Scene, prompts: tuple[int, ...], tokens: int) -> Steps:
     """Return the steps that admit prompts.
 
     If prompts arrive in chunks, the last chunk of the last prompt has `tokens` tokens.
     """
     *others, last = prompts
-    if row.prompts == "together":
+    if scene.prompts == "together":
         chunk, evicted = max(1, max(prompts) // 2), tuple(map(Evict, range(len(prompts))))
         # The last one begins while the others continue.
         begun: Steps = ()
@@ -167,17 +169,17 @@ def admissions(row: Row, prompts: tuple[int, ...], tokens: int) -> Steps:
             begun = (Prefill((*others,), max(1, min(others) // 2)), *evicted)
         rest: Steps = (Prefill((), chunk), *evicted)
         return (*begun, Prefill((last,), chunk), *evicted, *rest * 2)
-    if row.prompts == "whole":
+    if scene.prompts == "whole":
         return tuple(Admit(prompt, prompt) for prompt in prompts)
     return (Prefill((*others,), max(prompts)), Admit(last, max(1, last - tokens)), Extend(0, last))
 
 
-def happening(ground: Ground, row: Row, everyone: tuple[int, ...]) -> Steps:
+def happening(ground: Ground, scene: Scene, everyone: tuple[int, ...]) -> Steps:
     """Return the steps of a scene's event. They happen between replays of the requests `everyone`.
 
     The last request is the one whose length varies.
     """
-    mode, window, length = ground.mode, ground.config.window, ground.length(row)
+    mode, window, length = ground.mode, ground.config.window, ground.length(scene)
     evicted, last, idle = tuple(map(Evict, everyone)), everyone[-1], idle_modes(ground.modes)
     own = Idle(idle.index(mode) if mode in idle else 0)
     again: Steps = (Decode(everyone[:2]),) * (window // 2)  # Takes freed slots.
@@ -198,4 +200,4 @@ def happening(ground: Ground, row: Row, everyone: tuple[int, ...]) -> Steps:
         "resumed": (Retract(last), Resume(0)),
         "others": tuple(step for other, step in rounds.items() if other in ground.modes),
     }
-    return everything[row.event]
+    return everything[scene.event]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import chain
 
 from hypothesis import strategies as st
-from paritybit.harness.schedules.boundaries import FACTORS, Ground, Row, scenes
+from paritybit.harness.schedules.boundaries import FACTORS, Ground, Scene, scenes
 from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
@@ -62,15 +62,15 @@ def schedules(ground: Ground) -> st.SearchStrategy[Schedule]:
 
 def _scenes(ground: Ground, count: int) -> st.SearchStrategy[tuple[Step, ...]]:
     """Return a strategy of `count` scenes. The simplest ones differ in every factor."""
-    found = st.tuples(*(_row(ground, place) for place in range(count)))
+    found = st.tuples(*(_scene(ground, place) for place in range(count)))
     return found.map(lambda chosen: scenes(ground, chosen))
 
 
-def _row(ground: Ground, turn: int) -> st.SearchStrategy[Row]:
+def _scene(ground: Ground, turn: int) -> st.SearchStrategy[Scene]:
     """Return a strategy of scenes. The simplest one has the value number `turn` of each factor."""
     factors = (ground.sizes[::-1], *FACTORS.values())
     drawn = [st.sampled_from(values[turn:] + values[:turn]) for values in factors]
-    return st.tuples(*drawn).map(Row._make).filter(ground.fits)
+    return st.tuples(*drawn).map(Scene._make).filter(ground.fits)
 
 
 def _flat(parts: Iterable[Iterable[Step]]) -> tuple[Step, ...]:

@@ -147,7 +147,7 @@ def test_failures_with_one_cause_are_one_and_the_shortest_is_told() -> None:
 
 @pytest.mark.parametrize("padded", [10**9, 10**400, -(10**400)])
 def test_a_drawing_of_a_hostile_record_is_small(padded: int) -> None:
-    entry = TimelineEntry(0, "decode", "decode", "decode", 2, tuple(range(9_999)), padded, (), 0)
+    entry = TimelineEntry(0, "decode", (), (), "decode", "decode", 2, tuple(range(9_999)), padded)
     drawn = drawings.steps([entry] * 9_999)
     assert isinstance(drawn, Cells)
     assert sum(len(boxes) for _, boxes in drawn.rows) < 10_000

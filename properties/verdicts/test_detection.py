@@ -78,7 +78,7 @@ def test_a_bug_whose_code_raises_is_not_detected(
     result = run_task(Task(trial_of(bug, runner, device), 0, FEW))
     assert result.status is Status.WRONG_PROPERTY
     seen = result.finding.violations if result.finding is not None else ()
-    assert {*result.hunt_result.violated, *(one.property for one in seen)} == {"no_crash"}
+    assert {*result.search_result.violated, *(one.property for one in seen)} == {"no_crash"}
 
 
 def test_every_bug_and_runner_is_decided_once_and_names_its_public_thread() -> None:

@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from paritybit.harness.campaigns.hunt import EnoughDrawn, HuntResult, draw
 from paritybit.harness.campaigns.plan import RunConfig, trial_of
+from paritybit.harness.campaigns.search import EnoughDrawn, SearchResult, draw_schedules
 from paritybit.harness.checks.play import Lockstep
-from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.checks.table import CHEAP_PROPERTIES
 from paritybit.harness.lockstep.config import catalogued
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.subjects.bugs.catalogue import BUGS
@@ -68,7 +68,7 @@ def test_the_bugs_of_a_point_violate_their_properties_and_no_other(
     scheme, table = HISTORY[point]
     bugs = catalogued(bug for bug, affected in table.items() if runner in affected)
     trial = replace(trial_of(RunConfig(device), runner, scheme), bugs=bugs)
-    lockstep, played = Lockstep(trial, STEP_PROPERTIES), HuntResult()
+    lockstep, played = Lockstep(trial, CHEAP_PROPERTIES), SearchResult()
     detecting = {BUGS[bug].expected[runner] for bug in bugs}
     if "swa_int64" in bugs:  # The runs differ from the first prefill on, which hides stale rows.
         detecting -= {"hermetic_replay"}
@@ -79,7 +79,7 @@ def test_the_bugs_of_a_point_violate_their_properties_and_no_other(
             raise EnoughDrawn
 
     with suppress(EnoughDrawn):
-        draw(trial, play, 0, SCHEDULES)
+        draw_schedules(trial, play, 0, SCHEDULES)
     allowed = detecting.union(*(CONSEQUENCES.get(name, ()) for name in detecting))
     assert played.error is None
     assert any(event.endswith("padded replay") for event in played.events)

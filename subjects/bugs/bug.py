@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from paritybit.subjects.contracts import Changes
+from paritybit.subjects.contracts import RowChanges
 from paritybit.subjects.toggles import LocationScheme
 
 FULL_GRAPH = ("decode", "target_verify")
@@ -52,7 +52,7 @@ class Bug:
     unaffected: Mapping[str, str] = field(default_factory=dict)
     scheme: LocationScheme = LocationScheme.MEMO
     also_in: tuple[LocationScheme, ...] = ()
-    rows: Changes = field(default_factory=dict)
+    rows: RowChanges = field(default_factory=dict)
     in_shared: bool = False
     without: tuple[str, ...] = ()
     parts: tuple[type, ...] = ()

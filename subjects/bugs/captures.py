@@ -30,7 +30,7 @@ class PlansByHostAddress(GraphRunner):
 
 
 class PlansFirstForward(EagleDraftRunner):
-    def plan(self, bucket: int) -> None:
+    def write_metadata(self, bucket: int) -> None:
         lists = self.key_lists(bucket)
         if len(self.captured) == len(self.buckets):
             lists |= {name: lists[name][:bucket] for name in ENDS}

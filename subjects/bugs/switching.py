@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paritybit.subjects.bugs.bug import Bug
-from paritybit.subjects.contracts import Changes, override
+from paritybit.subjects.contracts import RowChanges, override
 from paritybit.subjects.engine import Subject, contract
 from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.toggles import LocationScheme, Parts, Toggles
@@ -13,7 +13,7 @@ from paritybit.subjects.toggles import LocationScheme, Parts, Toggles
 def subject_with(bugs: Sequence[Bug], runner: str, scheme: LocationScheme) -> Subject:
     """Return the subject of a runner with bugs switched on. All of them must fit the runner."""
     toggles, rows = Toggles(scheme), contract(RUNNERS[runner], scheme)
-    shared: Changes = {}
+    shared: RowChanges = {}
     model: dict[str, int] = {}
     shares = RUNNERS[runner].shares_buffers
     for bug in bugs:

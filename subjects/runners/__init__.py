@@ -33,7 +33,3 @@ def engine_runners(runner: str) -> tuple[type[GraphRunner], ...]:
     """Return the runners of the engine in which `runner` is tested."""
     chosen = next(engines[0] for candidate, engines in TABLE if candidate.name == runner)
     return tuple(candidate for candidate, engines in TABLE if chosen in engines)
-
-
-ONE_PER_ENGINE = tuple({engine_runners(name): name for name in reversed(RUNNERS)}.values())[::-1]
-"""The first runner of each engine. All runners of the engine replay in its trials."""

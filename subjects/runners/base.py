@@ -1,7 +1,14 @@
-"""The base class of graph runners: buckets, static inputs, capture and replay.
+"""The base class of graph runners: how a runner captures graphs, and how it replays a batch.
 
-A subclass has the contract and the captured function of a runner, and what its key lists contain.
-The design follows the graph runners of sglang.
+`capture_all` records the forward pass of each bucket over static buffers. `replay` runs a batch:
+
+1. It chooses the smallest bucket that holds the batch.
+2. `populate` copies the batch to the static inputs, and resets the padding as the contract says.
+3. `write_metadata` lists the slots that each token of the bucket reads.
+4. `launch` replays the bucket's graph, which reads both.
+
+A subclass has the contract of a runner, the captured function `forward`, and `queries`, which says
+what its tokens attend to. The design follows the graph runners of sglang.
 """
 
 from abc import ABC, abstractmethod
@@ -97,135 +104,10 @@ class GraphRunner(ABC):
     def forward(self, bucket: int) -> Output:
         """Run the function that is captured, over the static buffers of a bucket."""
 
-    def extents(self, bucket: int) -> Extents:
-        """Return the length of each axis of the static inputs for a bucket."""
-        return {
-            Axis.REQUEST: bucket,
-            Axis.TOKEN: bucket * self.tokens_per_request,
-            Axis.DRAFT_SLOT: bucket * DRAFT_STEPS,
-        }
-
-    def listed_tokens(self, bucket: int) -> int:
-        """Return how many tokens of a bucket, in all its forwards, read a key list."""
-        return bucket * self.tokens_per_request
-
-    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
-        """Return elements and dtype of each static metadata buffer for a bucket, by name."""
-        tokens = self.listed_tokens(bucket)
-        lists = bucket if self.lists_per_request else tokens
-        return list_sizes(lists, tokens, self.target.config)
-
-    def queries(self, bucket: int) -> Queries:
-        """Return what the tokens of a bucket attend to. By default, one token per list."""
-        return Queries(
-            self.view("req_pool_indices", bucket),
-            self.view("seq_lens", bucket),
-            self.view("seq_lens_cpu", bucket),
-            self.listed_tokens(bucket),
-        )
-
-    def key_lists(self, bucket: int) -> Lists:
-        """Return the metadata for all tokens of a bucket, including padded ones."""
-        lists = list_keys(self.queries(bucket), self.window, self.pool.pool.req_to_token)
-        return translated(lists, self.pool, self.toggles)
-
-    def plan(self, bucket: int) -> None:
-        """Write the metadata of a bucket."""
-        self.metadata.write(self.key_lists(bucket))
-
-    def static_keys(self, bucket: int) -> KeyLists:
-        """Return the key lists that a bucket's graph reads."""
-        return keys_of(self.metadata.buffers, 0, self.listed_tokens(bucket))
-
-    def keys(self, bucket: int) -> KeyLists | None:
-        """Return the key lists of the last forward, or None if it read no KV."""
-        return self.static_keys(bucket)
-
-    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
-        """Return the values that a batch copies to the static inputs, by name."""
-        if batch is None:
-            return {}
-        found = {name: batch.value(name) for name in self.inputs.buffers}
-        if "out_cache_loc_swa" in found:
-            found["out_cache_loc_swa"] = self.pool.translate_loc_from_full_to_swa(
-                batch.out_cache_loc
-            )
-        return {name: values for name, values in found.items() if values is not None}
-
-    def size(self, batch: ForwardBatch) -> int:
-        """Return a batch's live size in the unit of the buckets."""
-        return batch.live_tokens if self.token_buckets else batch.live_requests
-
-    def padded(self, batch: ForwardBatch | None, bucket: int) -> bool:
-        """Return whether a replay of a batch has padding."""
-        return batch is None or self.size(batch) != bucket
-
-    def live_rows(self, live_size: int) -> int:
-        """Return the number of live rows in the output."""
-        return live_size
-
-    def bucket(self, live_size: int) -> int | None:
-        """Return the smallest bucket that holds `live_size`, or None."""
-        return next((bucket for bucket in self.buckets if bucket >= live_size), None)
-
-    def can_run(self, batch: ForwardBatch) -> bool:
-        """Whether a captured graph can run this batch."""
-        return batch.mode is self.mode and self.bucket(self.size(batch)) is not None
-
-    def replay(
-        self, batch: ForwardBatch | None, overrides: Overrides = NOTHING_OVERRIDDEN
-    ) -> ReplayResult:
-        """Populate the static inputs, write the metadata, and replay the graph.
-
-        A batch of None is an idle step, in which all rows are padding. The bucket is the smallest
-        that holds the batch, or the largest with `overrides.largest`. Raises ValueError if no
-        bucket holds the batch.
-        """
-        live_size = 0 if batch is None else self.size(batch)
-        smallest = self.bucket(live_size)
-        if smallest is None:
-            raise ValueError(f"no captured size fits {live_size} rows; captured: {self.buckets}")
-        bucket = self.buckets[-1] if overrides.largest else smallest
-        padded = self.padded(batch, bucket)
-        self.populate(batch, bucket, padded=padded)
-        overwrite(self.inputs.buffers, overrides)
-        self.plan(bucket)
-        overwrite(self.metadata.buffers, overrides)
-        output = self.launch(batch, bucket, captured=overrides.captured)
-        live_rows = self.live_rows(live_size)
-        return ReplayResult(
-            runner=self.name,
-            bucket=bucket,
-            live_size=live_size,
-            padded=padded,
-            output=output,
-            live_rows=live_rows,
-            live_output={name: values[:live_rows] for name, values in output.items()},
-            defined=output,
-            keys=self.keys(bucket),
-        )
-
-    def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
-        """Copy a batch to the static inputs, and fill the padding."""
-        self.inputs.populate(self.live_values(batch, bucket), padded=padded)
-
-    def launch(self, batch: ForwardBatch | None, bucket: int, *, captured: bool = True) -> Output:
-        """Replay the bucket's graph, and return its static output.
-
-        Without `captured`, run the captured function eagerly over the same static buffers.
-        """
-        if not captured:
-            self.preset_location(bucket)
-            return self.run_once(bucket)
-        graph = self.captured[bucket]
-        graph.replay()
-        output: Output = graph.output
-        return output
-
     def capture_all(self) -> None:
         """Capture all buckets in one memory pool, the largest first: its memory fits all."""
         for bucket in reversed(self.buckets):
-            self.plan(bucket)
+            self.write_metadata(bucket)
             self.preset_location(bucket)
             self.run_once(bucket)  # The warm-up. A second one would have no further effect.
             self.captured[bucket] = self.capture(bucket)
@@ -245,10 +127,134 @@ class GraphRunner(ABC):
             self.pool.invalidate_loc_cache()
         return self.forward(bucket)
 
+    def replay(
+        self, batch: ForwardBatch | None, overrides: Overrides = NOTHING_OVERRIDDEN
+    ) -> ReplayResult:
+        """Replay a batch in the smallest bucket that holds it, or the largest one on request.
+
+        A batch of None is an idle step, in which all rows are padding. Raises ValueError if no
+        bucket holds the batch.
+        """
+        live_size = 0 if batch is None else self.size(batch)
+        smallest = self.bucket_for(live_size)
+        if smallest is None:
+            raise ValueError(f"no captured size fits {live_size} rows; captured: {self.buckets}")
+        bucket = self.buckets[-1] if overrides.largest else smallest
+        padded = self.padded(batch, bucket)
+        self.populate(batch, bucket, padded=padded)
+        overwrite(self.inputs.buffers, overrides)
+        self.write_metadata(bucket)
+        overwrite(self.metadata.buffers, overrides)
+        output = self.launch(batch, bucket, captured=overrides.captured)
+        live_rows = self.live_rows(live_size)
+        return ReplayResult(
+            runner=self.name,
+            bucket=bucket,
+            live_size=live_size,
+            padded=padded,
+            output=output,
+            live_rows=live_rows,
+            live_output={name: values[:live_rows] for name, values in output.items()},
+            defined=output,
+            keys=self.keys(bucket),
+        )
+
+    def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
+        """Copy a batch to the static inputs, and fill the padding."""
+        self.inputs.populate(self.live_values(batch, bucket), padded=padded)
+
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        """Return the values that a batch copies to the static inputs, by name."""
+        if batch is None:
+            return {}
+        found = {name: batch.value(name) for name in self.inputs.buffers}
+        if "out_cache_loc_swa" in found:
+            found["out_cache_loc_swa"] = self.pool.translate_loc_from_full_to_swa(
+                batch.out_cache_loc
+            )
+        return {name: values for name, values in found.items() if values is not None}
+
+    def write_metadata(self, bucket: int) -> None:
+        """Write the key lists of a bucket to its static metadata."""
+        self.metadata.write(self.key_lists(bucket))
+
+    def key_lists(self, bucket: int) -> Lists:
+        """Return the metadata for all tokens of a bucket, including padded ones."""
+        lists = list_keys(self.queries(bucket), self.window, self.pool.pool.req_to_token)
+        return translated(lists, self.pool, self.toggles)
+
+    def queries(self, bucket: int) -> Queries:
+        """Return what the tokens of a bucket attend to. By default, one token per list."""
+        return Queries(
+            self.view("req_pool_indices", bucket),
+            self.view("seq_lens", bucket),
+            self.view("seq_lens_cpu", bucket),
+            self.listed_tokens(bucket),
+        )
+
+    def launch(self, batch: ForwardBatch | None, bucket: int, *, captured: bool = True) -> Output:
+        """Replay the bucket's graph, and return its static output.
+
+        Without `captured`, run the captured function eagerly over the same static buffers.
+        """
+        if not captured:
+            self.preset_location(bucket)
+            return self.run_once(bucket)
+        graph = self.captured[bucket]
+        graph.replay()
+        output: Output = graph.output
+        return output
+
     def preset_location(self, bucket: int) -> None:
         """Set the pool's `swa_loc` for a capture: the runner's static buffer, or None."""
         has_one = "out_cache_loc_swa" in self.inputs.buffers and Site.PRESET in self.toggles.sites
         self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket) if has_one else None)
+
+    def can_run(self, batch: ForwardBatch) -> bool:
+        """Whether a captured graph can run this batch."""
+        return batch.mode is self.mode and self.bucket_for(self.size(batch)) is not None
+
+    def bucket_for(self, live_size: int) -> int | None:
+        """Return the smallest bucket that holds `live_size`, or None."""
+        return next((bucket for bucket in self.buckets if bucket >= live_size), None)
+
+    def size(self, batch: ForwardBatch) -> int:
+        """Return a batch's live size in the unit of the buckets."""
+        return batch.live_tokens if self.token_buckets else batch.live_requests
+
+    def padded(self, batch: ForwardBatch | None, bucket: int) -> bool:
+        """Return whether a replay of a batch has padding."""
+        return batch is None or self.size(batch) != bucket
+
+    def live_rows(self, live_size: int) -> int:
+        """Return the number of live rows in the output."""
+        return live_size
+
+    def extents(self, bucket: int) -> Extents:
+        """Return the length of each axis of the static inputs for a bucket."""
+        return {
+            Axis.REQUEST: bucket,
+            Axis.TOKEN: bucket * self.tokens_per_request,
+            Axis.DRAFT_SLOT: bucket * DRAFT_STEPS,
+        }
+
+    def listed_tokens(self, bucket: int) -> int:
+        """Return how many tokens of a bucket, in all its forwards, read a key list."""
+        return bucket * self.tokens_per_request
+
+    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
+        """Return elements and dtype of each static metadata buffer for a bucket, by name."""
+        tokens = self.listed_tokens(bucket)
+        lists = bucket if self.lists_per_request else tokens
+        return list_sizes(lists, tokens, self.target.config)
+
+    def static_keys(self, bucket: int) -> KeyLists:
+        """Return the key lists that a bucket's graph reads."""
+        return keys_of(self.metadata.buffers, 0, self.listed_tokens(bucket))
+
+    def keys(self, bucket: int) -> KeyLists | None:
+        """Return the key lists of the last forward, or None if it read no KV."""
+        return self.static_keys(bucket)
 
     def view(self, name: str, bucket: int) -> Tensor:
         """Return the part of a static input that a bucket reads."""

@@ -36,7 +36,7 @@ class CpuGraphRunner(GraphRunner):
         """Return no buffers, because metadata is fresh."""
         return {}
 
-    def plan(self, bucket: int) -> None:
+    def write_metadata(self, bucket: int) -> None:
         """Do nothing, because metadata is fresh."""
 
     def keys(self, bucket: int) -> KeyLists:

@@ -79,7 +79,7 @@ class PrefillRunner(GraphRunner):
         """Return no buffers, because metadata is fresh."""
         return {}
 
-    def plan(self, bucket: int) -> None:
+    def write_metadata(self, bucket: int) -> None:
         """Do nothing, because attention uses the real batch's metadata."""
 
     def keys(self, bucket: int) -> KeyLists | None:

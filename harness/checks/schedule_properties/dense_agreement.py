@@ -25,7 +25,7 @@ def judge_schedule(models: Mapping[Role, Decoder], samples: Sequence[Sample]) ->
     found: dict[tuple[int, bool], Violation] = {}
     for sample, error in sample_errors(models, samples):
         whose = (sample.serial, sample.of_draft)
-        if error <= bound or (whose in found and sample.place >= found[whose].step):
+        if error <= bound or (whose in found and sample.index >= found[whose].step):
             continue
         what = "draft logits" if sample.of_draft else "logits"
         message = (
@@ -33,7 +33,7 @@ def judge_schedule(models: Mapping[Role, Decoder], samples: Sequence[Sample]) ->
             f"from the dense oracle by {error:.3g}; the tolerance is {bound:g}"
         )
         where = {"owner": f"request {sample.serial}", "error": error, "bound": bound}
-        found[whose] = Violation(ID, sample.place, message, where)
+        found[whose] = Violation(ID, sample.index, message, where)
     return sorted(found.values(), key=lambda violation: violation.step)
 
 
@@ -83,5 +83,5 @@ DENSE_AGREEMENT = Property(
     id=ID,
     statement="eager logits match a float64 model without a KV cache within a tolerance",
     judge_schedule=judge_schedule,
-    every_step=False,
+    cheap=False,
 )

@@ -35,7 +35,7 @@ def prepare(pair: Pair, planned: PlannedStep) -> Collect | None:
     one = batch.spans[0].end % batch.live_requests
     for description, order in (("in reverse", everyone[::-1]), ("alone", (one,))):
         spans = [batch.spans[request] for request in order]
-        output = pair.decoder.forward(pair.eager.batch_of(batch.mode, spans))
+        output = pair.eager_decoder.forward(pair.eager_scheduler.batch_of(batch.mode, spans))
         found.append(Variant(description, order, output))
         pair.restore_eager()
     pair.fresh_engine.reset()
@@ -77,6 +77,6 @@ BATCH_INVARIANCE = Property(
         "on the bucket"
     ),
     judge=judge,
-    every_step=False,
+    cheap=False,
     extra_run=FreshRun(prepare, overrides=Overrides(largest=True)),
 )

@@ -23,7 +23,7 @@ def run_again(pair: Pair, planned: PlannedStep) -> tuple[Output, Tensor] | None:
     """Return the output of the eager forward and all KV after it. None for an idle step."""
     if planned.eager.batch is None:
         return None
-    output = clone_output(pair.decoder.forward(planned.eager.batch))
+    output = clone_output(pair.eager_decoder.forward(planned.eager.batch))
     storage = pair.eager_pools.storage.clone()
     pair.restore_eager()
     return output, storage
@@ -50,6 +50,6 @@ DETERMINISM = Property(
     id=ID,
     statement="an eager forward gives the same bits when it runs again",
     judge=judge,
-    every_step=False,
+    cheap=False,
     extra_run=run_again,
 )

@@ -9,11 +9,10 @@ from paritybit.harness.checks.static_inputs import (
     FILLS,
     METADATA,
     OUTPUTS,
-    ROOM,
     TOKEN_COUNTS,
-    Part,
+    InputPart,
     parts,
-    rows_of_lists,
+    required_room,
 )
 from paritybit.harness.lockstep.bits import unequal
 from paritybit.harness.lockstep.observation import Observation
@@ -55,9 +54,7 @@ def odd_inputs(observation: Observation, replay: ReplayResult) -> Iterator[str]:
     if not runner.captures:
         return
     config = observation.layout.configs[Role.TARGET]
-    rows = rows_of_lists(runner.mode, replay.bucket)
-    for name, room in ROOM.get(runner.mode, {}).items():
-        needed = rows * room(config)
+    for name, needed in required_room(runner.mode, replay.bucket, config).items():
         if name in static and static[name].numel() < needed:
             yield (
                 f"static buffer {name} has room for {static[name].numel()} elements; a bucket of "
@@ -65,7 +62,7 @@ def odd_inputs(observation: Observation, replay: ReplayResult) -> Iterator[str]:
             )
 
 
-def _wrong_part(replay: ReplayResult, part: Part) -> Description | None:
+def _wrong_part(replay: ReplayResult, part: InputPart) -> Description | None:
     """Describe the first wrong element of a part of a static input, or return None."""
     current, right = part.current, part.right
     where = {"runner": replay.runner, "input": part.name, "live": part.live}

@@ -35,12 +35,12 @@ class NoisyRun:
 def prepare(pair: Pair, planned: PlannedStep) -> Collect:
     """Write noise to all memory that the batch does not own. The step's place is the seed."""
     pools, batch = pair.graph_pools, planned.graph.batch
-    noise = Noise(pair.config, pools, planned.forwards)
+    noise = Noise(pair.model_config, pools, planned.forwards)
     pair.fresh_engine.reset()
     for buffers in pair.fresh_engine.all_static_buffers():
         noise.fill_buffers(buffers)
-    owned = noise.owned(pair.graph, batch)
-    noise.fill_pool(pair.graph, owned)
+    owned = noise.owned(pair.graph_scheduler, batch)
+    noise.fill_pool(pair.graph_scheduler, owned)
     return lambda forward: NoisyRun(
         clone_output(forward.output),
         None if forward.replay is None else clone_output(forward.replay.defined),
@@ -103,6 +103,6 @@ PADDING_NONINTERFERENCE = Property(
         "read no KV but slot 0 and the slots of the batch"
     ),
     judge=judge,
-    every_step=False,
+    cheap=False,
     extra_run=FreshRun(prepare),
 )

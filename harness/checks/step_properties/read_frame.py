@@ -17,7 +17,7 @@ from paritybit.reference.config import DRAFT_FORWARDS, DRAFT_STEPS, Kind, Role
 from paritybit.subjects.protocol import Keys
 from torch import Tensor
 
-Numbers = NDArray[np.int64]
+SlotArray = NDArray[np.int64]
 
 
 def judge(observation: Observation) -> Description | None:
@@ -48,7 +48,7 @@ def judge(observation: Observation) -> Description | None:
 def _describe(
     observation: Observation,
     kind: Kind,
-    pairs: tuple[Numbers, Numbers],
+    pairs: tuple[SlotArray, SlotArray],
     live: int,
     of_forward: int,
 ) -> Description:
@@ -79,7 +79,7 @@ def _name_row(observation: Observation, kind: Kind, slots: list[int]) -> str:
     return f"{kind} slot {slots[0]} of {owner}{others}"
 
 
-def listed_reads(keys: Keys, most: int, none: int) -> tuple[Numbers, Numbers]:
+def listed_reads(keys: Keys, most: int, none: int) -> tuple[SlotArray, SlotArray]:
     """Return the row and the slot of each read, both int64 [N].
 
     Slot `none` stands for a number that is no slot, and for all keys of a row beyond `most`.
@@ -94,12 +94,12 @@ def listed_reads(keys: Keys, most: int, none: int) -> tuple[Numbers, Numbers]:
     return rows, np.where(inside & (found >= 0) & (found < none), found, none)
 
 
-def on_host(values: Tensor) -> Numbers:
+def on_host(values: Tensor) -> SlotArray:
     """Return a tensor as an array on the host, int64."""
     return values.cpu().numpy().astype(np.int64)
 
 
-def required_reads(observation: Observation, kind: Kind, none: int) -> list[list[Numbers]]:
+def required_reads(observation: Observation, kind: Kind, none: int) -> list[list[SlotArray]]:
     """Return the slots of one sub-pool that each live row must read, per forward of a draft.
 
     `none` stands for a slot that the request no longer has.
@@ -122,7 +122,7 @@ def required_reads(observation: Observation, kind: Kind, none: int) -> list[list
     ]
 
 
-def slots_of(owner: Owner, kind: Kind, none: int) -> Numbers:
+def slots_of(owner: Owner, kind: Kind, none: int) -> SlotArray:
     """Return the slots of all columns of a request's pages, or `none` for freed pages."""
     pages: Sequence[int | None] = owner.full_pages if kind is Kind.FULL else owner.swa_pages
     numbers = np.array([-1 if page is None else page for page in pages], np.int64)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from paritybit.harness.campaigns.fresh import FreshPlaying, begin_fresh, play_fresh
-from paritybit.harness.campaigns.hunt import PlayingFailedError
-from paritybit.harness.campaigns.task import Task, kept_lockstep, run_task
-from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.campaigns.search import PlayingFailedError
+from paritybit.harness.campaigns.task import Task, cached_lockstep, run_task
+from paritybit.harness.checks.table import CHEAP_PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.schema import Status
 from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
@@ -39,10 +39,10 @@ def wrong_after_many(
 
 
 def test_a_finding_that_depends_on_what_this_process_remembers_is_undeclared_state() -> None:
-    for engine in captured(kept_lockstep(HARMLESS)):
+    for engine in captured(cached_lockstep(HARMLESS)):
         engine.forward = partial(wrong_after_many, engine.forward, [])  # type: ignore[method-assign]
     result = run_task(Task(HARMLESS, 0, 40))
-    kept_lockstep.cache_clear()
+    cached_lockstep.cache_clear()
     assert result.status is Status.UNDECLARED_STATE
     assert result.finding is not None and result.finding.violations
 
@@ -52,7 +52,7 @@ def test_a_fresh_process_plays_what_this_process_would(device: str) -> None:
     broken = TrialConfig(device=device).with_bug("req_pool_pad")
     schedule = Schedule((Admit(3, 9), Admit(3, 9), Admit(3, 9), Decode((0, 1, 2)), Decode((0,))))
     for trial in (broken, broken.clean):
-        playing = FreshPlaying(trial, STEP_PROPERTIES, frozenset(), schedule)
+        playing = FreshPlaying(trial, CHEAP_PROPERTIES, frozenset(), schedule)
         begin_fresh(trial, playing.properties)
         for _ in range(2):
             outcome = play_fresh(playing)
@@ -64,4 +64,4 @@ def test_a_fresh_process_plays_what_this_process_would(device: str) -> None:
 def test_a_fresh_process_that_gives_no_outcome_is_a_failure_with_its_error() -> None:
     trial = TrialConfig("decode", device="cuda")
     with pytest.raises(PlayingFailedError, match="CUDA"):
-        play_fresh(FreshPlaying(trial, STEP_PROPERTIES, frozenset(), Schedule(())))
+        play_fresh(FreshPlaying(trial, CHEAP_PROPERTIES, frozenset(), Schedule(())))

@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from paritybit.harness.campaigns.hunt import HuntResult
 from paritybit.harness.campaigns.plan import (
     EXAMPLES,
     NOTHING_EXPECTED,
@@ -18,14 +17,15 @@ from paritybit.harness.campaigns.plan import (
 )
 from paritybit.harness.campaigns.run import Run, verdict
 from paritybit.harness.campaigns.scope import scope
-from paritybit.harness.campaigns.task import Result, Task
+from paritybit.harness.campaigns.search import SearchResult
+from paritybit.harness.campaigns.task import Task, TaskResult
 from paritybit.harness.lockstep.config import TURNS
 from paritybit.harness.records.schema import Status
 from paritybit.harness.schedules.buckets import SMALLEST
 from paritybit.harness.schedules.coverage import LONGEST, OVERLAPPED
 from paritybit.reference.config import PRESETS
 from paritybit.subjects.bugs.catalogue import BUGS
-from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
+from paritybit.subjects.runners import RUNNERS, engine_runners
 from paritybit.subjects.toggles import LocationScheme
 
 EVERYTHING = RunConfig("cpu")
@@ -51,7 +51,7 @@ def test_a_run_of_everything_tries_overlap_and_the_smallest_sizes_too() -> None:
     """And requires that they were reached. A narrowed run requires none of that."""
     clean = [task.trial for task in clean_tasks(EVERYTHING)]
     smallest = {engine_runners(one.runner) for one in clean if one.buckets == SMALLEST}
-    assert smallest == {engine_runners(name) for name in ONE_PER_ENGINE}
+    assert smallest == {engine_runners(name) for name in RUNNERS}
     assert [one.runner for one in clean if one.overlap] == ["decode", "frozen_kv_mtp"]
     special = {LONGEST, OVERLAPPED}
     assert special <= set(EVERYTHING.required_events)
@@ -91,10 +91,10 @@ def test_the_suite_hunts_each_bug_on_one_runner_and_all_runners_occur() -> None:
     assert {runner for _, runner in hunts} == set(RUNNERS)
 
 
-def result_of(task: Task, status: Status, events: Counter[str]) -> Result:
+def result_of(task: Task, status: Status, events: Counter[str]) -> TaskResult:
     """Return the result of a task."""
-    found = HuntResult(schedules=1, steps=9, replays=3, padded_replays=2, events=events)
-    return Result(task, status, found, None, 0, 1.0)
+    found = SearchResult(schedules=1, steps=9, replays=3, padded_replays=2, events=events)
+    return TaskResult(task, status, found, None, 0, 1.0)
 
 
 def green_run(settings: RunConfig) -> Run:
@@ -114,7 +114,7 @@ def test_a_run_is_green_only_with_a_result_of_each_task_and_each_required_state(
     assert (verdict(run)[0], run.undecided) == ("red", True)
     assert verdict(run)[1].endswith(f"; 1 of {len(run.tasks)} trials and hunts gave no result")
     run.results.append(result_of(lost.task, Status.CAUGHT, Counter(ONE.required_events)))
-    run.results[0].hunt_result.events[first] = 0
+    run.results[0].search_result.events[first] = 0
     assert (verdict(run)[0], run.undecided) == ("red", True)
     assert verdict(run)[1].endswith(f"; never reached: {first}")
     run.tasks = run.tasks[1:]
@@ -154,5 +154,5 @@ def test_the_scope_names_what_was_tried_and_the_states_of_a_full_run_that_were_n
     assert "states that a full run must reach: " in narrowed.untried
     run = green_run(ONE)
     for result in run.results:
-        result.hunt_result.replays = 0
+        result.search_result.replays = 0
     assert scope(run).tried == "nothing"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from paritybit.harness.campaigns import task as tasks
 from paritybit.harness.campaigns.fresh import FreshPlaying
-from paritybit.harness.campaigns.task import Result, Task, TaskRunner, run_task, without_result
+from paritybit.harness.campaigns.task import Task, TaskResult, TaskRunner, run_task, without_result
 from paritybit.harness.checks.play import Outcome
 from paritybit.harness.errors import headline
 from paritybit.harness.explain.report import Observed
@@ -42,7 +42,7 @@ def shown(playing: FreshPlaying) -> Outcome:
 
 
 @pytest.fixture
-def ended(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def ended(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskResult]:
     """Return the function that runs a task on scripted locksteps."""
 
     def run(
@@ -52,12 +52,12 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
         without_bug: Script = CLEAN,
         fresh: Callable[[FreshPlaying], Outcome] = shown,
         **parts: Any,
-    ) -> Result:
+    ) -> TaskResult:
         kept = {
             False: Scripted(trial, script if trial.bug is None else without_bug),
             True: Scripted(trial, script),
         }
-        monkeypatch.setattr(tasks, "kept_lockstep", lambda trial: kept[trial.bug is not None])
+        monkeypatch.setattr(tasks, "cached_lockstep", lambda trial: kept[trial.bug is not None])
         monkeypatch.setattr(tasks, "Lockstep", lambda trial: kept[trial.bug is not None])
         monkeypatch.setattr(
             tasks, "observe", lambda one, schedule: Observed(one, schedule, one.play(schedule), ())
@@ -95,7 +95,7 @@ ENDS: dict[str, tuple[TrialConfig, Outcome, Outcome, Status]] = {
 
 @pytest.mark.parametrize("which", ENDS)
 def test_the_status_of_a_task_follows_from_its_playings(
-    which: str, ended: Callable[..., Result]
+    which: str, ended: Callable[..., TaskResult]
 ) -> None:
     trial, outcome, of_clean, status = ENDS[which]
     result = ended(always(outcome), trial, without_bug=always(of_clean))
@@ -103,7 +103,7 @@ def test_the_status_of_a_task_follows_from_its_playings(
 
 
 def test_a_clean_build_that_warned_while_it_was_captured_is_not_green(
-    ended: Callable[..., Result],
+    ended: Callable[..., TaskResult],
 ) -> None:
     def script(lockstep: Scripted, _: Schedule) -> Outcome:
         lockstep.capture_warnings = ("loc changed",)
@@ -132,7 +132,7 @@ FAILURES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("which", FAILURES)
 def test_an_internal_error_in_any_playing_is_a_failure_with_its_traceback(
-    which: str, ended: Callable[..., Result]
+    which: str, ended: Callable[..., TaskResult]
 ) -> None:
     result = ended(**FAILURES[which])
     assert (result.status, result.spoiled) == (Status.FAILED, True)
@@ -141,7 +141,7 @@ def test_an_internal_error_in_any_playing_is_a_failure_with_its_traceback(
     assert result.sentence == "failed: ZeroDivisionError: of ours"
 
 
-def test_an_error_of_the_explainer_leaves_the_verdict(ended: Callable[..., Result]) -> None:
+def test_an_error_of_the_explainer_leaves_the_verdict(ended: Callable[..., TaskResult]) -> None:
     """The process is not used again."""
 
     def fail(*_: Any) -> None:
@@ -155,7 +155,7 @@ def test_an_error_of_the_explainer_leaves_the_verdict(ended: Callable[..., Resul
 
 
 def test_a_finding_that_its_shrunk_schedule_does_not_show_is_not_reproduced(
-    ended: Callable[..., Result],
+    ended: Callable[..., TaskResult],
 ) -> None:
     script = changing(3, violating(TARGET), violating("log_hygiene"))
     assert ended(script).status is Status.NOT_REPRODUCED
@@ -163,27 +163,29 @@ def test_a_finding_that_its_shrunk_schedule_does_not_show_is_not_reproduced(
 
 @pytest.mark.parametrize("trial", [TRIAL, BROKEN, HARMLESS], ids=["clean", "broken", "harmless"])
 def test_a_finding_that_no_fresh_process_shows_is_undeclared_state(
-    trial: TrialConfig, ended: Callable[..., Result]
+    trial: TrialConfig, ended: Callable[..., TaskResult]
 ) -> None:
     result = ended(changing(2, clean(), violating(TARGET)), trial, fresh=lambda _: clean())
     assert (result.status, result.error) == (Status.UNDECLARED_STATE, None)
     assert result.finding is not None
-    assert result.finding.case.schedule == result.hunt_result.drawn
+    assert result.finding.case.schedule == result.search_result.drawn
     assert [violation.property for violation in result.finding.violations] == [TARGET]
 
 
 def test_a_finding_that_a_fresh_process_shows_unshrunk_only_keeps_the_drawn_schedule(
-    ended: Callable[..., Result],
+    ended: Callable[..., TaskResult],
 ) -> None:
     def fresh(playing: FreshPlaying) -> Outcome:
         return violating(TARGET) if len(playing.schedule.steps) > 1 else clean()
 
     result = ended(always(violating(TARGET)), fresh=fresh)
     assert result.finding is not None
-    assert result.finding.case.schedule == result.hunt_result.drawn != result.hunt_result.schedule
+    assert (
+        result.finding.case.schedule == result.search_result.drawn != result.search_result.schedule
+    )
 
 
-def test_a_lost_device_is_a_finding_of_its_own(ended: Callable[..., Result]) -> None:
+def test_a_lost_device_is_a_finding_of_its_own(ended: Callable[..., TaskResult]) -> None:
     result = ended(losing)
     assert (result.status, result.spoiled, result.error) == (Status.DEVICE_LOST, True, None)
     assert result.finding is not None
@@ -196,18 +198,18 @@ def test_a_task_after_one_that_spoiled_its_process_runs_in_a_new_one(
     """An error is a result, and spoils the process, too."""
     here, elsewhere = list[Task](), list[Task]()
 
-    def run(task: Task) -> Result:
+    def run(task: Task) -> TaskResult:
         here.append(task)
         if task.trial == HARMLESS:
             raise RuntimeError("of ours")
         return without_result(task, "lost") if task.trial == BROKEN else green(task)
 
-    def green(task: Task) -> Result:
+    def green(task: Task) -> TaskResult:
         return replace(without_result(task, ""), status=Status.GREEN, error=None)
 
     monkeypatch.setattr(tasks, "run_task", run)
 
-    def run_elsewhere(_: object, task: Task) -> Result:
+    def run_elsewhere(_: object, task: Task) -> TaskResult:
         elsewhere.append(task)
         return green(task)
 

@@ -33,7 +33,7 @@ Planted = Callable[[Lockstep, pytest.MonkeyPatch, Exception], None]
 def lockstep(device: str) -> Lockstep:
     """A clean lockstep, judged by all properties."""
     found = shared(device, "cpu_graph")
-    found.watch(PROPERTIES)
+    found.set_properties(PROPERTIES)
     return found
 
 
@@ -55,19 +55,21 @@ def in_the_eager_forward(
     lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """The reference fails."""
-    forward, fail = lockstep.pair.decoder.forward, raising(error)
+    forward, fail = lockstep.pair.eager_decoder.forward, raising(error)
 
     def failing(batch: ForwardBatch) -> Output:
         return fail() if batch.mode == "decode" else forward(batch)
 
-    monkeypatch.setattr(lockstep.pair.decoder, "forward", failing)
+    monkeypatch.setattr(lockstep.pair.eager_decoder, "forward", failing)
 
 
 def in_planning(lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """The scheduler of the graph run fails."""
-    plan, fail = lockstep.pair.graph.plan, raising(error)
+    plan, fail = lockstep.pair.graph_scheduler.plan, raising(error)
     monkeypatch.setattr(
-        lockstep.pair.graph, "plan", lambda step: (fail if isinstance(step, Decode) else plan)(step)
+        lockstep.pair.graph_scheduler,
+        "plan",
+        lambda step: (fail if isinstance(step, Decode) else plan)(step),
     )
 
 
@@ -77,7 +79,7 @@ def with_part(part: str, failing: Callable[[Callable[..., Any]], Any], rule: str
     def plant(lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         broken = replace(PROPERTIES[rule], **{part: failing(raising(error))})
         monkeypatch.setattr(playing, "PROPERTIES", {**PROPERTIES, rule: broken})
-        lockstep.watch(PROPERTIES)
+        lockstep.set_properties(PROPERTIES)
 
     plant.__name__ = f"in the {part} of {rule}"
     return plant
@@ -90,7 +92,7 @@ def in_decodes(fail: Callable[..., Any]) -> Callable[[Observation], Any]:
 
 def before_decodes(fail: Callable[..., Any]) -> Callable[[Pair, PlannedStep], Any]:
     """Return an extra run that fails before a decode."""
-    return lambda pair, planned: fail() if planned.place == FAILS_AT else None
+    return lambda pair, planned: fail() if planned.index == FAILS_AT else None
 
 
 def always(fail: Callable[..., Any]) -> Callable[..., Any]:

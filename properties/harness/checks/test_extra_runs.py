@@ -12,16 +12,15 @@ from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.noise import Noise
 from paritybit.harness.lockstep.pair import ExtraRun, Pair
 from paritybit.harness.lockstep.requests import PlannedStep
-from paritybit.harness.lockstep.scheduler import Scheduler
+from paritybit.harness.lockstep.scheduler import LockstepScheduler
 from paritybit.reference.allocator import PageAllocation
 from paritybit.reference.batch import DraftState, ForwardBatch, Mode
 from paritybit.reference.pool import KVPools
 from paritybit.subjects.engine import ReplicaEngine
 from paritybit.subjects.protocol import ForwardResult
-from paritybit.subjects.runners import ONE_PER_ENGINE
 from torch import Tensor
 
-from properties.support.harness.planting import SCHEDULE, captured, shared
+from properties.support.harness.planting import ONE_PER_ENGINE, SCHEDULE, captured, shared
 
 EXTRA_RUNS = {name: rule.extra_run for name, rule in PROPERTIES.items() if rule.extra_run}
 
@@ -36,7 +35,7 @@ def bytes_of_pools(pools: KVPools) -> dict[str, Tensor]:
     return {name: values.clone() for name, values in found.items()}
 
 
-def state_of(side: Scheduler) -> dict[str, object]:
+def state_of(side: LockstepScheduler) -> dict[str, object]:
     """Return a copy of all that a scheduler keeps beside its pools, tokens included."""
     allocator = side.allocator
     assert isinstance(side.hidden_states, Tensor)
@@ -65,7 +64,7 @@ def states_of(pair: Pair) -> dict[str, str]:
     """Return both schedulers' states, in words that can be compared."""
     return {
         f"{name}: {part}": repr(held)
-        for name, side in (("eager", pair.eager), ("graph", pair.graph))
+        for name, side in (("eager", pair.eager_scheduler), ("graph", pair.graph_scheduler))
         for part, held in state_of(side).items()
     }
 
@@ -179,12 +178,12 @@ def assert_spares_the_batch(
     """Check that noise filled all KV but the batch's own, and kept the cells in use."""
     pair = lockstep.pair
     storage = pair.graph_pools.storage
-    owned = Noise(pair.config, pair.graph_pools, 0).owned(pair.graph, batch)
+    owned = Noise(pair.model_config, pair.graph_pools, 0).owned(pair.graph_scheduler, batch)
     changed = bits(storage) != bits(before["graph: storage"])
     assert not (changed & owned).any()
     for _, _, arena in pair.layout.arenas_of(changed | owned):
         assert arena.float().mean() > 0.99
-    for request in pair.graph.running:
+    for request in pair.graph_scheduler.running:
         assert request.allocation is not None
         row, pages = request.allocation.row, request.allocation.full_pages
         for name, place in (

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 from paritybit.harness.checks.play import Lockstep
-from paritybit.harness.checks.static_inputs import METADATA, ROOM, parts, rows_of_lists
+from paritybit.harness.checks.static_inputs import METADATA, parts, required_room
 from paritybit.harness.checks.step_properties.live_inputs import judge
-from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.checks.table import CHEAP_PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.schedules.schedule import Decode, Schedule
@@ -61,13 +61,12 @@ def test_a_wrong_dtype_is_named_though_every_value_is_right(name: str, dtype: to
     assert found[0] == f"decode: static buffer {name} is {dtype}; the engine needs torch.int32"
 
 
-@pytest.mark.parametrize("mode", ROOM)
+@pytest.mark.parametrize("mode", Mode)
 def test_a_buffer_that_is_too_small_for_the_longest_requests_is_named(mode: Mode) -> None:
     """It is short by one element, although this batch fits."""
     right = observation(mode)
     config = right.layout.configs[Role.TARGET]
-    for name, room in ROOM[mode].items():
-        needed = rows_of_lists(mode, BUCKET) * room(config)
+    for name, needed in required_room(mode, BUCKET, config).items():
         buffer = torch.zeros(needed, dtype=METADATA[name])
         assert judge(replace(right, static={**right.static, name: buffer})) is None
         found = judge(replace(right, static={**right.static, name: buffer[:-1]}))
@@ -84,7 +83,7 @@ def test_padding_with_a_wrong_row_is_detected_although_the_fresh_engine_agrees(
 ) -> None:
     """Row 1 instead of 0."""
     fault = padding_filled_with("req_pool_indices", 1)
-    _, outcome = play(device, runner, fault, monkeypatch, tuple(STEP_PROPERTIES))
+    _, outcome = play(device, runner, fault, monkeypatch, tuple(CHEAP_PROPERTIES))
     assert outcome.violated == {"read_frame", "live_inputs"}
 
 

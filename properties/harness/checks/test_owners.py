@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from paritybit.harness.checks.step_properties.slot_ownership import judge_end
-from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.checks.table import CHEAP_PROPERTIES
 from paritybit.harness.lockstep.request_book import RequestBook
-from paritybit.harness.lockstep.requests import Request
+from paritybit.harness.lockstep.requests import ScheduledRequest
 from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
@@ -146,7 +146,7 @@ def test_the_owners_of_both_runs_are_compared(change: dict[str, int]) -> None:
     assert judge_end(replace(end, graph=graph)) is not None
 
 
-def evicts_early(self: RequestBook, request: Request) -> None:
+def evicts_early(self: RequestBook, request: ScheduledRequest) -> None:
     """Evict one page more than no future query can see."""
     if request.allocation is not None:
         unseen = max(0, request.length - self.config.window + 1)
@@ -172,7 +172,7 @@ def test_wrong_owners_are_detected_at_a_step_without_a_forward(
 ) -> None:
     """No bit differs."""
     lockstep = shared(device, "cpu_graph")
-    lockstep.watch(STEP_PROPERTIES)
+    lockstep.set_properties(CHEAP_PROPERTIES)
     fault(lockstep, "cpu_graph", monkeypatch)
     outcome = lockstep.play(Schedule((Admit(12, 99), Admit(8, 99), Decode((0, 1)), *steps)))
     found = [(violation.property, violation.step) for violation in outcome.violations]

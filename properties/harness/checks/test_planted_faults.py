@@ -13,12 +13,10 @@ from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.schedules.schedule import Step
 from paritybit.reference.batch import Mode
 from paritybit.subjects.bugs.catalogue import BUGS
-from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
+from paritybit.subjects.runners import RUNNERS, engine_runners
 
-from properties.support.harness.faults import (
-    FAULTS,
-)
-from properties.support.harness.planting import SCHEDULE, Plant, play, shared
+from properties.support.harness.faults import FAULTS
+from properties.support.harness.planting import ONE_PER_ENGINE, SCHEDULE, Plant, play, shared
 
 
 @pytest.mark.parametrize("engine", ONE_PER_ENGINE)
@@ -38,7 +36,7 @@ def test_the_schedule_is_clean_without_a_fault(engine: str, device: str) -> None
             eager_modes.add(observation.mode)
 
     lockstep = shared(device, engine)
-    lockstep.watch(PROPERTIES)
+    lockstep.set_properties(PROPERTIES)
     outcome = lockstep.play(SCHEDULE, observer)
     assert outcome.error is None
     assert outcome.violations == ()
@@ -52,7 +50,9 @@ def test_the_schedule_is_clean_without_a_fault(engine: str, device: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("property_id", "runner", "plant"), FAULTS, ids=lambda x: getattr(x, "__name__", x)
+    ("property_id", "runner", "plant"),
+    [(name, runner, plant) for name, runners, plant in FAULTS for runner in runners],
+    ids=lambda x: getattr(x, "__name__", x),
 )
 def test_a_planted_fault_is_seen_by_one_property(
     property_id: str, runner: str, plant: Plant, device: str, monkeypatch: pytest.MonkeyPatch

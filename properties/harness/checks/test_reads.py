@@ -4,16 +4,15 @@ from dataclasses import replace
 
 import pytest
 from paritybit.harness.checks.step_properties.read_frame import judge
-from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.checks.table import CHEAP_PROPERTIES
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.schedules.schedule import Step
 from paritybit.reference.batch import Mode
 from paritybit.subjects.protocol import Keys
-from paritybit.subjects.runners import ONE_PER_ENGINE
 from torch import Tensor
 
 from properties.support.harness.observations import FREE, OWNERS, observation
-from properties.support.harness.planting import SCHEDULE, shared
+from properties.support.harness.planting import ONE_PER_ENGINE, SCHEDULE, shared
 
 
 def with_keys(observed: Observation, **changes: Tensor) -> Observation:
@@ -73,6 +72,6 @@ def test_the_lists_of_all_forwards_but_those_of_an_idle_prefill_are_observed(
         if observed is not None and observed.keys is None:
             without.append(observed)
 
-    lockstep.watch(STEP_PROPERTIES)
+    lockstep.set_properties(CHEAP_PROPERTIES)
     assert lockstep.play(SCHEDULE, observer).violations == ()
     assert all(one.graph.batch is None and one.mode is Mode.EXTEND for one in without)

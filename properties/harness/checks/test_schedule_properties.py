@@ -37,7 +37,7 @@ def unjudged(serial: int, length: int, *, draft: bool = False) -> Sample:
         tokens=torch.randint(CONFIG.vocab, (length,), generator=generator),
         logits=torch.zeros(CONFIG.vocab),
         hidden_states=hidden if draft else None,
-        place=4,
+        index=4,
     )
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 from paritybit.harness.checks.play import Lockstep, Outcome
-from paritybit.harness.checks.property import Violation, judge
-from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.checks.property import Violation, judge_step
+from paritybit.harness.checks.table import CHEAP_PROPERTIES, PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.schedules.schedule import (
@@ -57,7 +57,7 @@ def build(
 
     with monkeypatch.context() as patch:
         patch.setattr(TrialConfig, "subject", subject)
-        return Lockstep(trial_of(runner, device), STEP_PROPERTIES)
+        return Lockstep(trial_of(runner, device), CHEAP_PROPERTIES)
 
 
 def played(lockstep: Lockstep, *steps: Step) -> Outcome:
@@ -84,7 +84,7 @@ def test_a_stale_index_of_padded_rows_is_seen_in_the_state_it_reaches(
 
 def violation_of(name: str, found: Observation) -> Violation | None:
     """Return what a property of steps says of an observation."""
-    return next(iter(judge([PROPERTIES[name]], found)), None)
+    return next(iter(judge_step([PROPERTIES[name]], found)), None)
 
 
 FRAMES = {Mode.EXTEND: 0, Mode.DECODE: 0, Mode.TARGET_VERIFY: 1}

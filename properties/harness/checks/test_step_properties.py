@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from paritybit.harness.checks.property import Description, judge
+from paritybit.harness.checks.property import Description, judge_step
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.batch import Mode
@@ -31,12 +31,12 @@ Spoil = Callable[[Observation], Observation | None]
 
 def violated(observed: Observation) -> set[str]:
     """Return the properties that a step violates."""
-    return {violation.property for violation in judge(PROPERTIES.values(), observed)}
+    return {violation.property for violation in judge_step(PROPERTIES.values(), observed)}
 
 
 def described(property_id: str, observed: Observation) -> Description:
     """Return how a property that is violated describes it."""
-    found = {one.property: one for one in judge(PROPERTIES.values(), observed)}
+    found = {one.property: one for one in judge_step(PROPERTIES.values(), observed)}
     return found[property_id].message, found[property_id].where
 
 

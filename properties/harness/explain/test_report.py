@@ -6,12 +6,15 @@ from typing import Any, NamedTuple
 
 import pytest
 from paritybit.harness.checks.play import Lockstep
-from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from paritybit.harness.explain.facts import Explanation
-from paritybit.harness.explain.recorded import NO_RESET, RecordedForward, RepeatedStep, Reset
+from paritybit.harness.checks.property import Property
+from paritybit.harness.checks.table import CHEAP_PROPERTIES, PROPERTIES
+from paritybit.harness.explain import suspects
+from paritybit.harness.explain.facts import Explanation, ResetOutcome
+from paritybit.harness.explain.recorded import NO_RESET, RecordedForward, Reset
 from paritybit.harness.explain.report import explanation, observe
 from paritybit.harness.explain.suspects import fewest
 from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.records.case import Case
 from paritybit.harness.records.codec import load
 from paritybit.harness.schedules.schedule import (
@@ -27,7 +30,7 @@ from paritybit.places import SOURCES
 from properties.support.places import CORPUS, ROOT
 
 
-class Report(NamedTuple):
+class Expected(NamedTuple):
     """What a report says: property, step, op, layer, row and slot, suspect, and file."""
 
     property_id: str
@@ -38,11 +41,11 @@ class Report(NamedTuple):
     file: str | None
 
 
-def report(found: Explanation | None) -> Report:
+def report(found: Explanation | None) -> Expected:
     """Return the report of an explanation."""
     assert found is not None
     cause, first = found.cause, found.difference
-    return Report(
+    return Expected(
         found.property_id,
         found.at.step,
         None if first is None else (first.op, first.layer, first.row, first.slot),
@@ -56,17 +59,19 @@ INPUTS, DECODE, ACCESS = "static inputs", "subjects/runners/decode.py", "subject
 PREFILL = "subjects/runners/prefill.py"
 LOCATION, ROW = "out_cache_loc_swa[1]", ("req_pool_indices[1]",)
 
-CASES: dict[str, Report] = {
-    "swa_pad@decode": Report("kv_parity", 3, ("store_kv", 0, 1, 12), INPUTS, (LOCATION,), DECODE),
-    "swa_int64@decode": Report("index_contract", 0, None, None, (), PREFILL),
-    "swa_loc_unset@decode": Report("captured_path", 1, None, None, (), None),
-    "shared_buffer_dtype@decode": Report("index_contract", 0, None, None, (), DECODE),
-    "req_pool_pad@decode": Report(
+CASES: dict[str, Expected] = {
+    "swa_pad@decode": Expected("kv_parity", 3, ("store_kv", 0, 1, 12), INPUTS, (LOCATION,), DECODE),
+    "swa_int64@decode": Expected("index_contract", 0, None, None, (), PREFILL),
+    "swa_loc_unset@decode": Expected("captured_path", 1, None, None, (), None),
+    "shared_buffer_dtype@decode": Expected("index_contract", 0, None, None, (), DECODE),
+    "req_pool_pad@decode": Expected(
         "hermetic_replay", 3, ("attention", 0, 1, None), INPUTS, ROW, DECODE
     ),
-    "loc_memo_warning@decode": Report("log_hygiene", 1, None, None, (), None),
-    "loc_memo_capture@decode": Report("kv_parity", 1, ("store_kv", 1, 0, 0), "capture", (), ACCESS),
-    "spec_page_table_untranslated@target_verify": Report(
+    "loc_memo_warning@decode": Expected("log_hygiene", 1, None, None, (), None),
+    "loc_memo_capture@decode": Expected(
+        "kv_parity", 1, ("store_kv", 1, 0, 0), "capture", (), ACCESS
+    ),
+    "spec_page_table_untranslated@target_verify": Expected(
         "logits_parity",
         1,
         ("attention", 0, 0, None),
@@ -87,14 +92,14 @@ def test_a_report_says_what_differs_and_which_suspect_explains_it(name: str, dev
 
 
 ADMIT = Admit(0, 0)
-BUGS: dict[str, tuple[Schedule, Report]] = {
+BUGS: dict[str, tuple[Schedule, Expected]] = {
     "request_table_unwritten@decode": (
         Schedule((ADMIT, Decode((0,)))),
-        Report("read_frame", 1, None, "index tables", ("req_to_token[0, 0]",), None),
+        Expected("read_frame", 1, None, "index tables", ("req_to_token[0, 0]",), None),
     ),
     "evicts_by_chunk@piecewise": (
         Schedule((Admit(5, 5), Evict(0), Prefill((0,), 0))),
-        Report(
+        Expected(
             "kv_parity",
             2,
             ("store_kv", 0, 0, 71),
@@ -105,7 +110,7 @@ BUGS: dict[str, tuple[Schedule, Report]] = {
     ),
     "plan_by_host_address@decode": (
         Schedule((ADMIT, Decode((0,)), Decode((0,)))),
-        Report("logits_parity", 2, ("attention", 0, 0, None), "engine state", (), ACCESS),
+        Expected("logits_parity", 2, ("attention", 0, 0, None), "engine state", (), ACCESS),
     ),
 }
 """Bugs of the catalogue for further suspects, each with a schedule that shows it."""
@@ -116,7 +121,7 @@ def test_each_suspect_explains_a_bug(name: str, device: str) -> None:
     bug, _, runner = name.partition("@")
     schedule, expected = BUGS[name]
     trial = TrialConfig(runner, device=device).with_bug(bug)
-    lockstep = Lockstep(trial, STEP_PROPERTIES | {expected.property_id}, records_ops=True)
+    lockstep = Lockstep(trial, CHEAP_PROPERTIES | {expected.property_id}, records_ops=True)
     found = explanation(observe(lockstep, schedule), expected.property_id)
     assert report(found) == expected
 
@@ -161,8 +166,8 @@ def test_a_report_has_the_line_of_the_contract_row_and_those_that_call_the_op(de
 def test_a_reset_that_fails_is_no_evidence(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     again = RecordedForward.again
 
-    def failing(recorded: RecordedForward, reset: Reset = NO_RESET, *given: Any) -> RepeatedStep:
-        return again(recorded) if reset == NO_RESET else RepeatedStep(None, "no such slot")
+    def failing(recorded: RecordedForward, reset: Reset = NO_RESET, *_: Any) -> Observation | None:
+        return again(recorded) if reset == NO_RESET else None
 
     monkeypatch.setattr(RecordedForward, "again", failing)
     found = swa_pad(device)
@@ -174,15 +179,15 @@ def test_a_violation_that_does_not_repeat_has_no_cause(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No trial shows anything if the step is right without a reset after the last one."""
-    holds, resets = RecordedForward.holds, list[Reset]()
+    outcome_of, resets = suspects.outcome_of, list[Reset]()
 
-    def forgetting(recorded: RecordedForward, rule: Any, step: Any, reset: Reset) -> bool:
+    def forgetting(recorded: RecordedForward, rule: Property, reset: Reset) -> ResetOutcome:
         resets.append(reset)
         if reset == NO_RESET and len(resets) > 1:
-            return True
-        return holds(recorded, rule, step, reset)
+            return "holds"
+        return outcome_of(recorded, rule, reset)
 
-    monkeypatch.setattr(RecordedForward, "holds", forgetting)
+    monkeypatch.setattr(suspects, "outcome_of", forgetting)
     found = swa_pad(device)
     assert (found.suspects, found.cause, found.repeats) == ((), None, False)
     assert "from the same bytes, the step does not violate it" in found.proof[2]

@@ -15,7 +15,7 @@ SMALL = TrialConfig(buckets=(2, 4), token_buckets=(4, 12))
 
 
 def test_a_buffer_that_is_replaced_after_a_capture_is_not_the_one_that_a_graph_reads() -> None:
-    engine = Lockstep(SMALL, (), alone=True).pair.subject
+    engine = Lockstep(SMALL, (), alone=True).pair.engine
     buffers = engine.runners[Mode.DECODE].inputs.buffers
     buffers["positions"] = buffers["positions"].clone()
     with torch.inference_mode():

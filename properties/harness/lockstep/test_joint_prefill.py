@@ -28,7 +28,7 @@ def tokens_of(pair: Pair, steps: tuple[Step, ...]) -> torch.Tensor:
         pair.reset(3)
         for place, step in enumerate(steps):
             pair.step(step, place)
-        return pair.graph.observed_tokens.clone()
+        return pair.graph_scheduler.observed_tokens.clone()
 
 
 @pytest.mark.parametrize(("runner", "overlap"), [("piecewise", False), ("breakable", True)])
@@ -39,7 +39,7 @@ def test_requests_have_the_tokens_that_they_have_alone(
     trial = TrialConfig(runner, device="cpu" if overlap else device, overlap=overlap)
     pair = Pair(trial)
     together = tokens_of(pair, TOGETHER)
-    assert [request.known for request in pair.eager.running] == [8, 6, 12]
+    assert [request.known for request in pair.eager_scheduler.running] == [8, 6, 12]
     assert torch.equal(together, tokens_of(Pair(replace(trial, overlap=False)), APART))
 
 

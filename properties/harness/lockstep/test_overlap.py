@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paritybit.harness.campaigns.hunt import HuntResult, draw
+from paritybit.harness.campaigns.search import SearchResult, draw_schedules
 from paritybit.harness.campaigns.task import Task, judge
 from paritybit.harness.checks.play import Lockstep
-from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.checks.table import CHEAP_PROPERTIES
 from paritybit.harness.explain.report import explanation, observe
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.overlapped import FORWARDS_LAG, TURN
@@ -61,7 +61,11 @@ def played(pair: Pair, schedule: Schedule) -> list[Tensor]:
             seen = pair.step(step, place, upcoming=upcoming)
             if seen is not None and seen.graph.output is not None:
                 found += [values.clone() for values in seen.graph.output.values()]
-        return [*found, pair.graph.observed_tokens.clone(), pair.graph_pools.storage.clone()]
+        return [
+            *found,
+            pair.graph_scheduler.observed_tokens.clone(),
+            pair.graph_pools.storage.clone(),
+        ]
 
 
 @pytest.mark.parametrize("runner", ["decode", "breakable"])
@@ -76,9 +80,9 @@ def test_the_same_bits_come_out_whether_steps_overlap_or_not(runner: str) -> Non
         left, right = played(in_order, schedule), played(overlapped, schedule)
         assert len(left) == len(right)
         assert all(torch.equal(one, other) for one, other in zip(left, right, strict=True))
-        counted += overlapped.graph.events[OVERLAPPED]
+        counted += overlapped.graph_scheduler.events[OVERLAPPED]
 
-    draw(trial, compare, 3, 3)
+    draw_schedules(trial, compare, 3, 3)
     assert counted > 0
 
 
@@ -86,7 +90,7 @@ def test_the_same_bits_come_out_whether_steps_overlap_or_not(runner: str) -> Non
 def test_a_race_is_found_and_explained_by_the_overlap(bug: str) -> None:
     trial = SMALL.with_bug(bug)
     assert trial.overlap
-    lockstep, schedule = Lockstep(trial, STEP_PROPERTIES), SHOWN_BY[bug]
+    lockstep, schedule = Lockstep(trial, CHEAP_PROPERTIES), SHOWN_BY[bug]
     seen = observe(lockstep, schedule)
     assert seen.outcome.error is None
     assert SEEN_BY[bug] in seen.outcome.violated
@@ -113,7 +117,7 @@ def test_a_forward_that_does_not_wait_for_its_tables_is_seen(
 def test_a_trial_of_overlapping_steps_of_which_none_did_is_vacuous(
     overlapped: int, status: Status
 ) -> None:
-    counted = HuntResult(replays=1, padded_replays=1)
+    counted = SearchResult(replays=1, padded_replays=1)
     counted.events.update({"compared with the oracle": 1, OVERLAPPED: overlapped})
     task = Task(TrialConfig(overlap=True), 0, 1)
     assert judge(task, counted, 0) is status

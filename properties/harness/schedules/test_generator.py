@@ -1,6 +1,6 @@
 """The same seed draws the same schedules. That they reach what they must is in each verdict."""
 
-from paritybit.harness.campaigns import hunt
+from paritybit.harness.campaigns.search import draw_schedules
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.schedules.schedule import Schedule
 
@@ -8,7 +8,7 @@ from paritybit.harness.schedules.schedule import Schedule
 def drawn(seed: int) -> list[Schedule]:
     """Return what a seed draws."""
     found: list[Schedule] = []
-    hunt.draw(TrialConfig("decode"), found.append, seed, 15)
+    draw_schedules(TrialConfig("decode"), found.append, seed, 15)
     return found
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from paritybit.harness.checks.step_properties.batch_invariance import Variant
 from paritybit.harness.checks.step_properties.padding_noninterference import NoisyRun
-from paritybit.harness.lockstep.observation import Observation, Snapshot
+from paritybit.harness.lockstep.observation import Observation, RunSnapshot
 from paritybit.harness.schedules.schedule import Decode
 from paritybit.reference.allocator import Owner
 from paritybit.reference.batch import DraftState, ForwardBatch, Mode, RequestSpan, prepare
@@ -98,7 +98,7 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
     static = {name: torch.cat([values, values[:1] + 1]) for name, values in output.items()}
     live = {name: values[: len(output[name])] for name, values in static.items()}
     eager, graph = (
-        Snapshot(
+        RunSnapshot(
             before=before.clone(),
             after=after.clone(),
             mapping=tables.full_to_swa_index_mapping.clone(),
@@ -121,7 +121,7 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
     live_size = batch.live_tokens if mode is Mode.EXTEND else batch.live_requests
     replay = ReplayResult(RUNNER[mode], BUCKET, live_size, True, static, rows, live, static)
     found = Observation(
-        place=3,
+        index=3,
         step=Decode((0, 1)),
         mode=mode,
         under_test="decode",
@@ -288,7 +288,7 @@ def reordered(batch: ForwardBatch, output: Output, order: tuple[int, ...]) -> Ou
     return found
 
 
-def arena_of(side: Snapshot, role: Role, kind: Kind) -> Tensor:
+def arena_of(side: RunSnapshot, role: Role, kind: Kind) -> Tensor:
     """Return a sub-pool of one run after the step, [layers, 2, slots, kv_heads, head_dim]."""
     arenas = {(model, which): arena for model, which, arena in LAYOUT.arenas_of(side.after)}
     return arenas[role, kind]

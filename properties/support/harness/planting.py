@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 import torch
+from paritybit.harness.campaigns.plan import RunConfig
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
@@ -24,7 +25,7 @@ from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output
 from paritybit.subjects.engine import ReplicaEngine
 from paritybit.subjects.protocol import ForwardResult, Overrides, ReplayResult
-from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
+from paritybit.subjects.runners import RUNNERS, engine_runners
 from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.toggles import LocationScheme
 
@@ -53,6 +54,9 @@ Of a batch the first request was admitted after the last. No batch that a graph 
 is of one request, but for a prefill, or fills the largest bucket. The first draft-extend of
 the longest request is more than a graph can run.
 """
+
+ONE_PER_ENGINE = RunConfig("cpu").one_of_each_engine
+"""The first runner of each engine. All runners of the engine replay in its trials."""
 
 Plant = Callable[[Lockstep, str, pytest.MonkeyPatch], None]
 """Plants a fault that concerns one runner of a lockstep, given its name."""
@@ -100,7 +104,7 @@ def play(
     """
     engine = engine_of(runner)
     lockstep = shared(device, engine)
-    lockstep.watch(properties)
+    lockstep.set_properties(properties)
     with torch.inference_mode():
         if plant is not None:
             plant(lockstep, runner, monkeypatch)
@@ -111,7 +115,7 @@ def play(
 
 def captured(lockstep: Lockstep) -> tuple[ReplicaEngine, ReplicaEngine]:
     """Return the subject of a lockstep and its fresh engine."""
-    return lockstep.pair.subject, lockstep.pair.fresh_engine
+    return lockstep.pair.engine, lockstep.pair.fresh_engine
 
 
 def runners_named(lockstep: Lockstep, name: str) -> list[GraphRunner]:
@@ -164,11 +168,11 @@ def on_eager(
     change: Callable[[ForwardBatch, Output], None],
 ) -> None:
     """Let `change` alter what each forward of the eager run left behind."""
-    forward = lockstep.pair.decoder.forward
+    forward = lockstep.pair.eager_decoder.forward
 
     def changed(batch: ForwardBatch) -> Output:
         output = forward(batch)
         change(batch, output)
         return output
 
-    monkeypatch.setattr(lockstep.pair.decoder, "forward", changed)
+    monkeypatch.setattr(lockstep.pair.eager_decoder, "forward", changed)

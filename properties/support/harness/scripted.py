@@ -8,7 +8,6 @@ from paritybit.harness.checks.play import DeviceLostError, Outcome
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.schedules.schedule import Schedule
-from paritybit.reference.config import PRESETS
 
 ERROR = (
     'Traceback:\n  File "properties/support/harness/scripted.py", line 1, in check\n'
@@ -27,10 +26,10 @@ class Scripted:
         self.script = script
         self.capture_warnings: tuple[str, ...] = ()
         self.properties: frozenset[str] = frozenset()
-        self.pair = SimpleNamespace(config=PRESETS[trial.preset], modes=trial.modes)
+        self.pair = SimpleNamespace(modes=trial.modes)
         self.played = 0
 
-    def watch(self, properties: Collection[str]) -> None:
+    def set_properties(self, properties: Collection[str]) -> None:
         """Take note of what is checked from now on."""
         self.properties = frozenset(properties)
 

@@ -1,6 +1,8 @@
-"""Hunts. Hypothesis draws schedules, a lockstep plays them, and a failing one is shrunk.
+"""Searches for a schedule with a violation: Hypothesis draws schedules, and a lockstep plays them.
 
-The same seed and the same library versions give the same schedules and counterexample.
+The first schedule with a violation ends the search, and is shrunk. A search has a target, which is
+the property that must be violated. None stands for any property, as in a clean trial. The same seed
+and the same library versions give the same schedules and counterexample.
 """
 
 from collections import Counter
@@ -12,7 +14,7 @@ from typing import TypeVar
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.property import Violation
-from paritybit.harness.checks.table import DIVERGING_PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.checks.table import CHEAP_PROPERTIES, DIVERGING_PROPERTIES
 from paritybit.harness.errors import NoVerdictError
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.schedules.boundaries import Ground
@@ -33,10 +35,10 @@ class PlayingFailedError(NoVerdictError):
 
 
 @dataclass
-class HuntResult:
-    """The result of a hunt. Counts include all schedules played, except those played to shrink.
+class SearchResult:
+    """The result of a search. Counts include all schedules played, except those played to shrink.
 
-    - `schedules`: the schedules played until one failed or had an internal error.
+    - `schedules`: the schedules played until one had a violation or an internal error.
     - `events`: see `Outcome`.
     - `violated`: how many of them violated each property.
     - `schedule`: the shrunk counterexample, or None.
@@ -67,10 +69,10 @@ class HuntResult:
         self.error = self.error or outcome.error
 
     def play(self, lockstep: Lockstep, schedule: Schedule, target: str | None) -> bool:
-        """Play a schedule, count it, and keep it if it fails. Returns whether the hunt is over."""
-        outcome = lockstep.play(schedule, until=ends(target))
+        """Play a schedule, count it, and keep it if it fails. Return whether to search no more."""
+        outcome = lockstep.play(schedule, until=ending_properties(target))
         self.add(outcome)
-        if failed(outcome, target) and self.schedule is None:
+        if violates(outcome, target) and self.schedule is None:
             self.schedule = self.drawn = schedule
             self.seen = outcome.violations
         return self.schedule is not None or self.error is not None
@@ -85,40 +87,40 @@ class HuntResult:
             nonlocal played
             if played >= SHRINKING_STEPS:
                 return False
-            outcome = lockstep.play(schedule, until=ends(target))
+            outcome = lockstep.play(schedule, until=ending_properties(target))
             played += outcome.steps
             self.error = self.error or outcome.error
-            return failed(outcome, target)
+            return violates(outcome, target)
 
         steps = [one.step for one in self.seen if target in {None, one.property}]
         short = self.schedule.up_to(min(steps))
         self.schedule = shrink(short if fails(short) else self.schedule, fails)
 
 
-def ends(target: str | None) -> frozenset[str]:
+def ending_properties(target: str | None) -> frozenset[str]:
     """Return further properties whose first violation ends a playing."""
     return frozenset() if target is None else frozenset({target})
 
 
-def hunted(target: str | None) -> frozenset[str]:
+def hunt_properties(target: str | None) -> frozenset[str]:
     """Return the properties that a hunt checks: the target and those that end a playing.
 
     Without a target these are all properties of steps.
     """
-    return STEP_PROPERTIES if target is None else DIVERGING_PROPERTIES | ends(target)
+    return CHEAP_PROPERTIES if target is None else DIVERGING_PROPERTIES | ending_properties(target)
 
 
-Played = TypeVar("Played", Outcome, HuntResult)
+Played = TypeVar("Played", Outcome, SearchResult)
 
 
 def without_error(played: Played) -> Played:
-    """Return an outcome or a hunt's result. Raises PlayingFailedError if it has an error."""
+    """Return an outcome or a search's result. Raises PlayingFailedError if it has an error."""
     if played.error is not None:
         raise PlayingFailedError(played.error)
     return played
 
 
-def failed(outcome: Outcome, target: str | None) -> bool:
+def violates(outcome: Outcome, target: str | None) -> bool:
     """Whether an outcome violates the target. None means any property."""
     if outcome.error is not None:
         return False
@@ -132,29 +134,29 @@ class EnoughDrawn(BaseException):  # Not an error.
     """
 
 
-def hunt(
+def search(
     lockstep: Lockstep,
     target: str | None,
     seed_value: int,
     examples: int,
-) -> HuntResult:
+) -> SearchResult:
     """Draw up to `examples` schedules until one violates `target` (None: anything), and shrink it.
 
-    Violations of other properties are counted. An internal error ends the hunt.
+    Violations of other properties are counted. An internal error ends the search.
     """
-    hunt_result = HuntResult()
+    found = SearchResult()
 
-    def search(schedule: Schedule) -> None:
-        if hunt_result.play(lockstep, schedule, target):
+    def play(schedule: Schedule) -> None:
+        if found.play(lockstep, schedule, target):
             raise EnoughDrawn
 
     with suppress(EnoughDrawn):
-        draw(lockstep.trial, search, seed_value, examples)
-    hunt_result.shrink(lockstep, target)
-    return hunt_result
+        draw_schedules(lockstep.trial, play, seed_value, examples)
+    found.shrink(lockstep, target)
+    return found
 
 
-def draw(
+def draw_schedules(
     trial: TrialConfig, use: Callable[[Schedule], None], seed_value: int, examples: int
 ) -> None:
     """Call `use` with `examples` schedules drawn for a trial, until it raises."""
