@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,12 +142,20 @@ def test_a_chunk_on_the_host_that_nobody_has_is_a_leak(served: Served) -> None:
     assert served.found() == {"leak"}
 
 
-@pytest.mark.parametrize(("done", "found"), [(True, {"wrong owner"}), (False, set())])
+@pytest.mark.parametrize(
+    ("done", "host", "found"),
+    [
+        (True, (None, False), {"wrong owner"}),
+        (False, (None, False), set()),
+        (True, ("kept", False), set()),
+        (True, ("emptied", True), {"wrong owner"}),
+    ],
+)
 def test_a_block_from_before_the_cache_was_emptied_is_not_read(
-    served: Served, done: bool, found: set[str]
+    served: Served, done: bool, host: tuple[Any, bool], found: set[str]
 ) -> None:
-    pool = served.scheduler.kv_cache_manager.block_pool
-    hooked(served.engine.emptied, lambda *_: done, pool)
+    served.scheduler.connector, resets = host
+    hooked(served.engine.emptied, lambda *_: done, served.scheduler, False, resets)
     served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
     assert served.found() == found
 

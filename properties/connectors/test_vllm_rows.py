@@ -189,13 +189,32 @@ def test_the_adapter_of_each_token_is_that_of_its_request() -> None:
         "c": Part(lora_request=Part(lora_int_id=2)),
     }
     wrapper = Part(token_lora_indices=torch.tensor([1, 1, -1, 0, 0, 0]))
-    manager = Part(lora_index_to_id=[2, 4, None], punica_wrapper_mapping={"model": wrapper})
+    a = torch.zeros(3, 1, 4, 8)
+    loras = {1: [torch.ones(4, 8), None], 2: [None, torch.ones(4, 8)]}
+    cache = {2 * n: Part(loras={"qkv": Part(lora_a=one, lora_b=[])}) for n, one in loras.items()}
+    manager = Part(
+        lora_index_to_id=[2, 4, None],
+        punica_wrapper_mapping={"model": wrapper},
+        modules={"qkv": Part(lora_a_stacked=(a, a.clone()), lora_b_stacked=())},
+        _registered_adapters=Part(cache=cache),
+        activate_adapter=print,
+    )
     runner = Part(lora_manager=Part(_adapter_manager=manager), _set_active_loras=print)
-    counts = {"a": 2, "b": 1, "c": 2}
-    assert wrong(list(adapters(runner, ["a", "b", "c"], of, counts))) == {}
+    counts, loaded = {"a": 2, "b": 1, "c": 2}, dict[Any, Any]()
+
+    def judged() -> dict[str, str]:
+        return wrong(list(adapters(runner, ["a", "b", "c"], of, counts, loaded)))
+
+    assert judged() == {}
     wrapper.token_lora_indices[2] = 1  # As a row that was moved without its adapter.
-    assert wrong(list(adapters(runner, ["a", "b", "c"], of, counts))) == {"adapter": "b"}
-    assert list(adapters(Part(), ["a"], of, counts)) == []
+    assert judged() == {"adapter": "b"}
+    wrapper.token_lora_indices[:3] = torch.tensor([0, 0, -1])
+    manager.lora_index_to_id[0], of["c"] = 4, of["b"]
+    wrapper.token_lora_indices[3:] = -1
+    assert judged() == {}
+    loaded[0], a[0] = None, 1  # The next one is loaded over what an evicted one had.
+    assert judged() == {"weights of an adapter": "a"}
+    assert list(adapters(Part(), ["a"], of, counts, {})) == []
 
 
 def test_a_wrong_row_is_reported_with_how_its_request_came_there(tmp_path: Path) -> None:

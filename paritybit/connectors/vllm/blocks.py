@@ -74,10 +74,17 @@ class Blocks(Following):
                     watcher.load(HOST, group, slots, places)
         return result
 
-    def emptied(self, original: Call, _: Any) -> Any:
-        """Report that the prefix cache was emptied, unless it was refused or the host has KV."""
+    def emptied(
+        self,
+        original: Call,
+        scheduler: Any,
+        reset_running_requests: bool = False,
+        reset_connector: bool = False,
+    ) -> Any:
+        """Report that the prefix cache was emptied, unless it was refused or the host keeps KV."""
         done = original()
-        if done and self.watcher is not None and connector_of(self.scheduler) is None:
+        keeps = connector_of(scheduler) is not None and not reset_connector
+        if done and self.watcher is not None and not keeps:
             self.watcher.emptied()
         return done
 

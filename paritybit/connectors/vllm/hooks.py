@@ -69,7 +69,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "transfer": (
         "vllm.v1.kv_offload.cpu.gpu_worker.SingleDirectionOffloadingHandler.transfer_async",
     ),
-    "emptied": ("vllm.v1.core.block_pool.BlockPool.reset_prefix_cache",),
+    "emptied": (f"{SCHEDULER}.reset_prefix_cache",),
     "idle": (f"{SCHEDULER}.update_from_output", f"{SCHEDULER}.finish_requests"),
 }
 """Maps each method of `Engine` to the functions that it wraps."""

@@ -4,6 +4,7 @@ The older runner keeps arrays by row of the batch, and moves requests between ro
 keeps them by a slot that a request has until it ends.
 """
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.following import tensors
 from paritybit.connectors.hooking import Call, place_of
 from paritybit.connectors.sampling import Asked, Sampled, logits_of, rows_of, untried
 from paritybit.connectors.vllm.batch import Batch
@@ -59,7 +61,13 @@ WITHOUT = {
 }  # fmt: skip
 """What a sampler uses that does not look at a parameter. For `top_k`, it is the vocabulary."""
 
-BUILT_IN = {"MinTokensLogitsProcessor", "LogitBiasLogitsProcessor", "MinPLogitsProcessor"}
+STACKS = "lora_a_stacked", "lora_b_stacked"
+"""The attributes of a layer with the weights of the adapters in each slot."""
+
+BUILT_IN = {
+    *("MinTokensLogitsProcessor", "LogitBiasLogitsProcessor", "MinPLogitsProcessor"),
+    *("LogitBiasState", "PenaltiesState", "BadWordsState"),
+}
 """The classes of logits processors whose effect is known."""
 
 
@@ -229,9 +237,10 @@ class Sampling:
             rows = [row.without(["logit bias"]) for row in self.every(last=False)]
         if given is not None:
             drafts = drafts or (self.account is not None and self.account.ahead)
-            known = {type(one).__name__ for one in given.logitsprocs.all} <= BUILT_IN
-            if not known or len(rows) != len(raw):
-                return
+        processors = owner.logits_processors if given is None else given.logitsprocs.all
+        known = {type(one).__name__ for one in processors} <= BUILT_IN
+        if not known or (given is not None and len(rows) != len(raw)):
+            return
         used = [row for row in rows if row.used]
         counted = {row.request for row in used if drafts and row.asked.counts}
         ending = {row.request for row in used if late and row.asked.least}
@@ -262,9 +271,16 @@ def of_newer(sampler: Any) -> dict[str, str | None]:
 
 
 def adapters(
-    runner: Any, names: Sequence[str], of: Mapping[str, Any], counts: Mapping[str, int]
+    runner: Any,
+    names: Sequence[str],
+    of: Mapping[str, Any],
+    counts: Mapping[str, int],
+    loaded: dict[Any, Any],
 ) -> Iterator[RowValues]:
-    """Yield the adapter that kernels apply to each token, if the runner has adapters."""
+    """Yield the adapter that kernels apply to each token, if the runner has adapters.
+
+    `loaded` has the adapter in each slot, and the sums of a slot's weights for each adapter's.
+    """
     manager: Any = getattr(getattr(runner, "lora_manager", None), "_adapter_manager", None)
     wrappers = list(getattr(manager, "punica_wrapper_mapping", {}).values())
     if not wrappers:
@@ -275,6 +291,18 @@ def adapters(
     right = [int(getattr(of[name].lora_request, "lora_int_id", 0)) for name in requests]
     source = place_of(runner._set_active_loras)
     yield rows_of("adapter", requests, torch.tensor(known), right, source, held)
+    for at, number, name in {*zip(held.tolist(), known, requests, strict=True)}:
+        adapter = getattr(manager._registered_adapters, "cache", {}).get(number)
+        if adapter is not None and loaded.get(at) != weakref.ref(adapter):
+            loaded[at] = weakref.ref(adapter)
+            given = tensors([(one.lora_a, one.lora_b) for one in adapter.loras.values()])
+            key = number, *(float(one.double().sum()) for _, one in given)
+            layers = [
+                getattr(layer, part, ()) for layer in manager.modules.values() for part in STACKS
+            ]
+            sums = torch.stack([one[at].double().sum() for _, one in tensors(layers)])
+            mine, source = loaded.setdefault(key, sums), place_of(manager.activate_adapter)
+            yield rows_of("weights of an adapter", [name] * len(sums), sums, mine.tolist(), source)
 
 
 class Rows(Drafting):
@@ -284,6 +312,7 @@ class Rows(Drafting):
         """Stop watching, and forget all that is known of requests and rows."""
         super().forget()
         self.sampling: Sampling | None = None
+        self.loaded: dict[Any, Any] = {}
         self.moves: dict[str, tuple[Stack, str]] = {}
         """How each request came into its row, since the last forward that was judged."""
         self.holders: dict[int, str] = {}
@@ -304,7 +333,7 @@ class Rows(Drafting):
                 int(runner.vllm_config.model_config.get_vocab_size()),
                 self.account,
             )
-        self.rows("adapters", lambda: adapters(runner, names, of, counts), self.moves)
+        self.rows("adapters", lambda: adapters(runner, names, of, counts, self.loaded), self.moves)
 
     def indices(self, given: Any) -> None:
         """Judge which tokens the older runner samples after."""

@@ -41,9 +41,16 @@ TABLE = Table(
         "adapters": {"no adapters": {}, "LoRA adapters": {"adapters": 3}},
         "queue": {"first come, first served": {}, "priorities": {"priorities": True}},
         "operator": {"no actions": {}, "actions": {"actions": True}},
-        "attention": {"Triton": {}, "FlashAttention": {"backend": "flash"}},
+        "attention": {
+            "Triton": {},
+            "decoding requests first": {"ordered": True},
+            "FlashAttention": {"backend": "flash"},
+        },
     },
-    apart=[(["async scheduling"], ["n-gram speculation"])],
+    apart=[
+        (["async scheduling"], ["n-gram speculation"]),
+        (["decoding requests first"], ["newer runner", "newer runner with async scheduling"]),
+    ],
     failing=[
         # The engine retracts no request whose KV comes from the host.
         (["offload to the host"], ["actions"]),

@@ -50,6 +50,7 @@ class Vllm(Engine):
         self.served = served
         self._made: dict[str, list[int]] = {}
         self._core: Any = None
+        self._flushes = 0
         self._adapters: Mapping[int, dict[str, Any]] = {}
 
     def start(self, direct: Callable[[Engine], object]) -> None:
@@ -138,8 +139,9 @@ class Vllm(Engine):
         return functools.partial(self._abort, name)
 
     def flush(self) -> Any:
-        """Return a call that empties the prefix cache."""
-        return self._core.reset_prefix_cache
+        """Return a call that empties the prefix cache, and every second time also the host's."""
+        self._flushes += 1
+        return functools.partial(self._core.reset_prefix_cache, False, self._flushes % 2 == 0)
 
     def acts(self) -> Acts:
         """Return the acts as calls of the engine core."""

@@ -82,11 +82,15 @@ MOST_RANK = 8
 
 @dataclass(frozen=True)
 class Served(Common):
-    """The settings of a whole vLLM. `runner` is 1 for its older model runner, or 2."""
+    """The settings of a whole vLLM. `runner` is 1 for its older model runner, or 2.
+
+    With `ordered`, the older runner puts decoding requests first, as some backends of GPUs need it.
+    """
 
     ACTIONS: ClassVar = ("flush", "pause", "retract", "preempt")
     SIMPLIFIED: ClassVar = (
         *("alone", "overlap", "runner", "page_size", "window", "graphs", "backend", "speculative"),
+        "ordered",
     )
 
     graphs: Annotated[str, one_of(GRAPHS)] = "decode"
@@ -96,11 +100,13 @@ class Served(Common):
     window: Size = WINDOW
     full: bool = False
     offload: bool = False
+    ordered: bool = False
     adapters: Adapters = 0
 
     def requests(self) -> Iterator[Wave]:
-        """Return the generated requests for the seed."""
-        return with_adapters(self.seed, super().requests(), self.adapters)
+        """Return the generated requests for the seed. Without a flush, nothing is loaded."""
+        given = with_adapters(self.seed, super().requests(), self.adapters)
+        return (replace(wave, flush=wave.flush or self.offload) for wave in given)
 
     def company(self) -> Wave | None:
         """Return a wave whose requests are compared with themselves alone, or None for none.

@@ -218,3 +218,6 @@ def install_before_engine(device: str) -> None:
 def install_in_engine(served: Served) -> None:
     """Install and report the replacements for parts of the engine."""
     put(AFTER if served.device == "cpu" else ())
+    if served.ordered:
+        builder = importlib.import_module(ATTENTION).TritonAttentionMetadataBuilder
+        builder.reorder_batch_threshold = served.queries
