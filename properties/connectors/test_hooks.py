@@ -26,24 +26,13 @@ def test_a_hook_gets_the_arguments_that_it_names_and_the_engine_gets_all() -> No
 def test_only_what_a_path_itself_defines_is_wrapped() -> None:
     """An inherited method, or a class that another module shows too, would be wrapped twice."""
     assert hooking.defined("torch.cuda.CUDAGraph.replay")
-    assert hooking.defined(f"{__name__}.Base.run")
-    assert not hooking.defined(f"{__name__}.Derived.run")
+    assert hooking.defined("paritybit.connectors.vllm.engine.Engine.execute")
+    assert not hooking.defined("paritybit.connectors.vllm.engine.Engine.frees")
     assert not hooking.defined("paritybit.watch.attach.EntryPoint.load")
     assert not hooking.defined("paritybit.nowhere.Class.run")
     assert hooking.defined("paritybit.connectors.vllm.drafting.draft_layers")
     assert not hooking.defined("paritybit.connectors.vllm.sampling.place_of")
     assert not hooking.defined("paritybit.connectors.vllm.drafting.DRAFTED")
-
-
-class Base:
-    """A class with a method."""
-
-    def run(self) -> None:
-        """Run."""
-
-
-class Derived(Base):
-    """A class that inherits it."""
 
 
 def fail_before(original: Any, value: int) -> int:

@@ -1,148 +1,279 @@
-"""What sglang's sampler uses for each row, over stand-ins of a batch."""
+"""The rows of sglang's draft models, the lists of their steps, and recurrent states."""
 
-from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from paritybit.connectors.sglang.rows import roots
-from paritybit.connectors.sglang.sampling import Placed, rows
-from paritybit.watch.checks import wrong_row
-from paritybit.watch.observations import RowsGiven
-from properties.connectors import parts
-from properties.connectors.parts import Part
-
-VOCABULARY, EVERY, ADDED = 8, 1 << 30, "acc_additive_penalties"
-
-
-def request(name: str, output: list[int], **asked: Any) -> Part:
-    """Return a request of the scheduler, whose prompt ends with token 1."""
-    plain = {
-        "temperature": 1.0, "top_k": EVERY, "top_p": 1.0, "min_p": 0.0,
-        "sampling_seed": None,
-        "logit_bias": None, "frequency_penalty": 0.0, "presence_penalty": 0.0,
-        "repetition_penalty": 1.0, "min_new_tokens": 0,
-    }  # fmt: skip
-    return Part(
-        rid=name,
-        origin_input_ids=[0, 1],
-        output_ids=output,
-        retraction_count=0,
-        sampling_params=Part(**{**plain, **asked}),
-    )
-
-
-def a_batch() -> tuple[Part, list[Part]]:
-    """Return a right SamplingBatchInfo of three requests that decode, and the requests."""
-    requests = [
-        request("a", [2, 2, 3, 4], temperature=0.5, top_p=0.5, frequency_penalty=0.5),
-        request("b", [5], top_k=1, logit_bias={"6": 2.0}, repetition_penalty=2.0),
-        request("c", [], temperature=0.9, min_p=0.25, presence_penalty=1.0, min_new_tokens=1,
-                sampling_seed=7),
-    ]  # fmt: skip
-    added, scaled = torch.zeros(3, VOCABULARY), torch.ones(3, VOCABULARY)
-    added[0, [2, 3, 4]] = torch.tensor([-1.0, -0.5, -0.5])
-    scaled[1, 5] = 2.0
-    added[2, 7] = -torch.inf  # A token that ends the request.
-    bias = torch.zeros(3, VOCABULARY)
-    bias[1, 6] = 2.0
-    info = Part(
-        temperatures=torch.tensor([[0.5], [1.0], [0.9]]),
-        top_ks=torch.tensor([EVERY, 1, EVERY], dtype=torch.int32),
-        top_ps=torch.tensor([0.5, 1.0, 1.0]),
-        min_ps=torch.tensor([0.0, 0.0, 0.25]),
-        sampling_seed=torch.tensor([42, 42, 7]),
-        is_all_greedy=False,
-        need_top_k_sampling=True,
-        need_top_p_sampling=True,
-        need_min_p_sampling=True,
-        logit_bias=bias,
-        acc_additive_penalties=added,
-        acc_scaling_penalties=scaled,
-        vocab_size=VOCABULARY,
-        from_schedule_batch=print,
-        filter_batch=print,
-        merge_batch=print,
-        update_penalties=print,
-    )
-    return info, requests
-
-
-def wrong(info: Part, requests: list[Part]) -> dict[str, str]:
-    """Return the request of each wrong value, by name."""
-    asked = [one.sampling_params for one in requests]
-    values = list(rows(info, requests, asked, "decode"))
-    found = wrong_row.judge(RowsGiven(1, "decode", "sampler", values))
-    return {one.key.split(" | ")[-1]: str((one.reader or {})["request"]) for one in found}
-
-
-@pytest.mark.parametrize(
-    ("broken", "name", "request_"),
-    [
-        (lambda info: info.temperatures[2].fill_(0.5), "temperatures", "c"),
-        (lambda info: setattr(info, "is_all_greedy", True), "temperatures", "a"),
-        (lambda info: info.top_ks[0].fill_(1), "top_ks", "a"),
-        (lambda info: info.top_ps[1].fill_(0.5), "top_ps", "b"),
-        (lambda info: setattr(info, "need_top_p_sampling", False), "top_ps", "a"),
-        (lambda info: setattr(info, "need_min_p_sampling", False), "min_ps", "c"),
-        (lambda info: info.sampling_seed[0].fill_(7), "sampling_seed", "a"),
-        (lambda info: setattr(info, "logit_bias", None), "logit_bias", "b"),
-        (lambda info: info.logit_bias[0, 6].fill_(2.0), "logit_bias", "a"),
-        (lambda info: info.acc_additive_penalties[1, 2].fill_(-1.0), ADDED, "b"),
-        (lambda info: info.acc_additive_penalties[0, 2].fill_(-1.25), ADDED, "a"),
-        (lambda info: info.acc_additive_penalties[0].zero_(), ADDED, "a"),
-        (lambda info: info.acc_additive_penalties[0, 7].fill_(-torch.inf),
-         ADDED, "a"),
-        (lambda info: info.acc_scaling_penalties[0, 5].fill_(2.0), "acc_scaling_penalties", "a"),
-        (lambda info: info.acc_scaling_penalties[1, 5].fill_(1.5), "acc_scaling_penalties", "b"),
-    ],
-)  # fmt: skip
-def test_a_row_with_another_value_is_found(
-    broken: Callable[[Any], object], name: str, request_: str
-) -> None:
-    info, requests = a_batch()
-    assert wrong(info, requests) == {}
-    broken(info)
-    found = wrong(info, requests)
-    assert found.pop(name) == request_
-    assert set(found) <= {"top_ks"}  # A batch that is taken for greedy takes the likeliest token.
-
-
-def test_a_request_keeps_the_parameters_of_its_first_batch() -> None:
-    placed, (part, *_) = Placed(), a_batch()[1]
-    one: Any = type("Request", (), vars(part))()
-    for _ in range(2):
-        assert placed.asked(one).temperature == 0.5
-        one.sampling_params.temperature = 1.0  # As if retraction reset it.
-
-
-def test_a_token_may_be_counted_late_and_the_end_of_a_prompt_with_them() -> None:
-    info, requests = a_batch()
-    info.acc_additive_penalties[0, [1, 4]] = torch.tensor([-0.5, 0.0])
-    info.acc_scaling_penalties[1, [1, 5]] = torch.tensor([2.0, 1.0])
-    assert wrong(info, requests) == {}
-    requests[0].retraction_count = 1  # Earlier tokens are then no longer counted.
-    info.acc_additive_penalties[0].zero_()
-    assert wrong(info, requests) == {}
-
-
-@pytest.mark.parametrize(
-    ("ids", "wrong"), [([7, 1, 9, 2], []), ([9, 1, 7, 2], [0, 1]), ([7, 1, 8, 2], [1])]
+from paritybit.connectors.sglang.allocations import Allocations
+from paritybit.connectors.sglang.attention import lists_of
+from paritybit.connectors.sglang.pools import Pool, described
+from paritybit.connectors.sglang.recurrent import NAME, States
+from paritybit.connectors.sglang.rows import (
+    Rows,
+    draft_forward_of,
+    forward_of,
+    implied_by_draft,
+    kept_ids,
+    paths_of,
 )
-def test_drafts_begin_with_the_last_token_of_their_request(
-    ids: list[int], wrong: list[int]
+from paritybit.watch.checks import wrong_list
+from paritybit.watch.facts import Forward, Row
+from paritybit.watch.ledger import Ledger, Names
+from paritybit.watch.observations import GivenList
+from properties.connectors import parts
+from properties.connectors.parts import hooked
+
+TABLE = torch.arange(10, 90).view(4, 20)
+STEPS = 3
+REQUESTS = (parts.request("a", 1, [1, 2, 3], [4]), parts.request("b", 2, [5, 6], [7]))
+
+
+def batch_of(mode: str, totals: list[int], **more: Any) -> Any:
+    """Return a batch of the rows 1 and 2 of the table, which are those of "a" and "b"."""
+    return SimpleNamespace(
+        forward_mode=SimpleNamespace(name=mode.upper()),
+        req_pool_indices=torch.tensor([1, 2]),
+        seq_lens=torch.tensor(totals),
+        spec_info=None,
+        **more,
+    )
+
+
+def described_by(batch: Any, topk: int | None, ahead: bool = False) -> tuple[Forward, Rows, Pool]:
+    pool = described(parts.kept(parts.SubPool(100, 1)), None, "draft.")
+    steps = SimpleNamespace(topk=topk, speculative_num_steps=STEPS)
+    forward, found = draft_forward_of(batch, REQUESTS, pool, TABLE, steps, ahead)
+    return forward, found, pool
+
+
+def chain() -> Any:
+    """Return a batch for a graph of steps without branches."""
+    locations = torch.cat((TABLE[1, 4:7], TABLE[2, 2:5]))
+    return batch_of("decode", [4, 2], out_cache_loc=locations)
+
+
+def tree() -> Any:
+    """Return a batch for a graph of steps with two branches per request."""
+    return batch_of("decode", [4, 2], out_cache_loc=torch.arange(70, 82))
+
+
+def accepted() -> Any:
+    """Return a batch that takes up two and three accepted tokens."""
+    return batch_of(
+        "draft_extend_v2",
+        [5, 5],
+        out_cache_loc=torch.cat((TABLE[1, 3:5], TABLE[2, 2:5])),
+        extend_seq_lens_cpu=[2, 3],
+        extend_seq_lens=None,
+    )
+
+
+def test_a_draft_that_is_given_the_next_token_has_rows_without_the_first() -> None:
+    _, found, _ = described_by(accepted(), None, ahead=True)
+    assert [row.tokens for row in found.rows] == [[2, 3, 4, None, None], [6, 7, None, None, None]]
+    assert [row.space for row in found.rows] == [" after 1", " after 5"]
+
+
+def prefilled(totals: list[int]) -> Any:
+    """Return a batch that prefills the first tokens of both requests."""
+    return batch_of("extend", totals, extend_seq_lens_cpu=totals, extend_seq_lens=None)
+
+
+def verified(counts: list[int]) -> Any:
+    """Return a batch that takes up so many accepted tokens."""
+    batch = accepted()
+    batch.spec_info = SimpleNamespace(num_accept_tokens=torch.tensor(counts))
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("batch", "names_next", "kept"),
+    [
+        (prefilled([4, 3]), False, [4, 3]),
+        (prefilled([2, 1]), False, [1, 0]),
+        (prefilled([2, 1]), True, [2, 1]),
+        (prefilled([3, 2]), True, [2, 1]),
+        (accepted(), True, [0, 0]),
+        (verified([2, 1]), True, [2, 1]),
+        (chain(), True, [0, 0]),
+    ],
+    ids=["whole", "chunks", "next token is named", "next token is the request's own",
+         "accepted", "verified", "steps"],
+)  # fmt: skip
+def test_only_ids_that_belong_to_the_tokens_of_a_request_are_judged(
+    batch: Any, names_next: bool, kept: list[int]
 ) -> None:
-    asked = [("a", [5, 6], [7]), ("b", [8], [9]), ("c", [4], [])]
-    requests = [parts.request(name, 1, prompt, output) for name, prompt, output in asked]
-    batch = parts.decode([1, 2, 3], [2, 1, 1], [*ids, 3, 3], [1, 2, 3])
-    batch.spec_info = type("EagleVerifyInput", (Part,), {})(draft_token_num=2)
-    given, late = roots(batch, requests)  # The host does not know the last one of the third yet.
-    assert wrong_row.differing(given).nonzero().flatten().tolist() == wrong
-    assert late.requests == ["c"]
-    assert late.untried == "the host does not know the last token yet"
-    batch.spec_info.ragged_verify_layout = object()
-    (of_ragged,) = roots(batch, requests)
-    batch.spec_info = Part(draft_token_num=2)  # Drafts of another kind may begin otherwise.
-    (of_others,) = roots(batch, requests)
-    assert of_ragged.untried == of_others.untried == "the kind of drafts is not known"
+    """The last id of a chunk is one of them where the release knows the next token."""
+    assert kept_ids(batch, REQUESTS, names_next) == kept
+
+
+@pytest.mark.parametrize("batch", [chain(), tree(), accepted()], ids=["chain", "tree", "accepted"])
+def test_rows_imply_what_a_right_batch_holds(batch: Any) -> None:
+    forward, found, _ = described_by(batch, 2 if len(batch.out_cache_loc) == 12 else 1)
+    inputs = implied_by_draft(found, forward.kind, "draft.full")
+    assert inputs["out_cache_loc"].tolist() == batch.out_cache_loc.tolist()
+    assert inputs["positions"][0] == (3 if "extend" in forward.kind else 4)
+    assert inputs["seq_lens"].tolist() == batch.seq_lens.tolist()
+
+
+def lists_of_steps(batch: Any, topk: int) -> tuple[Forward, Pool, Any]:
+    """Return a forward, its pool, and the backend that lists its steps, with a padded request."""
+    forward, found, pool = described_by(batch, topk)
+    bounds = torch.zeros(STEPS, 3 * topk + 1, dtype=torch.int32)
+    entries = torch.zeros(STEPS, 60, dtype=torch.int64)
+    for step in range(STEPS - 1):
+        rows = [row.slots["draft.full"][: row.cached + step + 1] for row in found.rows]
+        rows += [torch.zeros(1, dtype=torch.int64)] * topk
+        bounds[step, 1:] = torch.tensor([len(row) for row in rows]).cumsum(0)
+        entries[step, : int(bounds[step, -1])] = torch.cat(rows)
+    kind = type("TritonMultiStepDraftBackend", (SimpleNamespace,), {})
+    backend = kind(
+        topk=topk,
+        attn_backends=[None] * (STEPS - 1),
+        kv_indptr=bounds,
+        cuda_graph_kv_indices=entries,
+    )
+    return forward, pool, backend
+
+
+def wrong(forward: Forward, pool: Pool, backend: Any) -> list[str]:
+    """Return what the check says of the lists of a graph for three requests."""
+    ledger = Ledger(pool.groups["draft.full"], Names())
+    found = Rows(list(forward.rows), list(range(len(forward.rows))))
+    given = lists_of(backend, pool, "decode", found, 3, graph=True)
+    assert [one.step for one in given] == [0, 1]
+    return [
+        finding.text
+        for one in given
+        for finding in wrong_list.judge(GivenList(1, forward, ledger, one))
+    ]
+
+
+@pytest.mark.parametrize(("batch", "topk"), [(chain(), 1), (tree(), 2)], ids=["chain", "tree"])
+def test_the_lists_of_each_step_are_judged(batch: Any, topk: int) -> None:
+    forward, pool, backend = lists_of_steps(batch, topk)
+    assert not wrong(forward, pool, backend)
+    entries: Tensor = backend.cuda_graph_kv_indices
+    entries[1, 2] += 1
+    assert ["position 2 as slot" in text for text in wrong(forward, pool, backend)] == [True]
+
+
+def test_each_branch_of_a_draft_tree_is_a_row() -> None:
+    links = torch.tensor([[[1, 3, -1, -1]], [[-1, 2, -1, -1]]])  # First children, next siblings.
+    info = SimpleNamespace(
+        topk=2,
+        draft_token_num=4,
+        retrieve_next_token=links[0],
+        retrieve_next_sibling=links[1],
+    )
+    assert paths_of(info, 0) == [[0, 1, 3], [0, 2]]
+    batch = parts.decode([1], [3], [4, 5, 6, 7], [33, 34, 35, 36])
+    batch.forward_mode, batch.spec_info = parts.mode("target_verify"), info
+    pool = described(parts.kept(parts.SlidingPool(200)), 5)
+    forward, found = forward_of(batch, [parts.request("a", 1, [1, 2, 3], [4])], pool, TABLE)
+    assert [row.tokens[3:] for row in forward.rows] == [[4, 5, 7], [4, 6]]
+    assert [row.slots["full"][3:].tolist() for row in forward.rows] == [[33, 34, 36], [33, 35]]
+    assert found.batch_rows == [0, 0]
+
+
+# Recurrent layers.
+
+
+def table(**more: Any) -> Any:
+    """Return a table of requests whose rows 1 and 2 have the states 5 and 3."""
+    held = SimpleNamespace(
+        conv=[torch.zeros(2, 9, 4, 2)], temporal=torch.zeros(2, 9, 1, 0), replayssm_d=None
+    )
+    found = parts.Part(
+        mamba_pool=SimpleNamespace(mamba_cache=held),
+        req_index_to_mamba_index_mapping=torch.tensor([0, 5, 3]),
+        **more,
+    )
+    return parts.kept(found)
+
+
+def told(kind: str = "extend", **more: Any) -> tuple[list[list[int]], dict[int, int]]:
+    """Return the slots of states of a prompt that goes on and of one that begins, and the copies.
+
+    A keyword argument is a field of the batch.
+    """
+    states = States.of(table())
+    assert states is not None
+    rows = [
+        Row("a", [1, 2, 3, 4], 2, 2, {"full": torch.arange(4)}),
+        Row("b", [7, 8], 0, 2, {"full": torch.arange(4, 6)}),
+    ]
+    mode = parts.mode(kind)
+    batch = SimpleNamespace(req_pool_indices=torch.tensor([1, 2]), forward_mode=mode, **more)
+    forward, found = states.with_states(batch, Forward(kind, tuple(rows)), Rows(rows, [0, 1]))
+    assert forward.rows == tuple(found.rows)
+    assert found.rows[0].slots["full"].tolist() == [0, 1, 2, 3]
+    return [row.slots[NAME].tolist() for row in found.rows], states.due
+
+
+def copies(*pairs: tuple[int, int]) -> dict[str, Any]:
+    """Return the fields of a batch that lists copies, each a source and a target."""
+    source, target = torch.tensor(pairs).T
+    return {"mamba_cow_src_indices": source, "mamba_cow_dst_indices": target}
+
+
+NONE = [[-1, 5, -1, 5], [-1, 3]]
+FIRST = [[-1, 8, -1, 5], [-1, 3]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "listed", "slots", "due"),
+    [
+        ("extend", {}, NONE, {}),
+        ("extend", copies((8, 5)), FIRST, {5: 8}),  # It is read where it is copied from.
+        # As in sglang 0.5.14, whose batches keep the lists of their prompts.
+        ("decode", copies((8, 5)), NONE, {}),
+        # A prompt without a cached prefix copies none, as in sgl-project/sglang#29354.
+        ("extend", copies((8, 5), (7, 3)), FIRST, {5: 8, 3: -1}),
+    ],
+)
+def test_a_row_reads_the_state_before_it_and_writes_the_one_after_it(
+    kind: str, listed: dict[str, Any], slots: list[list[int]], due: dict[int, int]
+) -> None:
+    assert told(kind, **listed) == (slots, due)
+
+
+def test_states_are_copied_between_forwards_and_freed() -> None:
+    """What a forward copies itself, it reads where it copies from."""
+    told: list[Any] = []
+    watcher = SimpleNamespace(
+        watching=True,
+        copied=lambda *given: told.append(("copied", *given[:3])),
+        freed=lambda *given: told.append(("freed", *given[:2])),
+    )
+    pool, allocator, slots = parts.Part(), parts.Part(), torch.tensor([4])
+    allocations = Allocations(None)  # type: ignore[arg-type]
+    allocations.watcher = watcher  # type: ignore[assignment]
+    allocations.follow([(pool, NAME), (allocator, NAME)])
+    allocations.states = states = States(parts.kept(parts.Part()))
+    for watching in (True, False):
+        watcher.watching = watching
+        hooked(allocations.copy_state, lambda *given: None, pool, slots, slots + 1)
+    hooked(allocations.free, lambda *given: None, allocator, slots)
+    assert told == [("copied", NAME, slots, slots + 1), ("freed", NAME, slots)]
+    assert states.seen == {5: 4}
+
+
+def test_the_states_that_are_free_and_cached_are_reported_while_nothing_runs() -> None:
+    free, cached, told = torch.tensor([1, 2]), torch.tensor([3]), dict[str, Any]()
+    allocations = Allocations(None)  # type: ignore[arg-type]
+    allocations.watcher = SimpleNamespace(  # type: ignore[assignment]
+        idle=lambda groups, *_: told.update(groups)
+    )
+    pool = SimpleNamespace(slots=lambda _: {}, sliding=None)
+    allocations.pool = pool  # type: ignore[assignment]
+    owner = parts.Part(mamba_pool=parts.Part(), mamba_allocator=parts.Part(free_slots=free))
+    allocations.states = States(parts.kept(owner))
+    cache = SimpleNamespace(
+        all_values_flatten=lambda: cached, all_mamba_values_flatten=lambda: cached
+    )
+    allocations.idle(cache, ([], 0), True)
+    assert [one.tolist() for one in told[NAME]] == [[1, 2], [3]]

@@ -1,4 +1,4 @@
-"""Which forwards of transformers without a graph are repeated, and what that leaves alone."""
+"""Forwards of transformers that run again change no token and no random draw of the engine."""
 
 import functools
 from pathlib import Path
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from paritybit.connectors.transformers.engine import Engine
 from paritybit.testing.replays import InMemory
@@ -14,101 +14,71 @@ from paritybit.watch.facts import Forward, Group, Layer, Row
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
 
-SLOTS, VOCABULARY, STEPS = 16, 8, 9
+SLOTS, STEPS = 16, 9
+LOGITS = torch.arange(8) * 0.3
 
 
-class Model(nn.Module):
-    """One layer that keeps the KV of a token in the slot of its position."""
+class Decoder(nn.Module):
+    """A layer whose slots are positions, and its engine: each forward draws the next token."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kv = torch.randn(2, SLOTS, 2, generator=torch.Generator().manual_seed(0))
+        self.ids, self.output_ids = torch.tensor([[3]]), torch.zeros(1, 4, dtype=torch.int32)
+        self.runs = 0
+        io = SimpleNamespace(get_cb_kwargs=lambda: (None, None, self.output_ids))
+        compiled = {"_compiled_varlen": None, "_compiled_decode": None}
+        self.runner = SimpleNamespace(inputs_and_outputs=io, **compiled)
 
-    def forward(self, input_ids: Tensor, position: int) -> Any:
-        """Return logits, float [1, 1, VOCABULARY]."""
-        token = float(input_ids[0, 0])
+    def forward(self, position: int) -> Any:
+        """Return logits, float [1, 1, tokens]."""
+        token = float(self.ids[0, 0])
         self.kv[:, position] = torch.tensor([[token, 1.0], [position, token]])
         keys, values = self.kv[:, : position + 1]
         read = (keys @ torch.tensor([0.3, 0.1])).softmax(0) @ values
-        wave = torch.arange(VOCABULARY) * 0.3
-        return SimpleNamespace(logits=torch.sin(read.sum() + wave)[None, None])
-
-
-class Runner:
-    """The part of a model runner that the connector knows."""
-
-    def __init__(self, output_ids: Tensor, compiled: object = None) -> None:
-        self.inputs_and_outputs = SimpleNamespace(get_cb_kwargs=lambda: (None, None, output_ids))
-        self._compiled_varlen, self._compiled_decode = None, compiled
-
-
-class Served:
-    """One request that decodes. Each forward changes its input, and draws the next token."""
-
-    def __init__(self) -> None:
-        self.model = Model()
-        self.input_ids, self.output_ids = torch.tensor([[3]]), torch.zeros(1, 4, dtype=torch.int32)
-        self.runner = Runner(self.output_ids)
-        layer = Layer("layer 0", (self.model.kv[0], self.model.kv[1]))
-        self.journal = InMemory(Path())
-        self.watcher = Watcher(
-            [Group("full", (layer,), reserved=frozenset())],
-            engine="toy",
-            release="1",
-            journal=self.journal,
-            settings=Settings(""),
-        )
-        self.watcher.relations.streak = 1
-        self.watching = Engine.__new__(Engine)
-        self.watching.watcher = self.watcher
-        self.runs, self.graphs, self.made = 0, False, list[int]()
-
-    def batch(self) -> Any:
-        """Return the batch of a step."""
-        return SimpleNamespace(
-            kind="decode",
-            size=1,
-            padded=1,
-            given={"input_ids": self.input_ids, "logits_to_keep": torch.tensor([0])},
-            requests=[SimpleNamespace(predicted=True)],
-        )
+        return SimpleNamespace(logits=torch.sin(read.sum() + LOGITS)[None, None])
 
     def compute(self, position: int) -> None:
-        """Run the forward of a position."""
-        self.runs, self.watching.graphed = self.runs + 1, self.graphs
-        self.input_ids += 1
-        logits = self.model(self.input_ids, position).logits
+        """Compute a position, and draw the next token."""
+        self.runs, self.ids = self.runs + 1, self.ids.add_(1)
+        logits = self(position).logits
         self.output_ids[0, :1] = torch.multinomial(logits[0].softmax(-1), 1)[0]
 
-    def serve(self, watched: bool = True) -> list[Any]:
-        """Decode STEPS tokens and return all state that the engine has afterwards."""
+    def decode(self, watching: Engine | None) -> list[Any]:
+        """Decode STEPS tokens. Returns these and all state that the engine has afterwards."""
         torch.manual_seed(0)
+        made = list[int]()
         for position in range(STEPS):
-            slots = {"full": torch.arange(position + 1)}
-            row = Row("a", [0] * (position + 1), position, 1, slots)
-            if watched:
-                self.watcher.begin(Forward("decode", (row,)))
-                run = functools.partial(self.compute, position)
-                self.watching.run(self.runner, self.model, self.batch(), run)
-                self.watcher.end()
+            run = functools.partial(self.compute, position)
+            if watching is None:
+                run()
             else:
-                self.compute(position)
-            self.made.append(int(self.output_ids[0, 0]))
-            self.input_ids[0, 0] = self.output_ids[0, 0]
-        assert self.journal.unsure == []
-        return [
-            self.made,
-            self.input_ids.tolist(),
-            self.output_ids.tolist(),
-            self.model.kv.tolist(),
-            torch.get_rng_state().tolist(),
-        ]
+                slots = {"full": torch.arange(position + 1)}
+                row = Row("a", [0] * (position + 1), position, 1, slots)
+                given = {"input_ids": self.ids, "logits_to_keep": torch.tensor([0])}
+                requests = [SimpleNamespace(predicted=True)]
+                batch: Any = SimpleNamespace(
+                    kind="decode", size=1, padded=1, given=given, requests=requests
+                )
+                watching.watcher.begin(Forward("decode", (row,)))
+                watching.run(self.runner, self, batch, run)
+                watching.watcher.end()
+            made.append(int(self.output_ids[0, 0]))
+            self.ids[0, 0] = self.output_ids[0, 0]
+        state = self.ids, self.output_ids, self.kv, torch.get_rng_state()
+        return [made, *(one.tolist() for one in state)]
 
 
 def test_repeated_forwards_leave_tokens_and_random_draws_of_the_engine_alone() -> None:
-    watched, alone = Served(), Served()
-    assert watched.serve() == alone.serve(watched=False)
-    assert watched.journal.counts["tried: wrong read"] >= STEPS - 2  # The first reads nothing.
+    watched, alone, watching = Decoder(), Decoder(), Engine.__new__(Engine)
+    layer = Layer("layer 0", (watched.kv[0], watched.kv[1]))
+    groups, journal = [Group("full", (layer,), reserved=frozenset())], InMemory(Path())
+    watching.watcher = Watcher(
+        groups, engine="toy", release="1", journal=journal, settings=Settings("")
+    )
+    watching.watcher.relations.streak = 1
+    assert watched.decode(watching) == alone.decode(None)
+    assert journal.counts["tried: wrong read"] >= STEPS - 2  # The first reads nothing.
     assert watched.runs > STEPS + STEPS // 2
-    assert watched.journal.found == []
-    assert not watched.model._forward_hooks
+    assert (journal.unsure, journal.found) == ([], [])
+    assert not watched._forward_hooks

@@ -1,6 +1,8 @@
 """The connector of vLLM over stand-ins of the parts that it looks at."""
 
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from paritybit.connectors.vllm.engine import Engine
 from paritybit.connectors.vllm.pools import by_slot
+from paritybit.watch.lines import Lines
 from properties.connectors.parts import Part, hooked
 from properties.connectors.parts_vllm import DECODE, Served, a_request, output
 
@@ -178,3 +182,68 @@ def test_a_forward_that_is_not_checked_tells_what_it_writes(served: Served) -> N
     assert served.found() == set()
     assert served.journal.counts["skipped_forwards"] == 1
     assert served.journal.counts["forwards"] == 2
+
+
+# Forwards without a graph.
+
+
+@dataclass
+class Context:
+    """What the layers of a model are given for a forward."""
+
+    cudagraph_runtime_mode: Any
+    moe_layer_index: int = 0
+    ubatch_slices: Any = None
+
+
+class Experts:
+    """A model with two layers of experts, which notes what the connector observes of its runs."""
+
+    def __init__(self, watching: Any, context: Context) -> None:
+        self.watching, self.context = watching, context
+        self.seen: list[tuple[object, int]] = []
+
+    def __call__(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return a hidden state per token, with padding, and another one of a layer between."""
+        self.seen.append((self.watching.now, self.context.moe_layer_index))
+        self.context.moe_layer_index += 2
+        made = torch.full((len(input_ids), 1), float(len(self.seen)))
+        return made, [made + 1]
+
+
+@pytest.mark.parametrize("mode", ["NONE", "FULL"])
+@pytest.mark.parametrize("once", [None, "it counts the load of experts"])
+def test_a_second_run_is_not_observed_and_leaves_the_context_alone(
+    mode: str, once: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, kept = Context(Part(name=mode)), list[Any]()
+    module = Part(is_forward_context_available=lambda: True, get_forward_context=lambda: context)
+    monkeypatch.setitem(sys.modules, "vllm.forward_context", module)
+    watching: Any = Engine.__new__(Engine)
+    model = Experts(watching, context)
+
+    def eager(replay: Any, again: Any) -> object:
+        assert again()
+        kept.append(replay)
+        return replay.run()
+
+    watching.watcher, watching.once = Part(lines=Lines("vllm"), eager=eager), once
+    watching.now = Part(
+        runner=Part(get_model=lambda: model),
+        batch=Part(live=(1, 2)),
+        forward=Part(kind="prefill"),
+        called=False,
+    )
+    ids = torch.arange(4)
+    result, _ = hooked(watching.model, Experts.__call__, model, input_ids=ids)
+    assert (len(kept), len(model.seen)) == (mode == "NONE", 1)
+    assert result.tolist() == [[1]] * 4
+    for replay in kept:
+        assert (replay.kind, replay.rows, replay.once) == ("prefill forward", 2, once)
+        assert [one.tensor is ids for one in replay.inputs] == [True]
+        first = {name: one.tolist() for name, one in replay.outputs().items()}
+        assert first == {"output[0]": [[1], [1]], "output[1][0]": [[2], [2]]}
+        replay.run()
+        assert replay.outputs()["output[0]"].tolist() == [[2], [2]]
+        assert model.seen == [(watching.now, 0), (None, 0)]
+        assert context.moe_layer_index == 2

@@ -1,0 +1,315 @@
+"""What sglang's kernels and its sampler get for each row is what the requests imply."""
+
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from paritybit.connectors.following import expected
+from paritybit.connectors.sglang.attention import metadata_of
+from paritybit.connectors.sglang.models import Model
+from paritybit.connectors.sglang.rows import Rows, roots
+from paritybit.connectors.sglang.sampling import Placed, buffers_used, rows
+from paritybit.watch.checks import stale_input, wrong_row
+from paritybit.watch.facts import Forward, Row, StaticInput
+from paritybit.watch.observations import Inputs, RowsGiven
+from properties.connectors import parts
+from properties.connectors.parts import Part
+
+# The metadata of attention backends.
+
+WINDOW = 3
+
+
+def backend(kind: str, **attributes: Any) -> Any:
+    return type(kind, (SimpleNamespace,), {})(sliding_window_size=WINDOW, **attributes)
+
+
+def rows_of(*spans: tuple[int, int]) -> Rows:
+    found = Rows()
+    for index, (cached, computed) in enumerate(spans):
+        found.add(index, Row("a", [1] * (cached + computed), cached, computed, {}))
+    return found
+
+
+def chain(count: int) -> Any:
+    """Return a batch that verifies so many draft tokens without branches."""
+    return SimpleNamespace(spec_info=SimpleNamespace(topk=1, draft_token_num=count))
+
+
+def stale(inputs: Iterable[StaticInput]) -> list[str]:
+    """Return the names of the inputs that hold something else than is implied."""
+    found = Inputs(1, Forward("decode", ()), "b", list(inputs), {})
+    return [str(finding.cause["input"]) for finding in stale_input.judge(found) if finding.cause]
+
+
+VERIFIES = {
+    "qo_indptr": [0, 2, 4, 99],
+    "mask_indptr": [0, 8, 22, 99],
+    "window_kv_offsets": [0, 2, 99],
+}
+"""What is right for two requests with 2 and 5 cached keys and two draft tokens each, then padding.
+"""
+
+
+def verified(graph: bool, **changed: list[int]) -> list[StaticInput]:
+    held = {name: torch.tensor(value) for name, value in {**VERIFIES, **changed}.items()}
+    meta = SimpleNamespace() if graph else SimpleNamespace(**held)
+    own = {**held, **{f"cuda_graph_{name}": held[name] for name in held}} if graph else {}
+    given = backend("TritonAttnBackend", forward_metadata=meta, **own)
+    found = rows_of((2, 2), (5, 2))
+    return list(metadata_of(given, "target_verify", chain(2), found, graph))
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_what_a_verification_is_given_is_compared(graph: bool) -> None:
+    assert {one.name for one in verified(graph)} == set(VERIFIES)
+    assert not stale(verified(graph))
+    for name, value in VERIFIES.items():
+        wrong = [value[0], value[1] + 1, *value[2:]]
+        assert stale(verified(graph, **{name: wrong})) == [name]
+
+
+@pytest.mark.parametrize(("size", "right"), [(3, True), (4, True), (2, False), (None, True)])
+def test_the_grid_covers_the_longest_prompt(size: int | None, right: bool) -> None:
+    given = backend("TritonAttnBackend", forward_metadata=SimpleNamespace(max_extend_len=size))
+    spans = rows_of((0, 1), (4, 3))
+    inputs = list(metadata_of(given, "extend", SimpleNamespace(), spans, graph=False))
+    assert stale(inputs) == ([] if right else ["max_extend_len"])
+
+
+@pytest.mark.parametrize(
+    ("mode", "topk", "lengths"), [("decode", 1, [4]), ("target_verify", 1, [5]),
+                                  ("target_verify", 2, [3])]
+)  # fmt: skip
+def test_the_lengths_of_flash_attention_are_exact(mode: str, topk: int, lengths: list[int]) -> None:
+    for held, found in ((lengths, []), ([lengths[0] + 1], ["cache_seqlens_int32"])):
+        meta = SimpleNamespace(cache_seqlens_int32=torch.tensor(held))
+        given = backend("FlashAttentionBackend", forward_metadata=meta, topk=topk)
+        assert stale(list(metadata_of(given, mode, chain(2), rows_of((3, 1)), graph=True))) == found
+
+
+@pytest.mark.parametrize(("size", "found"), [(None, ["drafts"]), (3, [])])
+def test_an_input_has_no_more_entries_than_its_values_unless_padding_follows(
+    size: int | None, found: list[str]
+) -> None:
+    assert stale([expected("drafts", torch.tensor([1, 2, 3]), [1, 2], size=size)]) == found
+
+
+# LoRA adapters.
+
+OWNERS = [object(), "first", None, "second"]
+RANKS = [0, 4, 0, 8]
+NAMES, LENGTHS = ("first", None, "second"), (2, 1, 3)
+"""The adapters of three rows, and their numbers of tokens."""
+
+
+def by_row(**changes: Any) -> SimpleNamespace:
+    """Return a batch with a segment per row, as the backend `triton` has it."""
+    info = {"bs": 3, "num_segments": 3, "seg_lens": [2, 1, 3, 0], "seg_indptr": [0, 2, 3, 6, 6]}
+    return prepared(info | {"weight_indices": [1, 2, 3, 0], "permutation": None} | changes)
+
+
+def in_chunks(**changes: Any) -> SimpleNamespace:
+    """Return a batch with segments of any tokens, as the backend `csgmv` has it in a graph."""
+    info = {"bs": 3, "num_segments": 3, "seg_lens": [0] * 4, "seg_indptr": [0, 3, 5, 6, 6]}
+    order = {"weight_indices": [3, 1, 2, 0], "permutation": [3, 4, 5, 0, 1, 2, 0]}
+    return prepared(info | order | {"use_cuda_graph": True} | changes)
+
+
+def prepared(info: dict[str, Any]) -> SimpleNamespace:
+    given = {"use_cuda_graph": False, "lora_ranks": RANKS} | info
+    held = {k: torch.tensor(v) if isinstance(v, list) else v for k, v in given.items()}
+    return SimpleNamespace(**held)
+
+
+def model_of(weights: torch.Tensor) -> Model:
+    """Return a model whose buffers hold these weights of one layer."""
+    pool = {"A_buffer": {"v_proj": [weights]}, "B_buffer": {}, "max_lora_rank": 8}
+    pool |= {"buffer_id_to_uid": OWNERS, "load_lora_weight_to_buffer": None}
+    manager = SimpleNamespace(memory_pool=SimpleNamespace(**pool), lora_backend=SimpleNamespace())
+    unused: Any = None
+    return Model(unused, drafts=False, runner=parts.kept(parts.Part(lora_manager=manager)))
+
+
+def judged(info: SimpleNamespace, model: Model) -> set[str]:
+    """Return the wrong inputs of a batch with the first adapter, none, and the second one."""
+    model.runner.lora_manager.lora_backend.batch_info = info
+    found = Rows(
+        [Row(f"{n}", [], 0, length, {}) for n, length in enumerate(LENGTHS)], [*range(len(NAMES))]
+    )
+    requests = [parts.Part(rid=f"{n}", lora_id=name) for n, name in enumerate(NAMES)][::-1]
+    batch = SimpleNamespace(forward_mode=SimpleNamespace(name="EXTEND"))
+    return set(stale(buffers_used(model, batch, found, requests)))
+
+
+WRONG = {"weight_indices"}
+
+
+@pytest.mark.parametrize(
+    ("info", "found"),
+    [
+        (by_row(), set()),
+        (by_row(weight_indices=[3, 2, 1, 0]), WRONG),
+        (by_row(lora_ranks=[0, 4, 4, 8]), WRONG),
+        (by_row(seg_lens=[1, 1, 3, 0]), WRONG),
+        (in_chunks(), set()),
+        (in_chunks(seg_lens=None), set()),
+        (in_chunks(seg_indptr=[0, 3, 5, 6, 4], weight_indices=[3, 1, 2, 3]), set()),
+        (in_chunks(seg_indptr=[0, 3, 5, 4, 6], weight_indices=[3, 1, 2, 3]), WRONG),
+        (in_chunks(permutation=[3, 4, 2, 0, 1, 5, 0]), WRONG),
+    ],
+)
+def test_each_token_uses_the_weights_of_its_request_once(
+    info: SimpleNamespace, found: set[str]
+) -> None:
+    """The base model is a buffer with the rank 0, or none. What a graph has room for runs, too."""
+    assert judged(info, model_of(torch.ones(len(OWNERS), 8, 4))) == found
+
+
+def test_an_adapter_has_the_same_weights_each_time_it_is_loaded() -> None:
+    held = torch.ones(len(OWNERS), 8, 4)
+    model = model_of(held)
+    assert judged(by_row(), model) == set()
+    held[3] = 0.5  # What is loaded for another adapter.
+    model.loaded[3] = "third"
+    assert judged(by_row(), model) == {"weights of an adapter"}
+
+
+# The sampler.
+
+VOCABULARY, EVERY, ADDED = 8, 1 << 30, "acc_additive_penalties"
+
+
+def request(name: str, output: list[int], **asked: Any) -> Part:
+    """Return a request of the scheduler, whose prompt ends with token 1."""
+    plain = {
+        "temperature": 1.0, "top_k": EVERY, "top_p": 1.0, "min_p": 0.0,
+        "sampling_seed": None,
+        "logit_bias": None, "frequency_penalty": 0.0, "presence_penalty": 0.0,
+        "repetition_penalty": 1.0, "min_new_tokens": 0,
+    }  # fmt: skip
+    return Part(
+        rid=name,
+        origin_input_ids=[0, 1],
+        output_ids=output,
+        retraction_count=0,
+        sampling_params=Part(**{**plain, **asked}),
+    )
+
+
+def a_batch() -> tuple[Part, list[Part]]:
+    """Return a right SamplingBatchInfo of three requests that decode, and the requests."""
+    requests = [
+        request("a", [2, 2, 3, 4], temperature=0.5, top_p=0.5, frequency_penalty=0.5),
+        request("b", [5], top_k=1, logit_bias={"6": 2.0}, repetition_penalty=2.0),
+        request("c", [], temperature=0.9, min_p=0.25, presence_penalty=1.0, min_new_tokens=1,
+                sampling_seed=7),
+    ]  # fmt: skip
+    added, scaled = torch.zeros(3, VOCABULARY), torch.ones(3, VOCABULARY)
+    added[0, [2, 3, 4]] = torch.tensor([-1.0, -0.5, -0.5])
+    scaled[1, 5] = 2.0
+    added[2, 7] = -torch.inf  # A token that ends the request.
+    bias = torch.zeros(3, VOCABULARY)
+    bias[1, 6] = 2.0
+    info = Part(
+        temperatures=torch.tensor([[0.5], [1.0], [0.9]]),
+        top_ks=torch.tensor([EVERY, 1, EVERY], dtype=torch.int32),
+        top_ps=torch.tensor([0.5, 1.0, 1.0]),
+        min_ps=torch.tensor([0.0, 0.0, 0.25]),
+        sampling_seed=torch.tensor([42, 42, 7]),
+        is_all_greedy=False,
+        need_top_k_sampling=True,
+        need_top_p_sampling=True,
+        need_min_p_sampling=True,
+        logit_bias=bias,
+        acc_additive_penalties=added,
+        acc_scaling_penalties=scaled,
+        vocab_size=VOCABULARY,
+        from_schedule_batch=print,
+        filter_batch=print,
+        merge_batch=print,
+        update_penalties=print,
+    )
+    return info, requests
+
+
+def wrong(info: Part, requests: list[Part]) -> dict[str, str]:
+    """Return the request of each wrong value, by name."""
+    asked = [one.sampling_params for one in requests]
+    values = list(rows(info, requests, asked, "decode"))
+    found = wrong_row.judge(RowsGiven(1, "decode", "sampler", values))
+    return {one.key.split(" | ")[-1]: str((one.reader or {})["request"]) for one in found}
+
+
+@pytest.mark.parametrize(
+    ("broken", "name", "request_"),
+    [
+        (lambda info: info.temperatures[2].fill_(0.5), "temperatures", "c"),
+        (lambda info: setattr(info, "is_all_greedy", True), "temperatures", "a"),
+        (lambda info: info.top_ks[0].fill_(1), "top_ks", "a"),
+        (lambda info: info.top_ps[1].fill_(0.5), "top_ps", "b"),
+        (lambda info: setattr(info, "need_top_p_sampling", False), "top_ps", "a"),
+        (lambda info: setattr(info, "need_min_p_sampling", False), "min_ps", "c"),
+        (lambda info: info.sampling_seed[0].fill_(7), "sampling_seed", "a"),
+        (lambda info: setattr(info, "logit_bias", None), "logit_bias", "b"),
+        (lambda info: info.logit_bias[0, 6].fill_(2.0), "logit_bias", "a"),
+        (lambda info: info.acc_additive_penalties[1, 2].fill_(-1.0), ADDED, "b"),
+        (lambda info: info.acc_additive_penalties[0, 2].fill_(-1.25), ADDED, "a"),
+        (lambda info: info.acc_additive_penalties[0].zero_(), ADDED, "a"),
+        (lambda info: info.acc_additive_penalties[0, 7].fill_(-torch.inf),
+         ADDED, "a"),
+        (lambda info: info.acc_scaling_penalties[0, 5].fill_(2.0), "acc_scaling_penalties", "a"),
+        (lambda info: info.acc_scaling_penalties[1, 5].fill_(1.5), "acc_scaling_penalties", "b"),
+    ],
+)  # fmt: skip
+def test_a_row_with_another_value_is_found(
+    broken: Callable[[Any], object], name: str, request_: str
+) -> None:
+    info, requests = a_batch()
+    assert wrong(info, requests) == {}
+    broken(info)
+    found = wrong(info, requests)
+    assert found.pop(name) == request_
+    assert set(found) <= {"top_ks"}  # A batch that is taken for greedy takes the likeliest token.
+
+
+def test_a_request_keeps_the_parameters_of_its_first_batch() -> None:
+    placed, (part, *_) = Placed(), a_batch()[1]
+    one: Any = type("Request", (), vars(part))()
+    for _ in range(2):
+        assert placed.asked(one).temperature == 0.5
+        one.sampling_params.temperature = 1.0  # As if retraction reset it.
+
+
+def test_a_token_may_be_counted_late_and_the_end_of_a_prompt_with_them() -> None:
+    info, requests = a_batch()
+    info.acc_additive_penalties[0, [1, 4]] = torch.tensor([-0.5, 0.0])
+    info.acc_scaling_penalties[1, [1, 5]] = torch.tensor([2.0, 1.0])
+    assert wrong(info, requests) == {}
+    requests[0].retraction_count = 1  # Earlier tokens are then no longer counted.
+    info.acc_additive_penalties[0].zero_()
+    assert wrong(info, requests) == {}
+
+
+@pytest.mark.parametrize(
+    ("ids", "wrong"), [([7, 1, 9, 2], []), ([9, 1, 7, 2], [0, 1]), ([7, 1, 8, 2], [1])]
+)
+def test_drafts_begin_with_the_last_token_of_their_request(
+    ids: list[int], wrong: list[int]
+) -> None:
+    asked = [("a", [5, 6], [7]), ("b", [8], [9]), ("c", [4], [])]
+    requests = [parts.request(name, 1, prompt, output) for name, prompt, output in asked]
+    batch = parts.decode([1, 2, 3], [2, 1, 1], [*ids, 3, 3], [1, 2, 3])
+    batch.spec_info = type("EagleVerifyInput", (Part,), {})(draft_token_num=2)
+    given, late = roots(batch, requests)  # The host does not know the last one of the third yet.
+    assert wrong_row.differing(given).nonzero().flatten().tolist() == wrong
+    assert late.requests == ["c"]
+    assert late.untried == "the host does not know the last token yet"
+    batch.spec_info.ragged_verify_layout = object()
+    (of_ragged,) = roots(batch, requests)
+    batch.spec_info = Part(draft_token_num=2)  # Drafts of another kind may begin otherwise.
+    (of_others,) = roots(batch, requests)
+    assert of_ragged.untried == of_others.untried == "the kind of drafts is not known"
