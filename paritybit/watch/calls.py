@@ -63,15 +63,6 @@ class Ran:
         return self.count, min(gaps, default=far)
 
 
-@dataclass
-class Seldom:
-    """A call of a function by a line that was made before few forward passes."""
-
-    code: CodeType
-    place: tuple[int, int]
-    forwards: list[int] = field(default_factory=list)
-
-
 @cache
 def calls_of(package: str) -> "Calls":
     """Return what notes the calls of a package in this process."""
@@ -93,10 +84,10 @@ class Calls:
         self.monitoring = False
         self.files: dict[str, bool] = {}
         """Whether files are the package's."""
-        self.seldom: dict[Key, Seldom] = {}
-        """The calls that are made seldom."""
+        self.seldom: dict[Key, list[int]] = {}
+        """The forward passes before which each call was made that is made seldom."""
         self.other = set[Key]()
-        """The calls that are not."""
+        """The calls that are not, or are not the engine's own."""
         self.now, self.made = set[int](), set[Key]()
         """The ids of the functions that ran since the last note, and the seldom calls."""
         self.within, self.between = set[int](), set[int]()
@@ -149,7 +140,7 @@ class Calls:
             self.ran[key].note(forward)
         self.now.clear()
         for call in self.made:
-            forwards = self.seldom[call].forwards
+            forwards = self.seldom[call]
             if forwards[-1:] != [forward]:
                 forwards.append(forward)
             if len(forwards) > SELDOM:
@@ -163,10 +154,10 @@ class Calls:
         They are given by their ids, with the least number of forward passes of such a call.
         """
         found = dict[int, int]()
-        for call in self.seldom.values():
-            if any(abs(one - forward) <= 1 for one in call.forwards):
-                for key in (id(call.code), call.place[0]):
-                    found[key] = min(len(call.forwards), found.get(key, SELDOM))
+        for (code, caller, _), forwards in self.seldom.items():
+            if any(abs(one - forward) <= 1 for one in forwards):
+                for key in (code, caller):
+                    found[key] = min(len(forwards), found.get(key, SELDOM))
         return found
 
     def called(self, code: CodeType, first: int, last: int) -> Iterator[CodeType]:
@@ -236,7 +227,7 @@ class Calls:
         self.ran.setdefault(place[0], Ran(caller.f_code))
         self.lines[place][id(code)] = code
         mine.callers[place] = None
-        self.seldom[key] = Seldom(code, place)
+        self.seldom[key] = []
         return True
 
     def _named(self, code: CodeType) -> bool:

@@ -83,8 +83,9 @@ class Function:
 
     @cached_property
     def attributes(self) -> frozenset[str]:
-        """The attributes that it sets."""
-        return frozenset(name for one in self.statements for name in one.changes if "." in name)
+        """The attributes that it may change."""
+        names = (name for one in self.statements for name in one.changes | one.given)
+        return frozenset(name for name in names if "." in name)
 
     @property
     def plain(self) -> bool:

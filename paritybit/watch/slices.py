@@ -3,14 +3,17 @@
 A backward slice of the program begins at the lines of a stack. A statement depends on the functions
 that it called, on those that set an attribute that it uses, and on the callers that gave a
 parameter. Only functions that ran count. Those that ran before few forward passes, and near the
-event, come first, as in spectrum-based fault localisation.
+event, come first, as in spectrum-based fault localisation. Where no line is known, functions are
+compared with words of what went wrong.
 """
 
 import heapq
 import itertools
 import math
-from collections import defaultdict, deque
+import re
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -25,12 +28,12 @@ another method of a class."""
 FARTHEST, MOST_STATES = 6.0, 400
 """The longest way, and the most places that are visited."""
 
-CALLERS, INNER, NAMES = 4, 2, 5
+CALLERS, INNER, NAMES = 6, 2, 5
 """The most callers of a line that are reported, lines that it calls, and suspects."""
 
-SIZE, LARGE, ATTRIBUTES, SELDOM, OFTEN = 0.5, 16, 0.5, 2.0, 0.5
-"""The weights of a function's statements, of which LARGE count at most, of the attributes that it
-sets, of seldom calls, and of the forward passes before which it ran."""
+SIZE, LARGE, SELDOM, OFTEN = 0.5, 16, 2.0, 0.5
+"""The weights of a function's statements, of which LARGE count at most, of seldom calls, and of the
+forward passes before which it ran."""
 
 TABLE = 2.0
 """The length of the step to the lines that write the tables of slots."""
@@ -38,8 +41,11 @@ TABLE = 2.0
 UNSEEN = "no line was seen that writes it"
 """What is said of a value whose lines are not known."""
 
-SHORTEST = 5
-"""The fewest letters of a word that tells an input from others."""
+NAME, MENTION = 0.5, 0.35
+"""The weights of a word in the name of a function, and of a word in the names that it mentions."""
+
+PART = re.compile("[A-Z]*[a-z]+|[A-Z]+")
+"""A word in a name."""
 
 COPIES = frozenset({"__dict__", "__new__", "copy", "deepcopy", "replace"})
 """Names in a function that may copy an object, with all of its attributes."""
@@ -50,11 +56,11 @@ Ways = dict[CodeType, float]
 
 
 class Asked(NamedTuple):
-    """Where a slice begins: at the lines of `stacks`, or at attributes whose names have `words`.
+    """What suspects depend on: the lines of `stacks`, or else `words` in the names that they use.
 
-    `within` says that it begins at all functions that ran within forward passes. `forward` is that
-    of the event, by default the one under way. A finding without the text `needs` is not about it.
-    `steps` is the length of the way to the lines.
+    `within` says that they only ran within forward passes. `forward` is that of the event, by
+    default the one under way. A finding without the text `needs` is not about it. `steps` is the
+    length of the way to the lines.
     """
 
     stacks: tuple[Stack, ...] = ()
@@ -78,8 +84,6 @@ class Slice:
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
         self.results, self.state, self.alike = Ways(), Ways(), Ways()
-        self.within = False
-        """Whether functions count that only ran within forward passes."""
         self.waiting = list[tuple[float, int, Any]]()
         self.known = set[tuple[object, ...]]()
         self.sets: dict[tuple[str, str], list[Frame]] = {}
@@ -102,12 +106,6 @@ class Slice:
                 if kind_of(ran.code) == kind:
                     length = steps + ALIKE + away * GIVEN
                     self.alike[ran.code] = min(length, self.alike.get(ran.code, length))
-
-    def begin_within(self) -> None:
-        """Begin at the functions that ran within forward passes, without following them."""
-        self.within = True
-        for key in self.calls.within & self.calls.ran.keys():
-            self.results[self.calls.ran[key].code] = 0.0
 
     def reach(
         self,
@@ -184,25 +182,16 @@ class Slice:
         for setter in found:
             self.reach(steps + SET + math.log2(len(found)) / 2, False, setter, None)
 
-    def resembling(self, word: str) -> None:
-        """Follow the functions that set an attribute or a variable whose name has a word."""
-        for name in [one for one in self.mentions if word in one]:
-            self.set(f".{name}", 0.0 if name == word else LOCAL)
-        for ran in self.calls.ran.values():
-            names = {one for one in ran.code.co_varnames if word in one}
-            function = function_of(ran.code) if names else None
-            if function is not None:
-                seeds = [one for one in function.statements if names & (one.changes | one.given)]
-                self.reach(LOCAL, False, (function, seeds), None)
-
     def setters(self, name: str, kind: str) -> list[Frame]:
         """Return the functions that set an attribute. `self` is an object of a class `kind`."""
         attribute, found = name.rpartition(".")[2], list[tuple[bool, Frame]]()
+        own = f"self.{attribute}"
         for code in self.mentions[attribute]:
-            if (setter := function_of(code)) is None:
+            setter = function_of(code)
+            if setter is None or setter.attributes.isdisjoint((own, f".{attribute}")):
                 continue
             changes = [(one, self.changes(setter, one, attribute)) for one in setter.statements]
-            mine = [one for one, names in changes if f"self.{attribute}" in names]
+            mine = [one for one, names in changes if own in names]
             other = [one for one, names in changes if f".{attribute}" in names]
             if mine or other:
                 found.append((bool(other) or kind_of(code) == kind, (setter, mine + other)))
@@ -232,11 +221,11 @@ class Slice:
         """Yield the functions on which the lines depend, the most suspicious with the least number.
 
         `forwards` are those of the event and of the finding. Functions come first that made a
-        seldom call for the event, or have many statements. Those come last that ran often, or not
-        near it, or are linked by state and set much of it.
+        seldom call for the event, or have many statements, and those last that ran often, or not
+        near it.
         """
         self.follow()
-        left_out = set[int]() if self.within else self.calls.within - self.calls.between
+        left_out = self.calls.within - self.calls.between
         seldom = self.calls.seldom_at(forwards[0])
         for ways in (self.results, self.state, self.alike):
             for code, steps in ways.items():
@@ -247,8 +236,6 @@ class Slice:
                 length = steps + math.log2(1 + gap) - SELDOM / seldom.get(id(code), 99)
                 length += OFTEN * math.log2(count)
                 length -= SIZE * math.log2(1 + min(LARGE, len(function.statements)))
-                if ways is self.state:
-                    length += ATTRIBUTES * math.log2(1 + len(function.attributes))
                 yield name_of(code), length
 
 
@@ -333,9 +320,33 @@ def told(
 
 def unseen(words: Iterable[str]) -> str:
     """Return what is known of a value that no line was seen to write. `words` are in its name."""
-    long = tuple(word for word in words if len(word) >= SHORTEST)
-    ASKED.append(Asked(words=long, within=not long, needs=UNSEEN))
+    ASKED.append(Asked(words=tuple(words), needs=UNSEEN))
     return UNSEEN
+
+
+def parts(names: Iterable[str]) -> Counter[str]:
+    """Count the words of names, such as `slot` and `free` of `free_slot`."""
+    return Counter(one.lower() for name in names for one in PART.findall(name))
+
+
+@lru_cache(maxsize=16384)
+def used_in(code: CodeType) -> Counter[str]:
+    """Count the words of the names in a function."""
+    return parts(mentioned(code).union(code.co_varnames))
+
+
+def resembling(asked: Asked, calls: Calls) -> Iterator[tuple[str, float]]:
+    """Yield the functions that ran, those with the most of some words with the least number."""
+    words, within = tuple(parts(asked.words)), calls.within - calls.between
+    for ran in calls.ran.values():
+        if id(ran.code) in within or not (asked.within and within):
+            name, used = parts([name_of(ran.code)]), used_in(ran.code)
+            length = -NAME * sum(one.startswith(words) for one in name)
+            for word in words:
+                number = sum(count for one, count in used.items() if one.startswith(word))
+                length -= MENTION * math.log2(1 + number)
+            if length < 0:
+                yield name_of(ran.code), length
 
 
 def suspects(finding: str, forward: int) -> str | None:
@@ -345,17 +356,15 @@ def suspects(finding: str, forward: int) -> str | None:
     """
     best, shown = dict[str, float](), set[str]()
     for asked in (one for one in ASKED if FOLLOWED and one.needs in finding):
+        event = forward if asked.forward is None else asked.forward
         found = Slice(FOLLOWED[0])
         for number, stack in enumerate(asked.stacks):
             found.begin(stack, asked.steps + (CALL / 2 if number else 0.0))
         if asked.needs and asked.stacks:
-            shown.update(split(one)[2] for one in asked.stacks[0].lines)
-        for word in asked.words:
-            found.resembling(word)
-        if asked.within:
-            found.begin_within()
-        event = forward if asked.forward is None else asked.forward
-        for name, length in found.lengths(event, forward):
+            lines, lead = asked.stacks[0]
+            shown.update(split(one)[2] for one in lines[: lead + 1 + CALLERS])
+        lengths = resembling(asked, FOLLOWED[0]) if asked.words else found.lengths(event, forward)
+        for name, length in lengths:
             best[name] = min(length, best.get(name, length))
     names = [one for one in sorted(best, key=best.__getitem__) if one not in shown]
     return ", ".join(names[:NAMES]) or None

@@ -150,13 +150,13 @@ def test_an_input_has_the_line_that_wrote_it_and_those_around_it(
     [
         ("ends", {"Runner.sorted", "Runner.first"}),
         ("mapping", {"Runner.collect", "Pool.slots"}),
-        ("mapping (1)", {"Runner.collect", "Pool.slots"}),
+        ("mapping (1)", {"Runner.prepare"}),
     ],
 )
 def test_suspects_are_the_functions_on_which_an_input_depends(
     engine: dict[str, Any], name: str, functions: set[str]
 ) -> None:
-    """Also if no line was seen that writes it: then an attribute has its name."""
+    """If no line was seen that writes it, they are those that use its name."""
     lines = Lines("engine")
     prepared(lines, engine)
     lines.note("batch", {"mapping (1)": torch.zeros(2)})

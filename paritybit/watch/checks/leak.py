@@ -26,11 +26,11 @@ from paritybit.watch.slices import ASKED, Asked
 
 IDLE = "no forward pass runs, and"
 
-COUNTS = "lock", "ref_c", "evictable"
-"""Words in the names of what counts the users of cached slots."""
-
-ENDS = "abort", "cancel", "retract", "preempt"
-"""Words in the names of what ends a request before its last token."""
+ENDS = (
+    *("abort", "cancel", "clear", "evict", "finish", "flush", "free", "insert", "lock", "preempt"),
+    *("protect", "ref", "release", "remove", "reset", "retract", "unlock"),
+)
+"""Words in the names of what ends the use of slots."""
 
 
 def judge(idle: IdleSlots | IdleRows | Cached | Outside) -> Iterable[Finding]:
@@ -79,7 +79,7 @@ def held(idle: Evidence, group: str | None, count: int, what: str, fewer: str) -
     """
     where = "" if group is None else f" ({group})"
     if count:
-        ASKED.append(Asked(words=COUNTS))
+        ASKED.append(Asked(words=ENDS))
         count, what = abs(count), what if count > 0 else fewer
         text = f"{IDLE} {count} {what}{where}"
         yield idle.found(CHECK.name, text, group=group, why=what, count=count)

@@ -51,6 +51,10 @@ class WatchedForward:
     """Whether a replay ran again to see which slots with unchanged bytes it writes."""
 
 
+READING = "attention", "attn", "buffer", "cache", "key", "kv", "mask", "value", "window"
+"""Words in the names of what reads KV."""
+
+
 class Replaying(Between):
     """Judges the replays of the forward that is being watched."""
 
@@ -293,7 +297,8 @@ class Replaying(Between):
             self.blamed.add(tried.cause["input"])
         if tried.found is not None:
             given = now.number, now.forward, replay.kind
-            ASKED.append(Asked(within=True))
+            group = tried.found.group or ""
+            ASKED.append(Asked(words=(*READING, group), within=True))
             self.judge(tried.name, Relation(*given, tried.found, tried.cause, tried.padding))
 
     def not_tried(self, check: str, reason: str, number: int = 1) -> None:
