@@ -28,7 +28,7 @@ from paritybit.launch.schema import (
     RecordedFinding,
     WatchRecord,
 )
-from paritybit.launch.scope import CUT_SHORT, PAIRS, SERVED_PAIRS, not_tried
+from paritybit.launch.scope import CUT_SHORT, ENDED, PAIRS, SERVED_PAIRS, not_tried
 from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import (
     ConfigOutcome,
@@ -96,7 +96,7 @@ def make(
         seen = (one for one in outcomes if one.name not in unseen)
         served = {frozenset(two) for one in seen for two in combinations(one.values, 2)}
         counts.update({PAIRS: len(pairs), SERVED_PAIRS: len(served & pairs)})
-    cut = {one.name: CUT_SHORT for one in outcomes if one.short}
+    cut = {one.name: ENDED if one.judged else CUT_SHORT for one in outcomes if one.short}
     configs = {**not_run, **cut, **unseen}
     untried = tuple(not_tried(counts, unselected, configs, idle_kernels(outcomes)))
     undecided = tuple(dict.fromkeys(open_questions(outcomes)))

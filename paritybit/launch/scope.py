@@ -28,6 +28,7 @@ PAIRS, SERVED_PAIRS = "pairs of settings", "served pairs of settings"
 """The counts of the pairs of settings that the covering array has, and of those served."""
 
 CUT_SHORT = "the time was over before it had served enough"
+ENDED = "an error of the engine ended it before it had served enough"
 """Why a configuration is listed that was served in part."""
 
 FEW = 3

@@ -34,6 +34,9 @@ DRAFTS: Mapping[str, str] = {
 
 NO_ENGINE = "no engine that the sanitizer supports was loaded"
 
+ENGINE_ERROR = "engine error"
+"""The check whose finding says why an engine ended."""
+
 LONGEST_LINE = 160
 """The most characters of the last line of a command that failed."""
 
@@ -73,6 +76,12 @@ class ConfigOutcome:
         """Whether the time was over before the floor of the configuration was reached."""
         return self.tally.counts().get(WHOLE) == 0
 
+    @property
+    def judged(self) -> bool:
+        """Whether a finding says why the engine of a configuration ended."""
+        errors = (one for one in self.tally.findings.values() if one.check == ENGINE_ERROR)
+        return self.code == 1 and bool(self.values) and any(errors)
+
 
 def ending(outcome: ConfigOutcome) -> str:
     """Return how a command ended, as the predicate of a sentence."""
@@ -99,10 +108,11 @@ def open_questions(outcomes: Sequence[ConfigOutcome]) -> Iterator[str]:
     """Yield the reasons why a run without a finding has no verdict."""
     for outcome in outcomes:
         which = "the command" if len(outcomes) == 1 and outcome.log is None else outcome.name
-        if outcome.too_long or (outcome.code != 0 and not outcome.stopped):
+        failed = outcome.code != 0 and not outcome.stopped and not outcome.judged
+        if outcome.too_long or failed:
             see = f" (see {outcome.log})" if outcome.log else ""
-            failed = outcome.code is not None and outcome.code > 0
-            error = f": {outcome.error[:LONGEST_LINE]}" if outcome.error and failed else ""
+            itself = outcome.code is not None and outcome.code > 0
+            error = f": {outcome.error[:LONGEST_LINE]}" if outcome.error and itself else ""
             yield f"{which} {ending(outcome)}{error}{see}"
     for outcome in outcomes:
         yield from outcome.tally.undecided

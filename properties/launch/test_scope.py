@@ -152,3 +152,28 @@ def test_the_script_of_a_finding_is_the_one_that_was_served_then() -> None:
         assert script is not None
         assert script.settings["alone"] == alone
         assert len(script.waves) == 1
+
+
+@pytest.mark.parametrize(
+    ("check", "values", "code", "open_"),
+    [
+        ("engine error", ("overlap",), 1, []),
+        ("leak", ("overlap",), 1, ["overlap failed by itself with exit code 1 (see overlap.log)"]),
+        (
+            "engine error",
+            ("overlap",),
+            3,
+            ["overlap failed by itself with exit code 3 (see overlap.log)"],
+        ),
+        ("engine error", (), 1, ["overlap failed by itself with exit code 1 (see overlap.log)"]),
+    ],
+)
+def test_a_finding_says_why_the_engine_of_a_configuration_ended(
+    check: str, values: tuple[str, ...], code: int, open_: list[str]
+) -> None:
+    ended = replace(config("overlap", {**ENOUGH, WHOLE: 0}), code=code, values=values)
+    ended.tally.take("1", {"kind": "finding", "check": check, "text": "it stalls", "key": check})
+    configs = [ended, config("1", ENOUGH)]
+    assert list(open_questions(configs)) == open_
+    reason = next(one.why for one in make(WatchOptions("watch"), configs).not_tried if one.configs)
+    assert reason.startswith("the time was over" if open_ else "an error of the engine ended it")
