@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paritybit.drive.models import VOCABULARY
-from paritybit.drive.script import FIRST_TOKEN, PRIORITIES, Part, Planned, Sampling, Wave
+from paritybit.drive.script import (
+    FIRST_TOKEN,
+    MOST_EXTRAS,
+    PRIORITIES,
+    Part,
+    Planned,
+    Sampling,
+    Wave,
+)
 
 BLOCKS = (512, 1024)
 """Numbers of keys after which index kernels start another block."""
@@ -34,6 +42,9 @@ AT_LEAST = 3
 REPEATED, ABORTED, FLUSHED = 1 / 6, 1 / 12, 2 / 5
 """The parts of the requests that repeat an earlier request of their wave or of the wave before, and
 that are aborted, and the part of the waves that empty the cache at their end."""
+
+EXTRA = 1 / 3
+"""The part of the waves with an extra parameter, and of their requests that have it."""
 
 COMPARED, CROWD = 3, 5
 """The numbers of requests of `sample`: those that are compared, and those beside them."""
@@ -199,6 +210,30 @@ def with_priorities(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
 def with_sampling(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
     """Give half of the requests parameters of sampling, so that most batches mix them."""
     return with_each(given, functools.partial(sampled, random.Random(f"sampling {seed}")))
+
+
+def with_extras(seed: int, given: Iterable[Wave], extras: Sequence[str]) -> Iterator[Wave]:
+    """Give some requests of some waves a grammar, a logit processor, or log-likelihoods.
+
+    Batches with grammars do not overlap, and log-likelihoods of prompts limit what is reused, so
+    most waves have none.
+    """
+    chance = random.Random(f"extras {seed}")
+    for wave in given:
+        kinds = [kind for kind in extras if chance.random() < EXTRA]
+        requests = list(wave.requests)
+        for place, one in enumerate(requests):
+            drawn = {
+                "grammar": chance.randint(1, MOST_EXTRAS),
+                "processor": chance.randint(1, MOST_EXTRAS),
+                "likelihoods": chance.choice((-1, 0, chance.randrange(one.length))),
+                "ignore_eos": True,
+            }
+            kept: dict[str, Any] = {kind: drawn[kind] for kind in kinds if chance.random() < EXTRA}
+            if kept:
+                asked = replace(one.sampling or Sampling(), **kept)
+                requests[place] = replace(one, sampling=asked)
+        yield replace(wave, requests=tuple(requests))
 
 
 def with_repeats(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:

@@ -25,7 +25,7 @@ MOST_TEXTS = 256
 LARGEST = 1 << 20
 """The largest number in the settings of a script."""
 
-MOST_ADAPTERS = 8
+MOST_ADAPTERS, MOST_EXTRAS = 8, 4
 
 PRIORITIES = (0, 20, 40)
 """The priorities of requests. sglang retracts a request for one that is higher by more than 10."""
@@ -67,7 +67,10 @@ class Sampling:
 
     None means the engine's default. `logit_bias` has what is added to the logits of tokens. A token
     of `stop_token_ids` ends the request, and the last token of each of the `bad_words` is forbidden
-    after the others. All engines accept the values in these ranges.
+    after the others. `grammar` and `processor` are the numbers of a grammar and of a logit
+    processor. Log-likelihoods are returned from the position `likelihoods` of the prompt on, or
+    with -1, for the output alone. With `ignore_eos`, no token ends the request. All engines accept
+    the values in these ranges.
     """
 
     top_k: Annotated[int, Meta(ge=1, le=VOCABULARY)] | None = None
@@ -82,6 +85,10 @@ class Sampling:
     stop_token_ids: Tokens | None = None
     allowed_token_ids: Tokens | None = None
     bad_words: tuple[Tokens, ...] | None = None
+    grammar: Annotated[int, Meta(ge=1, le=MOST_EXTRAS)] | None = None
+    processor: Annotated[int, Meta(ge=1, le=MOST_EXTRAS)] | None = None
+    likelihoods: Annotated[int, Meta(ge=-1, lt=MOST_TOKENS)] | None = None
+    ignore_eos: bool | None = None
 
     def given(self) -> dict[str, Any]:
         """Return the parameters that differ from the engine's default, by name."""

@@ -14,6 +14,7 @@ from paritybit.drive.requests import (
     other_prefixes,
     waves,
     with_aborts,
+    with_extras,
     with_priorities,
     with_repeats,
     with_sampling,
@@ -85,9 +86,15 @@ class Common:
         """Whether requests may be aborted."""
         return True
 
+    @property
+    def extras(self) -> Sequence[str]:
+        """The parameters of sampling that only some requests of some waves have."""
+        return ()
+
     def traffic(self) -> Iterator[Wave]:
         """Return the generated requests for the seed, with priorities and actions if set."""
-        given = with_repeats(self.seed, with_sampling(self.seed, self.requests()))
+        given = with_sampling(self.seed, self.requests())
+        given = with_repeats(self.seed, with_extras(self.seed, given, self.extras))
         given = with_aborts(self.seed, given) if self.aborts else without_aborts(given)
         if self.priorities:
             given = with_priorities(self.seed, given)

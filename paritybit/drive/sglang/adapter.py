@@ -114,12 +114,11 @@ def prepare(spec: str) -> Environment:
 def variables_of(environment: Environment, served: Common) -> dict[str, str]:
     """Return the environment variables of the engine's process."""
     assert isinstance(served, Served)
-    chain = served.speculative == "eagle" and served.topk == 1
     package = environment.source / SGLANG.name
     return {
         # By default, slots outside a window are freed every 128 tokens, which is 8 windows.
         "SGLANG_SWA_EVICTION_INTERVAL": "8",
-        **(acceptance(package, served.device) if chain else {}),
+        **(acceptance(package, served.device) if served.forced else {}),
         **variables(environment, served.device, os.environ),
     }
 

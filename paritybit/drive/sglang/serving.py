@@ -17,7 +17,8 @@ from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.operating.adapters import loads, name_of
 from paritybit.drive.operating.sglang import acts_of
-from paritybit.drive.script import Planned
+from paritybit.drive.script import Planned, Sampling
+from paritybit.drive.sglang.answers import CLASSES, END_OF_TEXT, Answer, Grammar, processor, report
 from paritybit.drive.sglang.settings import Served
 from paritybit.drive.sglang.stand_ins import ANYWHERE, ON_A_CPU
 from paritybit.drive.stand_ins.installing import install as replace
@@ -34,6 +35,8 @@ NOTHING = ("input_embeds", "mm_inputs", "token_ids_logprob", "token_type_ids")
 """Optional fields of a request that some releases require. They are None."""
 
 
+GRAMMARS = "sglang.srt.constrained.base_grammar_backend"
+
 NO_HOST_CACHE: Mapping[str, str] = {
     "HiRadixCache only supports": "this release keeps no sliding windows on the host",
     "Not enough host memory": "this machine has too little free memory for KV on the host",
@@ -43,7 +46,7 @@ NO_HOST_CACHE: Mapping[str, str] = {
 COPIES = ("ongoing_write_through", "ongoing_load_back")
 """Attributes of a prefix cache: its copies to and from the host that are under way."""
 
-END_OF_TEXT = SimpleNamespace(eos_token_id=1, additional_stop_token_ids=None)
+TOKENIZER = SimpleNamespace(eos_token_id=END_OF_TEXT, additional_stop_token_ids=None)
 """A tokenizer that only knows the token at which texts end, as `min_new_tokens` needs."""
 
 LIKELIEST = 8
@@ -64,7 +67,7 @@ class Sglang(Engine):
         self.served = served
         self._run: Callable[[], Any] | None = None
         self._scheduler: Any = None
-        self._made: dict[str, list[int]] = {}
+        self._answers: dict[str, Answer] = {}
         self._first: list[Any] = []
         self.arguments: Any = None
 
@@ -81,7 +84,7 @@ class Sglang(Engine):
     def run(self) -> None:
         """Run the scheduler's loop."""
         assert self._run is not None, "the engine has not started"
-        self._made = {}
+        self._answers = {}
         with contextlib.suppress(PlayedError):
             self._run()
 
@@ -132,7 +135,11 @@ class Sglang(Engine):
 
         def playing(scheduler: Any) -> Any:
             self._scheduler, self._run = scheduler, lambda: run(scheduler)
-            scheduler.tokenizer = END_OF_TEXT
+            scheduler.tokenizer = TOKENIZER
+            constrained: Any = importlib.import_module(GRAMMARS)
+            backend = constrained.BaseGrammarBackend()
+            backend.dispatch_regex = type("Classes", (Grammar, constrained.BaseGrammarObject), {})
+            scheduler.grammar_manager.grammar_backend = backend
             if self.served.mixed and not scheduler.is_mixed_chunk:
                 raise LackingError("this release mixes no batches with these settings")
             channels = getattr(scheduler, "ipc_channels", scheduler)
@@ -168,17 +175,21 @@ class Sglang(Engine):
             given["lora_id"] = name_of(one.adapter)
         if one.priority is not None:
             given["priority"] = one.priority
+        more = one.sampling or Sampling()
+        if more.processor is not None:
+            given["custom_logit_processor"] = processor(more.processor)
         how = named(sampling.SamplingParams, **sampling_of(one))(
             max_new_tokens=one.tokens, temperature=0.0 if greedy else one.temperature
         )
         how.normalize(self._scheduler.tokenizer)
+        self._answers[one.name] = Answer(one, prompt)
         return self.structures.TokenizedGenerateReqInput(
             rid=one.name,
             input_text="",
             input_ids=_like_ids(self.structures, prompt),
             sampling_params=how,
-            return_logprob=self.likely is not None,
-            logprob_start_len=-1,
+            return_logprob=self.likely is not None or more.likelihoods is not None,
+            logprob_start_len=-1 if more.likelihoods is None else more.likelihoods,
             top_logprobs_num=0 if self.likely is None else LIKELIEST,
             stream=False,
             **given,
@@ -186,6 +197,8 @@ class Sglang(Engine):
 
     def abort(self, name: str) -> Any:
         """Return the engine's request."""
+        if name in self._answers:
+            self._answers[name].aborted = True
         return self.structures.AbortReq(rid=name)
 
     def flush(self) -> Any:
@@ -211,16 +224,24 @@ class Sglang(Engine):
             if lines is not None:
                 lines.undecided(f"an action was refused: {type(output).__name__}: {why}")
         elif type(output).__name__ == "AbortReq":
-            self.player.ended(output.rid, self._made.pop(output.rid, []))
+            self._end(output.rid, "abort")
         elif hasattr(output, "finished_reasons"):
             for index, request in enumerate(output.rids):
-                made = self._made.setdefault(request, [])
-                if output.output_ids is not None:
-                    made.extend(int(token) for token in output.output_ids[index])
+                self._answers[request].hear(output, index)
                 if self.likely is not None:
                     self._hear_likely(output, index, request)
-                if output.finished_reasons[index] is not None:
-                    self.player.ended(request, self._made.pop(request))
+                if (reason := output.finished_reasons[index]) is not None:
+                    self._end(request, str(reason))
+
+    def _end(self, request: str, reason: str) -> None:
+        """Judge the answer to a request, and report its end to the player."""
+        answer = self._answers.pop(request, None)
+        if answer is not None and not answer.aborted:
+            room = self.served.limits().longest // 2
+            cut = "abort" in reason or len(answer.prompt) + answer.asked.tokens > room
+            for text in answer.wrong(cut=cut, forced=self.served.forced):
+                report(f"request {request} is not answered as asked: {text}")
+        self.player.ended(request, answer.tokens if answer is not None else ())
 
     def _hear_likely(self, output: Any, index: int, request: str) -> None:
         """Record the likeliest tokens of a request in an output."""
@@ -244,6 +265,10 @@ NAMES: Mapping[str, str] = {"min_tokens": "min_new_tokens", "seed": "sampling_se
 def sampling_of(one: Planned) -> dict[str, Any]:
     """Return the parameters of sampling of a request, by sglang's names."""
     given = {} if one.sampling is None else one.sampling.given()
+    if "grammar" in given:
+        given["regex"] = str(given["grammar"])
+    if "processor" in given:
+        given["custom_params"] = {"class": given["processor"] % CLASSES}
     return {NAMES.get(name, name): value for name, value in given.items()}
 
 

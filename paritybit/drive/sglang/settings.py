@@ -93,6 +93,18 @@ class Served(Common):
         """Return the generated requests for the seed."""
         return with_adapters(self.seed, waves(self.seed, self.limits()), self.adapters)
 
+    @property
+    def forced(self) -> bool:
+        """Whether the engine may be made to accept all drafts, whatever their requests ask."""
+        return self.speculative == "eagle" and self.topk == 1
+
+    @property
+    def extras(self) -> Sequence[str]:
+        """The parameters of sampling that only some requests of some waves have."""
+        grammars = () if self.forced else ("grammar",)
+        processors = () if self.speculative is not None else ("processor",)
+        return (*grammars, *processors, "likelihoods", "ignore_eos")
+
     def company(self) -> Wave | None:
         """Return a wave whose requests are compared with themselves alone, or None for none.
 
@@ -155,6 +167,8 @@ class Served(Common):
             words.append("--enable-mixed-chunk")
         if self.priorities:
             words.append("--enable-priority-scheduling")
+        if "processor" in self.extras:
+            words.append("--enable-custom-logit-processor")
         more = *self._graphs(known), *self._speculation(folder, package), *self._lora()
         return [*words, *more, *self._host_cache()]
 

@@ -1,0 +1,68 @@
+"""sglang answers as requests asked: number of tokens, grammar, processor, log-likelihoods."""
+
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+
+from paritybit.drive.script import Part, Planned, Sampling
+from paritybit.drive.sglang.answers import END_OF_TEXT, Answer, Grammar, Processor
+from paritybit.drive.sglang.settings import Served
+
+PROMPT = [7, 8, 9]
+
+
+def wrong(tokens: list[int], likely: tuple[int, ...] = (), cut: bool = False, **asked: Any) -> int:
+    """Return how many things are wrong with an answer of at most four tokens."""
+    one = Planned("one", (Part("text", 3),), 4, sampling=Sampling(**asked))
+    answer = Answer(one, PROMPT, tokens, list(likely))
+    return len(list(answer.wrong(cut=cut, forced=False)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens", "found"),
+    [
+        ({}, [4, 5, 6, 7], 0),
+        ({}, [4, 5, 6], 1),
+        ({"cut": True}, [4, 5, 6], 0),
+        ({}, [4, 5, 6, 7, 8], 1),
+        ({}, [4, END_OF_TEXT], 0),
+        ({"min_tokens": 3}, [4, END_OF_TEXT], 1),
+        ({"stop_token_ids": (5,)}, [4, 5], 0),
+        ({"stop_token_ids": (5,)}, [4, 5, 6, 7], 1),
+        ({"stop_token_ids": (5,), "ignore_eos": True}, [4, 5, 6, 7], 0),
+        ({"grammar": 1}, [5, 10, 15, 4], 0),
+        ({"grammar": 1}, [5, 10, 14, 4], 1),
+        ({"processor": 1}, [4, 5, 22, 7], 0),
+        ({"processor": 1}, [4, 5, 8, 7], 1),
+        ({"likelihoods": 1, "likely": (8, 9, 4, 5, 6, 7)}, [4, 5, 6, 7], 0),
+        ({"likelihoods": 1, "likely": (7, 8, 4, 5, 6, 7)}, [4, 5, 6, 7], 1),
+        ({"likelihoods": -1, "likely": (4, 5, 6, 7)}, [4, 5, 6, 7], 0),
+        ({"likelihoods": -1, "likely": (4, 5, 6, 6)}, [4, 5, 6, 7], 1),
+    ],
+)
+def test_an_answer_is_what_its_request_asks(
+    asked: dict[str, Any], tokens: list[int], found: int
+) -> None:
+    assert wrong(tokens, **asked) == found
+
+
+def test_a_grammar_and_a_processor_together_leave_tokens() -> None:
+    for number in range(4):
+        grammar, logits = Grammar(str(number)), torch.zeros(2, 256)
+        mask = grammar.allocate_vocab_mask(256, 2, "cpu")
+        grammar.fill_vocab_mask(mask, 1)
+        grammar.apply_vocab_mask(logits, mask)
+        Processor()(logits[1:], [{"class": 3}])
+        left = logits[1].isfinite().nonzero().flatten().tolist()
+        assert left == list(range(12 + number, 256, 16))
+        assert bool(logits[0].isfinite().all())
+
+
+def test_some_requests_have_what_the_engine_can_give() -> None:
+    kinds = {"grammar", "processor", "likelihoods", "ignore_eos"}
+    for served in (Served(seed=1), Served("gpt_oss", seed=1, speculative="eagle")):
+        waves = [wave for wave, _ in zip(served.traffic(), range(12), strict=False)]
+        asked = [one.sampling.given() for wave in waves for one in wave.requests if one.sampling]
+        assert {*chain(*asked)} & kinds == {*served.extras}
