@@ -23,7 +23,7 @@ UNTOLD = "logits after the request's sampling parameters"
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedSampling:
     """What a request asks of its sampling. `top_k` is 0 for all tokens. `stops` end the request."""
 
     temperature: float = 1.0
@@ -56,7 +56,7 @@ class Asked:
         return self.penalised or bool(self.forbidden)
 
 
-NOTHING = Asked()
+NOTHING = AskedSampling()
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     "penalties": ("repetition", "frequency", "presence"),
@@ -78,7 +78,7 @@ class Sampled:
     """
 
     request: str
-    asked: Asked
+    asked: AskedSampling
     prompt: int
     tokens: Sequence[int | None]
     used: bool = True

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from paritybit.connectors.vllm.engine import Engine
+from paritybit.connectors.vllm.engine import VllmEngine
 from paritybit.watch.journal import Journal, read
 from paritybit.watch.settings import Settings
 from properties.connectors.parts import Part, hooked
@@ -113,7 +113,7 @@ class Served:
 
     def __init__(self, folder: Path, method: str | None = None, ahead: bool = False) -> None:
         self.journal = Journal(folder / "process.jsonl")
-        self.engine = Engine("0", self.journal, Settings(str(folder), None, 1))
+        self.engine = VllmEngine("0", self.journal, Settings(str(folder), None, 1))
         config, layers, caches = a_pool_with_drafts()
         self.cache, self.drafted = caches
         if method != "eagle":

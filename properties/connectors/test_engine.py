@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.sglang.engine import Engine
+from paritybit.connectors.sglang.engine import SglangEngine
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 from properties.connectors import parts
@@ -27,7 +27,7 @@ class Toy:
         self.journal = Journal(folder / "process-1.jsonl")
         self.expected: list[str] = []
         """What the journal is to say is undecided."""
-        self.engine = Engine("0", self.journal, Settings(str(folder)))
+        self.engine = SglangEngine("0", self.journal, Settings(str(folder)))
         self.pool = parts.SlidingPool()
         self.table = torch.zeros(4, 32, dtype=torch.int32)
         self.allocator = parts.Part(

@@ -26,8 +26,8 @@ def test_a_hook_gets_the_arguments_that_it_names_and_the_engine_gets_all() -> No
 def test_only_what_a_path_itself_defines_is_wrapped() -> None:
     """An inherited method, or a class that another module shows too, would be wrapped twice."""
     assert hooking.defined("torch.cuda.CUDAGraph.replay")
-    assert hooking.defined("paritybit.connectors.vllm.engine.Engine.execute")
-    assert not hooking.defined("paritybit.connectors.vllm.engine.Engine.frees")
+    assert hooking.defined("paritybit.connectors.vllm.engine.VllmEngine.execute")
+    assert not hooking.defined("paritybit.connectors.vllm.engine.VllmEngine.frees")
     assert not hooking.defined("paritybit.watch.attach.EntryPoint.load")
     assert not hooking.defined("paritybit.nowhere.Class.run")
     assert hooking.defined("paritybit.connectors.vllm.drafting.draft_layers")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paritybit.connectors.sampling import Asked, Sampled, logits_of
+from paritybit.connectors.sampling import AskedSampling, Sampled, logits_of
 from paritybit.watch.checks.wrong_row import judge
 from paritybit.watch.facts import RowValues
 from paritybit.watch.observations import RowsGiven
@@ -17,7 +17,7 @@ PROMPT, OUTPUT = [0, 1], [2, 2, 4]
 INF = torch.inf
 
 
-def row(asked: Asked, name: str = "a", output: list[int] | None = None) -> Sampled:
+def row(asked: AskedSampling, name: str = "a", output: list[int] | None = None) -> Sampled:
     """Return a row of logits of a request."""
     return Sampled(name, asked, len(PROMPT), [*PROMPT, *(OUTPUT if output is None else output)])
 
@@ -30,34 +30,36 @@ def told(*values: RowValues, moves: Mapping[str, tuple[Stack, str]] | None = Non
 @pytest.mark.parametrize(
     ("asked", "right"),
     [
-        (Asked(repetition=2.0), [1.0, -4.0, 0.5, 0.5, -2.0, 3.0]),
-        (Asked(frequency=0.5), [2.0, -2.0, 0.0, 0.5, -1.5, 3.0]),
-        (Asked(presence=0.5), [2.0, -2.0, 0.5, 0.5, -1.5, 3.0]),
-        (Asked(bias={3: 2.0}), [2.0, -2.0, 1.0, 2.5, -1.0, 3.0]),
-        (Asked(allowed=[1, 5]), [-INF, -2.0, -INF, -INF, -INF, 3.0]),
-        (Asked(forbidden=[[5], [2, 4, 0], [4, 4, 1]]), [-INF, -2.0, 1.0, 0.5, -1.0, -INF]),
-        (Asked(least=4, stops=[5, 99]), [2.0, -2.0, 1.0, 0.5, -1.0, -INF]),
-        (Asked(least=3, stops=[5]), RAW.tolist()),
-        (Asked(temperature=0.5), [4.0, -4.0, 2.0, 1.0, -2.0, 6.0]),
-        (Asked(temperature=0.0), RAW.tolist()),
+        (AskedSampling(repetition=2.0), [1.0, -4.0, 0.5, 0.5, -2.0, 3.0]),
+        (AskedSampling(frequency=0.5), [2.0, -2.0, 0.0, 0.5, -1.5, 3.0]),
+        (AskedSampling(presence=0.5), [2.0, -2.0, 0.5, 0.5, -1.5, 3.0]),
+        (AskedSampling(bias={3: 2.0}), [2.0, -2.0, 1.0, 2.5, -1.0, 3.0]),
+        (AskedSampling(allowed=[1, 5]), [-INF, -2.0, -INF, -INF, -INF, 3.0]),
+        (AskedSampling(forbidden=[[5], [2, 4, 0], [4, 4, 1]]), [-INF, -2.0, 1.0, 0.5, -1.0, -INF]),
+        (AskedSampling(least=4, stops=[5, 99]), [2.0, -2.0, 1.0, 0.5, -1.0, -INF]),
+        (AskedSampling(least=3, stops=[5]), RAW.tolist()),
+        (AskedSampling(temperature=0.5), [4.0, -4.0, 2.0, 1.0, -2.0, 6.0]),
+        (AskedSampling(temperature=0.0), RAW.tolist()),
     ],
 )
-def test_logits_follow_the_parameters(asked: Asked, right: list[float]) -> None:
+def test_logits_follow_the_parameters(asked: AskedSampling, right: list[float]) -> None:
     assert row(asked).logits(RAW, heated=True).tolist() == right
 
 
 @pytest.mark.parametrize(
     ("other", "part"),
     [
-        (Asked(repetition=1.5), "penalties"),
-        (Asked(bias={3: -2.0}), "logit bias"),
-        (Asked(allowed=[0, 1, 2]), "allowed tokens"),
-        (Asked(least=4, stops=[5]), "minimum of tokens"),
-        (Asked(temperature=0.5), "temperature"),
+        (AskedSampling(repetition=1.5), "penalties"),
+        (AskedSampling(bias={3: -2.0}), "logit bias"),
+        (AskedSampling(allowed=[0, 1, 2]), "allowed tokens"),
+        (AskedSampling(least=4, stops=[5]), "minimum of tokens"),
+        (AskedSampling(temperature=0.5), "temperature"),
     ],
 )
-def test_a_row_with_the_parameters_of_another_request_is_found(other: Asked, part: str) -> None:
-    rows = [row(Asked()), row(other, "b")]
+def test_a_row_with_the_parameters_of_another_request_is_found(
+    other: AskedSampling, part: str
+) -> None:
+    rows = [row(AskedSampling()), row(other, "b")]
     raw = torch.stack([RAW, RAW])
     right = torch.stack([one.logits(RAW, heated=True) for one in rows])
     assert told(*logits_of(rows, raw, right, heated=True)) == []
@@ -70,15 +72,17 @@ def test_a_row_with_the_parameters_of_another_request_is_found(other: Asked, par
 
 
 def test_the_tokens_of_another_request_are_found() -> None:
-    rows = [row(Asked(frequency=1.0)), row(Asked(), "b", [3, 3])]
+    rows = [row(AskedSampling(frequency=1.0)), row(AskedSampling(), "b", [3, 3])]
     raw = torch.stack([RAW, RAW])
-    held = torch.stack([row(Asked(frequency=1.0), "a", [3, 3]).logits(RAW, heated=False), RAW])
+    held = torch.stack(
+        [row(AskedSampling(frequency=1.0), "a", [3, 3]).logits(RAW, heated=False), RAW]
+    )
     (text,) = told(*logits_of(rows, raw, held))
     assert text.endswith("it is penalised for the tokens of request b")
 
 
 def test_a_count_of_tokens_that_is_wrong_is_not_blamed_on_another_request() -> None:
-    rows = [row(Asked(least=3, stops=[5])), row(Asked(frequency=1.0), "b", [3])]
+    rows = [row(AskedSampling(least=3, stops=[5])), row(AskedSampling(frequency=1.0), "b", [3])]
     raw = torch.stack([RAW, RAW])
     held = torch.stack([one.logits(RAW, heated=False) for one in rows])
     held[0, 5] = -INF
@@ -88,13 +92,13 @@ def test_a_count_of_tokens_that_is_wrong_is_not_blamed_on_another_request() -> N
 
 
 def test_rows_that_are_not_sampled_or_whose_tokens_are_not_known_are_not_judged() -> None:
-    unknown = replace(row(Asked(frequency=1.0)), tokens=[0, 1, None])
-    unused = replace(row(Asked(frequency=1.0)), used=False)
+    unknown = replace(row(AskedSampling(frequency=1.0)), tokens=[0, 1, None])
+    unused = replace(row(AskedSampling(frequency=1.0)), used=False)
     assert list(logits_of([unknown, unused], torch.stack([RAW, RAW]), torch.zeros(2, 6))) == []
 
 
 def test_unlikely_tokens_may_be_dropped_and_rounding_is_no_fault() -> None:
-    rows = [row(Asked(top_k=2, temperature=0.5))]
+    rows = [row(AskedSampling(top_k=2, temperature=0.5))]
     held = torch.tensor([[4.0, -INF, -INF, -INF, -INF, 6.00001]])
     assert told(*logits_of(rows, RAW[None], held, heated=True)) == []
     held[0, 0] = 2.0

@@ -9,7 +9,7 @@ import torch
 
 from paritybit.connectors.following import expected
 from paritybit.connectors.sglang.attention import metadata_of
-from paritybit.connectors.sglang.models import Model
+from paritybit.connectors.sglang.models import SglangModel
 from paritybit.connectors.sglang.rows import Rows, roots
 from paritybit.connectors.sglang.sampling import Placed, buffers_used, rows
 from paritybit.watch.checks import stale_input, wrong_row
@@ -125,16 +125,16 @@ def prepared(info: dict[str, Any]) -> SimpleNamespace:
     return SimpleNamespace(**held)
 
 
-def model_of(weights: torch.Tensor) -> Model:
+def model_of(weights: torch.Tensor) -> SglangModel:
     """Return a model whose buffers hold these weights of one layer."""
     pool = {"A_buffer": {"v_proj": [weights]}, "B_buffer": {}, "max_lora_rank": 8}
     pool |= {"buffer_id_to_uid": OWNERS, "load_lora_weight_to_buffer": None}
     manager = SimpleNamespace(memory_pool=SimpleNamespace(**pool), lora_backend=SimpleNamespace())
     unused: Any = None
-    return Model(unused, drafts=False, runner=parts.kept(parts.Part(lora_manager=manager)))
+    return SglangModel(unused, drafts=False, runner=parts.kept(parts.Part(lora_manager=manager)))
 
 
-def judged(info: SimpleNamespace, model: Model) -> set[str]:
+def judged(info: SimpleNamespace, model: SglangModel) -> set[str]:
     """Return the wrong inputs of a batch with the first adapter, none, and the second one."""
     model.runner.lora_manager.lora_backend.batch_info = info
     found = Rows(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.attention import lists_of
-from paritybit.connectors.sglang.pools import Pool, described
+from paritybit.connectors.sglang.pools import SglangPool, described
 from paritybit.connectors.sglang.recurrent import NAME, States
 from paritybit.connectors.sglang.rows import (
     Rows,
@@ -42,7 +42,9 @@ def batch_of(mode: str, totals: list[int], **more: Any) -> Any:
     )
 
 
-def described_by(batch: Any, topk: int | None, ahead: bool = False) -> tuple[Forward, Rows, Pool]:
+def described_by(
+    batch: Any, topk: int | None, ahead: bool = False
+) -> tuple[Forward, Rows, SglangPool]:
     pool = described(parts.kept(parts.SubPool(100, 1)), None, "draft.")
     steps = SimpleNamespace(topk=topk, speculative_num_steps=STEPS)
     forward, found = draft_forward_of(batch, REQUESTS, pool, TABLE, steps, ahead)
@@ -119,7 +121,7 @@ def test_rows_imply_what_a_right_batch_holds(batch: Any) -> None:
     assert inputs["seq_lens"].tolist() == batch.seq_lens.tolist()
 
 
-def lists_of_steps(batch: Any, topk: int) -> tuple[Forward, Pool, Any]:
+def lists_of_steps(batch: Any, topk: int) -> tuple[Forward, SglangPool, Any]:
     """Return a forward, its pool, and the backend that lists its steps, with a padded request."""
     forward, found, pool = described_by(batch, topk)
     bounds = torch.zeros(STEPS, 3 * topk + 1, dtype=torch.int32)
@@ -139,7 +141,7 @@ def lists_of_steps(batch: Any, topk: int) -> tuple[Forward, Pool, Any]:
     return forward, pool, backend
 
 
-def wrong(forward: Forward, pool: Pool, backend: Any) -> list[str]:
+def wrong(forward: Forward, pool: SglangPool, backend: Any) -> list[str]:
     """Return what the check says of the lists of a graph for three requests."""
     ledger = Ledger(pool.groups["draft.full"], Names())
     found = Rows(list(forward.rows), list(range(len(forward.rows))))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.transformers.batch import (
-    Batch,
-    Planned,
+    PlannedRequest,
+    TransformersBatch,
     asked_of,
     laws_of,
     lists_of,
@@ -22,7 +22,7 @@ from paritybit.connectors.transformers.batch import (
     unordered,
 )
 from paritybit.connectors.transformers.cache import free_and_cached, groups_of, on_host, parts_of
-from paritybit.connectors.transformers.engine import Engine
+from paritybit.connectors.transformers.engine import TransformersEngine
 from paritybit.connectors.transformers.hooks import Hooks
 from paritybit.testing.replays import InMemory
 from paritybit.watch.checks import wrong_row
@@ -113,7 +113,7 @@ def test_a_sector_on_the_host_is_free_if_all_of_its_blocks_are(
     assert (found.size, set(found.free.tolist())) == (3, free)
 
 
-def a_batch(**changes: Any) -> Batch:
+def a_batch(**changes: Any) -> TransformersBatch:
     """Return a batch of two requests: one decodes at position 5, one computes two first tokens."""
     first = SimpleNamespace(request_id="a", initial_tokens=[1, 2, 3, 4, 5], generated_tokens=[])
     other = SimpleNamespace(request_id="b", initial_tokens=[6, 7, 8], generated_tokens=[])
@@ -142,8 +142,8 @@ def a_batch(**changes: Any) -> Batch:
         "attention_mask": {FULL: masks[0], SLIDING: masks[1]},
         **changes,
     }
-    planned = [Planned(first, 5, 1, True), Planned(other, 0, 2, False)]
-    return Batch(planned, given, parts_of(a_cache()))
+    planned = [PlannedRequest(first, 5, 1, True), PlannedRequest(other, 0, 2, False)]
+    return TransformersBatch(planned, given, parts_of(a_cache()))
 
 
 def test_a_row_has_the_slots_that_the_lists_name() -> None:
@@ -160,7 +160,7 @@ def test_a_row_has_the_slots_that_the_lists_name() -> None:
     assert (sliding.counts.tolist(), sliding.offsets.tolist()) == ([3, 0, 6], [0, 4, 6])
 
 
-def wrong(batch: Batch) -> set[str]:
+def wrong(batch: TransformersBatch) -> set[str]:
     """Return the names of the arguments that are not what the batch implies."""
     return {str(finding.cause["input"]) for finding in judged(laws_of(batch)) if finding.cause}
 
@@ -240,7 +240,9 @@ def test_the_arguments_of_logits_processors_are_those_of_the_rows_that_are_sampl
         ("c", {"top_k": 7}, True),
     )
     planned = [
-        Planned(SimpleNamespace(request_id=name, logit_processor_kwargs=asked), 1, 1, predicted)
+        PlannedRequest(
+            SimpleNamespace(request_id=name, logit_processor_kwargs=asked), 1, 1, predicted
+        )
         for name, asked, predicted in mine
     ]
 
@@ -277,7 +279,7 @@ def test_what_is_read_before_it_is_written_is_stale() -> None:
     assert f"read_index[{FULL}] (read without waiting" in finding.text
 
 
-def an_io(batch: Batch) -> SimpleNamespace:
+def an_io(batch: TransformersBatch) -> SimpleNamespace:
     """Return the static tensors of the engine in which the arguments of a batch lie."""
     given = batch.given
     kinds = {name: part.allocator for name, part in batch.parts.items()}
@@ -323,10 +325,14 @@ def test_a_graph_must_have_captured_the_arguments_of_the_batch(
         _forward_process_and_sample=lambda *_: None,
         do_sample=False,
     )
-    engine = Engine(a_cache(), "5", journal, Settings(""))
+    engine = TransformersEngine(a_cache(), "5", journal, Settings(""))
     engine.now = (runner, None, batch)
     hooked(engine.capture, lambda io, graph: None, io, graph)
-    engine.now = (runner, None, Batch(batch.requests, other(dict(batch.given)), batch.parts))
+    engine.now = (
+        runner,
+        None,
+        TransformersBatch(batch.requests, other(dict(batch.given)), batch.parts),
+    )
     engine.watcher.begin(Forward("prefill", (), batch.written()))
     hooked(functools.partial(engine.replay, io=io, graph=graph), lambda: runs.append(True))
     assert journal.unsure == []

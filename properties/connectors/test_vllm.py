@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from paritybit.connectors.vllm.engine import Engine
+from paritybit.connectors.vllm.engine import VllmEngine
 from paritybit.connectors.vllm.pools import by_slot
 from paritybit.watch.lines import Lines
 from properties.connectors.parts import Part, hooked
@@ -219,7 +219,7 @@ def test_a_second_run_is_not_observed_and_leaves_the_context_alone(
     context, kept = Context(Part(name=mode)), list[Any]()
     module = Part(is_forward_context_available=lambda: True, get_forward_context=lambda: context)
     monkeypatch.setitem(sys.modules, "vllm.forward_context", module)
-    watching: Any = Engine.__new__(Engine)
+    watching: Any = VllmEngine.__new__(VllmEngine)
     model = Experts(watching, context)
 
     def eager(replay: Any, again: Any) -> object:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.sampling import Asked, Sampled
-from paritybit.connectors.vllm.sampling import Sampling, adapters
+from paritybit.connectors.sampling import AskedSampling, Sampled
+from paritybit.connectors.vllm.sampling import SampledBatch, adapters
 from paritybit.watch.checks import wrong_row
 from paritybit.watch.facts import RowValues
 from paritybit.watch.journal import read
@@ -18,16 +18,16 @@ from properties.connectors.parts_vllm import FIRST, PROMPT, TABLE, Served, a_req
 
 VOCABULARY = 8
 ASKED = (
-    Asked(temperature=0.5, top_k=3, frequency=-1.0, seed=7),
-    Asked(temperature=0.0, repetition=1.5, seed=9),
-    Asked(temperature=0.9, top_p=0.5, min_p=0.25, presence=0.5),
+    AskedSampling(temperature=0.5, top_k=3, frequency=-1.0, seed=7),
+    AskedSampling(temperature=0.0, repetition=1.5, seed=9),
+    AskedSampling(temperature=0.9, top_p=0.5, min_p=0.25, presence=0.5),
 )
 
 
-def sampling(drafts: tuple[int, ...] = (0, 0, 0)) -> Sampling:
+def sampling(drafts: tuple[int, ...] = (0, 0, 0)) -> SampledBatch:
     """Return rows of three requests with two tokens of a prompt and five in all."""
     rows = [Sampled(name, one, 2, [1, 2, 3, 4, 5]) for name, one in zip("abc", ASKED, strict=True)]
-    return Sampling(rows, list(drafts), [4 - count for count in drafts], VOCABULARY)
+    return SampledBatch(rows, list(drafts), [4 - count for count in drafts], VOCABULARY)
 
 
 def buffer(*values: float) -> torch.Tensor:
@@ -131,8 +131,11 @@ def test_penalties_are_not_judged_in_a_batch_with_drafts(
         logits_processors=[], sampling_states=steps,
     )  # fmt: skip
     given = Part(all_greedy=False, logitsprocs=Part(all=[])) if runner == "older" else None
-    row, raw = Sampled("a", Asked(frequency=1.0), 2, [1, 2, 3, 4]), torch.ones(1, VOCABULARY)
-    mine = Sampling([row], [drafts], [3 - drafts], VOCABULARY)
+    row, raw = (
+        Sampled("a", AskedSampling(frequency=1.0), 2, [1, 2, 3, 4]),
+        torch.ones(1, VOCABULARY),
+    )
+    mine = SampledBatch([row], [drafts], [3 - drafts], VOCABULARY)
     values = list(mine.logits(sampler, raw, raw, given))
     assert wrong(values) == found
     assert untried(values) == ({"penalties and forbidden words": ["a"]} if drafts else {})

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.hooking import Call, NotRecognisedError, callers, guarded, hook
-from paritybit.connectors.sglang.pools import Pool
+from paritybit.connectors.sglang.pools import SglangPool
 from paritybit.connectors.sglang.recurrent import NAME, States
 from paritybit.watch.facts import HostSlots
 from paritybit.watch.journal import Journal
@@ -57,7 +57,7 @@ class Allocations:
         self.watcher: Watcher | None = None
         self.names: ByObject[str] = ByObject()
         """The group of each pool and allocator."""
-        self.pool: Pool | None = None
+        self.pool: SglangPool | None = None
         self.held: dict[str, weakref.ref[Any]] = {}
         self.states: States | None = None
         self.collected: list[tuple[str, Tensor, Stack]] = []
@@ -74,7 +74,7 @@ class Allocations:
         found = {name: allocator() for name, allocator in self.held.items()}
         return {name: allocator for name, allocator in found.items() if allocator is not None}
 
-    def serve(self, pool: Pool, allocator: Any) -> bool:
+    def serve(self, pool: SglangPool, allocator: Any) -> bool:
         """Record the pool and the allocator that serve. Returns False for an unknown allocator."""
         self.pool = pool
         for name in pool.groups:

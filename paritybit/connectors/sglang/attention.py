@@ -21,7 +21,7 @@ from torch import Tensor
 
 from paritybit.connectors.following import expected
 from paritybit.connectors.hooking import NotRecognisedError
-from paritybit.connectors.sglang.pools import Pool
+from paritybit.connectors.sglang.pools import SglangPool
 from paritybit.connectors.sglang.rows import EXTENDS, MODES, PREFILLS, Rows
 from paritybit.watch.facts import IndexList, StaticInput
 
@@ -35,7 +35,7 @@ def attending(backend: Any) -> Any:
 
 
 def lists_of(
-    backend: Any, pool: Pool, mode: str, found: Rows, size: int, graph: bool
+    backend: Any, pool: SglangPool, mode: str, found: Rows, size: int, graph: bool
 ) -> list[IndexList]:
     """Return the lists that a backend built for a batch of `size` rows, padding included."""
     kind = type(backend).__name__
@@ -61,7 +61,9 @@ def lists_of(
     return lists
 
 
-def triton_lists(backend: Any, pool: Pool, mode: str, size: int, graph: bool) -> list[IndexList]:
+def triton_lists(
+    backend: Any, pool: SglangPool, mode: str, size: int, graph: bool
+) -> list[IndexList]:
     """Return the flat lists of TritonAttnBackend. Raises NotRecognisedError."""
     if graph and mode in PREFILLS:
         raise NotRecognisedError("the index lists of Triton in a graph for prefills")
@@ -88,7 +90,7 @@ def flat(name: str, group: str | None, entries: Tensor, bounds: Tensor, **more: 
     return IndexList(name, group, entries, ends[:-1], ends[1:] - ends[:-1], **more)
 
 
-def steps(backend: Any, pool: Pool, size: int) -> list[IndexList]:
+def steps(backend: Any, pool: SglangPool, size: int) -> list[IndexList]:
     """Return the lists of each step of a graph of draft steps, for `size` requests."""
     if getattr(backend, "draft_window_size", 0):
         raise NotRecognisedError("the index lists of a draft with a window of its own")
@@ -109,7 +111,7 @@ def steps(backend: Any, pool: Pool, size: int) -> list[IndexList]:
     ]
 
 
-def flash_lists(backend: Any, pool: Pool, mode: str, size: int) -> list[IndexList]:
+def flash_lists(backend: Any, pool: SglangPool, mode: str, size: int) -> list[IndexList]:
     """Return the tables of FlashAttentionBackend. Its latest metadata also has those of graphs."""
     meta, page = backend.forward_metadata, int(backend.page_size)
     pages = (meta.cache_seqlens_int32[:size].long() + page - 1) // page

@@ -18,7 +18,7 @@ from paritybit.connectors.following import Following, attributes, tensors
 from paritybit.connectors.hooking import Call, NotRecognisedError
 from paritybit.connectors.sglang import attention, graphs, rows, sampling
 from paritybit.connectors.sglang.allocations import Allocations, at_rest
-from paritybit.connectors.sglang.models import Model, Models
+from paritybit.connectors.sglang.models import Models, SglangModel
 from paritybit.watch.facts import PIECES, Forward, Replay
 from paritybit.watch.journal import Journal
 from paritybit.watch.lines import SLOTS
@@ -27,14 +27,14 @@ from paritybit.watch.watcher import Watcher
 
 
 @dataclasses.dataclass
-class UnderWay:
+class SglangForward:
     """The current forward, and the graph runner that replays it, if there is one.
 
     `call` runs the batch, and `arguments` are those of the runner. `replays` counts replays of
     whole graphs, and `pieces` of graphs of parts. `listed`: whether index lists were judged.
     """
 
-    model: Model
+    model: SglangModel
     batch: Any
     forward: Forward
     rows: rows.Rows
@@ -47,7 +47,7 @@ class UnderWay:
     listed: bool = False
 
 
-class Engine(Following):
+class SglangEngine(Following):
     """The engine in this process."""
 
     package = "sglang"
@@ -171,7 +171,7 @@ class Engine(Following):
         implied = rows.with_dimensions(model.implied(found, forward.kind), batch)
         self.hook_lists(runner)
         watcher.begin(forward)
-        now = UnderWay(model, batch, forward, found, implied)
+        now = SglangForward(model, batch, forward, found, implied)
         self.judge(watcher, now, requests)
         running = nullcontext() if graph_runner is None else self.running(graph_runner, run)
         with self.forward_of(now), running:
@@ -186,7 +186,9 @@ class Engine(Following):
         if self.models.states is not None:
             self.models.states.judge(self.watcher)
 
-    def skipped(self, watcher: Watcher, model: Model, batch: Any, run: Callable[[], Any]) -> Any:
+    def skipped(
+        self, watcher: Watcher, model: SglangModel, batch: Any, run: Callable[[], Any]
+    ) -> Any:
         """Run a forward that is not checked, and report only the slots that it writes."""
         owned = model.pool.slots(batch.out_cache_loc) if self.models.rewrites else {}
         if self.models.states is not None and not model.drafts:
@@ -197,7 +199,7 @@ class Engine(Following):
         return result
 
     def facts(
-        self, model: Model, batch: Any, requests: Sequence[Any], runner: Any
+        self, model: SglangModel, batch: Any, requests: Sequence[Any], runner: Any
     ) -> tuple[Forward, rows.Rows]:
         """Return the facts of a forward, and its rows. If these are unknown, only owned slots."""
         mode, pool, table = rows.mode_of(batch), model.pool, self.models.table
@@ -241,7 +243,7 @@ class Engine(Following):
 
     # Inputs, index lists and replays.
 
-    def judge(self, watcher: Watcher, now: UnderWay, requests: Sequence[Any]) -> None:
+    def judge(self, watcher: Watcher, now: SglangForward, requests: Sequence[Any]) -> None:
         """Judge what a forward that has just begun gets."""
         model, batch, table = now.model, now.batch, self.models.table
         watcher.lines.note(SLOTS, {f"req_to_token {name}": table for name in model.pool.groups})
@@ -251,7 +253,7 @@ class Engine(Following):
         watcher.judge_inputs("LoRA", sampling.buffers_used(model, batch, now.rows, requests))
 
     def judge_batch(
-        self, watcher: Watcher, batch: Any, implied: Mapping[str, Tensor], model: Model
+        self, watcher: Watcher, batch: Any, implied: Mapping[str, Tensor], model: SglangModel
     ) -> None:
         """Judge the fields of the engine's batch whose values the rows imply."""
         if not implied or getattr(batch, "encoder_lens", None) is not None:
@@ -297,7 +299,7 @@ class Engine(Following):
             self.judge_lists(now, backend, int(batch.batch_size), graph=False)
         return result
 
-    def judge_lists(self, now: UnderWay, backend: Any, size: int, graph: bool) -> None:
+    def judge_lists(self, now: SglangForward, backend: Any, size: int, graph: bool) -> None:
         """Pass the index lists and the metadata of the current forward to the watcher."""
         if self.watcher is None or not self.watcher.watching or not now.rows.batch_rows:
             return

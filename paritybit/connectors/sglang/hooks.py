@@ -1,7 +1,7 @@
 """Lists the functions of the engine that are wrapped."""
 
 from paritybit.connectors.hooking import defined
-from paritybit.connectors.sglang.engine import Engine
+from paritybit.connectors.sglang.engine import SglangEngine
 
 EXECUTOR = "sglang.srt.model_executor"
 SPECULATIVE = "sglang.srt.speculative"
@@ -84,7 +84,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "load": tuple(f"{CACHE}.memory_pool.{pool}.load_cpu_copy" for pool in POOLS),
 }
-"""Maps each method of `Engine` or `Allocations` to the functions that it wraps."""
+"""Maps each method of `SglangEngine` or `Allocations` to the functions that it wraps."""
 
 
 def install() -> None:
@@ -93,4 +93,4 @@ def install() -> None:
     without = {"free_in_pages" if exact else "free_pages"}  # The one calls the other.
     if not any(map(defined, TARGETS["restore"])):
         without.add("restore")
-    Engine.connect({name: paths for name, paths in TARGETS.items() if name not in without})
+    SglangEngine.connect({name: paths for name, paths in TARGETS.items() if name not in without})

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.allocations import Allocations
-from paritybit.connectors.sglang.pools import Pool, described
+from paritybit.connectors.sglang.pools import SglangPool, described
 from paritybit.connectors.sglang.recurrent import NAME, States
 from paritybit.connectors.sglang.rows import Rows, implied, implied_by_draft, reads_ahead
 from paritybit.watch.facts import Group
@@ -61,13 +61,13 @@ def others(arguments: Any, accepted: Mapping[str, tuple[Any, ...]]) -> list[str]
 
 
 @dataclasses.dataclass
-class Model:
+class SglangModel:
     """One model of the engine. It may share its pool, or get at each position the next token.
 
     `loaded` has the adapter in each buffer, and `weights` the sums of the weights of each adapter.
     """
 
-    pool: Pool
+    pool: SglangPool
     drafts: bool
     shares: bool = False
     ahead: bool = False
@@ -96,14 +96,14 @@ class Models:
     def __init__(self, journal: Journal) -> None:
         self.journal, self.target = journal, None
         self.runners: list[weakref.ref[Any]] = []
-        self.models: dict[int, Model] = {}
+        self.models: dict[int, SglangModel] = {}
         self.ranges: dict[str, tuple[int, int]] = {}
         self.once: str | None = None
         self.copied_elsewhere: str | None = None
         self.rewrites = True
         self.states: States | None = None
 
-    def of(self, runner: Any) -> Model | None:
+    def of(self, runner: Any) -> SglangModel | None:
         """Return the model of a runner, or None if it is not watched."""
         model = self.models.get(id(runner))
         return model if model is not None and model.runner is runner else None
@@ -124,7 +124,7 @@ class Models:
             groups.update(pool.groups)
             allocations.follow((part(), name) for name, part in pool.parts.items())
             ahead = draft and not shares and reads_ahead(runner)
-            self.models[id(runner)] = Model(pool, draft, shares, ahead, runner=runner)
+            self.models[id(runner)] = SglangModel(pool, draft, shares, ahead, runner=runner)
             if not draft:
                 self.served(runner)
                 if self.states is not None:
@@ -136,7 +136,7 @@ class Models:
                     self.journal.undecided(f"what a {kind} allocates is not watched")
         return list(groups.values())
 
-    def pool_of(self, runner: Any, prefix: str) -> Pool:
+    def pool_of(self, runner: Any, prefix: str) -> SglangPool:
         """Return the pool of a model. Models with the same pool get the same object."""
         context = getattr(getattr(runner, "model", None), "kv_context", None)
         pool = getattr(context, "target_token_to_kv_pool", None) or runner.token_to_kv_pool

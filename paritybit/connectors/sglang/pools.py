@@ -22,7 +22,7 @@ from paritybit.watch.weak import Weakly, weakened
 
 
 @dataclass
-class Pool:
+class SglangPool:
     """The KV pool of one model: its groups, and the sub-pool of each, by name.
 
     `window` counts the positions that a query of a sliding layer reads, including its own.
@@ -65,10 +65,10 @@ class Pool:
         return dtype
 
 
-def described(pool: Any, window: int | None, prefix: str = "") -> Pool:
+def described(pool: Any, window: int | None, prefix: str = "") -> SglangPool:
     """Return the groups of a pool."""
     kind = type(pool).__name__
-    found = Pool(pool, window)
+    found = SglangPool(pool, window)
     if hasattr(pool, "swa_kv_pool") and hasattr(pool, "full_kv_pool"):
         if getattr(pool, "full_to_swa_index_mapping", None) is None or (window or 0) <= 1:
             raise NotRecognisedError(f"a {kind} without a mapping or a window")

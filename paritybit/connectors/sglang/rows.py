@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sampling import untried
-from paritybit.connectors.sglang.pools import Pool
+from paritybit.connectors.sglang.pools import SglangPool
 from paritybit.watch.facts import Forward, Row, RowValues, StaticInput
 
 PREFILLS = ("extend", "mixed")
@@ -59,7 +59,7 @@ def request_row(request: Any) -> int | None:
 
 
 def forward_of(
-    batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor
+    batch: Any, requests: Sequence[Any], pool: SglangPool, table: Tensor
 ) -> tuple[Forward, Rows]:
     """Return the facts of a forward of the target model. Raises NotRecognisedError."""
     mode = mode_of(batch)
@@ -84,7 +84,7 @@ def forward_of(
     return Forward(mode, tuple(found.rows)), found
 
 
-def slots_of(batch: Any, pool: Pool, table: Tensor, longest: int) -> dict[str, Tensor]:
+def slots_of(batch: Any, pool: SglangPool, table: Tensor, longest: int) -> dict[str, Tensor]:
     """Return, per group, the slots of each row's first positions, [rows, longest] on the host."""
     locations = table[batch.req_pool_indices, :longest]
     return {name: slots.cpu() for name, slots in pool.slots(locations).items()}
@@ -238,7 +238,12 @@ def reads_ahead(runner: Any) -> bool:
 
 
 def draft_forward_of(
-    batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, runner: Any, ahead: bool = False
+    batch: Any,
+    requests: Sequence[Any],
+    pool: SglangPool,
+    table: Tensor,
+    runner: Any,
+    ahead: bool = False,
 ) -> tuple[Forward, Rows]:
     """Return the facts of a forward of a draft model. `runner` may replay a graph of steps."""
     mode, topk = mode_of(batch), getattr(runner, "topk", None)
@@ -262,7 +267,7 @@ def draft_forward_of(
 def stepped(
     batch: Any,
     requests: Sequence[Any],
-    pool: Pool,
+    pool: SglangPool,
     table: Tensor,
     size: tuple[int, int],
     ahead: bool,

@@ -13,7 +13,7 @@ from paritybit.connectors.following import expected
 from paritybit.connectors.hooking import place_of
 from paritybit.connectors.sampling import MOST, ROUNDING, rows_of
 from paritybit.connectors.sglang.attention import spans_of
-from paritybit.connectors.sglang.models import Model
+from paritybit.connectors.sglang.models import SglangModel
 from paritybit.connectors.sglang.rows import Rows, mode_of
 from paritybit.watch.facts import RowValues, StaticInput
 from paritybit.watch.stacks import Stack
@@ -175,7 +175,7 @@ with a buffer each. A buffer with the rank 0 stands for the base model.
 
 
 def buffers_used(
-    model: Model, batch: Any, found: Rows, requests: Sequence[Any]
+    model: SglangModel, batch: Any, found: Rows, requests: Sequence[Any]
 ) -> list[StaticInput]:
     """Return the buffers that the tokens of a prepared batch use."""
     manager = getattr(model.runner, "lora_manager", None)
@@ -202,7 +202,7 @@ def buffers_used(
 
 
 def weights_loaded(
-    model: Model, pool: Any, ranks: Sequence[int], used: Collection[int]
+    model: SglangModel, pool: Any, ranks: Sequence[int], used: Collection[int]
 ) -> Iterator[StaticInput]:
     """Yield sums of the weights in buffers that were loaded since they were used last.
 

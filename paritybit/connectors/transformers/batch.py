@@ -18,7 +18,7 @@ from torch import Tensor
 from paritybit.connectors.following import expected
 from paritybit.connectors.hooking import place_of
 from paritybit.connectors.sampling import rows_of
-from paritybit.connectors.transformers.cache import Part
+from paritybit.connectors.transformers.cache import LayerGroup
 from paritybit.watch.facts import IndexList, Row, RowValues, StaticInput
 
 ASKED = "_paritybit_asked"
@@ -29,7 +29,7 @@ LARGEST_MASK = 2**24
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRequest:
     """A request: its state, numbers of cached and computed tokens, and whether it gets a token."""
 
     state: Any
@@ -44,7 +44,7 @@ class Planned:
 
 
 @dataclass
-class Lists:
+class IndexLists:
     """The entries of one group that the rows read and write, and the end of each row's part."""
 
     read: Tensor
@@ -52,11 +52,14 @@ class Lists:
     ends: list[int]
 
 
-class Batch:
+class TransformersBatch:
     """The current batch. `given` are the keyword arguments of the model."""
 
     def __init__(
-        self, requests: Sequence[Planned], given: Mapping[str, Any], parts: Mapping[str, Part]
+        self,
+        requests: Sequence[PlannedRequest],
+        given: Mapping[str, Any],
+        parts: Mapping[str, LayerGroup],
     ) -> None:
         self.requests, self.given, self.parts = requests, given, parts
         self.size = sum(one.computed for one in requests)
@@ -67,7 +70,7 @@ class Batch:
         self.kind = "decode" if all(one.computed == 1 for one in requests) else "prefill"
         self.lists = {name: self._lists_of(part) for name, part in parts.items()}
 
-    def _lists_of(self, part: Part) -> Lists:
+    def _lists_of(self, part: LayerGroup) -> IndexLists:
         index = part.allocator.index
         if self.given.get("block_table") is not None:
             return self._from_table(part, self.given["block_table"][index].to("cpu", torch.int64))
@@ -75,9 +78,9 @@ class Batch:
         ends = [0] * len(self.requests)
         if read.numel():
             ends = self.given["cu_seq_lens_k"][part.name].tolist()[1 : len(self.requests) + 1]
-        return Lists(read, write[: self.size], ends)
+        return IndexLists(read, write[: self.size], ends)
 
-    def _from_table(self, part: Part, table: Tensor) -> Lists:
+    def _from_table(self, part: LayerGroup, table: Tensor) -> IndexLists:
         """Return the lists that a kernel derives from a table of pages."""
         lengths = [one.cached + one.computed for one in self.requests]
         read = []
@@ -86,7 +89,7 @@ class Batch:
             page = table[row, (position // part.page).clamp(max=table.shape[1] - 1)]
             read.append(page * part.page + position % part.page)
         write = [rows[one.cached :] for rows, one in zip(read, self.requests, strict=True)]
-        return Lists(torch.cat(read), torch.cat(write), list(accumulate(lengths)))
+        return IndexLists(torch.cat(read), torch.cat(write), list(accumulate(lengths)))
 
     def rows(self) -> tuple[Row, ...]:
         """Return the rows of the forward pass."""
@@ -102,7 +105,7 @@ class Batch:
             for at, one in enumerate(self.requests)
         )
 
-    def _slots(self, part: Part, lists: Lists) -> list[Tensor]:
+    def _slots(self, part: LayerGroup, lists: IndexLists) -> list[Tensor]:
         """Return the slot of each position of each row, or -1 for a position without a slot."""
         read, write = part.slots(lists.read).cpu(), self._written(part, lists)
         found, place, begin = [], 0, 0
@@ -121,14 +124,14 @@ class Batch:
         found = {name: self._written(self.parts[name], one) for name, one in self.lists.items()}
         return {name: slots[slots >= 0] for name, slots in found.items()}
 
-    def _written(self, part: Part, lists: Lists) -> Tensor:
+    def _written(self, part: LayerGroup, lists: IndexLists) -> Tensor:
         """Return the slot of each new token, or -1 for the slot that absorbs unused writes."""
         slots = part.slots(lists.write).cpu()
         return slots.masked_fill(slots == part.slots(torch.tensor(part.trash[2:])), -1)
 
 
 def written_on_device(
-    count: int, given: Mapping[str, Any], parts: Mapping[str, Part]
+    count: int, given: Mapping[str, Any], parts: Mapping[str, LayerGroup]
 ) -> dict[str, Tensor]:
     """Return the slots that the first `count` tokens may write, on the device, without a wait."""
     found, table = {}, given.get("block_table")
@@ -145,7 +148,7 @@ def written_on_device(
     return found
 
 
-def lists_of(batch: Batch) -> Iterator[IndexList]:
+def lists_of(batch: TransformersBatch) -> Iterator[IndexList]:
     """Yield the index lists that attention reads. Entries after those of the rows are padding."""
     for name, lists in batch.lists.items():
         if not lists.read.numel():
@@ -166,7 +169,7 @@ def lists_of(batch: Batch) -> Iterator[IndexList]:
         )
 
 
-def laws_of(batch: Batch) -> Iterator[StaticInput]:
+def laws_of(batch: TransformersBatch) -> Iterator[StaticInput]:
     """Yield the arguments of the model whose values the batch implies, including padding."""
     given, rows, size = batch.given, len(batch.requests), batch.size
     ends = list(accumulate(one.computed for one in batch.requests))
@@ -203,14 +206,14 @@ def laws_of(batch: Batch) -> Iterator[StaticInput]:
             yield expected(f"{name} (padding)", tail, [right] * len(tail))
 
 
-def masks_of(batch: Batch) -> dict[str, Tensor]:
+def masks_of(batch: TransformersBatch) -> dict[str, Tensor]:
     """Return the masks of a batch by group. Groups whose kernel needs no mask are omitted."""
     given = batch.given.get("attention_mask")
     masks = given if isinstance(given, dict) else dict.fromkeys(batch.parts, given)
     return {name: mask for name, mask in masks.items() if mask is not None}
 
 
-def new_tokens(batch: Batch, part: Part, lists: Lists) -> StaticInput:
+def new_tokens(batch: TransformersBatch, part: LayerGroup, lists: IndexLists) -> StaticInput:
     """Return whether the entries of new tokens are their slots, or stand for new tokens."""
     places = [
         torch.arange(max(0, end - one.computed), end)
@@ -221,7 +224,7 @@ def new_tokens(batch: Batch, part: Part, lists: Lists) -> StaticInput:
     return expected(f"new tokens in read_index[{part.name}]", right, [1] * batch.size)
 
 
-def mask_of(batch: Batch, part: Part, mask: Tensor) -> StaticInput:
+def mask_of(batch: TransformersBatch, part: LayerGroup, mask: Tensor) -> StaticInput:
     """Return the keys that each live token attends to, with the keys in its window as expected."""
     queries, keys = mask.shape
     ends = batch.given["cu_seq_lens_k"][part.name].tolist()
@@ -242,7 +245,7 @@ def mask_of(batch: Batch, part: Part, mask: Tensor) -> StaticInput:
     return expected(name, held, right, size=queries)
 
 
-def statics_of(io: Any, batch: Batch | None) -> list[StaticInput]:
+def statics_of(io: Any, batch: TransformersBatch | None) -> list[StaticInput]:
     """Return the static inputs of graphs. Without a batch, they are described as at capture."""
     count = size = padded = rows = predicted = reads = 0
     if batch is not None:
@@ -278,7 +281,7 @@ def statics_of(io: Any, batch: Batch | None) -> list[StaticInput]:
     ]
 
 
-def given_of(batch: Batch) -> list[StaticInput]:
+def given_of(batch: TransformersBatch) -> list[StaticInput]:
     """Return the arguments of the model, to compare with those that a graph captured."""
     names = {part.allocator.index: name for name, part in batch.parts.items()}
     found = named(batch.given, names)
@@ -353,7 +356,7 @@ def asked_of(state: Any) -> Mapping[str, Any]:
     return given
 
 
-def rows(batch: Batch, processors: Any) -> Iterator[RowValues]:
+def rows(batch: TransformersBatch, processors: Any) -> Iterator[RowValues]:
     """Yield the arguments of logits processors that have one per request."""
     given = batch.given.get("logits_processor_args")
     mine = [one.state for one in batch.requests if one.predicted]

@@ -20,7 +20,7 @@ from paritybit.watch.weak import Weakly
 
 
 @dataclass(frozen=True)
-class Part:
+class LayerGroup:
     """The group of one kind of layers: its allocator, and the layout of its blocks.
 
     `rows` is the number of rows of a block in the flat tensor. `trash` has the indices that padding
@@ -44,7 +44,7 @@ class Part:
         found: Tensor = (block * self.page + place).masked_fill(~inside, -1)
         return found
 
-    def shadows(self, other: "Part", slots: Tensor) -> Tensor:
+    def shadows(self, other: "LayerGroup", slots: Tensor) -> Tensor:
         """Return the slots of another group that share bytes with some slots of this group."""
         first = slots // self.page * self.rows + slots % self.page
         rows = first[:, None] + torch.arange(0, self.rows, self.page, device=slots.device)
@@ -66,7 +66,7 @@ class Part:
         return set(self.allocator.ledger.cached_blocks)
 
 
-def parts_of(cache: Any) -> dict[str, Part]:
+def parts_of(cache: Any) -> dict[str, LayerGroup]:
     """Return the groups of a PagedAttentionCache by name. Raises NotRecognisedError."""
     try:
         found = {name: part_of(name, one) for name, one in cache.cache_allocators.items()}
@@ -79,9 +79,9 @@ def parts_of(cache: Any) -> dict[str, Part]:
     return found
 
 
-def part_of(name: str, allocator: Any) -> Part:
+def part_of(name: str, allocator: Any) -> LayerGroup:
     """Return the group of one allocator."""
-    return Part(
+    return LayerGroup(
         name=name,
         allocator=allocator,
         page=int(allocator.tokens_per_page),
@@ -97,7 +97,7 @@ def part_of(name: str, allocator: Any) -> Part:
     )
 
 
-def layers_of(part: Part) -> tuple[Layer, ...]:
+def layers_of(part: LayerGroup) -> tuple[Layer, ...]:
     """Return the tensors of a group's layers, each [blocks, page, heads, width]."""
 
     def blocked(rows: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def layers_of(part: Part) -> tuple[Layer, ...]:
     )
 
 
-def groups_of(parts: Mapping[str, Part]) -> list[Group]:
+def groups_of(parts: Mapping[str, LayerGroup]) -> list[Group]:
     """Return the KV groups for the watcher."""
     found = []
     for part in parts.values():
@@ -134,7 +134,7 @@ def groups_of(parts: Mapping[str, Part]) -> list[Group]:
     return found
 
 
-def shadows_of(parts: Mapping[str, Part], written: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def shadows_of(parts: Mapping[str, LayerGroup], written: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return, per group, the shadows of the slots that a forward writes in the other groups."""
     found = {}
     for name, part in parts.items():
@@ -144,7 +144,7 @@ def shadows_of(parts: Mapping[str, Part], written: Mapping[str, Tensor]) -> dict
     return found
 
 
-def owned(parts: Mapping[str, Part], written: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def owned(parts: Mapping[str, LayerGroup], written: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return what a forward may change: slots it writes, and their shadows in free blocks."""
     found = {}
     for name, shadows in shadows_of(parts, written).items():
@@ -155,7 +155,7 @@ def owned(parts: Mapping[str, Part], written: Mapping[str, Tensor]) -> dict[str,
     return found
 
 
-def free_and_cached(parts: Mapping[str, Part], pool: Any) -> dict[str, tuple[Tensor, Tensor]]:
+def free_and_cached(parts: Mapping[str, LayerGroup], pool: Any) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the free slots and the slots in the prefix cache, per group."""
     trees = {name: pool._free_blocks[part.allocator.index].trees for name, part in parts.items()}
     free = {name: {b for tree in trees[name].values() for b in tree} for name in parts}

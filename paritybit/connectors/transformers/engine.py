@@ -12,8 +12,8 @@ from paritybit.connectors.hooking import Call, guarded
 from paritybit.connectors.transformers import cache as caches
 from paritybit.connectors.transformers.batch import (
     LARGEST_MASK,
-    Batch,
-    Planned,
+    PlannedRequest,
+    TransformersBatch,
     filled,
     given_of,
     laws_of,
@@ -43,7 +43,7 @@ PROCESSORS = "logits processors"
 class Graph:
     """A graph of the engine. The sanitizer judges its replays."""
 
-    def __init__(self, engine: "Engine", io: Any, graph: Any) -> None:
+    def __init__(self, engine: "TransformersEngine", io: Any, graph: Any) -> None:
         self.engine, self.io, self.graph = engine, io, graph
 
     def replay(self) -> Any:
@@ -52,7 +52,7 @@ class Graph:
         return guarded(watched)(self.graph.replay)
 
 
-class Engine(Following):
+class TransformersEngine(Following):
     """Follows one PagedAttentionCache. `now` has the runner, the model and the batch."""
 
     package, inner = "transformers", ("/cache_pool.py",)
@@ -64,7 +64,7 @@ class Engine(Following):
         self.parts = caches.parts_of(cache)
         self.names = {part.allocator.index: name for name, part in self.parts.items()}
         self.watcher = self.watch(caches.groups_of(self.parts))
-        self.planned: list[Planned] = []
+        self.planned: list[PlannedRequest] = []
         self.prepared = None
         self.warming = False
         self.graphed = False
@@ -74,7 +74,7 @@ class Engine(Following):
         """Note the requests of the next batch, before the engine counts their new tokens."""
         self.prepared = io
         self.planned = [
-            Planned(
+            PlannedRequest(
                 one.state, int(one.state.position_offset), int(one.query_length), one.has_new_token
             )
             for one in requests_in_batch
@@ -101,7 +101,7 @@ class Engine(Following):
             if writer is not None:
                 early = {name: tensor.clone() for name, tensor in inputs.items()}
                 writer.synchronize()
-            batch = Batch(planned, given, self.parts)
+            batch = TransformersBatch(planned, given, self.parts)
             owned = caches.owned(self.parts, batch.written())
             if self.warming:
                 self.watcher.begin(Forward("warmup", (), owned))
@@ -114,7 +114,7 @@ class Engine(Following):
                 return original() if self.warming else self.run(runner, model, batch, original)
 
     def skipped(
-        self, planned: list[Planned], given: Mapping[str, Any], run: Callable[[], Any]
+        self, planned: list[PlannedRequest], given: Mapping[str, Any], run: Callable[[], Any]
     ) -> Any:
         """Run a forward that is not checked, and report only the slots that it writes."""
         result = run()
@@ -132,7 +132,11 @@ class Engine(Following):
             self.watcher.judge_tokens(ids[: batch.size], positions[: batch.size])
 
     def judge(
-        self, runner: Any, batch: Batch, sources: Mapping[str, Tensor], early: list[StaticInput]
+        self,
+        runner: Any,
+        batch: TransformersBatch,
+        sources: Mapping[str, Tensor],
+        early: list[StaticInput],
     ) -> None:
         """Judge the inputs of a forward. `sources` are the tensors that the engine filled."""
         watcher, processors = self.watcher, runner.logit_processor
@@ -153,7 +157,7 @@ class Engine(Following):
         if any(mask.numel() > LARGEST_MASK for mask in masks_of(batch).values()):
             watcher.scope(masks_not_watched=f"those of more than {LARGEST_MASK} entries")
 
-    def run(self, runner: Any, model: Any, batch: Batch, run: Callable[[], Any]) -> Any:
+    def run(self, runner: Any, model: Any, batch: TransformersBatch, run: Callable[[], Any]) -> Any:
         """Run a batch. Some batches without a graph run again."""
         # Each row has logits, and no compiled code has a hook. It contains its own processors.
         compiled = runner._compiled_varlen is not None or runner._compiled_decode is not None

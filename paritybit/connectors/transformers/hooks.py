@@ -1,4 +1,4 @@
-"""Lists the methods of the engine that are wrapped. Each cache is followed by its own `Engine`."""
+"""Lists the methods of the engine that are wrapped. Each cache has its own `TransformersEngine`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from paritybit.connectors.failures import judge
 from paritybit.connectors.hooking import Call, NotRecognisedError, fitting, release_of
 from paritybit.connectors.hooking import install as install_hooks
 from paritybit.connectors.transformers.batch import ASKED, asked_of
-from paritybit.connectors.transformers.engine import Engine
+from paritybit.connectors.transformers.engine import TransformersEngine
 from paritybit.watch.journal import Journal, of_process
 from paritybit.watch.settings import Settings, active
 
@@ -35,15 +35,15 @@ TARGETS["share"] = tuple(
     f"transformers.generation.continuous_batching.cache_allocators.cache_allocator.CacheAllocator.{name}"
     for name in ("fork_blocks", "acquire_prefix_blocks", "mark_complete_blocks")
 )
-"""Maps each method of `Hooks` or `Engine` to the method that it wraps. All are required."""
+"""Maps each method of `Hooks` or `TransformersEngine` to what it wraps. All are required."""
 
 
 class Hooks:
-    """Passes each call to the `Engine` that follows the cache of the call."""
+    """Passes each call to the `TransformersEngine` that follows the cache of the call."""
 
     def __init__(self, journal: Journal, settings: Settings) -> None:
         self.journal, self.settings = journal, settings
-        self.engines: WeakKeyDictionary[Any, Engine] = WeakKeyDictionary()
+        self.engines: WeakKeyDictionary[Any, TransformersEngine] = WeakKeyDictionary()
         """The engines, by cache and by its pool of blocks."""
         self.lacking = install_hooks(TARGETS, self.method_of)
 
@@ -53,7 +53,7 @@ class Hooks:
         try:
             if self.lacking:
                 raise NotRecognisedError(f"the lack of {', '.join(self.lacking)}")
-            engine = Engine(cache, release, self.journal, self.settings)
+            engine = TransformersEngine(cache, release, self.journal, self.settings)
         except NotRecognisedError as error:
             self.journal.undecided(f"transformers {release}: {error} is not recognised")
             return result
@@ -80,11 +80,11 @@ class Hooks:
         return again
 
     def method_of(self, name: str) -> Callable[..., Any]:
-        """Return a hook that calls the method `name` of the `Engine` that follows a cache."""
+        """Return a hook that calls the method `name` of the engine that follows a cache."""
         if hasattr(self, name):
             own: Callable[..., Any] = getattr(self, name)
             return own
-        method = fitting(getattr(Engine, name))
+        method = fitting(getattr(TransformersEngine, name))
 
         def hook(original: Call, owner: Any, *args: Any, **kwargs: Any) -> Any:
             engine = self.engines.get(getattr(owner, "cache", owner))

@@ -1,7 +1,7 @@
 """The connector of vLLM, for its engine core (V1) and both of its model runners.
 
-`Engine` has four layers: `blocks`, `drafting`, `sampling` and `engine`. All groups of layers share
-one pool of blocks, so they are one KV group here, in which a request has a row for each of them.
+`VllmEngine` has four layers: `blocks`, `drafting`, `sampling` and `engine`. All groups of layers
+share one pool of blocks, so they are one KV group here: a request has a row for each of them.
 
 Importing this package imports neither torch nor vllm.
 """

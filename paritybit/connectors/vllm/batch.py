@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paritybit.connectors.following import expected
 from paritybit.connectors.hooking import NotRecognisedError
-from paritybit.connectors.vllm.pools import GROUP, Pool
+from paritybit.connectors.vllm.pools import GROUP, VllmPool
 from paritybit.watch.facts import Forward, IndexList, StaticInput
 from paritybit.watch.reading import ranges
 
@@ -17,7 +17,7 @@ NEEDED = ("block_table", "seq_lens", "query_start_loc", "slot_mapping")
 
 
 @dataclass(frozen=True)
-class Batch:
+class VllmBatch:
     """The inputs of one forward, with the metadata of each group. Sizes are requests and tokens."""
 
     ids: Tensor
@@ -26,7 +26,7 @@ class Batch:
     live: tuple[int, int]
     padded: tuple[int, int]
 
-    def lists(self, pool: Pool, group: str) -> IndexList:
+    def lists(self, pool: VllmPool, group: str) -> IndexList:
         """Return the block tables of all groups, concatenated by row, with padded rows last."""
         rows = self.live[0]
         tables = [one.block_table for one in self.metadata]
@@ -106,7 +106,9 @@ class Batch:
         return found
 
 
-def of_runner(runner: Any, metadata: Any, pool: Pool, given: Any, live: tuple[int, int]) -> Batch:
+def of_runner(
+    runner: Any, metadata: Any, pool: VllmPool, given: Any, live: tuple[int, int]
+) -> VllmBatch:
     """Return the batch of a runner, or the newer one's that is given. Raises NotRecognisedError."""
     if not isinstance(metadata, dict) or any(one.layer not in metadata for one in pool.targets):
         raise NotRecognisedError("attention metadata that is not by layer")
@@ -121,4 +123,4 @@ def of_runner(runner: Any, metadata: Any, pool: Pool, given: Any, live: tuple[in
         (buffer if isinstance(buffer, Tensor) else buffer.gpu)[:size]
         for buffer in (source.input_ids, source.positions)
     )
-    return Batch(ids, positions, mine, live, (len(mine[0].seq_lens), size))
+    return VllmBatch(ids, positions, mine, live, (len(mine[0].seq_lens), size))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paritybit.connectors.following import Following
 from paritybit.connectors.hooking import Call
-from paritybit.connectors.vllm.pools import Pool, pages
+from paritybit.connectors.vllm.pools import VllmPool, pages
 from paritybit.watch.facts import HostSlots
 from paritybit.watch.watcher import Watcher
 
@@ -23,7 +23,7 @@ class Blocks(Following):
     """The part of an engine that follows its pool of blocks."""
 
     inner = "/block_pool.py", "/kv_cache_utils.py"
-    pool: Pool | None = None
+    pool: VllmPool | None = None
     scheduler: Any = None
 
     def copies(self, watcher: Watcher, output: Any) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from paritybit.connectors.following import expected
 from paritybit.connectors.hooking import Call
 from paritybit.connectors.vllm.blocks import Blocks
-from paritybit.connectors.vllm.pools import DRAFTED, EngineGroup, Pool
+from paritybit.connectors.vllm.pools import DRAFTED, EngineGroup, VllmPool
 from paritybit.connectors.vllm.requests import (
     Account,
     Progress,
@@ -46,7 +46,7 @@ class Turn:
     stepping = False
 
     def __init__(
-        self, engine: Any, pool: Pool, draft: EngineGroup, names: list[str], owner: Any
+        self, engine: Any, pool: VllmPool, draft: EngineGroup, names: list[str], owner: Any
     ) -> None:
         self.names, self.owner, self.page, self.draft = names, owner, pool.page, draft
         self.of, counts = engine.scheduler.requests, engine.account.counts

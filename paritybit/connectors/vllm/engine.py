@@ -15,9 +15,9 @@ from paritybit.connectors.hooking import Call, NotRecognisedError
 from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm.blocks import unfollowed
 from paritybit.connectors.vllm.drafting import draft_layers
-from paritybit.connectors.vllm.pools import Pool, described
+from paritybit.connectors.vllm.pools import VllmPool, described
 from paritybit.connectors.vllm.requests import unjudged
-from paritybit.connectors.vllm.sampling import Rows
+from paritybit.connectors.vllm.sampling import JudgedRows
 from paritybit.watch.captures import Captures
 from paritybit.watch.facts import PIECES, Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal
@@ -55,13 +55,13 @@ WARM_UP = 100
 
 
 @dataclass
-class UnderWay:
+class VllmForward:
     """The current forward: its runner, the output of the scheduler, and the facts about it."""
 
     runner: Any
     output: Any
     forward: Forward | None = None
-    batch: batches.Batch | None = None
+    batch: batches.VllmBatch | None = None
     wrapped: Call | None = None
     """The call of the wrapper of the graph that replays."""
     pieces: int | None = None
@@ -72,7 +72,7 @@ class UnderWay:
     """Runs the newer runner's model without the graph that holds all of it."""
 
 
-class Engine(Rows):
+class VllmEngine(JudgedRows):
     """The engine in this process, whose model `runner` runs."""
 
     package = "vllm"
@@ -88,7 +88,7 @@ class Engine(Rows):
         if self.runner is None:
             self.forget()
             self.captures = Captures(self.journal)
-            self.capturing: batches.Batch | None = None
+            self.capturing: batches.VllmBatch | None = None
             self.unscheduled = 0
             self.error = None
             self.once: str | None = None
@@ -197,7 +197,7 @@ class Engine(Rows):
             return self.skipped(self.watcher, output, original)
         self.skipping = False
         self.catch_up()
-        now = UnderWay(runner, output)
+        now = VllmForward(runner, output)
         with self.forward_of(now), self.learning():
             result = original()
         self.checked = now.forward is not None
@@ -205,7 +205,7 @@ class Engine(Rows):
 
     def ended(self, now: Any) -> None:
         """Report the replays of parts of the model at the end of a forward."""
-        if self.watcher is None or not isinstance(now, UnderWay):
+        if self.watcher is None or not isinstance(now, VllmForward):
             return
         if now.forward is None:
             self.journal.undecided("a forward without attention metadata is not watched")
@@ -263,7 +263,7 @@ class Engine(Rows):
             self.journal.undecided(f"{error} is not watched")
         return result
 
-    def begin(self, now: UnderWay, pool: Pool, metadata: Any, given: Any) -> None:
+    def begin(self, now: VllmForward, pool: VllmPool, metadata: Any, given: Any) -> None:
         """Report the facts of a forward to the watcher, and judge its inputs."""
         watcher = self.watcher
         assert watcher is not None
@@ -356,7 +356,8 @@ class Engine(Rows):
         if now is None or watcher is None or now.batch is None:
             return original()
         wrapper = None if now.wrapped is None else now.wrapped.args[0]
-        if wrapper is None or mode_of(wrapper) != "FULL":
+        mode = getattr(getattr(wrapper, "runtime_mode", None), "name", "FULL")
+        if wrapper is None or mode != "FULL":  # Its graphs hold parts of the model.
             batch = getattr(context_of(), "batch_descriptor", None)
             now.pieces = now.pieces or getattr(batch, "num_tokens", None) or now.batch.padded[1]
             return original()
@@ -389,11 +390,6 @@ class Engine(Rows):
                 self.once,
             )
         )
-
-
-def mode_of(wrapper: Any) -> str:
-    """Return the mode of a wrapper's graphs. FULL means that they hold the whole model."""
-    return str(getattr(getattr(wrapper, "runtime_mode", None), "name", "FULL"))
 
 
 def output_of(wrapper: Any, graph: Any) -> Tensor | None:

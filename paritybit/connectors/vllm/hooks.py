@@ -2,7 +2,7 @@
 
 import functools
 
-from paritybit.connectors.vllm.engine import Engine
+from paritybit.connectors.vllm.engine import VllmEngine
 
 OLDER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
 NEWER = "vllm.v1.worker.gpu.model_runner.GPUModelRunner"
@@ -72,10 +72,10 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "emptied": (f"{SCHEDULER}.reset_prefix_cache",),
     "idle": (f"{SCHEDULER}.update_from_output", f"{SCHEDULER}.finish_requests"),
 }
-"""Maps each method of `Engine` to the functions that it wraps."""
+"""Maps each method of `VllmEngine` to the functions that it wraps."""
 
 
 @functools.cache
 def install() -> None:
     """Wrap each target that this release has."""
-    Engine.connect(TARGETS)
+    VllmEngine.connect(TARGETS)

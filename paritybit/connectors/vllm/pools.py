@@ -43,7 +43,7 @@ class EngineGroup:
 
 
 @dataclass(frozen=True)
-class Pool:
+class VllmPool:
     """The pool of blocks.
 
     `targets` are the engine's groups with layers of the target, `draft` that of a draft model.
@@ -88,7 +88,7 @@ def pages(numbers: Any, page: int) -> Tensor:
     return (starts + torch.arange(page)).flatten()
 
 
-def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> Pool:
+def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> VllmPool:
     """Return the pool of attention layers and of those of a draft. Raises NotRecognisedError."""
     specs = [group.kv_cache_spec for group in config.kv_cache_groups]
     unknown = {type(spec).__name__ for spec in specs} - set(KINDS)
@@ -128,7 +128,7 @@ def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> Pool:
             kinds = tuple(sorted({of_tensor[name] for name in own}))
             found.append(EngineGroup(number, window, own[0], kinds))
     frees = not any(getattr(spec, "extra_retained_tokens", 0) for spec in specs)
-    return Pool(groups, page, tuple(found), draft, frees)
+    return VllmPool(groups, page, tuple(found), draft, frees)
 
 
 def tensors_of(

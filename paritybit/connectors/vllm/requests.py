@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.following import expected
-from paritybit.connectors.vllm.pools import Pool
+from paritybit.connectors.vllm.pools import VllmPool
 from paritybit.watch.facts import Forward, Row, StaticInput
 
 LAST = 16
@@ -187,14 +187,14 @@ class Requests:
                 request.slots = []
         return begun
 
-    def of(self, name: str, pool: Pool) -> Request:
+    def of(self, name: str, pool: VllmPool) -> Request:
         """Return a request, and compute its slots if necessary."""
         request = self.known[name]
         if not request.slots:
             request.slots = [pool.slots(blocks) for blocks in request.blocks]
         return request
 
-    def since(self, firsts: Mapping[str, int], pool: Pool, numbers: Sequence[int]) -> Tensor:
+    def since(self, firsts: Mapping[str, int], pool: VllmPool, numbers: Sequence[int]) -> Tensor:
         """Return the slots of requests from a position of each on. `numbers` are the groups."""
         parts = [
             self.of(name, pool).slots[number][first:]
@@ -208,7 +208,7 @@ class Requests:
         output: Any,
         names: Sequence[str],
         of: Mapping[str, Any],
-        pool: Pool,
+        pool: VllmPool,
         account: Account | None = None,
         ids: Mapping[str, Sequence[int]] | None = None,
     ) -> Forward:

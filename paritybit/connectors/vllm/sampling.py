@@ -15,8 +15,8 @@ from torch import Tensor
 
 from paritybit.connectors.following import tensors
 from paritybit.connectors.hooking import Call, place_of
-from paritybit.connectors.sampling import Asked, Sampled, logits_of, rows_of, untried
-from paritybit.connectors.vllm.batch import Batch
+from paritybit.connectors.sampling import AskedSampling, Sampled, logits_of, rows_of, untried
+from paritybit.connectors.vllm.batch import VllmBatch
 from paritybit.connectors.vllm.drafting import Drafting
 from paritybit.connectors.vllm.requests import Account
 from paritybit.watch.facts import Forward, RowValues
@@ -54,7 +54,7 @@ OF_NEWER = {
     "presence_penalty": "presence",
     "seeds": "seed",
 }
-"""The parameters that the samplers keep by row or by slot, as fields of `Asked`."""
+"""The parameters that the samplers keep by row or by slot, as fields of `AskedSampling`."""
 
 WITHOUT = {
     "temperature": 0.0, "top_p": 1.0, "frequency": 0.0, "presence": 0.0, "repetition": 1.0
@@ -71,12 +71,12 @@ BUILT_IN = {
 """The classes of logits processors whose effect is known."""
 
 
-def asked_of(request: Any, vocabulary: int) -> Asked | None:
+def asked_of(request: Any, vocabulary: int) -> AskedSampling | None:
     """Return what a request of the scheduler asks of its sampling. None if it is not judged."""
     given = request.sampling_params
     if given is None or getattr(given, "thinking_token_budget", None) is not None:
         return None
-    return Asked(
+    return AskedSampling(
         temperature=given.temperature if given.temperature >= GREEDY else 0.0,
         top_k=given.top_k if 0 < given.top_k < vocabulary else 0,
         top_p=given.top_p,
@@ -94,7 +94,7 @@ def asked_of(request: Any, vocabulary: int) -> Asked | None:
 
 
 @dataclass
-class Sampling:
+class SampledBatch:
     """The rows of the last checked forward: requests, with the drafts that they verify last."""
 
     rows: list[Sampled]
@@ -116,7 +116,7 @@ class Sampling:
         ids: Callable[[], Mapping[str, Sequence[int]]],
         vocabulary: int,
         account: Account | None,
-    ) -> "Sampling | None":
+    ) -> "SampledBatch | None":
         """Return the rows of a forward, or None if what a request asks is not judged."""
         asked = [asked_of(of[name], vocabulary) for name in names]
         rows, given = list[Sampled](), dict[str, Sequence[int]]()
@@ -305,13 +305,13 @@ def adapters(
             yield rows_of("weights of an adapter", [name] * len(sums), sums, mine.tolist(), source)
 
 
-class Rows(Drafting):
+class JudgedRows(Drafting):
     """The part of an engine that follows requests from row to row, and judges rows."""
 
     def forget(self) -> None:
         """Stop watching, and forget all that is known of requests and rows."""
         super().forget()
-        self.sampling: Sampling | None = None
+        self.sampling: SampledBatch | None = None
         self.loaded: dict[Any, Any] = {}
         self.moves: dict[str, tuple[Stack, str]] = {}
         """How each request came into its row, since the last forward that was judged."""
@@ -319,12 +319,12 @@ class Rows(Drafting):
         """The request that had each slot of the newer runner last."""
 
     def begin_rows(
-        self, runner: Any, output: Any, names: Sequence[str], forward: Forward, batch: Batch
+        self, runner: Any, output: Any, names: Sequence[str], forward: Forward, batch: VllmBatch
     ) -> None:
         """Note what the requests of a forward asked for, and judge the adapters of its tokens."""
         of, counts = self.scheduler.requests, output.num_scheduled_tokens
         with self.recognising("rows"):
-            self.sampling = Sampling.of(
+            self.sampling = SampledBatch.of(
                 forward,
                 names,
                 of,
