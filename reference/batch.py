@@ -51,11 +51,6 @@ class Mode(StrEnum):
         """Whether a forward runs the target on new tokens, and so advances recurrent states."""
         return self in {Mode.EXTEND, Mode.DECODE, Mode.TARGET_VERIFY}
 
-    @property
-    def speculates(self) -> bool:
-        """Whether a forward proposes tokens, verifies them or prepares for the next proposal."""
-        return self.drafts or self in {Mode.TARGET_VERIFY, Mode.DRAFT_EXTEND}
-
 
 @dataclass(frozen=True)
 class DraftState:

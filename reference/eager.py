@@ -16,7 +16,7 @@ from paritybit.reference.pool import LOC_DTYPE, STATE_ROWS, HybridKVPool, KVPool
 from paritybit.reference.speculative import likeliest, propose
 from torch import Tensor
 
-Lists = Mapping[Hashable, Tensor]
+VisibleLists = Mapping[Hashable, Tensor]
 """The lists of `visible_lists` on the device."""
 
 
@@ -71,7 +71,7 @@ class EagerKV:
         ops: Ops,
         model: Decoder,
         pool: HybridKVPool,
-        lists: Lists,
+        lists: VisibleLists,
         write_slots: Tensor | None,
         borrowed: Mapping[int, int] | None = None,
     ) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 Name = TypeVar("Name")
 
-Values = Mapping[str, Sequence[int]]
+HostValues = Mapping[str, Sequence[int]]
 """Lists that the host sends to the device, by name."""
 
 Arrived = Mapping[str, Tensor]
@@ -26,7 +26,7 @@ class InOrder:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def write(self, values: Values, work: Callable[[Arrived], None]) -> None:
+    def write(self, values: HostValues, work: Callable[[Arrived], None]) -> None:
         """Write to tables that forwards read: call `work` with `values` on the device."""
         _, arrived = transfer(values, self.device)
         work(arrived)

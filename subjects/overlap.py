@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
-from paritybit.reference.order import Arrived, InOrder, Values
+from paritybit.reference.order import Arrived, HostValues, InOrder
 from paritybit.subjects.streams import Event, StreamPair
 from torch import Tensor
 
@@ -66,7 +66,7 @@ class Overlap(InOrder):
         self.streams.clear()
         self.copied = self.written = self.in_flight = None
 
-    def write(self, values: Values, work: Callable[[Arrived], None]) -> None:
+    def write(self, values: HostValues, work: Callable[[Arrived], None]) -> None:
         """Write to tables on the schedule stream, from host memory that is used once."""
         once = listed(values)
         self.streams.schedule.run(lambda: work(arrived(once)))
@@ -90,7 +90,7 @@ class Overlap(InOrder):
         if self.written is not None:
             self.streams.forward.wait(self.written)
 
-    def stage(self, values: Values) -> Staged:
+    def stage(self, values: HostValues) -> Staged:
         """Fill the pinned buffers with a batch's values."""
         if self.copied is not None:
             self.copied.synchronise()
@@ -128,7 +128,7 @@ class Overlap(InOrder):
         return Flight(stream.record(), results)
 
 
-def listed(values: Values) -> dict[str, Tensor]:
+def listed(values: HostValues) -> dict[str, Tensor]:
     """Return lists as int64 tensors on the host."""
     return {name: torch.tensor(numbers, dtype=torch.int64) for name, numbers in values.items()}
 

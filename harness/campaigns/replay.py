@@ -10,7 +10,7 @@ from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.errors import CannotRunError, MalformedError, UnknownNameError, headline
 from paritybit.harness.lockstep.tracebacks import traceback_of
 from paritybit.harness.records.case import Case
-from paritybit.harness.records.codec import Kind, load
+from paritybit.harness.records.codec import FileKind, load
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def load_known(path: Path, *kinds: type[Kind]) -> Kind:
+def load_known(path: Path, *kinds: type[FileKind]) -> FileKind:
     """Load a case. Raises as `load` does, and CannotRunError for a name that is unknown here."""
     try:
         return load(path, *kinds)

@@ -25,7 +25,7 @@ def record(run: Run) -> schema.Record:
         examples=run.settings.examples,
         started=run.started.strftime("%Y-%m-%dT%H:%M:%SZ"),
         seconds=round(time.monotonic() - run.clock, 1),
-        verdict=cast(schema.Verdict, outcome),
+        verdict=cast(schema.RunVerdict, outcome),
         message=message,
         environment=environment(run.settings.device, run.processes),
         clean=tuple(one for one in rows if not isinstance(one, schema.BugRow)),
@@ -48,7 +48,6 @@ def row(result: TaskResult) -> schema.TrialRow:
         "padded_replays": search_result.padded_replays,
         "seconds": round(result.seconds, 2),
         "events": dict(sorted(search_result.events.items())),
-        "capture_warnings": result.capture_warnings,
         "finding": result.finding,
     }
     if bug is None:

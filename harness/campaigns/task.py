@@ -80,7 +80,6 @@ class Task:
 class TaskResult:
     """The result of a task.
 
-    - `capture_warnings`: the number of warnings logged while its graphs were captured.
     - `error`: the traceback of an internal error, without absolute paths.
     """
 
@@ -88,7 +87,6 @@ class TaskResult:
     status: Status
     search_result: SearchResult
     finding: Counterexample | None
-    capture_warnings: int
     seconds: float
     error: str | None = None
 
@@ -96,12 +94,7 @@ class TaskResult:
     def spoiled(self) -> bool:
         """Whether the process must not run another task."""
         lost = self.status in {Status.DEVICE_LOST, Status.FAILED}
-        return lost or self.unexplained is not None
-
-    @property
-    def unexplained(self) -> str | None:
-        """The traceback of an error in explaining the result, which leaves its status as it is."""
-        return self.finding.error if self.finding is not None else None
+        return lost or (self.finding is not None and self.finding.error is not None)
 
     @property
     def sentence(self) -> str:
@@ -116,7 +109,7 @@ class TaskResult:
 
 def without_result(task: Task, error: str, seconds: float = 0.0) -> TaskResult:
     """Return the result of a task that an internal error ended."""
-    return TaskResult(task, Status.FAILED, SearchResult(), None, 0, seconds, error=error)
+    return TaskResult(task, Status.FAILED, SearchResult(), None, seconds, error=error)
 
 
 @lru_cache(maxsize=2)
@@ -187,7 +180,6 @@ def run_task(task: Task) -> TaskResult:
         status=status,
         search_result=search_result,
         finding=finding,
-        capture_warnings=len(lockstep.capture_warnings),
         seconds=time.monotonic() - started,
         error=error,
     )

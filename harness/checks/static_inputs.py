@@ -15,13 +15,13 @@ from paritybit.subjects.contracts import Axis, ContractRow
 from paritybit.subjects.runners import RUNNERS
 from torch import Tensor
 
-Fills = Mapping[str, int | None]
+FillValues = Mapping[str, int | None]
 """The value of each static input in padded rows, by name. None if padding keeps the old values."""
 
-LENGTHS: Fills = {"seq_lens": 1, "seq_lens_cpu": 1, "req_pool_indices": 0}
+LENGTHS: FillValues = {"seq_lens": 1, "seq_lens_cpu": 1, "req_pool_indices": 0}
 DRAFT_STATE = ("topk_p", "topk_index", "hidden_states")
 
-DECODE: Fills = {
+DECODE: FillValues = {
     **LENGTHS,
     "input_ids": None,
     "positions": 0,
@@ -29,7 +29,7 @@ DECODE: Fills = {
     "out_cache_loc_swa": 0,
     "mamba_track_indices": 0,
 }
-PREFILL: Fills = {
+PREFILL: FillValues = {
     "input_ids": 0,
     "positions": 0,
     "out_cache_loc": 0,
@@ -37,7 +37,7 @@ PREFILL: Fills = {
     "input_embeds": 0,
     "mamba_track_indices": None,
 }
-FILLS: Mapping[str, Fills] = {
+FILLS: Mapping[str, FillValues] = {
     "decode": DECODE,
     "target_verify": DECODE,
     "cpu_graph": {

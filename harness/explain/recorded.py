@@ -21,7 +21,7 @@ from paritybit.subjects.protocol import ForwardResult, Overrides
 from paritybit.subjects.runners.base import GraphRunner, overwrite
 from torch import Tensor
 
-Calls = list[OpCall]
+OpCalls = list[OpCall]
 
 NewElement = tuple[str, int, Tensor]
 """The name of a static buffer or an index table, the flat index of an element, its new value."""
@@ -53,7 +53,7 @@ NO_RESET = Reset()
 
 
 @contextmanager
-def calls_of(ops: Ops, calls: Calls | None = None) -> Iterator[Calls]:
+def calls_of(ops: Ops, calls: OpCalls | None = None) -> Iterator[OpCalls]:
     """Keep the calls of an op set in this context. They are added to `calls`."""
     ops.calls = [] if calls is None else calls
     try:
@@ -65,7 +65,7 @@ def calls_of(ops: Ops, calls: Calls | None = None) -> Iterator[Calls]:
 class Resetting(Recorder):
     """Runs one forward of the subject with a reset. Its ops are added to `calls`."""
 
-    def __init__(self, reset: Reset, calls: Calls | None) -> None:
+    def __init__(self, reset: Reset, calls: OpCalls | None) -> None:
         self.reset = reset
         self.calls = calls
 
@@ -166,7 +166,7 @@ class RecordedForward(Recorder):
             {name: table.clone() for name, table in tables_of(pools).items()}
             for pools in (pair.graph_pools, pair.eager_pools)
         )
-        self.fresh_calls: Calls = []
+        self.fresh_calls: OpCalls = []
         self.fresh: dict[str, Tensor] = {}
         if planned.index == self.last and self.runner is not None:
             just_captured(pair, planned)
@@ -203,7 +203,7 @@ class RecordedForward(Recorder):
                 self.eager_storage = pair.eager_pools.storage.clone()
                 self.static = copy_buffers(self.runner)
 
-    def again(self, reset: Reset = NO_RESET, calls: Calls | None = None) -> Observation | None:
+    def again(self, reset: Reset = NO_RESET, calls: OpCalls | None = None) -> Observation | None:
         """Play the schedule again, with `reset` in its last forward. Returns None if that fails.
 
         The ops of that forward are added to `calls`.

@@ -11,7 +11,6 @@ from typing import Any
 
 from paritybit.harness.lockstep.bits import unequal
 from paritybit.harness.lockstep.requests import owner_of, owner_of_state, serial_at
-from paritybit.harness.schedules.schedule import Step
 from paritybit.reference.allocator import Owner, Ownership
 from paritybit.reference.batch import ForwardBatch, Mode, RequestSpan
 from paritybit.reference.config import Kind
@@ -152,7 +151,6 @@ class Observation:
     """
 
     index: int
-    step: Step
     mode: Mode
     under_test: str
     layout: KVLayout

@@ -31,7 +31,7 @@ from paritybit.reference.batch import (
     write_slots,
 )
 from paritybit.reference.model import Output
-from paritybit.reference.order import Arrived, Values
+from paritybit.reference.order import Arrived, HostValues
 from paritybit.subjects.overlap import Overlap, Staged, arrived
 from paritybit.subjects.protocol import ForwardResult
 from torch import Tensor
@@ -86,7 +86,7 @@ def guard(overlap: Overlap) -> Overlap:
     """
     write = type(overlap).write
 
-    def guarded(values: Values, work: Callable[[Arrived], None]) -> None:
+    def guarded(values: HostValues, work: Callable[[Arrived], None]) -> None:
         write(overlap, values, SubjectRuns()(work))
 
     overlap.write = guarded  # type: ignore[method-assign]

@@ -129,10 +129,10 @@ class Pair:
             if not alone:
                 self.fresh_engine = captured_engine(self, trial.subject(), FRESH_LOGGER)
         self.capture_warnings = self.log.take()
-        widest, self.modes = max(trial.buckets), frozenset(self.engine.runners)
-        self.eager_scheduler = LockstepScheduler(trial.model, self.eager_pools, widest, self.modes)
+        widest, modes = max(trial.buckets), frozenset(self.engine.runners)
+        self.eager_scheduler = LockstepScheduler(trial.model, self.eager_pools, widest, modes)
         of_graph = (
-            *(trial.model, self.graph_pools, widest, self.modes),
+            *(trial.model, self.graph_pools, widest, modes),
             SubjectRuns()(self.engine.ownership_changed),
             subject.parts.of(PageAllocator),
         )
@@ -208,7 +208,6 @@ class Pair:
             self._last_output = replay.output if replay is not None else {}
             return Observation(
                 index=index,
-                step=step,
                 mode=planned.mode,
                 under_test=self.trial.runner,
                 layout=self.layout,

@@ -20,7 +20,6 @@ class ScheduledRequest:
     """
 
     serial: int
-    prompt: int
     known: int
     token_row: int
     allocation: PageAllocation | None = None

@@ -80,7 +80,7 @@ class LockstepScheduler(RequestBook):
         if not self.free_token_rows:
             return None
         prompt = min(max(length, 1), self.config.max_context - 1)
-        request = ScheduledRequest(self.admitted, prompt, prompt, self.free_token_rows[-1])
+        request = ScheduledRequest(self.admitted, prompt, self.free_token_rows[-1])
         if not self._enter(request, chunk):
             return None
         self.free_token_rows.pop()

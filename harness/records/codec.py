@@ -12,7 +12,7 @@ import msgspec
 from paritybit.harness.errors import MalformedError, UnknownNameError, quote, shorten
 from paritybit.harness.records.files import read_bytes, write_whole
 
-Kind = TypeVar("Kind", bound="File")
+FileKind = TypeVar("FileKind", bound="File")
 
 NEVER_PRINTED = {
     code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
@@ -50,12 +50,12 @@ def save(value: Any, path: Path) -> None:
     write_whole(path, encoded(value))
 
 
-def load(path: Path, *kinds: type[Kind]) -> Kind:
+def load(path: Path, *kinds: type[FileKind]) -> FileKind:
     """Load a file that is one of some kinds. Raises as `read_bytes` and `decoded` do."""
     return decoded(read_bytes(path), path.name, *kinds)
 
 
-def decoded(content: bytes, name: str, *kinds: type[Kind]) -> Kind:
+def decoded(content: bytes, name: str, *kinds: type[FileKind]) -> FileKind:
     """Return the struct in the content of a file. Control characters in its texts are escaped.
 
     `name` is the file's name in messages. Raises MalformedError for a file that has another format
@@ -83,7 +83,7 @@ def decoded(content: bytes, name: str, *kinds: type[Kind]) -> Kind:
     return found
 
 
-def _kind_of(data: Any, name: str, kinds: Iterable[type[Kind]]) -> type[Kind]:
+def _kind_of(data: Any, name: str, kinds: Iterable[type[FileKind]]) -> type[FileKind]:
     """Return the kind with the format and version of a file. Raises MalformedError without one."""
     formats = {str(kind.__struct_config__.tag): kind for kind in kinds}
     found = data.get("format") if isinstance(data, dict) else None

@@ -19,7 +19,7 @@ from paritybit.compat import StrEnum
 
 Positive = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
-Verdict = Literal["green", "red", "interrupted"]
+RunVerdict = Literal["green", "red", "interrupted"]
 
 
 class Status(StrEnum):
@@ -84,7 +84,6 @@ class TrialRow(msgspec.Struct, frozen=True):
     padded_replays: Count
     seconds: float
     events: dict[str, Count]
-    capture_warnings: Count
     finding: Counterexample | None
 
     @property
@@ -108,12 +107,6 @@ class BugRow(TrialRow, frozen=True):
     unaffected: str | None
     drawn: Count | None
 
-    @property
-    def seen(self) -> frozenset[str]:
-        """The properties that the finding violates."""
-        found = self.finding.violations if self.finding is not None else ()
-        return frozenset(one.property for one in found)
-
 
 class Scope(msgspec.Struct, frozen=True):
     """What the clean trials of a run tried, and what they did not, each in one line."""
@@ -134,7 +127,7 @@ class Record(File, frozen=True, tag="paritybit-run"):
     examples: Positive
     started: str
     seconds: float
-    verdict: Verdict
+    verdict: RunVerdict
     message: str
     environment: RunEnvironment
     clean: tuple[TrialRow, ...]

@@ -64,7 +64,7 @@ FACTORS: Mapping[str, tuple[str, ...]] = {
 """
 
 
-class Scene(NamedTuple):
+class BoundaryScene(NamedTuple):
     """One scene: a captured size, and a value of each of FACTORS."""
 
     bucket: int
@@ -92,7 +92,7 @@ class Ground:
         """The captured sizes of the runner under test."""
         return self.token_buckets if self.mode is Mode.EXTEND else self.buckets
 
-    def length(self, scene: Scene) -> int:
+    def length(self, scene: BoundaryScene) -> int:
         """Return the prompt length of the last request, in tokens."""
         window, context = self.config.window, self.config.max_context
         return {
@@ -103,18 +103,18 @@ class Ground:
             "longest": context - AHEAD.get(self.mode, 1),
         }[scene.length]
 
-    def fits(self, scene: Scene) -> bool:
+    def fits(self, scene: BoundaryScene) -> bool:
         """Whether the pools have room for a scene."""
         large = scene.bucket > max(self.sizes) // 2
         return not large or (scene.length != "longest" and scene.event != "again")
 
 
-def scenes(ground: Ground, played: Iterable[Scene]) -> Steps:
+def scenes(ground: Ground, played: Iterable[BoundaryScene]) -> Steps:
     """Return the steps of some scenes, one after another."""
     return tuple(chain(*(steps_of(ground, scene) for scene in played)))
 
 
-def steps_of(ground: Ground, scene: Scene) -> Steps:
+def steps_of(ground: Ground, scene: BoundaryScene) -> Steps:
     """Return the steps of a scene. All earlier requests finish before it."""
     mode, length, extends = ground.mode, ground.length(scene), ground.mode is Mode.EXTEND
     beside = min(length, ground.length(scene._replace(length="short")))
@@ -155,7 +155,7 @@ def steps_of(ground: Ground, scene: Scene) -> Steps:
     return (*before, *happens, *caught_up, *lags, *forward(filled, DRAFT_STEPS))
 
 
-def admissions(scene: Scene, prompts: tuple[int, ...], tokens: int) -> Steps:
+def admissions(scene: BoundaryScene, prompts: tuple[int, ...], tokens: int) -> Steps:
     """Return the steps that admit prompts.
 
     If prompts arrive in chunks, the last chunk of the last prompt has `tokens` tokens.
@@ -174,7 +174,7 @@ def admissions(scene: Scene, prompts: tuple[int, ...], tokens: int) -> Steps:
     return (Prefill((*others,), max(prompts)), Admit(last, max(1, last - tokens)), Extend(0, last))
 
 
-def happening(ground: Ground, scene: Scene, everyone: tuple[int, ...]) -> Steps:
+def happening(ground: Ground, scene: BoundaryScene, everyone: tuple[int, ...]) -> Steps:
     """Return the steps of a scene's event. They happen between replays of the requests `everyone`.
 
     The last request is the one whose length varies.

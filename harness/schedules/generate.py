@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import chain
 
 from hypothesis import strategies as st
-from paritybit.harness.schedules.boundaries import FACTORS, Ground, Scene, scenes
+from paritybit.harness.schedules.boundaries import FACTORS, BoundaryScene, Ground, scenes
 from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
@@ -66,11 +66,11 @@ def _scenes(ground: Ground, count: int) -> st.SearchStrategy[tuple[Step, ...]]:
     return found.map(lambda chosen: scenes(ground, chosen))
 
 
-def _scene(ground: Ground, turn: int) -> st.SearchStrategy[Scene]:
+def _scene(ground: Ground, turn: int) -> st.SearchStrategy[BoundaryScene]:
     """Return a strategy of scenes. The simplest one has the value number `turn` of each factor."""
     factors = (ground.sizes[::-1], *FACTORS.values())
     drawn = [st.sampled_from(values[turn:] + values[:turn]) for values in factors]
-    return st.tuples(*drawn).map(Scene._make).filter(ground.fits)
+    return st.tuples(*drawn).map(BoundaryScene._make).filter(ground.fits)
 
 
 def _flat(parts: Iterable[Iterable[Step]]) -> tuple[Step, ...]:

@@ -5,7 +5,7 @@ The engine owns the streams, so one runner per engine reveals a bug in them.
 
 from collections.abc import Callable
 
-from paritybit.reference.order import Arrived, Values
+from paritybit.reference.order import Arrived, HostValues
 from paritybit.subjects.bugs.bug import PREFILL, Bug, pull, seen
 from paritybit.subjects.overlap import Flight, Overlap, Result, Staged
 from paritybit.subjects.toggles import LocationScheme
@@ -22,7 +22,7 @@ class EvictedAtOnce(Overlap):
 
 
 class SlotsStagedTooSoon(Overlap):
-    def stage(self, values: Values) -> Staged:
+    def stage(self, values: HostValues) -> Staged:
         self.fill("out_cache_loc", values["out_cache_loc"])
         return super().stage(values)
 

@@ -36,7 +36,7 @@ INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index
 
 MASKS = (torch.bool, torch.uint8)
 
-Call = Callable[[], Any]
+RecordedCall = Callable[[], Any]
 """One recorded aten call with its tensors. It writes into the storage of the recorded result."""
 
 
@@ -64,7 +64,7 @@ class _Recorder(UncompiledMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[Call] = []
+        self.calls: list[RecordedCall] = []
 
     def __torch_dispatch__(
         self,
@@ -115,7 +115,7 @@ def _by_mask(indices: Sequence[Tensor | None]) -> bool:
     return any(index is not None and index.dtype in MASKS for index in indices)
 
 
-def _copying(recorded: Any, call: Call) -> Call:
+def _copying(recorded: Any, call: RecordedCall) -> RecordedCall:
     """Return a call whose value, a tensor or several, is copied to the recorded one."""
     if isinstance(recorded, Tensor):
         return lambda: recorded.copy_(call())

@@ -94,7 +94,7 @@ def test_the_suite_hunts_each_bug_on_one_runner_and_all_runners_occur() -> None:
 def result_of(task: Task, status: Status, events: Counter[str]) -> TaskResult:
     """Return the result of a task."""
     found = SearchResult(schedules=1, steps=9, replays=3, padded_replays=2, events=events)
-    return TaskResult(task, status, found, None, 0, 1.0)
+    return TaskResult(task, status, found, None, 1.0)
 
 
 def green_run(settings: RunConfig) -> Run:

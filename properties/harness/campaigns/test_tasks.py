@@ -149,9 +149,9 @@ def test_an_error_of_the_explainer_leaves_the_verdict(ended: Callable[..., TaskR
 
     result = ended(always(violating(TARGET)), explanation=fail)
     assert (result.status, result.spoiled) == (Status.CAUGHT, True)
-    assert result.unexplained is not None
-    assert headline(result.unexplained) == "RuntimeError: cannot explain"
-    assert 'File "/' not in result.unexplained
+    assert result.finding is not None and result.finding.error is not None
+    assert headline(result.finding.error) == "RuntimeError: cannot explain"
+    assert 'File "/' not in result.finding.error
 
 
 def test_a_finding_that_its_shrunk_schedule_does_not_show_is_not_reproduced(

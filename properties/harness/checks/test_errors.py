@@ -15,7 +15,7 @@ from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
-from paritybit.reference.batch import ForwardBatch
+from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output
 from paritybit.subjects.protocol import ForwardResult
 
@@ -48,7 +48,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 def decodes(observation: Observation) -> bool:
     """Whether a step is one that is to fail."""
-    return isinstance(observation.step, Decode)
+    return observation.mode is Mode.DECODE
 
 
 def in_the_eager_forward(

@@ -12,7 +12,6 @@ import torch
 from paritybit.harness.checks.step_properties.batch_invariance import Variant
 from paritybit.harness.checks.step_properties.padding_noninterference import NoisyRun
 from paritybit.harness.lockstep.observation import Observation, RunSnapshot
-from paritybit.harness.schedules.schedule import Decode
 from paritybit.reference.allocator import Owner
 from paritybit.reference.batch import DraftState, ForwardBatch, Mode, RequestSpan, prepare
 from paritybit.reference.config import (
@@ -122,7 +121,6 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
     replay = ReplayResult(RUNNER[mode], BUCKET, live_size, True, static, rows, live, static)
     found = Observation(
         index=3,
-        step=Decode((0, 1)),
         mode=mode,
         under_test="decode",
         layout=LAYOUT,
