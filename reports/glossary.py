@@ -33,6 +33,23 @@ GLOSSARY: Mapping[str, str] = {
         "A trial with one known bug switched on. It ends when a property detects the bug or "
         "when it has played all schedules."
     ),
+    "target": "The property that must detect the bug of a hunt.",
+    "contract": (
+        "The table of a runner's static inputs, the tensors that its graphs read: what each "
+        "contains, and what padding does to it."
+    ),
+    "fresh engine": (
+        "A second copy of the engine under test. It is reset to its state after capture before "
+        "each use, so its results depend on no earlier step."
+    ),
+    "scene": (
+        "Steps of a schedule that combine boundary conditions: fill a bucket, let something "
+        "happen, for example an eviction, and replay again."
+    ),
+    "tape": (
+        "The recorded torch calls of a forward pass. On a CPU it replaces a CUDA graph: a replay "
+        "runs the calls again in the same storages."
+    ),
     "model, preset": (
         "A small model with the attention layers of a published one: gemma3, gpt_oss or mimo. "
         "The option --preset selects it."

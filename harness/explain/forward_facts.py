@@ -22,7 +22,7 @@ from paritybit.harness.explain.recorded import NewElement, RecordedForward
 from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.requests import owner_of, owner_of_state, serial_at
 from paritybit.reference.config import Kind
-from paritybit.subjects.contracts import Axis, ContractRow
+from paritybit.subjects.contracts import Axis
 from torch import Tensor
 
 
@@ -119,32 +119,25 @@ def static_inputs(recorded: RecordedForward) -> tuple[StaticInputRow, ...]:
     runner, seen = recorded.runner, recorded.observation
     if runner is None or seen is None or seen.replay is None:
         return ()
-    left = {(name, place) for name, place, _ in stale(recorded)}
-    return tuple(
-        _static_input(recorded, row, len(runner.view(row.name, seen.replay.bucket)), left)
-        for row in runner.inputs.contract
-        if row.width is None
-    )
-
-
-def _static_input(
-    recorded: RecordedForward, row: ContractRow, count: int, left: set[tuple[str, int]]
-) -> StaticInputRow:
-    """Return the first `count` elements of a static input."""
-    assert recorded.runner is not None
-    buffer = recorded.runner.inputs.buffers[row.name]
-    writes, now = recorded.ledger.of(buffer)[:count], recorded.forward_id.forward
-    copied = [one.how == "copied" and one.forward_id.forward == now for one in writes]
-    return StaticInputRow(
-        name=row.name,
-        dtype=str(buffer.dtype).removeprefix("torch."),
-        axis=str(row.axis),
-        padding=row.padding,
-        live=sum(copied),
-        values=tuple(map(int, recorded.static[row.name][:count].tolist())),
-        left_by=tuple(one.forward_id.step for one in writes),
-        stale=tuple(place for place in range(count) if (row.name, place) in left),
-    )
+    left = [(name, place) for name, place, _ in stale(recorded)]
+    now, found = recorded.forward_id.forward, list[StaticInputRow]()
+    for row in (row for row in runner.inputs.contract if row.width is None):
+        values = recorded.static[row.name][: len(runner.view(row.name, seen.replay.bucket))]
+        writes = recorded.ledger.of(runner.inputs.buffers[row.name])[: len(values)]
+        copied = [one.how == "copied" and one.forward_id.forward == now for one in writes]
+        found.append(
+            StaticInputRow(
+                name=row.name,
+                dtype=str(values.dtype).removeprefix("torch."),
+                axis=str(row.axis),
+                padding=row.padding,
+                live=sum(copied),
+                values=tuple(map(int, values.tolist())),
+                left_by=tuple(one.forward_id.step for one in writes),
+                stale=tuple(at for name, at in left if name == row.name and at < len(values)),
+            )
+        )
+    return tuple(found)
 
 
 def slot_maps(recorded: RecordedForward) -> tuple[SlotMap, ...]:
