@@ -48,13 +48,13 @@ def path_lists(batch: ForwardBatch) -> dict[Hashable, list[int]]:
     A token continues the token before it. The first token of a request continues none. Each token
     to verify has its own row.
     """
-    lists: dict[Hashable, list[int]] = {"source": [], "target": [], "parent": []}
+    lists: dict[Hashable, list[int]] = {"source": [], "target": [], "follows": []}
     for span in batch.spans:
-        slot, first = span.track_index * STATE_ROWS, len(lists["parent"])
-        count, verify = span.end - span.begin, batch.mode is Mode.TARGET_VERIFY
+        slot, count = span.track_index * STATE_ROWS, span.end - span.begin
+        verify = batch.mode is Mode.TARGET_VERIFY
         lists["target"] += [slot + (1 + place) * verify for place in range(count)]
         lists["source"] += [slot if span.begin else -1] * count
-        lists["parent"] += [-1, *range(first, first + count - 1)]
+        lists["follows"] += [0, *[1] * (count - 1)]
     return lists
 
 
@@ -139,7 +139,7 @@ class EagerDecoder:
         self.payload = self.model.advance_states(
             self.ops,
             self.pools.states,
-            StatePaths(device["source"], device["target"], device["parent"], batch.longest),
+            StatePaths(device["source"], device["target"], device["follows"].bool(), batch.longest),
             batch.input_ids,
         )
         tokens = TokenInputs(

@@ -62,14 +62,14 @@ class LayerWeights:
 class StatePaths:
     """How the states of T tokens follow from one another, in rows of `KVPools.states`.
 
-    Token t continues the state of token `parents[t]` of the same forward. If that is -1, it
-    continues the state in row `sources[t]`, or none if that is -1 too. Its own state is stored in
-    row `targets[t]`. All are int64 [T]. No path is longer than `longest` tokens.
+    Token t continues the state of token t - 1 if `follows[t]`, bool [T], or else that in row
+    `sources[t]`, or none if that is -1. Its own state is stored in row `targets[t]`. Both are int64
+    [T]. At most `longest` tokens follow one another.
     """
 
     sources: Tensor
     targets: Tensor
-    parents: Tensor
+    follows: Tensor
     longest: int
 
 
@@ -144,7 +144,7 @@ class Decoder:
         found = ops.scan_states(
             states,
             paths.sources,
-            paths.parents,
+            paths.follows,
             paths.longest,
             self.embedding,
             input_ids,

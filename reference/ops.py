@@ -102,7 +102,7 @@ class Ops:
         self,
         states: Tensor,
         sources: Tensor,
-        parents: Tensor,
+        follows: Tensor,
         longest: int,
         table: Tensor,
         input_ids: Tensor,
@@ -113,22 +113,20 @@ class Ops:
         It is decay * (state before the token) + STATE_GAIN * table[input_ids], rounded once. The
         state before token t is:
 
-        - the state of token parents[t], which is less than t
-        - row sources[t] of `states` [N, H] if parents[t] is -1
-        - zero if both are -1
+        - the state of token t - 1 if follows[t], bool [T]
+        - else row sources[t], int64 [T], of `states` [N, H]
+        - else zero if that is -1
 
-        No path of parents is longer than `longest` tokens. The index tensors are int64 [T], `table`
-        is [V, H], `decay` float32 [H].
+        At most `longest` tokens follow one another. `table` is [V, H], `decay` float32 [H].
         """
         added = _wide(table.index_select(0, input_ids)) * STATE_GAIN
         before = _wide(states.index_select(0, sources.clamp(min=0)))
         before = torch.where((sources >= 0)[:, None], before, self.zero)
         found = _as(added + decay * before, table)
-        follows, place = (parents >= 0)[:, None], parents.clamp(min=0)
         # Each turn completes one more token of each path.
         for _ in range(longest - 1):
-            after = _as(added + decay * _wide(found.index_select(0, place)), table)
-            found = torch.where(follows, after, found)
+            after = _as(added + decay * _wide(found.roll(1, 0)), table)
+            found = torch.where(follows[:, None], after, found)
         return found
 
     @operation

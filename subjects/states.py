@@ -10,7 +10,7 @@ from torch import Tensor
 def decode_paths(track_indices: Tensor) -> StatePaths:
     """Return the paths of one token per request. `track_indices` int64 [B] are state slots."""
     rows = track_indices * STATE_ROWS
-    return StatePaths(rows, rows, torch.full_like(rows, -1), 1)
+    return StatePaths(rows, rows, torch.zeros_like(rows, dtype=torch.bool), 1)
 
 
 def verify_paths(track_indices: Tensor) -> StatePaths:
@@ -22,7 +22,7 @@ def verify_paths(track_indices: Tensor) -> StatePaths:
     place = torch.arange(count, device=track_indices.device)
     request, turn = place // DRAFT_TOKENS, place % DRAFT_TOKENS
     rows = track_indices[request] * STATE_ROWS
-    return StatePaths(rows, rows + 1 + turn, place * (turn > 0) - 1, DRAFT_TOKENS)
+    return StatePaths(rows, rows + 1 + turn, turn > 0, DRAFT_TOKENS)
 
 
 def extend_paths(
@@ -34,9 +34,8 @@ def extend_paths(
     request and the position of each token. A request has at most `longest` tokens. Each token
     continues the previous token of its request. A request's very first token continues nothing.
     """
-    place = torch.arange(token_requests.shape[0], device=token_requests.device)
-    # `roll` compares token 0 with the last token. Its place is 0, so it gets no parent either way.
     follows = token_requests == token_requests.roll(1)
+    follows[0] = False  # It was compared with the last token.
     rows = track_indices[token_requests] * STATE_ROWS
     sources = torch.where(positions > 0, rows, -1)
-    return StatePaths(sources, rows, place * follows - 1, longest)
+    return StatePaths(sources, rows, follows, longest)

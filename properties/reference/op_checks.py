@@ -97,11 +97,12 @@ def scan_states_case(trial: OpTrial) -> OpCase:
     sources = trial.integers(rows, rows, seed=2)
     sources[::3] = -1
     states[[row for row in range(rows) if row not in sources.tolist()]] = torch.nan
-    ids, none = trial.integers(config.vocab, rows, seed=3), torch.full_like(sources, -1)
+    ids, follows = trial.integers(config.vocab, rows, seed=3), torch.zeros_like(sources).bool()
     decay = trial.random(config.hidden, seed=4).float()
 
     def run(part: slice) -> Tensor:
-        return trial.ops.scan_states(states, sources[part], none[part], 1, table, ids[part], decay)
+        inputs = states, sources[part], follows[part], 1, table, ids[part], decay
+        return trial.ops.scan_states(*inputs)
 
     before = torch.where((sources >= 0)[:, None], states[sources.clamp(min=0)], 0.0)
     terms = torch.stack([decay.double() * before.double(), STATE_GAIN * table[ids].double()])
@@ -422,7 +423,7 @@ def check_row_limit(trial: OpTrial) -> None:
 def check_states_follow_paths(trial: OpTrial) -> None:
     """Check that a row has the state it would have if its path were run alone, row by row.
 
-    Paths may share their first tokens. What they do not begin with is NaN.
+    What no path begins with is NaN.
     """
     config, rows = trial.config, 12
     table = trial.random(config.vocab, config.hidden)
@@ -430,17 +431,17 @@ def check_states_follow_paths(trial: OpTrial) -> None:
     decay = trial.random(config.hidden, seed=2).float()
     states = torch.full((6, config.hidden), torch.nan, dtype=table.dtype, device=trial.device)
     states[[1, 4]] = trial.random(2, config.hidden, seed=3)
-    parents = torch.tensor([-1, 0, 1, 2, -1, 4, 4, 6, -1, -1, 8, 9], device=trial.device)
-    sources = torch.tensor([-1, 5, 5, 5, 4, 5, 5, 5, 1, 4, 5, 5], device=trial.device)
+    follows = torch.tensor([0, 1, 1, 1, 0, 1, 1, 0, 0, 1, 1, 1], device=trial.device).bool()
+    sources = torch.tensor([-1, 5, 5, 5, 4, 5, 5, 1, 4, 5, 5, 5], device=trial.device)
     taken = states.clone()
-    found = trial.ops.scan_states(states, sources, parents, 4, table, ids, decay)
+    found = trial.ops.scan_states(states, sources, follows, 4, table, ids, decay)
     assert _same_bits(states, taken), "a scan wrote the pool"
-    for row, parent in enumerate(parents.tolist()):
+    for row, continues in enumerate(follows.tolist()):
         pool, source = (states, sources[row : row + 1])
-        if parent >= 0:
-            pool, source = found, parents[row : row + 1]
-        none = torch.full_like(source, -1)
-        alone = trial.ops.scan_states(pool, source, none, 1, table, ids[row : row + 1], decay)
+        if continues:
+            pool, source = found, torch.tensor([row - 1], device=trial.device)
+        begins = torch.zeros_like(source).bool()
+        alone = trial.ops.scan_states(pool, source, begins, 1, table, ids[row : row + 1], decay)
         assert _same_bits(found[row : row + 1], alone), f"row {row} does not follow its path"
     assert bool(found.isfinite().all()), "a state that no path begins with was loaded"
 
