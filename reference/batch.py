@@ -245,7 +245,7 @@ def _per_slot(spans: Sequence[RequestSpan]) -> dict[str, list[int]]:
 
 
 def _per_token(mode: Mode, spans: Sequence[RequestSpan], columns: int) -> dict[str, list[int]]:
-    """Return the request, place and positions of each token, and the number of tokens."""
+    """Return the request, position and row of tokens of each token, and the number of tokens."""
     requests, rows, positions = list[int](), list[int](), list[int]()
     for request, span in enumerate(spans):
         of_span = span.positions(mode)
@@ -264,7 +264,7 @@ def _per_token(mode: Mode, spans: Sequence[RequestSpan], columns: int) -> dict[s
 
 
 def _per_request(mode: Mode, spans: Sequence[RequestSpan]) -> dict[str, list[int]]:
-    """Return each request's row of `req_to_token`, its lengths and its payload inputs."""
+    """Return each request's rows, lengths and slot of recurrent state."""
     extended = [span.end - span.begin for span in spans]
     return {
         "req_pool_indices": [span.row for span in spans],

@@ -47,20 +47,24 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 
 @kernel
-def last_of(names, count, name):
-    """Return the last of `count` places that contains `name`. Only that row writes."""
+def last_of(rows, count, row):
+    """Return the last index at which `rows`, of length `count`, contains `row`.
+
+    If several values are stored in one row, only the last one is written.
+    """
     highest = tl.full((STEP,), -1, tl.int32)
     start = 0
     while start < count:
         other = start + tl.arange(0, STEP)
-        named = tl.load(names + other, mask=other < count, other=0).to(tl.int64)
-        highest = tl.where((other < count) & (named == name), other, highest)
+        named = tl.load(rows + other, mask=other < count, other=0).to(tl.int64)
+        highest = tl.where((other < count) & (named == row), other, highest)
         start += STEP
     return tl.max(highest, 0)
 
 
 @kernel
 def store_rows_kernel(table, rows, count, values, stride, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    """Store one of `count` values in its row of a table, unless a later value has the same row."""
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + place).to(tl.int64)
     element = tl.arange(0, TILE)

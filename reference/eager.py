@@ -134,6 +134,7 @@ class EagerDecoder:
         return self._target(batch)
 
     def _target(self, batch: ForwardBatch) -> Output:
+        """Run the target: advance the recurrent states with the batch's tokens, then all layers."""
         lists = {**path_lists(batch), **visible_lists(batch, self.model.config)}
         _, device = transfer(lists, batch.positions.device)
         self.payload = self.model.advance_states(
@@ -153,6 +154,7 @@ class EagerDecoder:
         return self.model.forward(self.ops, tokens, access, rows)
 
     def _draft_extend(self, batch: ForwardBatch) -> Output:
+        """Run the draft model on tokens that the target has accepted."""
         _, lists = transfer(visible_lists(batch, self.draft.config), batch.positions.device)
         access = EagerKV(self.ops, self.draft, self.pools[Role.DRAFT], lists, batch.out_cache_loc)
         tokens = TokenInputs(
@@ -166,6 +168,7 @@ class EagerDecoder:
         return likeliest(self.ops, {**output, "hidden": output["hidden"][rows]})
 
     def _draft(self, batch: ForwardBatch) -> Output:
+        """Propose tokens with several forwards of the draft model."""
         frozen = batch.mode is Mode.FROZEN_DRAFT
         role = Role.TARGET if frozen else Role.DRAFT
         borrowed = frozen_layers(self.model, self.draft) if frozen else None

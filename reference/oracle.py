@@ -51,6 +51,7 @@ def wide(weight: Tensor) -> Tensor:
 
 
 def _decode(model: Decoder, inputs: Tensor) -> Tensor:
+    """Return logits from the inputs of the first layer, [L, H]."""
     config = model.config
     length, hidden = len(inputs), inputs
     for place, (kind, layer) in enumerate(zip(config.layers, model.layers, strict=True)):
@@ -89,6 +90,7 @@ def _norm(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 def _angles(model: Decoder, kind: Kind, length: int) -> Tensor:
+    """Return the rotary angle of each position and pair of elements, [L, D/2]."""
     dim = model.config.shape(kind).head_dim
     # float64, because a quotient of integers would be float32.
     place = torch.arange(dim // 2, dtype=torch.float64)
@@ -97,6 +99,7 @@ def _angles(model: Decoder, kind: Kind, length: int) -> Tensor:
 
 
 def _turn(heads: Tensor, angle: Tensor) -> Tensor:
+    """Rotate heads, first half against second, as complex numbers."""
     first, second = heads.chunk(2, -1)
     turned = torch.complex(first, second) * torch.polar(torch.ones_like(angle), angle)
     return torch.cat([turned.real, turned.imag], -1)
