@@ -42,7 +42,7 @@ class FrozenKvMtpRunner(EagleDraftRunner):
         return GraphRunner.queries(self, bucket)
 
     def draft_forward(self, bucket: int, step: int, input_ids: Tensor, hidden: Tensor) -> Output:
-        """Run one forward of a draft, at the same positions and over the same keys as all."""
+        """Run one forward of a draft. All of its forwards have the same positions and keys."""
         borrowed, keys = frozen_layers(self.target, self.draft), self.static_keys(bucket)
         access = ListedKV(self.ops, self.draft, self.pool, None, keys, borrowed)
         tokens = TokenInputs(
