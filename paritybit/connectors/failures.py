@@ -2,7 +2,9 @@
 
 Law: each request that an engine accepts ends, and none ends the engine. An error is judged only if
 the engine's own code raised it, directly or in torch or the standard library, after a forward of
-the same kind. A missing device, driver, library or replacement is not the engine's fault.
+the same kind. Before the first forward, only captures and the checks of an idle engine are judged:
+another error may come from arguments, or from a stub of a device. A missing device, driver, library
+or replacement is not the engine's fault.
 """
 
 import functools
@@ -161,7 +163,11 @@ def fault_of(error: BaseException, counts: Mapping[str, int]) -> EngineError | N
 def meaning(error: Exception, frames: list[Frame], counts: Mapping[str, int]) -> str | None:
     """Return the meaning of an error that the engine raised, or None if it cannot be judged yet."""
     if not counts.get("forwards"):
-        captures = any(frame.f_code.co_name.startswith("capture") for frame, _ in frames)
+        names = [frame.f_code.co_name for frame, _ in frames]
+        checks = isinstance(error, (AssertionError, ValueError)) and CHECKERS.match(names[-1])
+        if checks and any(map(IDLE.search, names)):
+            return f"a check of the engine fails before it has served a request: {names[-1]}"
+        captures = any(name.startswith("capture") for name in names)
         judged = captures and isinstance(error, IndexError) and RANGE.search(str(error))
         return "a capture accesses memory out of bounds" if judged else None
     fails_always = any(
@@ -231,6 +237,10 @@ CHECKERS = re.compile(
     r"^_*(self_|sanity_)?(check|verify|assert|validate|ensure|report|raise|throw|fail)(_|$|[A-Z])"
 )
 """Matches names of functions that only check something, or raise what another has decided."""
+
+
+IDLE = re.compile(r"(^|_)idle(_|$)")
+"""Matches names of functions that run while an engine has no request, so none can be at fault."""
 
 
 def blamed(frames: list[Frame]) -> Frame:

@@ -41,6 +41,7 @@ def raised(code: str, path: str, function: str = "step") -> Exception:
     raise AssertionError(f"{code} raises nothing")
 
 
+CHECK_FAILS = "def _check_pool(): raise ValueError('leak')\n    _check_pool()"
 NO_ROOM, SGLANG, VLLM = "raise ValueError('no room')", "/e/sglang/srt/a.py", "/e/vllm/v1/core/a.py"
 
 OF_THE_ENGINE = {
@@ -230,9 +231,13 @@ def test_an_index_beyond_what_a_replaced_kernel_reads_is_the_engine_s_fault(
             True,
         ),
         ("capture_one", "[][1]", False),
+        ("on_idle", CHECK_FAILS, True),
+        ("on_idle", CHECK_FAILS.replace("raise ValueError('leak')", "[].size"), False),
+        ("on_idle", NO_ROOM, False),
+        ("load", CHECK_FAILS, False),
     ],
 )
-def test_before_the_first_forward_only_a_capture_out_of_bounds_counts(
+def test_before_the_first_forward_captures_and_checks_of_an_idle_engine_count(
     function: str, code: str, found: bool
 ) -> None:
     error = raised(code, "/e/sglang/srt/model_executor/runner.py", function)
