@@ -27,7 +27,7 @@ from paritybit.launch.schema import IN_BASELINE, RecordedFinding, WatchRecord
 from paritybit.places import KNOWN_FINDINGS
 
 
-class Entry(msgspec.Struct, frozen=True):
+class KnownFinding(msgspec.Struct, frozen=True):
     """A known finding: its check and cause, its public thread, and its last valid day."""
 
     check: str
@@ -43,7 +43,7 @@ class Entry(msgspec.Struct, frozen=True):
 class Listed(File, frozen=True, tag="paritybit-known"):
     """A file of known findings."""
 
-    known: tuple[Entry, ...]
+    known: tuple[KnownFinding, ...]
     version: Literal[1] = 1
 
 
@@ -51,7 +51,7 @@ class Listed(File, frozen=True, tag="paritybit-known"):
 class Known:
     """The known findings of a run: the entries of a file, and the findings of a baseline."""
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[KnownFinding, ...] = ()
     today: datetime.date = field(default_factory=datetime.date.today)
     baseline: WatchRecord | None = None
 

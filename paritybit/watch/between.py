@@ -19,7 +19,7 @@ from paritybit.watch.boundary import Boundary, guarded
 from paritybit.watch.chains import Chains
 from paritybit.watch.facts import Forward, Group, HostSlots, Row, StaticInput
 from paritybit.watch.journal import Journal
-from paritybit.watch.ledger import ALLOCATED, SHARED, Call, Ledger, Names
+from paritybit.watch.ledger import ALLOCATED, SHARED, Ledger, Names, SlotCall
 from paritybit.watch.observations import Cached, Freeing, IdleRows, IdleSlots
 from paritybit.watch.reading import repeated
 from paritybit.watch.settings import Settings
@@ -86,7 +86,7 @@ class Changes:
     unfollowed: tuple[str, ...] = (FILLED,)
     noted: list[Change | Step] = field(default_factory=list)
 
-    def note(self, what: str, slots: Tensor, call: Call | None = None) -> None:
+    def note(self, what: str, slots: Tensor, call: SlotCall | None = None) -> None:
         """Note a change of slots by a call. The engine may modify the tensor afterwards."""
         size = slots.numel()
         if size:
@@ -111,7 +111,7 @@ class Changes:
     def _free(self, change: Change) -> tuple[Tensor, Tensor, Tensor]:
         """Free slots. Returns them, and the numbers of the freeing before and of this one."""
         places = self._places(change.slots.on(self.ledger.device), whole=True).sort().values
-        column, mine = self.ledger.wide[-1], places < self.ledger.slots
+        column, mine = self.ledger.extended[-1], places < self.ledger.slots
         call, again = torch.full_like(places, change.call), places == places.roll(1)
         again[:1] = False
         before = torch.where(again, call, column[places])
@@ -125,7 +125,7 @@ class Changes:
         if what in self.unfollowed:
             self.ledger.forget(places)
         if what != SHARED:
-            column = self.ledger.wide[-1]
+            column = self.ledger.extended[-1]
             column[places] = -column[places].abs()
         if what != FILLED and len(slots):
             page = len(places) // len(slots)
@@ -274,9 +274,9 @@ class Between(Boundary):
         """
         self.note(group, FREED, slots, self.call(lines))
 
-    def call(self, lines: Stack | None = None) -> Call:
+    def call(self, lines: Stack | None = None) -> SlotCall:
         """Return the call of the engine under way, before the next forward."""
-        return Call(self.number + 1, self.here() if lines is None else lines)
+        return SlotCall(self.number + 1, self.here() if lines is None else lines)
 
     def here(self) -> Stack:
         """Return the lines of the engine that call now."""
@@ -287,7 +287,7 @@ class Between(Boundary):
         """Record that the engine copied each slot `source[i]` to `target[i]`."""
         self.later(group, partial(self._copied, Kept(source), Kept(target), self.call()))
 
-    def _copied(self, source: Kept, target: Kept, call: Call, ledger: Ledger) -> None:
+    def _copied(self, source: Kept, target: Kept, call: SlotCall, ledger: Ledger) -> None:
         """Give slots the ledger entries of the slots that the engine copied."""
         new = target.on(ledger.device)
         ledger.copy(source.on(ledger.device), new)
@@ -318,7 +318,7 @@ class Between(Boundary):
         slots: Kept,
         places: Kept | None,
         size: int,
-        call: Call,
+        call: SlotCall,
         ledger: Ledger,
     ) -> None:
         """Keep the ledger entries of slots that the engine copied elsewhere."""
@@ -351,7 +351,7 @@ class Between(Boundary):
         self.later(group, partial(self._load, (name, group), Kept(slots), at, self.call()))
 
     def _load(
-        self, key: tuple[str, str], slots: Kept, places: Kept | None, call: Call, ledger: Ledger
+        self, key: tuple[str, str], slots: Kept, places: Kept | None, call: SlotCall, ledger: Ledger
     ) -> None:
         """Give slots the ledger entries of what the engine copied into them."""
         mine = slots.on(ledger.device)
@@ -381,7 +381,7 @@ class Between(Boundary):
             self.note(group, FILLED, slots)
         self.loading.setdefault(group, []).append(Kept(slots))
 
-    def note(self, group: str, what: str, slots: Tensor, call: Call | None = None) -> None:
+    def note(self, group: str, what: str, slots: Tensor, call: SlotCall | None = None) -> None:
         """Note a change of slots. It is applied later, together with others."""
         self.changes[group].note(what, slots, call)
 

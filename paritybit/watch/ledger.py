@@ -7,7 +7,7 @@ group also has a snapshot: a copy of its bytes, which is compared in place of ch
 |---|---|---|
 | chain | 8 | hash of the tokens for which the slot was last written; 0: unknown |
 | checksum | 4 | folded checksum of the slot's bytes when it was written; 0: unknown |
-| before | 4 | folded checksum at the last scan |
+| scanned | 4 | folded checksum at the last scan |
 | request | 4 | number of the request that wrote the slot |
 | position | 4 | position for which the slot was written |
 | forward | 4 | forward that wrote the slot, or NEVER, UNSEEN or MAYBE |
@@ -55,7 +55,7 @@ def folded(checksums: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Call:
+class SlotCall:
     """A call of the engine about slots, before a forward."""
 
     forward: int
@@ -117,19 +117,19 @@ class Ledger:
         self.checksums = Checksums(group)
         self.slots, self.device = self.checksums.slots, self.checksums.device
 
-        # The last entry of each column absorbs writes to invalid slot numbers.
         chain = torch.zeros(self.slots + 1, dtype=torch.int64, device=self.device)
-        self.narrow = torch.zeros(6, self.slots + 1, dtype=torch.int32, device=self.device)
-        self.wide = [chain, *(self.narrow[number] for number in range(6))]
-        self.chain, self.checksum, self.before, self.request, self.position, *rest = self.columns()
+        self.numbers = torch.zeros(6, self.slots + 1, dtype=torch.int32, device=self.device)
+        self.extended = [chain, *(self.numbers[number] for number in range(6))]
+        """The columns, each with one more entry, which absorbs writes to invalid slot numbers."""
+        self.chain, self.checksum, self.scanned, self.request, self.position, *rest = self.columns()
         self.forward, self.freed = rest
         self.open = False
         """Whether a trial may change slots now."""
         self.snapshot = Snapshot.of(self.checksums)
         if self.snapshot is not None:
-            self.before.copy_(folded(self.checksums.all()))
+            self.scanned.copy_(folded(self.checksums.all()))
         self.entered: list[Tensor] = []
-        """The slots that got another slot's `before` since the last scan."""
+        """The slots that got another slot's `scanned` since the last scan."""
         reserved = sorted(slot for slot in group.reserved if 0 <= slot < self.slots)
         self.reserved = torch.tensor(reserved, dtype=torch.int64, device=self.device)
         self.usable = torch.ones(self.slots + 1, dtype=torch.bool, device=self.device)
@@ -137,18 +137,18 @@ class Ledger:
         self.usable[self.reserved] = False
         self.usable[-1] = False
         self.overwrites: OrderedDict[int, Overwrite] = OrderedDict()
-        self.sources: OrderedDict[int, Sequence[tuple[str, Call]]] = OrderedDict()
+        self.sources: OrderedDict[int, Sequence[tuple[str, SlotCall]]] = OrderedDict()
         """Where the content of a slot came from, if no forward wrote it, latest call first."""
-        self.allocations = {one: torch.zeros_like(self.narrow[0]) for one in (ALLOCATED, SHARED)}
+        self.allocations = {one: torch.zeros_like(self.numbers[0]) for one in (ALLOCATED, SHARED)}
         """The numbers of the last calls that allocated a slot, and that shared it, or 0."""
-        self.earlier = torch.zeros_like(self.narrow[0])
+        self.earlier = torch.zeros_like(self.numbers[0])
         """The forward that last wrote a slot for other tokens than it holds now."""
-        self.calls: OrderedDict[int, Call] = OrderedDict()
+        self.calls: OrderedDict[int, SlotCall] = OrderedDict()
         self.last_calls: dict[str, int] = {}
 
     def columns(self) -> list[Tensor]:
         """Return all columns, each of shape [slots]."""
-        return [column[: self.slots] for column in self.wide]
+        return [column[: self.slots] for column in self.extended]
 
     def index(self, slots: Tensor) -> Tensor:
         """Return the valid slot numbers as int64 on the ledger's device. Drops all others."""
@@ -156,7 +156,7 @@ class Ledger:
         return slots[(slots >= 0) & (slots < self.slots)]
 
     def indices(self, slots: Tensor) -> Tensor:
-        """Return the indices of slots in the columns of `wide`, int64 [n].
+        """Return the indices of slots in the columns of `extended`, int64 [n].
 
         An invalid slot number becomes the last index. The call does not synchronise with a GPU.
         """
@@ -186,8 +186,8 @@ class Ledger:
         for first in range(0, self.slots, AT_ONCE):
             last = min(first + AT_ONCE, self.slots)
             now = folded(self.checksums.all(first, last))
-            torch.ne(now, self.before[first:last], out=changed[first:last])
-            self.before[first:last] = now
+            torch.ne(now, self.scanned[first:last], out=changed[first:last])
+            self.scanned[first:last] = now
         return changed
 
     def rescan(self, slots: Tensor, changed: Tensor) -> None:
@@ -198,8 +198,8 @@ class Ledger:
             words = self.checksums.words(slots)
             self.snapshot.update(slots, words)
             now = folded(self.checksums.of_words(words))
-        changed[slots] |= now != self.before[slots]
-        self.before[slots] = now
+        changed[slots] |= now != self.scanned[slots]
+        self.scanned[slots] = now
 
     def outside(self, changed: Tensor, owned: Tensor) -> Tensor:
         """Return the changed slots that are neither owned nor reserved, int64 [n]."""
@@ -214,7 +214,7 @@ class Ledger:
         another = (self.chain[slots] != chain) & (self.forward[slots] > 0)
         self.earlier[slots] = torch.where(another, self.forward[slots], self.earlier[slots])
         self.chain[slots] = chain
-        self.checksum[slots] = self.before[slots]
+        self.checksum[slots] = self.scanned[slots]
         self.request[slots] = request
         self.position[slots] = position
         self.forward[slots] = forward
@@ -232,7 +232,7 @@ class Ledger:
     def forget(self, slots: Tensor) -> None:
         """Record that the content of some slots is unknown. `slots` has any shape."""
         indices = self.indices(slots)
-        chain, checksum, *_, forward, _ = self.wide
+        chain, checksum, *_, forward, _ = self.extended
         self.earlier[indices] = torch.where(forward > 0, forward, self.earlier)[indices]
         for column, value in ((chain, UNKNOWN), (checksum, 0), (forward, UNSEEN)):
             column.index_fill_(0, indices, value)
@@ -256,7 +256,7 @@ class Ledger:
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Record that the engine copied slots `source` to `target`."""
         old, new = self.indices(source), self.indices(target)
-        for column in self.wide[:-1]:
+        for column in self.extended[:-1]:
             column[new] = column[old]
         self.note_entered(new)
         if not self.overwrites:
@@ -270,7 +270,7 @@ class Ledger:
     def entries(self, slots: Tensor) -> list[Tensor]:
         """Return the columns of some slots, except `freed`."""
         indices = self.indices(slots)
-        return [column[indices] for column in self.wide[:-1]]
+        return [column[indices] for column in self.extended[:-1]]
 
     def enter(self, slots: Tensor, entries: list[Tensor]) -> None:
         """Record that slots hold the content that `entries` describes.
@@ -278,13 +278,13 @@ class Ledger:
         If `entries` are longer, their first ones describe it.
         """
         indices = self.indices(slots)
-        for column, known in zip(self.wide[:-1], entries, strict=True):
+        for column, known in zip(self.extended[:-1], entries, strict=True):
             column[indices] = known[: len(indices)]
         self.note_entered(indices)
         self.forget_history(indices)
 
     def note_entered(self, indices: Tensor) -> None:
-        """Note that `before` may not be the checksum of the bytes that the snapshot holds."""
+        """Note that `scanned` may not be the checksum of the bytes that the snapshot holds."""
         if self.snapshot is not None:
             self.entered.append(self.index(indices))
 
@@ -296,13 +296,13 @@ class Ledger:
             self.overwrites.popitem(last=False)
 
     def forget_history(self, slots: Tensor) -> None:
-        """Drop the stories of slots that were written again."""
+        """Forget what changed slots, and where they came from, as they were written again."""
         if self.overwrites or self.sources:
             for slot in slots.tolist():
                 self.overwrites.pop(slot, None)
                 self.sources.pop(slot, None)
 
-    def note_sources(self, slots: Tensor, calls: Sequence[tuple[str, Call]]) -> None:
+    def note_sources(self, slots: Tensor, calls: Sequence[tuple[str, SlotCall]]) -> None:
         """Note which calls the content of slots came from, the latest first."""
         for slot in self.index(slots).tolist():
             self.sources[slot] = calls
@@ -320,10 +320,10 @@ class Ledger:
             "forward": forward,
         }
 
-    def note_call(self, what: str, call: Call) -> int:
+    def note_call(self, what: str, call: SlotCall) -> int:
         """Record a call that frees, allocates or stores slots. Returns its number.
 
-        `Changes.enter` later writes the number to `freed` or `taken`. Numbers grow.
+        `Changes.enter` later writes the number to `freed` or `allocations`. Numbers grow.
         """
         if self.calls.get(self.last_calls.get(what, 0)) != call:
             self.last_calls[what] = 1 + max(self.last_calls.values(), default=0)
@@ -332,7 +332,7 @@ class Ledger:
                 self.calls.popitem(last=False)
         return self.last_calls[what]
 
-    def last_allocation(self, slot: int) -> tuple[str, Call] | None:
+    def last_allocation(self, slot: int) -> tuple[str, SlotCall] | None:
         """Return how a slot was given to a request last, and by which call. None if unknown."""
         number, what = max((int(calls[slot]), what) for what, calls in self.allocations.items())
         call = self.calls.get(number)

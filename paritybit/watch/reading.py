@@ -162,7 +162,7 @@ def reads(
     missing = ~ledger.usable[ledger.indices(slots)]
     place = slots.masked_fill(missing, 0)
     held = ledger.chain[place]
-    checksum, now, request, _, written, freed = ledger.narrow[:, place].unbind()
+    checksum, now, request, _, written, freed = ledger.numbers[:, place].unbind()
     hashed = torch.frombuffer(expected, dtype=torch.int64).to(device)
     found = Reads(
         number=number,
@@ -234,7 +234,7 @@ def adopt(reads: Reads) -> None:
     unseen = written & (reads.held == UNKNOWN)
     ledger.chain[reads.slots[unseen]] = reads.expected[unseen]
     slots = reads.slots[written & (reads.checksum == 0)]
-    ledger.checksum[slots] = ledger.before[slots]
+    ledger.checksum[slots] = ledger.scanned[slots]
 
 
 def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Writes | None:
@@ -304,10 +304,10 @@ def left(
     slot, position = int(writes.slots[at]), int(writes.position[at])
     held = int(ledger.chain[slot])
     if int(ledger.forward[slot]) == NEVER:
-        filled = int(ledger.before[slot]) != EMPTY
+        filled = int(ledger.scanned[slot]) != EMPTY
         return None if warm and filled else distinct(ledger, slot, fresh) or None
     # If something else changed the slot since, its entry says nothing of its bytes.
-    if held == UNKNOWN or int(ledger.checksum[slot]) != int(ledger.before[slot]):
+    if held == UNKNOWN or int(ledger.checksum[slot]) != int(ledger.scanned[slot]):
         return None
     if int(ledger.position[slot]) != position:
         return distinct(ledger, slot, fresh) or None

@@ -186,7 +186,7 @@ class Watcher(Replaying):
         """Remember the slots that changed since the last scan, to explain later reads."""
         if (changed := ledger.scan()) is None:
             return
-        changed = changed & (ledger.checksum != 0) & (ledger.before != ledger.checksum)
+        changed = changed & (ledger.checksum != 0) & (ledger.scanned != ledger.checksum)
         slots = changed.nonzero().flatten()
         if len(slots):
             ledger.note_overwrite(slots.tolist(), Overwrite(self.number, what))
@@ -311,7 +311,7 @@ class Watcher(Replaying):
         slots = mine[now.changed[name][mine]]
         ledger.forget(slots)
         ledger.mark_in_use(slots)
-        ledger.checksum[slots] = ledger.before[slots]
+        ledger.checksum[slots] = ledger.scanned[slots]
 
     @guarded
     def abandon(self) -> None:

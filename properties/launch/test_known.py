@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from paritybit.launch.known import Entry, Known, known_findings
+from paritybit.launch.known import Known, KnownFinding, known_findings
 from paritybit.launch.schema import Cause, RecordedFinding
 from properties.launch.conftest import Script, Watch
 from properties.support.harness.command_line import FINDING, MALFORMED, OK
@@ -62,7 +62,7 @@ def test_another_file_is_malformed(
 
 
 def test_a_finding_is_known_until_the_day_that_is_named() -> None:
-    entry = Entry("leak", "swa", THREAD, "2026-12-31")
+    entry = KnownFinding("leak", "swa", THREAD, "2026-12-31")
     for day, known in (("2026-12-31", True), ("2027-01-01", False)):
         held = Known((entry,), datetime.date.fromisoformat(day))
         finding = RecordedFinding("leak", "text", "key", cause=Cause("swa"))
@@ -75,4 +75,4 @@ def test_a_source_tree_brings_its_own_file(tmp_path: Path) -> None:
     assert known_findings(None, str(tmp_path)).entries == ()
     data: dict[str, Any] = {"format": "paritybit-known", "version": 1, "known": [STRAY]}
     (tmp_path / "paritybit-known.json").write_text(json.dumps(data), encoding="utf-8")
-    assert known_findings(None, str(tmp_path)).entries == (Entry(**STRAY),)
+    assert known_findings(None, str(tmp_path)).entries == (KnownFinding(**STRAY),)

@@ -67,7 +67,7 @@ def test_a_frame_finds_a_change_of_any_bit_once(ledger: Ledger) -> None:
             last = (-1,) * mine.dim()
             mine[last] ^= -128 if mine.dtype != torch.uint8 else 128
             assert framed(ledger).nonzero().flatten().tolist() == [slot]
-            assert torch.equal(ledger.before, checksums(ledger))
+            assert torch.equal(ledger.scanned, checksums(ledger))
             assert not bool(framed(ledger).any())
 
 
@@ -80,4 +80,4 @@ def test_a_large_group_has_no_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
         ledger.scan()
         tensor[3, 1] = 1
         assert framed(ledger).nonzero().flatten().tolist() == [3]
-        assert torch.equal(ledger.before, checksums(ledger))
+        assert torch.equal(ledger.scanned, checksums(ledger))

@@ -118,7 +118,7 @@ SETTINGS: dict[str, Any] = {
 """A server's default values, except for the sizes of a bound."""
 
 
-class Settings(Bag):
+class ServerSettings(Bag):
     """The settings of a server. Each group of settings is the bag itself."""
 
     def __init__(self, page_size: int, chunk: int) -> None:
@@ -129,7 +129,7 @@ class Settings(Bag):
         return self if name in GROUPS else super().__getattr__(name)
 
 
-def publish(engine: EngineModules, settings: Settings) -> None:
+def publish(engine: EngineModules, settings: ServerSettings) -> None:
     """Make the engine's own accessors return the settings.
 
     Modules of the engine keep the accessor from the time of their import, so the accessor must
@@ -181,12 +181,12 @@ def load(found: fetch.EngineFolder) -> EngineModules:
 
 
 class World:
-    """Creates the engine's objects for a bound. Settings are published to the engine once."""
+    """Creates the engine's objects for a bound. Its settings are published to the engine once."""
 
     def __init__(self, engine: EngineModules, bound: Bound) -> None:
         self.engine, self.bound = engine, bound
         self.chunk = -(-bound.budget // bound.page_size) * bound.page_size
-        self.settings = Settings(bound.page_size, self.chunk)
+        self.settings = ServerSettings(bound.page_size, self.chunk)
         publish(engine, self.settings)
         self.batch = engine.part(f"{BATCHES}:ScheduleBatch")
         self.adder = engine.part("srt.managers.schedule_policy:PrefillAdder")
