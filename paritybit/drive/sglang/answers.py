@@ -31,6 +31,8 @@ WORD = 32
 class Grammar:
     """The engine's object for the grammar of a request: its next token belongs to the next class.
 
+    It never ends, because some requests go on after the end of a text.
+
     It is a mixin for the engine's class. A mask has a bit per token, int32 [rows, words].
     """
 
@@ -46,17 +48,13 @@ class Grammar:
 
     def accept_token(self, token: int) -> None:
         """Go on after a token. Raises ValueError for one that is not allowed."""
-        if self.is_terminated() or token % CLASSES != self.allowed:
+        if token % CLASSES != self.allowed:
             raise ValueError(f"token {token} is not allowed as number {len(self.tokens)}")
         self.tokens.append(token)
 
     def rollback(self, count: int) -> None:
         """Go back by some tokens."""
         del self.tokens[len(self.tokens) - count :]
-
-    def is_terminated(self) -> bool:
-        """Return whether no token may follow."""
-        return self.tokens[-1:] == [END_OF_TEXT]
 
     def copy(self) -> "Grammar":
         """Return the grammar of another request."""
