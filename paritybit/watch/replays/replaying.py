@@ -280,6 +280,7 @@ class Replaying(Between):
         causes, layers = ([], {}) if explained is None else (explained.causes, explained.layers)
         if kind is None:
             causes = list(held_by(now.holding, ledger.group.name, stray))
+        self.lines.ask_of_slots()
         found = StrayWrites(now.number, now.forward, ledger, stray, kind, causes, layers)
         self.judge("scan", found)
         for cause, slots in causes:
