@@ -223,7 +223,7 @@ class Checksums:
         return (mixed * self.scaled).sum(1) if mixed.is_cuda else mixed @ self.scaled
 
 
-class Snapshot:
+class GroupSnapshot:
     """The words of all slots of a group, as they were at the last `update`.
 
     A comparison of words takes less time on a CPU than a checksum, and it is exact.
@@ -234,7 +234,7 @@ class Snapshot:
         self.copies = [words.clone() for words in checksums.every()]
 
     @classmethod
-    def of(cls, checksums: Checksums) -> "Snapshot | None":
+    def of(cls, checksums: Checksums) -> "GroupSnapshot | None":
         """Return the snapshot of a group, or None if it is too large, empty or not on a CPU."""
         sizes = [tensor.nbytes for tensor in checksums.tensors]
         on_cpu = all(tensor.device.type == "cpu" for tensor in checksums.tensors)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.watch.bits import Checksums, Snapshot
+from paritybit.watch.bits import Checksums, GroupSnapshot
 from paritybit.watch.chains import UNKNOWN
 from paritybit.watch.facts import Group
 from paritybit.watch.slices import told
@@ -125,7 +125,7 @@ class Ledger:
         self.forward, self.freed = rest
         self.open = False
         """Whether a trial may change slots now."""
-        self.snapshot = Snapshot.of(self.checksums)
+        self.snapshot = GroupSnapshot.of(self.checksums)
         if self.snapshot is not None:
             self.scanned.copy_(folded(self.checksums.all()))
         self.entered: list[Tensor] = []

@@ -8,7 +8,7 @@ from paritybit.engines.loading import EngineModules
 from paritybit.explore.bound import Bound
 from paritybit.explore.laws import Shadow, ownership
 from paritybit.explore.search import ViolationError
-from paritybit.explore.sglang.scheduler import Computed, Scheduler, record, tokens_of
+from paritybit.explore.sglang.scheduler import Computed, SglangScheduler, record, tokens_of
 from paritybit.explore.sglang.tree import FULL, SLIDING, Key, Tree
 from paritybit.explore.sglang.world import World, sliding_pages
 
@@ -34,7 +34,7 @@ def shared(engine: EngineModules) -> tuple[type, ...]:
     )
 
 
-class SglangMachine(Scheduler):
+class SglangMachine(SglangScheduler):
     """A scheduler with actions and laws, and the shadow of the slots of both pools."""
 
     def __init__(self, world: World) -> None:

@@ -29,7 +29,7 @@ class Computed:
     end: int
 
 
-class Scheduler:
+class SglangScheduler:
     """The requests and batches of a scheduler, and the engine's objects. Notes what it reached."""
 
     def __init__(self, world: World) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from paritybit.engines.missing import PartMissingError
 from paritybit.explore.laws import Shadow, Tokens
-from paritybit.explore.sglang.scheduler import Scheduler, record, tokens_of
+from paritybit.explore.sglang.scheduler import SglangScheduler, record, tokens_of
 
 FULL, SLIDING = 0, 1
 SIDES = ("full_attn_allocator", "swa_attn_allocator")
@@ -134,7 +134,7 @@ class Key:
     """Numbers the opaque objects of the engine: slots of both pools, nodes, and marks of locks."""
 
     def __init__(
-        self, scheduler: Scheduler, tree: Tree, row: Callable[[Any, int], list[int]]
+        self, scheduler: SglangScheduler, tree: Tree, row: Callable[[Any, int], list[int]]
     ) -> None:
         self.scheduler, self.tree, self.row = scheduler, tree, row
         self.size = scheduler.world.bound.page_size
