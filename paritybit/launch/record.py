@@ -194,7 +194,7 @@ def config_of(outcome: ConfigOutcome) -> ConfigRecord:
 
 
 def findings_of(outcome: ConfigOutcome) -> Iterator[RecordedFinding]:
-    """Yield the first finding of each key in a config."""
+    """Yield the first finding of each key in a configuration."""
     for key, found in outcome.tally.findings.items():
         tally = outcome.tally
         yield replace(
