@@ -1,4 +1,4 @@
-"""sglang answers as requests asked: number of tokens, grammar, processor, log-likelihoods."""
+"""Answers are as requests asked: number of tokens, grammar, processor, log-likelihoods."""
 
 from itertools import chain
 from typing import Any
@@ -6,18 +6,24 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.drive.script import Part, Planned, Sampling
-from paritybit.drive.sglang.answers import END_OF_TEXT, Answer, Grammar, Processor
+from paritybit.drive.answers import END_OF_TEXT, Answer
+from paritybit.drive.script import Sampling
+from paritybit.drive.sglang.answers import Grammar, Processor
 from paritybit.drive.sglang.settings import Served
 
 PROMPT = [7, 8, 9]
 
 
-def wrong(tokens: list[int], likely: tuple[int, ...] = (), cut: bool = False, **asked: Any) -> int:
+def wrong(
+    tokens: list[int],
+    likely: tuple[int, ...] = (),
+    cut: bool = False,
+    stops: tuple[int, ...] = (END_OF_TEXT,),
+    **asked: Any,
+) -> int:
     """Return how many things are wrong with an answer of at most four tokens."""
-    one = Planned("one", (Part("text", 3),), 4, sampling=Sampling(**asked))
-    answer = Answer(one, PROMPT, tokens, list(likely))
-    return len(list(answer.wrong(cut=cut, forced=False)))
+    answer = Answer(PROMPT, 4, Sampling(**asked), stops, tokens, list(likely))
+    return len(list(answer.wrong(cut=cut)))
 
 
 @pytest.mark.parametrize(
@@ -29,9 +35,8 @@ def wrong(tokens: list[int], likely: tuple[int, ...] = (), cut: bool = False, **
         ({}, [4, 5, 6, 7, 8], 1),
         ({}, [4, END_OF_TEXT], 0),
         ({"min_tokens": 3}, [4, END_OF_TEXT], 1),
-        ({"stop_token_ids": (5,)}, [4, 5], 0),
-        ({"stop_token_ids": (5,)}, [4, 5, 6, 7], 1),
-        ({"stop_token_ids": (5,), "ignore_eos": True}, [4, 5, 6, 7], 0),
+        ({"stops": (5,)}, [4, 5], 0),
+        ({"stops": (5,)}, [4, 5, 6, 7], 1),
         ({"grammar": 1}, [5, 10, 15, 4], 0),
         ({"grammar": 1}, [5, 10, 14, 4], 1),
         ({"processor": 1}, [4, 5, 22, 7], 0),

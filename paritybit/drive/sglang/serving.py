@@ -13,12 +13,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from paritybit.drive.answers import CLASSES, END_OF_TEXT, Answer
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
+from paritybit.drive.models import VOCABULARY
 from paritybit.drive.operating.adapters import loads, name_of
 from paritybit.drive.operating.sglang import acts_of
 from paritybit.drive.script import Planned, Sampling
-from paritybit.drive.sglang.answers import CLASSES, END_OF_TEXT, Answer, Grammar, processor, report
+from paritybit.drive.sglang.answers import Grammar, processor
 from paritybit.drive.sglang.settings import Served
 from paritybit.drive.sglang.stand_ins import ANYWHERE, ON_A_CPU
 from paritybit.drive.stand_ins.installing import install as replace
@@ -182,7 +184,9 @@ class Sglang(Engine):
             max_new_tokens=one.tokens, temperature=0.0 if greedy else one.temperature
         )
         how.normalize(self._scheduler.tokenizer)
-        self._answers[one.name] = Answer(one, prompt)
+        stops = () if more.ignore_eos else (END_OF_TEXT, *(more.stop_token_ids or ()))
+        known = [token if token < VOCABULARY - 1 else 0 for token in prompt]  # Clipped.
+        self._answers[one.name] = Answer(known, one.tokens, more, stops)
         return self.structures.TokenizedGenerateReqInput(
             rid=one.name,
             input_text="",
@@ -227,7 +231,7 @@ class Sglang(Engine):
             self._end(output.rid, "abort")
         elif hasattr(output, "finished_reasons"):
             for index, request in enumerate(output.rids):
-                self._answers[request].hear(output, index)
+                hear(self._answers[request], output, index)
                 if self.likely is not None:
                     self._hear_likely(output, index, request)
                 if (reason := output.finished_reasons[index]) is not None:
@@ -236,11 +240,10 @@ class Sglang(Engine):
     def _end(self, request: str, reason: str) -> None:
         """Judge the answer to a request, and report its end to the player."""
         answer = self._answers.pop(request, None)
-        if answer is not None and not answer.aborted:
+        if answer is not None:
             room = self.served.limits().longest // 2
-            cut = "abort" in reason or len(answer.prompt) + answer.asked.tokens > room
-            for text in answer.wrong(cut=cut, forced=self.served.forced):
-                report(f"request {request} is not answered as asked: {text}")
+            cut = "abort" in reason or len(answer.prompt) + answer.most > room
+            answer.judge(request, cut=cut, forced=self.served.forced)
         self.player.ended(request, answer.tokens if answer is not None else ())
 
     def _hear_likely(self, output: Any, index: int, request: str) -> None:
@@ -260,6 +263,14 @@ ENGINE = Sglang
 
 NAMES: Mapping[str, str] = {"min_tokens": "min_new_tokens", "seed": "sampling_seed"}
 """Names of parameters of sampling in sglang, if they differ."""
+
+
+def hear(answer: Answer, output: Any, index: int) -> None:
+    """Note an output of the scheduler, which belongs to the request at `index`."""
+    if output.output_ids is not None:
+        answer.tokens += map(int, output.output_ids[index])
+    for given in (output.input_token_logprobs_idx, output.output_token_logprobs_idx):
+        answer.likely += (given and given[index]) or ()
 
 
 def sampling_of(one: Planned) -> dict[str, Any]:
