@@ -85,7 +85,6 @@ class RecordedFinding(msgspec.Struct, frozen=True):
     freed: Who | None = None
     cause: Cause | None = None
     origin: str | None = None
-    suspects: str | None = None
     excerpt: tuple[ExcerptLine, ...] = ()
     number: Count = 1
     config: str = ""

@@ -18,8 +18,6 @@ def lines_of(finding: RecordedFinding) -> Iterator[tuple[str, str]]:
     if finding.reader is not None:
         yield "read", f"read by {by(finding.reader)}"
     yield "cause", why(finding)
-    if finding.suspects is not None:
-        yield "look at", finding.suspects
     if finding.known is not None:
         yield "known", finding.known
 

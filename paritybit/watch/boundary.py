@@ -3,7 +3,7 @@
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, ParamSpec
 
 import torch
@@ -30,7 +30,7 @@ def guarded(method: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> None:
         watcher: Any = args[0]
-        with watcher.lock, memory.ours(), watcher.unnoted():
+        with watcher.lock, memory.ours():
             if watcher.busy:
                 return
             try:
@@ -67,10 +67,6 @@ class Boundary:
     def lose(self) -> None:
         """Forget everything that is known, and stop watching the current forward."""
         raise NotImplementedError
-
-    def unnoted(self) -> AbstractContextManager[None]:
-        """Return a context in which the calls of the engine are not noted."""
-        return nullcontext()
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -22,16 +22,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from paritybit.watch.facts import StaticInput
-from paritybit.watch.programs import function_of
-from paritybit.watch.slices import frame_of, told
-from paritybit.watch.stacks import NOWHERE, OWN, Stack, engine_file, line_of, stack
+from paritybit.watch.stacks import NOWHERE, OWN, Stack, described, engine_file, line_of, stack
+from paritybit.watch.statements import changed_at, stored_by
 from paritybit.watch.weak import ByObject, ReleasedError, WeakTensor
 
 LARGEST = 2**16
 """The most bytes of a tensor that is followed."""
 
-MOST_WRITES, MOST_VALUES = 24, 6
-"""The most writes to a memory, and stacks that made the values of one, that are remembered."""
+MOST_WRITES = 24
+"""The most writes to a memory that are remembered."""
 
 MOST_POINTERS = 256
 """The most elements of a tensor of pointers."""
@@ -63,15 +62,11 @@ def makes(operation: Any) -> bool:
 
 
 class Write(NamedTuple):
-    """A write to the bytes from `first` to `last` of a memory, by a stack.
-
-    `values` are the stacks that made what it wrote, the latest first.
-    """
+    """A write to the bytes from `first` to `last` of a memory, by a stack."""
 
     first: int
     last: int
     stack: Stack
-    values: tuple[Stack, ...]
 
 
 def tensors_in(given: Any) -> Iterator[Tensor]:
@@ -241,8 +236,6 @@ class Fills(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if not self.active or self.failed:
             return result
-        if (tracing := sys.gettrace()) is not None:
-            sys.settrace(None)
         try:
             self._note(func, result, args, kwargs or {})
         except Exception:  # It would be raised in the engine.
@@ -250,9 +243,6 @@ class Fills(TorchDispatchMode):
             self.known.clear()
             self.written.clear()
             self.left_out.setdefault(FAILED, False)
-        finally:
-            if tracing is not None:
-                sys.settrace(tracing)
         return result
 
     @classmethod
@@ -271,26 +261,13 @@ class Fills(TorchDispatchMode):
         here = self._here() if made else NOWHERE
         if not here.lines:
             return
-        given = [one for part in (*args, *kwargs.values()) for one in tensors_in(part)]
-        origin = self._origin(given, changed)
         for tensor in made:
             if not changed:
                 self.written.pop(tensor.untyped_storage().data_ptr(), None)
-            self._add(tensor, here, origin)
+            self._add(tensor, here)
         if self.judging:
             for tensor in changed:
                 self._fill(tensor, here)
-
-    def _origin(self, given: Sequence[Tensor], changed: Sequence[Tensor]) -> tuple[Stack, ...]:
-        """Return the stacks that made the values of an operation, the latest first."""
-        sources = list[Write]()
-        for one in given:
-            if not any(one is other for other in changed):
-                sources += self.writes(one)[:1]
-                pointed = (self.written.get(address) for address in self._pointed(one))
-                sources += [writes[0] for _, writes in filter(None, pointed)]
-        values = [one.stack for one in sources] + [two for one in sources for two in one.values]
-        return tuple(dict.fromkeys(values))[:MOST_VALUES]
 
     def _here(self) -> Stack:
         """Return the lines of the engine that call now. None if the sanitizer is inside."""
@@ -302,17 +279,17 @@ class Fills(TorchDispatchMode):
             frame = None if own else frame.f_back
         return NOWHERE if frame is None else stack(self.package, frame)
 
-    def _add(self, tensor: Tensor, here: Stack, values: tuple[Stack, ...] = ()) -> None:
+    def _add(self, tensor: Tensor, here: Stack) -> None:
         """Note a write to a tensor."""
         memory = tensor.untyped_storage()
-        self._note_write(memory.data_ptr(), memory, Write(*span(tensor), here, values))
+        self._note_write(memory.data_ptr(), memory, Write(*span(tensor), here))
 
     def _note_write(self, address: int, owner: torch.UntypedStorage, write: Write) -> None:
         """Note a write to the memory at an address. It is forgotten when `owner` is released."""
         held, writes = self.written.get(address, (None, []))
         if held is None or held.expired():
             held, writes = StorageWeakRef(owner), []
-        writes = [one for one in writes if one[:3] != write[:3]]
+        writes = [one for one in writes if one != write]
         self.written[address] = held, [write, *writes][:MOST_WRITES]
 
     def _pointed(self, tensor: Tensor) -> list[int]:
@@ -332,17 +309,13 @@ class Fills(TorchDispatchMode):
             return
         code = kernel.fn.__code__
         path = engine_file(code.co_filename, self.package)
-        source = None if path is None else function_of(code)
         given = {**dict(zip(kernel.arg_names, arguments, strict=False)), **named}
-        targets = {} if source is None else {name: one.first for one, name in source.altering}
-        read = [two for name in given if name not in targets for two in tensors_in(given[name])]
-        origin = self._origin(read, ())
-        for name, line in targets.items():
+        for name, line in stored_by(code, self.package).items():
             inside = Stack((line_of(str(path), line, code), *here.lines))
             for tensor in tensors_in(given.get(name)):
-                self._add(tensor, inside, origin)
+                self._add(tensor, inside)
                 for address in self._pointed(tensor):
-                    write = Write(0, sys.maxsize, inside, origin)
+                    write = Write(0, sys.maxsize, inside)
                     self._note_write(address, tensor.untyped_storage(), write)
 
     def _fill(self, tensor: Tensor, here: Stack) -> None:
@@ -356,9 +329,7 @@ class Fills(TorchDispatchMode):
                 return
             mine = self.known[memory.data_ptr()] = Filled(tensor)
         if mine.reason is None:
-            frame = frame_of(here.lines[0])
-            names = sorted(name for one in frame[1] for name in one.changes) if frame else []
-            mine.name = names[-1].rpartition(".")[2] if names else mine.name
+            mine.name = changed_at(here.lines[0]) or mine.name
             mine.note(tensor)
 
     def writes(self, tensor: Tensor) -> list[Write]:
@@ -392,7 +363,7 @@ class Fills(TorchDispatchMode):
                 names[filled.name] += 1
                 number = f" ({names[filled.name]})" if names[filled.name] > 1 else ""
                 name = f"entries of {filled.name} that were not filled{number}"
-                lines = partial(told, last)
+                lines = partial(described, last)
                 yield StaticInput(name, now, end, filled.ever, lines=lines, earlier=earlier)
 
     def looked(self) -> Iterator[tuple[Filled, Tensor, int]]:

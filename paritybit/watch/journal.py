@@ -4,7 +4,7 @@
 |---|---|
 | `start` | engine, release, pid, torch, device, python |
 | `counts` | counts: name to number; findings: key to number; both are totals so far |
-| `finding` | the fields of `Finding`; excerpt: source around its line; suspects: functions |
+| `finding` | the fields of `Finding`; excerpt: source around its line |
 | `undecided` | what: something that could not be judged |
 | `scope` | settings: name to value |
 | `stand_in` | what was replaced in the engine, why |
@@ -32,7 +32,6 @@ from weakref import WeakKeyDictionary
 
 from paritybit.watch.excerpts import excerpt
 from paritybit.watch.settings import Settings, active
-from paritybit.watch.slices import ASKED, suspects
 
 KINDS = (
     *("start", "counts", "finding", "undecided", "scope", "stand_in", "script", "wave"),
@@ -44,9 +43,6 @@ LARGEST_FILE = 256 * 2**20
 
 MOST_ALIKE = 20
 """Number of findings of one key that are written in full. Further ones are only counted."""
-
-MOST_FOLLOWED = 2
-"""Number of findings of one key whose lines are followed to the functions they depend on."""
 
 PAUSE = 0.5
 """Seconds between two `counts` lines."""
@@ -152,11 +148,7 @@ class Journal:
         """Write a finding. After MOST_ALIKE findings of its key, only count it."""
         self.findings[finding.key] = number = self.findings.get(finding.key, 0) + 1
         if number <= MOST_ALIKE:
-            fields = asdict(finding)
-            if number <= MOST_FOLLOWED:
-                fields["suspects"] = suspects(str(fields), finding.forward)
-            self.write("finding", **fields, excerpt=excerpt(finding.cause, finding.freed))
-        ASKED.clear()
+            self.write("finding", **asdict(finding), excerpt=excerpt(finding.cause, finding.freed))
 
     def count(self, **more: int) -> None:
         """Add to the counts. Writes them if a name is new, or PAUSE seconds after the last time."""

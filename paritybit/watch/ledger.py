@@ -27,8 +27,7 @@ from torch import Tensor
 from paritybit.watch.bits import Checksums, GroupSnapshot
 from paritybit.watch.chains import UNKNOWN
 from paritybit.watch.facts import Group
-from paritybit.watch.slices import told
-from paritybit.watch.stacks import Stack
+from paritybit.watch.stacks import Stack, described
 from paritybit.watch.weak import weakened
 
 ALLOCATED, SHARED = "allocated", "shared"
@@ -64,12 +63,12 @@ class SlotCall:
     @property
     def who(self) -> dict[str, Any]:
         """The call for a finding: its forward, its line, and the lines around it."""
-        source, via = told(self.stack, self.forward)
+        source, via = described(self.stack)
         return {"forward": self.forward, "source": source, "via": via}
 
     def __str__(self) -> str:
         """Return the forward and the lines of the call as text."""
-        lines = ", ".join(filter(None, told(self.stack, self.forward)))
+        lines = ", ".join(filter(None, described(self.stack)))
         return f"before forward {self.forward}{f' by {lines}' if lines else ''}"
 
 

@@ -4,16 +4,14 @@ Each operation of torch that writes or makes a tensor is seen while the engine p
 pass, with the lines of the engine that called for it.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
 
-from paritybit.watch.calls import calls_of
 from paritybit.watch.fills import Fills, Write
-from paritybit.watch.slices import ASKED, TABLE, Asked, leading, told, unseen
-from paritybit.watch.stacks import Stack, named_in
+from paritybit.watch.stacks import Stack, described, named_in
+from paritybit.watch.statements import leading
 
 SLOTS = "slots"
 """The kind of a table from which rows get their slots. Its name ends with that of the group."""
@@ -24,8 +22,8 @@ LISTS = "lists"
 FEW = 64
 """The preparations that are followed if not every forward pass is checked."""
 
-WITHIN = 2
-"""The forward passes of each kind within which calls are followed, too."""
+UNSEEN = "no line was seen that writes it"
+"""What is said of a value whose lines are not known."""
 
 Key = tuple[str, str, str]
 """The kind of an input, such as its graph runner, the kind of the forward pass, and its name."""
@@ -41,12 +39,10 @@ class Lines:
 
     def __init__(self, package: str, every: int = 1) -> None:
         self.every, self.forward = every, ""
-        self.fills, self.calls = Fills(package), calls_of(package)
+        self.fills = Fills(package)
         self.known: dict[Key, list[Write]] = {}
         """The writes to each input when it was noted last, if there were any."""
         self.noted: dict[tuple[str, str], None] = {}
-        self.passes = Counter[str]()
-        """The forward passes of each kind."""
         self.open = self.turn = 0
 
     def of(
@@ -62,12 +58,11 @@ class Lines:
         key = next((key for key in (mine, *alike) if key in self.known), None)
         if key is None:
             if otherwise is not None:
-                return told(Stack((otherwise,)))
-            text = unseen(named_in(name))
-            return None, text if (kind, name) in self.noted else None
+                return described(Stack((otherwise,)))
+            return None, UNSEEN if (kind, name) in self.noted else None
         last, *others = self.known[key]
         first = leading(last.stack, named_in(name))
-        source, via = told(first, None, [one.stack for one in others], last.values)
+        source, via = described(first, [one.stack for one in others])
         if key != mine:
             via = f"that is before {key[1]} forwards; {via}"
         return source, via
@@ -76,12 +71,6 @@ class Lines:
         """Return the line that writes the table of a group's slots, and the lines around it."""
         names = (name for kind, name in self.noted if kind == SLOTS)
         return self.of(SLOTS, next((one for one in names if one.split()[-1] == group), ""))
-
-    def ask_of_slots(self) -> None:
-        """Let suspects include the functions from which rows get their slots."""
-        writes = (one[0] for key, one in self.known.items() if key[0] in (SLOTS, LISTS))
-        stacks = dict.fromkeys(two for one in writes for two in (one.stack, *one.values))
-        ASKED.append(Asked(tuple(stacks), steps=TABLE))
 
     def note(self, kind: str, inputs: Mapping[str, Tensor | Sequence[Tensor]]) -> None:
         """Note inputs that the engine has prepared, or the tensors that they are made of."""
@@ -96,22 +85,8 @@ class Lines:
         self.turn += 1
         if self.every == 1 or self.turn <= FEW:
             self.fills.start()
-        if self.every == 1:
-            self.calls.start()
 
     def stop(self) -> None:
-        """Follow no writes until a forward pass has ended, and calls only within the first ones."""
-        self.follow()
-        self.pause()
-
-    def follow(self) -> None:
-        """Follow calls within the first forward passes of a kind."""
-        if self.every == 1 and self.passes[self.forward] <= WITHIN:
-            self.calls.start()
-        else:
-            self.calls.stop()
-
-    def pause(self) -> None:
         """Follow no writes until the engine prepares a forward pass again."""
         self.fills.stop()
         if not self.open:
@@ -129,23 +104,17 @@ class Lines:
             yield
         finally:
             self.open -= 1
-            self.pause()
+            self.stop()
 
-    def begin(self, kind: str, number: int) -> None:
+    def begin(self, kind: str) -> None:
         """Note that a forward pass of a kind begins."""
         self.forward = kind
-        self.passes[kind] += 1
-        self.calls.note(number)
         if not self.fills.active:
             self.stop()
 
     def done(self) -> None:
         """Note that a forward pass has ended. The engine may prepare the next one now."""
-        self.calls.stop()
-        self.pause()
-        self.calls.note(self.calls.forward)
+        self.stop()
         self.fills.done()
         if self.open:
             self.start()
-        elif self.every == 1:
-            self.calls.start()

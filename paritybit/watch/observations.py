@@ -11,8 +11,7 @@ from paritybit.watch.facts import Forward, IndexList, Row, RowValues, StaticInpu
 from paritybit.watch.journal import Finding
 from paritybit.watch.ledger import Ledger
 from paritybit.watch.origins import Origins
-from paritybit.watch.slices import told
-from paritybit.watch.stacks import NOWHERE, Stack
+from paritybit.watch.stacks import NOWHERE, Stack, described
 
 MOVED = "the slot of a position changed"
 """The cause of a read of another slot than the request had for the position before."""
@@ -147,8 +146,6 @@ class Reads(InForward):
         # Who freed the slot of another position says nothing of this one.
         freed = None if missing else self.ledger.last_free(slot, reused)
         origin, moved = None, False
-        if self.origins is not None:
-            self.origins.lines.ask_of_slots()
         if self.origins is not None and missing:
             freed, origin = self.origins.lost(self.forward, row, position, slot, self.ledger)
         elif self.origins is not None:
@@ -282,7 +279,7 @@ class EngineError(Evidence):
     @property
     def source(self) -> str | None:
         """The line that is blamed, or None."""
-        return told(self.lines)[0]
+        return described(self.lines)[0]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import inspect
 import linecache
 import re
 import sys
+from collections.abc import Sequence
 from functools import cache
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from pathlib import Path
@@ -16,8 +17,8 @@ from typing import Any, NamedTuple
 KEPT = 8
 """The most callers of a line."""
 
-CODES: dict[tuple[str, str], CodeType] = {}
-"""The functions of the lines that were named, by the file and the name."""
+CALLERS, INNER = 6, 2
+"""The most callers of a line that are reported, and lines that it calls."""
 
 WRAPPED = "wrapped"
 """The name of the function that takes the place of an engine's `original`, which it calls."""
@@ -63,9 +64,7 @@ def name_of(code: CodeType) -> str:
 
 def line_of(path: str, line: int, code: CodeType) -> str:
     """Return a line of the engine as text, with the function that it belongs to."""
-    name = name_of(code)
-    CODES[path, name] = code
-    return f"{path}:{line} in {name}"
+    return f"{path}:{line} in {name_of(code)}"
 
 
 def named_in(name: str) -> list[str]:
@@ -120,6 +119,25 @@ def stack(package: str, frame: FrameType | None = None, inner: tuple[str, ...] =
 def brief(line: str) -> str:
     """Return a line without the folders of its file."""
     return line.rpartition("/")[2]
+
+
+def described(given: Stack, also: Sequence[Stack] = ()) -> tuple[str | None, str | None]:
+    """Return the leading line of a stack, and as text the lines around it.
+
+    `also` are other writes to the same value.
+    """
+    lines, lead = given
+    if not lines:
+        return None, None
+    place, _, function = lines[lead].partition(" in ")
+    others = dict.fromkeys(one.line for one in also if one.line != given.line)
+    parts = (
+        ("in", [function] if function else []),
+        ("which calls", list(map(brief, lines[:lead][: -INNER - 1 : -1]))),
+        ("called at", list(map(brief, lines[lead + 1 :][:CALLERS]))),
+        ("also written at", list(map(brief, others))[:INNER]),
+    )
+    return place, "; ".join(f"{how} {', '.join(some)}" for how, some in parts if some) or None
 
 
 def lines_in(path: str) -> list[str]:

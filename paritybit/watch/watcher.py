@@ -80,10 +80,10 @@ class Watcher(Replaying):
 
     def __del__(self) -> None:
         """Judge what was only noted so far."""
-        if hasattr(self, "missed"):  # Else the constructor failed.
-            if os.getpid() == self.journal.pid and any(one.noted for one in self.changes.values()):
-                self.settled()
-            self.lines.calls.stop()
+        if not hasattr(self, "missed"):  # The constructor failed.
+            return
+        if os.getpid() == self.journal.pid and any(one.noted for one in self.changes.values()):
+            self.settled()
 
     def lose(self) -> None:
         """Forget everything that is known, and stop watching the current forward."""
@@ -137,7 +137,7 @@ class Watcher(Replaying):
             self.undecided("a forward began before the last one ended")
         self.settle()
         self.number += 1
-        self.lines.begin(forward.kind, self.number)
+        self.lines.begin(forward.kind)
         chain = reading.hashes(forward, self.chains)
         writes = {name: reading.writes(forward, one, chain) for name, one in self.ledgers.items()}
         owned = {

@@ -21,7 +21,7 @@ from paritybit.watch import journal
 from paritybit.watch.checks import engine_error
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
-from paritybit.watch.slices import told
+from paritybit.watch.stacks import described
 
 CACHE = "/home/someone/.cache/paritybit/engines"
 """Where downloaded engines lie."""
@@ -167,7 +167,7 @@ def test_an_error_of_a_replay_names_the_line_that_the_graph_captured() -> None:
     fault = fault_of(error.value, SERVED)
     assert fault is not None
     assert fault.source == "sglang/srt/lora.py:2"
-    assert told(fault.lines)[1] == "in f; called at runner.py:2 in replay"
+    assert described(fault.lines)[1] == "in f; called at runner.py:2 in replay"
 
 
 REPORTED = """

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from paritybit.watch import attach, journal
-from paritybit.watch.calls import calls_of
 from paritybit.watch.settings import VARIABLE, Settings
 from properties.support.watching import Scene
 
@@ -39,8 +38,6 @@ def toy(
     source = folder / "toyengine" / "__init__.py"
     old, new = getattr(request, "param", ("", ""))
     source.write_text(source.read_text().replace(old, new))
-    sys.settrace(None)  # A watcher of an earlier test may still note calls.
-    calls_of.cache_clear()
     monkeypatch.setenv(VARIABLE, Settings(str(tmp_path)).text())
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(journal, "_OPEN", [])

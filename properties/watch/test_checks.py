@@ -290,31 +290,6 @@ def test_a_fault_fires_its_check(
     assert check in found(tmp_path)
 
 
-FREE = "self.allocators[group].free([s for s in request.slots[group] if s not in cached])"
-
-
-@pytest.mark.parametrize(
-    ("toy", "check", "function"),
-    [
-        ((FREE, FREE.replace("cached])", "cached][1:])")), "leak", "Engine.finish"),
-        (("pop(0)", "pop(0) + 1"), "leak", "Allocator.alloc"),
-        (("if tuple(tokens[:n])", "if tuple(tokens[: n - 1])"), "wrong owner", "Engine.match"),
-        (("slots[-WINDOW:]", "slots[-WINDOW - 1 :]"), "wrong list", "Engine.entries"),
-        (("[:length] for group", "[-length:] for group"), "wrong owner", "Engine.finish"),
-    ],
-    indirect=["toy"],
-)
-def test_a_finding_names_the_function_that_is_wrong(
-    toy: ModuleType, tmp_path: Path, check: str, function: str
-) -> None:
-    """It is among the lines that led to the finding, or among the suspects."""
-    engine = toy.Engine()
-    serve(engine)
-    first = found(tmp_path)[check][0]
-    said = [first["suspects"], first["origin"], first["cause"], first["freed"]]
-    assert function in str(said)
-
-
 def test_a_stray_write_names_the_tail_that_explains_it_and_so_does_who_reads_it(
     toy: ModuleType, tmp_path: Path
 ) -> None:

@@ -1,7 +1,6 @@
 """The lines and the functions of an engine that a finding names."""
 
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +9,9 @@ import pytest
 import torch
 
 from paritybit.watch import stacks
-from paritybit.watch.calls import MONITORING, Calls, calls_of
 from paritybit.watch.lines import Lines
-from paritybit.watch.slices import ASKED, suspects, told
-from paritybit.watch.stacks import Stack, stack
+from paritybit.watch.stacks import Stack, described, stack
+from paritybit.watch.statements import module_of
 
 SOURCE = """\
 import torch
@@ -88,11 +86,8 @@ def plan(runner, n):
 @pytest.fixture
 def engine(tmp_path: Path) -> dict[str, Any]:
     """The functions of the pretended engine, in a package of that name."""
-    sys.settrace(None)  # A watcher of an earlier test may still note calls.
-    stacks.CODES.clear()
     stacks.engine_file.cache_clear()
-    calls_of.cache_clear()
-    ASKED.clear()
+    module_of.cache_clear()
     scope: dict[str, Any] = {}
     path = tmp_path / "engine" / "runner.py"
     path.parent.mkdir()
@@ -121,7 +116,7 @@ def prepared(lines: Lines, engine: Mapping[str, Any], times: int = 3) -> Any:
             runner.pool.give_back(4)
         with lines.learning():
             engine["plan"](runner, float(number))
-        lines.begin("decode", number)
+        lines.begin("decode")
         lines.note("batch", {"ends": runner.ends, "ids 0": runner.ids, "mapping": runner.mapping})
     return runner
 
@@ -145,26 +140,6 @@ def test_an_input_has_the_line_that_wrote_it_and_those_around_it(
     assert more in str(via)
 
 
-@pytest.mark.parametrize(
-    ("name", "functions"),
-    [
-        ("ends", {"Runner.sorted", "Runner.first"}),
-        ("mapping", {"Runner.collect", "Pool.slots"}),
-        ("mapping (1)", {"Runner.prepare"}),
-    ],
-)
-def test_suspects_are_the_functions_on_which_an_input_depends(
-    engine: dict[str, Any], name: str, functions: set[str]
-) -> None:
-    """If no line was seen that writes it, they are those that use its name."""
-    lines = Lines("engine")
-    prepared(lines, engine)
-    lines.note("batch", {"mapping (1)": torch.zeros(2)})
-    found = str(suspects(str(lines.of("batch", name)), 3))
-    assert functions <= set(found.split(", "))
-    assert "Pool.count" not in found
-
-
 def test_a_line_for_another_kind_of_forward_is_named_as_such(engine: dict[str, Any]) -> None:
     lines = Lines("engine")
     prepared(lines, engine)
@@ -181,25 +156,12 @@ def test_an_input_has_the_kernel_that_stores_to_it(engine: dict[str, Any]) -> No
     with lines.learning():
         engine["fill"](given["ids"], 1)
         engine["run"](lines.fills.launched, kernel, *given.values())
-    lines.begin("decode", 1)
+    lines.begin("decode")
     lines.note("batch", given)
     source, via = lines.of("batch", "out")
     assert source == place("launch(kernel")
     assert via == f"in run; which calls {brief('tl.store')} in scatter"
-    assert suspects(str(source), 1) == "fill"
     assert lines.of("batch", "ids")[0] == place("tensor.fill_")
-
-
-def test_calls_within_the_sanitizer_are_not_noted(engine: dict[str, Any]) -> None:
-    calls, pool = calls_of("engine"), engine["Pool"]()
-    calls.start()
-    with calls.suspended():
-        calls.start()
-        pool.give_back(1)
-    pool.slots(1)
-    calls.stop()
-    pool.count(1)
-    assert {ran.code.co_name for ran in calls.ran.values()} == {"slots"}
 
 
 def test_an_input_of_the_engine_is_not_kept_alive(engine: dict[str, Any]) -> None:
@@ -210,29 +172,6 @@ def test_an_input_of_the_engine_is_not_kept_alive(engine: dict[str, Any]) -> Non
     assert held.expired()
     lines.done()
     assert not lines.fills.written
-
-
-def test_a_debugger_is_left_alone(engine: dict[str, Any]) -> None:
-    before = sys.gettrace()
-
-    def debugger(*_: Any) -> Callable[..., Any] | None:
-        return None
-
-    sys.settrace(debugger)
-    try:
-        prepared(Lines("engine"), engine)
-        assert sys.gettrace() is debugger
-    finally:
-        sys.settrace(before)
-    assert MONITORING is not None or not calls_of("engine").ran
-
-
-def test_an_error_while_calls_are_noted_does_not_reach_the_engine(
-    engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Calls, "_note", lambda *_: 1 / 0)
-    assert prepared(Lines("engine"), engine).ids[0] == 3
-    assert sys.gettrace() is None
 
 
 INNER = """
@@ -249,8 +188,8 @@ def test_an_allocator_acts_on_behalf_of_its_caller(tmp_path: Path) -> None:
     for name, source in files.items():
         exec(compile(source, tmp_path / "engine" / name, "exec"), scope)
     found = scope["evict"](lambda: stack("engine", inner=("/pool.py",)))
-    assert told(found) == (
+    assert described(found) == (
         "engine/cache.py:2",
         "in evict; which calls pool.py:3 in give, pool.py:5 in free",
     )
-    assert told(Stack(())) == (None, None)
+    assert described(Stack(())) == (None, None)

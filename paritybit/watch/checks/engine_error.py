@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from paritybit.watch.journal import Finding
 from paritybit.watch.observations import Check, EngineError, uncounted
-from paritybit.watch.slices import told
+from paritybit.watch.stacks import described
 
 INDEX_ERRORS = ("out of bounds", "index out of range in self")
 """What torch's message for an index out of bounds contains, in lower case."""
@@ -12,7 +12,7 @@ INDEX_ERRORS = ("out of bounds", "index out of range in self")
 
 def judge(error: EngineError) -> Iterable[Finding]:
     """Yield one finding, with the engine's message and line."""
-    source, via = told(error.lines)
+    source, via = described(error.lines)
     cause = {"what": "the line that raised", "source": source, "via": via}
     known = None if source is None else cause
     yield error.found(CHECK.name, f"{error.what}: {error.text}", cause=known, why=error.what)

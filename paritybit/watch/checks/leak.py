@@ -22,15 +22,8 @@ from paritybit.watch.observations import (
     IdleSlots,
     Outside,
 )
-from paritybit.watch.slices import ASKED, Asked
 
 IDLE = "no forward pass runs, and"
-
-ENDS = (
-    *("abort", "cancel", "clear", "evict", "finish", "flush", "free", "insert", "lock", "preempt"),
-    *("protect", "ref", "release", "remove", "reset", "retract", "unlock"),
-)
-"""Words in the names of what ends the use of slots."""
 
 
 def judge(idle: IdleSlots | IdleRows | Cached | Outside) -> Iterable[Finding]:
@@ -79,7 +72,6 @@ def held(idle: Evidence, group: str | None, count: int, what: str, fewer: str) -
     """
     where = "" if group is None else f" ({group})"
     if count:
-        ASKED.append(Asked(words=ENDS))
         count, what = abs(count), what if count > 0 else fewer
         text = f"{IDLE} {count} {what}{where}"
         yield idle.found(CHECK.name, text, group=group, why=what, count=count)
@@ -114,8 +106,6 @@ def origin_of(ledger: Ledger, slot: int) -> str | None:
     """Return which lines allocated a slot, and freed others of its request, if they are known."""
     given = ledger.last_allocation(slot)
     text, beside = None if given is None else " ".join(map(str, given)), ledger.freed_beside(slot)
-    if beside is None:
-        ASKED.append(Asked(words=ENDS))
     return "; ".join(filter(None, (text, beside))) or None
 
 

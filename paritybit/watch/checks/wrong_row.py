@@ -11,8 +11,7 @@ from torch import Tensor
 from paritybit.watch.facts import RowValues
 from paritybit.watch.journal import Finding
 from paritybit.watch.observations import Check, RowsGiven
-from paritybit.watch.slices import told
-from paritybit.watch.stacks import Stack
+from paritybit.watch.stacks import Stack, described
 
 
 def judge(rows: RowsGiven) -> Iterable[Finding]:
@@ -67,13 +66,13 @@ def finding(rows: RowsGiven, values: RowValues, row: int | None, what: str) -> F
     request = None if row is None else values.requests[row]
     if values.explain is not None and row is not None:
         name, more, found = values.explain(row)
-        source, via = told(Stack((found,))) if found is not None else (source, via)
+        source, via = described(Stack((found,))) if found is not None else (source, via)
     move = rows.moves.get(request or "")
     if move is not None:
         more = "; ".join(filter(None, (more, move[1])))
         if move[0].lines and values.lasting:
             filled = ", ".join(filter(None, (source, via)))
-            source, via = told(move[0])
+            source, via = described(move[0])
             via = "; ".join(filter(None, (via, filled and f"it was filled at {filled}")))
     cause = {"what": name, "input": name, "source": source, "via": via}
     which = "all rows" if row is None else f"request {request} (row {row})"

@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,7 +25,6 @@ from paritybit.watch.replays.influence import LiveReads
 from paritybit.watch.replays.relations import NAMES, Relations, Tried
 from paritybit.watch.replays.trial import Trial, rewritten
 from paritybit.watch.settings import NOT_TRIED, Settings
-from paritybit.watch.slices import ASKED, Asked
 
 
 @dataclass
@@ -49,10 +48,6 @@ class WatchedForward:
     """The kind of the last graph runner that replayed a graph in this forward."""
     rewritten: bool = False
     """Whether a replay ran again to see which slots with unchanged bytes it writes."""
-
-
-READING = "attention", "attn", "buffer", "cache", "key", "kv", "mask", "value", "window"
-"""Words in the names of what reads KV."""
 
 
 class Replaying(Between):
@@ -143,20 +138,14 @@ class Replaying(Between):
         self._replayed(replay, result)
         return result
 
-    def unnoted(self) -> AbstractContextManager[None]:
-        """Return a context in which the calls of the engine are not noted."""
-        return self.lines.calls.suspended()
-
     def quieten(self) -> None:
         """Follow no operation of torch any more, because a forward pass runs now."""
         self.lines.fills.stop()
-        self.lines.follow()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Ignore reports of the engine while the sanitizer itself runs it."""
         self.lines.fills.stop()
-        self.lines.calls.stop()
         with super().alone():
             yield
 
@@ -280,7 +269,6 @@ class Replaying(Between):
         causes, layers = ([], {}) if explained is None else (explained.causes, explained.layers)
         if kind is None:
             causes = list(held_by(now.holding, ledger.group.name, stray))
-        self.lines.ask_of_slots()
         found = StrayWrites(now.number, now.forward, ledger, stray, kind, causes, layers)
         self.judge("scan", found)
         for cause, slots in causes:
@@ -298,8 +286,6 @@ class Replaying(Between):
             self.blamed.add(tried.cause["input"])
         if tried.found is not None:
             given = now.number, now.forward, replay.kind
-            group = tried.found.group or ""
-            ASKED.append(Asked(words=(*READING, group), within=True))
             self.judge(tried.name, Relation(*given, tried.found, tried.cause, tried.padding))
 
     def not_tried(self, check: str, reason: str, number: int = 1) -> None:
