@@ -453,7 +453,6 @@ class Between(Boundary):
             used = torch.ones(host.size, dtype=torch.bool)
             slots = host.free, host.cached
             self.judge("idle", IdleSlots(self.number, name, used, *slots, host.locked))
-            self.journal.count(host_slots=host.size, held_host_slots=len(host.cached))
         if rows is not None:
             self.judge("idle", IdleRows(self.number, *rows))
         self.journal.count(idle=1)

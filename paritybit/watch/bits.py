@@ -83,15 +83,6 @@ def in_place(tensor: Tensor, block: int | None) -> tuple[Tensor, int] | None:
     return None if rest or not viewable(first) else (words, distance)
 
 
-def rows_of(tensor: Tensor, block: int | None) -> Tensor | None:
-    """Return a view of the words of each slot, [slots, words], or None if there is no such view."""
-    if block is not None:
-        if tensor.stride(0) != block * tensor.stride(1):
-            return None
-        tensor = tensor.flatten(0, 1)
-    return words_of(tensor) if len(tensor) and viewable(tensor) else None
-
-
 def taken(tensor: Tensor, slots: Tensor, block: int | None) -> Tensor:
     """Return a copy of the rows of some slots, [n, ...]. Works for every dtype."""
     bits = as_integers(tensor)
@@ -127,8 +118,6 @@ class Checksums:
         self.device = tensors[0].device
         self.scales: Sequence[int] = factors(len(tensors), SEED).tolist()
         self.bytes_per_slot = sum(self.row(t) * t.element_size() for t in tensors)
-        rows = [rows_of(tensor, self.block) for tensor in tensors]
-        self.rows = [None if one is None else WeakTensor(one) for one in rows]
         self.tables: dict[int, Tensor] = {}
         self.scaled: Tensor | None = None
         self.chunk = CHUNK.get(self.device.type, LARGE_CHUNK)
@@ -158,7 +147,7 @@ class Checksums:
             return None
         try:
             launcher: Any = importlib.import_module("paritybit.watch.kernel").Launcher(self)
-            launcher.all(0, min(1, self.slots))
+            launcher.of(torch.arange(min(1, self.slots), device=self.device))
         except Exception:  # Triton is missing, or cannot compile here.
             return None
         return launcher
@@ -181,9 +170,6 @@ class Checksums:
     def all(self, first: int = 0, last: int | None = None) -> Tensor:
         """Return the checksums of the slots from `first` to `last` - 1, int64 [slots]."""
         last = self.slots if last is None else last
-        if (fast := self.fast) is not None:
-            sums: Tensor = fast.all(first, last)
-            return sums
         return self.of(torch.arange(first, last, device=self.device))
 
     def of(self, slots: Tensor) -> Tensor:
@@ -197,20 +183,12 @@ class Checksums:
 
     def words(self, slots: Tensor) -> list[Tensor]:
         """Return a copy of the words of some slots, [n, words] for each tensor."""
-        return [
-            words_of(taken(tensor, slots.to(tensor.device), self.block))
-            if rows is None
-            else (words := rows()).index_select(0, slots.to(words.device))
-            for tensor, rows in zip(self.tensors, self.rows, strict=True)
-        ]
+        return [words_of(taken(one, slots.to(one.device), self.block)) for one in self.tensors]
 
     def every(self) -> list[Tensor]:
         """Return the words of all slots, [slots, words] for each tensor. Most are views."""
-        slots = torch.arange(self.slots, device=self.device)
-        return [
-            words_of(taken(tensor, slots, self.block)) if rows is None else rows()[: self.slots]
-            for tensor, rows in zip(self.tensors, self.rows, strict=True)
-        ]
+        flat = (one if self.block is None else one.flatten(0, 1) for one in self.tensors)
+        return [words_of(one[: self.slots]) for one in flat]
 
     def of_words(self, words: Sequence[Tensor]) -> Tensor:
         """Return the checksums of slots with these words, int64 [n]."""

@@ -39,7 +39,6 @@ def checksum_kernel(
     table,
     slots,
     out,
-    first: tl.int64,
     count,
     tensors,
     stride: tl.int64,
@@ -47,7 +46,6 @@ def checksum_kernel(
     width,
     BLOCK: tl.constexpr,
     WORD: tl.constexpr,
-    INDEXED: tl.constexpr,
     ALIGNED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -55,12 +53,8 @@ def checksum_kernel(
 ):
     entry = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = entry < count
-    # Convert to 64 bits before the multiplication, because a pool may have more than 2^31 words.
-    if INDEXED:  # noqa: SIM108 - Triton compiles one branch alone
-        slot = tl.load(slots + entry, mask=inside, other=0)
-    else:
-        slot = first + entry.to(tl.int64)
-    if BLOCK == 0:  # noqa: SIM108
+    slot = tl.load(slots + entry, mask=inside, other=0)
+    if BLOCK == 0:  # noqa: SIM108 - Triton compiles one branch alone
         place = slot * stride
     else:
         place = slot // BLOCK * apart + slot % BLOCK * stride
@@ -105,23 +99,12 @@ class Launcher:
         self.device, self.table = checksums.device, checksums.table
         self.parts, self.block = list(alike(checksums)), checksums.block or 0
 
-    def all(self, first: int, last: int) -> Tensor:
-        """Return the checksums of the slots from `first` to `last` - 1, int64 [slots]."""
-        out = torch.zeros(last - first, dtype=torch.int64, device=self.device)
-        self._launch(out, out, first, indexed=False)
-        return out
-
     def of(self, slots: Tensor) -> Tensor:
         """Return the checksums of some slots, int64 [n]."""
-        out = torch.zeros(len(slots), dtype=torch.int64, device=self.device)
-        self._launch(out, slots.to(torch.int64).contiguous(), 0, indexed=True)
-        return out
-
-    def _launch(self, out: Tensor, slots: Tensor, first: int, *, indexed: bool) -> None:
-        """Add the share of each part of the group to `out`."""
-        if not len(out):
-            return
-        for part in self.parts:
+        # 64 bits, because a pool may have more than 2^31 words.
+        slots = slots.to(torch.int64).contiguous()
+        out = torch.zeros_like(slots)
+        for part in self.parts if len(slots) else ():
             columns = min(WIDEST, triton.next_power_of_2(part.width))
             rows = TILE // columns
             tensors = len(part.addresses)
@@ -132,7 +115,6 @@ class Launcher:
                 self.table(part.width),
                 slots,
                 out,
-                first,
                 len(out),
                 tensors,
                 part.stride,
@@ -140,13 +122,13 @@ class Launcher:
                 part.width,
                 BLOCK=self.block,
                 WORD=TYPES[part.word],
-                INDEXED=indexed,
                 ALIGNED=part.aligned,
                 ROWS=rows,
                 COLUMNS=columns,
                 TENSORS=TENSORS,
                 num_warps=WARPS,
             )
+        return out
 
 
 def alike(checksums: Checksums) -> Iterable[Alike]:

@@ -325,23 +325,20 @@ class Wrong:
 
 @dataclass(frozen=True)
 class Relation(InForward):
-    """A replay that reads wrongly, or gave another result under a condition that must not matter.
-
-    `padding` is the input whose padded part makes the difference.
-    """
+    """A replay that reads wrongly, or differs under a condition that must not matter."""
 
     kind: str
     shown: Difference | Wrong
     cause: Mapping[str, Any] | None = None
-    padding: StaticInput | None = None
 
     def finding(self, check: str, what: str) -> Finding:
         """Return the finding of a check for a difference."""
         assert isinstance(self.shown, Difference)
         group, where, size = self.shown.group, self.shown.where, self.shown.size
+        why = "" if self.cause is None else f"; {self.cause['what']}"
         return self.found(
             check,
-            f"{what}: {where} differs by {size:.2g} of its largest value",
+            f"{what}: {where} differs by {size:.2g} of its largest value{why}",
             group=group,
             replay=self.kind,
             layer=where if group else None,

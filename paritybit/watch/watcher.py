@@ -206,7 +206,7 @@ class Watcher(Replaying):
             ledger = self.ledgers[given.group]
             self.judge("lists", GivenList(self.now.number, self.now.forward, ledger, given))
             rows = len(self.now.forward.rows)
-            self.journal.count(lists=1, list_entries=int(given.counts[:rows].sum()))
+            self.journal.count(list_entries=int(given.counts[:rows].sum()))
 
     @guarded
     def judge_inputs(self, kind: str, inputs: Sequence[StaticInput]) -> None:

@@ -76,6 +76,4 @@ def test_a_leak_on_the_host_is_found(
     scene.watcher.idle({}, hosts={name: one for name, one in slots.items() if "kv" in name})
     found = [line["text"] for line in scene.lines("finding")]
     assert [text in line for text, line in zip(texts, found, strict=True)] == [True] * len(texts)
-    assert scene.counts()["host_slots"] == SIZE
-    assert scene.counts()["held_host_slots"] == 3
     scene.close()

@@ -1,33 +1,31 @@
-"""The checks, in the order in which they are reported. Each is a module with a CHECK."""
+"""The checks, in the order in which they are reported."""
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 
+from paritybit.watch.checks import (
+    changed_dtype,
+    double_free,
+    engine_error,
+    kernel_race,
+    leak,
+    moved_address,
+    reads,
+    relations,
+    stale_input,
+    stray_write,
+    unwritten_slot,
+    wrong_list,
+    wrong_read,
+    wrong_row,
+)
 from paritybit.watch.observations import Check
 
-MODULES = (
-    "stray_write",
-    "unwritten_slot",
-    "wrong_owner",
-    "corrupted_read",
-    "uninitialised_read",
-    "wrong_list",
-    "freed_in_use",
-    "double_free",
-    "leak",
-    "engine_error",
-    "unrepeatable_replay",
-    "padding_leak",
-    "graph_and_eager_differ",
-    "wrong_read",
-    "kernel_race",
-    "moved_address",
-    "changed_dtype",
-    "stale_input",
-    "wrong_row",
+_ALL: Sequence[Check] = (
+    *(stray_write.CHECK, unwritten_slot.CHECK, *reads.CHECKS, wrong_list.CHECK),
+    *(double_free.CHECK, leak.CHECK, engine_error.CHECK, *relations.CHECKS, wrong_read.CHECK),
+    *(kernel_race.CHECK, moved_address.CHECK, changed_dtype.CHECK, stale_input.CHECK),
+    wrong_row.CHECK,
 )
-
-_ALL: Sequence[Check] = [import_module(f"{__name__}.{name}").CHECK for name in MODULES]
 
 CHECKS: Mapping[str, Check] = {check.name: check for check in _ALL}
 

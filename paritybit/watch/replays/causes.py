@@ -56,13 +56,8 @@ class Suspect:
         return not violated(other)
 
 
-def suspects_of(
-    trial: Trial, captured: Mapping[str, Tensor], known: Collection[str]
-) -> list[Suspect]:
-    """Return the inputs of a trial that a reset would change.
-
-    `captured` has values at capture. Inputs in `known` come first, as they were a cause before.
-    """
+def suspects_of(trial: Trial, captured: Mapping[str, Tensor]) -> list[Suspect]:
+    """Return the inputs of a trial that a reset would change. `captured` has values at capture."""
     before = {(tensor.data_ptr(), tensor.shape): value for tensor, value in trial.inputs.pairs}
     found = []
     for static in trial.replay.inputs:
@@ -83,7 +78,7 @@ def suspects_of(
                 parts.append(LIVE)
         if parts:
             found.append(Suspect(static, value, " and the ".join(parts)))
-    return sorted(found, key=lambda suspect: suspect.static.name not in known)
+    return found
 
 
 @dataclass(frozen=True)

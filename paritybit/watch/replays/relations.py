@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.watch.facts import StaticInput
 from paritybit.watch.observations import Difference, Wrong
 from paritybit.watch.replays.aimed import aimed
 from paritybit.watch.replays.causes import Suspect
@@ -56,15 +55,13 @@ Way = Callable[[Trial, int], Result]
 class Tried:
     """The result of testing a relation.
 
-    `found` is a wrong read, or a difference that rounding cannot explain. `padding` is the input
-    whose padding alone makes the difference, if there is no cause. `reason` is why the relation was
-    not tested.
+    `found` is a wrong read, or a difference that rounding cannot explain. `reason` is why the
+    relation was not tested.
     """
 
     name: str
     found: Difference | Wrong | None = None
     cause: Mapping[str, Any] | None = None
-    padding: StaticInput | None = None
     reason: str | None = None
 
 
@@ -143,7 +140,8 @@ class Relations:
     ) -> Tried:
         """Return the result for the difference that other tails make.
 
-        With any valid values in its tail, an input must do no harm, so it is no cause.
+        With any valid values in its tail, an input must do no harm. So it is a cause only if no
+        other one is, and if its tail alone makes the difference.
         """
         others = [one for one in suspects if one.static.name not in tails]
         tried = self.judged(trial, PADDING, found)
@@ -153,8 +151,9 @@ class Relations:
         for name, value in tails.items():
             alone = with_tails(trial, {name: value})
             if alone is not None and alone.beyond_rounding:
-                mine = (one for one in trial.replay.inputs if one.name == name)
-                return replace(tried, padding=next(mine))
+                mine = next(one for one in trial.replay.inputs if one.name == name)
+                what = f"the padding in {name} matters"
+                return replace(tried, cause={"what": what, **mine.place})
         return tried
 
     def eager(self, trial: Trial, suspects: Sequence[Suspect]) -> Tried:

@@ -59,7 +59,6 @@ class Replaying(Between):
         super().__init__(groups, journal, settings, package)
         self.now: WatchedForward | None = None
         self.trial: Trial | None = None
-        self.blamed: set[str] = set()
         tried = tuple(name for name in NAMES if name in {check.name for check in self.checks})
         self.relations = Relations(settings.every, tried)
         self.captures = Captures(journal)
@@ -255,7 +254,7 @@ class Replaying(Between):
         """Return the static inputs that may explain what a replay does wrong."""
         known = self.captures.get(trial.replay.graph) or {}
         values = {name: was.value for name, was in known.items() if was.value is not None}
-        return suspects_of(trial, values, self.blamed)
+        return suspects_of(trial, values)
 
     def judge_stray(
         self,
@@ -272,7 +271,6 @@ class Replaying(Between):
         found = StrayWrites(now.number, now.forward, ledger, stray, kind, causes, layers)
         self.judge("scan", found)
         for cause, slots in causes:
-            self.blamed.add(cause.get("input", ""))
             ledger.note_overwrite(slots, Overwrite(now.number, "a stray write", cause))
         ledger.note_overwrite(stray.tolist(), Overwrite(now.number, "a stray write"))
 
@@ -282,11 +280,9 @@ class Replaying(Between):
             self.not_tried(tried.name, tried.reason)
             return
         self.compared(tried.name, 1)
-        if tried.cause is not None:
-            self.blamed.add(tried.cause["input"])
         if tried.found is not None:
             given = now.number, now.forward, replay.kind
-            self.judge(tried.name, Relation(*given, tried.found, tried.cause, tried.padding))
+            self.judge(tried.name, Relation(*given, tried.found, tried.cause))
 
     def not_tried(self, check: str, reason: str, number: int = 1) -> None:
         """Count trials of a check that could not have failed."""
