@@ -9,12 +9,15 @@ from torch import Tensor
 
 from paritybit.watch.facts import Forward, IndexList, Row, RowValues, StaticInput
 from paritybit.watch.journal import Finding
-from paritybit.watch.ledger import Ledger
+from paritybit.watch.ledger import Ledger, SlotCall
 from paritybit.watch.origins import Origins
 from paritybit.watch.stacks import NOWHERE, Stack, described
 
 MOVED = "the slot of a position changed"
 """The cause of a read of another slot than the request had for the position before."""
+
+OFFERED = "the slot is added to the prefix cache"
+"""The cause if the engine offers a slot to other requests."""
 
 SHOWN = 8
 """Number of slots that a finding lists."""
@@ -96,6 +99,7 @@ class Reads(InForward):
     - `origins`: how requests got their slots, or None if not all forwards are checked.
     - `missing`: the position has no slot (-1) or a reserved slot. The entries of the ledger are
       then those of slot 0.
+    - `offer`: the call that offers the slots to other requests, if no forward reads them yet.
     """
 
     ledger: Ledger
@@ -112,6 +116,7 @@ class Reads(InForward):
     written: Tensor
     freed: Tensor
     origins: Origins | None = None
+    offer: SlotCall | None = None
 
     def findings(
         self, check: str, wrong: Tensor, what: str, reused: bool = False
@@ -140,9 +145,12 @@ class Reads(InForward):
         cause = (
             None if overwrite is None else {"what": overwrite.what, "forward": overwrite.forward}
         )
+        if cause is None and self.offer is not None:
+            cause = {"what": OFFERED, **self.offer.who}
         if overwrite is not None and overwrite.cause is not None:
             cause = {**overwrite.cause, "forward": overwrite.forward}
         place = "has no slot" if missing else f"slot {slot}"
+        verb = "reads" if self.offer is None else "offers"
         # Who freed the slot of another position says nothing of this one.
         freed = None if missing else self.ledger.last_free(slot, reused)
         origin, moved = None, False
@@ -157,7 +165,7 @@ class Reads(InForward):
                 cause = {"what": MOVED, "source": source, "via": via}
         return self.found(
             check,
-            f"request {request} reads position {position} ({place}, {group}): {what}",
+            f"request {request} {verb} position {position} ({place}, {group}): {what}",
             group=group,
             slots=tuple(int(self.slots[place]) for place in places[:SHOWN]),
             count=len(places),

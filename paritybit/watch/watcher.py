@@ -21,7 +21,7 @@ from torch import Tensor
 from paritybit.watch import memory, reading
 from paritybit.watch.between import FILLED, MOST_NOTED
 from paritybit.watch.boundary import guarded
-from paritybit.watch.facts import Forward, Group, IndexList, RowValues, StaticInput
+from paritybit.watch.facts import Forward, Group, IndexList, Row, RowValues, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Overwrite
 from paritybit.watch.lines import LISTS
@@ -172,6 +172,28 @@ class Watcher(Replaying):
             unresolved_reads=open_,
             **{f"forwards: {forward.kind}": 1},
         )
+
+    @guarded
+    def offered(self, group: str, request: str, tokens: Sequence[int], slots: Tensor) -> None:
+        """Judge slots that the engine now offers to requests with the same first tokens.
+
+        `slots`, int64 [n], are those of the last n of the request's first `tokens`. It is called
+        between forwards, as the request may be aborted before another one reads them.
+        """
+        self.settle()
+        known = self.chains.chains.get(request)
+        more = known.tokens[len(tokens) :] if known is not None else []  # Those under way.
+        held = torch.cat([torch.full((len(tokens) - len(slots),), -1), slots])
+        row = Row(
+            *(request, [*tokens, *more, None], len(tokens), max(1, len(more)), {group: held}),
+            window=len(slots) + 1,
+        )
+        forward, ledger = Forward("prefix cache", (row,)), self.ledgers[group]
+        chain = reading.hashes(forward, self.chains)
+        reads = reading.reads(forward, self.number, ledger, chain, None)
+        if reads is not None:
+            reading.resolve(reads, self.chains)
+            self.judge("reads", replace(reads, offer=self.call()))
 
     def judge_outside(self, forward: Forward, ledger: Ledger) -> None:
         """Judge the slots that rows hold although their window left them."""

@@ -27,7 +27,7 @@ from paritybit.connectors.transformers.hooks import Hooks
 from paritybit.testing.replays import InMemory
 from paritybit.watch.checks import wrong_row
 from paritybit.watch.checks.stale_input import judge as stale
-from paritybit.watch.facts import Forward, StaticInput
+from paritybit.watch.facts import Forward, Row, StaticInput
 from paritybit.watch.journal import Finding
 from paritybit.watch.observations import Inputs, RowsGiven
 from paritybit.watch.settings import Settings
@@ -59,7 +59,7 @@ def allocator(index: int, layers: int, flat: Tensor, **more: Any) -> parts.Part:
         layer_indices=list(range(layers)),
         _kv_token_views=views,
         block_table={},
-        ledger=SimpleNamespace(cached_blocks={}, shared_ref_counts={}),
+        ledger=SimpleNamespace(cached_blocks={}, shared_ref_counts={}, block_to_hash={}),
         **more,
     )
 
@@ -277,6 +277,25 @@ def test_what_is_read_before_it_is_written_is_stale() -> None:
     early[f"read_index[{FULL}]"].zero_()  # As the engine left it before it wrote the batch.
     (finding,) = judged(unordered(early, inputs))
     assert f"read_index[{FULL}] (read without waiting" in finding.text
+
+
+def test_a_block_that_is_added_to_the_prefix_cache_must_be_written() -> None:
+    journal, cache = InMemory(Path()), a_cache()
+    engine = TransformersEngine(cache, "5", journal, Settings(""))
+    mine, tokens = cache.cache_allocators[FULL], [*range(2 * PAGE)]
+    mine.block_table["a"] = [6, 7]
+    row = Row("a", tokens, 0, PAGE, {FULL: torch.arange(6 * PAGE, 7 * PAGE)})
+    everything = {name: torch.arange(one.slots) for name, one in engine.watcher.ledgers.items()}
+
+    def mark(allocator: Any, name: str, token_ids: list[int], count: int) -> None:
+        mine.ledger.block_to_hash[6 + len(mine.ledger.block_to_hash)] = 1
+
+    engine.watcher.begin(Forward("prefill", (row,), everything))
+    mine._kv_token_views[0][0][engine.parts[FULL].rows * 6 :][:PAGE] = 1
+    engine.watcher.end()
+    for found in (0, 1):
+        hooked(engine.share, mark, mine, "a", tokens, 1)
+        assert [one.check for one in journal.found] == ["uninitialised read"] * found
 
 
 def an_io(batch: TransformersBatch) -> SimpleNamespace:

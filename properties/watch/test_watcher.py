@@ -56,6 +56,20 @@ def test_a_prefix_is_shared_by_equal_tokens_alone(scene: Scene) -> None:
     assert scene.checks() == ["wrong owner"] * 2
 
 
+def test_an_offered_prefix_was_written_for_its_tokens(scene: Scene) -> None:
+    scene.forward("a", [*TOKENS[:4], None], 0, SLOTS)  # As with overlap.
+    group = next(iter(scene.watcher.ledgers))
+    scene.watcher.offered(group, "a", TOKENS[:4], torch.tensor(SLOTS[2:4]))
+    scene.watcher.offered(group, "a", TOKENS[:5], torch.tensor(SLOTS[3:5]))
+    scene.forward("a", TOKENS[:6], 5, SLOTS)
+    assert scene.checks() == []
+    scene.watcher.offered(group, "a", TOKENS[:7], torch.tensor(SLOTS[4:7]))
+    scene.watcher.offered(group, "b", [*TOKENS[:3], 50], torch.tensor(SLOTS[2:4]))
+    assert scene.checks() == ["uninitialised read", "wrong owner"]
+    texts = [one["text"] for one in scene.lines("finding")]
+    assert ["a offers position 6" in texts[0], "b offers position 3" in texts[1]] == [True, True]
+
+
 def test_a_prefix_is_shared_while_it_is_computed(scene: Scene) -> None:
     """Each layer writes the KV of all rows before any of them reads it."""
     scene.forward("old", [1, 2, 3], 0, SLOTS)  # Whose slots were given away.

@@ -251,14 +251,25 @@ class TransformersEngine(Following):
         return original()
 
     def share(self, original: Call, allocator: Any) -> Any:
-        """Note the blocks that requests get from the prefix cache, or of another request."""
+        """Note the blocks that requests get from the prefix cache, or of another request.
+
+        Judge the blocks of a request that the engine adds to the prefix cache, by its tokens.
+        """
         given = (*original.args, *original.kwargs.values())
         names = [one for one in given if isinstance(one, str)]
         before = {name: set(allocator.block_table.get(name, ())) for name in names}
+        hashed = set(allocator.ledger.block_to_hash)
         result = original()
+        part = self.parts[self.names[allocator.index]]
         for name, held in before.items():
-            new = [one for one in allocator.block_table.get(name, ()) if one not in held]
-            self.note("shared", allocator.index, new)
+            table = allocator.block_table.get(name, ())
+            self.note("shared", allocator.index, [one for one in table if one not in held])
+            added = set(allocator.ledger.block_to_hash) - hashed
+            if new := [at for at, one in enumerate(table) if one in added]:
+                tokens = next(one for one in given if isinstance(one, list))
+                slots = part.of_blocks(table[new[0] : new[-1] + 1])
+                tokens = tokens[: (new[-1] + 1) * part.page]
+                self.watcher.offered(part.name, name, tokens, slots)
         return result
 
     def note(self, method: str, index: int, blocks: Iterable[int]) -> None:
