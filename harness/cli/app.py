@@ -194,6 +194,12 @@ def watch(
         None, metavar="COMMAND", help="Command whose processes are checked"
     ),
     engine: str | None = engine_option(None),
+    base: str | None = typer.Option(
+        None,
+        metavar="ENGINE",
+        help="Engine without the changes that may cause a finding",
+        show_default="the most similar release that is downloaded",
+    ),
     model: str | None = typer.Option(None, help="Serve only this shape of a model, such as gemma4"),
     device: Device | None = typer.Option(None, help="Device of the engine", show_default="auto"),
     seed: int | None = seed_option(None),
@@ -230,6 +236,7 @@ def watch(
         command=command_of(context.obj.words),
         program=tuple(program or ()),
         engine=engine,
+        base=base,
         model=model,
         device=device,
         seed=seed,

@@ -45,6 +45,7 @@ class WatchOptions:
 
     - `command`: the command line of paritybit, for the record.
     - `program`: the words of the user's command, if there is one.
+    - `base`: the engine whose differences from `engine` may be the cause of a finding.
     - `known`: the findings that do not fail the run.
     - `warn`: whether a run without a verdict ends with exit code 0.
     """
@@ -54,6 +55,7 @@ class WatchOptions:
     every: int = 1
     checks: tuple[str, ...] | None = None
     engine: str | None = None
+    base: str | None = None
     model: str | None = None
     device: str | None = None
     seed: int | None = None

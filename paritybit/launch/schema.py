@@ -66,6 +66,7 @@ class RecordedFinding(msgspec.Struct, frozen=True):
     - `number`: the number of findings with this key.
     - `config`: the configuration in which it was found.
     - `after`: the cause of an earlier finding about the same request, slot or forward.
+    - `changes`: the changes of the engine's source without which it does not appear.
     - `case`: the file name of its case.
     - `known`: the public thread about a known finding.
     """
@@ -89,6 +90,7 @@ class RecordedFinding(msgspec.Struct, frozen=True):
     number: Count = 1
     config: str = ""
     after: str | None = None
+    changes: tuple[str, ...] = ()
     case: str | None = None
     known: str | None = None
 

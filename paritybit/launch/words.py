@@ -18,6 +18,8 @@ def lines_of(finding: RecordedFinding) -> Iterator[tuple[str, str]]:
     if finding.reader is not None:
         yield "read", f"read by {by(finding.reader)}"
     yield "cause", why(finding)
+    if finding.changes:
+        yield "changed", f"{'; '.join(finding.changes)}; undone, the finding does not appear"
     if finding.known is not None:
         yield "known", finding.known
 
@@ -69,8 +71,13 @@ def why(finding: RecordedFinding) -> str:
 
 
 def source_of(finding: RecordedFinding) -> tuple[str, int] | None:
-    """Return the file and line of the cause of a finding, or else of the free. None if unknown."""
-    for source in (finding.cause and finding.cause.source, finding.freed and finding.freed.source):
+    """Return the file and line of a change that causes a finding, of its cause, or of the free.
+
+    Returns None if none is known.
+    """
+    changed = next((one.partition(" ")[0].rstrip(",") for one in finding.changes), None)
+    causes = changed, finding.cause and finding.cause.source, finding.freed and finding.freed.source
+    for source in causes:
         path, _, line = (source or "").rpartition(":")
         if path and line.isdecimal() and int(line) > 0:
             return path, int(line)

@@ -41,12 +41,17 @@ SERVED = Script(
 
 TOY = f"""
 import json
+from pathlib import Path
 SERVED = {msgspec.to_builtins(SERVED)!r}
 config, given = sys.argv[1], json.loads(sys.argv[2])
+if (part := Path(sys.argv[3], "sglang/srt/part.py")).is_file() and "fault" in part.read_text():
+    os.environ["BROKEN"] = config
 if given and config in os.environ.get("BROKEN", ""):
     waves, best = given
     del waves[0]["requests"][1:]
-    json.dump({{"settings": SERVED["settings"], "waves": waves}}, open(best, "w"))
+    with open(best + ".part", "w") as file:
+        json.dump({{"settings": SERVED["settings"], "waves": waves}}, file)
+    os.replace(best + ".part", best)
     raise SystemExit(0)
 journal = of_process()
 journal.write("script", settings=SERVED["settings"])
@@ -79,19 +84,21 @@ def paritybit(
     """Run a command in this process. Each config of the plan runs the toy."""
     words = script(TOY)
 
-    def command(_: object, __: object, job: Job, *___: object) -> tuple[list[str], dict[str, str]]:
+    def command(
+        _: object, engine: Environment, job: Job, *__: object
+    ) -> tuple[list[str], dict[str, str]]:
         config = CONFIGS[bool(job.settings["overlap"])].name
         given = json.dumps([msgspec.to_builtins(job.waves), job.best] if job.shrink else [])
         COMPARE[config] = job.compare
-        return [*words, config, given], {**os.environ, "PYTHONPATH": str(ROOT)}
+        return [*words, config, given, str(engine.source)], {**os.environ, "PYTHONPATH": str(ROOT)}
 
     monkeypatch.setattr("paritybit.harness.cli.watch.run.configs_of", lambda *_: CONFIGS)
     monkeypatch.setattr("paritybit.harness.cli.watch.run.workers_of", lambda *_: 1)
     monkeypatch.setattr(
         "paritybit.drive.sglang.adapter.ADAPTER.prepare",
-        lambda spec: Environment(spec, tmp_path, tmp_path),
+        lambda spec: Environment(spec, tmp_path / spec, tmp_path),
     )
-    for module in ("run", "replay", "shrink"):
+    for module in ("run", "replay", "shrink", "isolate"):
         monkeypatch.setattr(f"paritybit.harness.cli.watch.{module}.command", command)
     monkeypatch.chdir(tmp_path)
 
@@ -193,6 +200,25 @@ def test_a_configuration_that_the_release_lacks_is_not_tried(paritybit: Run) -> 
     assert [config["name"] for config in data["configs"]] == ["decode graphs"]
     why = {one["what"]: one["why"] for one in data["not_tried"]}
     assert why["configuration overlap"] == "this release has no overlap"
+
+
+@pytest.mark.parametrize("base", ["good", None])
+def test_a_finding_names_the_change_without_which_it_does_not_appear(
+    paritybit: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str | None
+) -> None:
+    for name, fault in (("good", "right"), ("mine", "fault"), ("releases/sglang-0.5.23", "right")):
+        part = tmp_path / name / "sglang/srt/part.py"
+        part.parent.mkdir(parents=True)
+        part.write_text(f"def free():\n    return {fault}\n\ndef other(): return {name!r}\n")
+    monkeypatch.setenv("PARITYBIT_ENGINES", str(tmp_path / "releases"))
+    monkeypatch.setattr("paritybit.engines.fetch._require_dependencies", lambda _: None)
+    more = () if base is None else ("--base", base)
+    assert paritybit("watch", "--engine", "mine", "--device", "cpu", *more) == FINDING
+    (finding,) = record()["findings"]
+    since = (base and f"sglang in {base}") or "sglang 0.5.23"
+    assert finding["changes"] == [f"sglang/srt/part.py:2 in free, since {since}"]
+    assert "sglang/srt/part.py:2 in free" in (RUN / "index.html").read_text()
+    assert paritybit("watch", "--engine", "good", "--device", "cpu", "--base", "mine") == OK
 
 
 def test_sigterm_ends_the_plan(paritybit: Run) -> None:

@@ -1,11 +1,12 @@
 """The tables of faults, and copies of engines with a fault."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paritybit.compat import tomllib
+from paritybit.engines.hunks import linked_copy
 
 FOLDER = Path(__file__).parent
 TABLES = tuple(sorted(FOLDER.glob("*.toml")))
@@ -92,18 +93,4 @@ def plant(fault: Fault | None, source: Path, target: Path) -> None:
     Unchanged files and folders are symbolic links. Raises ValueError if the fault does not apply,
     OSError if `target` cannot be written.
     """
-    changed = {} if fault is None else fault.changed(source)
-    _link(source.resolve(), target, [Path(name).parts for name in changed])
-    for name, text in changed.items():
-        (target / name).write_text(text, encoding="utf-8")
-
-
-def _link(source: Path, target: Path, without: Sequence[tuple[str, ...]]) -> None:
-    """Make a folder of links to what is in another one, except for some files below it."""
-    target.mkdir(parents=True)
-    for found in source.iterdir():
-        below = [rest for first, *rest in without if first == found.name]
-        if below and found.is_dir():
-            _link(found, target / found.name, [tuple(rest) for rest in below])
-        elif not below and found.name != "__pycache__":
-            (target / found.name).symlink_to(found)
+    linked_copy(source, target, {} if fault is None else fault.changed(source))

@@ -46,7 +46,7 @@ def finish(run: "WatchRun") -> int:
         stated = replace(options, engine=options.engine and for_record(options.engine))
         record = records.make(stated, run.outcomes, interrupted, run.not_run, run.pairs)
         found = cases.cases_of(record, run.outcomes)
-        record = cases.with_cases(record, found)
+        record = cases.with_changes(cases.with_cases(record, found), run.changes)
         report = report_of(record)
         errors = list(write_all(run, record, found, report, prefix_of(options.engine)))
         if on_github():

@@ -17,6 +17,7 @@ from paritybit.harness.cli.exit_codes import FINDING
 from paritybit.harness.cli.folders import run_folder
 from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.finish import finish
+from paritybit.harness.cli.watch.isolate import isolate
 from paritybit.harness.cli.watch.plan import OVER, ConfigTurn, Plan, configs_of, workers_of
 from paritybit.harness.errors import (
     CannotRunError,
@@ -35,6 +36,9 @@ from paritybit.drive.configs import LACKING, Config, Pair
 from paritybit.drive.job import command, comparisons
 from paritybit.drive.models import MODELS
 from paritybit.drive.warm import Warm, warm
+from paritybit.engines import fetch
+from paritybit.engines.fetch import EngineFolder
+from paritybit.engines.hunks import nearest
 from paritybit.inject import environment_with, prepare
 from paritybit.launch.command import Running
 from paritybit.launch.follow import Follower, StopLimits, Stops
@@ -58,7 +62,7 @@ RAISED = re.compile(r"^[\w.]+(?:Error|Exception): .*$", re.MULTILINE)
 LONGEST_NAME = 100
 """The most characters of a configuration's name in the name of its folder."""
 
-ONLY_ENGINE = ("model", "device", "seed", "seconds", "settings", "keep_going")
+ONLY_ENGINE = ("base", "model", "device", "seed", "seconds", "settings", "keep_going")
 """Options that need --engine."""
 
 SECONDS = 300
@@ -74,7 +78,7 @@ class WatchRun:
 
     `outcomes` has the configurations that ended, and `not_run` why others did not run. `pairs` are
     the pairs of settings that the covering array has. `found` is whether an unknown finding was
-    shown.
+    shown. `changes` are those of the engine that findings need, by the keys of the findings.
     """
 
     folder: Path
@@ -86,6 +90,7 @@ class WatchRun:
     not_run: dict[str, str] = field(default_factory=dict)
     pairs: frozenset[Pair] = frozenset()
     found: bool = False
+    changes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def settings(self, out: Path) -> str:
         """Return the value of PARITYBIT_WATCH for a folder with journals."""
@@ -166,7 +171,7 @@ def run_watch(options: WatchOptions) -> int:
     Once a finding that is not known was shown, the exit code is FINDING, whatever happens.
     """
     require_sense(options)
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    now, begun = datetime.now(timezone.utc).isoformat(timespec="seconds"), time.monotonic()
     options, server = replace(options, started=now), None
     if options.engine is not None:
         options, server = prepared(options, options.engine)
@@ -184,6 +189,7 @@ def run_watch(options: WatchOptions) -> int:
                 watch_command(run)
             else:
                 server.serve(run)
+                server.isolate(run, begun + float(options.seconds or SECONDS) - time.monotonic())
             return finish(run)
     except BaseException as error:  # Removing the folder may fail, too.
         if run is None or not run.found:
@@ -214,15 +220,34 @@ def prepared(options: WatchOptions, spec: str) -> tuple[WatchOptions, "ConfigSer
         raise MalformedError(str(error)) from error
     configs = configs_of(table, seed, options.settings)
     engine = adapter.prepare(spec)
+    base = base_of(options.base, spec, engine, adapter)
     options = replace(options, device=device, seed=seed, revision=commit_of(Path(spec)))
-    return options, ConfigServer(adapter, engine, configs, table.array.pairs)
+    return options, ConfigServer(adapter, engine, configs, table.array.pairs, base)
+
+
+def base_of(
+    base: str | None, spec: str, engine: Environment, adapter: Adapter
+) -> EngineFolder | None:
+    """Return the engine from which the engine of `spec` differs by the changes that are tried.
+
+    Without `base`, it is the nearest downloaded release if `spec` is a folder, or else None. Raises
+    errors as `fetch.find` does.
+    """
+    if base is not None:
+        if fetch.package_of(base) != adapter.package:
+            raise MalformedError(f"--base {quote(base)} is another engine than {quote(spec)}")
+        return fetch.find(base)
+    if fetch.version_in(spec, adapter.package) is not None:
+        return None
+    return nearest(engine.source / adapter.package.name, adapter.package)
 
 
 @dataclass
 class ConfigServer:
     """Serves an engine with configurations.
 
-    `found` has the times of all findings. `compared` has the models whose requests were compared
+    `base` is the engine whose differences may cause a finding, or None. `found` has the times of
+    all findings. `compared` has the models whose requests were compared
     with themselves alone, or are now.
     """
 
@@ -230,6 +255,7 @@ class ConfigServer:
     engine: Environment
     configs: Sequence[Config]
     pairs: frozenset[Pair]
+    base: EngineFolder | None = None
     found: list[float] = field(default_factory=list)
     compared: set[str] = field(default_factory=set)
 
@@ -247,13 +273,18 @@ class ConfigServer:
         order = [config.name for config in self.configs]
         run.outcomes.sort(key=lambda outcome: order.index(outcome.name))
 
+    def isolate(self, run: WatchRun, seconds: float) -> None:
+        """Look for the changes of the engine that findings need, unless the run was interrupted."""
+        if self.base is not None and run.found and run.stops.received is None:
+            run.changes = isolate(run, self.adapter, self.engine, self.base, seconds)
+
     def work(self, run: WatchRun, plan: Plan, device: str) -> None:
         """Serve configurations, one after another, in forks of a process of this thread's own.
 
         Unless the run keeps going, they end AFTER_FINDING seconds after the first finding.
         """
         after = None if run.options.keep_going else AFTER_FINDING
-        scratch = tempfile.mkdtemp(dir=run.imports.parent, prefix="paritybit-")
+        scratch = tempfile.mkdtemp(dir=run.imports, prefix="paritybit-")
         with warm(Path(scratch), device) as importers:
             while (why := reason_to_skip(run)) is None:
                 turn = plan.next()
@@ -276,7 +307,7 @@ class ConfigServer:
         first = served.company() is not None and served.model not in self.compared
         self.compared |= {served.model} if first else set()
         job = replace(turn.job(served.scope()), compare=first)
-        words, variables = command(self.adapter, self.engine, job, run.imports.parent)
+        words, variables = command(self.adapter, self.engine, job, run.imports)
         limits.seconds = max(0.0, turn.until - time.time()) + ALLOWANCE
         outcome = run.watch(turn.config, words, variables, limits, importers)
         if first and not outcome.tally.count(comparisons(served.model)):
