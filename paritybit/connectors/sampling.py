@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.hooking import place_of
 from paritybit.watch.facts import RowValues
+from paritybit.watch.stacks import Stack
 
 MOST = 2**22
 """The most logits of a batch that are computed again."""
@@ -129,12 +131,12 @@ def logits_of(
     raw: Tensor,
     held: Tensor,
     heated: bool = False,
-    sources: Mapping[str, str | None] | None = None,
+    source: str | None = None,
 ) -> Iterator[RowValues]:
     """Yield the logits [rows, vocabulary] of an engine before and after sampling parameters.
 
     `raw` are those before. If they are `heated`, too, the engine has also dropped unlikely tokens:
-    those of a request that asks for it are not judged. `sources` has the line for each kind.
+    those of a request that asks for it are not judged. `source` is the line that changes them.
     """
     most = max(1, MOST // max(1, raw.shape[-1]))
     places = [at for at, row in enumerate(rows) if row.known and at < len(held)][:most]
@@ -148,12 +150,11 @@ def logits_of(
         if heated and row.asked.drops:
             right[at, dropped[at]] = -torch.inf
 
-    def explain(at: int) -> tuple[str, str, str | None]:
-        part, text = explained(mine, at, raw[places[at]], given[at], heated)
-        return part, text, (sources or {}).get(part)
+    def explain(at: int) -> tuple[str, str]:
+        return explained(mine, at, raw[places[at]], given[at], heated)
 
     names = [row.request for row in mine]
-    yield RowValues(UNTOLD, names, given.cpu(), right.cpu(), within=ROUNDING, explain=explain)
+    yield RowValues(UNTOLD, names, given.cpu(), right.cpu(), ROUNDING, source, explain=explain)
 
 
 def explained(
@@ -192,6 +193,22 @@ def explained(
     }
     part = next((part for part, those in limited.items() if tokens <= those), UNTOLD)
     return part, f"logits that are wrong: {len(tokens)}"
+
+
+def moves(
+    before: Mapping[str, int], now: Mapping[str, int], owner: Any, joined: str, moved: str
+) -> dict[str, tuple[Stack, str]]:
+    """Return how requests came into their rows, which they had not `before`.
+
+    `joined` and `moved` are the methods of `owner` that add and move rows.
+    """
+    found = dict[str, tuple[Stack, str]]()
+    for name, row in now.items():
+        if (old := before.get(name)) != row:
+            line = place_of(getattr(owner, joined if old is None else moved, None))
+            text = f"it was added as row {row}" if old is None else f"it had row {old} before"
+            found[name] = Stack(() if line is None else (line,)), text
+    return found
 
 
 def untried(name: str, requests: Sequence[str], why: str) -> Iterator[RowValues]:

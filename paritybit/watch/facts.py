@@ -44,8 +44,8 @@ class Group:
 class Row:
     """One live row of a batch: a request, and the positions that this forward reads and computes.
 
-    - `tokens`: at least cached + computed token ids. An id that the host does not know yet, for
-      example under overlap scheduling, is None.
+    - `tokens`: token ids from position 0 on. An id that the host does not know yet, for example
+      under overlap scheduling, is None. So are ids up to cached + computed that are left out.
     - `cached`: the number of positions whose KV exists before the forward.
     - `computed`: the number of positions after them whose KV the forward computes.
     - `slots`: per group, the slot of each position from 0 to cached + computed - 1. A position
@@ -71,6 +71,10 @@ class Row:
     spare: int = 0
     window: int | None = None
     frees: bool = False
+
+    def __post_init__(self) -> None:
+        if (unknown := self.cached + self.computed - len(self.tokens)) > 0:
+            vars(self)["tokens"] = [*self.tokens, *[None] * unknown]
 
 
 @dataclass(frozen=True)
@@ -202,7 +206,7 @@ class RowValues(Located):
     - `filled`: the engine's tensor with these values, for the line that fills it.
     - `lasting`: the value stays while the request runs, so whatever moved the request may have left
       it behind.
-    - `explain`: returns, for a wrong row, what is wrong, a text about it, and the line.
+    - `explain`: returns, for a wrong row, what is wrong, and a text about it.
     - `untried`: why the value is not judged in these rows. The rest then has no meaning.
     """
 
@@ -215,7 +219,7 @@ class RowValues(Located):
     lines: Where | None = None
     filled: torch.Tensor | None = None
     lasting: bool = True
-    explain: Callable[[int], tuple[str, str, str | None]] | None = None
+    explain: Callable[[int], tuple[str, str]] | None = None
     untried: str | None = None
 
 

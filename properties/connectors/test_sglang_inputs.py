@@ -1,6 +1,7 @@
 """What sglang's kernels and its sampler get for each row is what the requests imply."""
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,12 +10,15 @@ import torch
 
 from paritybit.connectors.following import expected
 from paritybit.connectors.sglang.attention import metadata_of
+from paritybit.connectors.sglang.engine import SglangEngine
 from paritybit.connectors.sglang.models import SglangModel
 from paritybit.connectors.sglang.rows import Rows, roots
-from paritybit.connectors.sglang.sampling import Placed, buffers_used, rows
+from paritybit.connectors.sglang.sampling import buffers_used, rows
 from paritybit.watch.checks import stale_input, wrong_row
-from paritybit.watch.facts import Forward, Row, StaticInput
+from paritybit.watch.facts import Forward, Row, RowValues, StaticInput
+from paritybit.watch.journal import Journal
 from paritybit.watch.observations import Inputs, RowsGiven
+from paritybit.watch.settings import Settings
 from properties.connectors import parts
 from properties.connectors.parts import Part
 
@@ -276,12 +280,21 @@ def test_a_row_with_another_value_is_found(
     assert set(found) <= {"top_ks"}  # A batch that is taken for greedy takes the likeliest token.
 
 
-def test_a_request_keeps_the_parameters_of_its_first_batch() -> None:
-    placed, (part, *_) = Placed(), a_batch()[1]
-    one: Any = type("Request", (), vars(part))()
+def test_a_request_keeps_the_parameters_of_its_first_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = SglangEngine("0", Journal(tmp_path / "process-1.jsonl"), Settings(str(tmp_path)))
+    info, given = a_batch()
+    requests: list[Any] = [type("Request", (), vars(one))() for one in given]
+    for row, one in enumerate(requests):
+        one.req_pool_idx = row
+    batch, found = Part(req_pool_indices=torch.arange(3), sampling_info=info), list[RowValues]()
+    monkeypatch.setattr(engine, "rows", lambda _, values, by: found.extend(values()))
     for _ in range(2):
-        assert placed.asked(one).temperature == 0.5
-        one.sampling_params.temperature = 1.0  # As if retraction reset it.
+        engine.judge_rows(batch, requests, "decode")
+        requests[0].sampling_params.temperature = 1.0  # As if retraction reset it.
+    held = [one.right.tolist() for one in found if one.name == "temperatures"]
+    assert held == [pytest.approx([0.5, 1.0, 0.9])] * 2
 
 
 def test_a_token_may_be_counted_late_and_the_end_of_a_prompt_with_them() -> None:

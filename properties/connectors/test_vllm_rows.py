@@ -13,7 +13,7 @@ from paritybit.watch.checks import wrong_row
 from paritybit.watch.facts import RowValues
 from paritybit.watch.journal import read
 from paritybit.watch.observations import RowsGiven
-from properties.connectors.parts import Part, hooked
+from properties.connectors.parts import Part
 from properties.connectors.parts_vllm import FIRST, PROMPT, TABLE, Served, a_request
 
 VOCABULARY = 8
@@ -136,7 +136,7 @@ def test_penalties_are_not_judged_in_a_batch_with_drafts(
         torch.ones(1, VOCABULARY),
     )
     mine = SampledBatch([row], [drafts], [3 - drafts], VOCABULARY)
-    values = list(mine.logits(sampler, raw, raw, given))
+    values = list(mine.logits(sampler, raw, raw, given, None))
     assert wrong(values) == found
     assert untried(values) == ({"penalties and forbidden words": ["a"]} if drafts else {})
 
@@ -235,16 +235,11 @@ def test_a_wrong_row_is_reported_with_how_its_request_came_there(tmp_path: Path)
     given.logitsprocs.argmax_invariant = []
     given.generators, given.top_k, given.top_p = {}, None, None
     batch = served.runner.input_batch
-    vars(batch).update(vars(older().input_batch), sampling_metadata=given, _req_ids=[])
-
-    def condense(batch: Any) -> None:
-        batch._req_ids = ["a"]
-
-    hooked(served.engine.moved, condense, batch)
+    vars(batch).update(vars(older().input_batch), sampling_metadata=given)
     given.temperature[0] = 0.9
     served.run(FIRST, TABLE, 0, PROMPT)
     served.sample(7)
     assert served.found() == {"wrong row"}
     (finding,) = (line for line in read(served.journal.path) if line["kind"] == "finding")
-    assert "it was added to row 0 in this step" in finding["text"]
+    assert "it was added as row 0" in finding["text"]
     served.journal.end()

@@ -10,12 +10,14 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from typing import Any
 
 from torch import Tensor
 
 from paritybit.connectors.following import Following, attributes, tensors
 from paritybit.connectors.hooking import Call, NotRecognisedError
+from paritybit.connectors.sampling import moves
 from paritybit.connectors.sglang import attention, graphs, rows, sampling
 from paritybit.connectors.sglang.allocations import Allocations, at_rest
 from paritybit.connectors.sglang.models import Models, SglangModel
@@ -24,6 +26,9 @@ from paritybit.watch.journal import Journal
 from paritybit.watch.lines import SLOTS
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
+
+MERGE, FILTER = "merge_batch", "filter_batch"
+"""The methods of parts of a batch that add rows, and move them."""
 
 
 @dataclasses.dataclass
@@ -59,7 +64,10 @@ class SglangEngine(Following):
         self.allocations = Allocations(journal)
         self.requests: Sequence[Any] | None = None
         self.capturing = 0
-        self.placed = sampling.Placed()
+        self.placed: dict[str, int] = {}
+        """The row that each request had in the last batch that decoded."""
+        self.asked: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        """The parameters of each request at its first batch. Retracting it keeps them."""
         self.all_rows = 0
         self.dropped = False
         self.drafting: type = object
@@ -276,14 +284,17 @@ class SglangEngine(Following):
         if (info := getattr(batch, "sampling_info", None)) is None or mode == "idle":
             return
         with self.recognising("rows"):
-            mine = rows.requests_of(batch, requests, mode)
-            moves = self.placed.moves(mine, mode)
-            by = sampling.moved_by(info, moves)
-            asked = list(map(self.placed.asked, mine))
+            mine, before = rows.requests_of(batch, requests, mode), self.placed
+            now = {request.rid: row for row, request in enumerate(mine)}
+            asked = [self.asked.setdefault(one, copy(one.sampling_params)) for one in mine]
+            begins = mode in rows.PREFILLS
+            by = moves(before, now, info, "from_schedule_batch" if begins else MERGE, FILTER)
             self.rows("sampler", lambda: sampling.rows(info, mine, asked, mode), by)
             if mode == "target_verify":
-                by = sampling.moved_by(self.drafting, moves)
+                by = moves(before, now, self.drafting, MERGE, FILTER)
                 self.rows("drafts", lambda: rows.roots(batch, mine), by)
+            if not begins:
+                self.placed = now
 
     def hook_lists(self, runner: Any) -> None:
         """Wrap the method that builds index lists, once per class of attention backend."""

@@ -178,24 +178,19 @@ def host(values: Any, tensor: Any) -> list[int]:
 
 def branches(
     batch: Any, mode: str, index: int, known: list[int], span: tuple[int, int], drafts: list[int]
-) -> list[tuple[list[int] | None, list[int | None]]]:
+) -> list[tuple[list[int] | None, Sequence[int | None]]]:
     """Return the branches of one row of a batch: the nodes of its tree, and the row's tokens.
 
     Without a tree, the nodes are None. Tokens that are not on the host yet are None.
     """
     cached, computed = span
     if mode != "target_verify":
-        return [(None, so_far(known, cached + computed))]
-    before = so_far(known, cached)
+        return [(None, known[: cached + computed])]
+    before = [*known[:cached], *[None] * (cached - len(known))]
     paths = paths_of(batch.spec_info, index)
     if paths is None or paths == [list(range(computed))]:
         return [(None, [*before, *drafts])]
     return [(path, [*before, *(drafts[node] for node in path)]) for path in paths]
-
-
-def so_far(known: list[int], total: int) -> list[int | None]:
-    """Return the first `total` tokens of a request: the known tokens, then None."""
-    return [*known[:total], *[None] * max(0, total - len(known))]
 
 
 def paths_of(info: Any, index: int) -> list[list[int]] | None:
@@ -300,8 +295,7 @@ def row_of(request: Any, cached: int, computed: int, slots: dict[str, Tensor], a
     if ahead:
         first, *known = known
         kept = f"{kept} after {first}"
-    tokens = so_far(known, cached + computed)
-    return Row(request.rid, tokens, cached, computed, slots, kept)
+    return Row(request.rid, known[: cached + computed], cached, computed, slots, kept)
 
 
 def kept_ids(batch: Any, requests: Sequence[Any], names_next: bool) -> list[int]:

@@ -1,10 +1,8 @@
 """What the sampler and the adapters use for each row of a batch, and what its request asked for."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -16,52 +14,12 @@ from paritybit.connectors.sglang.attention import spans_of
 from paritybit.connectors.sglang.models import SglangModel
 from paritybit.connectors.sglang.rows import Rows, mode_of
 from paritybit.watch.facts import RowValues, StaticInput
-from paritybit.watch.stacks import Stack
 
 UNSEEDED = 42
 """The seed of a request without one, if the engine samples deterministically."""
 
 SETTLED = 4
 """The number of generated tokens of which at least one is penalised."""
-
-
-class Placed:
-    """The row that each request had in the last batch that decoded, and its first parameters."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, int] = {}
-        self.first: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-
-    def asked(self, request: Any) -> Any:
-        """Return the parameters of a request at its first batch. Retracting it keeps them."""
-        return self.first.setdefault(request, copy(request.sampling_params))
-
-    def moves(self, requests: Sequence[Any], mode: str) -> dict[str, tuple[str, str]]:
-        """Return how each request came into its row, and remember the rows of a new batch."""
-        found = dict[str, tuple[str, str]]()
-        prompts = mode in ("extend", "mixed")
-        for row, request in enumerate(requests):
-            before = self.rows.get(request.rid)
-            if prompts and before is None:
-                how = "from_schedule_batch", f"it began in row {row}"
-            elif before is None:
-                how = "merge_batch", f"it was added as row {row}"
-            else:
-                how = "filter_batch", f"it had row {before} before"
-            if before != row:
-                found[request.rid] = how
-        if not prompts:
-            self.rows = {request.rid: row for row, request in enumerate(requests)}
-        return found
-
-
-def moved_by(owner: Any, moves: Mapping[str, tuple[str, str]]) -> dict[str, tuple[Stack, str]]:
-    """Return the same moves with the lines at which the methods of a batch begin."""
-    lines = {name: place_of(getattr(owner, name, None)) for name, _ in moves.values()}
-    return {
-        request: (Stack(tuple(filter(None, [lines[name]]))), text)
-        for request, (name, text) in moves.items()
-    }
 
 
 PARAMETERS = {

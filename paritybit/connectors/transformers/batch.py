@@ -37,11 +37,6 @@ class PlannedRequest:
     computed: int
     predicted: bool
 
-    def tokens(self) -> list[int | None]:
-        """Return the tokens of the request. A token that the host does not know yet is None."""
-        known: list[int | None] = [*self.state.initial_tokens, *self.state.generated_tokens]
-        return known + [None] * (self.cached + self.computed - len(known))
-
 
 @dataclass
 class IndexLists:
@@ -97,7 +92,7 @@ class TransformersBatch:
         return tuple(
             Row(
                 one.state.request_id,
-                one.tokens(),
+                [*one.state.initial_tokens, *one.state.generated_tokens],
                 one.cached,
                 one.computed,
                 {name: found[at] for name, found in slots.items()},

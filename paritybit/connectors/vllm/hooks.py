@@ -6,7 +6,6 @@ from paritybit.connectors.vllm.engine import VllmEngine
 
 OLDER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
 NEWER = "vllm.v1.worker.gpu.model_runner.GPUModelRunner"
-ROWS = "vllm.v1.worker.gpu_input_batch.InputBatch"
 QUEUE = "vllm.v1.core.kv_cache_utils.FreeKVCacheBlockQueue"
 SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 MANAGERS = "vllm.v1.worker.gpu.cudagraph_utils"
@@ -41,8 +40,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "vllm.v1.sample.rejection_sampler.RejectionSampler.apply_logits_processors",
         "vllm.v1.worker.gpu.sample.sampler.Sampler.apply_sampling_params",
     ),
-    "moved": tuple(f"{ROWS}.{name}" for name in ("add_request", "condense", "swap_states")),
-    "joined": ("vllm.v1.worker.gpu.states.RequestState.add_request",),
     "proposed": (
         f"{OLDER}.propose_draft_token_ids",
         f"{DRAFTERS}.utils.DraftTokensHandler.set_draft_tokens",

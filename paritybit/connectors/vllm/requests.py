@@ -64,10 +64,8 @@ class Account:
         """Return the number of computed tokens of a request, and all tokens that are known."""
         mine, count = self.requests[name], self.counts[name]
         end = mine.computed + count
-        drafts = max(0, end - len(mine.tokens))
-        if ids is None:
-            return mine.computed, [*mine.tokens[:end], *[None] * drafts]
-        return mine.computed, [*mine.tokens[:end], *ids[count - drafts :]]
+        drafts = () if ids is None else ids[count - max(0, end - len(mine.tokens)) :]
+        return mine.computed, [*mine.tokens[:end], *drafts]
 
     def compared(
         self, of: Mapping[str, Any], ids: Mapping[str, Sequence[int]]
@@ -231,7 +229,7 @@ class Requests:
                         request=name
                         if len(pool.targets) == 1
                         else f"{name} in group {group.number}",
-                        tokens=tokens[:end] + [None] * (end - len(tokens)),
+                        tokens=tokens[:end],
                         cached=cached,
                         computed=computed,
                         slots=dict.fromkeys(group.names, slots),

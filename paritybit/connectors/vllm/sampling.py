@@ -15,12 +15,19 @@ from torch import Tensor
 
 from paritybit.connectors.following import tensors
 from paritybit.connectors.hooking import Call, place_of
-from paritybit.connectors.sampling import AskedSampling, Sampled, logits_of, rows_of, untried
+from paritybit.connectors.sampling import (
+    AskedSampling,
+    Sampled,
+    logits_of,
+    moves,
+    rows_of,
+    untried,
+)
 from paritybit.connectors.vllm.batch import VllmBatch
 from paritybit.connectors.vllm.drafting import Drafting
 from paritybit.connectors.vllm.requests import Account
 from paritybit.watch.facts import Forward, RowValues
-from paritybit.watch.stacks import NOWHERE, Stack, brief
+from paritybit.watch.stacks import Stack
 
 SAMPLER = "sampler"
 """What uses the values of rows, for reports."""
@@ -223,11 +230,13 @@ class SampledBatch:
                 yield rows_of(name, of, given, [right[at] for at in mine], source, held.cpu)
         yield self.logits_indices(batch.logits_indices)
 
-    def logits(self, owner: Any, raw: Tensor, result: Tensor, given: Any) -> Iterator[RowValues]:
+    def logits(
+        self, owner: Any, raw: Tensor, result: Tensor, given: Any, source: str | None
+    ) -> Iterator[RowValues]:
         """Yield logits before and after the sampling parameters.
 
-        `owner` is the sampler that changed them. `given` is the older runner's metadata, or None.
-        With drafts, those of requests with penalties are not judged.
+        `owner` is the sampler that changed them, at the line `source`. `given` is the older
+        runner's metadata, or None. With drafts, those of requests with penalties are not judged.
         """
         late, drafts, rows = self.account is not None, any(self.drafts), self.rows
         if given is None:
@@ -246,28 +255,9 @@ class SampledBatch:
         ending = {row.request for row in used if late and row.asked.least}
         yield from untried("penalties and forbidden words", sorted(counted), COUNTED)
         yield from untried("logits with a minimum of tokens", sorted(ending), LATE)
-        if given is None:
-            sources = of_newer(owner)
-        else:
-            limits = place_of(owner.apply_logits_processors)
-            sources = dict.fromkeys(("allowed tokens", "forbidden words"), limits)
-            sources["penalties"] = place_of(owner.apply_penalties)
         unknown = counted | ending
         sure = [replace(row, used=row.used and row.request not in unknown) for row in rows]
-        yield from logits_of(sure, raw, result, given is None, sources)
-
-
-def of_newer(sampler: Any) -> dict[str, str | None]:
-    """Return the lines of the newer runner's sampler, by kind of parameters."""
-    kinds = {type(one).__name__: place_of(one.apply) for one in sampler.logits_processors}
-    bias = kinds.get("LogitBiasState")
-    states = sampler.sampling_states
-    return {
-        "penalties": kinds.get("PenaltiesState"),
-        "forbidden words": kinds.get("BadWordsState"),
-        **dict.fromkeys(("logit bias", "allowed tokens", "minimum of tokens"), bias),
-        "temperature": place_of(states.apply_temperature),
-    }
+        yield from logits_of(sure, raw, result, given is None, source)
 
 
 def adapters(
@@ -314,9 +304,9 @@ class JudgedRows(Drafting):
         self.sampling: SampledBatch | None = None
         self.loaded: dict[Any, Any] = {}
         self.moves: dict[str, tuple[Stack, str]] = {}
-        """How each request came into its row, since the last forward that was judged."""
-        self.holders: dict[int, str] = {}
-        """The request that had each slot of the newer runner last."""
+        """How each request came into its row, since the forward before that was judged."""
+        self.placed: dict[str, int] = {}
+        """The row of each request in the last forward that was judged."""
 
     def begin_rows(
         self, runner: Any, output: Any, names: Sequence[str], forward: Forward, batch: VllmBatch
@@ -324,6 +314,9 @@ class JudgedRows(Drafting):
         """Note what the requests of a forward asked for, and judge the adapters of its tokens."""
         of, counts = self.scheduler.requests, output.num_scheduled_tokens
         with self.recognising("rows"):
+            before, self.placed = self.placed, {name: row for row, name in enumerate(names)}
+            holder = getattr(runner, "input_batch", None) or runner.req_states
+            self.moves = moves(before, self.placed, holder, "add_request", "condense")
             self.sampling = SampledBatch.of(
                 forward,
                 names,
@@ -351,7 +344,7 @@ class JudgedRows(Drafting):
         try:
             return super().sampled(original, runner)
         finally:
-            self.sampling, self.moves = None, {}
+            self.sampling = None
 
     def processed(self, original: Call, owner: Any, logits: Tensor) -> Any:
         """Judge logits after a sampler has applied the parameters of their requests."""
@@ -360,28 +353,6 @@ class JudgedRows(Drafting):
             return original()
         raw = logits if metadata is None else logits.clone()
         result = original()
-        self.rows(SAMPLER, lambda: sampling.logits(owner, raw, result, metadata), self.moves)
-        return result
-
-    def moved(self, original: Call, batch: Any) -> Any:
-        """Note the requests that the older runner moves to other rows, or adds."""
-        before = {name: row for row, name in enumerate(batch._req_ids) if name is not None}
-        result = original()
-        lines = NOWHERE if self.watcher is None else self.watcher.here()
-        for row, name in enumerate(batch._req_ids):
-            if name is not None and (since := before.get(name)) != row:
-                told = "added to" if since is None else f"moved from row {since} to"
-                self.moves[name] = lines, f"it was {told} row {row} in this step"
-        return result
-
-    def joined(self, original: Call, states: Any, req_id: str) -> Any:
-        """Note the slot that a request gets in the newer runner."""
-        result = original()
-        slot = states.req_id_to_index[req_id]
-        holder = self.holders.get(slot)
-        lines = NOWHERE if self.watcher is None else self.watcher.here()
-        by = "".join(f" at {brief(line)}" for line in lines.lines[1:2])
-        told = f"it got slot {slot} in this step{by}"
-        self.moves[req_id] = NOWHERE, f"{told}, which request {holder} had" if holder else told
-        self.holders[slot] = req_id
+        given = owner, raw, result, metadata, place_of(original.function)
+        self.rows(SAMPLER, lambda: sampling.logits(*given), self.moves)
         return result

@@ -11,7 +11,7 @@ from torch import Tensor
 from paritybit.watch.facts import RowValues
 from paritybit.watch.journal import Finding
 from paritybit.watch.observations import Check, RowsGiven
-from paritybit.watch.stacks import Stack, described
+from paritybit.watch.stacks import described
 
 
 def judge(rows: RowsGiven) -> Iterable[Finding]:
@@ -65,8 +65,7 @@ def finding(rows: RowsGiven, values: RowValues, row: int | None, what: str) -> F
     name, more, (source, via) = values.name, None, values.place.values()
     request = None if row is None else values.requests[row]
     if values.explain is not None and row is not None:
-        name, more, found = values.explain(row)
-        source, via = described(Stack((found,))) if found is not None else (source, via)
+        name, more = values.explain(row)
     move = rows.moves.get(request or "")
     if move is not None:
         more = "; ".join(filter(None, (more, move[1])))
