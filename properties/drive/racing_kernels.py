@@ -172,6 +172,8 @@ def arithmetic(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
     scores = tl.where(held > 0, tl.exp(held) * noise, tl.abs(held) / tl.sqrt(noise + 1))
     best, most = tl.argmax(scores, axis=0), tl.max(scores, axis=0)
     least, worst = tl.min(scores, axis=0, return_indices=True)
+    square = held[:, None] * noise[None, :]
+    scores += tl.sum(tl.dot(square, square), axis=1)
     pairs = (place.reshape(width // 2, 2) * tl.zeros_like(best)).reshape(width)
     for turn in range(tl.cdiv(width, 24)):
         pairs += (place - 30) // 7 * turn - (place - 30) % 7

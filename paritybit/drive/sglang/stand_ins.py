@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.drive.stand_ins import attention, convolutions, kernels, lora, trees
+from paritybit.drive.stand_ins import attention, convolutions, kernels, trees
 from paritybit.drive.stand_ins.installing import StandIns, found, initialise
 from paritybit.drive.stand_ins.packages import replaced
 from paritybit.engines.graphs import (
@@ -188,18 +188,30 @@ def stand_in_for_convolutions() -> str | None:
     return put_in(CONVOLUTIONS, "causal_conv1d_fn", whole(convolutions.convolved, returns=True))
 
 
-@ON_A_CPU.add("the arithmetic of LoRA's kernels: torch over the segments they are given", SLOW)
-def stand_in_for_lora() -> str | None:
-    """Compute adapters with torch, if the release has the expected kernels."""
-    names = []
-    for name, kernels_of_backend in lora.KERNELS.items():
-        backend = found(f"sglang.srt.lora.backend.{name}_backend")
-        if backend is not None and all(hasattr(backend, one) for one in kernels_of_backend):
-            names.append(name)
-            for one, arithmetic in kernels_of_backend.items():
-                setattr(backend, one, lora.stand_in(name, getattr(backend, one), arithmetic))
-            backend.torch = TorchOnACpu("torch")
-    return ", ".join(names)
+@ON_A_CPU.add("the device of LoRA's kernels: the CPU", "the engine expects CUDA")
+def stand_in_for_lora() -> None:
+    """Let LoRA's backends create tensors on the CPU, look up its kernels, and read host tensors."""
+    put_in("sglang.srt.utils", "get_device_name", lambda *device: "cpu")
+    for name in ("triton", "chunked"):
+        put_in(f"sglang.srt.lora.backend.{name}_backend", "torch", TorchOnACpu("torch"))
+    backend, name = "sglang.srt.lora.backend.chunked_backend", "chunked_sgmv_lora_expand_forward"
+    if (expand := getattr(found(backend), name, None)) is not None:
+        put_in(backend, name, reading_on_host(expand))
+
+
+TOLIST = Tensor.tolist
+
+
+def reading_on_host(expand: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Let a function read its offsets on the host. A recording tape refuses any `tolist`."""
+
+    def expanded(slice_offsets_cpu: Tensor | None = None, **named: Any) -> Tensor:
+        if slice_offsets_cpu is not None:
+            offsets = SimpleNamespace(tolist=lambda: TOLIST(slice_offsets_cpu))
+            named["slice_offsets_cpu"] = offsets
+        return expand(**named)
+
+    return expanded
 
 
 class TorchOnACpu(ModuleType):

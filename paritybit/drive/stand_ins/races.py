@@ -13,10 +13,10 @@ Scalar stores are not compared: a late warp does not execute them. A counter tha
 is loaded, incremented and stored is no race, nor is a load whose value only decides what is stored
 as a scalar.
 
-A barrier is `tl.debug_barrier`, and a reduction, which passes values from warp to warp through
-shared memory (Triton's ReduceOpToLLVM.cpp and Membar.cpp). Triton omits the barrier where one warp
-holds all values, and may add one to change a layout. Neither is known here: the former counts as a
-barrier, and the latter does not.
+A barrier is `tl.debug_barrier`, a reduction or a product. The latter two pass values from warp to
+warp through shared memory (Triton's ReduceOpToLLVM.cpp and Membar.cpp). Triton omits the barrier
+where one warp holds all values, and may add one to change a layout. Neither is known here: the
+former counts as a barrier, and the latter does not.
 """
 
 import functools
