@@ -1,17 +1,15 @@
-"""Drawings of a violation in the laboratory: bit patterns, steps, static inputs and slots."""
+"""Drawings of a violation in the laboratory: bit patterns, steps and slots."""
 
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from paritybit.harness.explain.facts import (
-    CAPTURE,
     NOBODY,
     Explanation,
     SlotMap,
     SlotTaken,
-    StaticInputRow,
     TimelineEntry,
 )
 from paritybit.reports.model import Bits, Cell, Cells, Fact, comma_separated
@@ -25,8 +23,8 @@ SIDES: Mapping[str, tuple[str, str]] = {
 }
 """The names of the two sides, if they are not the eager and the graph run."""
 
-MOST_STEPS, MOST_ROWS, MOST_ELEMENTS, MOST_SLOTS = 40, 64, 48, 1024
-"""The last steps, the batch rows, the elements of a static input and the slots that are drawn."""
+MOST_STEPS, MOST_ROWS, MOST_SLOTS = 40, 64, 1024
+"""The last steps, the batch rows and the slots that are drawn."""
 
 COLUMNS = 32
 """The number of slots in a row."""
@@ -88,45 +86,6 @@ def step(entry: TimelineEntry) -> tuple[Fact, tuple[Cell, ...]]:
     violated = f"; violates {comma_separated(entry.violated)}" if entry.violated else ""
     name = f"{entry.index} {entry.step}"
     return Fact.of(name, f"{path}{violated}"), tuple(boxes[: 2 * MOST_ROWS])
-
-
-def static_inputs(found: Explanation) -> Cells | None:
-    """Return the static inputs that are a cause, or else those that are stale, or None."""
-    elements = found.cause.elements if found.cause is not None else ()
-    holders = {one.holder for one in elements}
-    drawn = [row for row in found.static_inputs if row.name in holders]
-    drawn = drawn or [row for row in found.static_inputs if row.stale]
-    culprits = {(one.holder, one.index[0]) for one in elements}
-    rows = (input_of(row, found.at.step, culprits) for row in drawn)
-    return Cells(tuple(rows)) if drawn else None
-
-
-def input_of(
-    row: StaticInputRow, now: int, culprits: Collection[tuple[str, int]]
-) -> tuple[Fact, tuple[Cell, ...]]:
-    """Return one static input with the value of each element and the step that wrote it."""
-    boxes = [
-        Cell(
-            str(value),
-            " ".join(kinds_of(row, place, culprits)),
-            "" if left_by == now else "capture" if left_by == CAPTURE else f"step {left_by}",
-        )
-        for place, (value, left_by) in enumerate(zip(row.values, row.left_by, strict=True))
-    ]
-    more = f"; and {len(boxes) - MOST_ELEMENTS} more" if len(boxes) > MOST_ELEMENTS else ""
-    about = f"{row.dtype}, one per {row.axis}, {row.padding}{more}"
-    return Fact.of(row.name, about), tuple(boxes[:MOST_ELEMENTS])
-
-
-def kinds_of(
-    row: StaticInputRow, place: int, culprits: Collection[tuple[str, int]]
-) -> Iterator[str]:
-    """Yield the kinds of an element."""
-    yield "live" if place < row.live else "padded"
-    if place in row.stale:
-        yield "stale"
-    if (row.name, place) in culprits:
-        yield "culprit"
 
 
 def slots(found: Explanation) -> Iterator[Cells]:

@@ -1,6 +1,5 @@
 """The report of a run of `regress`."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from paritybit.harness.errors import headline
@@ -81,7 +80,6 @@ def report_of(record: Record) -> Report:
         when=record.started.replace("T", " ").replace("Z", " UTC"),
         command=record.command,
         figures=tuple(figures(record)),
-        notes=(f"Tried: {record.scope.tried}.", f"Not tried: {record.scope.untried}."),
         undecided=tuple(unjudged(record)),
         causes=tuple(causes(record, names)),
         sections=(
@@ -139,12 +137,8 @@ def unjudged(record: Record) -> Iterator[str]:
             yield f"{title_of(row)}: the explainer failed: {headline(row.finding.error)}"
         if row.error and row.status.expected:
             yield f"{title_of(row)}: an error after its verdict: {row.raised}"
-    counts = Counter[str]()
-    for row in record.clean:
-        counts.update(row.events)
-    missing = [name for name in record.required_events if not counts[name]]
-    if missing and record.clean and record.verdict != "interrupted":
-        yield f"Never reached: {comma_separated(missing)}"
+    if record.unreached:
+        yield f"Never reached: {comma_separated(record.unreached)}"
 
 
 def causes(record: Record, names: Mapping[int, str]) -> Iterator[Failure]:
@@ -341,7 +335,7 @@ def settings(trial: TrialConfig) -> str:
 
 
 def finding_blocks(row: TrialRow, finding: Counterexample) -> Iterator[Block]:
-    """Yield a counterexample: violation, proof, bits, schedule, static inputs, slots, replay."""
+    """Yield a counterexample: violation, proof, bits, schedule, slots, replay."""
     expected = row.detected_by if isinstance(row, BugRow) else None
     seen = finding.violations
     lead = next((one for one in seen if one.property == expected), seen[0] if seen else None)
@@ -381,10 +375,6 @@ def drawings_of(finding: Counterexample) -> Iterator[Block]:
         return
     at = found.at
     where = f"step {at.step}" if at.bucket is None else f"step {at.step} in bucket {at.bucket}"
-    inputs = drawings.static_inputs(found)
-    if inputs is not None:
-        yield Paragraph(f"Static inputs at {where}", "title")
-        yield inputs
     for pool in drawings.slots(found):
         yield Paragraph(f"Slots after {where}", "title")
         yield pool

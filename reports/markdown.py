@@ -20,7 +20,6 @@ def summary_lines(report: Report) -> Iterator[str]:
     yield ""
     yield text(report.message)
     yield ""
-    yield from (f"{text(note)}\n" for note in report.notes)
     if report.causes:
         yield "### Findings by cause"
         yield ""

@@ -89,11 +89,10 @@ class DataTable:
 
 @dataclass(frozen=True)
 class Cell:
-    """A value in a drawing. `kinds` are the classes of its box. `note` is a line below it."""
+    """A value in a drawing. `kinds` are the classes of its box."""
 
     text: str
     kinds: str = ""
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,6 @@ class Report:
     """The report of a run.
 
     - `word`, `tone`, `sign`: the verdict.
-    - `notes`: what was tried and what was not.
     - `undecided`: why there is no verdict on something.
     """
 
@@ -199,7 +197,6 @@ class Report:
     when: str
     command: str
     figures: tuple[Fact, ...]
-    notes: tuple[str, ...]
     undecided: tuple[str, ...]
     causes: tuple[Failure, ...]
     sections: tuple[PageSection, ...]

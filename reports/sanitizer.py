@@ -51,7 +51,7 @@ def report_of(record: WatchRecord) -> Report:
     groups = [group for root in roots for group in (root, *root.consequences)]
     names = {group.name: f"cause-{number}" for number, group in enumerate(groups, 1)}
     follows = {one.name: root.name for root in roots for one in root.consequences}
-    stopped = f"The run was interrupted ({record.interrupted})."
+    stopped = f"the run was interrupted ({record.interrupted})"
     return Report(
         subject=record.engine or "a command",
         word=headline(record, roots),
@@ -63,8 +63,7 @@ def report_of(record: WatchRecord) -> Report:
         figures=tuple(
             Fact.of(what, f"{record.counts.get(name, 0):,}") for name, what in FIGURES.items()
         ),
-        notes=(stopped,) * (record.interrupted is not None),
-        undecided=record.undecided,
+        undecided=(*(stopped,) * (record.interrupted is not None), *record.undecided),
         causes=tuple(cause_of(group, names[group.name], engine) for group in roots),
         sections=(
             PageSection(

@@ -80,11 +80,6 @@ class ContractRow:
             return (length,)
         return length, hidden if self.width == HIDDEN else self.width
 
-    @property
-    def padding(self) -> str:
-        """The policy in words."""
-        return f"fill {self.value}" if self.policy is Policy.RESET else str(self.policy)
-
 
 reset = ContractRow
 """Makes an input whose tail is filled with `value` if the batch is padded."""

@@ -10,12 +10,7 @@ from dataclasses import dataclass, field, replace
 from paritybit.harness.campaigns.task import Task
 from paritybit.harness.errors import MalformedError, require_known
 from paritybit.harness.lockstep.config import TURNS, TrialConfig
-from paritybit.harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
-from paritybit.harness.schedules.coverage import (
-    OVERLAP_REQUIRED,
-    required_at_edges,
-    required_events,
-)
+from paritybit.harness.schedules.coverage import OVERLAP_REQUIRED, required_events
 from paritybit.reference.config import PRESETS
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import RUNNERS, engine_runners
@@ -110,31 +105,18 @@ class RunConfig:
         return tuple(scheme for scheme in LocationScheme if scheme in hunted)
 
     @property
-    def one_of_each_engine(self) -> tuple[str, ...]:
-        """The first runner of each engine."""
-        firsts = {engine_runners(name): name for name in reversed(self.runners)}
-        return tuple(reversed(firsts.values()))
-
-    @property
     def overlapping(self) -> tuple[str, ...]:
-        """The runners that get a clean trial with overlapping steps, if a bug needs them."""
+        """The first runner of each engine that captures, if a bug needs overlapping steps."""
         needed = any(BUGS[bug].overlap for bug, _ in self.hunts)
-        return tuple(name for name in self.one_of_each_engine if needed and RUNNERS[name].captures)
-
-    @property
-    def at_edges(self) -> tuple[str, ...]:
-        """The runners that get a clean trial with the smallest sizes, in a run with all bugs."""
-        every_bug = {bug for bug, _ in self.hunts} >= set(BUGS)
-        return self.one_of_each_engine if every_bug else ()
+        firsts = {engine_runners(name): name for name in reversed(self.runners)}
+        return tuple(
+            name for name in reversed(firsts.values()) if needed and RUNNERS[name].captures
+        )
 
     @property
     def required_events(self) -> tuple[str, ...]:
         """The states that the clean trials together must reach."""
-        return (
-            *required_events(self.runners),
-            *(OVERLAP_REQUIRED if self.overlapping else ()),
-            *required_at_edges(self.at_edges),
-        )
+        return (*required_events(self.runners), *(OVERLAP_REQUIRED if self.overlapping else ()))
 
 
 def plan(settings: RunConfig) -> list[Task]:
@@ -167,8 +149,6 @@ def clean_trials(settings: RunConfig) -> Iterator[TrialConfig]:
         yield from in_turn(settings.runners)
     for trial in in_turn(settings.overlapping):
         yield replace(trial, overlap=True, device="cpu")
-    for trial in in_turn(settings.at_edges):
-        yield replace(trial, buckets=SMALLEST, token_buckets=SMALLEST_TOKENS)
 
 
 def hunting_tasks(settings: RunConfig) -> list[Task]:

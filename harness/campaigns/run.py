@@ -2,7 +2,6 @@
 
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
@@ -52,9 +51,7 @@ class Run:
 def verdict(run: Run) -> tuple[str, str]:
     """Return green, red or interrupted, and a sentence with the reason.
 
-    A run is green if all selected tasks ended as expected and all required states were reached. If
-    all clean trials pass, the sentence lists the states that were never reached. A failing trial
-    stops early, so its coverage is incomplete.
+    A run is green if all selected tasks ended as expected and all required states were reached.
     """
     clean = [result for result in run.results if result.task.bug is None]
     bugs = [result for result in run.results if result.task.bug is not None]
@@ -67,8 +64,9 @@ def verdict(run: Run) -> tuple[str, str]:
     lost, missing = run.lost, unreached(run)
     if lost and not run.interrupted:
         message += f"; {lost} of {len(run.tasks)} trials and hunts gave no result"
-    if missing and not run.interrupted and len(clean_good) == len(clean):
-        message += f"; never reached: {first_of(missing)}"
+    if missing:
+        rest = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+        message += f"; never reached: {', '.join(missing[:NAMED])}{rest}"
     if run.interrupted:
         rest = f"; {lost} of {len(run.tasks)} did not finish" if lost else ""
         return "interrupted", f"so far, {message}{rest}"
@@ -79,21 +77,17 @@ def verdict(run: Run) -> tuple[str, str]:
     return ("green" if whole else "red"), message
 
 
-def first_of(names: Sequence[str]) -> str:
-    """Return the first NAMED names, and the number of the others."""
-    rest = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
-
-
 def unreached(run: Run) -> list[str]:
     """Return the required events that the clean trials, taken together, never reached.
 
-    Nothing is required of a run in which clean trials were deselected.
+    Nothing is required of a run that was interrupted, in which clean trials were deselected, or in
+    which one fails: it stops early, so its coverage is incomplete.
     """
-    if not set(run.tasks).issuperset(clean_tasks(run.settings)):
+    clean = [result for result in run.results if result.task.bug is None]
+    selected = set(run.tasks).issuperset(clean_tasks(run.settings))
+    if run.interrupted or not selected or not all(one.status.expected for one in clean):
         return []
     events: Counter[str] = Counter()
-    for result in run.results:
-        if result.task.bug is None:
-            events += result.search_result.events
+    for result in clean:
+        events += result.search_result.events
     return [event for event in run.settings.required_events if not events[event]]

@@ -3,8 +3,7 @@
 import time
 from typing import Any, cast
 
-from paritybit.harness.campaigns.run import Run, verdict
-from paritybit.harness.campaigns.scope import scope
+from paritybit.harness.campaigns.run import Run, unreached, verdict
 from paritybit.harness.campaigns.task import TaskResult
 from paritybit.harness.records import schema
 from paritybit.harness.records.case import Case, file_name
@@ -30,8 +29,7 @@ def record(run: Run) -> schema.Record:
         environment=environment(run.settings.device, run.processes),
         clean=tuple(one for one in rows if not isinstance(one, schema.BugRow)),
         bugs=tuple(one for one in rows if isinstance(one, schema.BugRow)),
-        required_events=run.settings.required_events,
-        scope=scope(run),
+        unreached=tuple(unreached(run)),
     )
 
 
@@ -47,7 +45,6 @@ def row(result: TaskResult) -> schema.TrialRow:
         "replays": search_result.replays,
         "padded_replays": search_result.padded_replays,
         "seconds": round(result.seconds, 2),
-        "events": dict(sorted(search_result.events.items())),
         "finding": result.finding,
     }
     if bug is None:

@@ -60,7 +60,6 @@ def finish(console: Console, run: Run, folder: Path) -> int:
     report = report_of(data)
     console.print(*terminal.tables(report), sep="\n")
     lines = [*terminal.lines(report, folder), (f"{data.verdict}: {data.message}", "bold")]
-    lines += [(note, None) for note in report.notes]
     lines += [(line, None) for line in annotations(report)] if on_github() else []
     for line, style in lines:
         console.print(line, style=style, soft_wrap=True, highlight=False, markup=False)

@@ -156,30 +156,6 @@ class TriedSuspect:
 
 
 @dataclass(frozen=True)
-class StaticInputRow:
-    """One static input of a replay: a number per element, in the order of its buffer.
-
-    The first `live` elements hold the batch. `left_by` is the step that wrote each
-    element last. `stale` are the places of elements that this step did not write and that differ in
-    a freshly captured runner.
-    """
-
-    name: str
-    dtype: str
-    axis: str
-    padding: str
-    live: int
-    values: tuple[int, ...]
-    left_by: tuple[int, ...]
-    stale: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        """Raise ValueError unless every element has a value and a step that wrote it."""
-        if len(self.left_by) != len(self.values):
-            raise ValueError(f"static input {self.name[:80]!r} has an element that no step wrote")
-
-
-@dataclass(frozen=True)
 class SlotMap:
     """The slots of one sub-pool after a step.
 
@@ -238,7 +214,6 @@ class Explanation:
     suspects: tuple[TriedSuspect, ...] = ()
     repeats: bool | None = None
     sources: tuple[SourceLine, ...] = ()
-    static_inputs: tuple[StaticInputRow, ...] = ()
     slots: tuple[SlotMap, ...] = ()
 
     @property

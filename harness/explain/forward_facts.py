@@ -7,7 +7,6 @@ from paritybit.harness.explain.facts import (
     Situation,
     Slot,
     SlotMap,
-    StaticInputRow,
     Writer,
     WrongElement,
 )
@@ -112,32 +111,6 @@ def stale(recorded: RecordedForward) -> list[NewElement]:
             if writes[place].forward_id.forward < recorded.forward_id.forward
         ]
     return found
-
-
-def static_inputs(recorded: RecordedForward) -> tuple[StaticInputRow, ...]:
-    """Return the replay's static inputs with one number per element, if there is a replay."""
-    runner, seen = recorded.runner, recorded.observation
-    if runner is None or seen is None or seen.replay is None:
-        return ()
-    left = [(name, place) for name, place, _ in stale(recorded)]
-    now, found = recorded.forward_id.forward, list[StaticInputRow]()
-    for row in (row for row in runner.inputs.contract if row.width is None):
-        values = recorded.static[row.name][: len(runner.view(row.name, seen.replay.bucket))]
-        writes = recorded.ledger.of(runner.inputs.buffers[row.name])[: len(values)]
-        copied = [one.how == "copied" and one.forward_id.forward == now for one in writes]
-        found.append(
-            StaticInputRow(
-                name=row.name,
-                dtype=str(values.dtype).removeprefix("torch."),
-                axis=str(row.axis),
-                padding=row.padding,
-                live=sum(copied),
-                values=tuple(map(int, values.tolist())),
-                left_by=tuple(one.forward_id.step for one in writes),
-                stale=tuple(at for name, at in left if name == row.name and at < len(values)),
-            )
-        )
-    return tuple(found)
 
 
 def slot_maps(recorded: RecordedForward) -> tuple[SlotMap, ...]:

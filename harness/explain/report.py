@@ -25,7 +25,6 @@ from paritybit.harness.explain.forward_facts import (
     situation,
     slot_maps,
     slot_of,
-    static_inputs,
 )
 from paritybit.harness.explain.proof import prove
 from paritybit.harness.explain.recorded import RecordedForward, Reset
@@ -180,7 +179,6 @@ def _of_forward(
             property_id=rule.id,
             at=situation(recorded),
             proof=(),
-            static_inputs=static_inputs(recorded),
             slots=slot_maps(recorded),
         )
         if difference is not None:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 from paritybit.harness.lockstep.requests import PlannedForward, ScheduledRequest
-from paritybit.harness.schedules.coverage import LONGEST
 from paritybit.reference.allocator import Numbers, Owner, Ownership, PageAllocation, PageAllocator
 from paritybit.reference.batch import ForwardBatch, Mode, RequestSpan, prepare
 from paritybit.reference.config import Kind, ModelConfig, Role
@@ -210,7 +209,6 @@ class RequestBook:
             self.events["length window - 1"] += reached == window - 1
             self.events["length window"] += reached == window
             self.events["length window + 1"] += reached == window + 1
-            self.events[LONGEST] += reached == self.config.max_context - 1
         request.length = length
         request.state, request.drafts = None, ()
 

@@ -7,7 +7,6 @@ from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.errors import MalformedError, require_known
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.codec import File
-from paritybit.harness.schedules.buckets import SMALLEST
 from paritybit.harness.schedules.schedule import Schedule
 
 MOST_SLOTS = 2**16
@@ -59,9 +58,8 @@ def trial_name(trial: TrialConfig) -> str:
     """Return the name of a trial, which differs from those of the other trials of a run."""
     if trial.bug is not None:
         return f"{trial.bug}-{trial.runner}-{trial.preset}"
-    kinds = {"overlap": trial.overlap, "smallest": trial.buckets == SMALLEST}
-    parts = ["clean", trial.runner, trial.preset, str(trial.scheme)]
-    return "-".join([*parts, *(kind for kind, is_it in kinds.items() if is_it)])
+    overlap = "-overlap" if trial.overlap else ""
+    return f"clean-{trial.runner}-{trial.preset}-{trial.scheme}{overlap}"
 
 
 def check_sizes(trial: TrialConfig) -> None:

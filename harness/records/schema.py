@@ -71,8 +71,7 @@ class Counterexample(msgspec.Struct, frozen=True):
 class TrialRow(msgspec.Struct, frozen=True):
     """The result of one trial.
 
-    - `error`: the traceback of an internal error, or None.
-    - `events`: how often each state was reached.
+    `error` is the traceback of an internal error, or None.
     """
 
     trial: TrialConfig
@@ -83,7 +82,6 @@ class TrialRow(msgspec.Struct, frozen=True):
     replays: Count
     padded_replays: Count
     seconds: float
-    events: dict[str, Count]
     finding: Counterexample | None
 
     @property
@@ -108,18 +106,11 @@ class BugRow(TrialRow, frozen=True):
     drawn: Count | None
 
 
-class Scope(msgspec.Struct, frozen=True):
-    """What the clean trials of a run tried, and what they did not, each in one line."""
-
-    tried: str
-    untried: str
-
-
 class Record(File, frozen=True, tag="paritybit-run"):
     """A whole run.
 
     - `started`: UTC in ISO 8601.
-    - `required_events`: the states that the clean trials together must reach.
+    - `unreached`: the states that the clean trials together did not reach, and must reach.
     """
 
     command: str
@@ -132,6 +123,5 @@ class Record(File, frozen=True, tag="paritybit-run"):
     environment: RunEnvironment
     clean: tuple[TrialRow, ...]
     bugs: tuple[BugRow, ...]
-    required_events: tuple[str, ...]
-    scope: Scope
-    version: Literal[9] = 9
+    unreached: tuple[str, ...]
+    version: Literal[10] = 10

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from paritybit.harness.schedules.buckets import BUCKETS, SMALLEST, SMALLEST_TOKENS, TOKEN_BUCKETS
+from paritybit.harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from paritybit.reference.batch import Mode
 from paritybit.subjects.protocol import ReplayResult
 from paritybit.subjects.runners import RUNNERS, engine_runners
@@ -49,9 +49,6 @@ BEGUN_BESIDE = "prompt begun beside one that continues"
 
 PREFILL_REQUIRED = ("prefill of several requests", BEGUN_BESIDE)
 """Events that they must also reach if a runner under test prefills."""
-
-LONGEST = "length of the longest context"
-"""What trials with the smallest sizes must reach, apart from a full bucket of one row."""
 
 OVERLAPPED = "step planned while a forward was in flight"
 FREED_IN_FLIGHT = "freed while a forward was in flight"
@@ -101,15 +98,6 @@ def required_events(runners: Iterable[str]) -> tuple[str, ...]:
         *replays,
         *filled,
     )
-
-
-def required_at_edges(runners: Iterable[str]) -> tuple[str, ...]:
-    """Return what trials with the smallest sizes must reach."""
-    full = [
-        filling(name, min(SMALLEST_TOKENS if RUNNERS[name].token_buckets else SMALLEST), "full")
-        for name in runners
-    ]
-    return (LONGEST, *full) if full else ()
 
 
 class Coverage:

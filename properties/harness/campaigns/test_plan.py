@@ -16,16 +16,14 @@ from paritybit.harness.campaigns.plan import (
     plan,
 )
 from paritybit.harness.campaigns.run import Run, verdict
-from paritybit.harness.campaigns.scope import scope
 from paritybit.harness.campaigns.search import SearchResult
 from paritybit.harness.campaigns.task import Task, TaskResult
 from paritybit.harness.lockstep.config import TURNS
 from paritybit.harness.records.schema import Status
-from paritybit.harness.schedules.buckets import SMALLEST
-from paritybit.harness.schedules.coverage import LONGEST, OVERLAPPED
+from paritybit.harness.schedules.coverage import OVERLAPPED
 from paritybit.reference.config import PRESETS
 from paritybit.subjects.bugs.catalogue import BUGS
-from paritybit.subjects.runners import RUNNERS, engine_runners
+from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.toggles import LocationScheme
 
 EVERYTHING = RunConfig("cpu")
@@ -35,7 +33,7 @@ ONE = RunConfig("cpu", (("swa_pad", "decode"),))
 def test_a_run_tries_every_runner_scheme_and_preset_and_every_bug_on_every_runner() -> None:
     tasks = plan(EVERYTHING)
     clean = [task.trial for task in tasks if task.bug is None]
-    usual = [trial for trial in clean if not trial.overlap and trial.buckets != SMALLEST]
+    usual = [trial for trial in clean if not trial.overlap]
     assert sorted((one.runner, one.scheme) for one in usual) == sorted(
         product(RUNNERS, LocationScheme)
     )
@@ -47,15 +45,12 @@ def test_a_run_tries_every_runner_scheme_and_preset_and_every_bug_on_every_runne
     assert len({task.name for task in tasks}) == len(tasks)
 
 
-def test_a_run_of_everything_tries_overlap_and_the_smallest_sizes_too() -> None:
-    """And requires that they were reached. A narrowed run requires none of that."""
+def test_a_run_of_everything_tries_overlap_too() -> None:
+    """And requires that it was reached. A narrowed run does not."""
     clean = [task.trial for task in clean_tasks(EVERYTHING)]
-    smallest = {engine_runners(one.runner) for one in clean if one.buckets == SMALLEST}
-    assert smallest == {engine_runners(name) for name in RUNNERS}
     assert [one.runner for one in clean if one.overlap] == ["decode", "frozen_kv_mtp"]
-    special = {LONGEST, OVERLAPPED}
-    assert special <= set(EVERYTHING.required_events)
-    assert not special & set(ONE.required_events)
+    assert OVERLAPPED in EVERYTHING.required_events
+    assert OVERLAPPED not in ONE.required_events
 
 
 def test_the_fewer_trials_a_run_has_the_more_schedules_each_gets() -> None:
@@ -117,6 +112,9 @@ def test_a_run_is_green_only_with_a_result_of_each_task_and_each_required_state(
     run.results[0].search_result.events[first] = 0
     assert (verdict(run)[0], run.undecided) == ("red", True)
     assert verdict(run)[1].endswith(f"; never reached: {first}")
+    run.interrupted = True
+    assert verdict(run)[1].endswith("ended as expected")
+    run.interrupted = False
     run.tasks = run.tasks[1:]
     run.results = run.results[1:]
     assert verdict(run)[0] == "green"
@@ -143,16 +141,3 @@ def test_an_internal_error_is_no_verdict_and_anything_wrong_is_one(
     run = green_run(ONE)
     run.results[0] = replace(run.results[0], status=status)
     assert (verdict(run)[0], run.undecided) == ("red", undecided)
-
-
-def test_the_scope_names_what_was_tried_and_the_states_of_a_full_run_that_were_not() -> None:
-    found = scope(green_run(EVERYTHING))
-    assert "that a full run must reach" not in found.untried
-    assert "steps in order, overlapping" in found.tried
-    assert found.untried.startswith("device cuda; longer contexts")
-    narrowed = scope(green_run(ONE))
-    assert "states that a full run must reach: " in narrowed.untried
-    run = green_run(ONE)
-    for result in run.results:
-        result.search_result.replays = 0
-    assert scope(run).tried == "nothing"

@@ -8,7 +8,6 @@ from functools import cache
 
 import pytest
 import torch
-from paritybit.harness.campaigns.plan import RunConfig
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
@@ -55,9 +54,6 @@ is of one request, but for a prefill, or fills the largest bucket. The first dra
 the longest request is more than a graph can run.
 """
 
-ONE_PER_ENGINE = RunConfig("cpu").one_of_each_engine
-"""The first runner of each engine. All runners of the engine replay in its trials."""
-
 Plant = Callable[[Lockstep, str, pytest.MonkeyPatch], None]
 """Plants a fault that concerns one runner of a lockstep, given its name."""
 
@@ -66,8 +62,12 @@ ReplayChange = Callable[[ForwardBatch | None, ReplayResult], None]
 
 
 def engine_of(runner: str) -> str:
-    """Return which of ONE_PER_ENGINE is in one engine with the runner."""
-    return next(name for name in ONE_PER_ENGINE if RUNNERS[runner] in engine_runners(name))
+    """Return the first runner in whose engine the runner is. All of them replay in its trials."""
+    return next(name for name in RUNNERS if RUNNERS[runner] in engine_runners(name))
+
+
+ONE_PER_ENGINE = tuple(dict.fromkeys(map(engine_of, RUNNERS)))
+"""The first runner of each engine."""
 
 
 def build(device: str, engine: str) -> Lockstep:
