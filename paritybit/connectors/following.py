@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from paritybit.watch.watcher import Watcher
 
 UNKNOWN = NotRecognisedError, AttributeError, KeyError, TypeError, ValueError, IndexError
 """Errors of a release whose parts the connector does not know."""
+
+HOST = "host"
+"""The name of a pool on the host."""
 
 
 class Following:
@@ -203,3 +207,14 @@ def expected(
     right = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.int64)
     live = len(tensor) if size is None else len(right)
     return StaticInput(name, tensor, live, size or live, expected=right, copied=copied)
+
+
+def padding(name: str, tail: Tensor, value: int, copied: Tensor | None = None) -> list[StaticInput]:
+    """Return the padding of an input, which must have a value, if there is any."""
+    values = [value] * len(tail)
+    return [expected(f"{name} (padding)", tail, values, copied)] if values else []
+
+
+def offsets(lengths: Iterable[int]) -> list[int]:
+    """Return the start of each part of a flat tensor, and the end of the last part."""
+    return [0, *accumulate(lengths)]

@@ -26,7 +26,7 @@ from paritybit.watch.settings import Settings
 from paritybit.watch.stacks import Stack, stack
 
 MOST_WAITING = 4096
-"""Number of requests whose ids wait for their tokens, and of contents stored elsewhere."""
+"""Number of requests whose ids wait for their tokens."""
 
 
 FREED, FILLED = "freed", "filled"
@@ -221,9 +221,9 @@ class Between(Boundary):
         self.relayed = Relayed()
         self.loading: dict[str, list[Kept]] = {}
         """The slots of each group that were filled since the last forward ended."""
-        self.stored: OrderedDict[tuple[str, str], list[Tensor]] = OrderedDict()
-        """By name and group, the ledger entries of slots whose content is stored elsewhere, and the
-        numbers of the calls that stored it."""
+        self.stored: dict[tuple[str, str], list[Tensor]] = {}
+        """By pool on the host and group, the ledger entries of what its slots hold, and the numbers
+        of the calls that stored it."""
         self.lost = False
         """Whether nothing that the ledgers say can be relied on."""
         device = next((one.device for one in self.ledgers.values()), None)
@@ -294,41 +294,28 @@ class Between(Boundary):
         ledger.note_sources(new, [("copied from another slot", call)])
 
     @guarded
-    def store(
-        self,
-        name: str,
-        group: str,
-        slots: Tensor,
-        places: Tensor | None = None,
-        size: int = 0,
-    ) -> None:
-        """Record that the engine copied the content of slots elsewhere, under a name.
+    def store(self, pool: str, group: str, slots: Tensor, places: Tensor, size: int) -> None:
+        """Record that the engine copied the content of slots to a pool on the host.
 
-        If it is a pool on the host with `size` slots, `places`, int64 [n], are the slots there. The
-        call may be made on the stream of the copy, but the watcher does not wait for the copy.
+        `places`, int64 [n], are the slots in the pool, which has `size` slots. The call may be made
+        on the stream of the copy, but the watcher does not wait for the copy.
         """
         self.note_copy()
-        at = None if places is None else Kept(places)
-        step = partial(self._store, (name, group), Kept(slots), at, size, self.call())
+        step = partial(self._store, (pool, group), Kept(slots), Kept(places), size, self.call())
         self.later(group, step)
 
     def _store(
         self,
         key: tuple[str, str],
         slots: Kept,
-        places: Kept | None,
+        places: Kept,
         size: int,
         call: SlotCall,
         ledger: Ledger,
     ) -> None:
-        """Keep the ledger entries of slots that the engine copied elsewhere."""
+        """Keep the ledger entries of slots that the engine copied to the host."""
         entries = ledger.entries(slots.on(ledger.device))
         entries.append(torch.full_like(entries[-1], ledger.note_call(STORED, call)))
-        if places is None:
-            self.stored[key] = entries
-            while len(self.stored) > MOST_WAITING:
-                self.stored.popitem(last=False)
-            return
         if key not in self.stored:
             with torch.inference_mode(False):  # They are also changed outside of forwards.
                 self.stored[key] = [torch.zeros_like(one[:1]).repeat(size) for one in entries]
@@ -336,33 +323,29 @@ class Between(Boundary):
             column[places.on(ledger.device)] = known
 
     @guarded
-    def load(self, name: str, group: str, slots: Tensor, places: Tensor | None = None) -> None:
-        """Record that the engine copied back into slots what is stored under a name.
+    def load(self, pool: str, group: str, slots: Tensor, places: Tensor) -> None:
+        """Record that the engine copied into slots what is in the slots `places` of a pool.
 
-        There may be fewer slots than were stored. The first ones are then meant. From a pool on the
-        host, it is the content of `places`, int64 [n], and a connector may call it once per layer.
-        If forwards are sampled, what a pool on the host holds is unknown.
+        A connector may call it once per layer. If forwards are sampled, what a pool holds is
+        unknown.
         """
         self.note_copy(fills=True)
-        if places is not None and self.settings.every > 1:
+        if self.settings.every > 1:
             self.forget(group, slots)
             return
-        at = None if places is None else Kept(places)
-        self.later(group, partial(self._load, (name, group), Kept(slots), at, self.call()))
+        step = partial(self._load, (pool, group), Kept(slots), Kept(places), self.call())
+        self.later(group, step)
 
     def _load(
-        self, key: tuple[str, str], slots: Kept, places: Kept | None, call: SlotCall, ledger: Ledger
+        self, key: tuple[str, str], slots: Kept, places: Kept, call: SlotCall, ledger: Ledger
     ) -> None:
         """Give slots the ledger entries of what the engine copied into them."""
         mine = slots.on(ledger.device)
-        stored = self.stored.pop(key, None) if places is None else self.stored.get(key)
-        if stored is None:
+        if key not in self.stored:
             ledger.forget(mine)
             return
-        if places is not None:
-            at = places.on(ledger.device)
-            stored = [column[at] for column in stored]
-        *entries, calls = stored
+        at = places.on(ledger.device)
+        *entries, calls = (column[at] for column in self.stored[key])
         ledger.enter(mine, entries)
         before = ledger.calls.get(int(calls[0])) if len(calls) else None
         come = [(RESTORED, call)] if before is None else [(RESTORED, call), (STORED, before)]

@@ -272,13 +272,10 @@ class Ledger:
         return [column[indices] for column in self.extended[:-1]]
 
     def enter(self, slots: Tensor, entries: list[Tensor]) -> None:
-        """Record that slots hold the content that `entries` describes.
-
-        If `entries` are longer, their first ones describe it.
-        """
+        """Record that slots hold the content that `entries` describes."""
         indices = self.indices(slots)
         for column, known in zip(self.extended[:-1], entries, strict=True):
-            column[indices] = known[: len(indices)]
+            column[indices] = known
         self.note_entered(indices)
         self.forget_history(indices)
 

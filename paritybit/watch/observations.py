@@ -390,12 +390,11 @@ class Inputs(InForward):
         what: str,
         reader: Mapping[str, Any] | None = None,
         slots: tuple[Sequence[int], ...] = (),
-        row: Row | None = None,
     ) -> Finding:
         """Return the finding about one input.
 
-        `reader` is the request of the wrong entry, and `row` its row. `slots` are values that slots
-        to write have and must have.
+        `reader` is the request of the wrong entry. `slots` are values that slots to write have and
+        must have.
         """
         writes = static.writes if slots else None
         shown = [slot for part in slots for slot in part[: SHOWN // 2] if writes and slot >= 0]
@@ -409,16 +408,7 @@ class Inputs(InForward):
             reader=reader,
             cause=cause,
         )
-        return replace(found, group=writes, origin=self.last_given(writes, row))
-
-    def last_given(self, group: str | None, row: Row | None) -> str | None:
-        """Return how a row got its last slot of a group, as text, or None if it is not known."""
-        ledger = self.ledgers.get(group or "")
-        slots = None if row is None else row.slots.get(group or "")
-        held = () if slots is None else slots.tolist()
-        slot = next((one for one in reversed(held) if one >= 0), None)
-        given = None if slot is None or ledger is None else ledger.last_allocation(slot)
-        return None if given is None else f"slot {slot} of the request was {given[0]} {given[1]}"
+        return replace(found, group=writes)
 
 
 @dataclass(frozen=True)

@@ -329,7 +329,7 @@ def an_io(batch: TransformersBatch) -> SimpleNamespace:
         ),
         (
             lambda given: {**given, "input_ids": given["input_ids"][:, :4]},
-            "input_ids of the batch has the shape [1, 4], but was captured with [1, 8]",
+            "input_ids of the batch has the shape [4], but was captured with [8]",
         ),
     ],
 )

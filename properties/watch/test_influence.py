@@ -331,8 +331,8 @@ def test_no_slot_is_changed_while_the_engine_may_copy_it() -> None:
 def test_no_slot_is_changed_if_another_thread_copies_slots(what: str) -> None:
     toy, slots = Toy(wider=30), torch.tensor([1, 2])
     given = {
-        "store": ("0", "swa", slots),
-        "load": ("0", "swa", slots),
+        "store": ("host", "swa", slots, slots, 8),
+        "load": ("host", "swa", slots, slots),
     }
     copy = getattr(toy.watcher, what)
     copy(*given[what])

@@ -654,29 +654,3 @@ def test_a_shared_slot_names_the_line_that_shared_it(scene: Scene) -> None:
     scene.forward("b", [1, 2, 3], 2, [*SLOTS[:2], 20])
     found = next(one for one in scene.lines("finding") if one["group"] == "full")
     assert "shared before forward 2 by pretended/two.py:2, in fork" in found["origin"]
-
-
-def test_a_wrong_slot_to_write_names_the_line_that_allocated_the_last_one(scene: Scene) -> None:
-    scene.allocated("full", SLOTS[:3], "one.py:1 in take")
-    scene.watcher.begin(Forward("decode", (row("a", TOKENS[:4], 2, [*SLOTS[:3], -1]),)))
-    held, right = torch.tensor([SLOTS[2], 0]), torch.tensor([SLOTS[2], -1])
-    scene.watcher.judge_inputs(
-        "batch", [StaticInput("out", held, 2, 2, expected=right, writes="full")]
-    )
-    found = next(one for one in scene.lines("finding") if one["check"] == "stale input")
-    last = f"slot {SLOTS[2]} of the request was allocated before forward 1 by pretended/one.py:1"
-    assert found["origin"] == f"{last}, in take"
-
-
-def test_a_stray_write_without_a_graph_names_the_input_that_holds_the_slot(scene: Scene) -> None:
-    scene.watcher.begin(Forward("decode", (row("a", TOKENS[:1], 0, SLOTS),)))
-    held = torch.tensor([SLOTS[0], 40])
-    scene.watcher.judge_inputs(
-        "batch", [StaticInput("out", held, 1, 2, writes="full", source="x.py:1")]
-    )
-    scene.write(SLOTS[:1])
-    scene.write([40], "full")
-    scene.watcher.end()
-    (found,) = scene.lines("finding")
-    assert (found["check"], found["cause"]["what"]) == ("stray write", "out holds the slot")
-    assert found["cause"]["source"] == "x.py:1"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.following import HOST
 from paritybit.connectors.hooking import Call, NotRecognisedError, callers, guarded, hook
 from paritybit.connectors.sglang.pools import SglangPool
 from paritybit.connectors.sglang.recurrent import NAME, States
@@ -23,9 +24,6 @@ HOST_KINDS = ("MHATokenToKVPoolHost", "AsymmetricMHATokenToKVPoolHost", "MLAToke
 
 CACHED, CACHED_STATES = "all_values_flatten", "all_mamba_values_flatten"
 """The methods of a prefix cache that return the locations, and the states, that it holds."""
-
-HOST = "host"
-"""The name of a pool on the host."""
 
 
 POOLS = ("kv", "swa", "mamba")

@@ -13,13 +13,12 @@ has its own lists, with a row per branch and one more position than the step bef
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import expected
+from paritybit.connectors.following import expected, offsets
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.pools import SglangPool
 from paritybit.connectors.sglang.rows import EXTENDS, MODES, PREFILLS, Rows
@@ -177,11 +176,11 @@ def triton_metadata(
     """
     names, holder = ("qo_indptr", "mask_indptr"), backend if graph else backend.forward_metadata
     held = {name: getattr(holder, name, None) for name in names}
-    offsets = "cuda_graph_window_kv_offsets" if graph else "window_kv_offsets"
-    held["window_kv_offsets"] = getattr(holder, offsets, None)
+    key = "cuda_graph_window_kv_offsets" if graph else "window_kv_offsets"
+    held["window_kv_offsets"] = getattr(holder, key, None)
     right = dict[str, list[int]]()
     if mode != "decode":
-        right["qo_indptr"] = ends(computed for _, computed in spans)
+        right["qo_indptr"] = offsets(computed for _, computed in spans)
         if not graph:
             longest = max(computed for _, computed in spans)
             given = getattr(holder, "max_extend_len", None)
@@ -190,12 +189,7 @@ def triton_metadata(
                 right["max_extend_len"] = [longest]
     if mode == VERIFY:
         window = int(backend.sliding_window_size or 0)
-        right["mask_indptr"] = ends(n * (cached + n) for cached, n in spans)
+        right["mask_indptr"] = offsets(n * (cached + n) for cached, n in spans)
         if window > 0:
             right["window_kv_offsets"] = [max(0, cached - window) for cached, _ in spans]
     return held, right
-
-
-def ends(lengths: Any) -> list[int]:
-    """Return the start of each part of a flat tensor, and the end of the last part."""
-    return [0, *accumulate(lengths)]

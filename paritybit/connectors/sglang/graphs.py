@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paritybit.connectors.following import attributes, expected, tensors
+from paritybit.connectors.following import attributes, padding, tensors
 from paritybit.connectors.sglang.attention import attending
 from paritybit.watch.facts import StaticInput
 
@@ -160,10 +160,9 @@ def tails_of(runner: Any, live: int, bucket: int) -> list[StaticInput]:
     """
     lengths = getattr(getattr(runner, "buffers", runner), "seq_lens", None)
     right = getattr(runner, "seq_len_fill_value", None)
-    if right is None or not isinstance(lengths, Tensor) or live >= bucket:
+    if right is None or not isinstance(lengths, Tensor):
         return []
-    tail = lengths[live:bucket]
-    return [expected("seq_lens (padding)", tail, [int(right)] * len(tail), lengths)]
+    return padding("seq_lens", lengths[live:bucket], int(right), lengths)
 
 
 def extent(name: str, tensor: Tensor) -> int:

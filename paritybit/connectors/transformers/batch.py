@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import expected
+from paritybit.connectors.following import expected, offsets, padding
 from paritybit.connectors.hooking import place_of
 from paritybit.connectors.sampling import rows_of
 from paritybit.connectors.transformers.cache import LayerGroup
@@ -23,6 +23,17 @@ from paritybit.watch.facts import IndexList, Row, RowValues, StaticInput
 
 ASKED = "_paritybit_asked"
 """The attribute of a request that the engine made from another one."""
+
+HELD = {
+    "input_ids": "input_ids",
+    "position_ids": "position_ids",
+    "logits_indices": "logits_indices",
+    "cu_seq_lens_q": "cumulative_seqlens_q",
+    "cu_seq_lens_k": "cumulative_seqlens_k",
+    "write_index": "write_index_storage",
+    "read_index": "read_index_storage",
+}
+"""The inputs that the engine copies from the host, and its attributes with their tensors."""
 
 LARGEST_MASK = 2**24
 """The most entries of a mask that is judged. To judge a mask, its expected value is built."""
@@ -167,10 +178,11 @@ def lists_of(batch: TransformersBatch) -> Iterator[IndexList]:
 def laws_of(batch: TransformersBatch) -> Iterator[StaticInput]:
     """Yield the arguments of the model whose values the batch implies, including padding."""
     given, rows, size = batch.given, len(batch.requests), batch.size
-    ends = list(accumulate(one.computed for one in batch.requests))
-    yield expected("cu_seq_lens_q", given["cu_seq_lens_q"][: rows + 1], [0, *ends])
+    starts = offsets(one.computed for one in batch.requests)
+    yield expected("cu_seq_lens_q", given["cu_seq_lens_q"][: rows + 1], starts)
     # A request without a token to compute has no logits of its own.
-    predicted = [(end, one) for end, one in zip(ends, batch.requests, strict=True) if one.predicted]
+    pairs = zip(starts[1:], batch.requests, strict=True)
+    predicted = [(end, one) for end, one in pairs if one.predicted]
     last = [end - 1 if one.computed else -1 for end, one in predicted]
     yield expected("logits_indices", given["logits_indices"][: len(last)], last)
     tails: list[tuple[str, Tensor, int]] = [
@@ -197,8 +209,7 @@ def laws_of(batch: TransformersBatch) -> Iterator[StaticInput]:
             unused = mask[0, 0, size:] == 0  # Whether a padded query attends to a key.
             tails.append((f"attention_mask[{name}]", unused.flatten(), 0))
     for name, tail, right in tails:
-        if len(tail):
-            yield expected(f"{name} (padding)", tail, [right] * len(tail))
+        yield from padding(name, tail, right)
 
 
 def masks_of(batch: TransformersBatch) -> dict[str, Tensor]:
@@ -252,28 +263,24 @@ def statics_of(io: Any, batch: TransformersBatch | None) -> list[StaticInput]:
         "position_ids": (0, int(io.cache.max_tokens_read)),
         "logits_indices": (0, max(size, 1)),
     }
-    given: dict[str, tuple[Tensor, int, int]] = {
-        "input_ids": (io.input_ids, size, padded),
-        "position_ids": (io.position_ids, size, padded),
-        "logits_indices": (io.logits_indices, predicted, rows),
-        "cu_seq_lens_q": (io.cumulative_seqlens_q, count + 1, rows + 1),
-        "carry_over_ids": (io.carry_over_ids, size, padded),
+    tokens, bounds = (size, padded), (count + 1, rows + 1)
+    spans = {
+        **dict.fromkeys(("input_ids", "position_ids", "carry_over_ids", "write_index"), tokens),
+        **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), bounds),
+        **{"logits_indices": (predicted, rows), "read_index": (0, 0), "attention_mask": (1, 1)},
     }
-    for name, tensor in io.cumulative_seqlens_k.items():
-        given[f"cu_seq_lens_k[{name}]"] = tensor, count + 1, rows + 1
-    for number, name in enumerate(io.cache.cache_allocators):
-        lists = None if batch is None else batch.lists[name]
-        ends = 0 if lists is None or not lists.ends else lists.ends[-1]
-        given[f"write_index[{name}]"] = io.write_index_storage[number], size, padded
-        given[f"read_index[{name}]"] = io.read_index_storage[number], ends, reads
-        if (mask := (io.attention_mask or {}).get(name)) is not None:
-            given[f"attention_mask[{name}]"] = mask, 1, 1
-    if io.block_table.numel():
-        given["block_table"] = io.block_table, len(io.block_table), len(io.block_table)
-    return [
-        StaticInput(name, tensor, live, max(live, used), valid=valid.get(name))
-        for name, (tensor, live, used) in given.items()
-    ]
+    for name, lists in ({} if batch is None else batch.lists).items():
+        spans[f"read_index[{name}]"] = [0, *lists.ends][-1], reads
+    held = named(held_by(io), dict(enumerate(io.cache.cache_allocators)))
+    held |= {f"attention_mask[{name}]": mask for name, mask in (io.attention_mask or {}).items()}
+    held |= {"carry_over_ids": io.carry_over_ids}
+    held |= {"block_table": io.block_table} if io.block_table.numel() else {}
+    found = []
+    for name, tensor in held.items():
+        whole = len(tensor), len(tensor)
+        live, used = spans.get(name) or spans.get(name.partition("[")[0], whole)
+        found.append(StaticInput(name, tensor, live, max(live, used), valid=valid.get(name)))
+    return found
 
 
 def given_of(batch: TransformersBatch) -> list[StaticInput]:
@@ -287,16 +294,20 @@ def given_of(batch: TransformersBatch) -> list[StaticInput]:
 
 def named(given: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Tensor]:
     """Return the inputs that the engine copies from the host, by name. `names` are the groups'."""
-    found: dict[str, Tensor] = {
-        name: given[name]
-        for name in ("input_ids", "position_ids", "cu_seq_lens_q", "logits_indices")
-    }
-    for group, ends in given["cu_seq_lens_k"].items():
-        found[f"cu_seq_lens_k[{group}]"] = ends
-    for kind in ("write_index", "read_index"):
-        for number, index in enumerate(given[kind]):
-            found[f"{kind}[{names[number]}]"] = index
+    found = dict[str, Tensor]()
+    for kind in HELD:
+        if kind == "cu_seq_lens_k":
+            found |= {f"{kind}[{group}]": ends for group, ends in given[kind].items()}
+        elif kind.endswith("_index"):
+            found |= {f"{kind}[{names[number]}]": one for number, one in enumerate(given[kind])}
+        else:
+            found[kind] = given[kind].flatten()
     return found
+
+
+def held_by(io: Any) -> dict[str, Any]:
+    """Return the same inputs of the model as the engine's object with the tensors holds them."""
+    return {name: getattr(io, attribute) for name, attribute in HELD.items()}
 
 
 @contextmanager
@@ -318,19 +329,10 @@ def filled(
     """Return the tensors that the engine fills, by name: on the host, if the inputs are copies."""
     if prepared is None:
         return dict(inputs)
-    given = {
-        "input_ids": prepared.input_ids[None],
-        "position_ids": prepared.position_ids[None],
-        "cu_seq_lens_q": prepared.cumulative_seqlens_q,
-        "logits_indices": prepared.logits_indices,
-        "cu_seq_lens_k": prepared.cumulative_seqlens_k,
-        "write_index": prepared.write_index_storage,
-        "read_index": prepared.read_index_storage,
-    }
     found = dict(inputs)
-    for name, whole in named(given, names).items():
+    for name, whole in named(held_by(prepared), names).items():
         here = inputs[name]
-        mine = whole[..., : here.shape[-1]]
+        mine = whole[: len(here)]
         same = mine.shape == here.shape and mine.data_ptr() != here.data_ptr()
         if same and torch.equal(mine, here.to(mine.device)):
             found[name] = mine

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import Following
+from paritybit.connectors.following import HOST, Following
 from paritybit.connectors.hooking import Call, guarded
 from paritybit.connectors.transformers import cache as caches
 from paritybit.connectors.transformers.batch import (
@@ -290,8 +290,11 @@ class TransformersEngine(Following):
         """Note the blocks of requests that the engine copies to the host."""
         requests = original()
         for request in requests:
-            for name, blocks in tables[request].items():
-                self.watcher.store(request, name, self.parts[name].of_blocks(blocks))
+            for name, blocks in manager._request_id_to_cpu_blocks[request].items():
+                part = self.parts[name]
+                size = manager._cpu_pool.num_sectors * part.per_sector * part.page
+                slots = part.of_blocks(tables[request][name])
+                self.watcher.store(HOST, name, slots, part.of_blocks(blocks), size)
         return requests
 
     def load(self, original: Call, manager: Any, requests: Any) -> Any:
@@ -303,7 +306,8 @@ class TransformersEngine(Following):
             for name, blocks in stored.items():
                 part = self.parts[name]
                 mine = part.allocator.block_table.get(request, [])[: len(blocks)]
-                self.watcher.load(request, name, part.of_blocks(mine))
+                places = part.of_blocks(blocks[: len(mine)])
+                self.watcher.load(HOST, name, part.of_blocks(mine), places)
         return result
 
     def idle(self, original: Call, processor: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import expected
+from paritybit.connectors.following import offsets, padding
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.vllm.pools import GROUP, VllmPool
 from paritybit.watch.facts import Forward, IndexList, StaticInput
@@ -65,16 +65,12 @@ class VllmBatch:
 
     def tails(self) -> list[StaticInput]:
         """Return the padding of inputs that kernels read. A padded row has no token and no keys."""
-        rows, tokens = self.live
-        return [
-            expected(f"{name} {number} (padding)", tensor[first:], [right] * left, tensor)
-            for number, one in enumerate(self.metadata)
-            for name, tensor, first, right in (
-                ("query_start_loc", one.query_start_loc, rows + 1, tokens),
-                ("seq_lens", one.seq_lens, rows, 0),
-            )
-            if (left := len(tensor) - first) > 0
-        ]
+        (rows, tokens), found = self.live, list[StaticInput]()
+        for number, one in enumerate(self.metadata):
+            starts, lengths = one.query_start_loc, one.seq_lens
+            found += padding(f"query_start_loc {number}", starts[rows + 1 :], tokens, starts)
+            found += padding(f"seq_lens {number}", lengths[rows:], 0, lengths)
+        return found
 
     def judged(self, forward: Forward, config: Any) -> list[StaticInput]:
         """Return the inputs with the values that the rows of a forward imply."""
@@ -96,7 +92,7 @@ class VllmBatch:
         """Return the values of inputs that the rows of a forward imply, by name."""
         count, rows = self.live[0], forward.rows
         ends = torch.tensor([row.cached + row.computed for row in rows[:count]])
-        starts = torch.tensor([0, *(row.computed for row in rows[:count])]).cumsum(0)
+        starts = torch.tensor(offsets(row.computed for row in rows[:count]))
         found = {"positions": self.expected_positions(forward)}
         for number in range(len(self.metadata)):
             found[f"seq_lens {number}"], found[f"query_start_loc {number}"] = ends, starts

@@ -6,14 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import Following
+from paritybit.connectors.following import HOST, Following
 from paritybit.connectors.hooking import Call
 from paritybit.connectors.vllm.pools import VllmPool, pages
 from paritybit.watch.facts import HostSlots
 from paritybit.watch.watcher import Watcher
-
-HOST = "host"
-"""The name of the pool on the host."""
 
 FOLLOWED = "OffloadingConnector", {"cpu_bytes_to_use"}
 """The only KV connector that is followed, and the only settings that it may have."""

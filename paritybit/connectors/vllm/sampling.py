@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import tensors
+from paritybit.connectors.following import offsets, tensors
 from paritybit.connectors.hooking import Call, place_of
 from paritybit.connectors.sampling import (
     AskedSampling,
@@ -199,11 +199,11 @@ class SampledBatch:
 
     def drafts_of(self, verified: Any) -> Iterator[RowValues]:
         """Yield where the older runner's sampler finds the drafts and logits of each request."""
-        firsts = list(accumulate((count + 1 for count in self.drafts), initial=0))
+        firsts = offsets(count + 1 for count in self.drafts)
         pairs = zip(firsts, self.drafts, strict=False)
         right = {
             "num_draft_tokens": self.drafts,
-            "cu_num_draft_tokens": list(accumulate(self.drafts)),
+            "cu_num_draft_tokens": offsets(self.drafts)[1:],
             "bonus_logits_indices": [end - 1 for end in firsts[1:]],
             "target_logits_indices": [at + place for at, count in pairs for place in range(count)],
         }

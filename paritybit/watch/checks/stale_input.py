@@ -30,12 +30,12 @@ def judge(inputs: Inputs) -> Iterable[Finding]:
             held, right = live.flatten()[first].item(), expected.flatten()[first].item()
             what = f"{static.name} holds {held} at live entry {first}, not {right}"
             told = equals(inputs, static, live, expected, place)
-            reader, row, at = None, None, row_at(inputs.forward, first, expected.numel())
+            reader, at = None, row_at(inputs.forward, first, expected.numel())
             if at is not None:
                 row, position = at
                 reader = {"request": row.request, "position": position, "forward": inputs.number}
             slots = (live.flatten()[place].tolist(), expected.flatten()[place].tolist())
-            yield inputs.finding(CHECK.name, static, f"{what}{told}", reader, slots, row)
+            yield inputs.finding(CHECK.name, static, f"{what}{told}", reader, slots)
 
 
 CHECK = Check(
