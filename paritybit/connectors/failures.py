@@ -26,7 +26,7 @@ from paritybit.watch.checks import engine_error
 from paritybit.watch.journal import Journal
 from paritybit.watch.observations import EngineError
 from paritybit.watch.settings import Settings
-from paritybit.watch.stacks import KEPT, Stack, line_of, wraps
+from paritybit.watch.stacks import Stack, line_of, wraps
 
 SURROUNDINGS = (
     *(ImportError, MemoryError, NotImplementedError, OSError, EOFError),
@@ -89,13 +89,6 @@ PASS_ON = tuple(
 )
 """Folders with code that raises errors because of its arguments."""
 
-SERVING = (
-    *("sglang/srt/managers/", "sglang/srt/mem_cache/", "sglang/srt/model_executor/"),
-    *("sglang/srt/speculative/", "transformers/generation/continuous_batching/"),
-    *("vllm/v1/core/", "vllm/v1/engine/", "vllm/v1/spec_decode/", "vllm/v1/worker/"),
-)
-"""Folders of engines that schedule requests and prepare batches. The model gets its arguments."""
-
 FAILED = "failed "
 """The prefix of the counts of forwards that raised an error."""
 
@@ -148,15 +141,10 @@ def fault_of(error: BaseException, counts: Mapping[str, int]) -> EngineError | N
         what = OUT_OF_BOUNDS if what and stands_in and RANGE.search(str(error)) else None
     if what is None:
         return None
-    # It gives its arguments to the code that raised, which often computes only what it is given.
-    serving = (one for one in map(shown, reversed(mine)) if one.startswith(SERVING))
-    line, caller = shown(blamed(mine)), next(serving, None)
-    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(CAPTURED)]
-    if notes:  # The line that replays a graph says nothing of what it captured.
-        line, caller = notes[0].removeprefix(CAPTURED), line
-    lines = list(map(shown, reversed(mine))) if not notes else [line]
-    lines = lines[: lines.index(line) + 1 + KEPT]
-    lines += [caller] if caller is not None and caller not in lines else []
+    line, lines = shown(blamed(mine)), list(map(shown, reversed(mine)))
+    for note in getattr(error, "__notes__", ()):
+        if note.startswith(CAPTURED):  # The line that replays a graph says nothing of it.
+            lines, line = [note.removeprefix(CAPTURED), line], note.removeprefix(CAPTURED)
     return EngineError(forwards, what, text, Stack(tuple(lines), lines.index(line)))
 
 

@@ -175,8 +175,6 @@ def test_what_is_collected_keeps_the_lines_that_freed_it(toy: Toy) -> None:
     """Slots are freed in another order than collected, some twice, and pages as numbers."""
     told = list[tuple[list[int], Any]]()
     allocations, allocator = toy.engine.allocations, toy.allocator.full_attn_allocator
-    hybrid: Any = parts.TokenAllocator(8)
-    hybrid.swa_page_ids_group, hybrid.page_size = [], 2
     lines = iter(f"cache.py:{number}" for number in range(1, 9))
     toy.prefill()
 
@@ -191,18 +189,19 @@ def test_what_is_collected_keeps_the_lines_that_freed_it(toy: Toy) -> None:
     allocator.is_not_in_free_group = False
     hooked(allocations.group, lambda allocator: None, allocator)
     for slots in ([21, 22], [23, 22]):
-        hooked(allocations.free, lambda *_: None, allocator, torch.tensor(slots))
-        allocator.free_group.append(torch.tensor(slots))
+        for method in (allocations.collect, allocations.free):
+            hooked(method, lambda *_: None, allocator, torch.tensor(slots))
     assert not told
     allocator.is_not_in_free_group = True
     free_group_end(allocator, [22, 21, 25, 23, 22])
-    assert told == [([22, 21, 22], "cache.py:1"), ([23], "cache.py:2"), ([25], None)]
+    assert told == [([22, 23, 22], "cache.py:2"), ([21], "cache.py:1"), ([25], None)]
     hooked(allocations.free, lambda *_: None, allocator, torch.tensor([24, 26]))
     assert told[-1] == ([24, 26], None)
-    hooked(allocations.group, lambda allocator: None, hybrid)
-    hybrid.swa_page_ids_group.append(torch.tensor([8]))
-    toy.allocator.swa_attn_allocator.page_size = 2
-    free_group_end(toy.allocator.swa_attn_allocator, [16])
+    swa = toy.allocator.swa_attn_allocator
+    swa.page_size, toy.allocator.is_not_in_free_group = 2, False
+    toy.pool.full_to_swa_index_mapping[24] = 17
+    hooked(allocations.collect, lambda *_: None, toy.allocator, torch.tensor([24]))
+    free_group_end(swa, [16])
     assert ([16], "cache.py:3") in told
 
 

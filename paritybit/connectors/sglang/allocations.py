@@ -1,8 +1,7 @@
 """Follows the allocators of slots, and everything that fills KV outside of forwards."""
 
-import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.following import HOST
-from paritybit.connectors.hooking import Call, NotRecognisedError, callers, guarded, hook
+from paritybit.connectors.hooking import Call, NotRecognisedError, callers, hook
 from paritybit.connectors.sglang.pools import SglangPool
 from paritybit.connectors.sglang.recurrent import NAME, States
 from paritybit.watch.facts import HostSlots
@@ -31,18 +30,6 @@ POOLS = ("kv", "swa", "mamba")
 
 UNDER_WAY = ("ongoing_write_through", "ongoing_load_back", "ongoing_prefetch", "ongoing_backup")
 """What a prefix cache is copying. These copies may use host slots that no node holds."""
-
-
-class Noting(list[Tensor]):
-    """A list of an allocator that passes what is appended to `note` after its own method."""
-
-    def __init__(self, note: Callable[..., Any]) -> None:
-        super().__init__()
-        self.note = guarded(note)
-
-    def append(self, one: Tensor) -> None:
-        """Append locations that the allocator frees later."""
-        self.note(super().append, one)
 
 
 class Allocations:
@@ -116,7 +103,7 @@ class Allocations:
         """Report freed slots to the watcher, with the lines of the engine that free them."""
         if any(frame.f_code.co_name == "free_group_end" for frame in callers()):
             page, rest = int(getattr(allocator, "page_size", 1)), slots
-            for group, given, lines in self.collected:
+            for group, given, lines in reversed(self.collected):
                 if group == self.names.get(allocator):
                     here = torch.isin(rest, given // page * page) & (rest >= 0)
                     self.note(allocator, "freed", rest.masked_fill(~here, -1), lines)
@@ -126,28 +113,20 @@ class Allocations:
             self.note(allocator, "freed", slots)
 
     def group(self, original: Call, allocator: Any) -> Any:
-        """Note the line that frees each tensor which an allocator collects from now on."""
-        result = original()
+        """Forget the lines of the last group of slots that an allocator collected."""
         self.collected = []
-        for name, held in list(vars(allocator).items()):
-            if type(held) is list and not held and name.endswith("group"):
-                note = functools.partial(self.collect, weakref.ref(allocator), name)
-                setattr(allocator, name, Noting(note))
-        return result
+        return original()
 
-    def collect(self, owner: weakref.ref[Any], name: str, original: Call, index: Tensor) -> None:
-        """Note the line that frees locations which an allocator collects for a later free."""
-        original(index)
-        allocator: Any = owner()
-        slots = index.long() * (int(allocator.page_size) if "page_ids" in name else 1)
+    def collect(self, original: Call, allocator: Any, free_index: Tensor) -> Any:
+        """Note the lines that free locations, if the allocator collects them for a later free."""
         group, pool = self.names.get(allocator), self.pool
-        if group is not None or pool is None or pool.sliding is None:
-            found = {} if group is None else {group: slots}
-        else:
-            found = {pool.sliding: slots} if name.startswith("swa") else pool.slots(slots)
-        if self.watcher is not None:
-            lines = self.watcher.here()
-            self.collected += [(group, mine, lines) for group, mine in found.items()]
+        if self.watcher is not None and pool is not None and collects(allocator):
+            found, lines = (
+                {group: free_index} if group else pool.slots(free_index),
+                self.watcher.here(),
+            )
+            self.collected += [(name, slots.clone(), lines) for name, slots in found.items()]
+        return original()
 
     def allocate(self, original: Call, allocator: Any) -> Any:
         """Report slots that an allocator allocates. A page is reported as a whole."""

@@ -36,7 +36,9 @@ def of_allocator(kind: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{CACHE}.{module}.{kind}.{name}" for module in modules for name in names)
 
 
-TOKENS, PAGES, BASE = (f"{one}TokenToKVPoolAllocator" for one in ("", "Paged", "Base"))
+TOKENS, PAGES, WINDOWS, BASE = (
+    f"{one}TokenToKVPoolAllocator" for one in ("", "Paged", "SWA", "Base")
+)
 """The classes of allocators."""
 
 TARGETS: dict[str, tuple[str, ...]] = {
@@ -60,10 +62,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "free_pages": of_allocator(PAGES, "_release_page_ids"),
     "free_in_pages": of_allocator(PAGES, "free"),
-    "group": (
-        *of_allocator(BASE, "free_group_begin"),
-        *of_allocator(PAGES, "free_group_begin"),
-        *of_allocator("SWATokenToKVPoolAllocator", "free_group_begin"),
+    "group": of_allocator(BASE, "free_group_begin"),
+    "collect": (
+        *of_allocator(TOKENS, "free"),
+        *of_allocator(PAGES, "free", "free_segment"),
+        *of_allocator(WINDOWS, "free", "free_swa", "free_swa_segment"),
     ),
     "allocate": (
         *of_allocator(TOKENS, "alloc"),

@@ -38,7 +38,7 @@ PLAIN = STEPS - 2
 """The number of a size that shows plainly wherever each bit of a result is exact."""
 
 FEW = 2
-"""The number of draws for a key of a layer after which there may be no other."""
+"""The number of draws for a key that may not show: of the last layer, or that no query sees."""
 
 MUCH = 2.0**-4
 """A relative difference that another scale of a batch's activations does not explain."""
@@ -98,8 +98,7 @@ Held = Sequence[tuple[Row, set[int]]]
 def aimed(trial: Trial, reads: LiveReads, number: int) -> Result:
     """Change a key that `number` draws, and return the query that reads it wrongly, if one does.
 
-    As a control, the change must show, or if no query sees the key, that of all keys that the row
-    reads. Values grow until it does.
+    Values grow until the change shows. One that must not show is tried with two sizes alone.
     """
     aim = drawn(trial, reads, Random(number))
     if aim is None:
@@ -109,21 +108,12 @@ def aimed(trial: Trial, reads: LiveReads, number: int) -> Result:
     if any(places - {aim.position} for _, places in held):
         return NotTried("the drawn key left the window, and its slot was given away")
     exact = all(tensor.dtype in EXACT for tensor in group.layers[aim.layer].tensors)
-    if aim.readers:
-        # If bits are exact, the first sizes are the tensor's own and a large one. Otherwise they
-        # grow, because a large value may change the scale of the activations of a batch.
-        first = [ValueSeed(number), ValueSeed(number, PLAIN)] if exact else []
-        tries = [*first, *(draw for draw in draws(number) if draw not in first)]
-        last = aim.layer == len(group.layers) - 1
-        return read_by(
-            trial, reads, aim, held, tries[: FEW if last and only_tokens(trial) else None]
-        )
-    control, _ = moved_by_all(trial, reads, aim, held, number)
-    if control is None:
-        return NotTried(HIDDEN)
-    tries = [control, replace(control, step=PLAIN)] if exact else [control]
-    found = read_by(trial, reads, aim, held, tries)
-    return found if isinstance(found, Wrong) else None
+    # If bits are exact, the first sizes are the tensor's own and a large one. Otherwise they grow,
+    # because a large value may change the scale of the activations of a batch.
+    first = [ValueSeed(number), ValueSeed(number, PLAIN)] if exact else []
+    tries = [*first, *(draw for draw in draws(number) if draw not in first)]
+    unseen = aim.layer == len(group.layers) - 1 and only_tokens(trial)
+    return read_by(trial, reads, aim, held, tries[: None if aim.readers and not unseen else FEW])
 
 
 def read_by(
@@ -149,7 +139,7 @@ def read_by(
         if shown and not missed and (number or not exact):
             return None
     if missed and not clear:
-        missed &= moved_by_all(trial, reads, aim, held, tries[0].seed)[1]
+        missed &= moved_by_all(trial, reads, aim, held, tries[0].seed)
     if missed:
         text = f"position {min(missed)} does not depend on {{}}, which is in its window"
         return wrong_of(trial, aim, text, "a key that is not read")
@@ -180,10 +170,8 @@ def dependent(
     return None
 
 
-def moved_by_all(
-    trial: Trial, reads: LiveReads, aim: Aim, held: Held, seed: int
-) -> tuple[ValueSeed | None, frozenset[int]]:
-    """Return the queries that other values in all keys which the row reads move, and the draw.
+def moved_by_all(trial: Trial, reads: LiveReads, aim: Aim, held: Held, seed: int) -> frozenset[int]:
+    """Return the queries that other values in all keys which the row reads move.
 
     It is the control for queries that no change of the one key moves.
     """
@@ -196,8 +184,8 @@ def moved_by_all(
         with changed(trial, reads, [replace(every, draw=draw)], keep=False) as values:
             after = next_layer(trial, values, aim, moved(trial, values, row), held)
         if after is not None and (queries := after.by(LEAST)):
-            return draw, queries
-    return None, NOTHING
+            return queries
+    return NOTHING
 
 
 def next_layer(
@@ -236,7 +224,10 @@ def wrong_of(trial: Trial, aim: Aim, text: str, what: str) -> Wrong:
 
 
 def drawn(trial: Trial, reads: LiveReads, random: Random) -> Aim | None:
-    """Draw a row, a group, a layer and a cached position, often at the edge of the window."""
+    """Draw a row, a group, a layer and a cached position, often at the edge of the window.
+
+    Keys before the window of all queries are tried with the slots that no live row reads.
+    """
     held = [
         (row, name)
         for row in reads.forward.rows
@@ -248,9 +239,9 @@ def drawn(trial: Trial, reads: LiveReads, random: Random) -> Aim | None:
     row, name = random.choice(held)
     group = trial.ledgers[name].group
     first = first_read(row, group)
-    edge = first - 1 + random.randrange(row.computed + 2)
-    places = [first - 1, first, edge, edge, row.cached - 1, random.randrange(first, row.cached)]
-    position = random.choice([place for place in places if 0 <= place < row.cached])
+    edge = first + random.randrange(row.computed + 1)
+    places = [first, edge, edge, row.cached - 1, random.randrange(first, row.cached)]
+    position = random.choice([place for place in places if place < row.cached])
     slot = int(row.slots[name][position])
     if not bool(trial.ledgers[name].usable[slot]) or slot < 0:
         return None
