@@ -60,16 +60,6 @@ class AskedSampling:
 
 NOTHING = AskedSampling()
 
-PARTS: Mapping[str, tuple[str, ...]] = {
-    "penalties": ("repetition", "frequency", "presence"),
-    "logit bias": ("bias",),
-    "allowed tokens": ("allowed",),
-    "forbidden words": ("forbidden",),
-    "minimum of tokens": ("least", "stops"),
-    "temperature": ("temperature",),
-}
-"""The parameters that change logits, by the name of their kind."""
-
 
 @dataclass(frozen=True)
 class Sampled:
@@ -90,12 +80,6 @@ class Sampled:
         """Whether all that the logits depend on is known."""
         depends = self.asked.counts or self.asked.least > 0
         return self.used and not (depends and None in self.tokens)
-
-    def without(self, parts: Collection[str]) -> "Sampled":
-        """Return the row without some kinds of parameters."""
-        names = [name for part in parts for name in PARTS[part]]
-        asked = replace(self.asked, **{name: getattr(NOTHING, name) for name in names})
-        return replace(self, asked=asked)
 
     def logits(self, raw: Tensor, heated: bool) -> Tensor:
         """Return logits after the parameters of the request, float32 [vocabulary].
@@ -150,7 +134,7 @@ def logits_of(
         if heated and row.asked.drops:
             right[at, dropped[at]] = -torch.inf
 
-    def explain(at: int) -> tuple[str, str]:
+    def explain(at: int) -> str | None:
         return explained(mine, at, raw[places[at]], given[at], heated)
 
     names = [row.request for row in mine]
@@ -159,40 +143,24 @@ def logits_of(
 
 def explained(
     rows: Sequence[Sampled], at: int, raw: Tensor, held: Tensor, heated: bool
-) -> tuple[str, str]:
-    """Return which kind of parameters is wrong in a row, and a text about it.
+) -> str | None:
+    """Return whose parameters or tokens give a row the logits that it has, as text, if any do."""
 
-    Without it, or with that of another row, the row has its logits; or it explains all tokens.
-    """
-
-    def wrong(row: Sampled) -> set[int]:
-        found = row.logits(raw, heated)
+    def right(asked: AskedSampling = NOTHING, **more: Any) -> bool:
+        found = replace(rows[at], asked=asked, **more).logits(raw, heated)
         close = (found - held).abs() <= ROUNDING * found.abs().masked_fill(found.isinf(), 0).max()
-        close |= (found == held) | ((held == -torch.inf) & heated & row.asked.drops)
-        return set((~close).nonzero().flatten().tolist())
+        close |= (found == held) | ((held == -torch.inf) & heated & rows[at].asked.drops)
+        return bool(close.all())
 
-    mine = rows[at]
-    for part, names in PARTS.items():
-        if mine.without([part]).asked != mine.asked and not wrong(mine.without([part])):
-            return part, f"it has what it would have without its {part}"
-        for other in rows:
-            given = {name: getattr(other.asked, name) for name in names}
-            if not wrong(replace(mine, asked=replace(mine.asked, **given))):
-                return part, f"it has the {part} of request {other.request}"
+    if right():
+        return "it has what it would have without parameters"
+    mine = rows[at].asked
     for other in rows:
-        if not mine.asked.penalised:
-            break
-        if not wrong(replace(mine, prompt=other.prompt, tokens=other.tokens)):
-            return "penalties", f"it is penalised for the tokens of request {other.request}"
-    tokens, asked = wrong(mine), mine.asked
-    limited = {
-        "logit bias": set(asked.bias),
-        "minimum of tokens": set(asked.stops),
-        "forbidden words": {word[-1] for word in asked.forbidden},
-        "penalties": tokens if asked.penalised and len(tokens) <= len(raw) // 2 else set[int](),
-    }
-    part = next((part for part, those in limited.items() if tokens <= those), UNTOLD)
-    return part, f"logits that are wrong: {len(tokens)}"
+        if right(other.asked):
+            return f"it has the parameters of request {other.request}"
+        if mine.penalised and right(mine, prompt=other.prompt, tokens=other.tokens):
+            return f"it has the penalties for the tokens of request {other.request}"
+    return None
 
 
 def moves(

@@ -206,7 +206,7 @@ class RowValues(Located):
     - `filled`: the engine's tensor with these values, for the line that fills it.
     - `lasting`: the value stays while the request runs, so whatever moved the request may have left
       it behind.
-    - `explain`: returns, for a wrong row, what is wrong, and a text about it.
+    - `explain`: returns a text about a wrong row, if there is something to say.
     - `untried`: why the value is not judged in these rows. The rest then has no meaning.
     """
 
@@ -219,7 +219,7 @@ class RowValues(Located):
     lines: Where | None = None
     filled: torch.Tensor | None = None
     lasting: bool = True
-    explain: Callable[[int], tuple[str, str]] | None = None
+    explain: Callable[[int], str | None] | None = None
     untried: str | None = None
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paritybit.connectors.sampling import AskedSampling, Sampled, logits_of
+from paritybit.connectors.sampling import UNTOLD, AskedSampling, Sampled, logits_of
 from paritybit.watch.checks.wrong_row import judge
 from paritybit.watch.facts import RowValues
 from paritybit.watch.observations import RowsGiven
@@ -47,28 +47,26 @@ def test_logits_follow_the_parameters(asked: AskedSampling, right: list[float]) 
 
 
 @pytest.mark.parametrize(
-    ("other", "part"),
+    "other",
     [
-        (AskedSampling(repetition=1.5), "penalties"),
-        (AskedSampling(bias={3: -2.0}), "logit bias"),
-        (AskedSampling(allowed=[0, 1, 2]), "allowed tokens"),
-        (AskedSampling(least=4, stops=[5]), "minimum of tokens"),
-        (AskedSampling(temperature=0.5), "temperature"),
+        AskedSampling(repetition=1.5),
+        AskedSampling(bias={3: -2.0}),
+        AskedSampling(allowed=[0, 1, 2]),
+        AskedSampling(least=4, stops=[5]),
+        AskedSampling(temperature=0.5),
     ],
 )
-def test_a_row_with_the_parameters_of_another_request_is_found(
-    other: AskedSampling, part: str
-) -> None:
+def test_a_row_with_the_parameters_of_another_request_is_found(other: AskedSampling) -> None:
     rows = [row(AskedSampling()), row(other, "b")]
     raw = torch.stack([RAW, RAW])
     right = torch.stack([one.logits(RAW, heated=True) for one in rows])
     assert told(*logits_of(rows, raw, right, heated=True)) == []
     (without,) = told(*logits_of(rows, raw, right[[0, 0]], heated=True))
-    assert without.startswith(f"sampler: {part} of request b (row 1)")
-    assert without.endswith(f"it has what it would have without its {part}")
+    assert without.startswith(f"sampler: {UNTOLD} of request b (row 1)")
+    assert without.endswith("it has what it would have without parameters")
     (taken,) = told(*logits_of(rows, raw, right[[1, 1]], heated=True))
-    assert taken.startswith(f"sampler: {part} of request a (row 0)")
-    assert taken.endswith(f"it has the {part} of request b")
+    assert taken.startswith(f"sampler: {UNTOLD} of request a (row 0)")
+    assert taken.endswith("it has the parameters of request b")
 
 
 def test_the_tokens_of_another_request_are_found() -> None:
@@ -78,7 +76,7 @@ def test_the_tokens_of_another_request_are_found() -> None:
         [row(AskedSampling(frequency=1.0), "a", [3, 3]).logits(RAW, heated=False), RAW]
     )
     (text,) = told(*logits_of(rows, raw, held))
-    assert text.endswith("it is penalised for the tokens of request b")
+    assert text.endswith("it has the penalties for the tokens of request b")
 
 
 def test_a_count_of_tokens_that_is_wrong_is_not_blamed_on_another_request() -> None:
@@ -87,7 +85,7 @@ def test_a_count_of_tokens_that_is_wrong_is_not_blamed_on_another_request() -> N
     held = torch.stack([one.logits(RAW, heated=False) for one in rows])
     held[0, 5] = -INF
     (text,) = told(*logits_of(rows, raw, held))
-    assert text.startswith("sampler: minimum of tokens of request a (row 0)")
+    assert text.startswith(f"sampler: {UNTOLD} of request a (row 0)")
     assert "request b" not in text
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.sampling import AskedSampling, Sampled
+from paritybit.connectors.sampling import UNTOLD, AskedSampling, Sampled
 from paritybit.connectors.vllm.sampling import SampledBatch, adapters
 from paritybit.watch.checks import wrong_row
 from paritybit.watch.facts import RowValues
@@ -121,7 +121,7 @@ def test_drafts_of_the_older_runner_are_found_where_they_are() -> None:
 
 
 @pytest.mark.parametrize("runner", ["older", "newer"])
-@pytest.mark.parametrize(("drafts", "found"), [(0, {"penalties": "a"}), (1, {})])
+@pytest.mark.parametrize(("drafts", "found"), [(0, {UNTOLD: "a"}), (1, {})])
 def test_penalties_are_not_judged_in_a_batch_with_drafts(
     runner: str, drafts: int, found: dict[str, str]
 ) -> None:

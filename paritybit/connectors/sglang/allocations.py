@@ -121,10 +121,8 @@ class Allocations:
         """Note the lines that free locations, if the allocator collects them for a later free."""
         group, pool = self.names.get(allocator), self.pool
         if self.watcher is not None and pool is not None and collects(allocator):
-            found, lines = (
-                {group: free_index} if group else pool.slots(free_index),
-                self.watcher.here(),
-            )
+            lines = self.watcher.here()
+            found = pool.slots(free_index) if group is None else {group: free_index}
             self.collected += [(name, slots.clone(), lines) for name, slots in found.items()]
         return original()
 

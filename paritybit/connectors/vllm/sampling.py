@@ -243,7 +243,9 @@ class SampledBatch:
             late, rows = False, self.every()[self.taken : self.taken + len(raw)]
             self.taken += len(raw)
         elif hasattr(owner, "sampler"):  # It verifies drafts, and knows no biases.
-            rows = [row.without(["logit bias"]) for row in self.every(last=False)]
+            rows = [
+                replace(row, asked=replace(row.asked, bias={})) for row in self.every(last=False)
+            ]
         if given is not None:
             drafts = drafts or (self.account is not None and self.account.ahead)
         processors = owner.logits_processors if given is None else given.logitsprocs.all

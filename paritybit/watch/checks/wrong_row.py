@@ -62,10 +62,9 @@ def shown(value: Tensor) -> str:
 
 def finding(rows: RowsGiven, values: RowValues, row: int | None, what: str) -> Finding:
     """Return the finding for a row, or for all."""
-    name, more, (source, via) = values.name, None, values.place.values()
+    name, (source, via) = values.name, values.place.values()
     request = None if row is None else values.requests[row]
-    if values.explain is not None and row is not None:
-        name, more = values.explain(row)
+    more = None if values.explain is None or row is None else values.explain(row)
     move = rows.moves.get(request or "")
     if move is not None:
         more = "; ".join(filter(None, (more, move[1])))
