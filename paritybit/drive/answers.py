@@ -7,6 +7,10 @@ applied to its rows, and when.
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
+from paritybit.drive.models import VOCABULARY
 from paritybit.drive.script import Sampling
 from paritybit.watch import journal
 from paritybit.watch.journal import Finding
@@ -34,26 +38,32 @@ class Grammar:
         self.number = number
         self.tokens: list[int] = []
 
-    @property
-    def allowed(self) -> int:
-        """The class of the next token."""
-        return (int(self.number) + len(self.tokens)) % CLASSES
+    def first(self, tokens: list[int]) -> list[int]:
+        """Return the first of the next tokens, up to one that is not allowed."""
+        begin = int(self.number) + len(self.tokens)
+        wrong = (at for at, one in enumerate(tokens) if (one - begin - at) % CLASSES)
+        return tokens[: next(wrong, None)]
 
     @property
     def bits(self) -> int:
         """A word of the mask for the next token, which has a bit per token."""
-        word = sum(1 << bit for bit in range(self.allowed, WORD, CLASSES))
+        word = sum(1 << bit for bit in range(WORD) if self.first([bit]))
         return word - (word >> WORD - 1 << WORD)  # As a signed number.
-
-    def accept_token(self, token: int) -> None:
-        """Go on after a token. Raises ValueError for one that is not allowed."""
-        if token % CLASSES != self.allowed:
-            raise ValueError(f"token {token} is not allowed as number {len(self.tokens)}")
-        self.tokens.append(token)
 
     def rollback(self, count: int) -> None:
         """Go back by some tokens."""
         del self.tokens[len(self.tokens) - count :]
+
+
+def outside(mine: int, size: int, device: object = None) -> Tensor:
+    """Return which of so many tokens are outside of the class of a logit processor, bool [size].
+
+    It has groups of as many tokens as there are classes, so some tokens are also in the class of a
+    grammar.
+    """
+    groups = torch.arange(size, device=device) // CLASSES  # type: ignore[call-overload]
+    found: Tensor = groups % CLASSES != mine % CLASSES
+    return found
 
 
 @dataclass
@@ -62,9 +72,10 @@ class Answer:
 
     - `prompt`: its prompt, with the conversation that it follows.
     - `most`: the number of tokens that it asks for.
-    - `asked`: its parameters of sampling, without those that the engine does not have.
-    - `stops`: the tokens that end it.
+    - `asked`: its parameters of sampling that the engine applies.
+    - `stops`: the tokens that end it, and `late`: those that end it after `min_tokens` only.
     - `tokens`: its output, and `likely`: the tokens whose log-likelihoods were returned.
+    - `drafted`: the positions in its output of tokens that may be drafts.
     - `aborted`: whether it was to be aborted.
     """
 
@@ -72,44 +83,53 @@ class Answer:
     most: int
     asked: Sampling = field(default_factory=Sampling)
     stops: Collection[int] = ()
+    late: Collection[int] = ()
     tokens: list[int] = field(default_factory=list)
     likely: list[int] = field(default_factory=list)
+    drafted: Collection[int] = ()
     aborted: bool = False
 
-    def wrong(self, *, cut: bool = False, forced: bool = False) -> Iterator[str]:
-        """Yield what is not as asked.
+    @property
+    def ended(self) -> bool:
+        """Whether its last token ends it."""
+        *before, last = self.tokens or (None,)
+        return last in self.stops or (
+            last in self.late and len(before) >= (self.asked.min_tokens or 0)
+        )
 
-        With `cut`, the engine may have ended the output early. With `forced`, it accepts whatever
-        is drafted.
-        """
-        asked, tokens = self.asked, self.tokens
-        least = 0 if cut else self.most
-        if tokens and tokens[-1] in self.stops:
-            least = 0 if forced else asked.min_tokens or 0
+    def wrong(self, *, cut: bool = False) -> Iterator[str]:
+        """Yield what is not as asked. With `cut`, the engine may have ended the output early."""
+        asked, tokens, least = self.asked, self.tokens, 0 if cut else self.most
+        first = asked.min_tokens or 0
+        if self.ended:
+            least = 0 if len(tokens) - 1 in self.drafted else first
         if not least <= len(tokens) <= self.most:
             yield f"it has {len(tokens)} tokens, and asked for {least} to {self.most}"
-        if not set(self.stops).isdisjoint(tokens[:-1]):
+        if {*self.stops} & {*tokens[:-1]} or {*self.late} & {*tokens[first:-1]}:
             yield "it goes on after a token that was to end it"
+        free = [(at, token) for at, token in enumerate(tokens) if at not in self.drafted]
+        allowed = asked.allowed_token_ids
+        if allowed is not None and (other := [at for at, token in free if token not in allowed]):
+            yield f"token {other[0]} is not allowed"
+        words = [list(word) for word in asked.bad_words or ()]
+        if any(tokens[at + 1 - len(word) : at + 1] == word for at, _ in free for word in words):
+            yield "it has a bad word"
         if asked.grammar is not None:
-            grammar = Grammar(str(asked.grammar))
-            try:
-                for token in tokens:
-                    grammar.accept_token(token)
-            except ValueError as error:
-                yield f"its grammar was not applied: {error}"
+            right = len(Grammar(str(asked.grammar)).first(tokens))
+            if right < len(tokens):
+                yield f"its grammar was not applied to token {right}"
         if asked.processor is not None:
-            mine = asked.processor % CLASSES
-            other = [at for at, one in enumerate(tokens) if one // CLASSES % CLASSES != mine]
-            if other:
+            wrong = outside(asked.processor, VOCABULARY)
+            if other := [at for at, token in free if wrong[token]]:
                 yield f"its logit processor was not applied to token {other[0]}"
         if asked.likelihoods is not None:
             first = len(self.prompt) if asked.likelihoods < 0 else asked.likelihoods
             if self.likely != [*self.prompt[first:], *tokens]:
                 yield "its log-likelihoods are those of other tokens"
 
-    def judge(self, name: str, *, cut: bool = False, forced: bool = False) -> None:
+    def judge(self, name: str, *, cut: bool = False) -> None:
         """Report what is not as the request of this name asked, unless it was to be aborted."""
-        for text in () if self.aborted else self.wrong(cut=cut, forced=forced):
+        for text in () if self.aborted else self.wrong(cut=cut):
             report(f"request {name} is not answered as asked: {text}")
 
 

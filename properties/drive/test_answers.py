@@ -1,5 +1,6 @@
 """Answers are as requests asked: number of tokens, grammar, processor, log-likelihoods."""
 
+from collections.abc import Collection
 from itertools import chain
 from typing import Any
 
@@ -19,10 +20,13 @@ def wrong(
     likely: tuple[int, ...] = (),
     cut: bool = False,
     stops: tuple[int, ...] = (END_OF_TEXT,),
+    late: Collection[int] = (),
+    drafted: Collection[int] = (),
     **asked: Any,
 ) -> int:
     """Return how many things are wrong with an answer of at most four tokens."""
-    answer = Answer(PROMPT, 4, Sampling(**asked), stops, tokens, list(likely))
+    answer = Answer(PROMPT, 4, Sampling(**asked), stops, late, tokens, drafted=drafted)
+    answer.likely = list(likely)
     return len(list(answer.wrong(cut=cut)))
 
 
@@ -37,6 +41,14 @@ def wrong(
         ({"min_tokens": 3}, [4, END_OF_TEXT], 1),
         ({"stops": (5,)}, [4, 5], 0),
         ({"stops": (5,)}, [4, 5, 6, 7], 1),
+        ({"late": {5}, "min_tokens": 1}, [5, 4, 6, 7], 0),
+        ({"late": {5}, "min_tokens": 1}, [4, 5], 0),
+        ({"late": {5}, "min_tokens": 1}, [4, 5, 6, 7], 1),
+        ({"allowed_token_ids": (4, 5)}, [4, 5, 4, 4], 0),
+        ({"allowed_token_ids": (4, 5)}, [4, 6, 4, 4], 1),
+        ({"allowed_token_ids": (4, 5), "drafted": {1}}, [4, 6, 4, 4], 0),
+        ({"bad_words": ((5, 4),)}, [4, 5, 6, 4], 0),
+        ({"bad_words": ((5, 4),)}, [4, 5, 4, 4], 1),
         ({"grammar": 1}, [5, 10, 15, 4], 0),
         ({"grammar": 1}, [5, 10, 14, 4], 1),
         ({"processor": 1}, [4, 5, 22, 7], 0),

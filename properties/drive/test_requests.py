@@ -26,6 +26,7 @@ from paritybit.drive.script import PRIORITIES, Part, Planned, Sampling, Wave
 from paritybit.drive.sglang import serving as sglang
 from paritybit.drive.transformers import serving as transformers
 from paritybit.drive.vllm import serving as vllm
+from paritybit.drive.vllm.settings import Served
 from properties.drive.toy import LIMITS, Toy, said
 
 SMALL = replace(LIMITS, page=1, chunk=32, pool=384, windows=160)
@@ -259,8 +260,10 @@ def test_each_engine_gets_the_parameters_by_its_own_names() -> None:
         "min_new_tokens": 2, "logit_bias": {"30": 1.0}, "sampling_seed": 7,
     }  # fmt: skip
     alike = {name: getattr(each, name) for name in ALIKE} | {"min_tokens": 2, "seed": 7}
-    found = vllm.sampling_of(one, None)
-    assert found == alike | {"stop_token_ids": [vllm.END], "logit_bias": {30: 1.0}}
-    assert found.keys() - vllm.sampling_of(one, "eagle") == {"min_p", "logit_bias"}
+    assert vllm.sampling_of(one, Served()) == each
+    assert vllm.arguments_of(each, None) == alike | {"logit_bias": {30: 1.0}}
+    assert vllm.sampling_of(one, Served(speculative="eagle")) == replace(
+        each, min_p=None, logit_bias=None
+    )
     assert transformers.sampling_of(one) == {"temperature": 0.5, "top_k": 5, "top_p": 0.9}
     assert transformers.sampling_of(Planned("a", ONE, 2)) == {}

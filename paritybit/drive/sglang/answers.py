@@ -9,11 +9,17 @@ import torch
 from torch import Tensor
 
 from paritybit.drive import answers
-from paritybit.drive.answers import CLASSES, WORD, report
+from paritybit.drive.answers import WORD, outside, report
 
 
 class Grammar(answers.Grammar):
     """A mixin for the engine's class. A mask is int32 [rows, words]."""
+
+    def accept_token(self, token: int) -> None:
+        """Go on after a token. Raises ValueError for one that is not allowed."""
+        if not self.first([token]):
+            raise ValueError(f"token {token} is not allowed as number {len(self.tokens)}")
+        self.tokens.append(token)
 
     def copy(self) -> "Grammar":
         """Return the grammar of another request."""
@@ -40,19 +46,15 @@ class Grammar(answers.Grammar):
 
 
 class Processor:
-    """A logit processor. Each row has a class of tokens, of groups of as many as there are classes.
-
-    A grammar and a processor together thus allow tokens.
-    """
+    """A logit processor. Each row has a class of tokens."""
 
     def __call__(self, logits: Tensor, parameters: Sequence[Any]) -> Tensor:
         """Forbid the tokens outside of the class of each row of logits [rows, vocabulary]."""
-        groups = torch.arange(logits.shape[1], device=logits.device) // CLASSES
         for row, given in zip(logits, parameters, strict=True):
             if given is None:
                 report("a logit processor is applied to a request without one")
             else:
-                row.masked_fill_(groups % CLASSES != given["class"], -torch.inf)
+                row.masked_fill_(outside(given["class"], len(row), row.device), -torch.inf)
         return logits
 
 

@@ -9,11 +9,12 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from paritybit.drive.answers import CLASSES, END_OF_TEXT, Answer
+from paritybit.drive.answers import END_OF_TEXT, Answer
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.models import VOCABULARY
@@ -23,7 +24,7 @@ from paritybit.drive.script import Planned, Sampling
 from paritybit.drive.sglang.answers import Grammar, processor
 from paritybit.drive.sglang.settings import Served
 from paritybit.drive.sglang.stand_ins import ANYWHERE, ON_A_CPU
-from paritybit.drive.stand_ins.installing import install as replace
+from paritybit.drive.stand_ins.installing import install as put
 from paritybit.engines.loading import named
 from paritybit.watch import journal
 
@@ -57,7 +58,7 @@ LIKELIEST = 8
 
 def install(device: str) -> None:
     """Replace parts of the engine, and import it."""
-    replace(device, ANYWHERE, ON_A_CPU)
+    put(device, ANYWHERE, ON_A_CPU)
     for name in IMPORTED:
         importlib.import_module(name)
 
@@ -186,7 +187,9 @@ class Sglang(Engine):
         how.normalize(self._scheduler.tokenizer)
         stops = () if more.ignore_eos else (END_OF_TEXT, *(more.stop_token_ids or ()))
         known = [token if token < VOCABULARY - 1 else 0 for token in prompt]  # Clipped.
-        self._answers[one.name] = Answer(known, one.tokens, more, stops)
+        drafted = range(one.tokens if self.served.forced else 0)
+        asked = replace(more, allowed_token_ids=None, bad_words=None)  # The engine has none.
+        self._answers[one.name] = Answer(known, one.tokens, asked, stops, drafted=drafted)
         return self.structures.TokenizedGenerateReqInput(
             rid=one.name,
             input_text="",
@@ -243,7 +246,7 @@ class Sglang(Engine):
         if answer is not None:
             room = self.served.limits().longest // 2
             cut = "abort" in reason or len(answer.prompt) + answer.most > room
-            answer.judge(request, cut=cut, forced=self.served.forced)
+            answer.judge(request, cut=cut)
         self.player.ended(request, answer.tokens if answer is not None else ())
 
     def _hear_likely(self, output: Any, index: int, request: str) -> None:
@@ -279,7 +282,7 @@ def sampling_of(one: Planned) -> dict[str, Any]:
     if "grammar" in given:
         given["regex"] = str(given["grammar"])
     if "processor" in given:
-        given["custom_params"] = {"class": given["processor"] % CLASSES}
+        given["custom_params"] = {"class": given["processor"]}
     return {NAMES.get(name, name): value for name, value in given.items()}
 
 

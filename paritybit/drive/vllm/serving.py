@@ -8,26 +8,30 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paritybit.drive.answers import END_OF_TEXT, Answer, outside, report
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, Likely, PlayedError
-from paritybit.drive.script import Planned
+from paritybit.drive.models import VOCABULARY
+from paritybit.drive.script import FIRST_TOKEN, Planned, Sampling
 from paritybit.drive.vllm import lora
-from paritybit.drive.vllm.settings import DRAFT, Served
+from paritybit.drive.vllm.answers import NAME, Compiler, letter, tokenizer
+from paritybit.drive.vllm.settings import CONTEXT, DRAFT, Served
 from paritybit.drive.vllm.stand_ins import install_before_engine, install_in_engine
 from paritybit.watch import journal
 
 ARGUMENTS, CORE = "vllm.engine.arg_utils", "vllm.v1.engine.core"
 """The modules that import the engine. It reads the variables of settings later."""
 
-END = 1
-"""The token at which texts end."""
-
 LIKELIEST = 8
 """The number of the likeliest tokens of each step that are compared."""
+
+LOWEST = -100.0
+"""What is added to the logits of tokens that a processor forbids: the engine's least bias."""
 
 FEW = 8
 """The number of tokens that may be sampled with n-gram drafts, so that some are accepted."""
@@ -48,8 +52,9 @@ class Vllm(Engine):
     def __init__(self, served: Served) -> None:
         os.environ.update(served.variables())
         self.served = served
-        self._made: dict[str, list[int]] = {}
+        self._answers: dict[str, Answer] = {}
         self._core: Any = None
+        self._outputs: Any = None
         self._flushes = 0
         self._adapters: Mapping[int, dict[str, Any]] = {}
 
@@ -58,6 +63,9 @@ class Vllm(Engine):
         try:
             with tempfile.TemporaryDirectory(prefix="paritybit-") as folder:
                 self._core = self._started(Path(folder))
+                compiler, grammars = Compiler(), self._core.structured_output_manager
+                grammars.backend, grammars.backend_name = compiler, NAME
+                grammars.executor = compiler
                 direct(self)
         except LackingError:
             raise
@@ -66,7 +74,9 @@ class Vllm(Engine):
 
     def run(self) -> None:
         """Run steps, each after what the player asks for."""
-        self._made = {}
+        processors: Any = importlib.import_module("vllm.v1.engine.output_processor")
+        self._answers = {}
+        self._outputs = processors.OutputProcessor(tokenizer(), log_stats=False)
         with contextlib.suppress(PlayedError):
             while True:
                 for act in self.player.poll():
@@ -80,17 +90,38 @@ class Vllm(Engine):
         self.forwards += bool(ran)
         self.require_progress(0 if outputs else self.player.open)
         for of_client in (outputs or {}).values():
-            for output in of_client.outputs:
-                made = self._made.get(output.request_id)
-                if made is None:  # It was aborted.
-                    continue
-                made.extend(output.new_token_ids)
-                if self.likely is not None:
-                    steps = self.likely.setdefault(output.request_id, [])
-                    steps += likeliest(output.new_prompt_logprobs_tensors)
-                    steps += likeliest(output.new_logprobs)
-                if output.finish_reason is not None:
-                    self.player.ended(output.request_id, self._made.pop(output.request_id))
+            self._hear(core, of_client.outputs)
+
+    def _hear(self, core: Any, outputs: Sequence[Any]) -> None:
+        """Note the outputs of a step, as the engine's client gets them."""
+        for output in outputs:
+            answer = self._answers.get(output.request_id)
+            if answer is None:
+                report(f"request {output.request_id} goes on after it has ended")
+            elif self.served.forced:  # What follows drafts is sampled, unless the request ends.
+                end = len(answer.tokens) + len(output.new_token_ids)
+                last = end if output.finish_reason is not None else end - 1
+                answer.drafted = {*answer.drafted, *range(len(answer.tokens), last)}
+        processed = self._outputs.process_outputs(outputs)
+        core.abort_requests(processed.reqs_to_abort)
+        for output in processed.request_outputs:
+            (made,), name = output.outputs, output.request_id
+            answer = self._answers[name]
+            answer.tokens += made.token_ids
+            prompt, steps = output.prompt_logprobs or [], made.logprobs or []
+            likely = [answer.prompt[0] if one is None else next(iter(one)) for one in prompt]
+            answer.likely += likely[max(0, answer.asked.likelihoods or 0) :]
+            answer.likely += [next(iter(one)) for one in steps]
+            if self.likely is not None:
+                self.likely.setdefault(name, []).extend(map(likeliest, [*prompt[1:], *steps]))
+            if output.finished:
+                self._end(name)
+
+    def _end(self, name: str) -> None:
+        """Judge the answer to a request, and report its end to the player."""
+        answer = self._answers.pop(name)
+        answer.judge(name, cut=len(answer.prompt) + answer.most >= CONTEXT)
+        self.player.ended(name, answer.tokens)
 
     def _started(self, folder: Path) -> Any:
         arguments: Any = importlib.import_module(ARGUMENTS)
@@ -112,27 +143,34 @@ class Vllm(Engine):
         structures: Any = importlib.import_module("vllm.v1.engine")
         sampling: Any = importlib.import_module("vllm.sampling_params")
         known = inspect.signature(structures.EngineCoreRequest).parameters
-        how = sampling.SamplingParams(
-            max_tokens=one.tokens,
-            temperature=one.temperature,
-            ignore_eos=True,
-            logprobs=None if self.likely is None else LIKELIEST,
-            # Such a request reads no cached prefix, so not each of them is one.
-            prompt_logprobs=LIKELIEST if self.likely is not None and one.arrives % 2 else None,
-            **sampling_of(one, self.served.speculative),
-        )
-        words = None if one.sampling is None else one.sampling.bad_words
-        how._bad_words_token_ids = words and [[*word] for word in words]
-        given = {
+        asked = sampling_of(one, self.served)
+        given, stops = arguments_of(asked, sampling), asked.stop_token_ids or ()
+        late = stops if stops and stops[0] % 2 else ()
+        if late:  # These tokens end the request by their text.
+            del given["stop_token_ids"]
+            given["stop"] = [*map(letter, late)]
+        ends = () if asked.ignore_eos else (END_OF_TEXT,)
+        answer = Answer(prompt, one.tokens, asked, {*ends, *stops} - {*late}, late)
+        kinds = sampling.RequestOutputKind
+        streams = self.served.forced or one.tokens % 2
+        given["output_kind"] = kinds.DELTA if streams else kinds.FINAL_ONLY
+        if self.likely is not None:
+            # A request for the likelihoods of its prompt reads no cached prefix.
+            given |= {"logprobs": LIKELIEST, "prompt_logprobs": one.arrives % 2 * LIKELIEST or None}
+        how = sampling.SamplingParams(max_tokens=one.tokens, temperature=one.temperature, **given)
+        how.update_from_generation_config({}, END_OF_TEXT)
+        how._bad_words_token_ids = asked.bad_words and [[*word] for word in asked.bad_words]
+        more = {
             **{name: None for name, one in known.items() if one.default is one.empty},
             "request_id": one.name,
+            "external_req_id": one.name,
             "prompt_token_ids": prompt,
             "sampling_params": how,
             "arrival_time": time.time(),
             "priority": one.priority or 0,
             "lora_request": self._adapter(one),
         }
-        return functools.partial(self._arrive, structures.EngineCoreRequest(**given))
+        return functools.partial(self._arrive, structures.EngineCoreRequest(**more), answer)
 
     def abort(self, name: str) -> Any:
         """Return a call that aborts a request."""
@@ -154,44 +192,57 @@ class Vllm(Engine):
         requests: Any = importlib.import_module("vllm.lora.request")
         return requests.LoRARequest(**self._adapters[one.adapter])
 
-    def _arrive(self, request: Any) -> None:
-        self._made[request.request_id] = []
+    def _arrive(self, request: Any, answer: Answer) -> None:
+        self._answers[request.request_id] = answer
+        self._outputs.add_request(request, None)
         self._core.add_request(*self._core.preprocess_add_request(request))
 
     def _abort(self, name: str) -> None:
-        self._core.abort_requests([name])
-        self.player.ended(name, self._made.pop(name, []))
+        self._core.abort_requests(self._outputs.abort_requests([name], internal=True))
+        if name in self._answers:
+            self._answers[name].aborted = True
+            self._end(name)
 
 
 ENGINE = Vllm
 
-NO_DRAFTS = ("min_p", "logit_bias")
-"""Parameters of sampling that vLLM refuses with speculation."""
+
+def sampling_of(one: Planned, served: Served) -> Sampling:
+    """Return the parameters of sampling that a request gets."""
+    asked = one.sampling or Sampling()
+    if served.speculative is not None:
+        asked = replace(asked, min_p=None, logit_bias=None)
+    if asked.grammar is not None and asked.processor is not None:  # Some tokens must be left.
+        asked = replace(asked, allowed_token_ids=None)
+    if served.speculative == "ngram":
+        few = FEW if asked.grammar is None else 2 * FEW
+        asked = replace(asked, allowed_token_ids=tuple(range(FIRST_TOKEN, FIRST_TOKEN + few)))
+    return asked
 
 
-def sampling_of(one: Planned, speculative: str | None) -> dict[str, Any]:
-    """Return the parameters of sampling of a request. One with `min_tokens` can end early."""
-    given = {} if one.sampling is None else one.sampling.given()
+def arguments_of(asked: Sampling, module: Any) -> dict[str, Any]:
+    """Return parameters of sampling by vLLM's names. `module` has its classes."""
+    given = asked.given()
     given.pop("bad_words", None)  # The engine gets their tokens.
-    for name in NO_DRAFTS if speculative is not None else ():
-        given.pop(name, None)
-    if speculative == "ngram":
-        given["allowed_token_ids"] = range(FEW)
-    if "min_tokens" in given:
-        given.setdefault("stop_token_ids", [END])
     if "logit_bias" in given:
         given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
     for name in {"allowed_token_ids", "stop_token_ids"} & {*given}:
         given[name] = [*given[name]]
+    if (grammar := given.pop("grammar", None)) is not None:
+        given["structured_outputs"] = module.StructuredOutputsParams(regex=str(grammar))
+        given["structured_outputs"]._backend = NAME
+    if (processor := given.pop("processor", None)) is not None:
+        forbidden = outside(processor, VOCABULARY).nonzero().flatten().tolist()
+        given["logit_bias"] = dict.fromkeys(forbidden, LOWEST)
+    if (first := given.pop("likelihoods", None)) is not None:
+        given |= {"logprobs": 0, "prompt_logprobs": None if first < 0 else 0}
     return given
 
 
-def likeliest(given: Any) -> list[Likely]:
-    """Return the likeliest tokens of each step. The engine lists the next token before them."""
-    if given is None:
-        return []
-    columns = given.logprob_token_ids[:, 1:].tolist(), given.logprobs[:, 1:].tolist()
-    return [list(zip(*step, strict=True)) for step in zip(*columns, strict=True)]
+def likeliest(step: Mapping[int, Any]) -> Likely:
+    """Return the likeliest tokens of a step. The engine lists the next token before them."""
+    found = [(token, one.logprob) for token, one in step.items()]
+    return sorted(found, key=lambda one: -one[1])[:LIKELIEST]
 
 
 def acts_of(core: Any) -> Acts:

@@ -70,6 +70,9 @@ DRAFT = Model(
 HOST = 2048
 """Bytes of the host per token of the pool. A token has as many in each layer of a group."""
 
+AGAIN = "again "
+"""How the name of a repeated request begins."""
+
 DRAFTS = 3
 """The number of drafts of a request in a forward."""
 
@@ -85,6 +88,8 @@ class Served(Common):
     """The settings of a whole vLLM. `runner` is 1 for its older model runner, or 2.
 
     With `ordered`, the older runner puts decoding requests first, as some backends of GPUs need it.
+    With `offload`, KV is also kept on the host: by the simple connector with `simple`, which copies
+    KV only before its eviction if the seed is odd.
     """
 
     ACTIONS: ClassVar = ("flush", "pause", "retract", "preempt")
@@ -100,13 +105,35 @@ class Served(Common):
     window: Size = WINDOW
     full: bool = False
     offload: bool = False
+    simple: bool = False
     ordered: bool = False
     adapters: Adapters = 0
 
     def requests(self) -> Iterator[Wave]:
-        """Return the generated requests for the seed. Without a flush, nothing is loaded."""
-        given = with_adapters(self.seed, super().requests(), self.adapters)
-        return (replace(wave, flush=wave.flush or self.offload) for wave in given)
+        """Return the generated requests for the seed.
+
+        With `offload`, each wave comes again after a flush, so its KV is loaded from the host.
+        """
+        for wave in with_adapters(self.seed, super().requests(), self.adapters):
+            yield replace(wave, flush=wave.flush or self.offload)
+            if self.offload:
+                requests = (
+                    replace(one, name=AGAIN + one.name, follows=one.follows and AGAIN + one.follows)
+                    for one in wave.requests
+                )
+                yield replace(wave, requests=tuple(requests), flush=True)
+
+    @property
+    def forced(self) -> bool:
+        """Whether the engine accepts drafts whatever their requests ask."""
+        return self.speculative == "eagle"
+
+    @property
+    def extras(self) -> Sequence[str]:
+        """The parameters of sampling that only some requests of some waves have."""
+        grammars = () if self.forced else ("grammar",)
+        processors = () if self.speculative is not None else ("processor",)
+        return (*grammars, *processors, "likelihoods", "ignore_eos")
 
     def company(self) -> Wave | None:
         """Return a wave whose requests are compared with themselves alone, or None for none.
@@ -152,6 +179,7 @@ class Served(Common):
         """Return the environment variables that the engine reads when it starts."""
         return {
             "VLLM_USE_V2_MODEL_RUNNER": str(self.runner - 1),
+            "VLLM_USE_SIMPLE_KV_OFFLOAD": str(int(self.simple)),
             "VLLM_USE_BREAKABLE_CUDAGRAPH": str(int(self.graphs == "breakable")),
         }
 
@@ -181,6 +209,8 @@ class Served(Common):
             }
         if self.offload:
             of_device["kv_offloading_size"] = HOST * self.blocks * self.page_size / 2**30
+            lazy = {"lazy_offload": True} if self.simple and self.seed % 2 else {}
+            of_device["kv_transfer_config"] = {"kv_connector_extra_config": lazy}
         if self.speculative is not None:
             how = {**SPECULATION[self.speculative], "num_speculative_tokens": DRAFTS}
             if self.speculative == "eagle":

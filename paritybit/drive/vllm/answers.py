@@ -1,0 +1,85 @@
+"""Grammars and letters of requests, as vLLM's objects."""
+
+import importlib
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.drive import answers
+from paritybit.drive.models import VOCABULARY
+
+NAME = "paritybit"
+"""The name of the grammar backend."""
+
+POLLS = 3
+"""How often the engine asks for a grammar before it is there."""
+
+FIRST_LETTER = 0x4E00
+"""The character of token 0."""
+
+
+class Grammar(answers.Grammar):
+    """A mixin for the engine's class. A mask is int32 [rows, words]."""
+
+    validate_tokens = answers.Grammar.first
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        """Go on after tokens. Returns whether all of them are allowed."""
+        right = self.first(tokens)
+        self.tokens += right
+        return right == tokens
+
+    def fill_bitmask(self, bitmask: Tensor, batch_index: int) -> None:
+        """Allow only the next tokens in a row."""
+        bitmask[batch_index] = self.bits
+
+
+class Late(Future[Any]):
+    """A grammar that is there some polls later, whatever a thread would take."""
+
+    polls = POLLS
+
+    def done(self) -> bool:
+        """Return whether it is there."""
+        self.polls -= 1
+        return self.polls < 0
+
+
+class Compiler:
+    """The engine's grammar backend, and the executor in which it compiles."""
+
+    def __init__(self) -> None:
+        types: Any = importlib.import_module("vllm.v1.structured_output.backend_types")
+        unused = {"is_terminated": lambda one: False, "reset": None}
+        self.grammar: Any = type("Classes", (Grammar, types.StructuredOutputGrammar), unused)
+
+    def submit(self, compiles: Any, request: Any) -> Late:
+        """Return the grammar of a request, later."""
+        late = Late()
+        late.set_result(compiles(request))
+        return late
+
+    def compile_grammar(self, kind: object, number: str, stop_token_ids: object = None) -> Any:
+        """Return the grammar of a request."""
+        return self.grammar(number)
+
+    def allocate_token_bitmask(self, rows: int) -> Tensor:
+        """Return a mask that allows everything."""
+        return torch.full((rows, VOCABULARY // answers.WORD), -1, dtype=torch.int32)
+
+
+def letter(token: int) -> str:
+    """Return the text of a token."""
+    return chr(FIRST_LETTER + token)
+
+
+def tokenizer() -> Any:
+    """Return a tokenizer for which each token is a letter."""
+    tokenizers: Any = importlib.import_module("tokenizers")
+    transformers: Any = importlib.import_module("transformers")
+    words = {letter(token): token for token in range(VOCABULARY)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token=letter(0)))
+    made.decoder = tokenizers.decoders.Fuse()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made)
