@@ -3,6 +3,7 @@
 import os
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from paritybit.harness.errors import CannotRunError
 
 from paritybit.drive.adapters import Environment
 from paritybit.drive.vllm.adapter import ADAPTER
+from paritybit.drive.vllm.answers import Grammar
 from paritybit.drive.vllm.attention import attend, store
+from paritybit.drive.vllm.host import copy_late
 from paritybit.drive.vllm.settings import Served
 
 PAGE, HEADS, WIDTH = 4, 2, 8
@@ -88,3 +91,34 @@ def test_a_process_finds_its_packages_and_a_gpu_needs_compiled_code(tmp_path: Pa
     (tmp_path / "engine/vllm").mkdir(parents=True)
     (tmp_path / "engine/vllm/_C_stable_libtorch.abi3.so").touch()
     ADAPTER.variables(engine, Served(device="cuda"))
+
+
+def test_a_copy_of_the_simple_connector_is_late() -> None:
+    class Backend:
+        def launch_copy(self, source: Any, target: Any, is_store: bool, **named: Any) -> None:
+            self._queue.put((source, target, self._store_params if is_store else None, is_store))
+
+        init, _queue, _store_params = launch_copy, cast("Any", None), cast("Any", None)
+
+    copy_late(Backend)
+    one, device, host = Backend(), torch.arange(4.0)[:, None], torch.zeros(3, 1)
+    events: list[Any] = []
+    one.init({"layer": device}, {"layer": host}, False)
+    one.launch_copy([3, 2], [0, 1], is_store=True, event_idx=5, events_list=events)
+    ((number, event),) = events
+    assert number == 5
+    assert not host.any()
+    while not event.query():
+        assert not host.any()
+    assert host.flatten().tolist() == [3, 2, 0]
+
+
+def test_a_grammar_accepts_the_first_tokens_that_are_allowed() -> None:
+    grammar = Grammar("1")
+    assert not grammar.accept_tokens("a", [5, 6, 8])
+    assert grammar.tokens == [5, 6]
+    assert grammar.validate_tokens([7, 4, 4]) == [7, 4]
+    masks = torch.zeros(2, 8, dtype=torch.int32)
+    grammar.fill_bitmask(masks, 1)
+    allowed = [bit for bit in range(32) if int(masks[1, 7]) >> bit & 1]
+    assert allowed == list(range(3, 32, 4))

@@ -12,8 +12,11 @@ from paritybit.connectors.vllm.pools import VllmPool, pages
 from paritybit.watch.facts import HostSlots
 from paritybit.watch.watcher import Watcher
 
-FOLLOWED = "OffloadingConnector", {"cpu_bytes_to_use"}
-"""The only KV connector that is followed, and the only settings that it may have."""
+FOLLOWED = {
+    "OffloadingConnector": {"cpu_bytes_to_use"},
+    "SimpleCPUOffloadConnector": {"cpu_bytes_to_use", "lazy_offload"},
+}
+"""The KV connectors that are followed, and the only settings that each may have."""
 
 
 class Blocks(Following):
@@ -53,23 +56,43 @@ class Blocks(Following):
     def transfer(self, original: Call, handler: Any, _: int, source: Any, target: Any) -> Any:
         """Report the blocks of each engine group that were copied to the host or back."""
         result = original()
-        watcher, pool, stores = self.watcher, self.pool, handler.gpu_to_cpu
-        if watcher is None or pool is None:
+        pool, stores = self.pool, handler.gpu_to_cpu
+        if pool is None:
             return result
         device, host = (source, target) if stores else (target, source)
-        size = pool.page * len((handler.dst_tensors if stores else handler.src_tensors)[0])
+        size = len((handler.dst_tensors if stores else handler.src_tensors)[0])
         begin = 0
         for number, count in enumerate(device.group_sizes):
             mine = slice(begin, begin + count)
             begin += count
-            slots = pool.slots(device.block_ids[mine])
-            places = pages(host.block_ids[mine], pool.page)
-            for group in pool.names_of(number) if count else ():
-                if stores:
-                    watcher.store(HOST, group, slots, places, size)
-                else:
-                    watcher.load(HOST, group, slots, places)
+            names = pool.names_of(number) if count else ()
+            self.carried(stores, names, device.block_ids[mine], host.block_ids[mine], size)
         return result
+
+    def launches(
+        self, original: Call, backend: Any, source: Any, target: Any, is_store: bool
+    ) -> Any:
+        """Report the blocks that the simple connector copied to the host or back."""
+        result = original()
+        if self.pool is not None:
+            device, host = (source, target) if is_store else (target, source)
+            size = connector_of(self.scheduler).scheduler_manager.num_cpu_blocks
+            self.carried(is_store, self.pool.names, device, host, size)
+        return result
+
+    def carried(
+        self, stores: bool, names: Sequence[str], device: Any, host: Any, size: int
+    ) -> None:
+        """Report blocks of KV groups that were copied to one of the host's blocks each, or back."""
+        watcher, pool = self.watcher, self.pool
+        if watcher is None or pool is None:
+            return
+        slots, places = pool.slots(device), pages(host, pool.page)
+        for group in names:
+            if stores:
+                watcher.store(HOST, group, slots, places, size * pool.page)
+            else:
+                watcher.load(HOST, group, slots, places)
 
     def emptied(
         self,
@@ -98,7 +121,9 @@ class Blocks(Following):
     def idle(self, original: Call, scheduler: Any) -> Any:
         """Judge whether all blocks are free, when no request is left."""
         result = original()
+        connector = connector_of(scheduler)
         waits = scheduler.requests or getattr(scheduler, "deferred_frees", None)
+        waits = waits or getattr(connector, "has_pending_push_work", bool)()
         if self.watcher is None or self.pool is None or waits:
             return result
         if self.idle_since(self.forwards):
@@ -109,7 +134,7 @@ class Blocks(Following):
             self.watcher.idle(
                 dict.fromkeys(self.pool.names, slots),
                 dict.fromkeys(self.pool.names, locked * self.pool.page),
-                hosts=on_host(connector_of(scheduler)),
+                hosts=on_host(connector),
             )
         return result
 
@@ -123,13 +148,21 @@ def unfollowed(transfer: Any) -> list[str]:
     """Return what is not followed of a configuration of KV connectors."""
     if transfer is None:
         return []
-    name, settings = FOLLOWED
-    known = transfer.kv_connector == name and {*transfer.kv_connector_extra_config} <= settings
+    settings = FOLLOWED.get(transfer.kv_connector)
+    known = settings is not None and {*transfer.kv_connector_extra_config} <= settings
     return [] if known else ["a KV connector"]
 
 
 def on_host(connector: Any) -> dict[str, HostSlots]:
     """Return the blocks of the pool on the host, unless the engine copies some of them."""
+    name = "blocks on the host"
+    if hasattr(connector, "scheduler_manager"):  # Its block 0 is none.
+        pool = connector.scheduler_manager.cpu_block_pool
+        free = torch.tensor(
+            [one.block_id - 1 for one in pool.free_block_queue.get_all_free_blocks()]
+        )
+        locked = sum(one.ref_cnt != 0 for one in pool.blocks if not one.is_null)
+        return {name: HostSlots(len(pool.blocks) - 1, free, free[:0], locked)}
     if connector is None or connector.connector_scheduler._jobs:
         return {}
     manager = connector.connector_scheduler.manager
@@ -137,6 +170,4 @@ def on_host(connector: Any) -> dict[str, HostSlots]:
     chunks = list(manager._policy.chunks.values())
     free = torch.tensor([*manager._free_list, *range(used, size)], dtype=torch.int64)
     held = torch.tensor([one.chunk_id for one in chunks], dtype=torch.int64)
-    return {
-        "blocks on the host": HostSlots(size, free, held, sum(one.ref_cnt != 0 for one in chunks))
-    }
+    return {name: HostSlots(size, free, held, sum(one.ref_cnt != 0 for one in chunks))}

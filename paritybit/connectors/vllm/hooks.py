@@ -66,6 +66,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "transfer": (
         "vllm.v1.kv_offload.cpu.gpu_worker.SingleDirectionOffloadingHandler.transfer_async",
     ),
+    "launches": ("vllm.v1.simple_kv_offload.copy_backend.DmaCopyBackend.launch_copy",),
     "emptied": (f"{SCHEDULER}.reset_prefix_cache",),
     "idle": (f"{SCHEDULER}.update_from_output", f"{SCHEDULER}.finish_requests"),
 }

@@ -35,7 +35,11 @@ TABLE = Table(
             "window of two blocks": {"window": 24},
             "no window": {"full": True},
         },
-        "host": {"no offload": {}, "offload to the host": {"offload": True}},
+        "host": {
+            "no offload": {},
+            "offload to the host": {"offload": True},
+            "simple offload": {"offload": True, "simple": True},
+        },
         "cache": {"prefix cache": {}, "no prefix cache": {"prefix_cache": False}},
         "model": {"Gemma 4": {}},
         "adapters": {"no adapters": {}, "LoRA adapters": {"adapters": 3}},
@@ -53,7 +57,7 @@ TABLE = Table(
     ],
     failing=[
         # The engine retracts no request whose KV comes from the host.
-        (["offload to the host"], ["actions"]),
+        (["offload to the host", "simple offload"], ["actions"]),
         # Without a prefix cache, a row cannot show what is wrong with shared KV.
         (
             ["no prefix cache"],
@@ -61,7 +65,7 @@ TABLE = Table(
                 *("async scheduling", "newer runner", "newer runner with async scheduling"),
                 *("full graphs", "breakable graphs", "n-gram speculation", "EAGLE"),
                 *("block size 32", "LoRA adapters", "actions", "no window"),
-                *("window of two blocks", "priorities", "no offload"),
+                *("window of two blocks", "priorities", "no offload", "simple offload"),
             ],
         ),
     ],

@@ -6,6 +6,8 @@ or when the engine waits for it, so that an engine which reuses its blocks too e
 
 import ctypes
 import importlib
+from collections.abc import Callable
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -58,6 +60,45 @@ class LateHandler:
         self.polls = self.chance.randint(1, LATEST)
 
 
+class LateEvent:
+    """The event after a copy, which is made when the engine has asked often enough, or waits."""
+
+    def __init__(self, copy: Callable[[], object], polls: int) -> None:
+        self.copies, self.polls = [copy], polls
+
+    def query(self) -> bool:
+        """Return whether the copy is made."""
+        self.polls -= 1
+        if self.polls <= 0:
+            self.synchronize()
+        return not self.copies
+
+    def synchronize(self) -> None:
+        """Make the copy."""
+        while self.copies:
+            self.copies.pop()()
+
+
+def copy_late(backend: Any) -> None:
+    """Let the simple connector's class for copies make them late, without a GPU."""
+    launch, chance = backend.launch_copy, Random("copies")
+
+    def start(one: Any, device: Any, host: Any, *others: Any) -> None:
+        one._store_params, one._load_params = (device, host), (host, device)
+        one._queue = SimpleNamespace(put=copy)
+
+    def launch_later(*given: Any, events_list: Any, event_idx: int, **named: Any) -> None:
+        now = partial(launch, *given, events_list=[], event_idx=event_idx, **named)
+        events_list.append((event_idx, LateEvent(now, chance.randint(1, LATEST))))
+
+    def copy(item: Any) -> None:
+        sources, targets, (there, here), *_ = item
+        for name, tensor in there.items():
+            here[name][targets] = tensor[sources]
+
+    backend.init, backend.launch_copy = start, launch_later
+
+
 def move(sources: Tensor, targets: Tensor, sizes: Tensor, **named: Any) -> None:
     """Copy memory between addresses."""
     for target, source, size in zip(*map(Tensor.tolist, (targets, sources, sizes)), strict=True):
@@ -85,3 +126,6 @@ def keep_on_host() -> None:
         return worker
 
     spec.CPUOffloadingSpec.create_worker = created
+    held.cuda.Stream.priority_range = lambda: (0, 0)
+    simple: Any = importlib.import_module("vllm.v1.simple_kv_offload.copy_backend")
+    copy_late(simple.DmaCopyBackend)
