@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from paritybit.harness.errors import headline
-from paritybit.harness.explain.facts import Explanation, ResetOutcome, SourceLine
+from paritybit.harness.explain.facts import ResetOutcome, SourceLine
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import file_name
 from paritybit.harness.records.schema import BugRow, Counterexample, Record, Status, TrialRow
@@ -64,6 +64,9 @@ MOST_LISTED = 6
 
 MOST_LINES = 3
 """The number of lines of code that a cause lists."""
+
+CAUSE = slice(2, 3)
+"""The sentence about the cause in a proof: Let, then, but, so."""
 
 
 def report_of(record: Record) -> Report:
@@ -212,24 +215,12 @@ def why(row: TrialRow) -> str:
     """Describe the cause as far as it is known."""
     finding = row.finding
     if finding is not None and finding.explanation is not None:
-        return blame(finding.explanation)
+        return "".join(finding.explanation.proof[CAUSE]).removeprefix("But ")
     if finding is not None and finding.error is not None:
         return f"not known: the explainer failed: {headline(finding.error)}"
     if row.error is not None:
         return row.raised
     return f"not known; {row.schedules:,} schedules and {row.replays:,} replays were played"
-
-
-def blame(found: Explanation) -> str:
-    """Return the cause with its first element, or that it is not known."""
-    cause = found.cause
-    if cause is None:
-        return f"not known: {found.property_id} does not hold"
-    if not cause.elements:
-        return f"{cause.name}: {found.property_id} holds without it"
-    first, more = cause.elements[0], len(cause.elements) - 1
-    rest = f", and {more} more element{'s' * (more > 1)}" if more else ""
-    return f"{cause.name}: {first.name} = {first.value}; expected: {first.right}{rest}"
 
 
 def source_lines(lines: Sequence[SourceLine]) -> str:
@@ -345,7 +336,7 @@ def finding_blocks(row: TrialRow, finding: Counterexample) -> Iterator[Block]:
         yield Paragraph(f"The explainer failed: {finding.error}", "bad")
     found = finding.explanation
     if found is not None:
-        yield from map(Paragraph, (*found.proof, f"Cause: {blame(found)}"))
+        yield from map(Paragraph, found.proof)
         tried = [Fact.of(one.name, OUTCOMES[one.outcome]) for one in found.suspects]
         if tried:
             yield Card("Each suspect was reset alone, and the step ran again", (Facts((*tried,)),))

@@ -19,7 +19,6 @@ from paritybit.harness.explain.first_difference import (
 )
 from paritybit.harness.explain.recorded import NewElement, RecordedForward
 from paritybit.harness.lockstep.bits import bits
-from paritybit.harness.lockstep.requests import owner_of, owner_of_state, serial_at
 from paritybit.reference.config import Kind
 from paritybit.subjects.contracts import Axis
 from torch import Tensor
@@ -61,9 +60,9 @@ def slot_of(recorded: RecordedForward, found: Found) -> Slot | None:
     if slot is None or model is None or kind is None:
         return None
     if kind == STATES.kind:
-        owner = owner_of_state(slot, recorded.owners)
+        owner = recorded.owner_of_state(slot)
     else:
-        owner = owner_of(Kind(kind), slot, recorded.spans, recorded.owners)
+        owner = recorded.owner_of(Kind(kind), slot)
     return Slot(model, kind, slot, owner, recorded.written.of(model, kind, slot))
 
 
@@ -118,7 +117,7 @@ def slot_maps(recorded: RecordedForward) -> tuple[SlotMap, ...]:
     pair, after = recorded.pair, recorded.storage
     different = (bits(recorded.eager_storage) != bits(after)) & pair.compared
     changed = bits(recorded.graph_before) != bits(after)
-    live = tuple(serial_at(span.row, recorded.owners) for span in recorded.spans)
+    live = tuple(recorded.serial_at(span.row) for span in recorded.spans)
     sizes, maps = pair.graph_pools.sizes, []
     for (role, kind, differing), (_, _, written) in zip(
         pair.layout.arenas_of(different), pair.layout.arenas_of(changed), strict=True

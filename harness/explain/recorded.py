@@ -11,8 +11,8 @@ from paritybit.harness.explain.ledgers import CAPTURE, ForwardId, SlotLedger, St
 from paritybit.harness.lockstep.fresh_run import just_captured
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import NO_RECORDER, ExtraRun, Pair, Recorder
-from paritybit.harness.lockstep.requests import PlannedStep
-from paritybit.harness.lockstep.tracebacks import SubjectFailedError
+from paritybit.harness.lockstep.requests import PlannedStep, SlotOwners
+from paritybit.harness.lockstep.tracebacks import SubjectFailedError, first_line
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.reference.batch import RequestSpan
 from paritybit.reference.ops import OpCall, Ops
@@ -87,11 +87,10 @@ class Resetting(Recorder):
             try:
                 return engine.forward(planned.graph.batch, planned.mode, overrides)
             except Exception as error:
-                lines = str(error).splitlines() or [type(error).__name__]
-                raise SubjectFailedError(lines[0]) from error
+                raise SubjectFailedError(first_line(error)) from error
 
 
-class RecordedForward(Recorder):
+class RecordedForward(Recorder, SlotOwners):
     """Plays a schedule up to its step at `last`, and records the forward of that step.
 
     - `forward_id`, `plan`, `owners`, `runner`: what runs. `runner` is None without a replay.
@@ -195,7 +194,7 @@ class RecordedForward(Recorder):
             try:
                 return super().run(pair, planned)
             except Exception as error:
-                self.failed = (str(error).splitlines() or [type(error).__name__])[0]
+                self.failed = first_line(error)
                 raise
             finally:
                 self.calls = list(calls)

@@ -10,13 +10,12 @@ import torch
 from msgspec import Meta
 from paritybit.harness.errors import CannotRunError, MalformedError, require_known
 from paritybit.harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
-from paritybit.harness.schedules.schedule import Count
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import DRAFT_TOKENS, PRESETS, ModelConfig
 from paritybit.reference.ops import Ops
 from paritybit.reference.pool import PoolSizes
 from paritybit.subjects.bugs.catalogue import BUGS
-from paritybit.subjects.bugs.switching import common_scheme, subject_with
+from paritybit.subjects.bugs.switching import subject_with
 from paritybit.subjects.engine import Subject
 from paritybit.subjects.runners import RUNNERS, engine_runners
 from paritybit.subjects.runners.prefill import MOST_REQUESTS
@@ -28,8 +27,10 @@ DEVICES = ("cpu", "cuda")
 TURNS = ((4, "float32"), (1, "bfloat16"), (1, "float32"), (4, "bfloat16"))
 """The page sizes and dtypes that the trials of a run use in turn."""
 
-Sizes = Annotated[tuple[Count, ...], Meta(min_length=1)]
-"""The captured sizes of a runner."""
+Slots = Annotated[int, Meta(ge=1, le=2**16)]
+Rows = Annotated[int, Meta(ge=1, le=2**10)]
+Sizes = Annotated[tuple[Rows, ...], Meta(min_length=1)]
+"""Limits of files, so that a wrong digit does not use all memory of the machine."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,10 @@ class TrialConfig:
     dtype: str = "float32"
     device: str = "cpu"
     scheme: LocationScheme = LocationScheme.MEMO
-    page_size: Count = 1
-    full_slots: Count = 80
-    swa_slots: Count = 72
-    rows: Count = 16
+    page_size: Slots = 1
+    full_slots: Slots = 80
+    swa_slots: Slots = 72
+    rows: Rows = 16
     buckets: Sizes = BUCKETS
     token_buckets: Sizes = TOKEN_BUCKETS
     bugs: tuple[str, ...] = ()
@@ -83,26 +84,19 @@ class TrialConfig:
         if self.overlap and self.device != "cpu":
             raise MalformedError("overlapping steps are emulated, and need the device cpu")
         slots = self.full_slots, self.swa_slots
-        if self.page_size < 1 or any(count % self.page_size for count in slots):
+        if any(count % self.page_size for count in slots):
             raise MalformedError("both pool sizes must be multiples of the page size")
 
-    def with_bug(self, *names: str) -> "TrialConfig":
-        """Return this trial with bugs switched on.
+    def with_bug(self, name: str) -> "TrialConfig":
+        """Return this trial with a bug switched on, in the location scheme in which it is tested.
 
-        Location scheme and overlap become those that the bugs need. Overlapping steps run on a CPU.
-        Raises ValueError for bugs that no location scheme has in common.
+        If it shows only in overlapping steps, they run on a CPU.
         """
-        for name in names:
-            require_known("bug", name, BUGS)
-        chosen = catalogued(names)
-        overlap = self.overlap or any(BUGS[name].overlap for name in chosen)
-        return replace(
-            self,
-            bugs=chosen,
-            scheme=common_scheme([BUGS[name] for name in chosen]),
-            overlap=overlap,
-            device="cpu" if overlap else self.device,
-        )
+        require_known("bug", name, BUGS)
+        bug = BUGS[name]
+        overlap = self.overlap or bug.overlap
+        device = "cpu" if overlap else self.device
+        return replace(self, bugs=(name,), scheme=bug.scheme, overlap=overlap, device=device)
 
     @property
     def bug(self) -> str | None:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from paritybit.harness.lockstep.bits import unequal
-from paritybit.harness.lockstep.requests import owner_of, owner_of_state, serial_at
+from paritybit.harness.lockstep.requests import SlotOwners
 from paritybit.reference.allocator import Owner, Ownership
 from paritybit.reference.batch import ForwardBatch, Mode, RequestSpan
 from paritybit.reference.config import Kind
@@ -21,7 +21,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class RunSnapshot:
+class RunSnapshot(SlotOwners):
     """One run before and after its forward.
 
     - `before`, `after`: KV and recurrent states.
@@ -41,18 +41,6 @@ class RunSnapshot:
     def spans(self) -> tuple[RequestSpan, ...]:
         """The spans of the batch. Empty for an idle step."""
         return self.batch.spans if self.batch is not None else ()
-
-    def serial_at(self, row: int) -> int:
-        """Return the request at `row` of req_to_token."""
-        return serial_at(row, self.owners)
-
-    def owner_of(self, kind: Kind, slot: int) -> str:
-        """Describe the owner of a slot. Slots that the batch writes have owners too."""
-        return owner_of(kind, slot, self.spans, self.owners)
-
-    def owner_of_state(self, slot: int) -> str:
-        """Describe the owner of a slot of recurrent states."""
-        return owner_of_state(slot, self.owners)
 
 
 class StepChanges:

@@ -1,6 +1,5 @@
 """Requests as a scheduler keeps them, and what it plans."""
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from paritybit.reference.allocator import Owner, PageAllocation
@@ -70,23 +69,29 @@ class PlannedStep:
         return replace(self, graph=replace(self.graph, batch=batch))
 
 
-def serial_at(row: int, owners: Iterable[Owner]) -> int:
-    """Return the request at `row` of req_to_token. Raises StopIteration if there is none."""
-    return next(owner.serial for owner in owners if owner.row == row)
+class SlotOwners:
+    """Names the owners of slots in a forward: its batch has `spans`, and `owners` are running."""
 
+    owners: tuple[Owner, ...]
 
-def owner_of(kind: Kind, slot: int, spans: Iterable[RequestSpan], owners: Sequence[Owner]) -> str:
-    """Describe the owner of a slot. Slots that `spans` write have owners too."""
-    for span in spans:
-        if slot in (span.full_slots if kind is Kind.FULL else span.swa_slots):
-            return f"request {serial_at(span.row, owners)}"
-    for owner in owners:
-        if slot in owner.slots(kind):
-            return f"request {owner.serial}"
-    return "nobody"
+    @property
+    def spans(self) -> tuple[RequestSpan, ...]:
+        """The spans of the batch. Empty for an idle step."""
+        raise NotImplementedError
 
+    def serial_at(self, row: int) -> int:
+        """Return the request at `row` of req_to_token."""
+        return next(owner.serial for owner in self.owners if owner.row == row)
 
-def owner_of_state(slot: int, owners: Iterable[Owner]) -> str:
-    """Describe the owner of a slot of recurrent states."""
-    found = (owner.serial for owner in owners if owner.state_slot == slot)
-    return next((f"request {serial}" for serial in found), "nobody")
+    def owner_of(self, kind: Kind, slot: int) -> str:
+        """Describe the owner of a slot. Slots that the batch writes have owners too."""
+        for span in self.spans:
+            if slot in (span.full_slots if kind is Kind.FULL else span.swa_slots):
+                return f"request {self.serial_at(span.row)}"
+        found = (owner.serial for owner in self.owners if slot in owner.slots(kind))
+        return next((f"request {serial}" for serial in found), "nobody")
+
+    def owner_of_state(self, slot: int) -> str:
+        """Describe the owner of a slot of recurrent states."""
+        found = (owner.serial for owner in self.owners if owner.state_slot == slot)
+        return next((f"request {serial}" for serial in found), "nobody")

@@ -45,8 +45,13 @@ class SubjectRuns(ContextDecorator):
         if type(error).__name__ == OUT_OF_MEMORY:  # A larger device would not raise it.
             return
         if isinstance(error, IndexError | RuntimeError | ValueError):
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise SubjectFailedError(without_paths(lines[0])) from error
+            raise SubjectFailedError(first_line(error)) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, without absolute paths, or else its type."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return str(without_paths(lines[0]))
 
 
 def traceback_of(error: BaseException) -> str:

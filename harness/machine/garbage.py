@@ -1,8 +1,6 @@
 """Settings of the garbage collector for processes that play many steps."""
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 THRESHOLDS = 50_000, 20, 20
 """Thresholds of the garbage collector.
@@ -16,16 +14,3 @@ def collect_rarely() -> None:
     """Let the garbage collector skip all present objects, and run rarely from now on."""
     gc.freeze()  # Imported objects are never garbage.
     gc.set_threshold(*THRESHOLDS)
-
-
-@contextmanager
-def few_collections() -> Iterator[None]:
-    """Collect garbage rarely in this context."""
-    before, frozen = gc.get_threshold(), gc.get_freeze_count()
-    collect_rarely()
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        if not frozen:
-            gc.unfreeze()

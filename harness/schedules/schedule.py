@@ -14,6 +14,9 @@ from paritybit.reference.batch import Mode
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 """A number in a file."""
 
+MOST_STEPS = 2**16
+"""The maximum number of steps of a schedule in a file. They play for hours."""
+
 
 class BaseStep(msgspec.Struct, frozen=True, tag_field="step"):
     """One step. The tag of its class is its name in a case file."""
@@ -138,7 +141,7 @@ def idle_modes(modes: Collection[Mode]) -> list[Mode]:
 class Schedule(msgspec.Struct, frozen=True):
     """Steps, and the seed of prompts, payloads, slot order and initial pool bytes."""
 
-    steps: tuple[Step, ...]
+    steps: Annotated[tuple[Step, ...], msgspec.Meta(max_length=MOST_STEPS)]
     seed: Count = 0
 
     def up_to(self, place: int) -> "Schedule":

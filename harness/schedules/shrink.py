@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
 from msgspec.structs import fields, replace
+from paritybit.harness.schedules.passes import shrunk
 from paritybit.harness.schedules.schedule import Admit, Idle, Prefill, Schedule, Step
 
 Fails = Callable[[Schedule], bool]
@@ -21,15 +22,13 @@ def shrink(schedule: Schedule, fails: Fails) -> Schedule:
 
     `fails` is called once for each schedule that is tried.
     """
-    fails = cache(fails)
-    fewest = (with_requests(schedule, count) for count in FEW)
-    kept = next((few for few in fewest if few != schedule and fails(few)), schedule)
-    kept = cut(kept, fails)
-    while True:
-        simpler = simplify(kept, fails)
-        kept = cut(simpler, fails, 1)
-        if kept == simpler:
-            return kept
+    return shrunk(schedule, PASSES, cache(fails))
+
+
+def fewer_requests(schedule: Schedule) -> Iterator[Schedule]:
+    """Propose a schedule with few requests."""
+    for count in FEW:
+        yield with_requests(schedule, count)
 
 
 def with_requests(schedule: Schedule, count: int) -> Schedule:
@@ -58,46 +57,31 @@ def with_values(step: Step, name: str, values: tuple[int, ...]) -> Step | None:
     return replace(step, **{name: values}) if values or not getattr(step, name) else None
 
 
-def cut(schedule: Schedule, fails: Fails, block: int | None = None) -> Schedule:
-    """Return a shorter schedule that still fails. Drops blocks of steps, last first.
-
-    Blocks have at most `block` steps. None means any number.
-    """
-    kept = schedule.steps
-    block = len(kept) if block is None else block
+def fewer_steps(schedule: Schedule) -> Iterator[Schedule]:
+    """Propose to drop a block of steps: half of them, a quarter, and so on, last first."""
+    steps, block = schedule.steps, len(schedule.steps)
     while block:
-        start = len(kept)
-        while start > 0:
-            begin = max(0, start - block)
-            shorter = Schedule(kept[:begin] + kept[start:], schedule.seed)
-            if fails(shorter):
-                kept = shorter.steps
-            start = begin
+        for end in range(len(steps), 0, -block):
+            yield Schedule(steps[: max(0, end - block)] + steps[end:], schedule.seed)
         block //= 2
-    return Schedule(kept, schedule.seed)
 
 
-def simplify(schedule: Schedule, fails: Fails) -> Schedule:
-    """Return a schedule of as many steps that still fails, with fewer picks and lower numbers.
-
-    All steps get their lowest numbers at once, then one step does, then one field of a step is
-    lowered. Most schedules need few of their numbers, and one playing then tells all others.
-    """
-    kept = schedule
+def lowest_numbers(schedule: Schedule) -> Iterator[Schedule]:
+    """Propose the lowest numbers for all steps, then for one. Most need few of their numbers."""
     places = range(len(schedule.steps))
     for some in (places, *([place] for place in places)):
-        lowered = with_steps(kept, {place: lowest(kept.steps[place]) for place in some})
-        if lowered != kept and fails(lowered):
-            kept = lowered
-    for place in places:
-        for entry in fields(kept.steps[place]):
-            simpler: Schedule | None = kept
-            while simpler is not None:
-                kept = simpler
-                others = simpler_steps(kept.steps[place], entry.name)
-                tried = (with_steps(kept, {place: other}) for other in others)
-                simpler = next(filter(fails, tried), None)
-    return kept
+        yield with_steps(schedule, {place: lowest(schedule.steps[place]) for place in some})
+
+
+def lower_numbers(schedule: Schedule) -> Iterator[Schedule]:
+    """Propose a lower number, or fewer picks, in one field of a step."""
+    for place, step in enumerate(schedule.steps):
+        for entry in fields(step):
+            for other in simpler_steps(step, entry.name):
+                yield with_steps(schedule, {place: other})
+
+
+PASSES = (fewer_requests, fewer_steps, lowest_numbers, lower_numbers)
 
 
 def with_steps(schedule: Schedule, others: Mapping[int, Step]) -> Schedule:

@@ -21,7 +21,6 @@ class Job:
 
     - `waves`: the waves of a script. With None, requests are generated.
     - `until`: the time after which the engine only becomes idle.
-    - `forwards`: the same, as a number of forwards.
     - `least`: play AT_LEAST waves, and so many forwards, and until the time `after`.
     - `compare`: compare some requests with themselves alone first, if the settings allow it.
     - `shrink`: the key of a finding whose waves are shrunk for `seconds`. `best` is the file for
@@ -31,7 +30,6 @@ class Job:
     settings: dict[str, Setting]
     waves: tuple[Wave, ...] | None = None
     until: float | None = None
-    forwards: int | None = None
     least: int | None = None
     after: float = 0.0
     compare: bool = False

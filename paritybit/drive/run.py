@@ -20,7 +20,8 @@ from paritybit.drive.operating.actions import COUNT, WHOLE
 from paritybit.drive.requests import AT_LEAST
 from paritybit.drive.script import Script, Wave, write
 from paritybit.drive.served import Common
-from paritybit.drive.shrink import Waves, shrunk
+from paritybit.drive.shrink import PASSES, Waves
+from paritybit.harness.schedules.passes import shrunk
 from paritybit.watch import journal
 
 SLACK = 8
@@ -39,8 +40,7 @@ def run(engine: Engine, served: Common, job: Job) -> int:
 
     def stop() -> bool:
         late = job.until is not None and time.time() >= job.until
-        enough = job.forwards is not None and engine.forwards >= job.forwards
-        return bool(signals) or late or enough
+        return bool(signals) or late
 
     def direct(ready: Engine) -> None:
         if job.shrink is not None:
@@ -179,5 +179,5 @@ def shrink(engine: Engine, served: Common, job: Job) -> bool:
     waves = job.waves or ()
     if not fails(waves):
         return False
-    shrunk(waves, fails, lambda: time.monotonic() > deadline)
+    shrunk(waves, PASSES, fails, lambda: time.monotonic() > deadline)
     return True

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from paritybit.drive.models import VOCABULARY
+from paritybit.harness.records.files import write_whole
 
 FIRST_TOKEN = 3
 """Tokens below this number are special."""
@@ -205,10 +206,8 @@ def require_sense(script: Script) -> None:
 
 
 def write(script: Script, path: Path) -> None:
-    """Write a script atomically, for the process of an engine to read."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(msgspec.json.encode(script))
-    part.replace(path)
+    """Write a script atomically, for another process to read."""
+    write_whole(path, msgspec.json.encode(script).decode())
 
 
 def read(path: Path) -> Script:

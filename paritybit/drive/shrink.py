@@ -1,54 +1,11 @@
-"""Shrinks waves of requests as long as they show the same finding. Independent of the engine.
+"""Passes that propose simpler waves of requests, independent of the engine."""
 
-Each pass proposes simpler waves, beginning with the simplest. A proposal that still fails replaces
-the waves. Shrinking ends when no proposal of any pass fails.
-"""
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 
 from paritybit.drive.script import Planned, Wave
 
 Waves = tuple[Wave, ...]
-
-Fails = Callable[[Waves], bool]
-
-
-def shrunk(waves: Waves, fails: Fails, done: Callable[[], bool]) -> Waves:
-    """Return the simplest failing waves that were found before `done` returned True.
-
-    `fails` returns whether waves show the finding. The given waves must fail.
-    """
-    while not done():
-        before = waves
-        for proposals in PASSES:
-            waves = simplified(waves, proposals, fails, done)
-        if waves == before:
-            break
-    return waves
-
-
-def simplified(
-    waves: Waves,
-    proposals: Callable[[Waves], Iterator[Waves]],
-    fails: Fails,
-    done: Callable[[], bool],
-) -> Waves:
-    """Apply the proposals of one pass until none fails or the time is over.
-
-    After a failing proposal, the pass continues at the same place in the proposals for the new
-    waves.
-    """
-    position = 0
-    while True:
-        proposal = next(islice(proposals(waves), position, None), None)
-        if proposal is None or done():
-            return waves
-        if proposal != waves and fails(proposal):
-            waves = proposal
-        else:
-            position += 1
 
 
 def fewer_waves(waves: Waves) -> Iterator[Waves]:

@@ -1,7 +1,6 @@
 """The search over the schedules of an engine's prefix cache."""
 
 import copy
-import gc
 from contextlib import suppress
 
 from paritybit.engines import fetch
@@ -35,7 +34,6 @@ def search_of(spec: str, bound: Bound) -> tuple[str, Search]:
                 first.act(action)
         share(shared(engine))
         copy.deepcopy(make()).key()
-        gc.freeze()  # The modules of the engine stay, so the collector can ignore them.
         return found.name, Search(make)
     except Exception as error:
         raise CannotRunError(

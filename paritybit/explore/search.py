@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from paritybit.connectors.failures import fault_of
 from paritybit.harness.errors import CannotRunError
-from paritybit.harness.machine.garbage import few_collections
+from paritybit.harness.machine.garbage import collect_rarely
 
 PROGRESS = 1.0
 """Seconds between two reports of progress."""
@@ -144,26 +144,26 @@ class Search:
         """Visit all states up to a depth, until a violation is found or the time is over."""
         begun, told, level = time.monotonic(), 0.0, [State((), None)]
         found = self.found
+        collect_rarely()
         try:
-            with few_collections():
-                for number in range(1, depth + 1):
-                    self.kept, following = 0, list[State]()
-                    for state in level:
-                        found.seconds = time.monotonic() - begun
-                        found.late = found.seconds > seconds
-                        if found.late:
-                            return found
-                        if found.seconds - told > PROGRESS:
-                            told = found.seconds
-                            report(found)
-                        following += self.expanded(state, last=number == depth)
-                        if found.violation is not None:
-                            return found
-                    level, found.depth = following, number
-                    found.reached |= self.reached
-                    found.closed = not level
-                    if found.closed:
-                        break
+            for number in range(1, depth + 1):
+                self.kept, following = 0, list[State]()
+                for state in level:
+                    found.seconds = time.monotonic() - begun
+                    found.late = found.seconds > seconds
+                    if found.late:
+                        return found
+                    if found.seconds - told > PROGRESS:
+                        told = found.seconds
+                        report(found)
+                    following += self.expanded(state, last=number == depth)
+                    if found.violation is not None:
+                        return found
+                level, found.depth = following, number
+                found.reached |= self.reached
+                found.closed = not level
+                if found.closed:
+                    break
         except KeyboardInterrupt:
             found.interrupted = True
         found.seconds = time.monotonic() - begun

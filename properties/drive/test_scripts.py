@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paritybit.harness.schedules.passes import shrunk
 from torch import distributed
 
 from paritybit.drive import ENGINES
@@ -34,7 +35,7 @@ from paritybit.drive.script import (
     require_sense,
 )
 from paritybit.drive.sglang.settings import Served
-from paritybit.drive.shrink import PASSES, Waves, shrunk
+from paritybit.drive.shrink import PASSES, Waves
 from paritybit.watch import journal
 from paritybit.watch.journal import Finding, Journal
 from properties.drive.toy import LIMITS, Toy
@@ -107,7 +108,7 @@ def test_no_single_step_makes_a_result_smaller(seed: int, least: int, many: int)
     def fails(candidate: Waves) -> bool:
         return sum(length >= least for length in lengths(candidate)) >= many
 
-    found = shrunk(drawn(seed, 4), fails, lambda: False)
+    found = shrunk(drawn(seed, 4), PASSES, fails)
     assert fails(found)
     assert lengths(found) == [least] * many
     for proposals in PASSES:

@@ -1,10 +1,8 @@
 """Several bugs in one engine, as in the states of the upstream history."""
 
-import pytest
 import torch
-from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.subjects.bugs.catalogue import BUGS
-from paritybit.subjects.bugs.switching import common_scheme, subject_with
+from paritybit.subjects.bugs.switching import subject_with
 from paritybit.subjects.contracts import Policy
 from paritybit.subjects.toggles import LocationScheme
 
@@ -24,14 +22,3 @@ def test_call_sites_that_bugs_leave_out_add_up() -> None:
     both = subject_with([BUGS[name] for name in sites], "decode", LocationScheme.MEMO)
     pair = BUGS["loc_memo_warning.entry+before_window"]
     assert both == subject_with([pair], "decode", LocationScheme.MEMO)
-
-
-def test_bugs_are_combined_in_a_location_scheme_that_all_of_them_have() -> None:
-    assert common_scheme([BUGS["req_pool_pad"]]) is LocationScheme.MEMO
-    assert common_scheme([BUGS["req_pool_pad"], BUGS["swa_pad"]]) is LocationScheme.PRESET
-    trial = TrialConfig().with_bug("req_pool_pad", "swa_pad")
-    assert (trial.bugs, trial.scheme) == (("swa_pad", "req_pool_pad"), LocationScheme.PRESET)
-    with pytest.raises(ValueError, match="with different location schemes cannot be combined"):
-        TrialConfig().with_bug("swa_pad", "loc_memo_capture")
-    with pytest.raises(ValueError, match="several bugs: swa_pad, swa_int64"):
-        _ = TrialConfig().with_bug("swa_int64", "swa_pad").bug

@@ -23,15 +23,3 @@ def subject_with(bugs: Sequence[Bug], runner: str, scheme: LocationScheme) -> Su
         model |= bug.model
     parts = Parts(tuple(part for bug in reversed(bugs) for part in bug.parts))
     return Subject(runner, rows, toggles, shared, parts, model)
-
-
-def common_scheme(bugs: Sequence[Bug]) -> LocationScheme:
-    """Return the first location scheme in which all `bugs` can be switched on.
-
-    Raises ValueError if there is none.
-    """
-    for scheme in (scheme for bug in bugs for scheme in bug.schemes):
-        if all(scheme in bug.schemes for bug in bugs):
-            return scheme
-    message = ", ".join(f"{bug.name} needs {' or '.join(bug.schemes)}" for bug in bugs)
-    raise ValueError(f"bugs with different location schemes cannot be combined: {message}")

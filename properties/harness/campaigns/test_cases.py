@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.errors import UnknownNameError
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.records.case import MOST_STEPS, Case
+from paritybit.harness.records.case import Case
 from paritybit.harness.records.codec import encoded, load, save
 from paritybit.harness.schedules.schedule import (
+    MOST_STEPS,
     Admit,
     Decode,
     Draft,
