@@ -193,9 +193,8 @@ def rows_of(
     right: Sequence[float],
     source: str | None = None,
     filled: Tensor | None = None,
-    lasting: bool = True,
 ) -> RowValues:
     """Return one number per row: what the engine uses, a tensor or numbers, and what is right."""
     given = torch.as_tensor(held).detach().flatten().cpu()
     expected = torch.tensor(list(right), dtype=given.dtype)
-    return RowValues(name, requests, given, expected, source=source, filled=filled, lasting=lasting)
+    return RowValues(name, requests, given, expected, source=source, filled=filled)

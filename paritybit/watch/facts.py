@@ -204,8 +204,6 @@ class RowValues(Located):
     - `within`: the largest difference that is rounding, relative to the largest value of the row.
     - `source`: the line that fills it, if none is seen to write `filled`.
     - `filled`: the engine's tensor with these values, for the line that fills it.
-    - `lasting`: the value stays while the request runs, so whatever moved the request may have left
-      it behind.
     - `explain`: returns a text about a wrong row, if there is something to say.
     - `untried`: why the value is not judged in these rows. The rest then has no meaning.
     """
@@ -218,7 +216,6 @@ class RowValues(Located):
     source: str | None = None
     lines: Where | None = None
     filled: torch.Tensor | None = None
-    lasting: bool = True
     explain: Callable[[int], str | None] | None = None
     untried: str | None = None
 

@@ -41,40 +41,30 @@ def rows(
 
     `requests` are those of the rows, in order, and `asked` are their parameters.
     """
-    for values in fields(info, requests, asked, mode):
-        if len(values.held) != len(requests):  # Rows were not dropped, or not added.
-            many = len(values.held) > len(requests)
-            values.source = place_of(info.filter_batch if many else info.merge_batch)
-        yield values
-
-
-def fields(
-    info: Any, requests: Sequence[Any], asked: Sequence[Any], mode: str
-) -> Iterator[RowValues]:
-    """Yield the fields of a SamplingBatchInfo by row."""
     names = [one.rid for one in requests]
     size, greedy = len(names), info.is_all_greedy
     if len(info.temperatures) != size:
         return  # The batch is padded for other ranks.
     for name, (part, plain) in PARAMETERS.items():
-        held = getattr(info, name)
+        held = filled = getattr(info, name)
         if greedy and name in GREEDY:
             held = torch.full((size,), GREEDY[name])
         elif not getattr(info, f"need_{part}_sampling", True):
             held = torch.full((len(held),), plain)
         if name in GREEDY or not greedy:
-            yield rows_of(name, names, held, [getattr(one, part) for one in asked])
+            right = [getattr(one, part) for one in asked]
+            yield rows_of(name, names, held, right, filled=filled)
     if info.sampling_seed is not None:
         seeds = [UNSEEDED if one.sampling_seed is None else one.sampling_seed for one in asked]
-        yield rows_of("sampling_seed", names, info.sampling_seed, seeds)
+        held = info.sampling_seed
+        yield rows_of("sampling_seed", names, held, seeds, filled=held)
     if size * info.vocab_size <= MOST:
-        right = torch.zeros(size, info.vocab_size)
-        held = right.clone() if info.logit_bias is None else info.logit_bias.float().cpu()
+        every, given = torch.zeros(size, info.vocab_size), info.logit_bias
+        held = every.clone() if given is None else given.float().cpu()
         for row, one in enumerate(asked):
             for token, bias in (one.logit_bias or {}).items():
-                right[row, int(token)] = bias
-        source = place_of(info.from_schedule_batch)
-        yield RowValues("logit_bias", names, held, right, source=source)
+                every[row, int(token)] = bias
+        yield RowValues("logit_bias", names, held, every, filled=given)
         yield from penalties(info, requests, mode)
 
 

@@ -164,7 +164,7 @@ class SampledBatch:
             for place in range(drafts + 1)
         ]
         names = [row.request for row in self.every()]
-        return rows_of("logits_indices", names, given, places, None, given, lasting=False)
+        return rows_of("logits_indices", names, given, places, None, given)
 
     def asked(self, part: str, rows: Sequence[Sampled]) -> list[Any]:
         """Return what the requests of rows ask for as one parameter of their sampling."""
@@ -228,7 +228,6 @@ class SampledBatch:
             if mine:
                 given, of = held.gpu[slots][mine], [names[at] for at in mine]
                 yield rows_of(name, of, given, [right[at] for at in mine], source, held.cpu)
-        yield self.logits_indices(batch.logits_indices)
 
     def logits(
         self, owner: Any, raw: Tensor, result: Tensor, given: Any, source: str | None
@@ -331,9 +330,9 @@ class JudgedRows(Drafting):
         self.rows("adapters", lambda: adapters(runner, names, of, counts, self.loaded), self.moves)
 
     def indices(self, given: Any) -> None:
-        """Judge which tokens the older runner samples after."""
+        """Judge which tokens a runner samples after."""
         if (sampling := self.sampling) is not None and isinstance(given, Tensor):
-            self.rows(SAMPLER, lambda: [sampling.logits_indices(given)], self.moves)
+            self.rows(SAMPLER, lambda: [sampling.logits_indices(given)])
 
     def sampled(self, original: Call, runner: Any) -> Any:
         """Judge what a sampler uses for each row, then count the drafts that it accepts."""
@@ -343,6 +342,8 @@ class JudgedRows(Drafting):
             self.rows(SAMPLER, lambda: sampling.older(runner, verified), self.moves)
         elif sampling is not None and self.checked:
             self.rows(SAMPLER, lambda: sampling.newer(runner, batch), self.moves)
+            if len(batch.expanded_idx_mapping) == len(sampling.every()):
+                self.indices(batch.logits_indices)
         try:
             return super().sampled(original, runner)
         finally:

@@ -68,7 +68,7 @@ def finding(rows: RowsGiven, values: RowValues, row: int | None, what: str) -> F
     move = rows.moves.get(request or "")
     if move is not None:
         more = "; ".join(filter(None, (more, move[1])))
-        if move[0].lines and values.lasting:
+        if move[0].lines:
             filled = ", ".join(filter(None, (source, via)))
             source, via = described(move[0])
             via = "; ".join(filter(None, (via, filled and f"it was filled at {filled}")))
