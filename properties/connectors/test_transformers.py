@@ -113,6 +113,46 @@ def test_a_sector_on_the_host_is_free_if_all_of_its_blocks_are(
     assert (found.size, set(found.free.tolist())) == (3, free)
 
 
+@pytest.mark.parametrize(("come_back", "found"), [([6, 7], set()), ([7, 6], {"corrupted read"})])
+def test_what_comes_back_from_the_host_is_what_went_there(
+    come_back: list[int], found: set[str]
+) -> None:
+    cache, journal = a_cache(), InMemory(Path())
+    engine, table = TransformersEngine(cache, "5", journal, Settings("")), {FULL: [8, 9]}
+    full = engine.parts[FULL]
+    ((keys, values),) = full.allocator._kv_token_views.values()
+    manager: Any = SimpleNamespace(
+        _request_id_to_cpu_blocks={"a": {FULL: [1, 3]}}, _cpu_pool=SimpleNamespace(num_sectors=2)
+    )
+    state = SimpleNamespace(request_id="a", is_cpu_offloaded=True)
+
+    def forward(cached: int, blocks: list[int]) -> None:
+        slots = {FULL: full.of_blocks(blocks)[: cached + 1]}
+        row = Row("a", list(range(20)), cached, 1, slots, spare=1)
+        engine.watcher.begin(Forward("decode", (row,)))
+        engine.watcher.end()
+
+    def page(block: int) -> slice:
+        return slice(block * full.rows, block * full.rows + PAGE)
+
+    for block in (8, 9):
+        keys[page(block)] = values[page(block)] = float(block)
+    forward(0, [8, 9])
+    engine.watcher.forget(FULL, full.of_blocks([8, 9]))
+    forward(6, [8, 9])
+    hooked(engine.store, lambda *_: {"a"}, manager, [state], {"a": table})
+    full.allocator.block_table["a"] = [6, 7]
+
+    def copy(*_: object) -> None:
+        for source, target in zip((8, 9), come_back, strict=True):
+            keys[page(target)], values[page(target)] = keys[page(source)], values[page(source)]
+
+    hooked(engine.load, copy, manager, [SimpleNamespace(state=state)])
+    forward(7, [6, 7])
+    assert {one.check for one in journal.found} == found
+    assert journal.unsure == []
+
+
 def a_batch(**changes: Any) -> TransformersBatch:
     """Return a batch of two requests: one decodes at position 5, one computes two first tokens."""
     first = SimpleNamespace(request_id="a", initial_tokens=[1, 2, 3, 4, 5], generated_tokens=[])

@@ -5,12 +5,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from paritybit.connectors.failures import judge
-from paritybit.connectors.hooking import Call, NotRecognisedError, fitting, release_of
-from paritybit.connectors.hooking import install as install_hooks
+from paritybit.connectors.following import Following
+from paritybit.connectors.hooking import Call, NotRecognisedError, fitting
 from paritybit.connectors.transformers.batch import ASKED, asked_of
 from paritybit.connectors.transformers.engine import TransformersEngine
-from paritybit.watch.journal import Journal, of_process
-from paritybit.watch.settings import Settings, active
+from paritybit.watch.journal import Journal
+from paritybit.watch.settings import Settings
 
 PATHS = {
     "made": "cache.PagedAttentionCache.__init__",
@@ -35,27 +35,26 @@ TARGETS["share"] = tuple(
     f"transformers.generation.continuous_batching.cache_allocators.cache_allocator.CacheAllocator.{name}"
     for name in ("fork_blocks", "acquire_prefix_blocks", "mark_complete_blocks")
 )
-"""Maps each method of `Hooks` or `TransformersEngine` to what it wraps. All are required."""
+"""Maps each method of `Hooks` or `TransformersEngine` to what it wraps."""
 
 
-class Hooks:
+class Hooks(Following):
     """Passes each call to the `TransformersEngine` that follows the cache of the call."""
 
-    def __init__(self, journal: Journal, settings: Settings) -> None:
-        self.journal, self.settings = journal, settings
+    package = "transformers"
+
+    def __init__(self, release: str, journal: Journal, settings: Settings) -> None:
+        super().__init__(release, journal, settings)
         self.engines: WeakKeyDictionary[Any, TransformersEngine] = WeakKeyDictionary()
         """The engines, by cache and by its pool of blocks."""
-        self.lacking = install_hooks(TARGETS, self.method_of)
 
     def made(self, original: Call, cache: Any, config: Any, continuous_batching_config: Any) -> Any:
         """Start to watch a cache."""
-        result, release = original(), release_of("transformers")
+        result = original()
         try:
-            if self.lacking:
-                raise NotRecognisedError(f"the lack of {', '.join(self.lacking)}")
-            engine = TransformersEngine(cache, release, self.journal, self.settings)
+            engine = TransformersEngine(cache, self.release, self.journal, self.settings)
         except NotRecognisedError as error:
-            self.journal.undecided(f"transformers {release}: {error} is not recognised")
+            self.journal.undecided(f"transformers {self.release}: {error} is not recognised")
             return result
         owners = (part.allocator for part in engine.parts.values())
         self.engines |= dict.fromkeys((cache, cache.pool, *owners), engine)
@@ -82,8 +81,7 @@ class Hooks:
     def method_of(self, name: str) -> Callable[..., Any]:
         """Return a hook that calls the method `name` of the engine that follows a cache."""
         if hasattr(self, name):
-            own: Callable[..., Any] = getattr(self, name)
-            return own
+            return super().method_of(name)
         method = fitting(getattr(TransformersEngine, name))
 
         def hook(original: Call, owner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -96,7 +94,5 @@ class Hooks:
 
 
 def install() -> None:
-    """Wrap the methods of the engine. If one is missing, no cache is watched."""
-    settings, journal = active(), of_process()
-    if settings is not None and journal is not None:
-        Hooks(journal, settings)
+    """Wrap the methods of the engine."""
+    Hooks.connect(TARGETS)
