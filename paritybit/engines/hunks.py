@@ -107,11 +107,10 @@ def undo(home: Path, hunks: Iterable[Hunk]) -> dict[str, str]:
 
 def nearest(package: Path, kind: Package) -> fetch.EngineFolder | None:
     """Return the downloaded release of an engine that differs in the fewest files, or None."""
-    releases = sorted(fetch.folder().glob(f"{kind.name}-*/{kind.name}/{kind.marker}"))
-    base = min(releases, key=lambda one: len(changed_files(package, one.parent)), default=None)
-    if base is None:
-        return None
-    return fetch.EngineFolder(base.parents[1].name.replace("-", " ", 1), base.parent)
+    folders = sorted(fetch.folder().glob(f"{kind.name}-*/{kind.name}"))
+    releases = [one for one in folders if (one / kind.marker).is_dir()]
+    base = min(releases, key=lambda one: len(changed_files(package, one)), default=None)
+    return base and fetch.EngineFolder(base.parent.name.replace("-", " ", 1), base)
 
 
 def linked_copy(source: Path, target: Path, changed: Mapping[str, str]) -> None:

@@ -1,6 +1,7 @@
 """The changes of an engine's source, and which of them a finding needs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,7 +45,7 @@ EDITS = (
 def tree(folder: Path, text: str) -> Path:
     """Make a source tree of sglang with a file, and return its package."""
     package = folder / "sglang"
-    (package / "srt").mkdir(parents=True)
+    (package / "srt/cache").mkdir(parents=True)
     (package / "srt/pool.py").write_text(text)
     (package / "srt/other.py").write_text("same = 1\n")
     return package
@@ -74,15 +75,17 @@ def test_changes_of_one_file_are_undone_apart(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("marker", ["srt", "srt/cache"])
 def test_the_base_is_the_most_similar_release(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marker: str
 ) -> None:
+    kind = replace(SGLANG, marker=marker)
     monkeypatch.setattr(fetch, "folder", lambda: tmp_path)
     package = tree(tmp_path / "mine", SOURCE)
-    assert nearest(package, SGLANG) is None
+    assert nearest(package, kind) is None
     tree(tmp_path / "sglang-0.5.22", SOURCE.replace("return 2", "return 5"))
     similar = tree(tmp_path / "sglang-0.5.23", SOURCE)
-    found = nearest(package, SGLANG)
+    found = nearest(package, kind)
     assert found is not None
     assert (found.name, found.package) == ("sglang 0.5.23", similar)
 
