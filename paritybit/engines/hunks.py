@@ -110,7 +110,9 @@ def nearest(package: Path, kind: Package) -> fetch.EngineFolder | None:
     folders = sorted(fetch.folder().glob(f"{kind.name}-*/{kind.name}"))
     releases = [one for one in folders if (one / kind.marker).is_dir()]
     base = min(releases, key=lambda one: len(changed_files(package, one)), default=None)
-    return base and fetch.EngineFolder(base.parent.name.replace("-", " ", 1), base)
+    if base is None:
+        return None
+    return fetch.EngineFolder(base.parent.name.replace("-", " ", 1), base)
 
 
 def linked_copy(source: Path, target: Path, changed: Mapping[str, str]) -> None:

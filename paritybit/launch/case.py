@@ -73,16 +73,6 @@ def case_key(finding: RecordedFinding) -> tuple[str, str]:
     return finding.check, finding.cause_name
 
 
-def with_changes(record: WatchRecord, changes: Mapping[str, tuple[str, ...]]) -> WatchRecord:
-    """Return a record whose findings have the changes of the engine that they need.
-
-    `changes` has them by the key of a finding. Findings with the same case have the same ones.
-    """
-    of = {case_key(one): changes[one.key] for one in record.findings if one.key in changes}
-    found = tuple(replace(one, changes=of.get(case_key(one), ())) for one in record.findings)
-    return replace(record, findings=found)
-
-
 def with_cases(record: WatchRecord, cases: Mapping[str, WatchCase]) -> WatchRecord:
     """Return a record whose findings have the file name of their case."""
     names = {case.key: name for name, case in cases.items()}

@@ -20,7 +20,7 @@ from paritybit.drive.configs import Pair
 from paritybit.harness.lockstep.tracebacks import without_paths
 from paritybit.harness.records.codec import save
 from paritybit.harness.records.environment import environment
-from paritybit.launch.changes import changes, label
+from paritybit.launch import changes as since
 from paritybit.launch.journals import Journals
 from paritybit.launch.known import Known
 from paritybit.launch.schema import (
@@ -80,18 +80,28 @@ def make(
     interrupted: str | None = None,
     not_run: Mapping[str, str] = MappingProxyType({}),
     pairs: Set[Pair] = frozenset(),
+    changes: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> WatchRecord:
     """Return the record of a run.
 
     `interrupted` is the name of the signal that interrupted the run, or None. `not_run` are the
     configurations of the plan that did not run, with the reasons, and `pairs` the pairs of settings
-    that the covering array has.
+    that the covering array has. `changes` are those of the engine that findings need, by their
+    keys. Findings of the same check and cause need the same ones.
     """
     counts: Counter[str] = Counter()
     for outcome in outcomes:
         counts.update(outcome.tally.counts())
-    found = (one for outcome in outcomes for one in findings_of(outcome))
-    findings = tuple(replace(one, known=options.known.where(one)) for one in found)
+    found = [one for outcome in outcomes for one in findings_of(outcome)]
+    needed = {(one.check, one.cause_name): changes[one.key] for one in found if one.key in changes}
+    findings = tuple(
+        replace(
+            one,
+            known=options.known.where(one),
+            changes=needed.get((one.check, one.cause_name), ()),
+        )
+        for one in found
+    )
     unselected = [] if options.checks is None else sorted({*check_names()} - {*options.checks})
     unseen = {one.name: why for one in outcomes if (why := next(missing_counts(one), None))}
     if pairs:
@@ -127,7 +137,7 @@ def make(
     baseline = options.known.baseline
     if baseline is None:
         return record
-    return replace(record, baseline=label(baseline), changes=changes(baseline, record))
+    return replace(record, baseline=since.label(baseline), changes=since.changes(baseline, record))
 
 
 def of_journals(folder: Path) -> WatchRecord | None:

@@ -183,7 +183,8 @@ def causes_of(findings: Sequence[RecordedFinding]) -> list[CauseGroup]:
     """Group findings by cause, as `all_causes`, with consequences under the cause before them.
 
     A cause that no experiment has shown may be the consequence of another one if each of its
-    findings is about a request, a slot or a forward that an earlier finding was about.
+    findings is about a request, a slot or a forward that an earlier finding was about. A cause is
+    one if it needs the same changes of the engine as an earlier one.
     """
     groups = {group.name: group for group in all_causes(findings)}
     roots = {name: root_of(group, groups) for name, group in groups.items()}
@@ -200,6 +201,10 @@ def root_of(group: CauseGroup, groups: Mapping[str, CauseGroup]) -> CauseGroup:
 
     No cause follows from a less severe one, or from one that does not fail the run as it does.
     """
+    changes = group.findings[0].changes
+    alike = (one for one in groups.values() if changes and one.findings[0].changes == changes)
+    if (first := next(alike, group)) is not group:  # One change caused both.
+        return root_of(first, groups)
     seen, now = {group.name}, group
     while not now.shown and all(one.after in groups for one in now.findings):
         before = groups[str(now.findings[0].after)]

@@ -23,6 +23,9 @@ def found(
     )
 
 
+CHANGES = ("sglang/srt/pool.py:12 in Pool.free, since sglang 0.5.23",)
+
+
 def shown(finding: RecordedFinding) -> RecordedFinding:
     return replace(finding, cause=Cause("an input", finding.cause_name, shown=True))
 
@@ -75,6 +78,8 @@ def test_the_order_of_causes(findings: list[RecordedFinding], order: list[str]) 
             [found("wrong owner", "b", 6, after="a"), found("wrong owner", "b", 3, config="other")],
             False,
         ),
+        # One change of the engine caused both.
+        ([replace(found("wrong owner", "b", 6), changes=CHANGES)], True),
         # A less severe cause takes nothing away.
         ([found("leak", "b", 6, after="a")], True),
         # Two causes that touched the same request in different orders.
@@ -82,7 +87,7 @@ def test_the_order_of_causes(findings: list[RecordedFinding], order: list[str]) 
     ],
 )
 def test_what_may_follow_from_a_cause(later: list[RecordedFinding], follows: bool) -> None:
-    first = found("stale input", "a", 5)
+    first = replace(found("stale input", "a", 5), changes=CHANGES)
     root, *others = causes_of([first, *later])
     assert root.name == "a"
     assert [one.name for one in root.consequences] == (["b"] if follows else [])

@@ -44,9 +44,10 @@ def finish(run: "WatchRun") -> int:
         number = interruption(run, options)
         interrupted = None if number is None else signal_name(number)
         stated = replace(options, engine=options.engine and for_record(options.engine))
-        record = records.make(stated, run.outcomes, interrupted, run.not_run, run.pairs)
+        given = interrupted, run.not_run, run.pairs, run.changes
+        record = records.make(stated, run.outcomes, *given)
         found = cases.cases_of(record, run.outcomes)
-        record = cases.with_changes(cases.with_cases(record, found), run.changes)
+        record = cases.with_cases(record, found)
         report = report_of(record)
         errors = list(write_all(run, record, found, report, prefix_of(options.engine)))
         if on_github():
