@@ -11,9 +11,14 @@ from paritybit.reference.ops import Ops
 
 from paritybit.drive import ENGINES
 from paritybit.drive.adapters import adapter, adapter_of
-from paritybit.drive.transformers import stand_ins
+from paritybit.drive.answers import Answer
+from paritybit.drive.script import Part, Planned, Sampling
+from paritybit.drive.transformers import plain, serving, stand_ins
+from paritybit.drive.transformers.settings import Served
 from paritybit.engines.graphs import CpuGraph
 from paritybit.engines.packages import SGLANG, TRANSFORMERS
+from paritybit.testing.replays import InMemory
+from paritybit.watch import journal
 
 
 def test_the_engine_is_chosen_by_the_package_of_a_release_or_a_folder(tmp_path: Path) -> None:
@@ -48,3 +53,61 @@ def test_a_capture_changes_nothing_and_a_replay_does(monkeypatch: pytest.MonkeyP
     assert not stand_ins.KEPT
     graph.replay()
     assert kept.tolist() == [1, 1, 1]
+
+
+class Likely(torch.nn.Module):
+    """A model after whose token t the token t + 1 is the likeliest."""
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        """Return logits [1, n, 8]."""
+        return SimpleNamespace(logits=torch.nn.functional.one_hot((ids + 1) % 8, 8) * 2.0)
+
+    def _get_logits_processor(self, drawn: dict[str, Any]) -> Any:
+        least = 0.0 if drawn["top_k"] > 1 else 2.0
+        return lambda ids, scores: scores.masked_fill(scores < least, -torch.inf)
+
+
+RIGHT = float(torch.tensor([2.0, *[0.0] * 7]).log_softmax(0)[0])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "likelihoods", "how", "wrong"),
+    [
+        ([2, 3], [], {}, False),
+        ([2, 4], [], {}, True),
+        ([2, 3], [RIGHT, RIGHT], {}, False),
+        ([2, 3], [RIGHT, float("nan")], {}, True),
+        ([2, 4], [RIGHT, RIGHT - 2], {"top_k": 5}, False),
+        ([2, 4], [RIGHT, RIGHT - 1], {"top_k": 5}, True),
+        ([2, 3], [RIGHT, 0.0], {"top_k": 2}, False),  # With one token less, nothing else is left.
+    ],
+)
+def test_an_answer_is_that_of_the_model_without_a_cache(
+    tokens: list[int], likelihoods: list[float], how: dict[str, Any], wrong: bool
+) -> None:
+    given = {"top_p": 1.0, **how} if how else {}
+    found = plain.difference(Likely(), Answer([0, 1], 2, tokens=tokens), likelihoods, dict, given)
+    assert (found is not None) == wrong
+
+
+def test_an_output_must_be_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, found = list[str](), InMemory(Path())
+    monkeypatch.setattr(journal, "of_process", lambda: found)
+    engine = serving.Transformers(Served(streamed=True, samples=2))
+    engine.manager = SimpleNamespace(add_request=print)
+    engine.player = SimpleNamespace(ended=lambda name, tokens: ended.append(name))  # type: ignore[assignment]
+
+    def hear(name: str, tokens: list[int], done: bool) -> list[str]:
+        output = SimpleNamespace(
+            **{"request_id": name, "generated_tokens": tokens, "prompt_ids": [5]},
+            **{"is_finished": lambda: done, "logprobs": [-1.0] * len(tokens)},
+        )
+        engine._hear(output)
+        return [one.text.partition(" is not")[0] for one in found.found]
+
+    one = Planned("a", (Part("a", 1),), 3, sampling=Sampling(stop_token_ids=(7,)))
+    assert engine.arrive(one, [5]).keywords["eos_token_id"] == [serving.END, 7]
+    assert hear("a", [4], done=False) == []
+    assert hear("a", [4, 7], done=True) == ended == []
+    assert hear("a__child#0", [7, 4, 4], done=True) == ["request a__child#0"]
+    assert ended == ["a"]

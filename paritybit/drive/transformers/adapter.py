@@ -26,6 +26,7 @@ TABLE = Table(
             "several samples": {"samples": 3},
         },
         "sampling": {"likeliest tokens": {}, "sampling by request": {"sampling": True}},
+        "answers": {"whole answers": {}, "streamed answers": {"streamed": True}},
         "host": {"no offload": {}, "offload to the host": {"offload": True}},
         "graphs": {"graphs": {}, "no graphs": {"graphs": False}},
         "scheduler": {"first in, first out": {}, "prefill first": {"scheduler": "prefill_first"}},

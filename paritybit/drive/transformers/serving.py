@@ -2,18 +2,24 @@
 
 import importlib
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
 import torch
 
-from paritybit.drive.configs import LackingError
+from paritybit.drive.answers import Answer, report
+from paritybit.drive.company import CHECK
+from paritybit.drive.configs import PLAINEST_MODEL, LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
-from paritybit.drive.script import Planned
+from paritybit.drive.job import comparisons
+from paritybit.drive.script import Planned, Sampling
 from paritybit.drive.stand_ins.installing import install as replace
+from paritybit.drive.transformers.plain import difference
 from paritybit.drive.transformers.settings import FLASH, Served
 from paritybit.drive.transformers.stand_ins import ON_A_CPU, captures_flash
 from paritybit.engines.loading import named
+from paritybit.watch import journal
 
 SAMPLE = "__child#"
 """The engine's separator between the name of a request and the number of another sample."""
@@ -30,6 +36,10 @@ def sampling_of(one: Planned) -> dict[str, float]:
     return known | ({"temperature": one.temperature} if one.temperature else {})
 
 
+END = 0
+"""The token at which texts end. An engine may take it for none."""
+
+
 def install(device: str) -> None:
     """Replace parts of the engine, and import it."""
     replace(device, (), ON_A_CPU)
@@ -41,7 +51,13 @@ class Transformers(Engine):
     def __init__(self, served: Served) -> None:
         self.served = served
         self.manager: Any = None
+        self.plain: Any = None
+        """A copy of the model with which answers are compared."""
+        self._answers: dict[str, tuple[Answer, Mapping[str, Any]]] = {}
+        """The answer to each sample, and the parameters of sampling by which it is drawn."""
         self._samples: dict[str, list[list[int]]] = {}
+        self._stop = False
+        """Whether the generation loop is to stop and start again when no request is open."""
 
     def start(self, direct: Callable[[Engine], object]) -> None:
         """Warm up the engine, and call `direct` when it is ready."""
@@ -67,12 +83,15 @@ class Transformers(Engine):
         direct(self)
 
     def run(self) -> None:
-        """Run the generation loop."""
-        try:
-            named(self.manager._run_generation_loop, use_inference_mode=False)()
-        except PlayedError:
-            return
-        error = self.manager.background_thread_status.fatal_error
+        """Run the generation loop, again whenever it was to stop."""
+        status, error = self.manager.background_thread_status, None
+        while error is None:
+            status.clear()
+            try:
+                named(self.manager._run_generation_loop, use_inference_mode=False)()
+            except PlayedError:
+                return
+            error = status.fatal_error
         raise EngineFailedError(f"the generation loop ended: {error!r}") from error
 
     def _manager(self, transformers: Any) -> Any:
@@ -92,12 +111,15 @@ class Transformers(Engine):
         except (TypeError, ValueError) as error:
             raise LackingError(f"this release cannot be served so: {error}") from error
         model = model.to(self.served.device, getattr(torch, self.served.dtype)).eval()
+        if self.served.device == "cpu" and self.served.model == PLAINEST_MODEL:
+            self.plain = deepcopy(model)  # In others, rounding may choose other experts.
+            self.plain.set_attn_implementation("eager")
         generation = transformers.GenerationConfig(
             max_new_tokens=self.served.limits().pool,
-            do_sample=self.served.samples > 1 or self.served.sampling,
-            eos_token_id=-1,
+            do_sample=self.served.drawn,
+            eos_token_id=END,
             num_return_sequences=self.served.samples,
-            **(DEFAULTS if self.served.sampling else {}),
+            **(DEFAULTS if self.served.drawn else {}),
         )
         return model.init_continuous_batching(
             generation_config=generation, continuous_batching_config=batching
@@ -108,21 +130,62 @@ class Transformers(Engine):
         self.require_progress(self.player.open)
         outputs = self.manager.output_router.output_queue
         while not outputs.empty():
-            output = outputs.get_nowait()
-            if output.is_finished():
-                name = output.request_id.partition(SAMPLE)[0]
-                samples = self._samples.setdefault(name, [])
-                samples.append(output.generated_tokens)
-                if len(samples) == self.served.samples:
-                    self.player.ended(name, self._samples.pop(name)[0])
-        for act in self.player.poll():
+            self._hear(outputs.get_nowait())
+        acts = self.player.poll()
+        for act in acts:
             act()
+        if self._stop and not acts and not self.player.open:
+            self._stop = False
+            status = self.manager.background_thread_status
+            status.request_stop(status.FLUSH_AND_STOP, 0)
         self.manager._wake_up_loop.set()  # An idle loop would wait for a client.
+
+    def _hear(self, output: Any) -> None:
+        """Judge an output, and report the request to the player if all of its samples ended."""
+        sample, tokens, likely = output.request_id, output.generated_tokens, output.logprobs
+        if sample not in self._answers:
+            return  # It was aborted.
+        answer, how = self._answers[sample]
+        if tokens[: len(answer.tokens)] != answer.tokens:
+            report(f"request {sample} takes back tokens that it returned")
+        answer.tokens = tokens
+        if not output.is_finished():
+            return
+        del self._answers[sample]
+        answer.judge(sample)
+        numbers = [one for one in likely if one <= 0]  # Not those that are not a number.
+        complete = len(numbers) == len(likely) == len(tokens) * self.served.streamed
+        if output.prompt_ids != answer.prompt or not complete:
+            report(f"request {sample} has another prompt, or not one log-likelihood per token")
+        elif self.plain is not None and tokens and (likely or not how):
+            journal.count(**{comparisons(self.served.model): 1})
+            sampling = type(self.manager.generation_config)
+            wrong = difference(self.plain, answer, likely, sampling, how)
+            if wrong is not None:
+                report(f"request {sample} gets {wrong}", CHECK)
+        name = sample.partition(SAMPLE)[0]
+        samples = self._samples.setdefault(name, [])
+        samples.append(tokens)
+        if len(samples) == self.served.samples:
+            self.player.ended(name, self._samples.pop(name)[0])
 
     def arrive(self, one: Planned, prompt: list[int]) -> Any:
         """Return a call that adds a request."""
-        how = sampling_of(one) if self.served.sampling else {}
-        return partial(self.manager.add_request, prompt, one.name, max_new_tokens=one.tokens, **how)
+        how: dict[str, Any] = sampling_of(one) if self.served.sampling else {}
+        drawn = {**DEFAULTS, **how} if self.served.drawn else {}
+        asked, stops = one.sampling or Sampling(), [END]
+        if asked.ignore_eos:
+            how["eos_token_id"], stops = -1, []
+        elif asked.stop_token_ids:
+            how["eos_token_id"] = stops = [END, *asked.stop_token_ids]
+        for name in self._sampled(one.name):
+            self._answers[name] = Answer(prompt, one.tokens, stops=stops), drawn
+        how |= {"max_new_tokens": one.tokens, "streaming": self.served.streamed}
+        return partial(self.manager.add_request, prompt, one.name, **how)
+
+    def _sampled(self, name: str) -> tuple[str, ...]:
+        """Return the engine's names of the samples of a request."""
+        return (name, *(f"{name}{SAMPLE}{n}" for n in range(self.served.samples - 1)))
 
     def abort(self, name: str) -> Any:
         """Return a call that cancels a request."""
@@ -138,13 +201,16 @@ class Transformers(Engine):
 
     def _abort(self, name: str) -> None:
         """Cancel a request. The engine does not report its end."""
-        for one in (name, *(f"{name}{SAMPLE}{n}" for n in range(self.served.samples - 1))):
+        self._stop = False  # The end fails if a batch under way has a cancelled request.
+        for one in self._sampled(name):
             self.manager.cancel_request(one)
+            self._answers.pop(one, None)
         self.player.ended(name, ())
 
     def _flush(self) -> None:
         """Empty the prefix cache as the engine does when it runs short of blocks."""
         self.manager.batch_processor.cache.evict_cached_blocks()
+        self._stop = True
 
 
 ENGINE = Transformers

@@ -1,6 +1,6 @@
 """The settings of continuous batching in transformers, and its own configuration for them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -24,12 +24,13 @@ class Served(Common):
 
     `full` gives all layers full attention, because only such models share prefixes. `samples` is
     the number of sequences per request. Several samples are forked after the prompt. With
-    `sampling`, each request has its own parameters of sampling. With `tables`, decoding gets tables
-    of blocks, which the engine has for flash attention only: a CPU has a stand-in.
+    `sampling`, each request has its own parameters of sampling. With `streamed`, answers come token
+    by token, and with log-likelihoods. With `tables`, decoding gets tables of blocks, which the
+    engine has for flash attention only: a CPU has a stand-in.
     """
 
     SIMPLIFIED: ClassVar = (
-        *("alone", "overlap", "offload", "samples", "sampling", "tables", "scheduler"),
+        *("alone", "overlap", "offload", "samples", "sampling", "streamed", "tables", "scheduler"),
         "page_size",
     )
 
@@ -39,6 +40,7 @@ class Served(Common):
     samples: Size = 1
     scheduler: Annotated[str, one_of(("fifo", "prefill_first"))] = "fifo"
     sampling: bool = False
+    streamed: bool = False
     tables: bool = False
 
     def limits(self) -> Limits:
@@ -58,6 +60,16 @@ class Served(Common):
         if self.tables and self.device == "cpu":
             return FLASH
         return "eager" if self.model == "gpt_oss" else "sdpa"
+
+    @property
+    def extras(self) -> Sequence[str]:
+        """The parameters of sampling that only some requests of some waves have."""
+        return ("ignore_eos",)
+
+    @property
+    def drawn(self) -> bool:
+        """Whether tokens are drawn at random."""
+        return self.samples > 1 or self.sampling
 
     @property
     def aborts(self) -> bool:
@@ -92,5 +104,6 @@ class Served(Common):
             "kv_padding_interval_size": KV_PADDING,
             "scheduler_type": self.scheduler,
             "per_request_processors": self.sampling,
+            "return_logprobs": self.streamed,
             "cpu_offload_space": 0.01 if self.offload else 0.0,
         }
