@@ -184,20 +184,6 @@ class Relayed:
         return StaticInput("input_ids", given, len(ids), len(ids), expected=wanted)
 
 
-class Streams:
-    """Orders the calls that use the ledgers of a GPU, on whatever stream they are made."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.last = device, torch.cuda.current_stream(device)
-
-    def follow(self) -> None:
-        """Make the current stream wait for what the last one has been given to do so far."""
-        now = torch.cuda.current_stream(self.device)
-        if now != self.last:
-            now.wait_stream(self.last)
-            self.last = now
-
-
 class Between(Boundary):
     """Holds the ledgers, and applies to them what happens between forwards."""
 
@@ -227,7 +213,9 @@ class Between(Boundary):
         self.lost = False
         """Whether nothing that the ledgers say can be relied on."""
         device = next((one.device for one in self.ledgers.values()), None)
-        self.stream = Streams(device) if device is not None and device.type == "cuda" else None
+        on_gpu = device is not None and device.type == "cuda"
+        self.stream = torch.cuda.current_stream(device) if on_gpu else None
+        """The stream of a GPU that used the ledgers last."""
         self.copies: dict[int, torch.cuda.Event] = {}
         """Per stream of a GPU, the end of the last copy of slots to or from elsewhere."""
         self.filling: dict[int, torch.cuda.Event] = {}
@@ -377,9 +365,12 @@ class Between(Boundary):
     def settle(self) -> None:
         """Apply all noted changes to the ledgers."""
         if self.stream is not None:
-            self.stream.follow()
+            now = torch.cuda.current_stream(self.stream.device)
+            if now != self.stream:
+                now.wait_stream(self.stream)
+                self.stream = now
             for ended in self.filling.values():
-                torch.cuda.current_stream(self.stream.device).wait_event(ended)
+                now.wait_event(ended)
             self.filling.clear()
         if self.lost:
             for ledger in self.ledgers.values():

@@ -34,10 +34,7 @@ def guarded(method: Callable[P, None]) -> Callable[P, None]:
             if watcher.busy:
                 return
             try:
-                if torch.is_grad_enabled():
-                    with torch.no_grad():
-                        method(*args, **kwargs)
-                else:
+                with torch.no_grad():
                     method(*args, **kwargs)
             except BaseException as error:
                 watcher.lose()
@@ -96,7 +93,3 @@ class Boundary:
     def undecided(self, what: str) -> None:
         """Report that something could not be judged."""
         self.journal.undecided(what)
-
-    def scope(self, **settings: object) -> None:
-        """Report settings that are in use."""
-        self.journal.scope(**settings)

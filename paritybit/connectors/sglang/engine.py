@@ -320,7 +320,7 @@ class SglangEngine(Following):
             self.watcher.judge_lists(attention.lists_of(backend, pool, mode, now.rows, size, graph))
         except NotRecognisedError as error:
             if now.model.drafts:
-                self.watcher.scope(draft_lists_not_watched=str(error))
+                self.journal.scope(draft_lists_not_watched=str(error))
             else:
                 self.watcher.undecided(f"{error} are not watched")
         given = attention.metadata_of(backend, mode, now.batch, now.rows, graph, now.model.drafts)

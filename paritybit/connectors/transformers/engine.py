@@ -155,7 +155,7 @@ class TransformersEngine(Following):
         watcher.judge_inputs("batch", [*laws, *early])
         self.rows(PROCESSORS, lambda: rows(batch, processors))
         if any(mask.numel() > LARGEST_MASK for mask in masks_of(batch).values()):
-            watcher.scope(masks_not_watched=f"those of more than {LARGEST_MASK} entries")
+            self.journal.scope(masks_not_watched=f"those of more than {LARGEST_MASK} entries")
 
     def run(self, runner: Any, model: Any, batch: TransformersBatch, run: Callable[[], Any]) -> Any:
         """Run a batch. Some batches without a graph run again."""
