@@ -130,6 +130,32 @@ def slots_computed(forward: Forward, ledger: Ledger) -> Tensor:
     return ledger.index(torch.cat(parts)) if parts else ledger.reserved[:0]
 
 
+def flattened(
+    forward: Forward,
+    ledger: Ledger,
+    chain: list["array[int]"],
+    spans: Sequence[tuple[int, int]],
+) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """Return slots, hashes, the indices of rows and positions, int64 [n] each, or None if n is 0.
+
+    `spans` has the first position of each row, and the end.
+    """
+    name, hashes = ledger.group.name, array("q")
+    mine = [
+        (index, span)
+        for index, (row, span) in enumerate(zip(forward.rows, spans, strict=True))
+        if span[0] < span[1] and name in row.slots
+    ]
+    if not mine:
+        return None
+    for index, (first, last) in mine:
+        hashes += chain[index][first:last]
+    slots = torch.cat([forward.rows[at].slots[name][first:last] for at, (first, last) in mine])
+    rows = repeated((at for at, _ in mine), (last - first for _, (first, last) in mine))
+    hashed = torch.frombuffer(hashes, dtype=torch.int64)
+    return slots.long(), hashed, rows, ranges([span for _, span in mine])
+
+
 def reads(
     forward: Forward,
     number: int,
@@ -144,32 +170,20 @@ def reads(
     of the forward, and `origins` how its requests got their slots. Odd hashes are provisional (see
     `chains`): call `resolve` before judging.
     """
-    group = ledger.group
-    parts, rows, spans = list[Tensor](), list[int](), list[tuple[int, int]]()
-    expected = array("q")
-    for index, row in enumerate(forward.rows):
-        first = first_read(row, group)
-        if first >= row.cached:
-            continue
-        parts.append(row.slots[group.name][first : row.cached])
-        expected += chain[index][first : row.cached]
-        rows.append(index)
-        spans.append((first, row.cached))
-    if not parts:
+    spans = [(first_read(row, ledger.group), row.cached) for row in forward.rows]
+    if (flat := flattened(forward, ledger, chain, spans)) is None:
         return None
-    device = ledger.device
-    slots = torch.cat(parts).to(device, torch.int64)
+    slots, hashed, row, position = (one.to(ledger.device) for one in flat)
     missing = ~ledger.usable[ledger.indices(slots)]
     place = slots.masked_fill(missing, 0)
     held = ledger.chain[place]
     checksum, now, request, _, written, freed = ledger.numbers[:, place].unbind()
-    hashed = torch.frombuffer(expected, dtype=torch.int64).to(device)
     found = Reads(
         number=number,
         forward=forward,
         ledger=ledger,
-        row=repeated(rows, [len(part) for part in parts]).to(device),
-        position=ranges(spans).to(device),
+        row=row,
+        position=position,
         slots=slots,
         expected=hashed,
         judged=(held != UNKNOWN) & (hashed != UNKNOWN) & ~missing,
@@ -239,39 +253,17 @@ def adopt(reads: Reads) -> None:
 
 def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Writes | None:
     """Return the writes of the rows in a group, or None if there are none."""
-    name = ledger.group.name
-    parts, spans = list[Tensor](), list[tuple[int, int]]()
-    rows, requests, musts = list[int](), list[int](), list[int]()
-    values = array("q")
-    for index, row in enumerate(forward.rows):
-        if not row.computed or name not in row.slots:
-            continue
-        last = row.cached + row.computed
-        parts.append(row.slots[name][row.cached : last])
-        values += chain[index][row.cached : last]
-        rows.append(index)
-        requests.append(ledger.names.number(row.request))
-        musts.append(last - row.spare)
-        spans.append((row.cached, last))
-    if not parts:
+    rows = forward.rows
+    spans = [(row.cached, row.cached + row.computed) for row in rows]
+    if (flat := flattened(forward, ledger, chain, spans)) is None:
         return None
-    slots = torch.cat(parts).to(ledger.device, torch.int64)
-    real = ledger.usable[ledger.indices(slots)].nonzero().flatten()
-    position, counts = ranges(spans), [len(part) for part in parts]
-    every = len(real) == len(slots)
-
-    def chosen(values: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
-        values = values.to(ledger.device, dtype)
-        return values if every else values[real]
-
-    return Writes(
-        chosen(slots),
-        chosen(torch.frombuffer(values, dtype=torch.int64)),
-        chosen(repeated(requests, counts), torch.int32),
-        chosen(position, torch.int32),
-        chosen(repeated(rows, counts)),
-        chosen(position < repeated(musts, counts), torch.bool),
-    )
+    slots, hashes, row, position = flat
+    requests = torch.tensor([ledger.names.number(one.request) for one in rows], dtype=torch.int32)
+    musts = torch.tensor([one.cached + one.computed - one.spare for one in rows])
+    given = slots, hashes, requests[row], position.int(), row, position < musts[row]
+    mine = [one.to(ledger.device) for one in given]
+    real = ledger.usable[ledger.indices(mine[0])].nonzero().flatten()
+    return Writes(*(mine if len(real) == len(slots) else (one[real] for one in mine)))
 
 
 def written(writes: Writes, ledger: Ledger, changed: Tensor) -> Tensor:

@@ -129,27 +129,27 @@ def inputs_of(
     held = {name: one for name, one in {**of_requests, **vars(buffers)}.items() if name != LOGITS}
     held |= {name: getattr(backend, name, None) for name in (*OF_BACKENDS, SLID)}
     tensors = {name: one for name, one in held.items() if isinstance(one, Tensor)}
+    found = list[StaticInput]()
+    for name, tensor in tensors.items():
+        length = tensor.shape[AXES.get(name, 0)] if tensor.ndim else 1
+        found.append(StaticInput(name, tensor, length, length, AXES.get(name, 0)))
     if now is None:
-        sizes = {name: extent(name, tensor) for name, tensor in tensors.items()}
-        return [
-            StaticInput(name, tensor, sizes[name], sizes[name], AXES.get(name, 0))
-            for name, tensor in tensors.items()
-        ]
+        return found
     pool, largest = now.model.pool, max(filter(None, map(bucket_of, graphs_of(runner))))
     writes = {**dict.fromkeys(("out_cache_loc_swa", SLID), pool.sliding)}
     writes["out_cache_loc"] = pool.group_of(sliding=False)
-    found = []
-    for name, tensor in tensors.items():
-        axis, length = AXES.get(name, 0), extent(name, tensor)
-        static = StaticInput(name, tensor, length, length, axis, writes=writes.get(name))
+    for static in found:
+        static.writes = writes.get(static.name)
         if static.writes is not None and static.writes == pool.sliding:
             static.dtype = pool.dtype_of_windows
-        given, size = given_to(name, runner, now), length * bucket // largest
-        if given is not None and length % largest == 0 and fits(given, tensor, axis, size):
-            static.expected = now.implied.get(name, given)  # Draft runners pad the batch itself.
-            static.live, static.size = static.expected.shape[axis], size
-            static.valid = (ranges or {}).get(name)
-        found.append(static)
+        given, size = given_to(static.name, runner, now), static.live * bucket // largest
+        if given is None or static.live % largest:
+            continue
+        if fits(given, static.tensor, static.axis, size):
+            # Draft runners pad the batch itself.
+            static.expected = now.implied.get(static.name, given)
+            static.live, static.size = static.expected.shape[static.axis], size
+            static.valid = (ranges or {}).get(static.name)
     return found
 
 
@@ -163,11 +163,6 @@ def tails_of(runner: Any, live: int, bucket: int) -> list[StaticInput]:
     if right is None or not isinstance(lengths, Tensor):
         return []
     return padding("seq_lens", lengths[live:bucket], int(right), lengths)
-
-
-def extent(name: str, tensor: Tensor) -> int:
-    """Return the number of entries of an input along its axis."""
-    return tensor.shape[AXES.get(name, 0)] if tensor.ndim else 1
 
 
 def fits(given: Tensor, tensor: Tensor, axis: int, size: int) -> bool:
