@@ -72,15 +72,19 @@ def forward_of(
     held = slots_of(batch, pool, table, max(sum(span) for span in spans))
     ids = batch.input_ids.tolist() if mode == "target_verify" else []
     for index, (request, (cached, computed)) in enumerate(zip(of_rows, spans, strict=True)):
+        slots = {name: block[index, : cached + computed] for name, block in held.items()}
+        if mode != "target_verify":
+            found.add(index, row_of(request, cached, computed, slots))
+            continue
         known = [*request.origin_input_ids, *request.output_ids]
+        before = [*known[:cached], *[None] * (cached - len(known))]
         drafts = ids[index * computed : (index + 1) * computed]
-        for nodes, tokens in branches(batch, mode, index, known, (cached, computed), drafts):
-            slots = {name: block[index, : cached + computed] for name, block in held.items()}
-            if nodes is not None:
-                places = torch.cat((torch.arange(cached), cached + torch.tensor(nodes)))
-                slots = {name: mine[places] for name, mine in slots.items()}
-            count = computed if nodes is None else len(nodes)
-            found.add(index, Row(request.rid, tokens, cached, count, slots, space(request)))
+        for path in paths_of(batch.spec_info, index) or [[*range(computed)]]:
+            places = torch.cat((torch.arange(cached), cached + torch.tensor(path)))
+            mine = {name: one[places] for name, one in slots.items()}
+            tokens = [*before, *(drafts[node] for node in path)]
+            row = Row(request.rid, tokens, cached, len(path), mine, space(request))
+            found.add(index, row)
     return Forward(mode, tuple(found.rows)), found
 
 
@@ -174,23 +178,6 @@ def host(values: Any, tensor: Any) -> list[int]:
     """Return lengths as a list: those of the host if there are any, else those of the device."""
     values = tensor if values is None else values
     return values.tolist() if isinstance(values, Tensor) else list(values)
-
-
-def branches(
-    batch: Any, mode: str, index: int, known: list[int], span: tuple[int, int], drafts: list[int]
-) -> list[tuple[list[int] | None, Sequence[int | None]]]:
-    """Return the branches of one row of a batch: the nodes of its tree, and the row's tokens.
-
-    Without a tree, the nodes are None. Tokens that are not on the host yet are None.
-    """
-    cached, computed = span
-    if mode != "target_verify":
-        return [(None, known[: cached + computed])]
-    before = [*known[:cached], *[None] * (cached - len(known))]
-    paths = paths_of(batch.spec_info, index)
-    if paths is None or paths == [list(range(computed))]:
-        return [(None, [*before, *drafts])]
-    return [(path, [*before, *(drafts[node] for node in path)]) for path in paths]
 
 
 def paths_of(info: Any, index: int) -> list[list[int]] | None:
@@ -289,7 +276,9 @@ def stepped(
     return found
 
 
-def row_of(request: Any, cached: int, computed: int, slots: dict[str, Tensor], ahead: bool) -> Row:
+def row_of(
+    request: Any, cached: int, computed: int, slots: dict[str, Tensor], ahead: bool = False
+) -> Row:
     """Return the row of a request that has these slots."""
     known, kept = [*request.origin_input_ids, *request.output_ids], space(request)
     if ahead:
