@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from paritybit.connectors.sglang import sampling
 from paritybit.connectors.sglang.engine import SglangEngine
+from paritybit.watch.facts import RowValues
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 from properties.connectors import parts
@@ -151,16 +153,27 @@ def test_a_write_that_nobody_owns_is_found(toy: Toy) -> None:
     assert "stray write" in toy.found
 
 
-@pytest.mark.parametrize("name", ["positions", "input_ids", "seq_lens"])
+@pytest.mark.parametrize("name", ["positions", "input_ids", "seq_lens", "mrope_positions"])
 def test_an_input_other_than_the_requests_imply_is_found(toy: Toy, name: str) -> None:
     toy.prefill()
     batch = parts.decode([1], [7], [11], [26])
-    batch.positions = torch.tensor([6])
+    batch.positions, batch.mrope_positions = torch.tensor([6]), torch.full((3, 1), 6)
     getattr(batch, name)[0] += name != "seq_lens"
     if name == "seq_lens":
         batch.positions += 1
     toy.run(batch)
     assert toy.found == {"stale input"}
+
+
+def test_what_the_sampler_uses_is_judged(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = RowValues("top_ps", ["a"], torch.zeros(1), torch.ones(1))
+    monkeypatch.setattr(sampling, "rows", lambda *_: [wrong])
+    toy.request = type("Request", (), {**vars(toy.request), "sampling_params": None})()
+    toy.prefill()
+    batch = parts.decode([1], [7], [11], [26])
+    batch.sampling_info = SimpleNamespace()
+    toy.run(batch)
+    assert toy.found == {"wrong row"}
 
 
 def test_a_slot_that_is_freed_while_its_request_runs_is_found(toy: Toy) -> None:

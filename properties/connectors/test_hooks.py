@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from paritybit.connectors import hooking
+from paritybit.connectors.sglang import hooks as sglang
+from paritybit.connectors.sglang.engine import SglangEngine
+from paritybit.connectors.transformers import hooks as transformers
+from paritybit.connectors.vllm import hooks as vllm
+from paritybit.connectors.vllm.engine import VllmEngine
+from paritybit.testing.replays import InMemory
 from paritybit.watch.journal import Journal
+from paritybit.watch.settings import Settings
+from properties.connectors.parts import hooked
 
 
 def test_a_hook_gets_the_arguments_that_it_names_and_the_engine_gets_all() -> None:
@@ -77,3 +85,28 @@ def test_an_error_of_the_engine_is_raised_once() -> None:
     with pytest.raises(ValueError, match="own"):
         hooking.guarded(lambda original, value: original(value))(original, 1)
     assert calls == [1]
+
+
+@pytest.mark.parametrize(
+    ("module", "kind", "name"),
+    [
+        (sglang, SglangEngine, "loop"),
+        (vllm, VllmEngine, "loop"),
+        (transformers, transformers.Hooks, "failed"),
+    ],
+)
+def test_an_error_that_ends_the_loop_of_an_engine_is_a_finding(
+    module: Any, kind: Any, name: str
+) -> None:
+    """Whatever serves the engine, such as a command of the user."""
+    journal = InMemory(Path(), counts={"forwards": 9, "forwards: decode": 9})
+    engine, scope = kind("0", journal, Settings("")), dict[str, Any]()
+    code = "def step():\n    raise ValueError('no room')\n"
+    exec(compile(code, f"/e/{kind.package}/a.py", "exec"), scope)
+    with pytest.raises(ValueError, match="no room") as error:
+        hooked(engine.loop, scope["step"])
+    if name == "failed":
+        journal.found.clear()
+        hooked(engine.failed, lambda *_: None, None, error.value)
+    assert [one.check for one in journal.found] == ["engine error"]
+    assert name in module.TARGETS

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,12 +111,17 @@ def test_a_cache_of_transformers_dies_without_the_collector() -> None:
     assert engine.watcher is not None
 
 
-WITHOUT_STREAMS = SimpleNamespace(inputs_and_outputs=SimpleNamespace(compute_stream=None))
+STREAMS = SimpleNamespace(inputs_and_outputs=SimpleNamespace(compute_stream="compute"))
 
 
 @pytest.mark.parametrize("table", [False, True])
-def test_a_skipped_forward_of_transformers_waits_for_no_device(table: bool) -> None:
-    """Tensors of the device `meta` have no values that could be waited for."""
+def test_a_skipped_forward_of_transformers_waits_for_no_device(
+    table: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor for the stream that writes. Tensors of the device `meta` have no values to wait for."""
+    writer = object()  # It has no `synchronize`.
+    streams = SimpleNamespace(current_stream=lambda: writer, stream=nullcontext)
+    monkeypatch.setattr(torch, "get_device_module", lambda: streams)
     batch = a_batch(position_ids=torch.zeros(1, 8, dtype=torch.int32))
     given = {**batch.given, "block_table": torch.zeros(2, 8, 4) if table else None}
     given = {
@@ -127,7 +133,7 @@ def test_a_skipped_forward_of_transformers_waits_for_no_device(table: bool) -> N
         parts.kept(a_cache()), "5", InMemory(Path()), Settings("", every=1000)
     )
     engine.planned, engine.watcher.wait = list(batch.requests), 10
-    assert hooked(engine.compute, lambda *_: "result", WITHOUT_STREAMS, None, given) == "result"
+    assert hooked(engine.compute, lambda *_: "result", STREAMS, None, given) == "result"
     noted = {name: changes.noted for name, changes in engine.watcher.changes.items()}
     assert [len(noted[name]) for name in (FULL, SLIDING)] == [1, 1]
     assert not engine.planned

@@ -262,6 +262,11 @@ def test_states_are_copied_between_forwards_and_freed() -> None:
     hooked(allocations.free, lambda *given: None, allocator, slots)
     assert told == [("copied", NAME, slots, slots + 1), ("freed", NAME, slots)]
     assert states.seen == {5: 4}
+    told.clear()
+    states.due = {5: 8, 3: -1}  # The row of slot 3 has no cached prefix.
+    watcher.judge_inputs = lambda _, inputs: told.extend(inputs)
+    states.judge(watcher)  # type: ignore[arg-type]
+    assert [(one.tensor.tolist(), one.expected.tolist()) for one in told] == [([4, -1], [8, -1])]
 
 
 def test_the_states_that_are_free_and_cached_are_reported_while_nothing_runs() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from paritybit.connectors.vllm.engine import VllmEngine
+from paritybit.connectors.vllm.engine import EFFECTS, VllmEngine
 from paritybit.connectors.vllm.pools import by_slot
 from paritybit.watch.lines import Lines
 from properties.connectors.parts import Part, hooked
@@ -48,13 +48,18 @@ def test_blocks_whose_heads_are_apart_are_cut() -> None:
 # A whole engine of stand-ins.
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    """An engine that has computed a prompt of six tokens for request a."""
-    served = Served(tmp_path)
+def prefilled(served: Served) -> Served:
+    """Return an engine after it has computed a prompt of six tokens for request a."""
     served.scheduler.requests["a"] = a_request(*range(10, 20))
     said = output({"a": 6}, new={"a": ([1, 2], [3, 4])})
     served.run(said, [[1, 2], [3, 4]], 0, list(range(10, 16)))
+    return served
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """An engine that has computed a prompt of six tokens for request a."""
+    served = prefilled(Served(tmp_path))
     yield served
     served.journal.end()
 
@@ -187,6 +192,21 @@ def test_a_replay_is_judged_or_counted(served: Served, mode: str, kind: str) -> 
     assert served.found() == set()
     assert served.journal.counts[f"replays: {kind}"] == 1
     assert served.journal.counts.get("tried: unrepeatable replay", 0) == (mode == "FULL")
+
+
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_a_replay_with_an_effect_of_its_own_is_not_repeated(
+    effect: tuple[str, str], tmp_path: Path
+) -> None:
+    served = Served(tmp_path)
+    part, name = effect
+    setattr(getattr(served.runner.vllm_config, part), name, True)
+    prefilled(served).run(DECODE, [[1, 2], [3, 4]], 6, [16])
+    served.replay(Part(runtime_mode=Part(name="FULL"), hidden_states=torch.zeros(1, 2)))
+    assert served.found() == set()
+    counts = served.journal.counts
+    assert counts[f"not tried: unrepeatable replay: {EFFECTS[effect]}"] == 1
+    served.journal.end()
 
 
 def test_a_forward_that_is_not_checked_tells_what_it_writes(served: Served) -> None:

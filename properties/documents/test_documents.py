@@ -12,6 +12,7 @@ import pytest
 from paritybit.subjects.bugs.catalogue import BUGS
 
 from paritybit.__main__ import main
+from paritybit.compat import tomllib
 from properties.documents import findings, made
 from properties.support.places import ROOT
 
@@ -126,6 +127,12 @@ def test_each_public_thread_has_a_result_with_a_reason() -> None:
     scored = list(findings.scores())
     assert len({score.thread for score in scored}) == len(scored)
     assert all(score.why for score in scored)
+
+
+def test_no_thread_resembles_a_fault_if_no_setting_has_what_it_needs() -> None:
+    for entry in tomllib.loads(findings.FIELD.read_text(encoding="utf-8"))["class"]:
+        alike, lacks = entry.get("resembles", {}), entry.get("lacks", {})
+        assert alike.keys() <= {*entry["threads"]} - lacks.keys(), entry["name"]
 
 
 def run(code: str, folder: Path) -> None:

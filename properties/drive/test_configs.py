@@ -80,6 +80,17 @@ def test_the_first_rows_have_each_value(table: Table) -> None:
     assert values == {value for config in first for value in config.values}
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_settings_that_showed_faults_together_are_combined(device: str) -> None:
+    """In sglang: pages with trees, sliding drafts and retractions, the host, and priorities."""
+    pairs = (
+        *(("page size 4", "EAGLE topk 2"), ("page size 4", "draft model")),
+        *(("page size 16", "few window pages"), ("page size 16", "actions")),
+        *(("KV on the host", "actions"), ("KV on the host", "priorities")),
+    )
+    assert {*map(frozenset, pairs)} <= adapter("sglang").table.on(device).array.pairs
+
+
 def test_a_name_states_what_differs_from_the_plainest_row() -> None:
     table = SMALL.on("cuda")
     assert table.config(()).name == "plain"

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from paritybit.drive import ENGINES
+from paritybit.drive import ENGINES, script
 from paritybit.drive.adapters import adapter
 from paritybit.drive.engine import PlayedError, Player
 from paritybit.drive.models import VOCABULARY
@@ -99,6 +99,17 @@ def test_a_second_turn_continues_the_conversation() -> None:
     turns = (Planned("a", (Part("a", 3),), 2), Planned("b", ONE, 2, arrives=1, follows="a"))
     engine.play(iter([Wave(turns)]), lambda: False)
     assert engine.lengths == [3, 6]
+
+
+def test_a_long_run_keeps_nothing_of_earlier_waves() -> None:
+    count = 2 * script.MOST_TEXTS
+    given = [Wave((Planned(f"r{n}", (Part(f"text {n}", 2),), 1),)) for n in range(count)]
+    player = Player(iter(given), Toy(), lambda: False, idle_polls=0)
+    for number in range(count):
+        assert said(player.poll()) == [f"r{number}"]
+        player.ended(f"r{number}", [7])
+        assert player.made == {f"r{number}": (7,)}
+    assert script._tokens.cache_info().currsize <= script.MOST_TEXTS
 
 
 def test_a_wave_begins_with_an_idle_engine_whose_cache_may_be_emptied() -> None:

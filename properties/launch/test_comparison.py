@@ -106,8 +106,8 @@ def test_two_runs_are_compared_where_both_could_find_it(
     same: bool,
 ) -> None:
     before, after = run(True, {}, {}), run(False, counts, settings, **fields)
-    assert kind(before, after) == "fixed" if same else "not checked again"
-    assert kind(after, before) == "new" if same else "not checked before"
+    assert kind(before, after) == ("fixed" if same else "not checked again")
+    assert kind(after, before) == ("new" if same else "not checked before")
     undecided = replace(after, verdict="undecided")
     assert kind(before, undecided) == "not checked again"
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -260,11 +261,14 @@ def test_all_processes_end_with_the_watch(
     assert len(there) == 5
     assert all(map(alive, there))
     process.send_signal(number)
-    process.communicate()
+    process.wait(LONGEST)  # What is left may keep its streams open.
     deadline = time.monotonic() + LONGEST
     while any(map(alive, there)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(map(alive, there))
+    left = [one for one in there if alive(one)]
+    for one in left:
+        os.kill(one, signal.SIGKILL)
+    assert not left
 
 
 def test_daemons_that_a_command_leaves_behind_are_stopped(

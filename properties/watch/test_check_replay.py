@@ -22,6 +22,13 @@ def padded_rows_keep_slots(toy: Toy) -> Changes:
     return {}
 
 
+def padded_rows_write_a_live_slot(toy: Toy) -> Changes:
+    """The padded tail of `loc` has the slot of a row. What the padding of `ids` does follows."""
+    toy.buffers["loc"][toy.live :] = toy.batch["loc"][0]
+    toy.prepare = lambda: toy.fill_some(reset=("lengths", "table"))
+    return {"run_eager": None}
+
+
 def lengths_are_stale(toy: Toy) -> Changes:
     """Lengths are not copied."""
     toy.captured["lengths"][:2] = torch.tensor([2, 2])
@@ -75,6 +82,7 @@ def tokens_differ(toy: Toy) -> Changes:
 
 FAULTS: tuple[tuple[Callable[[Toy], Changes], str], ...] = (
     (padded_rows_keep_slots, "stray write: .*the padded tail of loc alone explains it"),
+    (padded_rows_write_a_live_slot, "padding leak: .*; the padded tail of loc alone explains it"),
     (lengths_are_stale, "stale input: the graph: lengths holds 2 at live entry 0, not 3"),
     (output_is_kept_as_a_view, "graph and eager differ: .*output differs"),
     (rows_are_coupled, "padding leak: .*; the padding in ids matters"),

@@ -54,6 +54,7 @@ def test_a_prefix_is_shared_by_equal_tokens_alone(scene: Scene) -> None:
     assert scene.counts()["shared_reads"] == 6
     scene.forward("c", [*TOKENS[:3], 51, 52], 4, [*SLOTS[:4], 21])
     assert scene.checks() == ["wrong owner"] * 2
+    assert all("a prefix hit" in one["origin"] for one in scene.lines("finding"))
 
 
 def test_an_offered_prefix_was_written_for_its_tokens(scene: Scene) -> None:
@@ -514,9 +515,11 @@ def test_a_list_names_the_slots_of_its_row_within_the_window(
     """Padded rows follow, and name reserved slots or pages only."""
     scene.forward("a", TOKENS[:6], 0, slots)
     scene.watcher.begin(Forward("decode", (row("a", TOKENS[:7], 6, slots),)))
+    scene.watcher.lines.of = lambda *_: ("b.py:7", "in build")  # type: ignore[method-assign]
     scene.watcher.judge_lists([given])
-    found = [one["slots"] for one in scene.lines("finding") if one["check"] == "wrong list"]
-    assert found == ([] if wrong is None else [wrong])
+    found = [one for one in scene.lines("finding") if one["check"] == "wrong list"]
+    assert [one["slots"] for one in found] == ([] if wrong is None else [wrong])
+    assert all(one["cause"]["source"] == "b.py:7" for one in found)
 
 
 def test_ids_that_a_request_does_not_keep_are_not_compared(scene: Scene) -> None:
@@ -562,9 +565,12 @@ def test_an_id_is_compared_once_its_token_is_known(scene: Scene) -> None:
     step([5, None], 6)
     step([5, 6, None], 7)
     assert scene.checks() == []
+    scene.watcher.lines.of = lambda *_: ("b.py:7", "in build")  # type: ignore[method-assign]
     step([5, 6, 8, None], 9)
     assert scene.checks() == ["stale input"]
-    assert "holds 7 at live entry 0, not 8" in scene.lines("finding")[0]["text"]
+    (found,) = scene.lines("finding")
+    assert "holds 7 at live entry 0, not 8" in found["text"]
+    assert found["cause"]["source"] == "b.py:7"
 
 
 def test_an_id_at_a_position_that_is_computed_again_is_dropped(scene: Scene) -> None:
