@@ -4,7 +4,7 @@ A *slot* is the storage of one token's K and V in the tensors of a group. Slot n
 the engine. A *position* is the index of a token in its request, starting at 0.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -94,6 +94,14 @@ class Forward:
     rows: tuple[Row, ...]
     owned: Mapping[str, torch.Tensor] | None = None
     model: str = ""
+
+    def having(self, group: str, slot: int) -> Iterator[tuple[Row, list[int]]]:
+        """Yield the rows that have a slot of a group, each with its positions there."""
+        for row in self.rows:
+            if group in row.slots:
+                places = (row.slots[group] == slot).nonzero().flatten().tolist()
+                if places:
+                    yield row, places
 
 
 Where = Callable[[], tuple[str | None, str | None]]

@@ -49,7 +49,6 @@ def told(
     [
         ([9, 4], [3, 5], {"before": {"input": (6, torch.tensor([9, 4]))}}, "held in forward 6"),
         ([8, 5], [3, 5], {}, "input holds 8 at live entry 0, not 3"),
-        ([12, 24, 24], [12, 23, 24], {"writes": "kv"}, "right value of entry 2, request b"),
         ([12, 20, 24], [12, 23, 24], {"writes": "kv"},
          "slot 20 is that of position 0 of request b"),
     ],

@@ -29,7 +29,7 @@ def judge(inputs: Inputs) -> Iterable[Finding]:
             first = int(place[0])
             held, right = live.flatten()[first].item(), expected.flatten()[first].item()
             what = f"{static.name} holds {held} at live entry {first}, not {right}"
-            told = equals(inputs, static, live, expected, place)
+            told = equals(inputs, static, live, place)
             reader, at = None, row_at(inputs.forward, first, expected.numel())
             if at is not None:
                 row, position = at

@@ -37,13 +37,9 @@ def judge(writes: StrayWrites) -> Iterable[Finding]:
 
 def running(writes: StrayWrites, slot: int) -> dict[str, object] | None:
     """Return the row of this forward whose cached positions include the slot, or None."""
-    name = writes.ledger.group.name
-    for row in writes.forward.rows:
-        if name not in row.slots:
-            continue
-        places = (row.slots[name][: row.cached] == slot).nonzero().flatten()
-        if len(places):
-            return {"request": row.request, "position": int(places[0]), "forward": writes.number}
+    for row, places in writes.forward.having(writes.ledger.group.name, slot):
+        if places[0] < row.cached:
+            return {"request": row.request, "position": places[0], "forward": writes.number}
     return None
 
 

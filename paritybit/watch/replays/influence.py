@@ -220,16 +220,13 @@ def differs(trial: Trial, reads: LiveReads, change: Replacement) -> bool:
 
 def described(forward: Forward, group: str, slot: int) -> tuple[str, str]:
     """Return what reads a slot that no live row reads, as the text and the cause of a finding."""
-    for row in forward.rows:
-        held = (row.slots[group] == slot).nonzero().flatten().tolist() if group in row.slots else []
-        if held:
-            position = held[-1]
-            place = f"slot {slot} ({group}), position {position} of request {row.request}"
-            if position >= row.cached:
-                text = f"depends on what was in {place}, before it was written"
-                return text, "a slot is read before it is written"
-            text = f"depends on {place}, which is outside of the window of position {row.cached}"
-            return text, "a key outside of a window"
+    for row, places in forward.having(group, slot):
+        place = f"slot {slot} ({group}), position {places[-1]} of request {row.request}"
+        if places[-1] >= row.cached:
+            text = f"depends on what was in {place}, before it was written"
+            return text, "a slot is read before it is written"
+        text = f"depends on {place}, which is outside of the window of position {row.cached}"
+        return text, "a key outside of a window"
     return f"depends on slot {slot} ({group}), which no live row reads", "a slot of no live row"
 
 
