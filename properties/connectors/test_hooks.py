@@ -98,7 +98,6 @@ def test_an_error_of_the_engine_is_raised_once() -> None:
 def test_an_error_that_ends_the_loop_of_an_engine_is_a_finding(
     module: Any, kind: Any, name: str
 ) -> None:
-    """Whatever serves the engine, such as a command of the user."""
     journal = InMemory(Path(), counts={"forwards": 9, "forwards: decode": 9})
     engine, scope = kind("0", journal, Settings("")), dict[str, Any]()
     code = "def step():\n    raise ValueError('no room')\n"
