@@ -95,7 +95,7 @@ Held = Sequence[tuple[Row, set[int]]]
 """The rows of a forward, each with the positions at which it has the slot of the changed key."""
 
 
-def aimed(trial: Trial, reads: LiveReads, number: int) -> Result:
+def aimed(reads: LiveReads, trial: Trial, number: int) -> Result:
     """Change a key that `number` draws, and return the query that reads it wrongly, if one does.
 
     Values grow until the change shows. One that must not show is tried with two sizes alone.

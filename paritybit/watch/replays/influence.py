@@ -171,7 +171,7 @@ def written(trial: Trial, number: int) -> Sequence[int]:
 
 
 def foreign(
-    trial: Trial, reads: LiveReads, seed: int, shown: bool = False, *, named: bool = False
+    reads: LiveReads, shown: bool, trial: Trial, seed: int, *, named: bool = False
 ) -> Result:
     """Return a wrong read if other values in slots that no live row reads make a difference.
 

@@ -203,12 +203,7 @@ class Relations:
             turn = self.turns[kind] = self.turns.get(kind, -1) + 1
             way = turn % (3 if single and not reads.forward.model else 2)
 
-        def of_slots(trial: Trial, seed: int) -> Result:
-            return foreign(trial, reads, seed, shown)
-
-        def of_key(trial: Trial, seed: int) -> Result:
-            return aimed(trial, reads, seed)
-
+        of_slots, of_key = partial(foreign, reads, shown), partial(aimed, reads)
         if way == 1:
             yield from self.unread(trial, reads, number, suspects, kind)
         elif way == 2:
@@ -219,7 +214,7 @@ class Relations:
                 self.streaks.pop((FOREIGN.key, kind), None)
             tried = self.wrongly(trial, of_slots, found, number, suspects)
             if tried.found is not None:
-                which = foreign(trial, reads, number, shown, named=True)
+                which = of_slots(trial, number, named=True)
                 if isinstance(which, Wrong):
                     tried = replace(tried, found=replace(which, cause=tried.cause or which.cause))
             yield tried
