@@ -4,6 +4,7 @@ A grammar and a logit processor each allow a class of tokens, so an answer shows
 applied to its rows, and when.
 """
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -115,27 +116,31 @@ class Answer:
         if any(tokens[at + 1 - len(word) : at + 1] == word for at, _ in free for word in words):
             yield "it has a bad word"
         if asked.grammar is not None:
-            right = len(Grammar(str(asked.grammar)).first(tokens))
-            if right < len(tokens):
-                yield f"its grammar was not applied to token {right}"
+            count = len(Grammar(str(asked.grammar)).first(tokens))
+            if count < len(tokens):
+                yield f"its grammar was not applied to token {count}"
         if asked.processor is not None:
             wrong = outside(asked.processor, VOCABULARY)
             if other := [at for at, token in free if wrong[token]]:
                 yield f"its logit processor was not applied to token {other[0]}"
         if asked.likelihoods is not None:
             first = len(self.prompt) if asked.likelihoods < 0 else asked.likelihoods
-            if self.likely != [*self.prompt[first:], *tokens]:
+            right = [*self.prompt[first:], *tokens]
+            if len(self.likely) != len(right):
+                yield f"it has {len(self.likely)} log-likelihoods, and asked for {len(right)}"
+            elif self.likely != right:
                 yield "its log-likelihoods are those of other tokens"
 
     def judge(self, name: str, *, cut: bool = False) -> None:
         """Report what is not as the request of this name asked, unless it was to be aborted."""
         for text in () if self.aborted else self.wrong(cut=cut):
-            report(f"request {name} is not answered as asked: {text}")
+            what = re.sub(r"\d+", "N", text)
+            report(f"request {name} is not answered as asked: {text}", what=what)
 
 
-def report(text: str, check: str = CHECK) -> None:
-    """Write a finding to the journal of this process."""
+def report(text: str, check: str = CHECK, what: str = "not as asked") -> None:
+    """Write a finding to the journal of this process. Those of one kind have the same `what`."""
     lines = journal.of_process()
     if lines is not None:
         forward = lines.counts.get("forwards", 0)
-        lines.finding(Finding(check, text, f"{check} | - | not as asked", forward))
+        lines.finding(Finding(check, text, f"{check} | - | {what}", forward))

@@ -13,7 +13,7 @@ from paritybit.watch.facts import HostSlots
 from paritybit.watch.watcher import Watcher
 
 FOLLOWED = {
-    "OffloadingConnector": {"cpu_bytes_to_use"},
+    "OffloadingConnector": {"cpu_bytes_to_use", "offload_prompt_only"},
     "SimpleCPUOffloadConnector": {"cpu_bytes_to_use", "lazy_offload"},
 }
 """The KV connectors that are followed, and the only settings that each may have."""

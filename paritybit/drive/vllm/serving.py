@@ -30,6 +30,9 @@ ARGUMENTS, CORE = "vllm.engine.arg_utils", "vllm.v1.engine.core"
 LIKELIEST = 8
 """The number of the likeliest tokens of each step that are compared."""
 
+APART = 16
+"""Of so many tokens, the text of one ends a request that has stop strings."""
+
 LOWEST = -100.0
 """What is added to the logits of tokens that a processor forbids: the engine's least bias."""
 
@@ -97,7 +100,7 @@ class Vllm(Engine):
         for output in outputs:
             answer = self._answers.get(output.request_id)
             if answer is None:
-                report(f"request {output.request_id} goes on after it has ended")
+                report(f"request {output.request_id} goes on after it has ended", what="goes on")
             elif self.served.forced:  # What follows drafts is sampled, unless the request ends.
                 end = len(answer.tokens) + len(output.new_token_ids)
                 last = end if output.finish_reason is not None else end - 1
@@ -145,12 +148,11 @@ class Vllm(Engine):
         known = inspect.signature(structures.EngineCoreRequest).parameters
         asked = sampling_of(one, self.served)
         given, stops = arguments_of(asked, sampling), asked.stop_token_ids or ()
-        late = stops if stops and stops[0] % 2 else ()
+        late = range(stops[0] % APART, VOCABULARY, APART) if stops and stops[0] % 2 else ()
         if late:  # These tokens end the request by their text.
-            del given["stop_token_ids"]
-            given["stop"] = [*map(letter, late)]
+            given |= {"stop_token_ids": None, "stop": [*map(letter, late)]}
         ends = () if asked.ignore_eos else (END_OF_TEXT,)
-        answer = Answer(prompt, one.tokens, asked, {*ends, *stops} - {*late}, late)
+        answer = Answer(prompt, one.tokens, asked, {*ends, *(() if late else stops)}, late)
         kinds = sampling.RequestOutputKind
         streams = self.served.forced or one.tokens % 2
         given["output_kind"] = kinds.DELTA if streams else kinds.FINAL_ONLY

@@ -49,17 +49,18 @@ VARIABLES = {
 
 SPECULATION: Mapping[str, Mapping[str, object]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2},
-    "eagle": {
-        "method": "eagle",
-        "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_length": 2.0,
-    },
+    "eagle": {"method": "eagle"},
 }
-"""The engine's settings for each kind of speculation.
+"""The engine's settings for each kind of speculation."""
 
-Drafts of a model with random weights would never be accepted. The engine's synthetic rejection
-accepts a given number of tokens per forward on average.
+FORCED = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}
+"""How drafts are verified if `forced`: so many tokens per forward are accepted on average.
+
+Otherwise few drafts are, as the draft model has random weights.
 """
+
+SAMPLED = {"draft_sample_method": "probabilistic"}
+"""How drafts are verified otherwise: they are sampled, so that some are accepted."""
 
 DRAFT = Model(
     "eagle",
@@ -69,6 +70,9 @@ DRAFT = Model(
 
 HOST = 2048
 """Bytes of the host per token of the pool. A token has as many in each layer of a group."""
+
+LAZY, DECODED = {"lazy_offload": True}, {"offload_prompt_only": False}
+"""Settings of the simple and of the other connector for KV on the host, if the seed is odd."""
 
 AGAIN = "again "
 """How the name of a repeated request begins."""
@@ -88,8 +92,8 @@ class Served(Common):
     """The settings of a whole vLLM. `runner` is 1 for its older model runner, or 2.
 
     With `ordered`, the older runner puts decoding requests first, as some backends of GPUs need it.
-    With `offload`, KV is also kept on the host: by the simple connector with `simple`, which copies
-    KV only before its eviction if the seed is odd.
+    With `offload`, KV is also kept on the host. If the seed is odd, this includes KV of outputs, or
+    with `simple`, the simple connector copies KV only before its eviction.
     """
 
     ACTIONS: ClassVar = ("flush", "pause", "retract", "preempt")
@@ -125,8 +129,8 @@ class Served(Common):
 
     @property
     def forced(self) -> bool:
-        """Whether the engine accepts drafts whatever their requests ask."""
-        return self.speculative == "eagle"
+        """Whether the engine accepts drafts whatever their requests ask: in two of three rows."""
+        return self.speculative == "eagle" and self.seed % 3 != 0
 
     @property
     def extras(self) -> Sequence[str]:
@@ -136,12 +140,8 @@ class Served(Common):
         return (*grammars, *processors, "likelihoods", "ignore_eos")
 
     def company(self) -> Wave | None:
-        """Return a wave whose requests are compared with themselves alone, or None for none.
-
-        EAGLE accepts drafts without regard to the tokens that the target finds likely.
-        """
-        possible = self.device == "cpu" and self.speculative != "eagle"
-        return sample(self.limits()) if possible else None
+        """Return a wave whose requests are compared with themselves alone, or None for none."""
+        return sample(self.limits()) if self.device == "cpu" and not self.forced else None
 
     @property
     def shape(self) -> Model:
@@ -209,11 +209,15 @@ class Served(Common):
             }
         if self.offload:
             of_device["kv_offloading_size"] = HOST * self.blocks * self.page_size / 2**30
-            lazy = {"lazy_offload": True} if self.simple and self.seed % 2 else {}
-            of_device["kv_transfer_config"] = {"kv_connector_extra_config": lazy}
+            more = (LAZY if self.simple else DECODED) if self.seed % 2 else {}
+            of_device["kv_transfer_config"] = {"kv_connector_extra_config": {**more}}
         if self.speculative is not None:
-            how = {**SPECULATION[self.speculative], "num_speculative_tokens": DRAFTS}
+            how: dict[str, object] = {
+                **SPECULATION[self.speculative],
+                "num_speculative_tokens": DRAFTS,
+            }
             if self.speculative == "eagle":
+                how |= FORCED if self.forced else SAMPLED
                 how["model"] = str(DRAFT.write(folder))
             of_device["speculative_config"] = how
         return {

@@ -14,6 +14,7 @@ import torch
 
 from paritybit.drive.stand_ins.installing import StandIn, StandIns, initialise, install, put
 from paritybit.drive.stand_ins.kernels import ON_NUMPY
+from paritybit.drive.stand_ins.language import LANGUAGE, Value
 from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
 from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.attention import attend, store
@@ -114,7 +115,8 @@ def stand_in_for_libdevice() -> None:
 
     def log1p(value: Any) -> Any:
         series = value * (1 - value * (0.5 - value / 3))
-        return language.where(language.abs(value) < SERIES, series, language.log(1 + value))
+        one = LANGUAGE if isinstance(value, Value) else language
+        return one.where(one.abs(value) < SERIES, series, one.log(1 + value))
 
     libdevice.log1p = log1p
 
