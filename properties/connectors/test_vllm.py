@@ -154,15 +154,14 @@ def test_a_block_that_the_simple_connector_keeps_pinned_is_a_leak(served: Served
     blocks = [Part(block_id=number, ref_cnt=0, is_null=number == 0) for number in range(4)]
     free = Part(get_all_free_blocks=lambda: [one for one in blocks[1:] if not one.ref_cnt])
     manager = Part(cpu_block_pool=Part(blocks=blocks, free_block_queue=free))
-    stores = [True]
-    served.scheduler.connector = Part(
-        scheduler_manager=manager, has_pending_push_work=lambda: stores[0]
-    )
+    manager.has_pending_stores, manager._reqs_to_load = bool, {}
+    manager._abandoned_reqs_to_load = {"aborted": 1}
+    served.scheduler.connector = Part(scheduler_manager=manager)
     served.scheduler.requests.clear()
     blocks[2].ref_cnt = 1
     hooked(served.engine.idle, lambda *_: None, served.scheduler)
     assert served.found() == set()
-    stores[0] = False
+    manager._abandoned_reqs_to_load.clear()
     hooked(served.engine.idle, lambda *_: None, served.scheduler)
     assert served.found() == {"leak"}
 

@@ -18,7 +18,7 @@ ALIKE: Mapping[tuple[str, str], set[str]] = {
     ("transformers", "cpu"): {"alone", "priorities"},
     ("transformers", "cuda"): {"alone", "priorities"},
     ("vllm", "cpu"): {"alone", "backend", "model"},
-    ("vllm", "cuda"): {"alone", "model"},
+    ("vllm", "cuda"): {"alone", "model", "simple"},
 }
 """Settings that are the same in all rows of an engine on a device, except device and seed."""
 

@@ -123,7 +123,7 @@ class Blocks(Following):
         result = original()
         connector = connector_of(scheduler)
         waits = scheduler.requests or getattr(scheduler, "deferred_frees", None)
-        waits = waits or getattr(connector, "has_pending_push_work", bool)()
+        waits = waits or copies(getattr(connector, "scheduler_manager", None))
         if self.watcher is None or self.pool is None or waits:
             return result
         if self.idle_since(self.forwards):
@@ -151,6 +151,13 @@ def unfollowed(transfer: Any) -> list[str]:
     settings = FOLLOWED.get(transfer.kv_connector)
     known = settings is not None and {*transfer.kv_connector_extra_config} <= settings
     return [] if known else ["a KV connector"]
+
+
+def copies(manager: Any) -> bool:
+    """Return whether the simple connector has copies under way, which hold their blocks."""
+    return manager is not None and bool(
+        manager.has_pending_stores() or manager._reqs_to_load or manager._abandoned_reqs_to_load
+    )
 
 
 def on_host(connector: Any) -> dict[str, HostSlots]:

@@ -73,6 +73,7 @@ TABLE = Table(
         "piecewise graphs": "cuda",
         "full and piecewise graphs": "cuda",
         "FlashAttention": "cuda",
+        "simple offload": "cpu",  # On a GPU, its copies run on a thread.
     },
     # Only batches whose requests all have the most drafts replay a graph.
     quiet=["n-gram speculation"],
