@@ -163,7 +163,7 @@ class ReplicaEngine:
             captured_buffers=self._buffers[runner.name],
             buffers=facts_of(runner.static_buffers()),
             translations=operations.count(TRANSLATE),
-            expected_translations=runner.translations(self.scheme),
+            expected_translations=runner.expected_translations(self.scheme),
             holds_attention="attention" in operations,
             expects_attention=runner.attention_captured,
         )

@@ -34,7 +34,7 @@ def all_hunts(runners: Iterable[str] = tuple(RUNNERS)) -> tuple[BugOnRunner, ...
 
 
 def one_hunt_per_bug(runners: Iterable[str] = tuple(RUNNERS)) -> tuple[BugOnRunner, ...]:
-    """Return each bug on one of the runners that it affects, in turn. Single sites are left out."""
+    """Return each bug on one of the runners that it affects, in turn, without variants by site."""
     allowed = set(runners)
     hunts = []
     for place, (name, bug) in enumerate(BUGS.items()):
@@ -106,7 +106,7 @@ class RunConfig:
 
     @property
     def overlapping(self) -> tuple[str, ...]:
-        """The first runner of each engine that captures, if a bug needs overlapping steps."""
+        """For each engine, its first runner if that captures graphs and a bug needs overlap."""
         needed = any(BUGS[bug].overlap for bug, _ in self.hunts)
         firsts = {engine_runners(name): name for name in reversed(self.runners)}
         return tuple(

@@ -140,7 +140,7 @@ run_in_turn = TaskRunner()
 
 
 def run_task(task: Task) -> TaskResult:
-    """Run one task. A clean trial is checked for all properties, a hunt for those in `hunted`.
+    """Run one task. A clean trial is checked for all properties, a hunt for `hunt_properties`.
 
     A finding is played again in a fresh process. If a bug must be detected, that process starts in
     advance, so that it initialises its device and captures during the hunt.

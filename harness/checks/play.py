@@ -32,7 +32,7 @@ from paritybit.subjects.buffers import SharedBufferError
 class Outcome:
     """The result of playing one schedule.
 
-    - `violations`: the first one of each property.
+    - `violations`: the first one of each property, and all those that a whole schedule shows.
     - `steps`: steps with a forward. In an idle step only the graph run runs one.
     - `last`: the index of the last step that began.
     - `replays`, `padded_replays`: replays of the runner under test.

@@ -140,7 +140,7 @@ class Following:
         values: Callable[[], Iterable[RowValues]],
         moves: Mapping[str, tuple[Stack, str]] | None = None,
     ) -> None:
-        """Judge values that the engine uses for rows. The arguments are those of `Watcher.rows`."""
+        """Judge values that the engine uses for rows. Its arguments go to `Watcher.judge_rows`."""
         with self.recognising("rows"):
             found = list(values())
             if self.watcher is not None:

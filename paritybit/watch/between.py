@@ -93,7 +93,7 @@ class Changes:
             number = 0 if call is None else self.ledger.note_call(what, call)
             self.noted.append(Change(what, number, Kept(slots), size))
 
-    def enter(self) -> Iterator[Freeing]:
+    def apply(self) -> Iterator[Freeing]:
         """Apply the changes to the ledger in order, and yield the slots that they freed."""
         noted, self.noted = self.noted, []
         for kind, part in groupby(noted, lambda one: one.what if isinstance(one, Change) else None):
@@ -377,7 +377,7 @@ class Between(Boundary):
                 ledger.start_anew()
             self.lost = False
         for changes in self.changes.values():
-            for freeing in changes.enter():
+            for freeing in changes.apply():
                 self.judge("freeing", freeing)
 
     def lose(self) -> None:

@@ -13,12 +13,13 @@ LONGEST = 160
 """The most characters of a line."""
 
 
-def excerpt(*who: Mapping[str, Any] | None) -> list[tuple[int, str]]:
-    """Return the numbers and texts of the lines around the first readable `source`.
+def excerpt(*parts: Mapping[str, Any] | None) -> list[tuple[int, str]]:
+    """Return the numbers and texts of the lines that the journal keeps with a finding.
 
-    A source is a file and a line, such as `engine/pool.py:12`, below a folder of the import path.
+    `parts` are its cause and its free. The lines are those around the first readable `source`, which
+    is a file and a line, such as `engine/pool.py:12`, below a folder of the import path.
     """
-    for one in who:
+    for one in parts:
         path, _, line = str((one or {}).get("source") or "").rpartition(":")
         if path and line.isdecimal() and not Path(path).is_absolute():
             lines = lines_in(path)

@@ -234,9 +234,9 @@ PIECES = "the code between the graphs of a forward pass cannot be repeated"
 
 @dataclass
 class Replay:
-    """One replay of a captured graph.
+    """One replay of a captured graph, or a forward without one, which may run again.
 
-    - `graph`: identifies the capture.
+    - `graph`: identifies the capture, or what runs.
     - `kind`: the engine's name for the graph runner.
     - `rows`, `bucket`: the number of live rows (or tokens), and the number that was captured.
     - `run`: replays the graph. It may be called several times.

@@ -123,7 +123,7 @@ class Ledger:
         self.chain, self.checksum, self.scanned, self.request, self.position, *rest = self.columns()
         self.forward, self.freed = rest
         self.open = False
-        """Whether a trial may change slots now."""
+        """Whether `Trial.restoring` lets slots change now."""
         self.snapshot = GroupSnapshot.of(self.checksums)
         if self.snapshot is not None:
             self.scanned.copy_(folded(self.checksums.all()))
@@ -357,8 +357,8 @@ class Ledger:
     def last_free(self, slot: int, reused: bool = False) -> dict[str, Any] | None:
         """Return the call that freed a slot, or None if the slot is in use.
 
-        With `reused`, return the call that freed it since its present tokens were written, or those
-        before. An older one says nothing of them.
+        With `reused`, return it for a slot in use, too, if it is later than the forward that wrote
+        the present tokens, or than the one that wrote those before them.
         """
         freed = int(self.freed[slot])
         call = self.calls.get(abs(freed))

@@ -1,9 +1,11 @@
 """The watcher. A connector calls it around each forward pass of the engine.
 
-The order of calls is `begin`, then any number of `judge_lists` and `replay`, then `end` or
-`abandon`. If the sanitizer itself raises an error, the checks of this forward stop, the state of
-all slots is unknown from then on, the run has no verdict, and the engine continues with its own
-result.
+For each forward pass, `due` is asked. If it is False, `skipped` is called. Else the order is
+`begin`, any number of `judge_lists`, `judge_inputs`, `replay` and `eager`, then `end` or `abandon`.
+`judge_rows`, `captured`, `offered` and what `between` has may be called at any time.
+
+If the sanitizer itself raises an error, the checks of this forward stop, the state of all slots is
+unknown from then on, the run has no verdict, and the engine continues with its own result.
 
 A watcher keeps no object of the engine alive. It ends when its connector drops it.
 """

@@ -15,9 +15,9 @@ from paritybit.connectors.transformers.batch import (
     PlannedRequest,
     TransformersBatch,
     asked_of,
-    laws_of,
+    implied_inputs,
+    inputs_by_name,
     lists_of,
-    named,
     rows,
     unordered,
 )
@@ -202,7 +202,9 @@ def test_a_row_has_the_slots_that_the_lists_name() -> None:
 
 def wrong(batch: TransformersBatch) -> set[str]:
     """Return the names of the arguments that are not what the batch implies."""
-    return {str(finding.cause["input"]) for finding in judged(laws_of(batch)) if finding.cause}
+    return {
+        str(finding.cause["input"]) for finding in judged(implied_inputs(batch)) if finding.cause
+    }
 
 
 def judged(inputs: Iterable[StaticInput]) -> list[Finding]:
@@ -264,7 +266,7 @@ def test_a_request_that_computes_no_token_has_no_logits(computed: int, found: in
     batch = a_batch(logits_indices=torch.tensor([0, computed]))
     first, other = batch.requests
     batch.requests = [first, replace(other, computed=computed, predicted=True)]
-    laws = [one for one in laws_of(batch) if one.name == "logits_indices"]
+    laws = [one for one in implied_inputs(batch) if one.name == "logits_indices"]
     assert len(judged(laws)) == found
 
 
@@ -311,7 +313,7 @@ def test_a_request_that_is_queued_again_has_the_parameters_that_its_client_gave(
 def test_what_is_read_before_it_is_written_is_stale() -> None:
     batch = a_batch()
     given = batch.given
-    inputs = named(given, dict(enumerate(batch.parts)))
+    inputs = inputs_by_name(given, dict(enumerate(batch.parts)))
     early = {name: one.clone() for name, one in inputs.items()}
     assert not list(judged(unordered(early, inputs)))
     early[f"read_index[{FULL}]"].zero_()  # As the engine left it before it wrote the batch.

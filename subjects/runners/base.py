@@ -72,7 +72,7 @@ class GraphRunner(ABC):
     captures: ClassVar[bool] = True
     attention_captured: ClassVar[bool] = True
     state: Any = None
-    """The Python state that replays change, without static buffers."""
+    """Python state that replays change and `reset` restores. A correct runner has none."""
 
     def __init__(
         self,
@@ -272,8 +272,8 @@ class GraphRunner(ABC):
         """Return the names of the ops in a bucket's graph."""
         return self.captured[bucket].operations
 
-    def translations(self, scheme: LocationScheme) -> int:
-        """Return the number of full-to-SWA translations in a graph for a location scheme."""
+    def expected_translations(self, scheme: LocationScheme) -> int:
+        """Return the number of full-to-SWA expected_translations in a graph for a location scheme."""
         layers = len(self.pool.pool.config.layers_of(Kind.SWA))
         per_store = {
             LocationScheme.PER_LAYER: layers,

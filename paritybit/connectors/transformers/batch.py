@@ -175,7 +175,7 @@ def lists_of(batch: TransformersBatch) -> Iterator[IndexList]:
         )
 
 
-def laws_of(batch: TransformersBatch) -> Iterator[StaticInput]:
+def implied_inputs(batch: TransformersBatch) -> Iterator[StaticInput]:
     """Yield the arguments of the model whose values the batch implies, including padding."""
     given, rows, size = batch.given, len(batch.requests), batch.size
     starts = offsets(one.computed for one in batch.requests)
@@ -271,7 +271,7 @@ def statics_of(io: Any, batch: TransformersBatch | None) -> list[StaticInput]:
     }
     for name, lists in ({} if batch is None else batch.lists).items():
         spans[f"read_index[{name}]"] = [0, *lists.ends][-1], reads
-    held = named(held_by(io), dict(enumerate(io.cache.cache_allocators)))
+    held = inputs_by_name(held_by(io), dict(enumerate(io.cache.cache_allocators)))
     held |= {f"attention_mask[{name}]": mask for name, mask in (io.attention_mask or {}).items()}
     held |= {"carry_over_ids": io.carry_over_ids}
     held |= {"block_table": io.block_table} if io.block_table.numel() else {}
@@ -286,14 +286,18 @@ def statics_of(io: Any, batch: TransformersBatch | None) -> list[StaticInput]:
 def given_of(batch: TransformersBatch) -> list[StaticInput]:
     """Return the arguments of the model, to compare with those that a graph captured."""
     names = {part.allocator.index: name for name, part in batch.parts.items()}
-    found = named(batch.given, names)
+    found = inputs_by_name(batch.given, names)
     if batch.given.get("block_table") is not None:
         found["block_table"] = batch.given["block_table"]
     return [StaticInput(f"{name} of the batch", one, 0, 0) for name, one in found.items()]
 
 
-def named(given: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Tensor]:
-    """Return the inputs that the engine copies from the host, by name. `names` are the groups'."""
+def inputs_by_name(given: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Tensor]:
+    """Return the inputs in HELD by name, with one for each group where there are several.
+
+    `given` are the model's arguments, or the inputs that the engine holds for them. `names` has the
+    names of groups by their numbers.
+    """
     found = dict[str, Tensor]()
     for kind in HELD:
         if kind == "cu_seq_lens_k":
@@ -330,7 +334,7 @@ def filled(
     if prepared is None:
         return dict(inputs)
     found = dict(inputs)
-    for name, whole in named(held_by(prepared), names).items():
+    for name, whole in inputs_by_name(held_by(prepared), names).items():
         here = inputs[name]
         mine = whole[: len(here)]
         same = mine.shape == here.shape and mine.data_ptr() != here.data_ptr()

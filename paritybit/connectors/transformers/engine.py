@@ -1,4 +1,7 @@
-"""Follows one paged cache. Each method that `hooks` names wraps one function of the engine."""
+"""Follows one paged cache of the engine.
+
+`hooks.TARGETS` says which functions of the engine each method wraps.
+"""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -16,10 +19,10 @@ from paritybit.connectors.transformers.batch import (
     TransformersBatch,
     filled,
     given_of,
-    laws_of,
+    implied_inputs,
+    inputs_by_name,
     lists_of,
     masks_of,
-    named,
     on_stream,
     rows,
     statics_of,
@@ -40,7 +43,7 @@ KIND = "ModelRunner"
 PROCESSORS = "logits processors"
 
 
-class Graph:
+class WatchedGraph:
     """A graph of the engine. The sanitizer judges its replays."""
 
     def __init__(self, engine: "TransformersEngine", io: Any, graph: Any) -> None:
@@ -97,7 +100,7 @@ class TransformersEngine(Following):
             self.forwards += 1
             if not self.watcher.due():
                 return self.skipped(planned, given, original)
-            inputs, early = named(given, self.names), dict[str, Tensor]()
+            inputs, early = inputs_by_name(given, self.names), dict[str, Tensor]()
             if writer is not None:
                 early = {name: tensor.clone() for name, tensor in inputs.items()}
                 writer.synchronize()
@@ -149,7 +152,7 @@ class TransformersEngine(Following):
         tables = {n.replace("[", " ").removesuffix("]"): one for n, one in lists.items()}
         watcher.lines.note(SLOTS, tables)
         watcher.judge_lists(list(lists_of(batch)))
-        laws = list(laws_of(batch))
+        laws = list(implied_inputs(batch))
         for one in laws:
             one.copied = sources.get(one.name.partition(" (")[0])
         watcher.judge_inputs("batch", [*laws, *early])
@@ -191,7 +194,7 @@ class TransformersEngine(Following):
         """Return the engine's graph, wrapped so that its replays are judged."""
         self.graphed = True
         found = original()
-        return None if found is None else Graph(self, io, found)
+        return None if found is None else WatchedGraph(self, io, found)
 
     def capture(self, original: Call, io: Any, graph: Any) -> Any:
         """Note a graph that was captured over the static inputs of a batch."""

@@ -264,7 +264,11 @@ class Replaying(Between):
         kind: str | None = None,
         explained: Explained | None = None,
     ) -> None:
-        """Judge stray writes, and remember them for later reads. `kind` is that of the replay."""
+        """Judge stray writes, and remember them for later reads.
+
+        `kind` is that of the replay that wrote them. With None, no replay was seen to, and what
+        holds the slots is the cause.
+        """
         causes, layers = ([], {}) if explained is None else (explained.causes, explained.layers)
         if kind is None:
             causes = list(held_by(now.holding, ledger.group.name, stray))
