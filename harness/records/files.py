@@ -14,24 +14,23 @@ MOST_BYTES = 64 * 2**20
 """The size limit of a file. The largest committed record has 4 MiB."""
 
 
-def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+def read_bytes(path: Path) -> bytes:
     """Return the bytes of a regular file.
 
-    Raises MalformedError for a device or a pipe, for more than `most` bytes, and for a file that
-    cannot be read.
+    Raises MalformedError for a device or a pipe, and for a file that is too large or unreadable.
     """
     name = path.name or str(path)
     try:
         with open(path, "rb", opener=_opened) as file:
             regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-            content = file.read(most + 1) if regular else b""
+            content = file.read(MOST_BYTES + 1) if regular else b""
     except (OSError, ValueError) as error:  # ValueError: an invalid file name.
         why = error.strerror if isinstance(error, OSError) else error
         raise MalformedError(f"{name} cannot be read: {why}") from error
     if not regular:
         raise MalformedError(f"{name} is a device or a pipe, not a file")
-    if len(content) > most:
-        raise MalformedError(f"{name} is larger than {most >> 20} MiB")
+    if len(content) > MOST_BYTES:
+        raise MalformedError(f"{name} is larger than {MOST_BYTES >> 20} MiB")
     return content
 
 

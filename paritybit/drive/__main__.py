@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from paritybit.drive.adapters import adapter
 from paritybit.drive.job import read
 from paritybit.drive.run import leave, run
 from paritybit.drive.warm import OPTION, forked
@@ -21,7 +22,7 @@ def main(name: str, *words: str) -> None:
         serving.install("cpu")
         words = (forked(int(words[1])),)
     job = read(Path(words[0]))
-    served = serving.Served.of(job.settings)
+    served = adapter(name).settings.of(job.settings)
     if not forks:
         serving.install(served.device)
     leave(run(serving.ENGINE(served), served, job))

@@ -10,7 +10,7 @@ import torch
 
 from paritybit.drive.operating.adapters import with_adapters
 from paritybit.drive.requests import Limits, waves
-from paritybit.drive.sglang.settings import Served
+from paritybit.drive.sglang.settings import SglangServed
 from paritybit.drive.vllm import lora as of_vllm
 from paritybit.engines.graphs import CpuGraph
 
@@ -20,7 +20,7 @@ vllm_lora: Any = of_vllm
 
 
 def test_requests_ask_for_every_adapter_and_for_none() -> None:
-    served = Served("gpt_oss", adapters=3)
+    served = SglangServed("gpt_oss", adapters=3)
     first, again = (list(islice(served.requests(), 4)) for _ in range(2))
     assert first == again
     asked = {one.adapter for wave in first for one in wave.requests}

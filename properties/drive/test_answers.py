@@ -10,7 +10,7 @@ import torch
 from paritybit.drive.answers import END_OF_TEXT, Answer
 from paritybit.drive.script import Sampling
 from paritybit.drive.sglang.answers import Grammar, Processor
-from paritybit.drive.sglang.settings import Served
+from paritybit.drive.sglang.settings import SglangServed
 
 PROMPT = [7, 8, 9]
 
@@ -79,7 +79,7 @@ def test_a_grammar_and_a_processor_together_leave_tokens() -> None:
 
 def test_some_requests_have_what_the_engine_can_give() -> None:
     kinds = {"grammar", "processor", "likelihoods", "ignore_eos"}
-    for served in (Served(seed=1), Served("gpt_oss", seed=1, speculative="eagle")):
+    for served in (SglangServed(seed=1), SglangServed("gpt_oss", seed=1, speculative="eagle")):
         waves = [wave for wave, _ in zip(served.traffic(), range(12), strict=False)]
         asked = [one.sampling.given() for wave in waves for one in wave.requests if one.sampling]
         assert {*chain(*asked)} & kinds == {*served.extras}

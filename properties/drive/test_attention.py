@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paritybit.drive.stand_ins.attention import Decode, Extend, Unified
+from paritybit.drive.stand_ins.attention import DecodeAttention, ExtendAttention, UnifiedAttention
 
 SLOTS, HEADS, GROUPS, WIDTH, VALUES = 40, 4, 2, 8, 6
 PREFIXES, QUERIES = (5, 0, 9), (3, 4, 1)
@@ -46,7 +46,7 @@ def decode(
     **how: Any,
 ) -> None:  # fmt: skip
     lists: Any = {"k_buffer": k, "v_buffer": v, "kv_indptr": ends, "kv_indices": listed}
-    Decode(q=q, o=o, sm_scale=scale, **lists, **how).run()
+    DecodeAttention(q=q, o=o, sm_scale=scale, **lists, **how).run()
 
 
 @pytest.mark.parametrize("cap", [0.0, 2.0])
@@ -102,7 +102,7 @@ def test_extend_and_unified_attention_see_what_a_mask_allows(window: int, tree: 
     out, other = torch.empty(total, HEADS, VALUES), torch.empty(total, HEADS, VALUES)
     offsets = torch.zeros(3, dtype=torch.int32)
     given |= {"k_buffer": k, "v_buffer": v, "qo_indptr": starts}
-    Extend(
+    ExtendAttention(
         q_extend=q,
         k_extend=new_k,
         v_extend=new_v,
@@ -114,5 +114,5 @@ def test_extend_and_unified_attention_see_what_a_mask_allows(window: int, tree: 
     ).run()
     torch.testing.assert_close(out, torch.cat(right))
     listing: Any = {"kv_indptr": torch.tensor(lengths), "kv_indices": torch.tensor(unified)}
-    Unified(q=q, o=other, prefix_lens=torch.tensor(PREFIXES), **listing, **given).run()
+    UnifiedAttention(q=q, o=other, prefix_lens=torch.tensor(PREFIXES), **listing, **given).run()
     torch.testing.assert_close(other, torch.cat(right))

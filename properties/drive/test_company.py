@@ -12,7 +12,7 @@ from paritybit.drive.operating.actions import WHOLE
 from paritybit.drive.requests import AT_LEAST, COMPARED
 from paritybit.drive.run import compare, least
 from paritybit.drive.script import Part, Planned, Sampling, Wave
-from paritybit.drive.sglang.settings import Served
+from paritybit.drive.sglang.settings import SglangServed
 from paritybit.watch.journal import Journal, count, read
 from paritybit.watch.settings import VARIABLE, Settings
 from properties.drive.toy import Toy
@@ -118,9 +118,11 @@ def test_an_error_in_a_fork_is_judged(
     assert [one["check"] for one in found] == ["engine error"] * own
 
 
-@pytest.mark.parametrize(("served", "tried"), [(Served(), COMPARED), (Served(host_cache=True), 0)])
+@pytest.mark.parametrize(
+    ("served", "tried"), [(SglangServed(), COMPARED), (SglangServed(host_cache=True), 0)]
+)
 def test_each_run_compares_some_requests_if_a_fork_can_serve_them(
-    served: Served, tried: int, lines: Journal
+    served: SglangServed, tried: int, lines: Journal
 ) -> None:
     compare(Talks(noise=1e-5), served, lambda: False)
     assert lines.counts.get(f"tried: {CHECK} (gemma4)", 0) == tried

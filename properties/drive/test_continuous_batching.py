@@ -14,7 +14,7 @@ from paritybit.drive.adapters import adapter, adapter_of
 from paritybit.drive.answers import Answer
 from paritybit.drive.script import Part, Planned, Sampling
 from paritybit.drive.transformers import plain, serving, stand_ins
-from paritybit.drive.transformers.settings import Served
+from paritybit.drive.transformers.settings import TransformersServed
 from paritybit.engines.graphs import CpuGraph
 from paritybit.engines.packages import SGLANG, TRANSFORMERS
 from paritybit.testing.replays import InMemory
@@ -93,7 +93,7 @@ def test_an_answer_is_that_of_the_model_without_a_cache(
 def test_an_output_must_be_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     ended, found = list[str](), InMemory(Path())
     monkeypatch.setattr(journal, "of_process", lambda: found)
-    engine = serving.Transformers(Served(streamed=True, samples=2))
+    engine = serving.Transformers(TransformersServed(streamed=True, samples=2))
     engine.manager = SimpleNamespace(add_request=print)
     engine.player = SimpleNamespace(ended=lambda name, tokens: ended.append(name))  # type: ignore[assignment]
 

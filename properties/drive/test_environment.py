@@ -14,7 +14,7 @@ from paritybit.drive.sglang import adapter as of_sglang
 from paritybit.drive.sglang.settings import (
     GRAPHS,
     SLIDING_DRAFTS,
-    Served,
+    SglangServed,
 )
 from paritybit.engines import fetch
 
@@ -85,7 +85,7 @@ def test_a_process_finds_the_engine_and_keeps_what_it_compiles(
 def test_settings_become_options_that_the_release_has(
     tmp_path: Path, known: frozenset[str], graphs: str
 ) -> None:
-    words = Served("gemma4", graphs=graphs).words(known, tmp_path, tmp_path)
+    words = SglangServed("gemma4", graphs=graphs).words(known, tmp_path, tmp_path)
     assert {word for word in words if word in OLD | NEW} <= known
     assert (tmp_path / "gemma4" / "config.json").is_file()
 
@@ -111,7 +111,7 @@ def draft_of(words: list[str]) -> Any:
 
 def test_drafts_need_a_draft_model_and_a_release_that_supports_them(tmp_path: Path) -> None:
     package, older = package_of(tmp_path, SLIDING_DRAFTS), tmp_path / "older"
-    eagle = Served("gpt_oss", speculative="eagle", topk=2)
+    eagle = SglangServed("gpt_oss", speculative="eagle", topk=2)
     words = eagle.words(NEW, tmp_path, older)
     assert words[words.index("--speculative-eagle-topk") + 1] == "2"
     with pytest.raises(LackingError, match="no draft model"):

@@ -13,7 +13,7 @@ from paritybit.connectors.failures import OUT_OF_BOUNDS, fault_of
 from paritybit.drive import engine as driver
 from paritybit.drive import run
 from paritybit.drive.engine import EngineFailedError, StalledError, judge_failure
-from paritybit.drive.sglang.settings import Served
+from paritybit.drive.sglang.settings import SglangServed
 from paritybit.engines.graphs import CpuGraph, whole
 from paritybit.explore.laws import Shadow
 from paritybit.places import PACKAGE
@@ -273,7 +273,7 @@ def fails(error: BaseException) -> Callable[..., None]:
 def test_what_ends_a_play_is_judged_once_and_passed_on(
     lines: Journal, error: BaseException, says: str
 ) -> None:
-    served = Served(model="gemma4")
+    served = SglangServed(model="gemma4")
     engine: Any = SimpleNamespace(play=fails(error))
     with pytest.raises((EngineFailedError, AssertionError)):
         run.serve(engine, served, served.requests(), lambda: False)

@@ -8,7 +8,7 @@ import torch
 
 from paritybit.drive.configs import LackingError
 from paritybit.drive.transformers.serving import Transformers
-from paritybit.drive.transformers.settings import Served
+from paritybit.drive.transformers.settings import TransformersServed
 from paritybit.drive.transformers.stand_ins import varlen, with_tables
 
 PAGE = 2
@@ -43,4 +43,4 @@ def test_a_release_that_captures_no_flash_attention_lacks_tables(
     older = SimpleNamespace(create_causal_mask=lambda past_key_values: None)
     monkeypatch.setitem(sys.modules, "transformers.masking_utils", older)
     with pytest.raises(LackingError, match="captures no graphs"):
-        Transformers(Served(full=True, tables=True))._manager(None)
+        Transformers(TransformersServed(full=True, tables=True))._manager(None)

@@ -26,7 +26,7 @@ from paritybit.drive.script import PRIORITIES, Part, Planned, Sampling, Wave
 from paritybit.drive.sglang import serving as sglang
 from paritybit.drive.transformers import serving as transformers
 from paritybit.drive.vllm import serving as vllm
-from paritybit.drive.vllm.settings import Served
+from paritybit.drive.vllm.settings import VllmServed
 from properties.drive.toy import LIMITS, Toy, said
 
 SMALL = replace(LIMITS, page=1, chunk=32, pool=384, windows=160)
@@ -271,9 +271,9 @@ def test_each_engine_gets_the_parameters_by_its_own_names() -> None:
         "min_new_tokens": 2, "logit_bias": {"30": 1.0}, "sampling_seed": 7,
     }  # fmt: skip
     alike = {name: getattr(each, name) for name in ALIKE} | {"min_tokens": 2, "seed": 7}
-    assert vllm.sampling_of(one, Served()) == each
+    assert vllm.sampling_of(one, VllmServed()) == each
     assert vllm.arguments_of(each, None) == alike | {"logit_bias": {30: 1.0}}
-    assert vllm.sampling_of(one, Served(speculative="eagle")) == replace(
+    assert vllm.sampling_of(one, VllmServed(speculative="eagle")) == replace(
         each, min_p=None, logit_bias=None
     )
     assert transformers.sampling_of(one) == {"temperature": 0.5, "top_k": 5, "top_p": 0.9}

@@ -34,7 +34,7 @@ from paritybit.drive.script import (
     read,
     require_sense,
 )
-from paritybit.drive.sglang.settings import Served
+from paritybit.drive.sglang.settings import SglangServed
 from paritybit.drive.shrink import PASSES, Waves
 from paritybit.watch import journal
 from paritybit.watch.journal import Finding, Journal
@@ -80,7 +80,7 @@ def test_a_hostile_script_is_refused(case: str) -> None:
 
 
 def test_a_job_is_written_to_a_file_that_its_process_reads(tmp_path: Path) -> None:
-    served = Served(page_size=16, speculative="eagle", model="gpt_oss")
+    served = SglangServed(page_size=16, speculative="eagle", model="gpt_oss")
     job = Job(served.scope(), drawn(1, 1), shrink="a key", best="best.json", seconds=3.0)
     engine = Environment("sglang 0", tmp_path, tmp_path)
     words, variables = command(adapter("sglang"), engine, job, tmp_path)
@@ -132,7 +132,7 @@ class Finds(Toy):
 
 
 def shrinks(engine: Toy, waves_given: Waves, best: Path, *, alone: bool = False) -> bool:
-    served = Served(alone=alone)
+    served = SglangServed(alone=alone)
     job = Job(served.scope(), waves_given, shrink="toy | -", best=str(best), seconds=60.0)
     return shrink(engine, served, job)
 

@@ -9,14 +9,14 @@ import pytest
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import MOST_POLLS, EngineFailedError, StalledError
 from paritybit.drive.sglang.serving import TREE, Sglang
-from paritybit.drive.sglang.settings import Served
+from paritybit.drive.sglang.settings import SglangServed
 
 
 @pytest.mark.parametrize(("ran", "waiting", "fails"), [(0, 2, True), (1, 2, False), (0, 0, False)])
 def test_an_engine_that_serves_nobody_who_waits_has_stalled(
     ran: int, waiting: int, fails: bool
 ) -> None:
-    engine = Sglang(Served("gemma4"))
+    engine = Sglang(SglangServed("gemma4"))
     engine._scheduler = SimpleNamespace(forward_ct=7)
     engine.player = SimpleNamespace(open=waiting, poll=lambda: ["polled"])  # type: ignore[assignment]
     for _ in range(MOST_POLLS):
@@ -51,7 +51,7 @@ def test_a_release_that_keeps_no_windows_on_the_host_lacks_the_setting(
     monkeypatch.setattr(Sglang, "_settle", lambda *given: None)
     monkeypatch.setattr(Sglang, "_intercept", lambda *given: None)
     with pytest.raises(LackingError if lacking else EngineFailedError):
-        Sglang(Served("gemma4", host_cache=host_cache)).start(lambda plays: None)
+        Sglang(SglangServed("gemma4", host_cache=host_cache)).start(lambda plays: None)
 
 
 @pytest.mark.parametrize("python", [False, True])
@@ -63,5 +63,5 @@ def test_only_a_row_with_the_tree_in_python_chooses_a_tree(
     monkeypatch.setattr(os, "environ", environment)
     monkeypatch.setattr("importlib.import_module", lambda name: None)
     with pytest.raises(AttributeError):  # There is no engine.
-        Sglang(Served(python_tree=python)).start(lambda plays: None)
+        Sglang(SglangServed(python_tree=python)).start(lambda plays: None)
     assert environment == ({TREE: "python"} if python else {})

@@ -14,7 +14,7 @@ from paritybit.drive.vllm.adapter import ADAPTER
 from paritybit.drive.vllm.answers import Grammar
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.host import copy_late
-from paritybit.drive.vllm.settings import Served
+from paritybit.drive.vllm.settings import VllmServed
 
 PAGE, HEADS, WIDTH = 4, 2, 8
 
@@ -84,13 +84,13 @@ def test_stale_starts_of_padded_rows_raise_nothing(starts: list[int], window: in
 
 def test_a_process_finds_its_packages_and_a_gpu_needs_compiled_code(tmp_path: Path) -> None:
     engine = Environment("vllm 0", tmp_path / "engine", tmp_path / "transformers")
-    folders = ADAPTER.variables(engine, Served())["PYTHONPATH"].split(os.pathsep)
+    folders = ADAPTER.variables(engine, VllmServed())["PYTHONPATH"].split(os.pathsep)
     assert {str(tmp_path / "dependencies-vllm"), str(tmp_path / "engine")} <= {*folders}
     with pytest.raises(CannotRunError, match="no compiled code"):
-        ADAPTER.variables(engine, Served(device="cuda"))
+        ADAPTER.variables(engine, VllmServed(device="cuda"))
     (tmp_path / "engine/vllm").mkdir(parents=True)
     (tmp_path / "engine/vllm/_C_stable_libtorch.abi3.so").touch()
-    ADAPTER.variables(engine, Served(device="cuda"))
+    ADAPTER.variables(engine, VllmServed(device="cuda"))
 
 
 def test_a_copy_of_the_simple_connector_is_late() -> None:

@@ -18,7 +18,7 @@ from paritybit.drive.adapters import Environment
 from paritybit.drive.configs import Config
 from paritybit.drive.job import Job
 from paritybit.drive.script import Part, Planned, Script, Wave
-from paritybit.drive.sglang.settings import Served
+from paritybit.drive.sglang.settings import SglangServed
 from paritybit.launch.record import WatchOptions
 from properties.support.harness.command_line import (
     CANNOT_RUN,
@@ -35,7 +35,7 @@ from properties.support.places import ROOT
 CONFIGS = (Config("decode graphs"), Config("overlap", settings={"overlap": True}))
 
 SERVED = Script(
-    Served().scope(), (Wave(tuple(Planned(name, (Part(name, 3),), 4) for name in "abc")),)
+    SglangServed().scope(), (Wave(tuple(Planned(name, (Part(name, 3),), 4) for name in "abc")),)
 )
 """What the toy says that it was served."""
 
@@ -270,7 +270,7 @@ def test_a_hostile_case_is_refused_and_starts_nothing(
     paritybit: Run, place: tuple[str, ...], value: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = Script(
-        Served().scope(),
+        SglangServed().scope(),
         (Wave(tuple(Planned(name, (Part("x", 2),), 3) for name in "ab")),),
     )
     case: Any = {"format": "paritybit-watch-case", "version": 2, "engine": "sglang==1"}

@@ -8,7 +8,7 @@ import pytest
 
 from paritybit.drive.operating.actions import WHOLE
 from paritybit.drive.script import Part, Planned, Wave
-from paritybit.drive.sglang.settings import Served
+from paritybit.drive.sglang.settings import SglangServed
 from paritybit.launch.record import WatchOptions, make
 from paritybit.launch.scope import STATES, not_tried
 from paritybit.launch.tally import Tally
@@ -140,7 +140,7 @@ def test_a_configuration_that_was_stopped_is_not_asked_for_more() -> None:
 
 
 def test_the_script_of_a_finding_is_the_one_that_was_served_then() -> None:
-    tally, settings = Tally(), Served().scope()
+    tally, settings = Tally(), SglangServed().scope()
     wave = asdict(Wave((Planned("a", (Part("a", 2),), 3),)))
     for alone in (True, False):
         tally.take("1", {"kind": "script", "settings": {**settings, "alone": alone}})

@@ -8,7 +8,7 @@ from pathlib import Path
 from paritybit.drive.adapters import Adapter, Environment, variables, with_transformers
 from paritybit.drive.configs import Table
 from paritybit.drive.served import Common
-from paritybit.drive.sglang.settings import Served, says
+from paritybit.drive.sglang.settings import SglangServed, says
 from paritybit.engines.packages import SGLANG
 
 REAL_DRAFTS = "SGLANG_SIMULATE_ACC_TOKEN_MODE"
@@ -113,7 +113,7 @@ def prepare(spec: str) -> Environment:
 
 def variables_of(environment: Environment, served: Common) -> dict[str, str]:
     """Return the environment variables of the engine's process."""
-    assert isinstance(served, Served)
+    assert isinstance(served, SglangServed)
     package = environment.source / SGLANG.name
     return {
         # By default, slots outside a window are freed every 128 tokens, which is 8 windows.
@@ -151,4 +151,4 @@ def acceptance(package: Path, device: str) -> dict[str, str]:
     }
 
 
-ADAPTER = Adapter(SGLANG, TABLE, Served, prepare, variables_of)
+ADAPTER = Adapter(SGLANG, TABLE, SglangServed, prepare, variables_of)

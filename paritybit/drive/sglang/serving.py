@@ -22,7 +22,7 @@ from paritybit.drive.operating.adapters import loads, name_of
 from paritybit.drive.operating.sglang import acts_of
 from paritybit.drive.script import Planned, Sampling
 from paritybit.drive.sglang.answers import Grammar, processor
-from paritybit.drive.sglang.settings import Served
+from paritybit.drive.sglang.settings import SglangServed
 from paritybit.drive.sglang.stand_ins import ANYWHERE, ON_A_CPU
 from paritybit.drive.stand_ins.installing import install as put
 from paritybit.engines.loading import named
@@ -66,7 +66,7 @@ def install(device: str) -> None:
 class Sglang(Engine):
     """A scheduler of sglang."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: SglangServed) -> None:
         self.served = served
         self._run: Callable[[], Any] | None = None
         self._scheduler: Any = None

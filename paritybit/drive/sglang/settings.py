@@ -55,7 +55,7 @@ def says(package: Path, file: str, text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Served(Common):
+class SglangServed(Common):
     """The settings of a whole sglang.
 
     `windows` is the number of slots of the window pool. With None, it is a fraction of `pool`. With

@@ -124,9 +124,9 @@ def stand_in_for_layers() -> None:
 
 
 ATTENTION: Mapping[str, type[Any]] = {
-    "decode_attention.decode_attention_fwd": attention.Decode,
-    "extend_attention.extend_attention_fwd": attention.Extend,
-    "extend_attention.extend_attention_fwd_unified": attention.Unified,
+    "decode_attention.decode_attention_fwd": attention.DecodeAttention,
+    "extend_attention.extend_attention_fwd": attention.ExtendAttention,
+    "extend_attention.extend_attention_fwd_unified": attention.UnifiedAttention,
 }
 """Maps each kernel of the Triton backend to its stand-in, whose fields are arguments of both."""
 

@@ -26,7 +26,7 @@ fewer_keys = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lists:
+class AttentionLists:
     """The arguments of all kernels, by their names: slots in the buffers, and how to attend.
 
     No served model has an `xai_temperature_len`.
@@ -89,7 +89,7 @@ def attend(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decode(Lists):
+class DecodeAttention(AttentionLists):
     """Attention with one query per row to all slots that the row lists. Writes to `o`."""
 
     q: Tensor
@@ -110,7 +110,7 @@ class Decode(Lists):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prefill(Lists):
+class PrefillAttention(AttentionLists):
     """The arguments of kernels for prefills.
 
     A custom mask has a line per query over all keys of its row.
@@ -163,7 +163,7 @@ class Prefill(Lists):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Extend(Prefill):
+class ExtendAttention(PrefillAttention):
     """Attention to the slots that each row lists, and to the new K and V. Writes to `o_extend`.
 
     With a window, a line of the custom mask begins `window_kv_offsets` keys before the first listed
@@ -196,7 +196,7 @@ class Extend(Prefill):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unified(Prefill):
+class UnifiedAttention(PrefillAttention):
     """Attention to the slots that each row lists, which include the new ones. Writes to `o`.
 
     Row r has the queries from `qo_indptr[r]` to `qo_ends[r]`, or else to `qo_indptr[r + 1]`.

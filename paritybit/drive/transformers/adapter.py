@@ -5,7 +5,7 @@ import os
 from paritybit.drive.adapters import Adapter, Environment, variables
 from paritybit.drive.configs import Table
 from paritybit.drive.served import Common
-from paritybit.drive.transformers.settings import Served
+from paritybit.drive.transformers.settings import TransformersServed
 from paritybit.engines import fetch
 from paritybit.engines.packages import TRANSFORMERS
 
@@ -66,4 +66,4 @@ def variables_of(environment: Environment, served: Common) -> dict[str, str]:
     return variables(environment, served.device, os.environ)
 
 
-ADAPTER = Adapter(TRANSFORMERS, TABLE, Served, prepare, variables_of)
+ADAPTER = Adapter(TRANSFORMERS, TABLE, TransformersServed, prepare, variables_of)

@@ -16,7 +16,7 @@ from paritybit.drive.job import comparisons
 from paritybit.drive.script import Planned, Sampling
 from paritybit.drive.stand_ins.installing import install as replace
 from paritybit.drive.transformers.plain import difference
-from paritybit.drive.transformers.settings import FLASH, Served
+from paritybit.drive.transformers.settings import FLASH, TransformersServed
 from paritybit.drive.transformers.stand_ins import ON_A_CPU, captures_flash
 from paritybit.engines.loading import named
 from paritybit.watch import journal
@@ -48,7 +48,7 @@ def install(device: str) -> None:
 class Transformers(Engine):
     """A generation loop of transformers. `forwards` counts its steps."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: TransformersServed) -> None:
         self.served = served
         self.manager: Any = None
         self.plain: Any = None

@@ -19,7 +19,7 @@ FLASH = "flash_attention_2"
 
 
 @dataclass(frozen=True)
-class Served(Common):
+class TransformersServed(Common):
     """The settings of continuous batching.
 
     `full` gives all layers full attention, because only such models share prefixes. `samples` is

@@ -5,7 +5,7 @@ import os
 from paritybit.drive.adapters import Adapter, Environment, variables, with_transformers
 from paritybit.drive.configs import Table
 from paritybit.drive.served import Common
-from paritybit.drive.vllm.settings import Served
+from paritybit.drive.vllm.settings import VllmServed
 from paritybit.engines.packages import VLLM
 from paritybit.harness.errors import CannotRunError
 
@@ -115,4 +115,4 @@ def variables_of(environment: Environment, served: Common) -> dict[str, str]:
     return own
 
 
-ADAPTER = Adapter(VLLM, TABLE, Served, prepare, variables_of)
+ADAPTER = Adapter(VLLM, TABLE, VllmServed, prepare, variables_of)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paritybit.drive.stand_ins import attention
-from paritybit.drive.stand_ins.attention import Decode, Unified
+from paritybit.drive.stand_ins.attention import DecodeAttention, UnifiedAttention
 
 
 def attend(
@@ -47,10 +47,10 @@ def attend(
     }
     if bool((ends - starts == 1).all()):
         made = torch.empty_like(out[starts])
-        Decode(q=q[starts], o=made, **given).run()
+        DecodeAttention(q=q[starts], o=made, **given).run()
         out[starts] = made
         return
-    Unified(
+    UnifiedAttention(
         q=q,
         o=out,
         qo_indptr=starts,

@@ -20,7 +20,7 @@ from paritybit.drive.models import VOCABULARY
 from paritybit.drive.script import FIRST_TOKEN, Planned, Sampling
 from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.answers import NAME, Compiler, letter, tokenizer
-from paritybit.drive.vllm.settings import CONTEXT, DRAFT, Served
+from paritybit.drive.vllm.settings import CONTEXT, DRAFT, VllmServed
 from paritybit.drive.vllm.stand_ins import install_before_engine, install_in_engine
 from paritybit.watch import journal
 
@@ -52,7 +52,7 @@ def install(device: str) -> None:
 class Vllm(Engine):
     """An engine core of vLLM. `forwards` counts its steps."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: VllmServed) -> None:
         os.environ.update(served.variables())
         self.served = served
         self._answers: dict[str, Answer] = {}
@@ -209,7 +209,7 @@ class Vllm(Engine):
 ENGINE = Vllm
 
 
-def sampling_of(one: Planned, served: Served) -> Sampling:
+def sampling_of(one: Planned, served: VllmServed) -> Sampling:
     """Return the parameters of sampling that a request gets."""
     asked = one.sampling or Sampling()
     if served.speculative is not None:

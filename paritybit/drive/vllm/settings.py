@@ -88,7 +88,7 @@ MOST_RANK = 8
 
 
 @dataclass(frozen=True)
-class Served(Common):
+class VllmServed(Common):
     """The settings of a whole vLLM. `runner` is 1 for its older model runner, or 2.
 
     With `ordered`, the older runner puts decoding requests first, as some backends of GPUs need it.

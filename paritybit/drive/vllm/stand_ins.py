@@ -19,7 +19,7 @@ from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
 from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.host import keep_on_host
-from paritybit.drive.vllm.settings import VARIABLES, Served
+from paritybit.drive.vllm.settings import VARIABLES, VllmServed
 from paritybit.engines.graphs import emulate_device, whole
 from paritybit.engines.interpreter import quicken
 from paritybit.reference.ops import Ops
@@ -217,7 +217,7 @@ def install_before_engine(device: str) -> None:
     install(device, ANYWHERE, BEFORE)
 
 
-def install_in_engine(served: Served) -> None:
+def install_in_engine(served: VllmServed) -> None:
     """Install and report the replacements for parts of the engine."""
     put(AFTER if served.device == "cpu" else ())
     if served.ordered:
