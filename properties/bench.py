@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.play import SchedulePlayer
 from paritybit.harness.checks.table import CHEAP_PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig, resolve_device
 from paritybit.harness.records.codec import save
@@ -116,7 +116,7 @@ def steps_per_second(preset: str, device: str) -> float:
         full_slots=320,
         swa_slots=192,
     )
-    lockstep, schedule = Lockstep(trial, CHEAP_PROPERTIES), workload()
+    lockstep, schedule = SchedulePlayer(trial, CHEAP_PROPERTIES), workload()
 
     def play() -> None:
         outcome = lockstep.play(schedule)

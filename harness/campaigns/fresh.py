@@ -18,7 +18,7 @@ from multiprocessing.context import ForkServerContext
 from typing import TypeVar
 
 from paritybit.harness.campaigns.search import PlayingFailedError
-from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
+from paritybit.harness.checks.play import DeviceLostError, Outcome, SchedulePlayer
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.tracebacks import traceback_of
@@ -98,7 +98,7 @@ def _serve(pipe: Connection, trial: TrialConfig, properties: frozenset[str]) -> 
     with suppress(BrokenPipeError):
         try:
             needs_both = any(PROPERTIES[name].extra_run for name in properties)
-            lockstep = Lockstep(trial, properties, alone=not needs_both)
+            lockstep = SchedulePlayer(trial, properties, alone=not needs_both)
             playing: FreshPlaying = pipe.recv()
             pipe.send(lockstep.play(playing.schedule, until=playing.until))
         except DeviceLostError as lost:

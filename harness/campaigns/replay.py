@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paritybit.harness.campaigns.task import cached_lockstep
-from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
+from paritybit.harness.checks.play import DeviceLostError, Outcome, SchedulePlayer
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.errors import CannotRunError, MalformedError, UnknownNameError, headline
 from paritybit.harness.lockstep.tracebacks import traceback_of
@@ -49,7 +49,7 @@ def vacuous(outcome: Outcome) -> bool:
     return not outcome.steps and not outcome.violations
 
 
-def lockstep_of(case: Case) -> Lockstep:
+def lockstep_of(case: Case) -> SchedulePlayer:
     """Return the lockstep of a case's trial, with all properties on."""
     lockstep = cached_lockstep(case.trial)
     lockstep.set_properties(PROPERTIES)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
-from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.play import Outcome, SchedulePlayer
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import CHEAP_PROPERTIES, DIVERGING_PROPERTIES
 from paritybit.harness.errors import NoVerdictError
@@ -68,7 +68,7 @@ class SearchResult:
         self.violated.update(outcome.violated)
         self.error = self.error or outcome.error
 
-    def play(self, lockstep: Lockstep, schedule: Schedule, target: str | None) -> bool:
+    def play(self, lockstep: SchedulePlayer, schedule: Schedule, target: str | None) -> bool:
         """Play a schedule, count it, and keep it if it fails. Return whether to search no more."""
         outcome = lockstep.play(schedule, until=ending_properties(target))
         self.add(outcome)
@@ -77,7 +77,7 @@ class SearchResult:
             self.seen = outcome.violations
         return self.schedule is not None or self.error is not None
 
-    def shrink(self, lockstep: Lockstep, target: str | None) -> None:
+    def shrink(self, lockstep: SchedulePlayer, target: str | None) -> None:
         """Shrink the schedule that was found. Shrinking ends after SHRINKING_STEPS steps."""
         if self.schedule is None:
             return
@@ -135,7 +135,7 @@ class EnoughDrawn(BaseException):  # Not an error.
 
 
 def search(
-    lockstep: Lockstep,
+    lockstep: SchedulePlayer,
     target: str | None,
     seed_value: int,
     examples: int,

@@ -28,7 +28,7 @@ from paritybit.harness.campaigns.search import (
     violates,
     without_error,
 )
-from paritybit.harness.checks.play import DeviceLostError, Lockstep
+from paritybit.harness.checks.play import DeviceLostError, SchedulePlayer
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import CHEAP_PROPERTIES, PROPERTIES
 from paritybit.harness.errors import headline
@@ -113,9 +113,9 @@ def without_result(task: Task, error: str, seconds: float = 0.0) -> TaskResult:
 
 
 @lru_cache(maxsize=2)
-def cached_lockstep(trial: TrialConfig) -> Lockstep:
+def cached_lockstep(trial: TrialConfig) -> SchedulePlayer:
     """Return the lockstep of a trial. That of a bug and that of its clean trial are kept."""
-    return Lockstep(trial)
+    return SchedulePlayer(trial)
 
 
 class TaskRunner:
@@ -206,7 +206,10 @@ def confirm(task: Task, search_result: SearchResult, properties: frozenset[str])
 
 def _observe(task: Task, schedule: Schedule) -> Observed:
     """Play a schedule with all properties on. Raises PlayingFailedError for an internal error."""
-    for lockstep_of in (cached_lockstep, Lockstep):  # What a lockstep played before may hide it.
+    for lockstep_of in (
+        cached_lockstep,
+        SchedulePlayer,
+    ):  # What a lockstep played before may hide it.
         lockstep = lockstep_of(task.trial)
         lockstep.set_properties(PROPERTIES)
         seen = observe(lockstep, schedule)

@@ -90,7 +90,7 @@ Observer = Callable[[int, Step, Observation | None, frozenset[str]], None]
 that it is the first to violate."""
 
 
-class Lockstep:
+class SchedulePlayer:
     """The pair of runs of one trial, and the properties to check. Plays any number of schedules.
 
     The arguments after `property_ids` are those of `Pair`.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.play import Outcome, SchedulePlayer
 from paritybit.harness.checks.property import Property, Violation
 from paritybit.harness.checks.step_properties.no_crash import EXTRA_RUN, NO_CRASH, RAISED
 from paritybit.harness.checks.table import PROPERTIES
@@ -43,13 +43,13 @@ MOST_EXPLAINED = 4
 class Observed:
     """One playing of a schedule: its lockstep, its outcome, and an entry for each step played."""
 
-    lockstep: Lockstep
+    lockstep: SchedulePlayer
     schedule: Schedule
     outcome: Outcome
     timeline: tuple[TimelineEntry, ...]
 
 
-def observe(lockstep: Lockstep, schedule: Schedule) -> Observed:
+def observe(lockstep: SchedulePlayer, schedule: Schedule) -> Observed:
     """Play a schedule."""
     entries: list[TimelineEntry] = []
 
@@ -122,7 +122,7 @@ def _explain(seen: Observed, violation: Violation) -> Explanation:
     rule, found = PROPERTIES[violation.property], None
     if lockstep.capture_failure is None and _can_repeat(rule, violation):
         if not lockstep.pair.records_ops:
-            lockstep = Lockstep(lockstep.trial, records_ops=True)
+            lockstep = SchedulePlayer(lockstep.trial, records_ops=True)
         found = _of_forward(lockstep.pair, seen.schedule, rule, violation)
     return found or without_trial(violation, _situation_at(seen, violation))
 
@@ -151,7 +151,7 @@ def _situation_at(seen: Observed, violation: Violation) -> Situation:
 def _of_overlap(seen: Observed, violation: Violation) -> Explanation:
     """Explain a violation in overlapping steps: play the schedule without overlap, and again."""
     lockstep, property_id = seen.lockstep, violation.property
-    one_by_one = Lockstep(
+    one_by_one = SchedulePlayer(
         replace(lockstep.trial, overlap=False), [one.id for one in lockstep.properties]
     )
     in_order = observe(one_by_one, seen.schedule)

@@ -53,7 +53,7 @@ ExtraRun = Callable[["Pair", PlannedStep], Any]
 
 
 class Recorder:
-    """Callbacks around the parts of a step. This class only runs the engine's forward.
+    """What happens around the parts of a step. A subclass may change how the forward runs.
 
     `engine` is the engine that ran the forward, if it is not the engine under test.
     """
@@ -174,7 +174,7 @@ class Pair:
         output of their own run.
 
         - `extra_runs`: run before the step, if a graph can run it. With overlapping steps, they run
-          only if the forward stream lags, because all that they read is then written.
+          only if the forward stream lags: the other one has then written all that they read.
         - `upcoming`: the steps after this one. With overlapping steps, the graph run plans them
           while the forward is in flight.
         - `sampling`: whether the observation has samples.
@@ -259,7 +259,10 @@ class Pair:
     def _run_graph(
         self, planned: PlannedStep, recorder: Recorder, upcoming: Iterable[Step]
     ) -> RanForward:
-        """Run the engine's forward. Padded rows get the same values as in the fresh engine."""
+        """Run the engine's forward. Padded rows get the same values as in the fresh engine.
+
+        `run` gets the batch as it arrived on the device, and as the host staged it.
+        """
         with recorder.equalizing():
             self.engine.equalize_padding(planned.mode, POISON)
 

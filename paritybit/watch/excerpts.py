@@ -16,7 +16,7 @@ LONGEST = 160
 def excerpt(*parts: Mapping[str, Any] | None) -> list[tuple[int, str]]:
     """Return the numbers and texts of the lines that the journal keeps with a finding.
 
-    `parts` are its cause and its free. The lines are those around the first readable `source`, which
+    `parts` are its cause and its free. The lines are those around the first readable `source`. That
     is a file and a line, such as `engine/pool.py:12`, below a folder of the import path.
     """
     for one in parts:

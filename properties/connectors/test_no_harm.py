@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.transformers.engine import TransformersEngine
+from paritybit.connectors.transformers.engine import FollowedCache
 from paritybit.testing.replays import InMemory
 from paritybit.watch.settings import Settings
 from properties.connectors import parts, parts_vllm
@@ -98,7 +98,7 @@ def test_a_cache_of_transformers_dies_without_the_collector() -> None:
     cache = a_cache()
     parts.KEPT[:] = [one for one in parts.KEPT if one is not cache]
     journal = InMemory(Path())
-    engine = TransformersEngine(cache, "5", journal, Settings(""))
+    engine = FollowedCache(cache, "5", journal, Settings(""))
     allocators = [*cache.cache_allocators.values()]
     views = [one for allocator in allocators for one in allocator._kv_token_views[0]]
     held = references([cache, *allocators, *views])
@@ -129,9 +129,7 @@ def test_a_skipped_forward_of_transformers_waits_for_no_device(
         for name, value in given.items()
     }
     given |= {n: one.to("meta") for n, one in given.items() if isinstance(one, torch.Tensor)}
-    engine = TransformersEngine(
-        parts.kept(a_cache()), "5", InMemory(Path()), Settings("", every=1000)
-    )
+    engine = FollowedCache(parts.kept(a_cache()), "5", InMemory(Path()), Settings("", every=1000))
     engine.planned, engine.watcher.wait = list(batch.requests), 10
     assert hooked(engine.compute, lambda *_: "result", STREAMS, None, given) == "result"
     noted = {name: changes.noted for name, changes in engine.watcher.changes.items()}

@@ -22,7 +22,7 @@ from paritybit.connectors.transformers.batch import (
     unordered,
 )
 from paritybit.connectors.transformers.cache import free_and_cached, groups_of, on_host, parts_of
-from paritybit.connectors.transformers.engine import TransformersEngine
+from paritybit.connectors.transformers.engine import FollowedCache
 from paritybit.connectors.transformers.hooks import Hooks
 from paritybit.testing.replays import InMemory
 from paritybit.watch.checks import wrong_row
@@ -118,7 +118,7 @@ def test_what_comes_back_from_the_host_is_what_went_there(
     come_back: list[int], found: set[str]
 ) -> None:
     cache, journal = a_cache(), InMemory(Path())
-    engine, table = TransformersEngine(cache, "5", journal, Settings("")), {FULL: [8, 9]}
+    engine, table = FollowedCache(cache, "5", journal, Settings("")), {FULL: [8, 9]}
     full = engine.parts[FULL]
     ((keys, values),) = full.allocator._kv_token_views.values()
     manager: Any = SimpleNamespace(
@@ -323,7 +323,7 @@ def test_what_is_read_before_it_is_written_is_stale() -> None:
 
 def test_a_block_that_is_added_to_the_prefix_cache_must_be_written() -> None:
     journal, cache = InMemory(Path()), a_cache()
-    engine = TransformersEngine(cache, "5", journal, Settings(""))
+    engine = FollowedCache(cache, "5", journal, Settings(""))
     mine, tokens = cache.cache_allocators[FULL], [*range(2 * PAGE)]
     mine.block_table["a"] = [6, 7]
     row = Row("a", tokens, 0, PAGE, {FULL: torch.arange(6 * PAGE, 7 * PAGE)})
@@ -386,7 +386,7 @@ def test_a_graph_must_have_captured_the_arguments_of_the_batch(
         _forward_process_and_sample=lambda *_: None,
         do_sample=False,
     )
-    engine = TransformersEngine(a_cache(), "5", journal, Settings(""))
+    engine = FollowedCache(a_cache(), "5", journal, Settings(""))
     engine.now = (runner, None, batch)
     hooked(engine.capture, lambda io, graph: None, io, graph)
     engine.now = (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paritybit.connectors.transformers.engine import TransformersEngine
+from paritybit.connectors.transformers.engine import FollowedCache
 from paritybit.testing.replays import InMemory
 from paritybit.watch.facts import Forward, Group, Layer, Row
 from paritybit.watch.settings import Settings
@@ -44,7 +44,7 @@ class Decoder(nn.Module):
         logits = self(position).logits
         self.output_ids[0, :1] = torch.multinomial(logits[0].softmax(-1), 1)[0]
 
-    def decode(self, watching: TransformersEngine | None) -> list[Any]:
+    def decode(self, watching: FollowedCache | None) -> list[Any]:
         """Decode STEPS tokens. Returns these and all state that the engine has afterwards."""
         torch.manual_seed(0)
         made = list[int]()
@@ -70,7 +70,7 @@ class Decoder(nn.Module):
 
 
 def test_repeated_forwards_leave_tokens_and_random_draws_of_the_engine_alone() -> None:
-    watched, alone, watching = Decoder(), Decoder(), TransformersEngine.__new__(TransformersEngine)
+    watched, alone, watching = Decoder(), Decoder(), FollowedCache.__new__(FollowedCache)
     layer = Layer("layer 0", (watched.kv[0], watched.kv[1]))
     groups, journal = [Group("full", (layer,), reserved=frozenset())], InMemory(Path())
     watching.watcher = Watcher(

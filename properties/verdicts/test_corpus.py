@@ -6,7 +6,7 @@ Each case shows its bug as it did when it was found, and nothing without the bug
 from dataclasses import replace
 
 import pytest
-from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.play import SchedulePlayer
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import Case
@@ -42,10 +42,10 @@ def trial_name(trial: TrialConfig) -> str:
 @pytest.mark.parametrize("clean", CLEAN, ids=trial_name)
 def test_a_case_shows_its_bug_and_nothing_without_it(clean: TrialConfig, device: str) -> None:
     """With every property on, on this session's device."""
-    right = Lockstep(replace(clean, device=device), PROPERTIES)
+    right = SchedulePlayer(replace(clean, device=device), PROPERTIES)
     cases = {name: case for name, case in CASES.items() if case.trial.clean == clean}
     for name, case in cases.items():
-        broken = Lockstep(replace(case.trial, device=device), PROPERTIES)
+        broken = SchedulePlayer(replace(case.trial, device=device), PROPERTIES)
         outcome = broken.play(case.schedule)
         assert case.target in outcome.violated, name
         if device == case.trial.device:

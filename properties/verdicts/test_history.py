@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from paritybit.harness.campaigns.plan import RunConfig, trial_of
 from paritybit.harness.campaigns.search import EnoughDrawn, SearchResult, draw_schedules
-from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.play import SchedulePlayer
 from paritybit.harness.checks.table import CHEAP_PROPERTIES
 from paritybit.harness.lockstep.config import catalogued
 from paritybit.harness.schedules.schedule import Schedule
@@ -68,7 +68,7 @@ def test_the_bugs_of_a_point_violate_their_properties_and_no_other(
     scheme, table = HISTORY[point]
     bugs = catalogued(bug for bug, affected in table.items() if runner in affected)
     trial = replace(trial_of(RunConfig(device), runner, scheme), bugs=bugs)
-    lockstep, played = Lockstep(trial, CHEAP_PROPERTIES), SearchResult()
+    lockstep, played = SchedulePlayer(trial, CHEAP_PROPERTIES), SearchResult()
     detecting = {BUGS[bug].expected[runner] for bug in bugs}
     if "swa_int64" in bugs:  # The runs differ from the first prefill on, which hides stale rows.
         detecting -= {"hermetic_replay"}

@@ -273,7 +273,7 @@ class GraphRunner(ABC):
         return self.captured[bucket].operations
 
     def expected_translations(self, scheme: LocationScheme) -> int:
-        """Return the number of full-to-SWA expected_translations in a graph for a location scheme."""
+        """Return the number of full-to-SWA translations that a graph must have in a scheme."""
         layers = len(self.pool.pool.config.layers_of(Kind.SWA))
         per_store = {
             LocationScheme.PER_LAYER: layers,

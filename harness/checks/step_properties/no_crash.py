@@ -1,7 +1,7 @@
 """no_crash: detects steps and captures of the engine that raise an error.
 
-No property judges such a step, because it computed nothing that could be wrong. `Lockstep.play`
-reports the error as a violation.
+No property judges such a step, because it computed nothing that could be wrong.
+`SchedulePlayer.play` reports the error as a violation.
 """
 
 from typing import Any

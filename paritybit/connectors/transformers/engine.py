@@ -46,7 +46,7 @@ PROCESSORS = "logits processors"
 class WatchedGraph:
     """A graph of the engine. The sanitizer judges its replays."""
 
-    def __init__(self, engine: "TransformersEngine", io: Any, graph: Any) -> None:
+    def __init__(self, engine: "FollowedCache", io: Any, graph: Any) -> None:
         self.engine, self.io, self.graph = engine, io, graph
 
     def replay(self) -> Any:
@@ -55,7 +55,7 @@ class WatchedGraph:
         return guarded(watched)(self.graph.replay)
 
 
-class TransformersEngine(Following):
+class FollowedCache(Following):
     """Follows one PagedAttentionCache. `now` has the runner, the model and the batch."""
 
     package, inner = "transformers", ("/cache_pool.py",)

@@ -1,4 +1,4 @@
-"""Lists the methods of the engine that are wrapped. Each cache has its own `TransformersEngine`."""
+"""Lists the methods of the engine that are wrapped. Each cache has its own `FollowedCache`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from paritybit.connectors.failures import judge
 from paritybit.connectors.following import Following
 from paritybit.connectors.hooking import Call, NotRecognisedError, fitting
 from paritybit.connectors.transformers.batch import ASKED, asked_of
-from paritybit.connectors.transformers.engine import TransformersEngine
+from paritybit.connectors.transformers.engine import FollowedCache
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 
@@ -35,24 +35,24 @@ TARGETS["share"] = tuple(
     f"transformers.generation.continuous_batching.cache_allocators.cache_allocator.CacheAllocator.{name}"
     for name in ("fork_blocks", "acquire_prefix_blocks", "mark_complete_blocks")
 )
-"""Maps each method of `Hooks` or `TransformersEngine` to what it wraps."""
+"""Maps each method of `Hooks` or `FollowedCache` to what it wraps."""
 
 
 class Hooks(Following):
-    """Passes each call to the `TransformersEngine` that follows the cache of the call."""
+    """Passes each call to the `FollowedCache` that follows the cache of the call."""
 
     package = "transformers"
 
     def __init__(self, release: str, journal: Journal, settings: Settings) -> None:
         super().__init__(release, journal, settings)
-        self.engines: WeakKeyDictionary[Any, TransformersEngine] = WeakKeyDictionary()
+        self.engines: WeakKeyDictionary[Any, FollowedCache] = WeakKeyDictionary()
         """The engines, by cache and by its pool of blocks."""
 
     def made(self, original: Call, cache: Any, config: Any, continuous_batching_config: Any) -> Any:
         """Start to watch a cache."""
         result = original()
         try:
-            engine = TransformersEngine(cache, self.release, self.journal, self.settings)
+            engine = FollowedCache(cache, self.release, self.journal, self.settings)
         except NotRecognisedError as error:
             self.journal.undecided(f"transformers {self.release}: {error} is not recognised")
             return result
@@ -82,7 +82,7 @@ class Hooks(Following):
         """Return a hook that calls the method `name` of the engine that follows a cache."""
         if hasattr(self, name):
             return super().method_of(name)
-        method = fitting(getattr(TransformersEngine, name))
+        method = fitting(getattr(FollowedCache, name))
 
         def hook(original: Call, owner: Any, *args: Any, **kwargs: Any) -> Any:
             engine = self.engines.get(getattr(owner, "cache", owner))

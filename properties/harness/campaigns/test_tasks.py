@@ -58,7 +58,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskResult]:
             True: Scripted(trial, script),
         }
         monkeypatch.setattr(tasks, "cached_lockstep", lambda trial: kept[trial.bug is not None])
-        monkeypatch.setattr(tasks, "Lockstep", lambda trial: kept[trial.bug is not None])
+        monkeypatch.setattr(tasks, "SchedulePlayer", lambda trial: kept[trial.bug is not None])
         monkeypatch.setattr(
             tasks, "observe", lambda one, schedule: Observed(one, schedule, one.play(schedule), ())
         )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from paritybit.harness.checks import play as playing
-from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
+from paritybit.harness.checks.play import DeviceLostError, Outcome, SchedulePlayer
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.step_properties.no_crash import EXTRA_RUN
 from paritybit.harness.checks.table import PROPERTIES
@@ -25,12 +25,12 @@ SCHEDULE = Schedule((Admit(5, 9), Admit(3, 9), Decode((0, 1)), Decode((1,))))
 FAILS_AT = 2
 """The place of the first decode: before it come two steps that go well."""
 
-Planted = Callable[[Lockstep, pytest.MonkeyPatch, Exception], None]
+Planted = Callable[[SchedulePlayer, pytest.MonkeyPatch, Exception], None]
 """Makes a part of a lockstep raise an error, in the first decode where it is a step's."""
 
 
 @pytest.fixture
-def lockstep(device: str) -> Lockstep:
+def lockstep(device: str) -> SchedulePlayer:
     """A clean lockstep, judged by all properties."""
     found = shared(device, "cpu_graph")
     found.set_properties(PROPERTIES)
@@ -52,7 +52,7 @@ def decodes(observation: Observation) -> bool:
 
 
 def in_the_eager_forward(
-    lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exception
+    lockstep: SchedulePlayer, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """The reference fails."""
     forward, fail = lockstep.pair.eager_decoder.forward, raising(error)
@@ -63,7 +63,9 @@ def in_the_eager_forward(
     monkeypatch.setattr(lockstep.pair.eager_decoder, "forward", failing)
 
 
-def in_planning(lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def in_planning(
+    lockstep: SchedulePlayer, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     """The scheduler of the graph run fails."""
     plan, fail = lockstep.pair.graph_scheduler.plan, raising(error)
     monkeypatch.setattr(
@@ -76,7 +78,7 @@ def in_planning(lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exce
 def with_part(part: str, failing: Callable[[Callable[..., Any]], Any], rule: str) -> Planted:
     """Return what makes one part of a property's file fail."""
 
-    def plant(lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def plant(lockstep: SchedulePlayer, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         broken = replace(PROPERTIES[rule], **{part: failing(raising(error))})
         monkeypatch.setattr(playing, "PROPERTIES", {**PROPERTIES, rule: broken})
         lockstep.set_properties(PROPERTIES)
@@ -112,7 +114,7 @@ NOT_THE_SUBJECT: list[Planted] = [
 
 
 def outcome_of(
-    plant: Planted, lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exception
+    plant: Planted, lockstep: SchedulePlayer, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> Outcome:
     """Play the schedule while a part fails."""
     plant(lockstep, monkeypatch, error)
@@ -121,7 +123,7 @@ def outcome_of(
 
 @pytest.mark.parametrize("plant", NOT_THE_SUBJECT, ids=lambda plant: plant.__name__)
 def test_an_error_outside_the_subject_is_reported_and_violates_nothing(
-    plant: Planted, lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
+    plant: Planted, lockstep: SchedulePlayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = outcome_of(plant, lockstep, monkeypatch, KeyError("out of something"))
     assert outcome.violations == ()
@@ -136,7 +138,7 @@ def test_an_error_outside_the_subject_is_reported_and_violates_nothing(
 def in_the_subject(number: int) -> Planted:
     """Return what makes a decode of the subject, or of the fresh engine beside it, fail."""
 
-    def plant(lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def plant(lockstep: SchedulePlayer, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         engine = captured(lockstep)[number]
         forward, fail = engine.forward, raising(error)
 
@@ -156,7 +158,7 @@ OF_THE_SUBJECT = [in_the_subject(0), in_the_subject(1)]
 
 @pytest.mark.parametrize("number", [0, 1], ids=["subject", "fresh engine"])
 def test_an_error_of_the_subject_violates_no_crash_alone(
-    number: int, lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
+    number: int, lockstep: SchedulePlayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message is the error's first line. `where` names an extra run that failed."""
     failure = IndexError("index 10000 is out of bounds\nof something")
@@ -169,7 +171,7 @@ def test_an_error_of_the_subject_violates_no_crash_alone(
 
 
 def test_a_subject_without_memory_violates_nothing(
-    lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
+    lockstep: SchedulePlayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = outcome_of(OF_THE_SUBJECT[0], lockstep, monkeypatch, torch.OutOfMemoryError("full"))
     assert outcome.violations == ()
@@ -180,7 +182,7 @@ def test_a_subject_without_memory_violates_nothing(
     "plant", [in_the_eager_forward, *OF_THE_SUBJECT], ids=lambda plant: plant.__name__
 )
 def test_an_error_that_loses_the_device_is_raised_wherever_it_is(
-    plant: Planted, lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
+    plant: Planted, lockstep: SchedulePlayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the schedule and the outcome so far: no further schedule can be played here."""
     lost = torch.AcceleratorError("device-side assert triggered")

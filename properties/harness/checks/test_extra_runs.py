@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.play import SchedulePlayer
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.noise import Noise
@@ -93,7 +93,7 @@ def changed_since(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[st
     return {name for name in before if not torch.equal(bits(before[name]), bits(after[name]))}
 
 
-def traces(lockstep: Lockstep, run: ExtraRun, pair: Pair, planned: PlannedStep) -> set[str]:
+def traces(lockstep: SchedulePlayer, run: ExtraRun, pair: Pair, planned: PlannedStep) -> set[str]:
     """Return what an extra run left changed: in the runs, the subject or its Python state.
 
     Of the fresh engine, what is still changed once it is given its just-captured bytes back.
@@ -110,7 +110,7 @@ def traces(lockstep: Lockstep, run: ExtraRun, pair: Pair, planned: PlannedStep) 
     return found | changed_since(before[1], bytes_of(pair, fresh))
 
 
-def play_all_steps(lockstep: Lockstep, runs: dict[str, ExtraRun]) -> None:
+def play_all_steps(lockstep: SchedulePlayer, runs: dict[str, ExtraRun]) -> None:
     """Play the schedule step by step with some extra runs."""
     with torch.inference_mode():
         lockstep.pair.reset(SCHEDULE.seed)
@@ -144,7 +144,7 @@ LENGTHS = (
 
 
 def noisy_bytes(
-    lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
+    lockstep: SchedulePlayer, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Pair, PlannedStep], None]:
     """Return an extra run among noise that checks what the noise spared, and notes the rest.
 
@@ -173,7 +173,7 @@ def noisy_bytes(
 
 
 def assert_spares_the_batch(
-    lockstep: Lockstep, batch: ForwardBatch | None, before: dict[str, Tensor]
+    lockstep: SchedulePlayer, batch: ForwardBatch | None, before: dict[str, Tensor]
 ) -> None:
     """Check that noise filled all KV but the batch's own, and kept the cells in use."""
     pair = lockstep.pair

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.play import SchedulePlayer
 from paritybit.harness.checks.static_inputs import METADATA, parts, required_room
 from paritybit.harness.checks.step_properties.live_inputs import judge
 from paritybit.harness.checks.table import CHEAP_PROPERTIES
@@ -98,6 +98,6 @@ def test_a_wrong_policy_in_a_contract_is_detected(
     monkeypatch.setattr(RUNNERS["decode"], "rows", rows)
     trial = TrialConfig("decode", device=device, buckets=(2, 4), token_buckets=(4, 12))
     steps = *SCHEDULE.steps[:3], *[Decode((0, 1, 2))] * 3, *SCHEDULE.steps[3:]
-    outcome = Lockstep(trial).play(Schedule(steps, SCHEDULE.seed))
+    outcome = SchedulePlayer(trial).play(Schedule(steps, SCHEDULE.seed))
     assert outcome.error is None
     assert {"live_inputs", "write_frame"} <= outcome.violated

@@ -5,7 +5,7 @@ what a fault does is observed at all.
 """
 
 import pytest
-from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.play import SchedulePlayer
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from paritybit.harness.lockstep.logs import LogTrap
@@ -77,7 +77,7 @@ def refused(runner: str, device: str) -> TrialConfig:
 def test_a_static_buffer_that_two_runners_share_in_two_dtypes_is_seen_before_any_step(
     device: str,
 ) -> None:
-    lockstep = Lockstep(refused("piecewise", device))
+    lockstep = SchedulePlayer(refused("piecewise", device))
     outcome = lockstep.play(SCHEDULE)
     assert [(found.property, found.step) for found in outcome.violations] == [("index_contract", 0)]
     assert "static buffer positions is shared as" in outcome.violations[0].message

@@ -7,7 +7,7 @@ observations made by hand.
 from dataclasses import replace
 
 import pytest
-from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.play import Outcome, SchedulePlayer
 from paritybit.harness.checks.property import Violation, judge_step
 from paritybit.harness.checks.table import CHEAP_PROPERTIES, PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
@@ -46,7 +46,7 @@ def build(
     device: str,
     monkeypatch: pytest.MonkeyPatch,
     stale: str | None = None,
-) -> Lockstep:
+) -> SchedulePlayer:
     """Return a lockstep of a runner whose padded rows keep one index, or a clean one."""
     right = TrialConfig.subject
 
@@ -57,10 +57,10 @@ def build(
 
     with monkeypatch.context() as patch:
         patch.setattr(TrialConfig, "subject", subject)
-        return Lockstep(trial_of(runner, device), CHEAP_PROPERTIES)
+        return SchedulePlayer(trial_of(runner, device), CHEAP_PROPERTIES)
 
 
-def played(lockstep: Lockstep, *steps: Step) -> Outcome:
+def played(lockstep: SchedulePlayer, *steps: Step) -> Outcome:
     """Play steps after three requests were admitted."""
     outcome = lockstep.play(Schedule((*ADMITTED, *steps), seed=3))
     assert outcome.error is None, outcome.error

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
-from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.play import SchedulePlayer
 from paritybit.harness.checks.property import Property
 from paritybit.harness.checks.table import CHEAP_PROPERTIES, PROPERTIES
 from paritybit.harness.explain import suspects
@@ -86,7 +86,7 @@ CASES: dict[str, Expected] = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_report_says_what_differs_and_which_suspect_explains_it(name: str, device: str) -> None:
     case = load(CORPUS / f"{name}.json", Case)
-    lockstep = Lockstep(replace(case.trial, device=device), PROPERTIES, records_ops=True)
+    lockstep = SchedulePlayer(replace(case.trial, device=device), PROPERTIES, records_ops=True)
     found = explanation(observe(lockstep, case.schedule), case.target)
     assert report(found) == CASES[name]
 
@@ -121,7 +121,7 @@ def test_each_suspect_explains_a_bug(name: str, device: str) -> None:
     bug, _, runner = name.partition("@")
     schedule, expected = BUGS[name]
     trial = TrialConfig(runner, device=device).with_bug(bug)
-    lockstep = Lockstep(trial, CHEAP_PROPERTIES | {expected.property_id}, records_ops=True)
+    lockstep = SchedulePlayer(trial, CHEAP_PROPERTIES | {expected.property_id}, records_ops=True)
     found = explanation(observe(lockstep, schedule), expected.property_id)
     assert report(found) == expected
 
@@ -133,7 +133,7 @@ SWA_PAD = Schedule((Admit(1, 16), Admit(2, 16), Decode((0, 1)), Decode((0,))))
 def swa_pad(device: str) -> Explanation:
     """Return the report about swa_pad."""
     trial = TrialConfig(device=device).with_bug("swa_pad")
-    lockstep = Lockstep(trial, records_ops=True)
+    lockstep = SchedulePlayer(trial, records_ops=True)
     found = explanation(observe(lockstep, SWA_PAD), "kv_parity")
     assert found is not None
     return found
@@ -212,7 +212,7 @@ def test_an_engine_that_cannot_be_captured_is_explained_by_the_lines_that_raised
     code: dict[str, Any] = {}
     exec(compile(RAISES, str(SOURCES / "subjects" / "buffers.py"), "exec"), code)
     monkeypatch.setattr(StaticInputs, "__init__", code["__init__"])
-    found = explanation(observe(Lockstep(TrialConfig()), SWA_PAD), None)
+    found = explanation(observe(SchedulePlayer(TrialConfig()), SWA_PAD), None)
     assert found is not None and found.property_id == "no_crash"
     assert (found.sources[0].file, found.sources[0].line) == ("subjects/buffers.py", 2)
     assert "the engine could not be captured: no buffer" in found.proof[1]

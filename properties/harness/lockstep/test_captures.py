@@ -4,7 +4,7 @@ import gc
 import weakref
 
 import torch
-from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.play import SchedulePlayer
 from paritybit.harness.checks.step_properties.index_contract import contract_breaches
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.reference.batch import Mode
@@ -15,7 +15,7 @@ SMALL = TrialConfig(buckets=(2, 4), token_buckets=(4, 12))
 
 
 def test_a_buffer_that_is_replaced_after_a_capture_is_not_the_one_that_a_graph_reads() -> None:
-    engine = Lockstep(SMALL, (), alone=True).pair.engine
+    engine = SchedulePlayer(SMALL, (), alone=True).pair.engine
     buffers = engine.runners[Mode.DECODE].inputs.buffers
     buffers["positions"] = buffers["positions"].clone()
     with torch.inference_mode():
@@ -28,7 +28,7 @@ def test_a_buffer_that_is_replaced_after_a_capture_is_not_the_one_that_a_graph_r
 
 def test_a_lockstep_is_freed_without_the_collector() -> None:
     """The collector runs rarely, and a pair and its captured engines hold much memory."""
-    lockstep = Lockstep(SMALL.with_bug("swa_pad"))
+    lockstep = SchedulePlayer(SMALL.with_bug("swa_pad"))
     lockstep.play(SCHEDULE)
     held = [weakref.ref(one) for one in (lockstep.pair, *captured(lockstep))]
     gc.disable()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.play import SchedulePlayer
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.pair import Pair
@@ -49,6 +49,6 @@ def test_more_requests_together_than_a_graph_has_room_for_run_eagerly(
 ) -> None:
     """Although a graph has room for their tokens."""
     trial = TrialConfig("piecewise", device=device, buckets=(4, 16))
-    outcome = Lockstep(trial, PROPERTIES).play(Schedule((Prefill((1,) * count, count),)))
+    outcome = SchedulePlayer(trial, PROPERTIES).play(Schedule((Prefill((1,) * count, count),)))
     assert (outcome.error, outcome.violations) == (None, ())
     assert outcome.replays == (count <= MOST_REQUESTS)

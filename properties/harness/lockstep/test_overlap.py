@@ -6,7 +6,7 @@ import pytest
 import torch
 from paritybit.harness.campaigns.search import SearchResult, draw_schedules
 from paritybit.harness.campaigns.task import Task, judge
-from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.play import SchedulePlayer
 from paritybit.harness.checks.table import CHEAP_PROPERTIES
 from paritybit.harness.explain.report import explanation, observe
 from paritybit.harness.lockstep.config import TrialConfig
@@ -90,7 +90,7 @@ def test_the_same_bits_come_out_whether_steps_overlap_or_not(runner: str) -> Non
 def test_a_race_is_found_and_explained_by_the_overlap(bug: str) -> None:
     trial = SMALL.with_bug(bug)
     assert trial.overlap
-    lockstep, schedule = Lockstep(trial, CHEAP_PROPERTIES), SHOWN_BY[bug]
+    lockstep, schedule = SchedulePlayer(trial, CHEAP_PROPERTIES), SHOWN_BY[bug]
     seen = observe(lockstep, schedule)
     assert seen.outcome.error is None
     assert SEEN_BY[bug] in seen.outcome.violated
@@ -107,7 +107,7 @@ def test_a_forward_that_does_not_wait_for_its_tables_is_seen(
     parts = Parts((UnawaitedTables,))
     monkeypatch.setattr(TrialConfig, "subject", lambda trial: replace(right(trial), parts=parts))
     schedule = Schedule((Admit(9, 9), *[Decode((0,))] * TURN))
-    outcome = Lockstep(replace(SMALL, overlap=True)).play(schedule)
+    outcome = SchedulePlayer(replace(SMALL, overlap=True)).play(schedule)
     assert outcome.error is None
     assert "logits_parity" in outcome.violated
     assert min(violation.step for violation in outcome.violations) > FORWARDS_LAG
@@ -125,7 +125,7 @@ def test_a_trial_of_overlapping_steps_of_which_none_did_is_vacuous(
 
 def test_a_step_that_frees_nothing_is_not_counted_as_a_free() -> None:
     """The window of a short request covers all of its tokens, so an eviction frees no page."""
-    lockstep = Lockstep(replace(SMALL, overlap=True))
+    lockstep = SchedulePlayer(replace(SMALL, overlap=True))
     outcome = lockstep.play(Schedule((Admit(3, 3), Decode((0,)), Evict(0), Decode((0,)))))
     assert outcome.events[OVERLAPPED] > 0
     assert outcome.events[FREED_IN_FLIGHT] == 0

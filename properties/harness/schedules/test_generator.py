@@ -2,7 +2,7 @@
 
 import pytest
 from paritybit.harness.campaigns.search import draw_schedules
-from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.play import SchedulePlayer
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.schedules.boundaries import BoundaryScene, Ground, scenes
 from paritybit.harness.schedules.schedule import Schedule
@@ -27,6 +27,6 @@ def test_the_longest_context_and_a_bucket_of_one_row_have_no_violation(
     trial = TrialConfig(runner, buckets=(1, 4), token_buckets=(1, 5))
     ground = Ground(trial.model, (1, 4), (1, 5), trial.modes, RUNNERS[runner].mode)
     played = [BoundaryScene(bucket, "longest") for bucket in ground.sizes]
-    outcome = Lockstep(trial).play(Schedule(scenes(ground, played)))
+    outcome = SchedulePlayer(trial).play(Schedule(scenes(ground, played)))
     assert (outcome.violations, outcome.error) == ((), None)
     assert all(outcome.events[f"{runner}: bucket {size} full"] for size in ground.sizes)

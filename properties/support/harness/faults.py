@@ -7,7 +7,7 @@ clean without it. A fault planted in both runs alike must not be seen by parity.
 from collections.abc import Callable
 
 import pytest
-from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.play import SchedulePlayer
 from paritybit.harness.lockstep.scheduler import LockstepScheduler
 from paritybit.reference.allocator import PageAllocation, PageAllocator
 from paritybit.reference.batch import ForwardBatch, Mode
@@ -29,12 +29,12 @@ from properties.support.harness.planting import (
 from properties.support.harness.tensors import first_of, flip
 
 
-def free_slot(lockstep: Lockstep) -> int:
+def free_slot(lockstep: SchedulePlayer) -> int:
     """Return a full slot that nobody owns."""
     return lockstep.pair.graph_scheduler.allocator.free_full[0]
 
 
-def wrong_kv(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def wrong_kv(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last bit of one element in a slot that the step may write."""
     role = RUNNERS[runner].mode.written
     assert role is not None
@@ -47,7 +47,9 @@ def wrong_kv(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -
     on_replay(lockstep, runner, monkeypatch, change, fresh_engine=True)
 
 
-def reads_free_bytes(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def reads_free_bytes(
+    lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Live output that takes up the bytes of a slot nobody owns: too few to show, but for noise."""
     pools = lockstep.pair.graph_pools
 
@@ -75,7 +77,7 @@ def refill(inputs: StaticInputs, name: str, value: int, monkeypatch: pytest.Monk
 
 
 def row_of_a_retracted_request_freed(
-    lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
+    lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The row of tokens of a request that comes back is free for the next one, in both runs."""
     leave = LockstepScheduler._leave
@@ -88,7 +90,7 @@ def row_of_a_retracted_request_freed(
     monkeypatch.setattr(LockstepScheduler, "_leave", freeing)
 
 
-def eager_fallback(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def eager_fallback(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mode that silently runs eagerly, with all the right bits, although it was captured."""
     pair, (subject, _) = lockstep.pair, captured(lockstep)
     target, draft = pair.models.values()
@@ -106,14 +108,14 @@ def eager_fallback(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPa
 def padding_filled_with(name: str, value: int) -> Plant:
     """Return a fault of every engine: padding fills a static input of a runner with a value."""
 
-    def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plant(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
         for under_test in runners_named(lockstep, runner):
             refill(under_test.inputs, name, value, monkeypatch)
 
     return plant
 
 
-def freed_twice(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def freed_twice(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last page is given back twice when a request leaves, in both runs."""
     for side in (lockstep.pair.eager_scheduler, lockstep.pair.graph_scheduler):
         monkeypatch.setattr(side.allocator, "free", freeing_twice(side.allocator))
@@ -130,7 +132,7 @@ def freeing_twice(allocator: PageAllocator) -> Callable[[PageAllocation], None]:
     return twice
 
 
-def still_mapped(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def still_mapped(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is evicted stays mapped in the graph run."""
     allocator = lockstep.pair.graph_scheduler.allocator
     evict, mapping = allocator.evict, lockstep.pair.graph_pools.tables.full_to_swa_index_mapping
@@ -144,7 +146,7 @@ def still_mapped(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(allocator, "evict", mapped)
 
 
-def drifting(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def drifting(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the eager forwards of a decode, the first differs from the others."""
     begun = set[int]()
 
@@ -156,7 +158,9 @@ def drifting(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -
     on_eager(lockstep, monkeypatch, change)
 
 
-def other_bits_alone(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def other_bits_alone(
+    lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A request run eagerly alone that has other bits than in company."""
 
     def change(batch: ForwardBatch, output: Output) -> None:
@@ -170,7 +174,7 @@ def other_bits_alone(lockstep: Lockstep, runner: str, monkeypatch: pytest.Monkey
     on_eager(lockstep, monkeypatch, change)
 
 
-def wrong_token(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def wrong_token(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token of the graph run that no later step reads is another one."""
     side = lockstep.pair.graph_scheduler
     commit = side.commit
@@ -183,7 +187,7 @@ def wrong_token(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(side, "commit", changed)
 
 
-def failing_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def failing_replay(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay that raises an error."""
 
     def change(batch: ForwardBatch | None, replay: ReplayResult) -> None:
@@ -192,7 +196,7 @@ def failing_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPa
     on_replay(lockstep, runner, monkeypatch, change)
 
 
-def padded_element(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def padded_element(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last bit of one element of a padded row, which the fresh engine has right."""
 
     def change(batch: ForwardBatch | None, replay: ReplayResult) -> None:

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 import torch
-from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.play import Outcome, SchedulePlayer
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.schedules.schedule import (
@@ -54,7 +54,7 @@ is of one request, but for a prefill, or fills the largest bucket. The first dra
 the longest request is more than a graph can run.
 """
 
-Plant = Callable[[Lockstep, str, pytest.MonkeyPatch], None]
+Plant = Callable[[SchedulePlayer, str, pytest.MonkeyPatch], None]
 """Plants a fault that concerns one runner of a lockstep, given its name."""
 
 ForwardChange = Callable[[ForwardBatch | None, ForwardResult], None]
@@ -70,7 +70,7 @@ ONE_PER_ENGINE = tuple(dict.fromkeys(map(engine_of, RUNNERS)))
 """The first runner of each engine."""
 
 
-def build(device: str, engine: str) -> Lockstep:
+def build(device: str, engine: str) -> SchedulePlayer:
     """Return a new clean lockstep of an engine, in sizes that are just enough for SCHEDULE."""
     trial = TrialConfig(
         engine,
@@ -82,11 +82,11 @@ def build(device: str, engine: str) -> Lockstep:
         buckets=(2, 4),
         token_buckets=(4, 12),
     )
-    return Lockstep(trial, PROPERTIES)
+    return SchedulePlayer(trial, PROPERTIES)
 
 
 @cache
-def shared(device: str, engine: str) -> Lockstep:
+def shared(device: str, engine: str) -> SchedulePlayer:
     """Return a clean lockstep for faults that monkeypatch takes back."""
     return build(device, engine)
 
@@ -97,7 +97,7 @@ def play(
     plant: Plant | None,
     monkeypatch: pytest.MonkeyPatch,
     properties: Sequence[str] = tuple(PROPERTIES),
-) -> tuple[Lockstep, Outcome]:
+) -> tuple[SchedulePlayer, Outcome]:
     """Play the schedule with a fault planted in a runner, or without one.
 
     Raises AssertionError, with the traceback, where the playing itself failed.
@@ -113,18 +113,18 @@ def play(
     return lockstep, outcome
 
 
-def captured(lockstep: Lockstep) -> tuple[ReplicaEngine, ReplicaEngine]:
+def captured(lockstep: SchedulePlayer) -> tuple[ReplicaEngine, ReplicaEngine]:
     """Return the subject of a lockstep and its fresh engine."""
     return lockstep.pair.engine, lockstep.pair.fresh_engine
 
 
-def runners_named(lockstep: Lockstep, name: str) -> list[GraphRunner]:
+def runners_named(lockstep: SchedulePlayer, name: str) -> list[GraphRunner]:
     """Return the runners of a name: the subject's and the fresh engine's."""
     return [engine.runners[RUNNERS[name].mode] for engine in captured(lockstep)]
 
 
 def on_forward(
-    lockstep: Lockstep,
+    lockstep: SchedulePlayer,
     monkeypatch: pytest.MonkeyPatch,
     change: ForwardChange,
     *,
@@ -146,7 +146,7 @@ def on_forward(
 
 
 def on_replay(
-    lockstep: Lockstep,
+    lockstep: SchedulePlayer,
     runner: str,
     monkeypatch: pytest.MonkeyPatch,
     change: ReplayChange,
@@ -163,7 +163,7 @@ def on_replay(
 
 
 def on_eager(
-    lockstep: Lockstep,
+    lockstep: SchedulePlayer,
     monkeypatch: pytest.MonkeyPatch,
     change: Callable[[ForwardBatch, Output], None],
 ) -> None:

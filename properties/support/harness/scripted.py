@@ -19,7 +19,7 @@ Script = Callable[["Scripted", Schedule], Outcome]
 
 
 class Scripted:
-    """Plays what its script says, in the place of a Lockstep."""
+    """Plays what its script says, in the place of a SchedulePlayer."""
 
     def __init__(self, trial: TrialConfig, script: Script) -> None:
         self.trial = trial
