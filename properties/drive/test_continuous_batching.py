@@ -111,3 +111,4 @@ def test_an_output_must_be_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hear("a", [4, 7], done=True) == ended == []
     assert hear("a__child#0", [7, 4, 4], done=True) == ["request a__child#0"]
     assert ended == ["a"]
+    assert hear("a", [4], done=False)[1:] == ["request a is answered after it ended or was aborted"]

@@ -15,7 +15,7 @@ from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.job import comparisons
 from paritybit.drive.script import Planned, Sampling
 from paritybit.drive.stand_ins.installing import install as replace
-from paritybit.drive.transformers.plain import difference
+from paritybit.drive.transformers.plain import NOISE, difference
 from paritybit.drive.transformers.settings import FLASH, TransformersServed
 from paritybit.drive.transformers.stand_ins import ON_A_CPU, captures_flash
 from paritybit.engines.loading import named
@@ -144,7 +144,9 @@ class Transformers(Engine):
         """Judge an output, and report the request to the player if all of its samples ended."""
         sample, tokens, likely = output.request_id, output.generated_tokens, output.logprobs
         if sample not in self._answers:
-            return  # It was aborted.
+            if not self.served.overlap:  # Else a batch under way may still answer it.
+                report(f"request {sample} is answered after it ended or was aborted")
+            return
         answer, how = self._answers[sample]
         if tokens[: len(answer.tokens)] != answer.tokens:
             report(f"request {sample} takes back tokens that it returned")
@@ -153,7 +155,7 @@ class Transformers(Engine):
             return
         del self._answers[sample]
         answer.judge(sample)
-        numbers = [one for one in likely if one <= 0]  # Not those that are not a number.
+        numbers = [one for one in likely if one <= NOISE]  # Not those that are not a number.
         complete = len(numbers) == len(likely) == len(tokens) * self.served.streamed
         if output.prompt_ids != answer.prompt or not complete:
             report(f"request {sample} has another prompt, or not one log-likelihood per token")
