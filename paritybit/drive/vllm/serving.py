@@ -98,13 +98,8 @@ class Vllm(Engine):
     def _hear(self, core: Any, outputs: Sequence[Any]) -> None:
         """Note the outputs of a step, as the engine's client gets them."""
         for output in outputs:
-            answer = self._answers.get(output.request_id)
-            if answer is None:
+            if output.request_id not in self._answers:
                 report(f"request {output.request_id} goes on after it has ended", what="goes on")
-            elif self.served.forced:  # What follows drafts is sampled, unless the request ends.
-                end = len(answer.tokens) + len(output.new_token_ids)
-                last = end if output.finish_reason is not None else end - 1
-                answer.drafted = {*answer.drafted, *range(len(answer.tokens), last)}
         processed = self._outputs.process_outputs(outputs)
         core.abort_requests(processed.reqs_to_abort)
         for output in processed.request_outputs:
@@ -153,9 +148,10 @@ class Vllm(Engine):
             given |= {"stop_token_ids": None, "stop": [*map(letter, late)]}
         ends = () if asked.ignore_eos else (END_OF_TEXT,)
         answer = Answer(prompt, one.tokens, asked, {*ends, *(() if late else stops)}, late)
+        if self.served.forced:  # Where a forced rejection leaves no token, any may follow it.
+            answer.drafted = range(one.tokens)
         kinds = sampling.RequestOutputKind
-        streams = self.served.forced or one.tokens % 2
-        given["output_kind"] = kinds.DELTA if streams else kinds.FINAL_ONLY
+        given["output_kind"] = kinds.DELTA if one.tokens % 2 else kinds.FINAL_ONLY
         if self.likely is not None:
             # A request for the likelihoods of its prompt reads no cached prefix.
             given |= {"logprobs": LIKELIEST, "prompt_logprobs": one.arrives % 2 * LIKELIEST or None}
