@@ -1,6 +1,9 @@
 """How transformers is fetched and started, and what stands in for graphs while it captures."""
 
+from functools import partial
 from pathlib import Path
+from queue import Queue
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,3 +115,23 @@ def test_an_output_must_be_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hear("a__child#0", [7, 4, 4], done=True) == ["request a__child#0"]
     assert ended == ["a"]
     assert hear("a", [4], done=False)[1:] == ["request a is answered after it ended or was aborted"]
+
+
+def test_no_request_arrives_while_the_loop_stops() -> None:
+    """The engine would never serve it."""
+    engine, called = serving.Transformers(TransformersServed()), list[str]()
+    status = SimpleNamespace(FLUSH_AND_STOP=1, request_stop=lambda *_: called.append("stop"))
+    engine.manager = SimpleNamespace(
+        output_router=SimpleNamespace(output_queue=Queue()),
+        background_thread_status=status,
+        _wake_up_loop=Event(),
+    )
+    planned: list[Any] = [[engine._flush], [], [partial(called.append, "arrives")]]
+    engine.player = SimpleNamespace(open=0, poll=lambda: planned.pop(0))  # type: ignore[assignment]
+    engine.manager.batch_processor = SimpleNamespace(cache=SimpleNamespace(evict_cached_blocks=int))
+    for _ in range(4):
+        engine._poll()
+    assert called == ["stop"]
+    engine._stopping = False  # The loop starts again.
+    engine._poll()
+    assert called == ["stop", "arrives"]

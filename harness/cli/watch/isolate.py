@@ -34,7 +34,7 @@ from paritybit.launch.words import causes_of, plural
 if TYPE_CHECKING:
     from paritybit.harness.cli.watch.run import WatchRun
 
-LEAST = 90.0
+LEAST = 120.0
 """Seconds for all findings, if less is left of the budget of a run."""
 
 MOST_CAUSES, MOST_HUNKS = 3, 3
@@ -160,7 +160,9 @@ def isolate(
         copies = Copies(run, adapter, engine, deadline, Path(scratch).resolve())
         for name in names[:MOST_CAUSES]:
             changes = isolated(cases[name], [*seen[-1:], hunks], copies.show)
-            if 0 < len(changes) <= MOST_HUNKS:
+            # Without time left, more may have been undone than is needed.
+            whole = len(changes) == 1 or time.monotonic() < deadline
+            if 0 < len(changes) <= MOST_HUNKS and whole:
                 seen.append(changes)
                 needed[cases[name].key] = tuple(f"{one}, since {base.name}" for one in changes)
             else:

@@ -58,6 +58,8 @@ class Transformers(Engine):
         self._samples: dict[str, list[list[int]]] = {}
         self._stop = False
         """Whether the generation loop is to stop and start again when no request is open."""
+        self._stopping = False
+        """Whether it was asked to stop, and has not started again."""
 
     def start(self, direct: Callable[[Engine], object]) -> None:
         """Warm up the engine, and call `direct` when it is ready."""
@@ -87,6 +89,7 @@ class Transformers(Engine):
         status, error = self.manager.background_thread_status, None
         while error is None:
             status.clear()
+            self._stopping = False
             try:
                 named(self.manager._run_generation_loop, use_inference_mode=False)()
             except PlayedError:
@@ -131,11 +134,12 @@ class Transformers(Engine):
         outputs = self.manager.output_router.output_queue
         while not outputs.empty():
             self._hear(outputs.get_nowait())
-        acts = self.player.poll()
+        # A loop that stops would lose a request that comes now.
+        acts = () if self._stopping else self.player.poll()
         for act in acts:
             act()
         if self._stop and not acts and not self.player.open:
-            self._stop = False
+            self._stop, self._stopping = False, True
             status = self.manager.background_thread_status
             status.request_stop(status.FLUSH_AND_STOP, 0)
         self.manager._wake_up_loop.set()  # An idle loop would wait for a client.
