@@ -9,7 +9,7 @@ import torch
 
 from paritybit.drive.answers import END_OF_TEXT, Answer
 from paritybit.drive.script import Sampling
-from paritybit.drive.sglang.answers import Grammar, Processor
+from paritybit.drive.sglang.answers import Processor, SglangGrammar
 from paritybit.drive.sglang.settings import SglangServed
 
 PROMPT = [7, 8, 9]
@@ -67,7 +67,7 @@ def test_an_answer_is_what_its_request_asks(
 
 def test_a_grammar_and_a_processor_together_leave_tokens() -> None:
     for number in range(4):
-        grammar, logits = Grammar(str(number)), torch.zeros(2, 256)
+        grammar, logits = SglangGrammar(str(number)), torch.zeros(2, 256)
         mask = grammar.allocate_vocab_mask(256, 2, "cpu")
         grammar.fill_vocab_mask(mask, 1)
         grammar.apply_vocab_mask(logits, mask)

@@ -11,7 +11,7 @@ from paritybit.harness.errors import CannotRunError
 
 from paritybit.drive.adapters import Environment
 from paritybit.drive.vllm.adapter import ADAPTER
-from paritybit.drive.vllm.answers import Grammar
+from paritybit.drive.vllm.answers import VllmGrammar
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.host import copy_late
 from paritybit.drive.vllm.settings import VllmServed
@@ -114,7 +114,7 @@ def test_a_copy_of_the_simple_connector_is_late() -> None:
 
 
 def test_a_grammar_accepts_the_first_tokens_that_are_allowed() -> None:
-    grammar = Grammar("1")
+    grammar = VllmGrammar("1")
     assert not grammar.accept_tokens("a", [5, 6, 8])
     assert grammar.tokens == [5, 6]
     assert grammar.validate_tokens([7, 4, 4]) == [7, 4]

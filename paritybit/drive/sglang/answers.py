@@ -12,7 +12,7 @@ from paritybit.drive import answers
 from paritybit.drive.answers import WORD, outside, report
 
 
-class Grammar(answers.Grammar):
+class SglangGrammar(answers.Grammar):
     """A mixin for the engine's class. A mask is int32 [rows, words]."""
 
     def accept_token(self, token: int) -> None:
@@ -21,7 +21,7 @@ class Grammar(answers.Grammar):
             raise ValueError(f"token {token} is not allowed as number {len(self.tokens)}")
         self.tokens.append(token)
 
-    def copy(self) -> "Grammar":
+    def copy(self) -> "SglangGrammar":
         """Return the grammar of another request."""
         return type(self)(self.number)
 

@@ -21,7 +21,7 @@ from paritybit.drive.models import VOCABULARY
 from paritybit.drive.operating.adapters import loads, name_of
 from paritybit.drive.operating.sglang import acts_of
 from paritybit.drive.script import Planned, Sampling
-from paritybit.drive.sglang.answers import Grammar, processor
+from paritybit.drive.sglang.answers import SglangGrammar, processor
 from paritybit.drive.sglang.settings import SglangServed
 from paritybit.drive.sglang.stand_ins import ANYWHERE, ON_A_CPU
 from paritybit.drive.stand_ins.installing import install as put
@@ -141,7 +141,9 @@ class Sglang(Engine):
             scheduler.tokenizer = TOKENIZER
             constrained: Any = importlib.import_module(GRAMMARS)
             backend = constrained.BaseGrammarBackend()
-            backend.dispatch_regex = type("Classes", (Grammar, constrained.BaseGrammarObject), {})
+            backend.dispatch_regex = type(
+                "Classes", (SglangGrammar, constrained.BaseGrammarObject), {}
+            )
             scheduler.grammar_manager.grammar_backend = backend
             if self.served.mixed and not scheduler.is_mixed_chunk:
                 raise LackingError("this release mixes no batches with these settings")

@@ -20,7 +20,7 @@ FIRST_LETTER = 0x4E00
 """The character of token 0."""
 
 
-class Grammar(answers.Grammar):
+class VllmGrammar(answers.Grammar):
     """A mixin for the engine's class. A mask is int32 [rows, words]."""
 
     validate_tokens = answers.Grammar.first
@@ -53,7 +53,7 @@ class Compiler:
     def __init__(self) -> None:
         types: Any = importlib.import_module("vllm.v1.structured_output.backend_types")
         unused = {"is_terminated": lambda one: False, "reset": None}
-        self.grammar: Any = type("Classes", (Grammar, types.StructuredOutputGrammar), unused)
+        self.grammar: Any = type("Classes", (VllmGrammar, types.StructuredOutputGrammar), unused)
 
     def submit(self, compiles: Any, request: Any) -> Late:
         """Return the grammar of a request, later."""
