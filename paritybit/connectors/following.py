@@ -32,6 +32,8 @@ class Following:
     package: str
     inner: tuple[str, ...] = ()
     """Parts of the paths of files that allocate and free slots on behalf of others."""
+    imported = False
+    """Whether other engines import the package, so that it may not be used."""
 
     def __init__(self, release: str, journal: Journal, settings: Settings) -> None:
         self.release, self.journal, self.settings = release, journal, settings
@@ -40,6 +42,8 @@ class Following:
         self.now: Any = None
         self.forwards = 0
         self.idle_at: Any = None
+        self.lacking = list[str]()
+        """The targets of each method that has none in this release."""
         self.error: Exception | None = None
         """The first error of the engine, if its loop may raise another one."""
 
@@ -50,9 +54,16 @@ class Following:
         if settings is None or journal is None:
             return
         engine = cls(hooking.release_of(cls.package), journal, settings)
-        for name in hooking.install(targets, engine.method_of):
-            paths = ", ".join(targets[name])
-            journal.undecided(f"{cls.package} {engine.release}: none of {paths} is there to watch")
+        names = hooking.install(targets, engine.method_of)
+        engine.lacking += [", ".join(targets[name]) for name in names]
+        if not cls.imported:
+            engine.report_lacking()
+
+    def report_lacking(self) -> None:
+        """Report what is not there to watch."""
+        for paths in self.lacking:
+            what = f"{self.package} {self.release}: none of {paths} is there to watch"
+            self.journal.undecided(what)
 
     def method_of(self, name: str) -> Callable[..., Any]:
         """Return the hook of a name."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paritybit.connectors import following, hooking
 from paritybit.connectors.transformers.batch import (
     PlannedRequest,
     TransformersBatch,
@@ -400,3 +401,21 @@ def test_a_graph_must_have_captured_the_arguments_of_the_batch(
     found = [one.text for one in journal.found if one.check == "moved address"]
     assert [what is not None and what in text for text in found] == [True] * (what is not None)
     assert (len(runs) == 1) == (what is not None)
+
+
+def test_what_a_release_lacks_matters_once_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other engines import transformers, too, and only use its models."""
+    journal, made = InMemory(Path()), list[Any]()
+
+    def install(_: object, method_of: Any) -> list[str]:
+        made.append(method_of.__self__)
+        return ["reset"]
+
+    monkeypatch.setattr(following, "active", lambda: Settings(""))
+    monkeypatch.setattr(following, "of_process", lambda: journal)
+    monkeypatch.setattr(hooking, "release_of", lambda _: "5.6.0")
+    monkeypatch.setattr(hooking, "install", install)
+    Hooks.connect({"reset": ("requests.reset",)})
+    assert not journal.unsure
+    assert made[0].made(lambda: 7, None, None, None) == 7
+    assert journal.unsure == ["transformers 5.6.0: none of requests.reset is there to watch"]

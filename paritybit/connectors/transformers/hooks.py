@@ -41,7 +41,7 @@ TARGETS["share"] = tuple(
 class Hooks(Following):
     """Passes each call to the `FollowedCache` that follows the cache of the call."""
 
-    package = "transformers"
+    package, imported = "transformers", True
 
     def __init__(self, release: str, journal: Journal, settings: Settings) -> None:
         super().__init__(release, journal, settings)
@@ -51,6 +51,9 @@ class Hooks(Following):
     def made(self, original: Call, cache: Any, config: Any, continuous_batching_config: Any) -> Any:
         """Start to watch a cache."""
         result = original()
+        if self.lacking:
+            self.report_lacking()
+            return result
         try:
             engine = FollowedCache(cache, self.release, self.journal, self.settings)
         except NotRecognisedError as error:
