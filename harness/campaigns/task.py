@@ -206,10 +206,8 @@ def confirm(task: Task, search_result: SearchResult, properties: frozenset[str])
 
 def _observe(task: Task, schedule: Schedule) -> Observed:
     """Play a schedule with all properties on. Raises PlayingFailedError for an internal error."""
-    for lockstep_of in (
-        cached_lockstep,
-        SchedulePlayer,
-    ):  # What a lockstep played before may hide it.
+    # What a lockstep played before may hide the violation.
+    for lockstep_of in (cached_lockstep, SchedulePlayer):
         lockstep = lockstep_of(task.trial)
         lockstep.set_properties(PROPERTIES)
         seen = observe(lockstep, schedule)

@@ -111,3 +111,13 @@ class Common:
     def requests(self) -> Iterator[Wave]:
         """Return the generated requests for the seed."""
         return other_prefixes(waves(self.seed, self.limits()))
+
+
+def extras_with_drafts(drafts: bool, forced: bool) -> tuple[str, ...]:
+    """Return the extras of an engine with drafts, some of which may be `forced`, or without them.
+
+    No grammar allows what is accepted by force, and processors are not for drafts.
+    """
+    grammars = () if forced else ("grammar",)
+    processors = () if drafts else ("processor",)
+    return (*grammars, *processors, "likelihoods", "ignore_eos")

@@ -26,9 +26,10 @@ class Hunk:
     base: tuple[str, ...]
     function: str
 
-    def __str__(self) -> str:
-        """Return its first line as text, with the function."""
-        return f"{self.file}:{self.start + 1}{f' in {self.function}' * bool(self.function)}"
+    @property
+    def source(self) -> str:
+        """The file and its first line, such as `sglang/srt/utils.py:12`."""
+        return f"{self.file}:{self.start + 1}"
 
 
 def changed_files(package: Path, base: Path) -> list[Path]:

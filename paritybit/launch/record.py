@@ -25,6 +25,7 @@ from paritybit.launch.journals import Journals
 from paritybit.launch.known import Known
 from paritybit.launch.schema import (
     ConfigRecord,
+    EngineChange,
     RecordedFinding,
     WatchRecord,
 )
@@ -80,7 +81,7 @@ def make(
     interrupted: str | None = None,
     not_run: Mapping[str, str] = MappingProxyType({}),
     pairs: Set[Pair] = frozenset(),
-    changes: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    changes: Mapping[str, tuple[EngineChange, ...]] = MappingProxyType({}),
 ) -> WatchRecord:
     """Return the record of a run.
 

@@ -49,6 +49,14 @@ class Cause(msgspec.Struct, frozen=True):
     via: str | None = None
 
 
+class EngineChange(msgspec.Struct, frozen=True):
+    """A change of the engine's source since the engine `base`: its line, and its function or ''."""
+
+    source: str
+    function: str
+    base: str
+
+
 class ExcerptLine(msgspec.Struct, frozen=True, array_like=True):
     """A line of the engine's source."""
 
@@ -90,7 +98,7 @@ class RecordedFinding(msgspec.Struct, frozen=True):
     number: Count = 1
     config: str = ""
     after: str | None = None
-    changes: tuple[str, ...] = ()
+    changes: tuple[EngineChange, ...] = ()
     case: str | None = None
     known: str | None = None
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from paritybit.launch.schema import Cause, RecordedFinding, Who
+from paritybit.launch.schema import Cause, EngineChange, RecordedFinding, Who
 
 
 def lines_of(finding: RecordedFinding) -> Iterator[tuple[str, str]]:
@@ -19,9 +19,16 @@ def lines_of(finding: RecordedFinding) -> Iterator[tuple[str, str]]:
         yield "read", f"read by {by(finding.reader)}"
     yield "cause", why(finding)
     if finding.changes:
-        yield "changed", f"{'; '.join(finding.changes)}; undone, the finding does not appear"
+        changed = "; ".join(map(changed_at, finding.changes))
+        yield "changed", f"{changed}; undone, the finding does not appear"
     if finding.known is not None:
         yield "known", finding.known
+
+
+def changed_at(change: EngineChange) -> str:
+    """Return the line and the function of a change, and the engine since which it is one."""
+    function = f" in {change.function}" if change.function else ""
+    return f"{change.source}{function}, since {change.base}"
 
 
 def where(finding: RecordedFinding) -> Iterator[str]:
@@ -75,9 +82,8 @@ def source_of(finding: RecordedFinding) -> tuple[str, int] | None:
 
     Returns None if none is known.
     """
-    changed = next((one.partition(" ")[0].rstrip(",") for one in finding.changes), None)
-    causes = changed, finding.cause and finding.cause.source, finding.freed and finding.freed.source
-    for source in causes:
+    changed = [one.source for one in finding.changes[:1]]
+    for source in (*changed, finding.source, finding.freed and finding.freed.source):
         path, _, line = (source or "").rpartition(":")
         if path and line.isdecimal() and int(line) > 0:
             return path, int(line)

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from paritybit.drive.company import CHECK
-from paritybit.launch.schema import Cause, RecordedFinding
+from paritybit.launch.schema import Cause, EngineChange, RecordedFinding
 from paritybit.launch.words import SEVERITY, all_causes, causes_of
 from paritybit.watch.checks import CHECKS
 from properties.launch.conftest import Script, Watch
@@ -23,7 +23,7 @@ def found(
     )
 
 
-CHANGES = ("sglang/srt/pool.py:12 in Pool.free, since sglang 0.5.23",)
+CHANGES = (EngineChange("sglang/srt/pool.py:12", "Pool.free", "sglang 0.5.23"),)
 
 
 def shown(finding: RecordedFinding) -> RecordedFinding:

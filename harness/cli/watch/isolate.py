@@ -29,6 +29,7 @@ from paritybit.engines.hunks import Hunk, hunks_of, linked_copy, undo
 from paritybit.launch import record as records
 from paritybit.launch.case import WatchCase, cases_of, with_cases
 from paritybit.launch.follow import StopLimits
+from paritybit.launch.schema import EngineChange
 from paritybit.launch.words import causes_of, plural
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def gone(
 
 def isolate(
     run: "WatchRun", adapter: Adapter, engine: Environment, base: EngineFolder, seconds: float
-) -> Mapping[str, tuple[str, ...]]:
+) -> Mapping[str, tuple[EngineChange, ...]]:
     """Return the changes since `base` that the worst findings need, by the keys of their cases.
 
     Shows which findings were tried without a result.
@@ -155,7 +156,7 @@ def isolate(
     number = plural(len(hunks), "change")
     run.display.put(f"looking for the change that causes it, of {number} since {base.name}")
     deadline, seen = time.monotonic() + max(LEAST, seconds), list[Undone]()
-    needed = dict[str, tuple[str, ...]]()
+    needed = dict[str, tuple[EngineChange, ...]]()
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         copies = Copies(run, adapter, engine, deadline, Path(scratch).resolve())
         for name in names[:MOST_CAUSES]:
@@ -164,7 +165,9 @@ def isolate(
             whole = len(changes) == 1 or time.monotonic() < deadline
             if 0 < len(changes) <= MOST_HUNKS and whole:
                 seen.append(changes)
-                needed[cases[name].key] = tuple(f"{one}, since {base.name}" for one in changes)
+                needed[cases[name].key] = tuple(
+                    EngineChange(one.source, one.function, base.name) for one in changes
+                )
             else:
                 run.display.put(f"{name}: the change that causes it was not found")
         cached = fetch.dependencies_folder() / "pycache" / str(copies.scratch).lstrip("/")

@@ -44,7 +44,7 @@ from paritybit.launch.command import Running
 from paritybit.launch.follow import Follower, StopLimits, Stops
 from paritybit.launch.journals import Journals
 from paritybit.launch.record import WatchOptions, check_names
-from paritybit.launch.schema import RecordedFinding
+from paritybit.launch.schema import EngineChange, RecordedFinding
 from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import ConfigOutcome
 from paritybit.launch.words import plural
@@ -90,7 +90,7 @@ class WatchRun:
     not_run: dict[str, str] = field(default_factory=dict)
     pairs: frozenset[Pair] = frozenset()
     found: bool = False
-    changes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    changes: Mapping[str, tuple[EngineChange, ...]] = field(default_factory=dict)
 
     def settings(self, out: Path) -> str:
         """Return the value of PARITYBIT_WATCH for a folder with journals."""
@@ -220,35 +220,24 @@ def prepared(options: WatchOptions, spec: str) -> tuple[WatchOptions, "ConfigSer
         raise MalformedError(str(error)) from error
     configs = configs_of(table, seed, options.settings)
     engine = adapter.prepare(spec)
-    base = base_of(options.base, spec, engine, adapter)
+    base = None if options.base is None else base_of(options.base, adapter)
     options = replace(options, device=device, seed=seed, revision=commit_of(Path(spec)))
     return options, ConfigServer(adapter, engine, configs, table.array.pairs, base)
 
 
-def base_of(
-    base: str | None, spec: str, engine: Environment, adapter: Adapter
-) -> EngineFolder | None:
-    """Return the engine from which the engine of `spec` differs by the changes that are tried.
-
-    Without `base`, it is the nearest downloaded release if `spec` is a folder, or else None. Raises
-    errors as `fetch.find` does.
-    """
-    if base is not None:
-        if fetch.package_of(base) != adapter.package:
-            raise MalformedError(f"--base {quote(base)} is another engine than {quote(spec)}")
-        return fetch.find(base)
-    if fetch.version_in(spec, adapter.package) is not None:
-        return None
-    return nearest(engine.source / adapter.package.name, adapter.package)
+def base_of(spec: str, adapter: Adapter) -> EngineFolder:
+    """Return the engine of --base. Raises errors as `fetch.find` does, and for another engine."""
+    if fetch.package_of(spec) != adapter.package:
+        raise MalformedError(f"--base {quote(spec)} is not {adapter.package.name}")
+    return fetch.find(spec)
 
 
 @dataclass
 class ConfigServer:
     """Serves an engine with configurations.
 
-    `base` is the engine whose differences may cause a finding, or None. `found` has the times of
-    all findings. `compared` has the models whose requests were compared
-    with themselves alone, or are now.
+    `base` is the engine of --base. `found` has the times of all findings. `compared` has the models
+    whose requests were compared with themselves alone, or are now.
     """
 
     adapter: Adapter
@@ -274,9 +263,21 @@ class ConfigServer:
         run.outcomes.sort(key=lambda outcome: order.index(outcome.name))
 
     def isolate(self, run: WatchRun, seconds: float) -> None:
-        """Look for the changes of the engine that findings need, unless the run was interrupted."""
-        if self.base is not None and run.found and run.stops.received is None:
-            run.changes = isolate(run, self.adapter, self.engine, self.base, seconds)
+        """Look for the changes of the engine that findings need, unless the run was interrupted.
+
+        Without --base, they are those of a folder since the most similar release.
+        """
+        kind, spec = self.adapter.package, str(run.options.engine)
+        if not run.found or run.stops.received is not None:
+            return
+        try:
+            base = self.base
+            if base is None and fetch.version_in(spec, kind) is None:
+                base = nearest(self.engine.source / kind.name, kind)
+            if base is not None:
+                run.changes = isolate(run, self.adapter, self.engine, base, seconds)
+        except OSError as error:  # The findings are reported all the same.
+            run.display.put(f"the change that causes it was not found: {error}")
 
     def work(self, run: WatchRun, plan: Plan, device: str) -> None:
         """Serve configurations, one after another, in forks of a process of this thread's own.

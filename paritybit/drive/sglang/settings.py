@@ -18,7 +18,7 @@ from paritybit.drive.operating.adapters import (
 )
 from paritybit.drive.requests import Limits, sample, waves
 from paritybit.drive.script import ACTIONS, Wave
-from paritybit.drive.served import Adapters, Common, Size, one_of
+from paritybit.drive.served import Adapters, Common, Size, extras_with_drafts, one_of
 
 WINDOWS = {1: 0.3, 4: 0.3, 16: 0.4}
 """The slots of sliding layers per slot of other layers, by page size.
@@ -101,9 +101,7 @@ class SglangServed(Common):
     @property
     def extras(self) -> Sequence[str]:
         """The parameters of sampling that only some requests of some waves have."""
-        grammars = () if self.forced else ("grammar",)
-        processors = () if self.speculative is not None else ("processor",)
-        return (*grammars, *processors, "likelihoods", "ignore_eos")
+        return extras_with_drafts(self.speculative is not None, self.forced)
 
     def company(self) -> Wave | None:
         """Return a wave whose requests are compared with themselves alone, or None for none.

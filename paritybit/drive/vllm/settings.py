@@ -11,7 +11,7 @@ from paritybit.drive.models import GPT_OSS, WINDOW, Model
 from paritybit.drive.operating.adapters import LOADED, with_adapters
 from paritybit.drive.requests import Limits, sample
 from paritybit.drive.script import Wave
-from paritybit.drive.served import Adapters, Common, Size, one_of
+from paritybit.drive.served import Adapters, Common, Size, extras_with_drafts, one_of
 
 BUCKETS = (2, 4, 8)
 """Batch sizes of the graphs for decoding."""
@@ -135,9 +135,7 @@ class VllmServed(Common):
     @property
     def extras(self) -> Sequence[str]:
         """The parameters of sampling that only some requests of some waves have."""
-        grammars = () if self.forced else ("grammar",)
-        processors = () if self.speculative is not None else ("processor",)
-        return (*grammars, *processors, "likelihoods", "ignore_eos")
+        return extras_with_drafts(self.speculative is not None, self.forced)
 
     def company(self) -> Wave | None:
         """Return a wave whose requests are compared with themselves alone, or None for none."""
