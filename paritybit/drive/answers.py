@@ -5,7 +5,7 @@ applied to its rows, and when.
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,6 +25,26 @@ END_OF_TEXT = 1
 
 WORD = 32
 """The number of tokens in a word of a mask."""
+
+LENGTHS = (8, 9, 9, 9, 9)
+"""The lengths of the stop strings of a request."""
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    """Return the text of tokens: one to four bits of each, so strings span tokens by chance.
+
+    The token at which texts end has none.
+    """
+    return "".join(f"{token % 16:b}" for token in tokens if token != END_OF_TEXT)
+
+
+def strings_of(asked: Sampling) -> tuple[str, ...]:
+    """Return the stop strings that three of four requests have in place of their stop tokens."""
+    stops = asked.stop_token_ids or ()
+    if not stops or stops[0] % 4 == 0:
+        return ()
+    text = text_of(stops * max(LENGTHS))
+    return tuple(text[5 * at :][:length] for at, length in enumerate(LENGTHS))
 
 
 class Grammar:
@@ -67,6 +87,10 @@ def outside(mine: int, size: int, device: object = None) -> Tensor:
     return found
 
 
+NUMBER = "the number of tokens"
+"""What ends an answer to which nothing else puts an end."""
+
+
 @dataclass
 class Answer:
     """What an engine returns for a request.
@@ -74,8 +98,10 @@ class Answer:
     - `prompt`: its prompt, with the conversation that it follows.
     - `most`: the number of tokens that it asks for.
     - `asked`: its parameters of sampling that the engine applies.
-    - `stops`: the tokens that end it, and `late`: those that end it after `min_tokens` only.
-    - `tokens`: its output, and `likely`: the tokens whose log-likelihoods were returned.
+    - `stops`: the tokens that end it, and `strings`: the texts that do so after `min_tokens`.
+      With `kept`, its text has what ends it.
+    - `tokens`, `text`: its output, and `likely`: the tokens whose log-likelihoods were returned.
+    - `reason`: what ended it, as the engine says: a token, a string or NUMBER, or None for unknown.
     - `drafted`: the positions in its output of tokens that may be drafts.
     - `aborted`: whether it was to be aborted.
     """
@@ -84,30 +110,50 @@ class Answer:
     most: int
     asked: Sampling = field(default_factory=Sampling)
     stops: Collection[int] = ()
-    late: Collection[int] = ()
+    strings: Sequence[str] = ()
+    kept: bool = False
     tokens: list[int] = field(default_factory=list)
+    text: str | None = None
+    reason: str | int | None = None
     likely: list[int] = field(default_factory=list)
     drafted: Collection[int] = ()
     aborted: bool = False
 
-    @property
-    def ended(self) -> bool:
-        """Whether its last token ends it."""
-        *before, last = self.tokens or (None,)
-        return last in self.stops or (
-            last in self.late and len(before) >= (self.asked.min_tokens or 0)
-        )
+    def ends(self, count: int) -> Mapping[str | int, str]:
+        """Return what may end it after so many tokens, each with the text that it then has."""
+        text, before = text_of(self.tokens[:count]), text_of(self.tokens[: count - 1])
+        found: dict[str | int, str] = {}
+        for one in self.strings if count > (self.asked.min_tokens or 0) else ():
+            at = text.find(one, max(0, len(before) - len(one) + 1))
+            if at >= 0:
+                found[one] = text[: at + len(one) * self.kept]
+        last = self.tokens[count - 1]
+        if not found and last in self.stops:
+            found[last] = text if self.kept else before
+        return found
+
+    def ended(self) -> Iterator[str]:
+        """Yield what is wrong with its end."""
+        found = [self.ends(at + 1) for at in range(len(self.tokens))]
+        if any(found[:-1]):
+            yield "it goes on after a token that was to end it"
+        right = (found and found[-1]) or {NUMBER: text_of(self.tokens)}
+        if self.reason is None:
+            return
+        if self.reason not in right:
+            yield f"it is said to end with {self.reason!r}, not with {next(iter(right))!r}"
+        elif self.text not in (None, right[self.reason]):
+            yield f"its text is {self.text!r}, and that of its tokens is {right[self.reason]!r}"
 
     def wrong(self, *, cut: bool = False) -> Iterator[str]:
         """Yield what is not as asked. With `cut`, the engine may have ended the output early."""
         asked, tokens, least = self.asked, self.tokens, 0 if cut else self.most
         first = asked.min_tokens or 0
-        if self.ended:
+        if tokens and self.ends(len(tokens)):
             least = 0 if len(tokens) - 1 in self.drafted else first
         if not least <= len(tokens) <= self.most:
             yield f"it has {len(tokens)} tokens, and asked for {least} to {self.most}"
-        if {*self.stops} & {*tokens[:-1]} or {*self.late} & {*tokens[first:-1]}:
-            yield "it goes on after a token that was to end it"
+        yield from self.ended()
         free = [(at, token) for at, token in enumerate(tokens) if at not in self.drafted]
         allowed = asked.allowed_token_ids
         if allowed is not None and (other := [at for at, token in free if token not in allowed]):
@@ -134,7 +180,7 @@ class Answer:
     def judge(self, name: str, *, cut: bool = False) -> None:
         """Report what is not as the request of this name asked, unless it was to be aborted."""
         for text in () if self.aborted else self.wrong(cut=cut):
-            what = re.sub(r"\d+", "N", text)
+            what = re.sub(r"'.*?'|\d+", "N", text)
             report(f"request {name} is not answered as asked: {text}", what=what)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.drive.answers import END_OF_TEXT, Answer
+from paritybit.drive.answers import END_OF_TEXT, NUMBER, Answer, strings_of, text_of
 from paritybit.drive.script import Sampling
 from paritybit.drive.sglang.answers import Processor, SglangGrammar
 from paritybit.drive.sglang.settings import SglangServed
@@ -20,13 +20,16 @@ def wrong(
     likely: tuple[int, ...] = (),
     cut: bool = False,
     stops: tuple[int, ...] = (END_OF_TEXT,),
-    late: Collection[int] = (),
     drafted: Collection[int] = (),
+    text: str | None = None,
+    reason: str | int | None = None,
+    kept: bool = False,
+    strings: Collection[str] = (),
     **asked: Any,
 ) -> int:
     """Return how many things are wrong with an answer of at most four tokens."""
-    answer = Answer(PROMPT, 4, Sampling(**asked), stops, late, tokens, drafted=drafted)
-    answer.likely = list(likely)
+    answer = Answer(PROMPT, 4, Sampling(**asked), stops, [*strings], kept, tokens, text, reason)
+    answer.likely, answer.drafted = list(likely), drafted
     return len(list(answer.wrong(cut=cut)))
 
 
@@ -41,9 +44,23 @@ def wrong(
         ({"min_tokens": 3}, [4, END_OF_TEXT], 1),
         ({"stops": (5,)}, [4, 5], 0),
         ({"stops": (5,)}, [4, 5, 6, 7], 1),
-        ({"late": {5}, "min_tokens": 1}, [5, 4, 6, 7], 0),
-        ({"late": {5}, "min_tokens": 1}, [4, 5], 0),
-        ({"late": {5}, "min_tokens": 1}, [4, 5, 6, 7], 1),
+        # In binary: 100 101 110 111.
+        ({"strings": ["1001"], "min_tokens": 2}, [4, 5, 6, 7], 0),
+        ({"strings": ["1001"], "min_tokens": 1}, [4, 5], 0),
+        ({"strings": ["1001"], "min_tokens": 1}, [4, 5, 6, 7], 1),
+        ({"strings": ["1001"], "reason": "1001", "text": ""}, [4, 5], 0),
+        ({"strings": ["1001"], "reason": "1001", "text": "1001", "kept": True}, [4, 5], 0),
+        ({"strings": ["1001"], "reason": "1001", "text": "100"}, [4, 5], 1),
+        ({"strings": ["1001", "01"], "reason": "01", "text": "10"}, [4, 5], 0),
+        ({"strings": ["0101110"], "reason": "0101110", "text": "10"}, [4, 5, 6], 0),
+        ({"strings": ["0101110"], "reason": NUMBER, "text": "100101110"}, [4, 5, 6], 1),
+        ({"stops": (5,), "reason": 5, "text": "100"}, [4, 5], 0),
+        ({"stops": (5,), "reason": 5, "text": "100101", "kept": True}, [4, 5], 0),
+        ({"stops": (5,), "reason": 5, "text": "100101"}, [4, 5], 1),
+        ({"stops": (5,), "reason": END_OF_TEXT, "text": "100"}, [4, 5], 1),
+        ({"reason": NUMBER, "text": "100101110111"}, [4, 5, 6, 7], 0),
+        ({"reason": NUMBER, "text": "100101110"}, [4, 5, 6, 7], 1),
+        ({"reason": "abort", "text": "100101110111"}, [4, 5, 6, 7], 1),
         ({"allowed_token_ids": (4, 5)}, [4, 5, 4, 4], 0),
         ({"allowed_token_ids": (4, 5)}, [4, 6, 4, 4], 1),
         ({"allowed_token_ids": (4, 5), "drafted": {1}}, [4, 6, 4, 4], 0),
@@ -83,3 +100,10 @@ def test_some_requests_have_what_the_engine_can_give() -> None:
         waves = [wave for wave, _ in zip(served.traffic(), range(12), strict=False)]
         asked = [one.sampling.given() for wave in waves for one in wave.requests if one.sampling]
         assert {*chain(*asked)} & kinds == {*served.extras}
+
+
+def test_stop_strings_span_tokens() -> None:
+    strings = strings_of(Sampling(stop_token_ids=(101, 7, 250, 33)))
+    assert len(strings) == 5
+    assert not any(one in text_of([token]) for one in strings for token in range(256))
+    assert text_of([4, END_OF_TEXT, 5 + 16]) == "100101"

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from paritybit.drive.answers import END_OF_TEXT, Answer
+from paritybit.drive.answers import END_OF_TEXT, NUMBER, Answer, strings_of, text_of
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.models import VOCABULARY
@@ -49,8 +49,13 @@ NO_HOST_CACHE: Mapping[str, str] = {
 COPIES = ("ongoing_write_through", "ongoing_load_back")
 """Attributes of a prefix cache: its copies to and from the host that are under way."""
 
-TOKENIZER = SimpleNamespace(eos_token_id=END_OF_TEXT, additional_stop_token_ids=None)
-"""A tokenizer that only knows the token at which texts end, as `min_new_tokens` needs."""
+TOKENIZER = SimpleNamespace(
+    eos_token_id=END_OF_TEXT,
+    additional_stop_token_ids=None,
+    decode=text_of,
+    encode=lambda text, **_: [*text],
+)
+"""A tokenizer with the texts of tokens, and for a text, as many tokens as it may have at most."""
 
 LIKELIEST = 8
 """The number of likeliest tokens per step that are requested to compare likelihoods."""
@@ -183,15 +188,22 @@ class Sglang(Engine):
         more = one.sampling or Sampling()
         if more.processor is not None:
             given["custom_logit_processor"] = processor(more.processor)
-        how = named(sampling.SamplingParams, **sampling_of(one))(
+        # Older releases return what was accepted after a string.
+        strings = () if self.served.speculative else strings_of(more)
+        stopping = {"stop": [*strings], "stop_token_ids": None} if strings else {}
+        how = named(sampling.SamplingParams, **(sampling_of(one) | stopping))(
             max_new_tokens=one.tokens, temperature=0.0 if greedy else one.temperature
         )
         how.normalize(self._scheduler.tokenizer)
-        stops = () if more.ignore_eos else (END_OF_TEXT, *(more.stop_token_ids or ()))
+        others = () if strings else more.stop_token_ids or ()
+        stops = () if more.ignore_eos else (END_OF_TEXT, *others)
         known = [token if token < VOCABULARY - 1 else 0 for token in prompt]  # Clipped.
         drafted = range(one.tokens if self.served.forced else 0)
         asked = replace(more, allowed_token_ids=None, bad_words=None)  # The engine has none.
-        self._answers[one.name] = Answer(known, one.tokens, asked, stops, drafted=drafted)
+        if strings:  # They end a request before `min_tokens`, too.
+            asked = replace(asked, min_tokens=None)
+        answer = Answer(known, one.tokens, asked, stops, strings, drafted=drafted)
+        self._answers[one.name] = answer
         return self.structures.TokenizedGenerateReqInput(
             rid=one.name,
             input_text="",
@@ -233,21 +245,22 @@ class Sglang(Engine):
             if lines is not None:
                 lines.undecided(f"an action was refused: {type(output).__name__}: {why}")
         elif type(output).__name__ == "AbortReq":
-            self._end(output.rid, "abort")
+            self._end(output.rid, {"type": "abort"})
         elif hasattr(output, "finished_reasons"):
             for index, request in enumerate(output.rids):
                 hear(self._answers[request], output, index)
                 if self.likely is not None:
                     self._hear_likely(output, index, request)
                 if (reason := output.finished_reasons[index]) is not None:
-                    self._end(request, str(reason))
+                    self._end(request, reason)
 
-    def _end(self, request: str, reason: str) -> None:
+    def _end(self, request: str, reason: Mapping[str, Any]) -> None:
         """Judge the answer to a request, and report its end to the player."""
         answer = self._answers.pop(request, None)
         if answer is not None:
             room = self.served.limits().longest // 2
-            cut = "abort" in reason or len(answer.prompt) + answer.most > room
+            answer.reason = {"stop": reason.get("matched"), "length": NUMBER}.get(reason["type"])
+            cut = reason["type"] == "abort" or len(answer.prompt) + answer.most > room
             answer.judge(request, cut=cut)
         self.player.ended(request, answer.tokens if answer is not None else ())
 

@@ -16,9 +16,6 @@ NAME = "paritybit"
 POLLS = 3
 """How often the engine asks for a grammar before it is there."""
 
-FIRST_LETTER = 0x4E00
-"""The character of token 0."""
-
 
 class VllmGrammar(answers.Grammar):
     """A mixin for the engine's class. A mask is int32 [rows, words]."""
@@ -70,16 +67,18 @@ class Compiler:
         return torch.full((rows, VOCABULARY // answers.WORD), -1, dtype=torch.int32)
 
 
-def letter(token: int) -> str:
-    """Return the text of a token."""
-    return chr(FIRST_LETTER + token)
-
-
 def tokenizer() -> Any:
-    """Return a tokenizer for which each token is a letter."""
+    """Return a tokenizer with the texts of tokens."""
     tokenizers: Any = importlib.import_module("tokenizers")
     transformers: Any = importlib.import_module("transformers")
-    words = {letter(token): token for token in range(VOCABULARY)}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token=letter(0)))
-    made.decoder = tokenizers.decoders.Fuse()
+    words = [f"{token},{answers.text_of([token])}" for token in range(VOCABULARY)]
+    model = tokenizers.models.WordLevel(dict(zip(words, range(VOCABULARY), strict=True)), words[0])
+    made = tokenizers.Tokenizer(model)
+    made.add_special_tokens([words[answers.END_OF_TEXT]])
+    made.decoder = tokenizers.decoders.Sequence(
+        [
+            tokenizers.decoders.Replace(tokenizers.Regex("[0-9]*,"), ""),
+            tokenizers.decoders.Fuse(),
+        ]
+    )
     return transformers.PreTrainedTokenizerFast(tokenizer_object=made)

@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paritybit.drive.answers import END_OF_TEXT, Answer, outside, report
+from paritybit.drive.answers import END_OF_TEXT, NUMBER, Answer, outside, report, strings_of
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, Likely, PlayedError
 from paritybit.drive.models import VOCABULARY
 from paritybit.drive.script import FIRST_TOKEN, Planned, Sampling
 from paritybit.drive.vllm import lora
-from paritybit.drive.vllm.answers import NAME, Compiler, letter, tokenizer
+from paritybit.drive.vllm.answers import NAME, Compiler, tokenizer
 from paritybit.drive.vllm.settings import CONTEXT, DRAFT, VllmServed
 from paritybit.drive.vllm.stand_ins import install_before_engine, install_in_engine
 from paritybit.watch import journal
@@ -29,9 +29,6 @@ ARGUMENTS, CORE = "vllm.engine.arg_utils", "vllm.v1.engine.core"
 
 LIKELIEST = 8
 """The number of the likeliest tokens of each step that are compared."""
-
-APART = 16
-"""Of so many tokens, the text of one ends a request that has stop strings."""
 
 LOWEST = -100.0
 """What is added to the logits of tokens that a processor forbids: the engine's least bias."""
@@ -106,6 +103,7 @@ class Vllm(Engine):
             (made,), name = output.outputs, output.request_id
             answer = self._answers[name]
             answer.tokens += made.token_ids
+            answer.text += made.text
             prompt, steps = output.prompt_logprobs or [], made.logprobs or []
             likely = [answer.prompt[0] if one is None else next(iter(one)) for one in prompt]
             answer.likely += likely[max(0, answer.asked.likelihoods or 0) :]
@@ -113,6 +111,8 @@ class Vllm(Engine):
             if self.likely is not None:
                 self.likely.setdefault(name, []).extend(map(likeliest, [*prompt[1:], *steps]))
             if output.finished:
+                reason = {"length": NUMBER, "stop": made.stop_reason or END_OF_TEXT}
+                answer.reason = reason.get(made.finish_reason, made.finish_reason)
                 self._end(name)
 
     def _end(self, name: str) -> None:
@@ -143,11 +143,11 @@ class Vllm(Engine):
         known = inspect.signature(structures.EngineCoreRequest).parameters
         asked = sampling_of(one, self.served)
         given, stops = arguments_of(asked, sampling), asked.stop_token_ids or ()
-        late = range(stops[0] % APART, VOCABULARY, APART) if stops and stops[0] % 2 else ()
-        if late:  # These tokens end the request by their text.
-            given |= {"stop_token_ids": None, "stop": [*map(letter, late)]}
-        ends = () if asked.ignore_eos else (END_OF_TEXT,)
-        answer = Answer(prompt, one.tokens, asked, {*ends, *(() if late else stops)}, late)
+        if strings := strings_of(asked):
+            given |= {"stop_token_ids": None, "stop": [*strings]}
+        given["include_stop_str_in_output"] = kept = sum(stops) % 2 == 1
+        ends = {*(() if asked.ignore_eos else (END_OF_TEXT,)), *(() if strings else stops)}
+        answer = Answer(prompt, one.tokens, asked, ends, strings, kept, text="")
         if self.served.forced:  # Where a forced rejection leaves no token, any may follow it.
             answer.drafted = range(one.tokens)
         kinds = sampling.RequestOutputKind
