@@ -14,6 +14,7 @@ from paritybit.drive.models import VOCABULARY
 from paritybit.drive.script import (
     FIRST_TOKEN,
     MOST_EXTRAS,
+    MOST_SPACES,
     PRIORITIES,
     Part,
     Planned,
@@ -194,6 +195,15 @@ def other_prefixes(given: Iterable[Wave]) -> Iterator[Wave]:
                 prompt = (*(part for part in parts if part.length > 0), *rest)
                 requests[place] = replace(one, prompt=prompt)
         yield replace(wave, requests=tuple(requests))
+
+
+def with_spaces(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
+    """Give half of the requests of half of the waves one of two namespaces of the prefix cache."""
+    chance = random.Random(f"spaces {seed}")
+    for wave in given:
+        spaces = (None, None, *chance.sample(range(1, MOST_SPACES + 1), 2))
+        asked = [replace(one, space=chance.choice(spaces)) for one in wave.requests]
+        yield replace(wave, requests=tuple(asked)) if chance.random() < 0.5 else wave
 
 
 def with_priorities(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:

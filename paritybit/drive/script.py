@@ -26,7 +26,7 @@ MOST_TEXTS = 256
 LARGEST = 1 << 20
 """The largest number in the settings of a script."""
 
-MOST_ADAPTERS, MOST_EXTRAS = 8, 4
+MOST_ADAPTERS, MOST_EXTRAS, MOST_SPACES = 8, 4, 4
 
 PRIORITIES = (0, 20, 40)
 """The priorities of requests. sglang retracts a request for one that is higher by more than 10."""
@@ -107,6 +107,7 @@ class Planned:
     - `follows`: the name of an earlier request of the wave. The prompt is then the conversation of
       that request, followed by `prompt`. It arrives `arrives` polls after that request has ended.
     - `adapter`: the number of a LoRA adapter.
+    - `space`: the number of a namespace of the prefix cache, in which it shares no KV with others.
     - `priority`: one of PRIORITIES.
     - `sampling`: parameters of sampling, besides the temperature.
 
@@ -122,6 +123,7 @@ class Planned:
     follows: str | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] = 0.0
     adapter: Annotated[int, Meta(ge=1, le=MOST_ADAPTERS)] | None = None
+    space: Annotated[int, Meta(ge=1, le=MOST_SPACES)] | None = None
     priority: Annotated[int, Meta(ge=0, le=40, multiple_of=20)] | None = None
     sampling: Sampling | None = None
 

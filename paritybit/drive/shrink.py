@@ -71,6 +71,8 @@ def simpler_forms(one: Planned) -> Iterator[Planned]:
         yield replace(one, aborted=None)
     if one.adapter is not None:
         yield replace(one, adapter=None)
+    if one.space is not None:
+        yield replace(one, space=None)
     if one.sampling is not None:
         yield replace(one, sampling=None)
         for name in one.sampling.given():

@@ -18,6 +18,7 @@ from paritybit.connectors.sglang.rows import (
     implied_by_draft,
     kept_ids,
     paths_of,
+    space,
 )
 from paritybit.watch.checks import wrong_list
 from paritybit.watch.facts import Forward, Row
@@ -49,6 +50,12 @@ def described_by(
     steps = SimpleNamespace(topk=topk, speculative_num_steps=STEPS)
     forward, found = draft_forward_of(batch, REQUESTS, pool, TABLE, steps, ahead)
     return forward, found, pool
+
+
+def test_the_adapter_the_extra_key_and_the_salt_each_name_a_space() -> None:
+    given = [{}, *({name: "a"} for name in ("lora_id", "extra_key", "cache_salt"))]
+    assert space(SimpleNamespace(lora_id=None, extra_key=None)) == ""
+    assert len({space(SimpleNamespace(**one)) for one in given}) == len(given)
 
 
 def chain() -> Any:

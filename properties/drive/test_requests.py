@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
-from itertools import islice
+from itertools import combinations, islice
 from typing import Any, ClassVar
 
 import pytest
@@ -22,7 +22,7 @@ from paritybit.drive.requests import (
     waves,
     with_priorities,
 )
-from paritybit.drive.script import PRIORITIES, Part, Planned, Sampling, Wave
+from paritybit.drive.script import MOST_SPACES, PRIORITIES, Part, Planned, Sampling, Wave
 from paritybit.drive.sglang import serving as sglang
 from paritybit.drive.transformers import serving as transformers
 from paritybit.drive.vllm import serving as vllm
@@ -226,6 +226,19 @@ def test_each_engine_gets_prompts_again(name: str) -> None:
             prompts.append(one.prompt)
     assert again > 5
     assert old > 2
+
+
+@pytest.mark.parametrize("name", ["sglang", "vllm"])
+def test_requests_that_begin_alike_have_different_namespaces_of_the_cache(name: str) -> None:
+    served, found = adapter(name).settings(), set[frozenset[int | None]]()
+    for wave in islice(served.traffic(), 2 * len(kinds_of(served.limits()))):
+        for pair in combinations(wave.requests, 2):
+            if len({one.prompt[0].text for one in pair}) == 1:
+                found.add(frozenset(one.space for one in pair))
+    spaces = range(1, MOST_SPACES + 1)
+    assert found >= {frozenset((None, space)) for space in spaces}
+    assert found >= {frozenset((space,)) for space in spaces}
+    assert len({*sglang.SPACES.values()}) == 1 + len(spaces)
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -203,10 +203,10 @@ def paths_of(info: Any, index: int) -> list[list[int]] | None:
 
 def space(request: Any) -> str:
     """Return everything except tokens that the KV of a request depends on."""
-    parts = [getattr(request, name, None) for name in ("lora_id", "extra_key")]
+    parts = [getattr(request, name, None) for name in ("lora_id", "extra_key", "cache_salt")]
     if getattr(request, "input_embeds", None) is not None:
         parts.append(request.rid)
-    return "/".join(str(part) for part in parts if part)
+    return repr(parts) if any(parts) else ""
 
 
 # Draft models.

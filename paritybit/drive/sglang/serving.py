@@ -57,6 +57,9 @@ TOKENIZER = SimpleNamespace(
 )
 """A tokenizer with the texts of tokens, and for a text, as many tokens as it may have at most."""
 
+SPACES = {None: (None, None), 1: ("a", None), 2: (None, "a"), 3: ("b", None), 4: ("a", "a")}
+"""The extra key and the salt of each namespace of the prefix cache."""
+
 LIKELIEST = 8
 """The number of likeliest tokens per step that are requested to compare likelihoods."""
 
@@ -183,6 +186,8 @@ class Sglang(Engine):
         given: dict[str, Any] = {name: None for name in NOTHING if name in request}
         if one.adapter:
             given["lora_id"] = name_of(one.adapter)
+        keys = zip(("extra_key", "cache_salt"), SPACES[one.space], strict=True)
+        given |= {name: key for name, key in keys if name in request}
         if one.priority is not None:
             given["priority"] = one.priority
         more = one.sampling or Sampling()

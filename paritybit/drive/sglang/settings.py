@@ -16,7 +16,7 @@ from paritybit.drive.operating.adapters import (
     RANK,
     with_adapters,
 )
-from paritybit.drive.requests import Limits, sample, waves
+from paritybit.drive.requests import Limits, sample, waves, with_spaces
 from paritybit.drive.script import ACTIONS, Wave
 from paritybit.drive.served import Adapters, Common, Size, extras_with_drafts, one_of
 
@@ -91,7 +91,8 @@ class SglangServed(Common):
 
     def requests(self) -> Iterator[Wave]:
         """Return the generated requests for the seed."""
-        return with_adapters(self.seed, waves(self.seed, self.limits()), self.adapters)
+        given = with_adapters(self.seed, waves(self.seed, self.limits()), self.adapters)
+        return with_spaces(self.seed, given)
 
     @property
     def forced(self) -> bool:

@@ -166,6 +166,7 @@ class Vllm(Engine):
             "sampling_params": how,
             "arrival_time": time.time(),
             "priority": one.priority or 0,
+            "cache_salt": one.space and str(one.space),
             "lora_request": self._adapter(one),
         }
         return functools.partial(self._arrive, structures.EngineCoreRequest(**more), answer)

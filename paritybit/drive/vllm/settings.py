@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from paritybit.drive.models import GPT_OSS, WINDOW, Model
 from paritybit.drive.operating.adapters import LOADED, with_adapters
-from paritybit.drive.requests import Limits, sample
+from paritybit.drive.requests import Limits, sample, with_spaces
 from paritybit.drive.script import Wave
 from paritybit.drive.served import Adapters, Common, Size, extras_with_drafts, one_of
 
@@ -118,7 +118,8 @@ class VllmServed(Common):
 
         With `offload`, each wave comes again after a flush, so its KV is loaded from the host.
         """
-        for wave in with_adapters(self.seed, super().requests(), self.adapters):
+        given = with_adapters(self.seed, super().requests(), self.adapters)
+        for wave in with_spaces(self.seed, given):
             yield replace(wave, flush=wave.flush or self.offload)
             if self.offload:
                 requests = (
