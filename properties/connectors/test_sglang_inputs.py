@@ -13,7 +13,7 @@ from paritybit.connectors.sglang.attention import metadata_of
 from paritybit.connectors.sglang.engine import SglangEngine
 from paritybit.connectors.sglang.models import SglangModel
 from paritybit.connectors.sglang.rows import Rows, roots
-from paritybit.connectors.sglang.sampling import buffers_used, rows
+from paritybit.connectors.sglang.sampling import KEPT, OF_TOKENS, buffers_used, rows
 from paritybit.watch.checks import stale_input, wrong_row
 from paritybit.watch.facts import Forward, Row, RowValues, StaticInput
 from paritybit.watch.journal import Journal
@@ -184,7 +184,7 @@ def test_an_adapter_has_the_same_weights_each_time_it_is_loaded() -> None:
 
 # The sampler.
 
-VOCABULARY, EVERY, ADDED = 8, 1 << 30, "acc_additive_penalties"
+VOCABULARY, EVERY = 8, 1 << 30
 
 
 def request(name: str, output: list[int], **asked: Any) -> Part:
@@ -193,13 +193,15 @@ def request(name: str, output: list[int], **asked: Any) -> Part:
         "temperature": 1.0, "top_k": EVERY, "top_p": 1.0, "min_p": 0.0,
         "sampling_seed": None,
         "logit_bias": None, "frequency_penalty": 0.0, "presence_penalty": 0.0,
-        "repetition_penalty": 1.0, "min_new_tokens": 0,
+        "repetition_penalty": 1.0, "min_new_tokens": 0, "stop_token_ids": None,
     }  # fmt: skip
     return Part(
         rid=name,
         origin_input_ids=[0, 1],
         output_ids=output,
         retraction_count=0,
+        eos_token_ids=None,
+        tokenizer=Part(eos_token_id=7, additional_stop_token_ids=None),
         sampling_params=Part(**{**plain, **asked}),
     )
 
@@ -231,6 +233,7 @@ def a_batch() -> tuple[Part, list[Part]]:
         logit_bias=bias,
         acc_additive_penalties=added,
         acc_scaling_penalties=scaled,
+        penalizer_orchestrator=None,
         vocab_size=VOCABULARY,
         from_schedule_batch=print,
         filter_batch=print,
@@ -240,12 +243,26 @@ def a_batch() -> tuple[Part, list[Part]]:
     return info, requests
 
 
-def wrong(info: Part, requests: list[Part]) -> dict[str, str]:
+def penalizers(info: Part, requests: list[Part]) -> Part:
+    """Return the penalizers of a scheduler's batch, which add and scale as `info` says."""
+    asked, parts = [one.sampling_params for one in requests], dict[str, Part]()
+    for name, (part, _) in KEPT.items():
+        held = torch.tensor([[getattr(one, part)] for one in asked])
+        parts[name] = Part(is_prepared=lambda: True, **{name: held})
+    return Part(
+        is_required=True,
+        penalizers=parts,
+        accumulate_additive_penalties=lambda logits: logits.add_(info.added),
+        accumulate_scaling_penalties=lambda: info.scaled,
+    )
+
+
+def wrong(info: Part, requests: list[Part], kept: Any = None) -> dict[str, str]:
     """Return the request of each wrong value, by name."""
     asked = [one.sampling_params for one in requests]
-    values = list(rows(info, requests, asked, "decode"))
+    values = list(rows(info, requests, asked, "decode", kept))
     found = wrong_row.judge(RowsGiven(1, "decode", "sampler", values))
-    return {one.key.split(" | ")[-1]: str((one.reader or {})["request"]) for one in found}
+    return {one.key.split(" | ")[-1]: str((one.reader or {}).get("request")) for one in found}
 
 
 @pytest.mark.parametrize(
@@ -254,17 +271,20 @@ def wrong(info: Part, requests: list[Part]) -> dict[str, str]:
         (lambda info: info.temperatures[2].fill_(0.5), "temperatures", "c"),
         (lambda info: setattr(info, "is_all_greedy", True), "temperatures", "a"),
         (lambda info: info.top_ks[0].fill_(1), "top_ks", "a"),
+        (lambda info: setattr(info, "max_top_k", 5), "top_ks", "a"),
         (lambda info: info.top_ps[1].fill_(0.5), "top_ps", "b"),
         (lambda info: setattr(info, "need_top_p_sampling", False), "top_ps", "a"),
         (lambda info: setattr(info, "need_min_p_sampling", False), "min_ps", "c"),
         (lambda info: info.sampling_seed[0].fill_(7), "sampling_seed", "a"),
         (lambda info: setattr(info, "logit_bias", None), "logit_bias", "b"),
         (lambda info: info.logit_bias[0, 6].fill_(2.0), "logit_bias", "a"),
-        (lambda info: info.acc_additive_penalties[1, 2].fill_(-1.0), ADDED, "b"),
-        (lambda info: info.acc_additive_penalties[0, 2].fill_(-1.25), ADDED, "a"),
-        (lambda info: info.acc_additive_penalties[0].zero_(), ADDED, "a"),
+        (lambda info: info.acc_additive_penalties[1, 2].fill_(-1.0), OF_TOKENS, "b"),
+        (lambda info: info.acc_additive_penalties[0, 2].fill_(-1.25), OF_TOKENS, "a"),
+        (lambda info: info.acc_additive_penalties[0].zero_(), OF_TOKENS, "a"),
         (lambda info: info.acc_additive_penalties[0, 7].fill_(-torch.inf),
-         ADDED, "a"),
+         "acc_additive_penalties", "a"),
+        (lambda info: info.acc_additive_penalties[2, 6].fill_(-torch.inf),
+         "acc_additive_penalties", "c"),
         (lambda info: info.acc_scaling_penalties[0, 5].fill_(2.0), "acc_scaling_penalties", "a"),
         (lambda info: info.acc_scaling_penalties[1, 5].fill_(1.5), "acc_scaling_penalties", "b"),
     ],
@@ -278,6 +298,36 @@ def test_a_row_with_another_value_is_found(
     found = wrong(info, requests)
     assert found.pop(name) == request_
     assert set(found) <= {"top_ks"}  # A batch that is taken for greedy takes the likeliest token.
+
+
+def test_what_the_penalizers_keep_and_apply_is_judged_without_overlap() -> None:
+    info, requests = a_batch()
+    info.added, info.scaled = info.acc_additive_penalties, info.acc_scaling_penalties
+    info.acc_additive_penalties = info.acc_scaling_penalties = None
+    info.penalizer_orchestrator = given = penalizers(info, requests)
+    assert wrong(info, requests, given) == {}
+    info.added[1, 2], info.scaled[0, 5] = -1.0, 2.0
+    assert wrong(info, requests, given) == {OF_TOKENS: "b", "acc_scaling_penalties": "a"}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_penalizer_with_the_rows_of_another_batch_is_found(name: str) -> None:
+    info, requests = a_batch()
+    given = penalizers(info, requests)
+    part = given.penalizers[name]
+    for wrong_rows in (getattr(part, name).roll(1, 0), getattr(part, name)[1:]):
+        setattr(part, name, wrong_rows)
+        assert name in wrong(info, requests, given)
+    given.is_required = False
+    assert {*wrong(info, requests, given)} == {*KEPT}
+
+
+def test_the_ends_of_a_request_are_masked_until_it_has_enough_tokens() -> None:
+    info, requests = a_batch()
+    requests[2].sampling_params.min_new_tokens = 9
+    assert wrong(info, requests) == {}
+    info.acc_additive_penalties[2, 7] = 0.0
+    assert wrong(info, requests) == {"acc_additive_penalties": "c"}
 
 
 def test_a_request_keeps_the_parameters_of_its_first_batch(

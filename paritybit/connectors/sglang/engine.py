@@ -68,6 +68,8 @@ class SglangEngine(Following):
         """The row that each request had in the last batch that decoded."""
         self.asked: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         """The parameters of each request at its first batch. Retracting it keeps them."""
+        self.penalizers: Any = None
+        """The penalizers of the current batch of the scheduler."""
         self.all_rows = 0
         self.dropped = False
         self.drafting: type = object
@@ -117,6 +119,8 @@ class SglangEngine(Following):
         if self.watcher is None:
             self.watcher = self.start(scheduler, batch)
         self.requests, self.drafting = batch.reqs, type(getattr(batch, "spec_info", None))
+        info = getattr(batch, "sampling_info", None)
+        self.penalizers = getattr(info, "penalizer_orchestrator", None)
         try:
             with self.learning():
                 return original()
@@ -289,7 +293,8 @@ class SglangEngine(Following):
             asked = [self.asked.setdefault(one, copy(one.sampling_params)) for one in mine]
             begins = mode in rows.PREFILLS
             by = moves(before, now, info, "from_schedule_batch" if begins else MERGE, FILTER)
-            self.rows("sampler", lambda: sampling.rows(info, mine, asked, mode), by)
+            kept = self.penalizers if mine == list(requests) else None
+            self.rows("sampler", lambda: sampling.rows(info, mine, asked, mode, kept), by)
             if mode == "target_verify":
                 by = moves(before, now, self.drafting, MERGE, FILTER)
                 self.rows("drafts", lambda: rows.roots(batch, mine), by)

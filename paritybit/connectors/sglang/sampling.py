@@ -20,7 +20,14 @@ UNSEEDED = 42
 
 SETTLED = 4
 """The number of generated tokens of which at least one is penalised."""
+OF_TOKENS = "acc_additive_penalties of tokens"
+"""The name of penalties of tokens. Those that mask tokens, which end a request, have the field's.
 
+Engines count the latter wrongly at times, which is known, so the former need a name of their own.
+"""
+
+MORE_ENDS = "additional_stop_token_ids"
+"""The attribute of a tokenizer with tokens that end a request, besides the one that it names."""
 
 PARAMETERS = {
     "temperatures": ("temperature", 1.0),
@@ -33,13 +40,22 @@ PARAMETERS = {
 GREEDY = {"temperatures": 1, "top_ks": 1}
 """What greedy rows use: they take the likeliest token, whatever the rest says."""
 
+KEPT = {
+    "frequency_penalties": ("frequency_penalty", 0.0),
+    "presence_penalties": ("presence_penalty", 0.0),
+    "repetition_penalties": ("repetition_penalty", 1.0),
+    "min_new_tokens": ("min_new_tokens", 0),
+}
+"""The parameter behind each field of a penalizer, and what holds without the penalizer."""
+
 
 def rows(
-    info: Any, requests: Sequence[Any], asked: Sequence[Any], mode: str
+    info: Any, requests: Sequence[Any], asked: Sequence[Any], mode: str, penalizers: Any = None
 ) -> Iterator[RowValues]:
     """Yield the engine's SamplingBatchInfo by row.
 
-    `requests` are those of the rows, in order, and `asked` are their parameters.
+    `requests` are those of the rows, in order, and `asked` are their parameters. `penalizers` is
+    the BatchedPenalizerOrchestrator of the scheduler's batch, if there is one.
     """
     names = [one.rid for one in requests]
     size, greedy = len(names), info.is_all_greedy
@@ -51,9 +67,18 @@ def rows(
             held = torch.full((size,), GREEDY[name])
         elif not getattr(info, f"need_{part}_sampling", True):
             held = torch.full((len(held),), plain)
+        elif name == "top_ks" and (most := getattr(info, "max_top_k", None)) is not None:
+            held = held.clamp(max=most)  # The sampler looks at no more tokens.
         if name in GREEDY or not greedy:
             right = [getattr(one, part) for one in asked]
             yield rows_of(name, names, held, right, filled=filled)
+    if penalizers is not None:
+        ready = [one for one in penalizers.penalizers.values() if one.is_prepared()]
+        for name, (part, plain) in KEPT.items():
+            found = [getattr(one, name, None) for one in ready if penalizers.is_required]
+            filled = next((one for one in found if one is not None), None)
+            held = torch.full((size,), plain) if filled is None else filled
+            yield rows_of(name, names, held, [getattr(one, part) for one in asked], filled=filled)
     if info.sampling_seed is not None:
         seeds = [UNSEEDED if one.sampling_seed is None else one.sampling_seed for one in asked]
         held = info.sampling_seed
@@ -75,13 +100,18 @@ def penalties(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValu
     prompt. It may count a token late, or once more for each step between which it got no other.
     """
     names, source = [one.rid for one in requests], place_of(info.update_penalties)
-    added, scaled = info.acc_additive_penalties, info.acc_scaling_penalties
+    added, scaled = applied(info)
     pairs = [(one, sorted({one.origin_input_ids[-1], *one.output_ids})) for one in requests]
     if added is not None:
         held = added.float().cpu()
+        masked, none = held == -torch.inf, torch.zeros_like(held)
+        ends = torch.stack([ended(*each) for each in zip(masked, requests, strict=True)])
+        given, right = (none.masked_fill(places, -torch.inf) for places in (masked, ends))
+        yield RowValues("acc_additive_penalties", names, given, right, source=source)
+        held = held.masked_fill(masked, 0)
         triples = zip(held, pairs, strict=True)
         right = torch.stack([allowed(row, *pair, mode) for row, pair in triples])
-        yield RowValues("acc_additive_penalties", names, held, right, ROUNDING, source)
+        yield RowValues(OF_TOKENS, names, held, right.masked_fill(masked, 0), ROUNDING, source)
     if scaled is not None:
         held = scaled.float().cpu()
         right = torch.ones_like(held)
@@ -92,6 +122,35 @@ def penalties(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValu
         yield RowValues("acc_scaling_penalties", names, held, right, ROUNDING, source)
 
 
+def applied(info: Any) -> tuple[Tensor | None, Tensor | None]:
+    """Return what the sampler adds to the logits, and the factors by which it scales them."""
+    added, scaled = info.acc_additive_penalties, info.acc_scaling_penalties
+    own = info.penalizer_orchestrator
+    if own is not None and own.is_required:  # The engine does not overlap.
+        none = torch.zeros(len(info.temperatures), info.vocab_size, device=info.temperatures.device)
+        added = none if added is None else added.clone()
+        own.accumulate_additive_penalties(added)
+        scaled = own.accumulate_scaling_penalties()
+    return added, scaled
+
+
+def ended(masked: Tensor, request: Any) -> Tensor:
+    """Return which of the tokens that end a request are masked, bool [vocabulary].
+
+    They are until it has enough tokens. Some releases do not mask those of the model's own.
+    """
+    asked, words, count = request.sampling_params, request.tokenizer, len(request.output_ids)
+    known = getattr(words, "eos_token_id", None), *(getattr(words, MORE_ENDS, None) or ())
+    always = {*(asked.stop_token_ids or ()), *known}
+    ends = {*always, *(request.eos_token_ids or ())} if count <= asked.min_new_tokens + 1 else ()
+    right = torch.zeros_like(masked)
+    right[[one for one in ends if one is not None and one < len(right)]] = True
+    right &= masked
+    if count + SETTLED < asked.min_new_tokens:
+        right[[one for one in always if one is not None and one < len(right)]] = True
+    return right
+
+
 def allowed(held: Tensor, request: Any, tokens: Sequence[int], mode: str) -> Tensor:
     """Return the penalties that are nearest to those of a row, and that its tokens allow."""
     asked, right = request.sampling_params, torch.zeros_like(held)
@@ -100,9 +159,6 @@ def allowed(held: Tensor, request: Any, tokens: Sequence[int], mode: str) -> Ten
     for token in tokens:
         choices = [0.0, *(-(frequency * count + presence) for count in range(1, most + 1))]
         right[token] = min(choices, key=lambda one: abs(float(held[token]) - one))
-    stops = held == -torch.inf
-    if len(request.output_ids) <= asked.min_new_tokens + 1:  # It may be counted late.
-        right[stops] = -torch.inf
     settled = mode == "decode" and len(request.output_ids) >= SETTLED
     penalised = asked.frequency_penalty or asked.presence_penalty
     # A request that began again no longer counts its earlier tokens.
