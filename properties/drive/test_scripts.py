@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from paritybit.harness.schedules.passes import shrunk
 from torch import distributed
@@ -108,7 +108,9 @@ def test_no_single_step_makes_a_result_smaller(seed: int, least: int, many: int)
     def fails(candidate: Waves) -> bool:
         return sum(length >= least for length in lengths(candidate)) >= many
 
-    found = shrunk(drawn(seed, 4), PASSES, fails)
+    given_waves = drawn(seed, 4)
+    assume(fails(given_waves))  # The first waves of some seeds share too little.
+    found = shrunk(given_waves, PASSES, fails)
     assert fails(found)
     assert lengths(found) == [least] * many
     for proposals in PASSES:
