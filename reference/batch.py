@@ -234,7 +234,6 @@ def batch_of(
 
 
 def _per_slot(spans: Sequence[RequestSpan]) -> dict[str, list[int]]:
-    """Return the row, column, full slot and SWA slot of each column that is written."""
     found: dict[str, list[int]] = {name: [] for name in SLOT_VALUES}
     for span in spans:
         found["row"] += [span.row] * (span.end - span.begin)
@@ -245,7 +244,6 @@ def _per_slot(spans: Sequence[RequestSpan]) -> dict[str, list[int]]:
 
 
 def _per_token(mode: Mode, spans: Sequence[RequestSpan], columns: int) -> dict[str, list[int]]:
-    """Return the request, position and row of tokens of each token, and the number of tokens."""
     requests, rows, positions = list[int](), list[int](), list[int]()
     for request, span in enumerate(spans):
         of_span = span.positions(mode)
@@ -264,7 +262,6 @@ def _per_token(mode: Mode, spans: Sequence[RequestSpan], columns: int) -> dict[s
 
 
 def _per_request(mode: Mode, spans: Sequence[RequestSpan]) -> dict[str, list[int]]:
-    """Return each request's rows, lengths and slot of recurrent state."""
     extended = [span.end - span.begin for span in spans]
     return {
         "req_pool_indices": [span.row for span in spans],
@@ -291,7 +288,6 @@ def _spec_info(
     device: Mapping[str, Tensor],
     hidden_states: Tensor,
 ) -> dict[str, Tensor]:
-    """Return what speculation adds to a batch: see `ForwardBatch`."""
     if mode is Mode.DRAFT_EXTEND:
         accepted = device["extend_lens"].to(torch.int32)
         return {

@@ -2,8 +2,8 @@
 
 from xml.etree import ElementTree as ET
 
-from paritybit.launch.schema import ConfigRecord, RecordedFinding, WatchRecord
-from paritybit.launch.words import lines_of, source_of
+from paritybit.launch.schema import ConfigRecord, WatchRecord
+from paritybit.launch.words import source_of, text_of
 
 NAME = "paritybit"
 
@@ -57,9 +57,3 @@ def add_config(suite: ET.Element, config: ConfigRecord, record: WatchRecord, pre
     if len(failing) < len(findings):
         known = (one for one in findings if one.known is not None)
         ET.SubElement(case, "system-out").text = "\n\n".join(map(text_of, known))
-
-
-def text_of(finding: RecordedFinding) -> str:
-    """Return a finding as text, as printed on the terminal."""
-    lines = [f"  {name}: {text}" for name, text in lines_of(finding)]
-    return "\n".join([f"{finding.check}: {finding.text}", *lines])

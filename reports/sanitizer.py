@@ -73,7 +73,14 @@ def report_of(record: WatchRecord) -> Report:
             ),
             *baseline(record),
             PageSection("configs", "What was tried", tuple(tried_blocks(record))),
-            PageSection("not-tried", "What was not tried", tuple(untried_blocks(record))),
+            PageSection(
+                "not-tried",
+                "What was not tried",
+                (
+                    Paragraph("The verdict does not cover this."),
+                    Facts(tuple(Fact.of(one.what, one.why) for one in record.not_tried)),
+                ),
+            ),
             PageSection(
                 "stand-ins", "Parts that are not the engine’s own", tuple(replaced_blocks(record))
             ),
@@ -181,12 +188,6 @@ def config_cells(config: ConfigRecord) -> tuple[Piece, ...]:
     name = " ".join((config.name, *config.arguments))
     counts = (f"{config.counts.get(name, 0):,}" for name in FIGURES)
     return tuple(map(Piece, (name, config.ending, duration(config.seconds), *counts)))
-
-
-def untried_blocks(record: WatchRecord) -> Iterator[Block]:
-    """Yield what the verdict does not cover."""
-    yield Paragraph("The verdict does not cover this.")
-    yield Facts(tuple(Fact.of(one.what, one.why) for one in record.not_tried))
 
 
 def replaced_blocks(record: WatchRecord) -> Iterator[Block]:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
-from paritybit.harness.errors import MalformedError
+from paritybit.harness.errors import CannotRunError, MalformedError
 from paritybit.harness.machine.garbage import collect_rarely
-from paritybit.harness.machine.gpus import VISIBLE, visible_gpus
+from paritybit.harness.machine.gpus import VISIBLE, device_of, visible_gpus
 from paritybit.harness.machine.workers import mps_answers, processes_on
 
 if TYPE_CHECKING:
@@ -77,13 +77,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def chosen_device(config: pytest.Config) -> str:
     """Return cpu or cuda. Raises UsageError for cuda where there is no GPU."""
-    asked: str = config.getoption("--device")
-    gpus = visible_gpus()
-    if asked == "cuda" and not gpus:
-        raise pytest.UsageError("--device cuda needs a GPU, but none is visible")
-    if asked == "auto":
-        return "cuda" if gpus else "cpu"
-    return asked
+    try:
+        return device_of(config.getoption("--device"))
+    except CannotRunError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def pin(device: str, worker: str) -> None:

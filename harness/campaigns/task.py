@@ -63,7 +63,7 @@ class Task:
     @property
     def unaffected(self) -> str | None:
         """Why the bug cannot affect the runner. None if it can, or without a bug."""
-        return self.bug.unaffected_reason(self.trial.runner) if self.bug is not None else None
+        return self.bug.unaffected.get(self.trial.runner) if self.bug is not None else None
 
     @property
     def target(self) -> str | None:

@@ -155,7 +155,6 @@ def extents_of(mode: Mode, bucket: int) -> dict[Axis, int]:
 def _parts_of(
     observation: Observation, row: ContractRow, fill: int | None, extents: Mapping[Axis, int]
 ) -> Iterator[InputPart]:
-    """Yield the live part of a static input, and its tail, if reset."""
     buffer, batch, live = observation.static[row.name], observation.eager.batch, 0
     if batch is not None:
         right = live_part(observation, batch, row)

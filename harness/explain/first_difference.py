@@ -123,7 +123,6 @@ def pair_ops(
 
 
 def _numbered(calls: Sequence[OpCall]) -> Iterator[tuple[str, int]]:
-    """Yield the name of each op, and the number of earlier ops of that name."""
     counts: Counter[str] = Counter()
     for call in calls:
         yield call.name, counts[call.name]

@@ -144,5 +144,4 @@ def slot_maps(recorded: RecordedForward) -> tuple[SlotMap, ...]:
 
 
 def _slots_of(arena: Tensor) -> tuple[int, ...]:
-    """Return the slots in which a bool arena is true anywhere."""
     return tuple(arena.any(dim=(0, 1, 3, 4)).nonzero().flatten().tolist())

@@ -55,7 +55,6 @@ def prove(found: Explanation, message: str) -> Iterator[str]:
 
 
 def _but(found: Explanation) -> str:
-    """Describe the suspect whose reset makes the property hold, or which resets do not."""
     cause, holds = found.cause, f"and nothing else changed, {found.property_id} holds"
     if cause is not None and cause.elements:
         wrong = _element(cause.elements[0])
@@ -75,14 +74,12 @@ def _but(found: Explanation) -> str:
 
 
 def _right(elements: Sequence[WrongElement]) -> str:
-    """Name the right values of a reset."""
     first = f"{elements[0].name} = {elements[0].right}"
     more = len(elements) - 1
     return first if not more else f"{first} and {more} more element{'s' * (more > 1)}"
 
 
 def _element(one: WrongElement) -> str:
-    """Describe an element with a wrong value, and who wrote it."""
     value = f"{one.name} = {one.value}"
     if one.left_by is None or one.how is None:
         return f"{value}, whereas the eager run has {one.right}"
@@ -92,7 +89,6 @@ def _element(one: WrongElement) -> str:
 
 
 def _who(writer: Writer) -> str:
-    """Name the writer of an element."""
     if writer.step == CAPTURE:
         return "the capture"
     request = "" if writer.request is None else f" for request {writer.request}"
@@ -100,14 +96,12 @@ def _who(writer: Writer) -> str:
 
 
 def _path(at: Situation) -> str:
-    """Describe what ran the step."""
     if at.bucket is None:
         return "an eager forward" if at.runner is None else at.runner
     return f"{at.runner}'s graph for bucket {at.bucket} with {at.live_size} live rows"
 
 
 def _whose(slot: Slot) -> str:
-    """Describe the owner of a slot, and who wrote it before."""
     by, whose = slot.written_by, f"belongs to {slot.owner}"
     if slot.owner == NOBODY:
         whose = "belongs to no request" if slot.slot else "is the reserved slot"
@@ -116,7 +110,6 @@ def _whose(slot: Slot) -> str:
 
 
 def _row_of(writer: Writer) -> str:
-    """Name the row that wrote a slot."""
     by = f"{writer.runner}'s" if writer.runner else "an eager forward's"
     if writer.request is None:
         return f"{by} padded row {writer.row}"
@@ -124,7 +117,6 @@ def _row_of(writer: Writer) -> str:
 
 
 def _then(found: Explanation, difference: FirstDifference) -> str:
-    """Describe what the step's op did, and the step itself if the proof has not described it."""
     at, row = found.at, difference.row
     runs = "Then" if found.slot is None else f"Then step {at.step} runs {_path(at)}, and"
     where = "" if difference.layer is None else f" in layer {difference.layer}"
@@ -137,7 +129,6 @@ def _then(found: Explanation, difference: FirstDifference) -> str:
 
 
 def _took(taken: SlotTaken, op: str, where: str) -> str:
-    """Describe the slot that a row took and the right one, in the layer that `where` names."""
     if taken.slot is None:
         return f"does not read key {taken.key} (slot {taken.right}){where}"
     right = "" if taken.right is None else f"; expected slot {taken.right}"
@@ -150,7 +141,6 @@ def _took(taken: SlotTaken, op: str, where: str) -> str:
 
 
 def _so(difference: FirstDifference) -> str:
-    """Describe the first bits that differ."""
     slot, head = difference.slot, difference.head
     place = f"row {difference.row}" if slot is None else f"slot {slot}"
     of_head = "" if head is None else f", head {head}"

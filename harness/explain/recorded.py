@@ -137,7 +137,6 @@ class RecordedForward(Recorder, SlotOwners):
         return self.plan.graph.spans
 
     def _play(self, recorder: Recorder, of_last: Recorder) -> Iterator[Observation | None]:
-        """Play the schedule up to the step, and yield what each step gave."""
         self.pair.reset(self.schedule.seed)
         for index, step, upcoming in self.schedule.up_to(self.last).ahead():
             at_last = index == self.last

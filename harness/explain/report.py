@@ -115,7 +115,6 @@ def without_trial(
 
 
 def _explain(seen: Observed, violation: Violation) -> Explanation:
-    """Explain one violation."""
     lockstep = seen.lockstep
     if lockstep.trial.overlap:
         return _of_overlap(seen, violation)
@@ -139,7 +138,6 @@ def _can_repeat(rule: Property, violation: Violation) -> bool:
 
 
 def _situation_at(seen: Observed, violation: Violation) -> Situation:
-    """Return what the timeline says about the step of a violation."""
     if seen.lockstep.capture_failure is not None:
         return Situation(violation.step, seen.lockstep.trial.runner)
     entry = next((one for one in seen.timeline if one.index == violation.step), None)
@@ -211,7 +209,6 @@ def _lines(
 
 
 def _rows_named(runner: str | None, message: str) -> Iterator[SourceLine]:
-    """Yield the contract rows of a runner that a message names."""
     if runner not in RUNNERS:
         return
     for name in (row.name for row in RUNNERS[runner].rows if row.name in message.split()):

@@ -138,7 +138,6 @@ def fewest(whole: Sequence[Part], holds: Callable[[Sequence[Part]], bool]) -> Se
 
 
 def _elements(recorded: RecordedForward, reset: Reset) -> tuple[WrongElement, ...]:
-    """Return the elements that a reset changes, with their values and writers."""
     by_name = {one[0]: one for one in reversed(reset.elements)}
     shown = reset.elements if len(by_name) == 1 else [*reversed(by_name.values())]
     return tuple(element_of(recorded, one) for one in shown[:MOST_SHOWN])

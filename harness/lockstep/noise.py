@@ -88,7 +88,6 @@ class Noise:
         self._fill_tables(book)
 
     def _fill_tables(self, book: RequestBook) -> None:
-        """Fill unused index cells with valid slots."""
         tables = self.pools.tables
         used_rows, used_slots = torch.zeros_like(tables.req_to_token, dtype=torch.bool), set()
         used_rows[0] = True

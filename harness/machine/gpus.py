@@ -9,6 +9,8 @@ import re
 import subprocess
 from pathlib import Path
 
+from paritybit.harness.errors import CannotRunError
+
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The environment variable with the GPUs that CUDA sees, by index or UUID."""
 
@@ -47,3 +49,11 @@ def visible_gpus() -> list[str]:
     # As in CUDA: entries after the first invalid one are ignored.
     valid = [entry in present or entry.startswith(("GPU-", "MIG-")) for entry in entries]
     return entries[: valid.index(False)] if False in valid else entries
+
+
+def device_of(asked: str) -> str:
+    """Return cpu or cuda for auto, cpu or cuda. Raises CannotRunError for cuda without a GPU."""
+    gpus = bool(visible_gpus())
+    if asked == "cuda" and not gpus:
+        raise CannotRunError("--device cuda needs a GPU, but none is visible")
+    return ("cuda" if gpus else "cpu") if asked == "auto" else asked

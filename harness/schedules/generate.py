@@ -74,7 +74,6 @@ def _scene(ground: Ground, turn: int) -> st.SearchStrategy[BoundaryScene]:
 
 
 def _flat(parts: Iterable[Iterable[Step]]) -> tuple[Step, ...]:
-    """Return the steps of all parts, one after another."""
     return tuple(chain(*parts))
 
 
@@ -137,7 +136,6 @@ def _step(ground: Ground) -> st.SearchStrategy[tuple[Step, ...]]:
 
 
 def _decode_and_evict(rows: tuple[int, ...]) -> tuple[Step, ...]:
-    """Return two decodes of some requests, each followed by evictions."""
     steps: tuple[Step, ...] = (Decode(rows), *map(Evict, rows))
     return steps * 2
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from paritybit.engines.missing import PartMissingError
-from paritybit.engines.stubs import StubFinder
+from paritybit.engines.stubs import PartMissingError, StubFinder
 
 
 class EngineModules:

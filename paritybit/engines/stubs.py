@@ -1,4 +1,4 @@
-"""Stand-ins for modules that an engine imports, but does not use here.
+"""Stand-ins for modules and objects that an engine imports or reads, but does not use here.
 
 During an import, a stand-in can be called, compared and subclassed, and has every attribute. Later,
 calling or comparing one raises an error with its name. Names that the engine uses must be declared
@@ -14,7 +14,33 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, MappingProxyType, ModuleType
 from typing import Any
 
-from paritybit.engines.missing import StandInUsedError
+
+class PartMissingError(Exception):
+    """The engine lacks a part, or the part does not work here."""
+
+
+class UndeclaredError(PartMissingError, AttributeError):
+    """The engine read an undeclared name of a stand-in.
+
+    It is also an AttributeError, so `getattr` with a default and `hasattr` work as usual.
+    """
+
+
+class StandInUsedError(PartMissingError):
+    """The engine called, compared, listed or tested a stand-in outside of an import."""
+
+
+class Bag:
+    """An object with declared values. Any other name raises UndeclaredError."""
+
+    def __init__(self, values: Mapping[str, Any], label: str) -> None:
+        self.__dict__.update(values)
+        self._label = label
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UndeclaredError(f"the engine reads {self._label}.{name}, which is not declared")
 
 
 class Stand(ABCMeta):

@@ -184,15 +184,11 @@ def idle_kernels(outcomes: Sequence[ConfigOutcome]) -> list[str]:
     return sorted(name for name, times in ran.items() if not times)
 
 
-def settings_of(outcome: ConfigOutcome) -> dict[str, list[str]]:
-    """Return the settings that were in use, by name, including the devices of the processes."""
-    devices = {str(one.device).partition(":")[0] for one in outcome.tally.started}
-    return {**outcome.tally.settings, **({"device": sorted(devices)} if devices else {})}
-
-
 def config_of(outcome: ConfigOutcome) -> ConfigRecord:
     """Return the record of a configuration."""
-    tally = outcome.tally
+    tally, settings = outcome.tally, {**outcome.tally.settings}
+    if devices := {str(one.device).partition(":")[0] for one in tally.started}:
+        settings["device"] = sorted(devices)
     return ConfigRecord(
         name=outcome.name,
         arguments=outcome.arguments,
@@ -200,7 +196,7 @@ def config_of(outcome: ConfigOutcome) -> ConfigRecord:
         code=outcome.code,
         seconds=round(outcome.seconds, 1),
         counts=tally.counts(),
-        settings={name: tuple(values) for name, values in settings_of(outcome).items()},
+        settings={name: tuple(values) for name, values in settings.items()},
         stand_ins=dict(tally.stand_ins),
         processes=tally.started,
     )

@@ -25,6 +25,12 @@ def lines_of(finding: RecordedFinding) -> Iterator[tuple[str, str]]:
         yield "known", finding.known
 
 
+def text_of(finding: RecordedFinding) -> str:
+    """Return a finding and its lines as text."""
+    lines = [f"  {name}: {text}" for name, text in lines_of(finding)]
+    return "\n".join([f"{finding.check}: {finding.text}", *lines])
+
+
 def changed_at(change: EngineChange) -> str:
     """Return the line and the function of a change, and the engine since which it is one."""
     function = f" in {change.function}" if change.function else ""

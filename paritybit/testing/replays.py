@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paritybit.launch.schema import finding_of
-from paritybit.launch.words import lines_of
+from paritybit.launch.words import text_of
 from paritybit.testing.arguments import (
     KV,
     Slots,
@@ -117,9 +117,7 @@ def check_replay(
 def report(finding: Finding) -> str:
     """Return the report of a finding: a line per known fact, and the violated invariant."""
     found = finding_of(asdict(finding))
-    lines = [f"  {name}: {text}" for name, text in lines_of(found)]
-    invariant = f"  invariant: {CHECKS[found.check].invariant}"
-    return "\n".join([f"ERROR: paritybit: {found.check}: {found.text}", *lines, invariant])
+    return f"ERROR: paritybit: {text_of(found)}\n  invariant: {CHECKS[found.check].invariant}"
 
 
 def graph_of(

@@ -133,7 +133,7 @@ def install() -> None:
         when_imported(name, functools.partial(connect, name))
 
 
-def when_imported(name: str, call: Callable[[], None]) -> None:
+def when_imported(name: str, call: Callable[[], object]) -> None:
     """Call a function when a module has been imported, or now if it is imported already."""
     if name in sys.modules:
         call()
@@ -144,7 +144,7 @@ def when_imported(name: str, call: Callable[[], None]) -> None:
 class _Finder(MetaPathFinder):
     """Finds one module as Python does, and calls a function when it has been imported."""
 
-    def __init__(self, name: str, call: Callable[[], None]) -> None:
+    def __init__(self, name: str, call: Callable[[], object]) -> None:
         self.name, self.call = name, call
 
     def find_spec(

@@ -276,7 +276,6 @@ class Between(Boundary):
         self.later(group, partial(self._copied, Kept(source), Kept(target), self.call()))
 
     def _copied(self, source: Kept, target: Kept, call: SlotCall, ledger: Ledger) -> None:
-        """Give slots the ledger entries of the slots that the engine copied."""
         new = target.on(ledger.device)
         ledger.copy(source.on(ledger.device), new)
         ledger.note_sources(new, [("copied from another slot", call)])
@@ -301,7 +300,6 @@ class Between(Boundary):
         call: SlotCall,
         ledger: Ledger,
     ) -> None:
-        """Keep the ledger entries of slots that the engine copied to the host."""
         entries = ledger.entries(slots.on(ledger.device))
         entries.append(torch.full_like(entries[-1], ledger.note_call(STORED, call)))
         if key not in self.stored:
@@ -327,7 +325,6 @@ class Between(Boundary):
     def _load(
         self, key: tuple[str, str], slots: Kept, places: Kept, call: SlotCall, ledger: Ledger
     ) -> None:
-        """Give slots the ledger entries of what the engine copied into them."""
         mine = slots.on(ledger.device)
         if key not in self.stored:
             ledger.forget(mine)

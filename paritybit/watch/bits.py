@@ -61,14 +61,6 @@ def words_of(tensor: Tensor) -> Tensor:
         return flat.clone(memory_format=torch.contiguous_format).view(word)
 
 
-def viewable(tensor: Tensor) -> bool:
-    """Return whether `words_of` gives a view.
-
-    Two slots tell: with one, `flatten` returns another distance to the next slot.
-    """
-    return len(tensor) == 0 or words_of(tensor[:2]).data_ptr() == tensor.data_ptr()
-
-
 def in_place(tensor: Tensor, block: int | None) -> tuple[Tensor, int] | None:
     """Return the words of a tensor's slots where they are, and the distance of its rows in words.
 
@@ -80,7 +72,9 @@ def in_place(tensor: Tensor, block: int | None) -> tuple[Tensor, int] | None:
     first = tensor if block is None else tensor[0]
     words = words_of(first)
     distance, rest = divmod(tensor.stride(0) * tensor.element_size(), words.element_size())
-    return None if rest or not viewable(first) else (words, distance)
+    # With one slot, `flatten` returns another distance to the next one.
+    copied = words_of(first[:2]).data_ptr() != first.data_ptr()
+    return None if rest or copied else (words, distance)
 
 
 def taken(tensor: Tensor, slots: Tensor, block: int | None) -> Tensor:

@@ -129,18 +129,14 @@ def update(
                 if known == token and final(earlier, aliases) == final(before, aliases):
                     aliases[value] = previous
     if not previous & 1:
-        hashes.extend(final_hashes(previous, known_from(tokens, max(first, again))))
+        rest = tokens[max(first, again) :]
+        known_tokens = rest[: rest.index(None)] if None in rest else rest
+        hashes.extend(final_hashes(previous, known_tokens))
         previous = hashes[-1] if hashes else chain.start
     for position in range(len(hashes), len(tokens)):
         previous = following(previous, tokens[position], request, position)
         hashes.append(previous)
     chain.tokens, chain.hashes = tokens, hashes
-
-
-def known_from(tokens: list[int | None], first: int) -> list[int | None]:
-    """Return the tokens from a position on, up to the first unknown token."""
-    rest = tokens[first:]
-    return rest[: rest.index(None)] if None in rest else rest
 
 
 def first_difference(one: list[int | None], other: list[int | None]) -> int:

@@ -280,7 +280,6 @@ class Fills(TorchDispatchMode):
         return NOWHERE if frame is None else stack(self.package, frame)
 
     def _add(self, tensor: Tensor, here: Stack) -> None:
-        """Note a write to a tensor."""
         memory = tensor.untyped_storage()
         self._note_write(memory.data_ptr(), memory, Write(*span(tensor), here))
 

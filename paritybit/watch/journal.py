@@ -21,7 +21,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from io import FileIO
@@ -37,9 +37,6 @@ KINDS = (
     *("start", "counts", "finding", "undecided", "scope", "stand_in", "script", "wave"),
     *("kernels", "end"),
 )
-
-LARGEST_FILE = 256 * 2**20
-"""Bytes of a journal that `read` accepts."""
 
 MOST_ALIKE = 20
 """Number of findings of one key that are written in full. Further ones are only counted."""
@@ -254,24 +251,3 @@ def count(**more: int) -> None:
     lines = of_process()
     if lines is not None:
         lines.count(**more)
-
-
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a journal.
-
-    A kill may leave the last line incomplete; such a line is skipped. Raises ValueError for a file
-    that is not a journal.
-    """
-    if path.stat().st_size > LARGEST_FILE:
-        raise ValueError(f"{path.name} has more than {LARGEST_FILE} bytes")
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, text in enumerate(file, 1):
-            if not text.endswith("\n"):
-                return
-            try:
-                line = json.loads(text)
-            except (ValueError, RecursionError):
-                line = None
-            if not isinstance(line, dict) or line.get("kind") not in KINDS:
-                raise ValueError(f"{path.name}:{number} is no line of a journal")
-            yield line

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from paritybit.connectors.vllm.engine import VllmEngine
-from paritybit.watch.journal import Journal, read
+from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 from properties.connectors.parts import Part, hooked
+from properties.support.watching import lines_in
 
 PAGE, BLOCKS, WINDOW = 4, 16, 4
 
@@ -213,6 +214,6 @@ class Served:
         """Return the names of the checks that found something, and what is undecided."""
         self.journal.settle()
         self.journal.write_counts()
-        lines = list(read(self.journal.path))
+        lines = lines_in(self.journal.path.parent)
         assert [line["what"] for line in lines if line["kind"] == "undecided"] == []
         return {line["check"] for line in lines if line["kind"] == "finding"}

@@ -11,10 +11,10 @@ from paritybit.connectors.sampling import UNTOLD, AskedSampling, Sampled
 from paritybit.connectors.vllm.sampling import SampledBatch, adapters
 from paritybit.watch.checks import wrong_row
 from paritybit.watch.facts import RowValues
-from paritybit.watch.journal import read
 from paritybit.watch.observations import RowsGiven
 from properties.connectors.parts import Part
 from properties.connectors.parts_vllm import FIRST, PROMPT, TABLE, Served, a_request
+from properties.support.watching import lines_in
 
 VOCABULARY = 8
 ASKED = (
@@ -240,6 +240,8 @@ def test_a_wrong_row_is_reported_with_how_its_request_came_there(tmp_path: Path)
     served.run(FIRST, TABLE, 0, PROMPT)
     served.sample(7)
     assert served.found() == {"wrong row"}
-    (finding,) = (line for line in read(served.journal.path) if line["kind"] == "finding")
+    (finding,) = (
+        line for line in lines_in(served.journal.path.parent) if line["kind"] == "finding"
+    )
     assert "it was added as row 0" in finding["text"]
     served.journal.end()

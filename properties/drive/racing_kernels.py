@@ -21,6 +21,7 @@ from paritybit.engines.interpreter import quicken
 from paritybit.watch import journal
 from paritybit.watch.checks.kernel_race import CHECK
 from paritybit.watch.settings import VARIABLE, Settings
+from properties.support.watching import lines_in
 
 FOLDER = tempfile.mkdtemp(prefix="paritybit-")
 os.environ[VARIABLE] = Settings(FOLDER).text()
@@ -213,7 +214,7 @@ UNTRIED = ("one warp", "tuned, one warp", "arithmetic", "with_atomic", "appended
 
 def entries() -> list[dict[str, Any]]:
     """Return the lines of the journal."""
-    return [entry for file in Path(FOLDER).iterdir() for entry in journal.read(file)]
+    return lines_in(Path(FOLDER))
 
 
 def main() -> None:

@@ -13,7 +13,8 @@ from paritybit.drive.requests import AT_LEAST, COMPARED
 from paritybit.drive.run import compare, least
 from paritybit.drive.script import Part, Planned, Sampling, Wave
 from paritybit.drive.sglang.settings import SglangServed
-from paritybit.watch.journal import Journal, count, read
+from paritybit.launch.journals import Journals
+from paritybit.watch.journal import Journal, count
 from paritybit.watch.settings import VARIABLE, Settings
 from properties.drive.toy import Toy
 
@@ -113,8 +114,9 @@ def test_an_error_in_a_fork_is_judged(
     findings(engine, SHARED, lines)
     (said,) = lines.said
     assert "a wave could not be served: ValueError: no room" in said
-    journals = [path for path in lines.path.parent.glob("*.jsonl") if path != lines.path]
-    found = [line for path in journals for line in read(path) if line["kind"] == "finding"]
+    entries = Journals(lines.path.parent).entries()
+    found = [one for process, one in entries if process not in lines.path.stem]
+    found = [one for one in found if one["kind"] == "finding"]
     assert [one["check"] for one in found] == ["engine error"] * own
 
 

@@ -22,6 +22,7 @@ from paritybit.watch.checks import engine_error
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 from paritybit.watch.stacks import described
+from properties.support.watching import lines_in
 
 CACHE = "/home/someone/.cache/paritybit/engines"
 """Where downloaded engines lie."""
@@ -278,7 +279,7 @@ def test_what_ends_a_play_is_judged_once_and_passed_on(
     with pytest.raises((EngineFailedError, AssertionError)):
         run.serve(engine, served, served.requests(), lambda: False)
     judge_failure(error)
-    (found,) = (line for line in journal.read(lines.path) if line["kind"] == "finding")
+    (found,) = (line for line in lines_in(lines.path.parent) if line["kind"] == "finding")
     assert found["check"] == "engine error"
     assert found["text"].startswith(says)
     assert (found["cause"] is None) == isinstance(error, StalledError)

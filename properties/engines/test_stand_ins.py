@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
-from paritybit.engines.bags import Bag
 from paritybit.engines.loading import message
-from paritybit.engines.missing import PartMissingError, StandInUsedError, UndeclaredError
-from paritybit.engines.stubs import StubFinder
+from paritybit.engines.stubs import (
+    Bag,
+    PartMissingError,
+    StandInUsedError,
+    StubFinder,
+    UndeclaredError,
+)
 
 STUBBED = "stubbed_for_a_test"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from paritybit.launch.journals import Journals
 from paritybit.watch import journal
 from paritybit.watch.facts import Forward, Group, Layer, Row
 from paritybit.watch.settings import Settings
@@ -23,6 +24,11 @@ def groups(slots: int = 64) -> list[Group]:
         return Layer(name, (torch.zeros(shape), torch.zeros(shape, dtype=torch.bfloat16)))
 
     return [Group("full", (layer("0"),)), Group("swa", (layer("1"),), window=WINDOW)]
+
+
+def lines_in(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of the journals in a folder."""
+    return [dict(entry) for _, entry in Journals(folder).entries()]
 
 
 def call_at(lines: Sequence[str], call: Callable[[], object]) -> None:
@@ -98,7 +104,7 @@ class Scene:
         """Return the lines of a kind that the journal has so far."""
         self.journal.settle()
         self.journal.write_counts()
-        return [line for line in journal.read(self.journal.path) if line["kind"] == kind]
+        return [line for line in lines_in(self.journal.path.parent) if line["kind"] == kind]
 
     def checks(self) -> list[str]:
         """Return the checks that found something, in order. Nothing may be undecided."""

@@ -14,6 +14,7 @@ import torch
 from paritybit.watch import journal
 from paritybit.watch.checks import CHECKS
 from paritybit.watch.settings import Settings
+from properties.support.watching import lines_in
 
 
 def serve(engine: Any) -> None:
@@ -43,7 +44,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     current = journal.of_process(Settings(str(folder)))
     assert current is not None
     current.end()
-    return list(journal.read(current.path))
+    return lines_in(folder)
 
 
 def found(folder: Path) -> dict[str, list[dict[str, Any]]]:

@@ -14,7 +14,7 @@ from paritybit.watch import journal, settings
 from paritybit.watch.journal import Journal
 from paritybit.watch.observations import EngineError
 from properties.support.harness.command_line import python
-from properties.support.watching import Scene
+from properties.support.watching import Scene, lines_in
 
 SLOTS = [3, 4, 5, 6]
 
@@ -29,7 +29,7 @@ def free(scene: Scene, source: str, *slots: int) -> None:
 
 def written(made: Journal) -> list[dict[str, Any]]:
     """Return the findings that were written so far."""
-    return [line for line in journal.read(made.path) if line["kind"] == "finding"]
+    return [line for line in lines_in(made.path.parent) if line["kind"] == "finding"]
 
 
 def test_each_call_that_frees_again_is_named_in_order(scene: Scene) -> None:
@@ -106,7 +106,7 @@ import torch
 from paritybit.watch import journal
 from paritybit.watch.settings import active
 from paritybit.watch.watcher import Watcher
-from properties.support.watching import groups
+from properties.support.watching import groups, lines_in
 
 def free_twice():
     watcher = Watcher(
@@ -134,7 +134,6 @@ def test_a_double_free_is_not_lost_when_a_process_ends(tmp_path: Path, end: str,
     program = PROGRAM.format(end=ENDS[end], run=RUNS[run])
     done = python("-c", program, variables={settings.VARIABLE: given})
     assert done.returncode == 0, done.stderr
-    paths = tmp_path.glob("process-*.jsonl")
-    lines = [line for path in paths for line in journal.read(path)]
+    lines = lines_in(tmp_path)
     found = [line for line in lines if line["kind"] == "finding"]
     assert [line["check"] for line in found] == ["double free"]

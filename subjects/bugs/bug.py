@@ -67,9 +67,3 @@ class Bug:
     def fits(self, runner: str) -> bool:
         """Whether it can be switched on in a runner."""
         return runner in self.expected or runner in self.unaffected
-
-    def unaffected_reason(self, runner: str) -> str | None:
-        """Return why the bug cannot affect a runner, or None if it can."""
-        if runner in self.expected:
-            return None
-        return self.unaffected.get(runner, "it cannot be switched on in this runner")

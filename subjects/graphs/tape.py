@@ -90,8 +90,6 @@ class _Recorder(UncompiledMode):
 
 
 def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that raises, in place of one that no graph can contain."""
-
     @wraps(function)
     def refuse(*_: Any, **__: Any) -> None:
         raise UncapturableError(f"Tensor.{function.__name__} cannot be recorded in a graph")

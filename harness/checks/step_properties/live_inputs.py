@@ -63,7 +63,6 @@ def odd_inputs(observation: Observation, replay: ReplayResult) -> Iterator[str]:
 
 
 def _wrong_part(replay: ReplayResult, part: InputPart) -> Description | None:
-    """Describe the first wrong element of a part of a static input, or return None."""
     current, right = part.current, part.right
     where = {"runner": replay.runner, "input": part.name, "live": part.live}
     if current.shape != right.shape:

@@ -62,7 +62,6 @@ def judge(observation: Observation) -> Description | None:
 
 
 def _live_change(observation: Observation, noisy: NoisyRun, output: Output) -> Description | None:
-    """Name the first slot of the batch, or live row, that noise changed."""
     storage = observation.graph.after
     changed = unequal(noisy.storage, storage).logical_and_(noisy.owned)
     if changed.any():

@@ -21,14 +21,11 @@ from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.plan import workers_of
 
 from paritybit.drive.adapters import Adapter, Environment
-from paritybit.drive.configs import Config
-from paritybit.drive.job import Job, command
 from paritybit.engines import fetch
 from paritybit.engines.fetch import EngineFolder
 from paritybit.engines.hunks import Hunk, hunks_of, linked_copy, undo
 from paritybit.launch import record as records
 from paritybit.launch.case import WatchCase, cases_of, with_cases
-from paritybit.launch.follow import StopLimits
 from paritybit.launch.schema import EngineChange
 from paritybit.launch.words import causes_of, plural
 
@@ -85,10 +82,7 @@ class Copies:
             self.run, folder=folder, display=display, options=options, outcomes=[], not_run={}
         )
         engine = replace(self.engine, source=self.made.get(undone, self.engine.source))
-        job = Job(case.script.settings, case.script.waves)
-        words, variables = command(self.adapter, engine, job, self.scratch)
-        limits = StopLimits(seconds, after_finding=0.0, sought=case.key)
-        outcome = trial.watch(Config("changes"), words, variables, limits)
+        outcome = trial.play(case, self.adapter, engine, seconds)
         if case.key in outcome.tally.findings:
             return True
         whole = outcome.tally.count("forwards") >= (case.forward or 0)

@@ -12,12 +12,11 @@ from paritybit.harness.errors import CannotRunError, MalformedError, report_erro
 from paritybit.harness.machine.gpus import visible_gpus
 
 from paritybit import __version__
-from paritybit.drive.adapters import Adapter, Environment, adapter_of
-from paritybit.drive.configs import LACKING, Config
-from paritybit.drive.job import Job, command
+from paritybit.drive.adapters import adapter_of
+from paritybit.drive.configs import LACKING
 from paritybit.inject import prepare
 from paritybit.launch.case import WatchCase
-from paritybit.launch.follow import StopLimits, Stops
+from paritybit.launch.follow import Stops
 from paritybit.launch.record import WatchOptions
 from paritybit.launch.verdict import ConfigOutcome, open_questions
 from paritybit.launch.words import plural
@@ -50,7 +49,7 @@ def replay_watched(cases: Sequence[tuple[WatchCase, str]], spec: str | None) -> 
             options = WatchOptions("", every=case.every, checks=case.checks)
             run = WatchRun(folder, Path(scratch), display, stops, options)
             with stops.heard():
-                outcome = serve(run, adapter, engine, case)
+                outcome = run.play(case, adapter, engine, LONGEST)
             if stops.received is not None and case.key not in outcome.tally.findings:
                 return report_error("interrupted", STOPPED[stops.received])
             codes.append(judge(display, case, name, outcome))
@@ -76,15 +75,6 @@ def require_here(case: WatchCase, name: str, spec: str | None) -> None:
         raise MalformedError(f"{name} is not a complete case of watch: {error}") from error
     if case.script.settings["device"] == "cuda" and not visible_gpus():
         raise CannotRunError(f"{name} was recorded on a GPU, but none is visible here")
-
-
-def serve(run: WatchRun, adapter: Adapter, engine: Environment, case: WatchCase) -> ConfigOutcome:
-    """Serve an engine the script of a case until the finding appears or the script ends."""
-    run.folder.mkdir()
-    job = Job(case.script.settings, case.script.waves)
-    words, variables = command(adapter, engine, job, run.folder)
-    limits = StopLimits(LONGEST, after_finding=0.0, sought=case.key)
-    return run.watch(Config(case.config), words, variables, limits)
 
 
 def judge(display: Display, case: WatchCase, name: str, outcome: ConfigOutcome) -> int:

@@ -27,19 +27,20 @@ from paritybit.harness.errors import (
     report_error,
     require_known,
 )
-from paritybit.harness.machine.gpus import visible_gpus
+from paritybit.harness.machine.gpus import device_of
 from paritybit.harness.records.environment import commit_of
 
 from paritybit import __version__
 from paritybit.drive.adapters import Adapter, Environment, adapter_of
 from paritybit.drive.configs import LACKING, Config, Pair
-from paritybit.drive.job import command, comparisons
+from paritybit.drive.job import Job, command, comparisons
 from paritybit.drive.models import MODELS
 from paritybit.drive.warm import Warm, warm
 from paritybit.engines import fetch
 from paritybit.engines.fetch import EngineFolder
 from paritybit.engines.hunks import nearest
 from paritybit.inject import environment_with, prepare
+from paritybit.launch.case import WatchCase
 from paritybit.launch.command import Running
 from paritybit.launch.follow import Follower, StopLimits, Stops
 from paritybit.launch.journals import Journals
@@ -127,6 +128,15 @@ class WatchRun:
         else:
             self.outcomes.append(outcome)
         return outcome
+
+    def play(
+        self, case: WatchCase, adapter: Adapter, engine: Environment, seconds: float
+    ) -> ConfigOutcome:
+        """Serve an engine the script of a case until its finding appears, or the script ends."""
+        job = Job(case.script.settings, case.script.waves)
+        words, variables = command(adapter, engine, job, self.imports)
+        limits = StopLimits(seconds, after_finding=0.0, sought=case.key)
+        return self.watch(Config(case.config), words, variables, limits)
 
     def followed(
         self, running: Running, config: Config, out: Path, limits: StopLimits
@@ -364,11 +374,3 @@ def checks_of(requested: Sequence[str]) -> tuple[str, ...] | None:
     for name, plain in zip(requested, found, strict=True):
         require_known("check", plain if plain in names else name, names)
     return found
-
-
-def device_of(device: str) -> str:
-    """Return cpu or cuda for auto, cpu or cuda. Raises CannotRunError for cuda without a GPU."""
-    gpus = bool(visible_gpus())
-    if device == "cuda" and not gpus:
-        raise CannotRunError("--device cuda needs a GPU, but none is visible")
-    return ("cuda" if gpus else "cpu") if device == "auto" else device

@@ -343,12 +343,7 @@ def races_of_process() -> Races | None:
     return Races(boundary) if CHECK in boundary.checks else None
 
 
-def watch_kernels() -> None:
-    """Note the functions for Triton from now on."""
-    races_of_process()
-
-
 def look_for_races() -> None:
     """Note the functions for Triton as soon as its interpreter is imported, if watched."""
     if of_process() is not None:
-        when_imported(INTERPRETER, watch_kernels)
+        when_imported(INTERPRETER, races_of_process)

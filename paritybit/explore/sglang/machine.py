@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from paritybit.engines.bags import Bag
 from paritybit.engines.loading import EngineModules
+from paritybit.engines.stubs import Bag
 from paritybit.explore.bound import Bound
 from paritybit.explore.laws import Shadow, ownership
 from paritybit.explore.search import ViolationError

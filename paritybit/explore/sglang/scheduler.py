@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paritybit.engines.loading import named
-from paritybit.engines.missing import PartMissingError
+from paritybit.engines.stubs import PartMissingError
 from paritybit.explore.bound import OUTPUT
 from paritybit.explore.laws import Tokens
 from paritybit.explore.sglang.world import World

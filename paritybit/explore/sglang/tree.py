@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from paritybit.engines.missing import PartMissingError
+from paritybit.engines.stubs import PartMissingError
 from paritybit.explore.laws import Shadow, Tokens
 from paritybit.explore.sglang.scheduler import SglangScheduler, record, tokens_of
 

@@ -10,10 +10,9 @@ from array import array
 from typing import Any
 
 from paritybit.engines import fetch
-from paritybit.engines.bags import Bag
 from paritybit.engines.loading import EngineModules, named
 from paritybit.engines.packages import SGLANG
-from paritybit.engines.stubs import StubFinder
+from paritybit.engines.stubs import Bag, StubFinder
 from paritybit.explore.bound import Bound
 from paritybit.explore.laws import Tokens
 from paritybit.harness.errors import MalformedError

@@ -30,8 +30,9 @@ def difference(one: Values, other: Values, *, kernels: bool = False) -> Differen
     If the runs use other `kernels`, KV whose dtype has no numbers is not compared: one bit of it
     may be a rounding.
     """
-    held = rows(one)
-    limit = max(LEAST, ROUNDINGS * coarsest([*one.outputs.values(), *held]))
+    held = [rows for saved in one.owned for rows in saved.rows]
+    floats = filter(is_float, (*one.outputs.values(), *held))
+    limit = max([LEAST, *(ROUNDINGS * torch.finfo(tensor.dtype).eps for tensor in floats)])
     if kernels and not all(map(is_float, held)):
         limit = max(limit, ROUNDINGS * OPAQUE)
     pairs = zip(one.owned, other.owned, strict=True)
@@ -45,8 +46,8 @@ def difference(one: Values, other: Values, *, kernels: bool = False) -> Differen
     differing = {name: size for name, size in sizes.items() if size > 0}
     if not differing or not numbers:
         return None  # Without floats, integers may depend on values that are not visible here.
-    floats = {name: size for name, size in numbers.items() if size > 0}
-    where, size = max((floats or differing).items(), key=lambda item: item[1])
+    larger = {name: size for name, size in numbers.items() if size > 0}
+    where, size = max((larger or differing).items(), key=lambda item: item[1])
     return Difference(where, None, size, limit, kv=False)
 
 
@@ -56,19 +57,9 @@ def beyond(one: Values, other: Values) -> bool:
     return found is not None and found.beyond_rounding
 
 
-def rows(values: Values) -> list[Tensor]:
-    """Return the rows of all owned slots."""
-    return [rows for saved in values.owned for rows in saved.rows]
-
-
 def is_float(tensor: Tensor) -> bool:
     """Return whether a tensor has a floating-point dtype."""
     return tensor.dtype.is_floating_point
-
-
-def coarsest(tensors: list[Tensor]) -> float:
-    """Return the largest epsilon of the tensors' dtypes."""
-    return max((torch.finfo(t.dtype).eps for t in tensors if is_float(t)), default=0.0)
 
 
 def first_layer(
