@@ -1,6 +1,8 @@
-"""What the standard library has since Python 3.11, for 3.10 as well."""
+"""What the standard library has since Python 3.11 and 3.12, for 3.10 as well."""
 
 import sys
+
+from typing_extensions import override
 
 if sys.version_info >= (3, 11):
     from enum import StrEnum
@@ -17,4 +19,4 @@ else:
         __str__ = str.__str__
 
 
-__all__ = ["StrEnum", "tomllib"]
+__all__ = ["StrEnum", "override", "tomllib"]

@@ -16,6 +16,12 @@ GLOSSARY: Mapping[str, str] = {
         "played twice, once with eager forwards (the eager run) and once with graph replay "
         "(the graph run)."
     ),
+    "run": (
+        "One call of a command, which has its own folder. In a schedule, one of its two plays: "
+        "the eager run or the graph run."
+    ),
+    "step": "One element of a schedule. It needs at most one forward pass.",
+    "row": "A request's part of a batch: one token, or several tokens of its prompt or drafts.",
     "property": (
         "A statement that must hold after every step, for example “graph replay and eager "
         "execution produce the same bits”. A violated property is a finding."
@@ -29,6 +35,9 @@ GLOSSARY: Mapping[str, str] = {
         "One runner on one model, played through several schedules with fixed settings: "
         "location scheme, page size and dtype. A clean trial tests the unchanged engine."
     ),
+    "subject, engine under test": (
+        "The built-in engine of the graph run: without a bug, or with bugs of the catalogue."
+    ),
     "hunt": (
         "A trial with one known bug switched on. It ends when a property detects the bug or "
         "when it has played all schedules."
@@ -41,6 +50,17 @@ GLOSSARY: Mapping[str, str] = {
     "fresh engine": (
         "A second copy of the engine under test. It is reset to its state after capture before "
         "each use, so its results depend on no earlier step."
+    ),
+    "extra run": (
+        "A step that the fresh engine runs before the step itself, with something changed that "
+        "must not matter, for example noise in memory that no request owns."
+    ),
+    "poison": (
+        "A value that no result may depend on. It is written to padding that is not reset, or to "
+        "slots that a replay may overwrite."
+    ),
+    "site": (
+        "A place at which a change in an engine's history added a call. A bug leaves the call out."
     ),
     "scene": (
         "Steps of a schedule that combine boundary conditions: fill a bucket, let something "
@@ -71,6 +91,26 @@ GLOSSARY: Mapping[str, str] = {
         "computes, reads and writes."
     ),
     "ledger": "The sanitizer's table of who wrote each KV slot, what it wrote, and who freed it.",
+    "chain": (
+        "The hashes of a request's tokens. The hash at a position stands for all tokens up to it, "
+        "and the ledger has the hash of each slot."
+    ),
+    "relayed token": (
+        "A token id that a model got before the host knew it. It is judged as soon as it is known."
+    ),
+    "stage": (
+        "A point at which checks judge, for example before a forward pass, when the reads of its "
+        "rows are known."
+    ),
+    "stray write": "A change of a slot that no row of the forward pass owns.",
+    "rerun": (
+        "A replay that the sanitizer repeats, with nothing or one thing changed. It restores the "
+        "first result afterwards."
+    ),
+    "relation": (
+        "A statement about a replay and its rerun, for example that other values in padding change "
+        "nothing."
+    ),
     "journal": "The file in which a watched process writes its findings and counts, line by line.",
     "configuration": (
         "One combination of an engine's settings. `watch --engine` serves each one in a process of "

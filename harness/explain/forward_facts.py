@@ -74,7 +74,7 @@ def element_of(recorded: RecordedForward, element: NewElement) -> WrongElement:
         index = divmod(place, table.shape[1]) if table.dim() > 1 else (place,)
         return WrongElement(name, index, str(table.view(-1)[place].item()), str(right.item()))
     assert recorded.runner is not None
-    write = recorded.ledger.of(recorded.runner.static_buffers()[name])[place]
+    write = recorded.writers.of(recorded.runner.static_buffers()[name])[place]
     turn, row = write.forward_id, recorded.runner.inputs.rows.get(name)
     copied = row is not None and write.how == "copied"
     requests = {Axis.TOKEN: turn.rows, Axis.REQUEST: turn.requests}
@@ -103,7 +103,7 @@ def stale(recorded: RecordedForward) -> list[NewElement]:
         if fresh.shape != current.shape:
             continue
         places = (bits(current) != bits(fresh)).flatten().nonzero().flatten().tolist()
-        writes = recorded.ledger.of(buffer) if places else []
+        writes = recorded.writers.of(buffer) if places else []
         found += [
             (name, place, fresh.view(-1)[place].clone())
             for place in places

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from paritybit.harness.explain.ledgers import CAPTURE, ForwardId, SlotLedger, StaticLedger
+from paritybit.harness.explain.writers import CAPTURE, ForwardId, SlotWriters, StaticWriters
 from paritybit.harness.lockstep.fresh_run import just_captured
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import NO_RECORDER, ExtraRun, Pair, Recorder
@@ -20,6 +20,8 @@ from paritybit.reference.pool import KVPools
 from paritybit.subjects.protocol import ForwardResult, Overrides
 from paritybit.subjects.runners.base import GraphRunner, overwrite
 from torch import Tensor
+
+from paritybit.compat import override
 
 OpCalls = list[OpCall]
 
@@ -102,7 +104,7 @@ class RecordedForward(Recorder, SlotOwners):
     - `calls`, `eager_calls`, `fresh_calls`: the ops of the subject and of other runs.
     - `observation`: what the checks see, with copies of the static buffers. None if the subject
       failed. `failed` then says why.
-    - `written`, `ledger`: the last writers of slots and static elements.
+    - `written`, `writers`: the last writers of slots and static elements.
 
     The runs must not diverge before that step. `extra_runs` are those of the last step.
     """
@@ -119,8 +121,8 @@ class RecordedForward(Recorder, SlotOwners):
         self.extra_runs = extra_runs
         self.forward_id = CAPTURE
         buffers = pair.engine.all_static_buffers()
-        self.ledger = StaticLedger(buffer for some in buffers for buffer in some.values())
-        self.written = SlotLedger(pair.graph_pools)
+        self.writers = StaticWriters(buffer for some in buffers for buffer in some.values())
+        self.written = SlotWriters(pair.graph_pools)
         with suppress(SubjectFailedError):
             for index, observation in enumerate(self._play(self, self)):
                 if index == last:
@@ -132,8 +134,8 @@ class RecordedForward(Recorder, SlotOwners):
             self.observation = replace(self.observation, static=static)
 
     @property
+    @override
     def spans(self) -> tuple[RequestSpan, ...]:
-        """The batch of the forward by request. Empty if it is idle."""
         return self.plan.graph.spans
 
     def _play(self, recorder: Recorder, of_last: Recorder) -> Iterator[Observation | None]:
@@ -175,21 +177,21 @@ class RecordedForward(Recorder, SlotOwners):
             pair.restore_graph()
 
     @contextmanager
+    @override
     def eager(self) -> Iterator[None]:
-        """Record the eager forward's ops."""
         with calls_of(self.pair.eager_decoder.ops) as calls:
             yield
         self.eager_calls = list(calls)
 
     @contextmanager
+    @override
     def equalizing(self) -> Iterator[None]:
-        """Credit writes to the harness."""
-        with self.ledger.during(self.forward_id, equalizing=True):
+        with self.writers.during(self.forward_id, equalizing=True):
             yield
 
     def run(self, pair: Pair, planned: PlannedStep) -> ForwardResult:
         """Record the subject's ops and what they leave, even if it fails."""
-        with self.ledger.during(self.forward_id), calls_of(pair.engine.ops) as calls:
+        with self.writers.during(self.forward_id), calls_of(pair.engine.ops) as calls:
             try:
                 return super().run(pair, planned)
             except Exception as error:

@@ -19,6 +19,8 @@ from paritybit.reference.pool import KVLayout, PoolSizes
 from paritybit.subjects.protocol import KeyLists, ReplayFacts, ReplayResult
 from torch import Tensor
 
+from paritybit.compat import override
+
 
 @dataclass(frozen=True)
 class RunSnapshot(SlotOwners):
@@ -38,8 +40,8 @@ class RunSnapshot(SlotOwners):
     output: Output | None
 
     @property
+    @override
     def spans(self) -> tuple[RequestSpan, ...]:
-        """The spans of the batch. Empty for an idle step."""
         return self.batch.spans if self.batch is not None else ()
 
 

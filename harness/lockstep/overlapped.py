@@ -36,6 +36,8 @@ from paritybit.subjects.overlap import Overlap, Staged, arrived
 from paritybit.subjects.protocol import ForwardResult
 from torch import Tensor
 
+from paritybit.compat import override
+
 TURN, FORWARDS_LAG = 8, 6
 """The forward stream lags in the first FORWARDS_LAG of every TURN forwards.
 
@@ -74,8 +76,8 @@ class StagedForward(PlannedForward):
     staged: Staged
 
     @property
+    @override
     def spans(self) -> tuple[RequestSpan, ...]:
-        """The spans of the forward."""
         return self.listed
 
 
@@ -104,8 +106,8 @@ class OverlappedScheduler(LockstepScheduler):
         self.ahead: deque[tuple[Step, PlannedForward | None, StepOver]] = deque()
         super().__init__(*args, order=overlap)
 
+    @override
     def reset(self, seed: int) -> None:
-        """Reset as its base class does, with no forward in flight and no step planned ahead."""
         self.overlap.clear()
         self.ahead.clear()
         super().reset(seed)
@@ -117,8 +119,8 @@ class OverlappedScheduler(LockstepScheduler):
         """All tokens after the last step that was run. Planned steps may write more."""
         return self.observed
 
+    @override
     def ownership(self) -> Ownership:
-        """Return the owners after the last step that was run."""
         return self.over()
 
     def plan(self, step: Step) -> PlannedForward | None:
@@ -192,8 +194,8 @@ class OverlappedScheduler(LockstepScheduler):
         self.overlap.streams.lag(forward=forwards_lag)
         return forwards_lag
 
+    @override
     def filled(self, work: PlannedForward) -> PlannedForward:
-        """Return a planned forward with its batch. Waits until all tables are written."""
         if not isinstance(work, StagedForward):
             return work
         if self.overlap.written is not None:

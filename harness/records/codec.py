@@ -34,15 +34,7 @@ class File(
 
 def encoded(value: Any) -> str:
     """Return the JSON text of a struct or of plain data."""
-    text = msgspec.json.encode(value, enc_hook=_plain)
-    return msgspec.json.format(text, indent=1).decode() + "\n"
-
-
-def _plain(value: object) -> str:
-    """Return a text of a subclass of str, such as a version, as a str."""
-    if isinstance(value, str):
-        return str(value)
-    raise NotImplementedError
+    return msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n"
 
 
 def save(value: Any, path: Path) -> None:

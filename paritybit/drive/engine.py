@@ -87,7 +87,7 @@ class Player:
 
     def __post_init__(self) -> None:
         """Create the operator for the actions that the engine supports."""
-        self._operator = Operator(self.engine.acts(), self.engine.settled)
+        self._operator = Operator(self.engine.acts(), self.engine.at_rest)
 
     @property
     def open(self) -> int:
@@ -222,6 +222,6 @@ class Engine(ABC):
         """Return the acts of an operator that the release supports."""
         return {}
 
-    def settled(self) -> bool:
+    def at_rest(self) -> bool:
         """Return whether the engine copies no KV now, without which it refuses some actions."""
         return True

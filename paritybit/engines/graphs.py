@@ -175,24 +175,17 @@ def emulate(ops: Ops) -> None:
 
     Functions that the engine compiles for a GPU run without compilation.
     """
-    torch.compile = torch.compiler.disable = as_written  # type: ignore[assignment]
+    held: Any = torch
+    held.compile = held.compiler.disable = as_written
     CpuGraph.ops = ops
-    torch.cuda.CUDAGraph = CpuGraph  # type: ignore[assignment,misc]
-    torch.cuda.graph = recording  # type: ignore[assignment,misc]
-    torch.cuda.Stream = CpuStream  # type: ignore[assignment,misc]
-    torch.cuda.Event = CpuEvent  # type: ignore[assignment,misc]
-    torch.cuda.graph_pool_handle = lambda: NO_POOL  # type: ignore[assignment,return-value]
-    torch.cuda.synchronize = lambda *arguments: None
-    torch.accelerator.empty_cache = lambda: None
-    for name, value in {
-        "graph": recording,
-        "graph_pool_handle": lambda: NO_POOL,
-        "Event": CpuEvent,
-        "is_current_stream_capturing": lambda: CpuGraph.recording is not None,
-        "current_stream": lambda *arguments: STREAM,
-    }.items():
-        setattr(torch.cpu, name, value)
-    torch.cuda.current_stream = torch.cpu.current_stream  # type: ignore[assignment]
+    held.cuda.CUDAGraph, held.cuda.Stream = CpuGraph, CpuStream
+    held.cuda.synchronize = lambda *arguments: None
+    held.accelerator.empty_cache = lambda: None
+    held.cpu.is_current_stream_capturing = lambda: CpuGraph.recording is not None
+    for module in (held.cuda, held.cpu):
+        module.graph, module.Event = recording, CpuEvent
+        module.graph_pool_handle = lambda: NO_POOL
+        module.current_stream = lambda *arguments: STREAM
 
 
 def unpin_memory() -> None:

@@ -66,9 +66,9 @@ def not_tried(
 
 
 def not_compared(counts: Mapping[str, int]) -> Iterator[Untried]:
-    """Yield each check that compared nothing in the whole run, and the trials that proved nothing.
+    """Yield each check that compared nothing in the whole run, and comparisons that proved nothing.
 
-    A trial that could not have failed has the count "not tried: CHECK: REASON".
+    A comparison that could not have failed has the count "not tried: CHECK: REASON".
     """
     reasons: dict[str, dict[str, int]] = {}
     for name, number in counts.items():
@@ -80,9 +80,9 @@ def not_compared(counts: Mapping[str, int]) -> Iterator[Untried]:
             check = name.removeprefix(TRIED)
             why = "; ".join(reasons.pop(check, {}))
             yield Untried(f"check: {check}", why or "it compared nothing")
-    for check, trials in reasons.items():
-        for reason, number in trials.items():
-            yield Untried(f"{number:,} trials of {check}", reason)
+    for check, why_not in reasons.items():
+        for reason, number in why_not.items():
+            yield Untried(f"{number:,} comparisons of {check}", reason)
 
 
 def not_served(configs: Mapping[str, str]) -> Iterator[Untried]:

@@ -123,7 +123,7 @@ class Ledger:
         self.chain, self.checksum, self.scanned, self.request, self.position, *rest = self.columns()
         self.forward, self.freed = rest
         self.open = False
-        """Whether `Trial.restoring` lets slots change now."""
+        """Whether `Rerun.restoring` lets slots change now."""
         self.snapshot = GroupSnapshot.of(self.checksums)
         if self.snapshot is not None:
             self.scanned.copy_(folded(self.checksums.all()))

@@ -9,7 +9,7 @@ TRIED = "tried: "
 """The prefix of the counts of comparisons of a check."""
 
 NOT_TRIED = "not tried: "
-"""The prefix of the counts of trials that could not have failed: a check and a reason follow."""
+"""The prefix of counts of comparisons that could not have failed: a check and a reason follow."""
 
 VARIABLE = "PARITYBIT_WATCH"
 

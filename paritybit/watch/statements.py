@@ -76,7 +76,8 @@ def stored_by(code: CodeType, package: str) -> dict[str, int]:
     statements = (one for one in ast.walk(kernel or ast.Module([], [])) if hasattr(one, "lineno"))
     for node in sorted(statements, key=lambda one: one.lineno):
         used = {name for one in names_in([node]) for name in parts.get(one, ())}
-        called = {one.rpartition("_")[0] or one for one in names_in(calls_in(node))}
+        calls = [one.func for one in ast.walk(node) if isinstance(one, ast.Call)]
+        called = {one.rpartition("_")[0] or one for one in names_in(calls)}
         if isinstance(node, ast.Assign | ast.AugAssign) and "load" not in called:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             parts |= {name: parts.get(name, set()) | used for name in names_in(targets)}
@@ -84,10 +85,3 @@ def stored_by(code: CodeType, package: str) -> dict[str, int]:
             pointer = {name for one in names_in(node.args[:1]) for name in parts.get(one, ())}
             found |= dict.fromkeys(pointer - found.keys(), node.lineno)
     return found
-
-
-def calls_in(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield the functions that are called in a part of a program."""
-    for one in ast.walk(node):
-        if isinstance(one, ast.Call):
-            yield one.func

@@ -341,7 +341,7 @@ class Watcher(Replaying):
     def abandon(self) -> None:
         """Record that the forward raised an error. The content of its slots is then unknown."""
         self.lines.done()
-        now, self.now, self.trial = self.now, None, None
+        now, self.now, self.rerun = self.now, None, None
         self.loading.clear()
         if now is not None:
             self.journal.count(**{f"failed forwards: {now.forward.kind}": 1})

@@ -15,10 +15,10 @@ class Toy(Engine):
     """An engine that ends each request at once, and has some acts of an operator."""
 
     def __init__(
-        self, names: Sequence[str] = (), settled: Callable[[], bool] = lambda: True
+        self, names: Sequence[str] = (), at_rest: Callable[[], bool] = lambda: True
     ) -> None:
         super().__init__()
-        self.names, self._settled = names, settled
+        self.names, self._at_rest = names, at_rest
 
     def start(self, direct: Callable[[Engine], object]) -> None:
         """Call `direct`."""
@@ -51,9 +51,9 @@ class Toy(Engine):
         """Return acts that return their names."""
         return {name: lambda name=name: [name] for name in self.names}  # type: ignore[misc]
 
-    def settled(self) -> bool:
+    def at_rest(self) -> bool:
         """Return what the test says."""
-        return self._settled()
+        return self._at_rest()
 
 
 def said(orders: Sequence[Any]) -> list[str]:

@@ -98,7 +98,7 @@ def paritybit(
         "paritybit.drive.sglang.adapter.ADAPTER.prepare",
         lambda spec: Environment(spec, tmp_path / spec, tmp_path),
     )
-    for module in ("run", "replay", "shrink", "isolate"):
+    for module in ("run", "shrink"):
         monkeypatch.setattr(f"paritybit.harness.cli.watch.{module}.command", command)
     monkeypatch.chdir(tmp_path)
 

@@ -59,8 +59,8 @@ def test_trials_that_could_not_have_failed_are_named_with_their_reasons() -> Non
     untried = {f"not tried: wrong read: {reason}": n for reason, n in reasons.items()}
     found = [(one.what, one.why) for one in not_tried({**REACHED, **untried})]
     assert found == [
-        ("3 trials of wrong read", "nothing shows"),
-        ("1,200 trials of wrong read", "it waits: for ranks"),
+        ("3 comparisons of wrong read", "nothing shows"),
+        ("1,200 comparisons of wrong read", "it waits: for ranks"),
     ]
     (one,) = not_tried({**REACHED, "tried: wrong read": 0, **untried})
     assert (one.what, one.why) == ("check: wrong read", "nothing shows; it waits: for ranks")

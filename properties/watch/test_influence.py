@@ -16,7 +16,7 @@ from paritybit.watch.bits import as_integers
 from paritybit.watch.facts import Forward, Group, Layer, Replay, Row, StaticInput
 from paritybit.watch.replays.influence import HIDDEN, LiveReads
 from paritybit.watch.replays.relations import NAMES, SAMPLED, STREAK, Relations
-from paritybit.watch.replays.trial import SavedSlots, Trial
+from paritybit.watch.replays.rerun import Rerun, SavedSlots
 from paritybit.watch.replays.unread import ZEROS
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
@@ -177,7 +177,7 @@ class Toy:
 
 
 def tried(toy: Toy) -> int:
-    """Return how many trials of wrong reads counted."""
+    """Return how many reruns of wrong reads counted."""
     return toy.journal.counts.get("tried: wrong read", 0)
 
 
@@ -260,7 +260,7 @@ def test_what_cannot_show_is_not_counted(wider: int) -> None:
 def test_a_trial_saves_no_more_slots_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of the layers and slots are then drawn. What is read wrongly is still found."""
     most, saved = 1536, list[int]()
-    for module in ("influence", "unread", "aimed", "trial"):
+    for module in ("influence", "unread", "aimed", "rerun"):
         monkeypatch.setattr(f"paritybit.watch.replays.{module}.LARGEST", most)
     restore = SavedSlots.restore
 
@@ -410,12 +410,12 @@ def test_a_difference_from_eager_without_a_cause_must_occur_several_times() -> N
     replay = Replay(
         "graph", "extend", 6, 6, (), lambda: toy.run(cached), lambda: {"output": toy.output}, eager
     )
-    trial = Trial(replay, dict.fromkeys(ledgers, slots), ledgers, lambda: None)
+    rerun = Rerun(replay, dict.fromkeys(ledgers, slots), ledgers, lambda: None)
     replay.run()
-    trial.ran(None)
+    rerun.ran(None)
     relations, reads = Relations(1, NAMES[2:3]), LiveReads.of(Forward("extend", ()), ledgers)
-    with trial.restoring():
-        found = [next(relations.tried(trial, NAMES[2:3], n, reads)).found for n in range(STREAK)]
+    with rerun.restoring():
+        found = [next(relations.tried(rerun, NAMES[2:3], n, reads)).found for n in range(STREAK)]
     assert [one is not None for one in found] == [False] * (STREAK - 1) + [True]
 
 

@@ -17,7 +17,7 @@ from paritybit.watch.facts import Forward, Group, Layer, Replay, Row
 from paritybit.watch.ledger import Ledger, Names
 from paritybit.watch.replays.causes import explain
 from paritybit.watch.replays.influence import LiveReads, Replacement, changed
-from paritybit.watch.replays.trial import BarredError, SavedSlots, Trial, rewritten
+from paritybit.watch.replays.rerun import BarredError, Rerun, SavedSlots, rewritten
 from paritybit.watch.replays.values import ValueSeed
 from properties.support.watching import Scene, row
 from properties.watch.test_checks import found, lines, serve
@@ -231,18 +231,18 @@ def test_a_forward_is_checked_when_too_much_was_noted(
     assert dues == [False, False, False, True, False]
 
 
-def other_content(trial: Trial, ledger: Ledger, slots: torch.Tensor) -> None:
+def other_content(rerun: Rerun, ledger: Ledger, slots: torch.Tensor) -> None:
     change = Replacement("kv", slots, [0], ValueSeed(0))
-    with changed(trial, LiveReads(Forward("decode", ()), {"kv": slots}), [change]):
+    with changed(rerun, LiveReads(Forward("decode", ()), {"kv": slots}), [change]):
         pass
 
 
-EXPERIMENTS: dict[str, Callable[[Trial, Ledger, torch.Tensor], object]] = {
-    "poison": lambda trial, ledger, slots: explain(trial, ledger, slots, []),
+EXPERIMENTS: dict[str, Callable[[Rerun, Ledger, torch.Tensor], object]] = {
+    "poison": lambda rerun, ledger, slots: explain(rerun, ledger, slots, []),
     "inversion": rewritten,
-    "rewind": lambda trial, *_: trial.rewind(),
-    "repetition": lambda trial, *_: trial.repeat({}),
-    "eager": lambda trial, *_: trial.run_eagerly(),
+    "rewind": lambda rerun, *_: rerun.rewind(),
+    "repetition": lambda rerun, *_: rerun.repeat({}),
+    "eager": lambda rerun, *_: rerun.run_eagerly(),
     "other content": other_content,
     "slots": lambda _, ledger, slots: SavedSlots.of(ledger, slots).inverted().restore(),
 }
@@ -258,13 +258,13 @@ def test_no_experiment_changes_slots_once_the_engine_may_copy_them(experiment: s
         outputs=lambda: {"logits": kv[:1]},
         eager=lambda: runs.append(1) or {},  # type: ignore[func-returns-value]
     )
-    trial = Trial(replay, {"kv": slots}, {"kv": ledger}, lambda: reasons[-1])
-    trial.ran(None)
-    assert trial.possible
+    rerun = Rerun(replay, {"kv": slots}, {"kv": ledger}, lambda: reasons[-1])
+    rerun.ran(None)
+    assert rerun.possible
     reasons.append("another thread copies KV")
-    assert not trial.possible
+    assert not rerun.possible
     before = kv.clone()
     with pytest.raises((BarredError, RuntimeError)):
-        EXPERIMENTS[experiment](trial, ledger, slots)
+        EXPERIMENTS[experiment](rerun, ledger, slots)
     assert torch.equal(kv, before)
     assert runs == []

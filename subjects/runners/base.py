@@ -54,6 +54,7 @@ class GraphRunner(ABC):
     | `token_buckets` | buckets are in tokens rather than in requests |
     | `tokens_per_request` | how many tokens a bucket has per request |
     | `lists_per_request` | the tokens of a request read parts of one key list |
+    | `static_metadata` | key lists are in static buffers; otherwise each forward makes fresh ones |
     | `shares_buffers` | shares static buffers of the same name with other runners of the engine |
     | `store_count` | the number of forwards inside one graph that store KV |
     | `captures` | whether it captures graphs |
@@ -67,6 +68,7 @@ class GraphRunner(ABC):
     token_buckets: ClassVar[bool] = False
     tokens_per_request: ClassVar[int] = 1
     lists_per_request: ClassVar[bool] = False
+    static_metadata: ClassVar[bool] = True
     shares_buffers: ClassVar[bool] = True
     store_count: ClassVar[int] = 1
     captures: ClassVar[bool] = True
@@ -176,7 +178,8 @@ class GraphRunner(ABC):
 
     def write_metadata(self, bucket: int) -> None:
         """Write the key lists of a bucket to its static metadata."""
-        self.metadata.write(self.key_lists(bucket))
+        if self.static_metadata:
+            self.metadata.write(self.key_lists(bucket))
 
     def key_lists(self, bucket: int) -> Lists:
         """Return the metadata for all tokens of a bucket, including padded ones."""
@@ -244,6 +247,8 @@ class GraphRunner(ABC):
 
     def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
         """Return elements and dtype of each static metadata buffer for a bucket, by name."""
+        if not self.static_metadata:
+            return {}
         tokens = self.listed_tokens(bucket)
         lists = bucket if self.lists_per_request else tokens
         return list_sizes(lists, tokens, self.target.config)

@@ -16,6 +16,8 @@ from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.states import decode_paths
 from torch import Tensor
 
+from paritybit.compat import override
+
 
 class CpuGraphRunner(GraphRunner):
     """Compiled decode on a CPU, padded to the next captured batch size."""
@@ -23,6 +25,7 @@ class CpuGraphRunner(GraphRunner):
     name = "cpu_graph"
     mode = Mode.DECODE
     captures = False
+    static_metadata = False
     shares_buffers = False
     rows = (
         keep("input_ids", Axis.TOKEN, torch.int64),
@@ -32,15 +35,8 @@ class CpuGraphRunner(GraphRunner):
         reset("req_pool_indices", Axis.REQUEST, torch.int64),
     )
 
-    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
-        """Return no buffers, because metadata is fresh."""
-        return {}
-
-    def write_metadata(self, bucket: int) -> None:
-        """Do nothing, because metadata is fresh."""
-
+    @override
     def keys(self, bucket: int) -> KeyLists:
-        """Return the fresh key lists of the last forward."""
         return self.listed
 
     def capture_all(self) -> None:
@@ -49,8 +45,8 @@ class CpuGraphRunner(GraphRunner):
         for bucket in reversed(self.buckets):
             self.forward(bucket)
 
+    @override
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
-        """Populate the static inputs if the batch is padded."""
         if padded:
             super().populate(batch, bucket, padded=padded)
 
@@ -80,12 +76,12 @@ class CpuGraphRunner(GraphRunner):
         finally:
             self.ops.log = None
 
+    @override
     def forward(self, bucket: int) -> Output:
-        """Run the compiled function over the static inputs."""
         return self.launch(None, bucket)
 
+    @override
     def operations(self, bucket: int) -> list[str]:
-        """Return the ops of the last forward of a bucket."""
         return self.ran[bucket]
 
     def _payload(self, batch: ForwardBatch | None, bucket: int) -> Tensor:

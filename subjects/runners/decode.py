@@ -19,6 +19,8 @@ from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.states import decode_paths
 from torch import Tensor
 
+from paritybit.compat import override
+
 ROWS: Contract = (
     keep("input_ids", Axis.TOKEN, torch.int64),
     reset("positions", Axis.TOKEN, torch.int64),
@@ -40,8 +42,8 @@ class DecodeRunner(GraphRunner):
     mode = Mode.DECODE
     rows = ROWS
 
+    @override
     def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
-        """Return the batch's tensors and the two token counts."""
         return {
             "num_token_non_padded": self.scalar(0),
             **super().live_values(batch, bucket),
@@ -52,8 +54,8 @@ class DecodeRunner(GraphRunner):
         """Return the paths of the recurrent states of a bucket's tokens."""
         return decode_paths(self.view("mamba_track_indices", bucket))
 
+    @override
     def live_rows(self, live_size: int) -> int:
-        """Return the number of live tokens."""
         return live_size * self.tokens_per_request
 
     def forward(self, bucket: int) -> Output:

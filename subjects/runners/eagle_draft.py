@@ -19,6 +19,8 @@ from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.toggles import Site
 from torch import Tensor
 
+from paritybit.compat import override
+
 
 class EagleDraftRunner(GraphRunner):
     """Full-graph drafting with the draft model's own KV."""
@@ -38,12 +40,12 @@ class EagleDraftRunner(GraphRunner):
         reset("req_pool_indices", Axis.REQUEST, torch.int64),
     )
 
+    @override
     def listed_tokens(self, bucket: int) -> int:
-        """Return the number of tokens that all forwards of a draft run."""
         return DRAFT_FORWARDS * bucket
 
+    @override
     def queries(self, bucket: int) -> Queries:
-        """Return what every token attends to in every forward."""
         return draft_queries(
             self.view("req_pool_indices", bucket),
             self.view("seq_lens", bucket),

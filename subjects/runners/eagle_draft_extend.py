@@ -17,6 +17,8 @@ from paritybit.subjects.key_lists import Queries
 from paritybit.subjects.runners.base import GraphRunner
 from torch import Tensor
 
+from paritybit.compat import override
+
 K = DRAFT_TOKENS
 """The most tokens of a request: all that a verify runs."""
 
@@ -44,12 +46,12 @@ class EagleDraftExtendRunner(GraphRunner):
     tokens_per_request = K
     lists_per_request = True
 
+    @override
     def can_run(self, batch: ForwardBatch) -> bool:
-        """Whether every request has at most K tokens."""
         return super().can_run(batch) and batch.longest <= K
 
+    @override
     def padded(self, batch: ForwardBatch | None, bucket: int) -> bool:
-        """Return whether any token of the bucket is padding."""
         return batch is None or batch.live_tokens != bucket * K
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
@@ -58,8 +60,8 @@ class EagleDraftExtendRunner(GraphRunner):
         live_values = self.live_values(batch, bucket)
         self.inputs.populate(live_values, padded=padded, padded_on_host=on_host)
 
+    @override
     def queries(self, bucket: int) -> Queries:
-        """Return what the tokens of every request attend to."""
         return replace(
             super().queries(bucket),
             counts=self.view("num_accept_tokens", bucket),

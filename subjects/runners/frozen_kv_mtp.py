@@ -15,6 +15,8 @@ from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.runners.eagle_draft import EagleDraftRunner
 from torch import Tensor
 
+from paritybit.compat import override
+
 
 class FrozenKvMtpRunner(EagleDraftRunner):
     """Full-graph drafting that reads the target's KV."""
@@ -33,16 +35,16 @@ class FrozenKvMtpRunner(EagleDraftRunner):
         keep("hidden_states", Axis.REQUEST, None, width=HIDDEN),
     )
 
+    @override
     def listed_tokens(self, bucket: int) -> int:
-        """Return the number of tokens. All forwards of a draft read the same lists."""
         return bucket
 
+    @override
     def queries(self, bucket: int) -> Queries:
-        """Return the target's keys for every request."""
         return GraphRunner.queries(self, bucket)
 
+    @override
     def draft_forward(self, bucket: int, step: int, input_ids: Tensor, hidden: Tensor) -> Output:
-        """Run one forward of a draft. All of its forwards have the same positions and keys."""
         borrowed, keys = frozen_layers(self.target, self.draft), self.static_keys(bucket)
         access = ListedKV(self.ops, self.draft, self.pool, None, keys, borrowed)
         tokens = TokenInputs(

@@ -22,6 +22,8 @@ from paritybit.subjects.states import extend_paths
 from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
+from paritybit.compat import override
+
 MOST_REQUESTS = 8
 """The maximum number of requests in a prefill batch."""
 
@@ -54,6 +56,7 @@ class PrefillRunner(GraphRunner):
 
     mode = Mode.EXTEND
     token_buckets = True
+    static_metadata = False
     store_count = 0
     attention_captured = False
     rows = (
@@ -67,20 +70,13 @@ class PrefillRunner(GraphRunner):
     access: ListedKV | None = None
     tokens = 0
 
+    @override
     def extents(self, bucket: int) -> Extents:
-        """Return the extents of a bucket of tokens."""
         return {Axis.TOKEN: bucket, Axis.REQUEST: MOST_REQUESTS}
 
+    @override
     def can_run(self, batch: ForwardBatch) -> bool:
-        """Whether a captured graph can run this batch. Its inputs have room for MOST_REQUESTS."""
         return super().can_run(batch) and batch.live_requests <= MOST_REQUESTS
-
-    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
-        """Return no buffers, because metadata is fresh."""
-        return {}
-
-    def write_metadata(self, bucket: int) -> None:
-        """Do nothing, because attention uses the real batch's metadata."""
 
     def keys(self, bucket: int) -> KeyLists | None:
         """Return the fresh key lists of the live tokens. They exist only during a replay."""
@@ -102,8 +98,8 @@ class PrefillRunner(GraphRunner):
             payload = self.target.advance_states(self.ops, self.states, paths, batch.input_ids)
             self.inputs.populate({"input_embeds": payload}, padded=False)
 
+    @override
     def launch(self, batch: ForwardBatch | None, bucket: int, *, captured: bool = True) -> Output:
-        """Run the bucket's graphs, with attention between them."""
         if self.toggles.scheme is LocationScheme.PRESET:
             self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket))
         if batch is not None:
@@ -156,8 +152,8 @@ class PrefillRunner(GraphRunner):
             n = self.tokens
             mixed[:n] = self.access.attend(layer, *(values[:n] for values in heads))
 
+    @override
     def static_buffers(self) -> Mapping[str, Tensor]:
-        """Return all static buffers by name, including the attention outputs of all graphs."""
         outputs = [output for capture in self.captured.values() for output in capture.kept]
         return {
             **super().static_buffers(),

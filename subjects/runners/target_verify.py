@@ -10,6 +10,8 @@ from paritybit.subjects.runners.decode import DecodeRunner
 from paritybit.subjects.states import verify_paths
 from paritybit.subjects.toggles import Site
 
+from paritybit.compat import override
+
 
 class TargetVerifyRunner(DecodeRunner):
     """Full-graph verification of the drafts of each request."""
@@ -19,8 +21,8 @@ class TargetVerifyRunner(DecodeRunner):
     tokens_per_request = DRAFT_TOKENS
     lists_per_request = True
 
+    @override
     def queries(self, bucket: int) -> Queries:
-        """Return what the drafts of a bucket attend to: their request's keys and drafts."""
         return replace(
             super().queries(bucket),
             seq_lens=self.view("seq_lens", bucket) + DRAFT_TOKENS,
@@ -35,6 +37,6 @@ class TargetVerifyRunner(DecodeRunner):
             return super().key_lists(bucket)
         return list_keys(self.queries(bucket), self.window, self.pool.pool.req_to_token)
 
+    @override
     def state_paths(self, bucket: int) -> StatePaths:
-        """Return the paths of the recurrent states of a bucket's draft tokens."""
         return verify_paths(self.view("mamba_track_indices", bucket))

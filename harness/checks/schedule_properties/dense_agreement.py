@@ -40,7 +40,7 @@ def judge_schedule(models: Mapping[Role, Decoder], samples: Sequence[Sample]) ->
 def sample_errors(
     models: Mapping[Role, Decoder], samples: Iterable[Sample]
 ) -> list[tuple[Sample, float]]:
-    """Return the error of each sample against the oracle: see `dense_error`.
+    """Return each sample's largest |logit - right| / (1 + |right|), with the oracle's right logits.
 
     One dense forward gives the logits after each of its tokens. It therefore covers all samples of
     a request whose tokens are the first tokens of the longest sample.
@@ -53,7 +53,9 @@ def sample_errors(
         if dense is None:
             dense = dense_rows(models, sample)
             of_request.append((sample, dense))
-        found.append((sample, dense_error(sample.logits, dense[len(sample.tokens) - 1])))
+        right = dense[len(sample.tokens) - 1]
+        error = (sample.logits.cpu().double() - right).abs() / (1 + right.abs())
+        found.append((sample, float(error.max())))
     return found
 
 
@@ -64,11 +66,6 @@ def starts_with(longer: Sample, sample: Sample) -> bool:
         return False
     states, theirs = longer.hidden_states, sample.hidden_states
     return states is None or theirs is None or states[:length].equal(theirs)
-
-
-def dense_error(logits: Tensor, dense: Tensor) -> float:
-    """Return the largest |logit - dense| / (1 + |dense|) of two rows of logits."""
-    return float(((logits.cpu().double() - dense).abs() / (1 + dense.abs())).max())
 
 
 def dense_rows(models: Mapping[Role, Decoder], sample: Sample) -> Tensor:

@@ -64,7 +64,8 @@ def result_of(
     """
     spec, latest = f"{engine}=={version}", home / "latest"
     found = record_in(latest)
-    if found is None or not is_complete(found, seed):
+    same = found and (found.seed, found.environment.paritybit) == (seed, __version__)
+    if found is None or not same or found.interrupted is not None:
         before = latest.resolve()
         numbers = ("--seconds", str(seconds), "--seed", str(seed))
         words = ("watch", "--engine", spec, "--keep-going", *numbers)
@@ -87,12 +88,6 @@ def result_of(
     if found.verdict == "undecided" and not found.counts.get("forwards"):
         return Release(version, None, why_not(latest)), stopped
     return Release(version, found), stopped
-
-
-def is_complete(found: WatchRecord, seed: int) -> bool:
-    """Return whether a record is of a whole run with this seed and version."""
-    same = (found.seed, found.environment.paritybit) == (seed, __version__)
-    return same and found.interrupted is None
 
 
 def record_in(folder: Path) -> WatchRecord | None:

@@ -50,11 +50,11 @@ FEW, LONGEST = 8, 256
 class Operator:
     """Performs the actions of a wave. Actions that the engine does not support are skipped.
 
-    Those that the engine refuses while it copies KV wait until `settled` returns True.
+    Those that the engine refuses while it copies KV wait until `at_rest` returns True.
     """
 
     acts: "Acts"
-    settled: Callable[[], bool] = lambda: True
+    at_rest: Callable[[], bool] = lambda: True
     _waiting: list[Action] = field(default_factory=list)
     _lasting: Action | None = None
     _since: int = 0
@@ -75,7 +75,7 @@ class Operator:
             given += self._end()
         for action in [one for one in self._waiting if one.at <= poll]:
             act = self._act(action.what, poll, idle=idle)
-            if act not in self.acts or not (act in LASTING or self.settled()):
+            if act not in self.acts or not (act in LASTING or self.at_rest()):
                 continue
             self._waiting.remove(action)
             given += self.acts[act]()

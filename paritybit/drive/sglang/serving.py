@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from paritybit.compat import override
 from paritybit.drive.answers import END_OF_TEXT, NUMBER, Answer, strings_of, text_of
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
@@ -92,15 +93,15 @@ class Sglang(Engine):
         """The number of batches that the scheduler has run."""
         return 0 if self._scheduler is None else int(self._scheduler.forward_ct)
 
+    @override
     def run(self) -> None:
-        """Run the scheduler's loop."""
         assert self._run is not None, "the engine has not started"
         self._answers = {}
         with contextlib.suppress(PlayedError):
             self._run()
 
+    @override
     def start(self, direct: Callable[[Engine], object]) -> None:
-        """Start the scheduler, and call `direct` when it is ready."""
         if self.served.python_tree:
             os.environ.setdefault(TREE, "python")
         module: Any = importlib.import_module("sglang.srt.managers.scheduler")
@@ -221,21 +222,21 @@ class Sglang(Engine):
             **given,
         )
 
+    @override
     def abort(self, name: str) -> Any:
-        """Return the engine's request."""
         if name in self._answers:
             self._answers[name].aborted = True
         return self.structures.AbortReq(rid=name)
 
+    @override
     def flush(self) -> Any:
-        """Return the engine's request."""
         return self.structures.FlushCacheReqInput()
 
+    @override
     def acts(self) -> Acts:
-        """Return the acts as the engine's own requests."""
         return acts_of(self._scheduler)
 
-    def settled(self) -> bool:
+    def at_rest(self) -> bool:
         """Return whether the prefix cache copies nothing to or from the host."""
         cache = self._scheduler.tree_cache
         return not any(getattr(cache, name, ()) for name in COPIES)

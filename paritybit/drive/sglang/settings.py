@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
+from paritybit.compat import override
 from paritybit.drive.configs import LackingError
 from paritybit.drive.models import WINDOW, written
 from paritybit.drive.operating.adapters import (
@@ -89,8 +90,8 @@ class SglangServed(Common):
         if self.windows is not None and self.windows > self.pool:
             raise ValueError("windows is between 1 and pool")
 
+    @override
     def requests(self) -> Iterator[Wave]:
-        """Return the generated requests for the seed."""
         given = with_adapters(self.seed, waves(self.seed, self.limits()), self.adapters)
         return with_spaces(self.seed, given)
 
@@ -100,8 +101,8 @@ class SglangServed(Common):
         return self.speculative == "eagle" and self.topk == 1
 
     @property
+    @override
     def extras(self) -> Sequence[str]:
-        """The parameters of sampling that only some requests of some waves have."""
         return extras_with_drafts(self.speculative is not None, self.forced)
 
     def company(self) -> Wave | None:
@@ -113,8 +114,8 @@ class SglangServed(Common):
         possible = self.device == "cpu" and not (self.host_cache or self.adapters)
         return sample(self.limits()) if possible else None
 
+    @override
     def limits(self) -> Limits:
-        """Return the limits for requests."""
         slots, page = self.windows, self.page_size
         if slots is None and page in WINDOWS and not self.whole_prompts:
             slots = int(WINDOWS[page] * self.pool) // page * page

@@ -48,8 +48,8 @@ DEFAULT_WARPS = 4
 ALWAYS, SOMETIMES = 512, 16
 """All of the first programs of a kernel are recorded, and then one in so many, at random."""
 
-MOST_TRIALS = 256
-"""The most trials of a kernel without a finding."""
+MOST_TRIES = 256
+"""The most tries of a kernel without a finding."""
 
 LARGEST = 2**20
 """The most elements in the record of a program, and the most equal accesses of a late warp."""
@@ -259,7 +259,7 @@ class RacesOf:
     def __init__(self, races: Races, name: str, run: Callable[..., None]) -> None:
         self.boundary, self.chance = races.boundary, races.chance
         self.name, self.run = name, run
-        self.programs, self.trials, self.counted, self.found = 0, 0, False, set[str]()
+        self.programs, self.tries, self.counted, self.found = 0, 0, False, set[str]()
 
     def program(self, arguments: Mapping[str, Any], warps: int) -> None:
         """Run a program of several warps. If it is recorded, try what a late warp does."""
@@ -285,9 +285,9 @@ class RacesOf:
             self.counted = True
             self.boundary.compared(CHECK.stage, 1)
         for given in program.overwritten:
-            if given.source in self.found or self.trials >= MOST_TRIALS:
+            if given.source in self.found or self.tries >= MOST_TRIES:
                 continue
-            self.trials += 1
+            self.tries += 1
             late = LateWarp(program, given)
             if (difference := self.tried(late, arguments)) is not None:
                 self.found.add(given.source)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from paritybit.compat import override
 from paritybit.drive.answers import Answer, report
 from paritybit.drive.company import CHECK
 from paritybit.drive.configs import PLAINEST_MODEL, LackingError
@@ -61,8 +62,8 @@ class Transformers(Engine):
         self._stopping = False
         """Whether it was asked to stop, and has not started again."""
 
+    @override
     def start(self, direct: Callable[[Engine], object]) -> None:
-        """Warm up the engine, and call `direct` when it is ready."""
         transformers: Any = importlib.import_module("transformers")
         continuous: Any = importlib.import_module(
             "transformers.generation.continuous_batching.continuous_api"
@@ -84,8 +85,8 @@ class Transformers(Engine):
         self.manager.warmup()
         direct(self)
 
+    @override
     def run(self) -> None:
-        """Run the generation loop, again whenever it was to stop."""
         status, error = self.manager.background_thread_status, None
         while error is None:
             status.clear()
@@ -175,8 +176,8 @@ class Transformers(Engine):
         if len(samples) == self.served.samples:
             self.player.ended(name, self._samples.pop(name)[0])
 
+    @override
     def arrive(self, one: Planned, prompt: list[int]) -> Any:
-        """Return a call that adds a request."""
         how: dict[str, Any] = sampling_of(one) if self.served.sampling else {}
         drawn = {**DEFAULTS, **how} if self.served.drawn else {}
         asked, stops = one.sampling or Sampling(), [END]
@@ -193,16 +194,16 @@ class Transformers(Engine):
         """Return the engine's names of the samples of a request."""
         return (name, *(f"{name}{SAMPLE}{n}" for n in range(self.served.samples - 1)))
 
+    @override
     def abort(self, name: str) -> Any:
-        """Return a call that cancels a request."""
         return partial(self._abort, name)
 
+    @override
     def flush(self) -> Any:
-        """Return a call that empties the prefix cache."""
         return self._flush
 
+    @override
     def acts(self) -> Acts:
-        """Return the acts as calls of the engine."""
         return {"flush": lambda: [self._flush]}
 
     def _abort(self, name: str) -> None:

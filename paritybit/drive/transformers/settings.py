@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+from paritybit.compat import override
 from paritybit.drive.models import WINDOW
 from paritybit.drive.requests import Limits
 from paritybit.drive.served import Common, Size, one_of
@@ -43,8 +44,8 @@ class TransformersServed(Common):
     streamed: bool = False
     tables: bool = False
 
+    @override
     def limits(self) -> Limits:
-        """Return the limits for requests."""
         return Limits(WINDOW, self.page_size, CHUNK, POOL, POOL, ROWS)
 
     def configuration(self) -> dict[str, Any]:
@@ -62,8 +63,8 @@ class TransformersServed(Common):
         return "eager" if self.model == "gpt_oss" else "sdpa"
 
     @property
+    @override
     def extras(self) -> Sequence[str]:
-        """The parameters of sampling that only some requests of some waves have."""
         return ("ignore_eos",)
 
     @property

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paritybit.compat import override
 from paritybit.drive.answers import END_OF_TEXT, NUMBER, Answer, outside, report, strings_of
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, Likely, PlayedError
@@ -58,8 +59,8 @@ class Vllm(Engine):
         self._flushes = 0
         self._adapters: Mapping[int, dict[str, Any]] = {}
 
+    @override
     def start(self, direct: Callable[[Engine], object]) -> None:
-        """Start the engine core, and call `direct` when it is ready."""
         try:
             with tempfile.TemporaryDirectory(prefix="paritybit-") as folder:
                 self._core = self._started(Path(folder))
@@ -72,8 +73,8 @@ class Vllm(Engine):
         except Exception as error:
             raise EngineFailedError(traceback.format_exc()) from error
 
+    @override
     def run(self) -> None:
-        """Run steps, each after what the player asks for."""
         processors: Any = importlib.import_module("vllm.v1.engine.output_processor")
         self._answers = {}
         self._outputs = processors.OutputProcessor(tokenizer(), log_stats=False)
@@ -136,8 +137,8 @@ class Vllm(Engine):
         install_in_engine(self.served)
         return core.EngineCore(config, executors.Executor.get_class(config), log_stats=False)
 
+    @override
     def arrive(self, one: Planned, prompt: list[int]) -> Any:
-        """Return a call that adds a request."""
         structures: Any = importlib.import_module("vllm.v1.engine")
         sampling: Any = importlib.import_module("vllm.sampling_params")
         known = inspect.signature(structures.EngineCoreRequest).parameters
@@ -171,8 +172,8 @@ class Vllm(Engine):
         }
         return functools.partial(self._arrive, structures.EngineCoreRequest(**more), answer)
 
+    @override
     def abort(self, name: str) -> Any:
-        """Return a call that aborts a request."""
         return functools.partial(self._abort, name)
 
     def flush(self) -> Any:
@@ -180,8 +181,8 @@ class Vllm(Engine):
         self._flushes += 1
         return functools.partial(self._core.reset_prefix_cache, False, self._flushes % 2 == 0)
 
+    @override
     def acts(self) -> Acts:
-        """Return the acts as calls of the engine core."""
         return acts_of(self._core)
 
     def _adapter(self, one: Planned) -> Any:

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
+from paritybit.compat import override
 from paritybit.drive.models import GPT_OSS, WINDOW, Model
 from paritybit.drive.operating.adapters import LOADED, with_adapters
 from paritybit.drive.requests import Limits, sample, with_spaces
@@ -134,17 +135,17 @@ class VllmServed(Common):
         return self.speculative == "eagle" and self.seed % 3 != 0
 
     @property
+    @override
     def extras(self) -> Sequence[str]:
-        """The parameters of sampling that only some requests of some waves have."""
         return extras_with_drafts(self.speculative is not None, self.forced)
 
+    @override
     def company(self) -> Wave | None:
-        """Return a wave whose requests are compared with themselves alone, or None for none."""
         return sample(self.limits()) if self.device == "cpu" and not self.forced else None
 
     @property
+    @override
     def shape(self) -> Model:
-        """The model's configuration, with the window of the settings."""
         model = super().shape
         own: dict[str, object] = {"sliding_window": self.window}
         if self.full:
@@ -170,8 +171,8 @@ class VllmServed(Common):
         windows = max(2, -(-sliding // size) * ROWS * WINDOW_BLOCKS)
         return -(-full // size) * POOL // self.page_size + windows
 
+    @override
     def limits(self) -> Limits:
-        """Return the limits for requests."""
         return Limits(self.window, self.page_size, CHUNK, CONTEXT, POOL, ROWS)
 
     def variables(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ from paritybit.engines.stubs import Bag
 from paritybit.explore.bound import Bound
 from paritybit.explore.laws import Shadow, ownership
 from paritybit.explore.search import ViolationError
-from paritybit.explore.sglang.scheduler import Computed, SglangScheduler, record, tokens_of
+from paritybit.explore.sglang.scheduler import Computed, SglangScheduler, field_of, tokens_of
 from paritybit.explore.sglang.tree import FULL, SLIDING, Key, Tree
 from paritybit.explore.sglang.world import World, sliding_pages
 
@@ -104,7 +104,7 @@ class SglangMachine(SglangScheduler):
 
     def row(self, request: Any, end: int) -> list[int]:
         """Return the full slots of a request's first tokens."""
-        row = record(request, "req_pool_idx")
+        row = field_of(request, "req_pool_idx")
         found: list[int] = self.table.req_to_token[int(row), :end].tolist()
         last = (self.bound.slots + 1) * self.bound.page_size
         for position, slot in enumerate(found):
@@ -125,7 +125,7 @@ class SglangMachine(SglangScheduler):
 
     def holding(self) -> list[Any]:
         """Return the requests that hold slots."""
-        return [one for one in self.requests() if record(one, "req_pool_idx") is not None]
+        return [one for one in self.requests() if field_of(one, "req_pool_idx") is not None]
 
     def check(self) -> None:
         """Check the holders of slots, the content of the cache, and the next queries' reads."""
@@ -139,7 +139,7 @@ class SglangMachine(SglangScheduler):
             self.reached.add("tombstones")
         self.kept = kept
         for request in self.holding():
-            computed = int(record(request, "kv_committed_len"))
+            computed = int(field_of(request, "kv_committed_len"))
             self.read(request, computed, computed, mapping)
             self.check_free(request, computed, tree)
         self.check_tree(tree, mapping)
@@ -203,8 +203,8 @@ class SglangMachine(SglangScheduler):
             own(FULL, node.full, "the prefix cache")
             own(SLIDING, node.sliding or (), "the prefix cache")
         for request in self.holding():
-            first = int(record(request, "cache_protected_len"))
-            row = self.row(request, int(record(request, "kv_allocated_len")))[first:]
+            first = int(field_of(request, "cache_protected_len"))
+            row = self.row(request, int(field_of(request, "kv_allocated_len")))[first:]
             own(FULL, row, request.rid)
             own(SLIDING, [mapping[slot] for slot in row], request.rid)
         return found

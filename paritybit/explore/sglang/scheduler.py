@@ -223,7 +223,7 @@ def prefix_of(request: Any) -> int:
     return request.prefix_len if hasattr(request, "prefix_len") else len(request.prefix_indices)
 
 
-def record(request: Any, name: str) -> Any:
+def field_of(request: Any, name: str) -> Any:
     """Return a field of a request about its slots. Releases keep it in different places."""
     for holder in (getattr(request, "kv", None), request):
         if holder is not None and hasattr(holder, name):

@@ -7,7 +7,7 @@ from typing import Any
 
 from paritybit.engines.stubs import PartMissingError
 from paritybit.explore.laws import Shadow, Tokens
-from paritybit.explore.sglang.scheduler import SglangScheduler, record, tokens_of
+from paritybit.explore.sglang.scheduler import SglangScheduler, field_of, tokens_of
 
 FULL, SLIDING = 0, 1
 SIDES = ("full_attn_allocator", "swa_attn_allocator")
@@ -194,8 +194,8 @@ class Key:
 
     def request(self, request: Any) -> Any:
         """Return the state of a request in the engine and the scheduler."""
-        held = record(request, "req_pool_idx") is not None
-        count = int(record(request, "kv_allocated_len")) if held else 0
+        held = field_of(request, "req_pool_idx") is not None
+        count = int(field_of(request, "kv_allocated_len")) if held else 0
         lock, kept = getattr(request, "lock", None), getattr(request, "kv", None)
         return (
             tokens_of(request),

@@ -28,7 +28,7 @@ from paritybit.watch.replays.influence import (
     layers_of,
     only_tokens,
 )
-from paritybit.watch.replays.trial import LARGEST, Trial, Values
+from paritybit.watch.replays.rerun import LARGEST, Rerun, Values
 from paritybit.watch.replays.values import STEPS, ValueSeed, draws
 
 EXACT = (torch.float32, torch.float64)
@@ -95,15 +95,15 @@ Held = Sequence[tuple[Row, set[int]]]
 """The rows of a forward, each with the positions at which it has the slot of the changed key."""
 
 
-def aimed(reads: LiveReads, trial: Trial, number: int) -> Result:
+def aimed(reads: LiveReads, rerun: Rerun, number: int) -> Result:
     """Change a key that `number` draws, and return the query that reads it wrongly, if one does.
 
     Values grow until the change shows. One that must not show is tried with two sizes alone.
     """
-    aim = drawn(trial, reads, Random(number))
+    aim = drawn(rerun, reads, Random(number))
     if aim is None:
         return NotTried(NOTHING_READ)
-    group = trial.ledgers[aim.group].group
+    group = rerun.ledgers[aim.group].group
     held = [(row, held_at(row, group, aim.slot)) for row in reads.forward.rows]
     if any(places - {aim.position} for _, places in held):
         return NotTried("the drawn key left the window, and its slot was given away")
@@ -112,26 +112,26 @@ def aimed(reads: LiveReads, trial: Trial, number: int) -> Result:
     # because a large value may change the scale of the activations of a batch.
     first = [ValueSeed(number), ValueSeed(number, PLAIN)] if exact else []
     tries = [*first, *(draw for draw in draws(number) if draw not in first)]
-    unseen = aim.layer == len(group.layers) - 1 and only_tokens(trial)
-    return read_by(trial, reads, aim, held, tries[: None if aim.readers and not unseen else FEW])
+    unseen = aim.layer == len(group.layers) - 1 and only_tokens(rerun)
+    return read_by(rerun, reads, aim, held, tries[: None if aim.readers and not unseen else FEW])
 
 
 def read_by(
-    trial: Trial, reads: LiveReads, aim: Aim, held: Held, tries: Sequence[ValueSeed]
+    rerun: Rerun, reads: LiveReads, aim: Aim, held: Held, tries: Sequence[ValueSeed]
 ) -> Result:
     """Return the query that reads a key wrongly, or not at all although it is in its window."""
-    slot = torch.tensor([aim.slot], device=trial.ledgers[aim.group].device)
-    tensors = layers_of(trial.ledgers[aim.group])[aim.layer]
+    slot = torch.tensor([aim.slot], device=rerun.ledgers[aim.group].device)
+    tensors = layers_of(rerun.ledgers[aim.group])[aim.layer]
     wanted = missed = NOTHING if branches(held, aim) else aim.readers
     shown = clear = False
     for number, draw in enumerate(tries):
         change = Replacement(aim.group, slot, tensors, draw)
-        with changed(trial, reads, [change], keep=False) as values:
-            own = moved(trial, values, aim.row)
-            after = next_layer(trial, values, aim, own, held)
-            if beyond(trial.first, values):
+        with changed(rerun, reads, [change], keep=False) as values:
+            own = moved(rerun, values, aim.row)
+            after = next_layer(rerun, values, aim, own, held)
+            if beyond(rerun.first, values):
                 shown = True
-                if wrong := dependent(trial, values, aim, own, after, held):
+                if wrong := dependent(rerun, values, aim, own, after, held):
                     return wrong
         missed &= NOTHING if after is None else after.unmoved
         clear |= after is not None and bool(after.by(LEAST) & wanted)
@@ -139,15 +139,15 @@ def read_by(
         if shown and not missed and (number or not exact):
             return None
     if missed and not clear:
-        missed &= moved_by_all(trial, reads, aim, held, tries[0].seed)
+        missed &= moved_by_all(rerun, reads, aim, held, tries[0].seed)
     if missed:
         text = f"position {min(missed)} does not depend on {{}}, which is in its window"
-        return wrong_of(trial, aim, text, "a key that is not read")
+        return wrong_of(rerun, aim, text, "a key that is not read")
     return None if shown else NotTried(HIDDEN)
 
 
 def dependent(
-    trial: Trial, values: Values, aim: Aim, own: Sequence[Moved], after: Moved | None, held: Held
+    rerun: Rerun, values: Values, aim: Aim, own: Sequence[Moved], after: Moved | None, held: Held
 ) -> Wrong | None:
     """Return what depends on the key and must not.
 
@@ -155,41 +155,41 @@ def dependent(
     """
     sharing = {sequence(aim.row), *(sequence(row) for row, places in held if places)}
     others = [row for row, places in held if not places and sequence(row) not in sharing]
-    touched = [row for row in others if any(one.by(MUCH) for one in moved(trial, values, row))]
+    touched = [row for row in others if any(one.by(MUCH) for one in moved(rerun, values, row))]
     if touched:
         text = f"request {touched[-1].request} depends on {{}}"
-        return wrong_of(trial, aim, text, "another request")
+        return wrong_of(rerun, aim, text, "another request")
     mine = [one for one in own if one.group == aim.group]
     if any(one.by(LEAST) for one in mine if one.layer <= aim.layer):
-        return wrong_of(trial, aim, "an earlier layer depends on {}", "another layer")
+        return wrong_of(rerun, aim, "an earlier layer depends on {}", "another layer")
     if after is None or branches(held, aim):
         return None
     if outside := sorted(query for query in after.by(LEAST) if not aim.sees(query)):
         text = f"position {outside[0]} depends on {{}}, which is outside of its window"
-        return wrong_of(trial, aim, text, "a key outside of a window")
+        return wrong_of(rerun, aim, text, "a key outside of a window")
     return None
 
 
-def moved_by_all(trial: Trial, reads: LiveReads, aim: Aim, held: Held, seed: int) -> frozenset[int]:
+def moved_by_all(rerun: Rerun, reads: LiveReads, aim: Aim, held: Held, seed: int) -> frozenset[int]:
     """Return the queries that other values in all keys which the row reads move.
 
     It is the control for queries that no change of the one key moves.
     """
-    ledger, row = trial.ledgers[aim.group], aim.row
+    ledger, row = rerun.ledgers[aim.group], aim.row
     keys = ledger.index(row.slots[aim.group][first_read(row, ledger.group) : row.cached])
     every = Replacement.fitting(
         ledger, keys, layers_of(ledger)[aim.layer], LARGEST, ValueSeed(seed)
     )
     for draw in draws(seed):
-        with changed(trial, reads, [replace(every, draw=draw)], keep=False) as values:
-            after = next_layer(trial, values, aim, moved(trial, values, row), held)
+        with changed(rerun, reads, [replace(every, draw=draw)], keep=False) as values:
+            after = next_layer(rerun, values, aim, moved(rerun, values, row), held)
         if after is not None and (queries := after.by(LEAST)):
             return queries
     return NOTHING
 
 
 def next_layer(
-    trial: Trial, values: Values, aim: Aim, own: Sequence[Moved], held: Held
+    rerun: Rerun, values: Values, aim: Aim, own: Sequence[Moved], held: Held
 ) -> Moved | None:
     """Return the layer after the key's, with the queries of the row's request that changed there.
 
@@ -200,7 +200,7 @@ def next_layer(
     found = [*own]
     for row, places in held:
         if row is not aim.row and not places and sequence(row) == sequence(aim.row):
-            found += moved(trial, values, row)
+            found += moved(rerun, values, row)
     if later := [one for one in found if one.by(0.0)]:
         return min(later, key=lambda one: len(one.by(0.0)))
     of_group = [one for one in own if one.group == aim.group]
@@ -215,15 +215,15 @@ def branches(held: Held, aim: Aim) -> bool:
     return sum(row.request == aim.row.request for row, _ in held) > 1
 
 
-def wrong_of(trial: Trial, aim: Aim, text: str, what: str) -> Wrong:
+def wrong_of(rerun: Rerun, aim: Aim, text: str, what: str) -> Wrong:
     """Return the wrong read of a key, whose name replaces `{}` in the text."""
-    layer = trial.ledgers[aim.group].group.layers[aim.layer].name
+    layer = rerun.ledgers[aim.group].group.layers[aim.layer].name
     key = f"position {aim.position} of request {aim.row.request} in {layer}"
     text = text.replace("{}", key)
     return Wrong(f"reads wrongly: {text}", aim.group, layer, (aim.slot,), {"what": what})
 
 
-def drawn(trial: Trial, reads: LiveReads, random: Random) -> Aim | None:
+def drawn(rerun: Rerun, reads: LiveReads, random: Random) -> Aim | None:
     """Draw a row, a group, a layer and a cached position, often at the edge of the window.
 
     Keys before the window of all queries are tried with the slots that no live row reads.
@@ -231,19 +231,19 @@ def drawn(trial: Trial, reads: LiveReads, random: Random) -> Aim | None:
     held = [
         (row, name)
         for row in reads.forward.rows
-        for name, ledger in trial.ledgers.items()
+        for name, ledger in rerun.ledgers.items()
         if row.computed and first_read(row, ledger.group) < row.cached and appends(row, name)
     ]
     if not held:
         return None
     row, name = random.choice(held)
-    group = trial.ledgers[name].group
+    group = rerun.ledgers[name].group
     first = first_read(row, group)
     edge = first + random.randrange(row.computed + 1)
     places = [first, edge, edge, row.cached - 1, random.randrange(first, row.cached)]
     position = random.choice([place for place in places if place < row.cached])
     slot = int(row.slots[name][position])
-    if not bool(trial.ledgers[name].usable[slot]) or slot < 0:
+    if not bool(rerun.ledgers[name].usable[slot]) or slot < 0:
         return None
     layer = random.randrange(len(group.layers))
     return Aim(row, name, layer, position, slot, row.window or group.window)
@@ -266,10 +266,10 @@ def held_at(row: Row, group: Group, slot: int) -> set[int]:
     return {first + place for place in (slots[first:] == slot).nonzero().flatten().tolist()}
 
 
-def moved(trial: Trial, values: Values, row: Row) -> list[Moved]:
+def moved(rerun: Rerun, values: Values, row: Row) -> list[Moved]:
     """Return, for each layer, by how much the KV of a row's queries differs from the first run."""
     last, found = row.cached + row.computed - row.spare, list[Moved]()
-    for one, other in zip(trial.first.owned, values.owned, strict=True):
+    for one, other in zip(rerun.first.owned, values.owned, strict=True):
         name = one.ledger.group.name
         if name not in row.slots:
             continue

@@ -15,7 +15,7 @@ from torch import Tensor
 from paritybit.watch.bits import as_integers, taken
 from paritybit.watch.facts import StaticInput
 from paritybit.watch.ledger import Ledger
-from paritybit.watch.replays.trial import Saved, SavedSlots, Trial, overwritten, tail
+from paritybit.watch.replays.rerun import Rerun, Saved, SavedSlots, overwritten, tail
 
 LIVE = "live part"
 
@@ -39,16 +39,16 @@ class Suspect:
         what = f"the {self.parts} of {self.static.name} alone explains it"
         return {"what": what, "input": self.static.name, **self.static.place, "shown": True}
 
-    def reset(self, trial: Trial) -> Trial:
-        """Return a trial that begins with this input reset. It has no results yet."""
-        trial.changed = True
-        other = copy.copy(trial)
-        other.inputs = Saved([*trial.inputs.pairs, (self.static.tensor, self.value)])
+    def reset(self, rerun: Rerun) -> Rerun:
+        """Return a rerun that begins with this input reset. It has no results yet."""
+        rerun.changed = True
+        other = copy.copy(rerun)
+        other.inputs = Saved([*rerun.inputs.pairs, (self.static.tensor, self.value)])
         return other
 
-    def explains(self, trial: Trial, violated: Callable[[Trial], bool]) -> bool:
-        """Return whether an invariant that a trial violates holds with this input reset."""
-        other = self.reset(trial)
+    def explains(self, rerun: Rerun, violated: Callable[[Rerun], bool]) -> bool:
+        """Return whether an invariant that a rerun violates holds with this input reset."""
+        other = self.reset(rerun)
         other.again()
         values = other.values()
         outputs = {name: value.clone() for name, value in values.outputs.items()}
@@ -56,11 +56,11 @@ class Suspect:
         return not violated(other)
 
 
-def suspects_of(trial: Trial, captured: Mapping[str, Tensor]) -> list[Suspect]:
-    """Return the inputs of a trial that a reset would change. `captured` has values at capture."""
-    before = {(tensor.data_ptr(), tensor.shape): value for tensor, value in trial.inputs.pairs}
+def suspects_of(rerun: Rerun, captured: Mapping[str, Tensor]) -> list[Suspect]:
+    """Return the inputs of a rerun that a reset would change. `captured` has values at capture."""
+    before = {(tensor.data_ptr(), tensor.shape): value for tensor, value in rerun.inputs.pairs}
     found = []
-    for static in trial.replay.inputs:
+    for static in rerun.replay.inputs:
         now = before.get((static.tensor.data_ptr(), static.tensor.shape))
         if now is None:
             continue
@@ -90,7 +90,7 @@ class Explained:
 
 
 def explain(
-    trial: Trial, ledger: Ledger, stray: Tensor, suspects: Collection[Suspect]
+    rerun: Rerun, ledger: Ledger, stray: Tensor, suspects: Collection[Suspect]
 ) -> Explained:
     """Find the static inputs that cause stray writes.
 
@@ -100,13 +100,13 @@ def explain(
     saved = SavedSlots.of(ledger, stray)
     poison = saved.inverted()
     causes: list[tuple[dict[str, Any], list[int]]] = []
-    with trial.restoring([saved]):
-        hit = overwritten(trial, poison)
+    with rerun.restoring([saved]):
+        hit = overwritten(rerun, poison)
         layers = first_layers(ledger, poison, hit)
         for suspect in suspects:
             if not bool(hit.any()):
                 break
-            spared = hit & ~overwritten(suspect.reset(trial), poison)
+            spared = hit & ~overwritten(suspect.reset(rerun), poison)
             if bool(spared.any()):
                 causes.append((suspect.cause, stray[spared].tolist()))
                 hit = hit & ~spared

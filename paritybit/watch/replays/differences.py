@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paritybit.watch.bits import as_integers
 from paritybit.watch.observations import Difference
-from paritybit.watch.replays.trial import SavedSlots, Values
+from paritybit.watch.replays.rerun import SavedSlots, Values
 
 ROUNDINGS = 4
 """The largest difference that rounding explains, in units of the coarsest dtype's epsilon."""

@@ -4,7 +4,7 @@ Index lists do not say everything that a kernel reads: it masks a window by itse
 tensors of one layer. Other values in slots that no live row reads must change nothing. Other values
 in all slots that the live rows read of one tensor must change something.
 
-A trial counts only if a *control* shows: a change that must show beyond rounding if the arithmetic
+A rerun counts only if a *control* shows: a change that must show beyond rounding if the arithmetic
 of the model lets such values through. Values grow until it does.
 """
 
@@ -21,7 +21,7 @@ from paritybit.watch.ledger import Ledger
 from paritybit.watch.observations import Wrong
 from paritybit.watch.reading import slots_computed, slots_read
 from paritybit.watch.replays.differences import beyond, difference
-from paritybit.watch.replays.trial import LARGEST, SavedSlots, Trial, Values
+from paritybit.watch.replays.rerun import LARGEST, Rerun, SavedSlots, Values
 from paritybit.watch.replays.values import STEPS, ValueSeed, other_values, sampled
 
 NOTHING_READ = "no live row reads a cached slot"
@@ -52,7 +52,7 @@ class Replacement:
 
 @dataclass(frozen=True)
 class NotTried:
-    """A trial that could not have failed, and the reason."""
+    """A rerun that could not have failed, and the reason."""
 
     reason: str
 
@@ -90,22 +90,22 @@ class LiveReads:
         none = {other: slots[:0] for other, slots in self.slots.items()}
         return replace(self, slots={**none, name: mine[mine >= 0]})
 
-    def kept(self, trial: Trial, name: str) -> Tensor:
+    def kept(self, rerun: Rerun, name: str) -> Tensor:
         """Return the slots of a group whose content may matter, or that may stay as they are."""
-        ledger, owned = trial.ledgers[name], trial.owned[name]
+        ledger, owned = rerun.ledgers[name], rerun.owned[name]
         spare = owned[~torch.isin(owned, slots_computed(self.forward, ledger))]
         return torch.cat((ledger.reserved, self.slots[name], spare))
 
-    def others(self, trial: Trial, draw: ValueSeed) -> list[Replacement]:
+    def others(self, rerun: Rerun, draw: ValueSeed) -> list[Replacement]:
         """Return the slots whose content must not matter.
 
         These are the slots that no live row reads, with those that it computes: it writes them
         before it reads them. If there are too many to be saved, some layers are drawn, then slots.
         Those that the rows hold, but do not read, come first.
         """
-        found, most = [], LARGEST // (2 * len(trial.ledgers))
-        for number, (name, ledger) in enumerate(trial.ledgers.items()):
-            kept, mine = self.kept(trial, name), trial.owned[name]
+        found, most = [], LARGEST // (2 * len(rerun.ledgers))
+        for number, (name, ledger) in enumerate(rerun.ledgers.items()):
+            kept, mine = self.kept(rerun, name), rerun.owned[name]
             free = ledger.usable[:-1].clone()
             free[kept] = False
             free[mine] = False
@@ -117,21 +117,21 @@ class LiveReads:
             count, rest = fitting(ledger, tensors, most), free.nonzero().flatten()
             held = sampled(held, count, draw.seed)
             slots = torch.cat((held, sampled(rest, count - len(held), draw.seed)))
-            fresh, wrote = mine[~torch.isin(mine, kept)], written(trial, number)
+            fresh, wrote = mine[~torch.isin(mine, kept)], written(rerun, number)
             found += [
                 Replacement(name, slots, tensors, draw),
                 Replacement.fitting(ledger, fresh, wrote, most, draw),
             ]
         return found
 
-    def certain(self, trial: Trial, draw: ValueSeed) -> list[Replacement]:
+    def certain(self, rerun: Rerun, draw: ValueSeed) -> list[Replacement]:
         """Return slots that live rows certainly read, in all tensors of as many layers as fit."""
-        most = LARGEST // len(trial.ledgers)
+        most = LARGEST // len(rerun.ledgers)
         return [
             Replacement.fitting(
                 ledger, slots, some_layers(ledger, len(slots), most, draw.seed), most, draw
             )
-            for name, ledger in trial.ledgers.items()
+            for name, ledger in rerun.ledgers.items()
             if len(slots := self.slots[name])
         ]
 
@@ -163,15 +163,15 @@ def some_layers(ledger: Ledger, slots: int, most: int, seed: int) -> list[int]:
     return sorted(number for layer in chosen for number in layers[layer])
 
 
-def written(trial: Trial, number: int) -> Sequence[int]:
+def written(rerun: Rerun, number: int) -> Sequence[int]:
     """Return the tensors of a group, given its number, that the first run wrote."""
-    before, after = trial.slots[number].rows, trial.first.owned[number].rows
+    before, after = rerun.slots[number].rows, rerun.first.owned[number].rows
     pairs = enumerate(zip(before, after, strict=True))
     return [n for n, (one, other) in pairs if not torch.equal(as_integers(one), as_integers(other))]
 
 
 def foreign(
-    reads: LiveReads, shown: bool, trial: Trial, seed: int, *, named: bool = False
+    reads: LiveReads, shown: bool, rerun: Rerun, seed: int, *, named: bool = False
 ) -> Result:
     """Return a wrong read if other values in slots that no live row reads make a difference.
 
@@ -179,32 +179,32 @@ def foreign(
     `shown` is whether a control has shown before. With `named`, the slot is sought.
     """
     draw = ValueSeed(seed)
-    certain = reads.certain(trial, draw)
+    certain = reads.certain(rerun, draw)
     for step in range(STEPS if certain else 0):
         draw = ValueSeed(seed, step)
         mine = [replace(change, draw=draw) for change in certain]
-        with changed(trial, reads, mine, keep=False) as values:
-            if shown := beyond(trial.first, values):
+        with changed(rerun, reads, mine, keep=False) as values:
+            if shown := beyond(rerun.first, values):
                 break
-    others = reads.others(trial, draw)
-    with changed(trial, reads, others) as values:
-        found, altered = difference(trial.first, values), values.altered
+    others = reads.others(rerun, draw)
+    with changed(rerun, reads, others) as values:
+        found, altered = difference(rerun.first, values), values.altered
     if found is not None:
         if not found.beyond_rounding:
             return None
-        return blamed_slot(trial, reads, others) if named else replace(FOREIGN, once=found.kv)
+        return blamed_slot(rerun, reads, others) if named else replace(FOREIGN, once=found.kv)
     if shown and altered:
         return None
     return NotTried(SAME_BYTES if shown else HIDDEN if certain else NOTHING_READ)
 
 
-def blamed_slot(trial: Trial, reads: LiveReads, others: Sequence[Replacement]) -> Wrong:
+def blamed_slot(rerun: Rerun, reads: LiveReads, others: Sequence[Replacement]) -> Wrong:
     """Return the wrong read of a slot that no live row reads. The slot is found by halving."""
-    change = next((one for one in others if differs(trial, reads, one)), None)
+    change = next((one for one in others if differs(rerun, reads, one)), None)
     while change is not None and len(change.slots) > 1:
         halves = change.slots.split(-(-len(change.slots) // 2))
         parts = [replace(change, slots=half) for half in halves]
-        change = next((part for part in parts if differs(trial, reads, part)), None)
+        change = next((part for part in parts if differs(rerun, reads, part)), None)
     if change is None:
         return FOREIGN
     slot = int(change.slots)
@@ -212,10 +212,10 @@ def blamed_slot(trial: Trial, reads: LiveReads, others: Sequence[Replacement]) -
     return Wrong(text, change.group, slots=(slot,), cause={"what": what})
 
 
-def differs(trial: Trial, reads: LiveReads, change: Replacement) -> bool:
+def differs(rerun: Rerun, reads: LiveReads, change: Replacement) -> bool:
     """Return whether other values in some slots change the results by more than rounding."""
-    with changed(trial, reads, [change]) as values:
-        return beyond(trial.first, values)
+    with changed(rerun, reads, [change]) as values:
+        return beyond(rerun.first, values)
 
 
 def described(forward: Forward, group: str, slot: int) -> tuple[str, str]:
@@ -230,9 +230,9 @@ def described(forward: Forward, group: str, slot: int) -> tuple[str, str]:
     return f"depends on slot {slot} ({group}), which no live row reads", "a slot of no live row"
 
 
-def only_tokens(trial: Trial) -> bool:
+def only_tokens(rerun: Rerun) -> bool:
     """Return whether a replay returns no numbers, so that the last layer may not show."""
-    return not any(one.dtype.is_floating_point for one in trial.first.outputs.values())
+    return not any(one.dtype.is_floating_point for one in rerun.first.outputs.values())
 
 
 def appends(row: Row, name: str) -> bool:
@@ -243,38 +243,38 @@ def appends(row: Row, name: str) -> bool:
 
 @contextmanager
 def changed(
-    trial: Trial, reads: LiveReads, changes: Sequence[Replacement], keep: bool = True
+    rerun: Rerun, reads: LiveReads, changes: Sequence[Replacement], keep: bool = True
 ) -> Iterator[Values]:
     """Repeat the replay with other values in some slots, and yield its results.
 
     With `keep`, slots whose content may matter keep their values, although tensors may overlap.
     """
-    trial.rewind()
-    saved = [SavedSlots.of(trial.ledgers[one.group], one.slots, one.tensors) for one in changes]
+    rerun.rewind()
+    saved = [SavedSlots.of(rerun.ledgers[one.group], one.slots, one.tensors) for one in changes]
     other = [
         other_values(one, reads.slots[change.group], change.draw)
         for one, change in zip(saved, changes, strict=True)
     ]
-    kept = {name: reads.kept(trial, name) for name in trial.ledgers} if keep else {}
-    before = {name: trial.ledgers[name].checksums.of(slots) for name, slots in kept.items()}
+    kept = {name: reads.kept(rerun, name) for name in rerun.ledgers} if keep else {}
+    before = {name: rerun.ledgers[name].checksums.of(slots) for name, slots in kept.items()}
     try:
         for one in other:
             one.restore()
         lost = {
-            name: slots[trial.ledgers[name].checksums.of(slots) != before[name]]
+            name: slots[rerun.ledgers[name].checksums.of(slots) != before[name]]
             for name, slots in kept.items()
         }
         now = other
         if any(map(len, lost.values())):
             for one in saved:
                 one.restore()
-            back = [SavedSlots.of(trial.ledgers[name], slots) for name, slots in lost.items()]
+            back = [SavedSlots.of(rerun.ledgers[name], slots) for name, slots in lost.items()]
             for one in (*other, *back):
                 one.restore()
             now = [SavedSlots.of(one.ledger, one.slots, one.numbers) for one in saved]
         altered = not all(one.same(two) for one, two in zip(saved, now, strict=True))
-        trial.run()
-        yield replace(trial.values(), altered=altered)
+        rerun.run()
+        yield replace(rerun.values(), altered=altered)
     finally:
         for one in saved:
             one.restore()

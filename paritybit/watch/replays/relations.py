@@ -13,7 +13,7 @@ from paritybit.watch.replays.aimed import aimed
 from paritybit.watch.replays.causes import Suspect
 from paritybit.watch.replays.differences import difference
 from paritybit.watch.replays.influence import FOREIGN, NO_ROWS, LiveReads, Result, foreign
-from paritybit.watch.replays.trial import Trial, other_tails
+from paritybit.watch.replays.rerun import Rerun, other_tails
 from paritybit.watch.replays.unread import Shown, unread
 
 NAMES = ("unrepeatable replay", "padding leak", "graph and eager differ", "wrong read")
@@ -46,8 +46,8 @@ COUPLED = "live rows depend on padding"
 UNEQUAL = "two equal replays differ"
 CHANGING = "the forward pass does not repeat"
 
-Differs = Callable[[Trial], Difference | None]
-Way = Callable[[Trial, int], Result]
+Differs = Callable[[Rerun], Difference | None]
+Way = Callable[[Rerun, int], Result]
 """Tests which slots a replay reads, with a seed."""
 
 
@@ -91,7 +91,7 @@ class Relations:
 
     def tried(
         self,
-        trial: Trial,
+        rerun: Rerun,
         names: tuple[str, ...],
         number: int,
         reads: LiveReads,
@@ -105,35 +105,35 @@ class Relations:
         `suspects` are the inputs that may explain a relation that does not hold.
         """
         if names != (EAGER,):
-            trial.again()
-            again = difference(trial.first, trial.values())
-            yield self.judged(trial, REPEAT, again)
+            rerun.again()
+            again = difference(rerun.first, rerun.values())
+            yield self.judged(rerun, REPEAT, again)
             if again is not None:
                 yield from (Tried(name, reason=UNEQUAL) for name in names if name != REPEAT)
                 return
         leak: Difference | None = None
-        if {PADDING, READ} & {*names} and (tails := other_tails(trial.replay.inputs, number)):
-            before = trial.padding()
+        if {PADDING, READ} & {*names} and (tails := other_tails(rerun.replay.inputs, number)):
+            before = rerun.padding()
             try:
-                leak = with_tails(trial, tails)
+                leak = with_tails(rerun, tails)
             except Exception:
                 yield from (Tried(name, reason=FAILS) for name in names if name in (PADDING, READ))
                 return
-            unused = leak is None and all(map(torch.equal, before, trial.padding()))
+            unused = leak is None and all(map(torch.equal, before, rerun.padding()))
             if PADDING in names and unused:
                 yield Tried(PADDING, reason=UNUSED)
             elif PADDING in names:
-                yield self.leak(trial, leak, tails, suspects)
-        if EAGER in names and trial.replay.eager is not None:
-            yield self.eager(trial, suspects)
+                yield self.leak(rerun, leak, tails, suspects)
+        if EAGER in names and rerun.replay.eager is not None:
+            yield self.eager(rerun, suspects)
         if READ in names and leak is not None and leak.beyond_rounding:
             yield Tried(READ, reason=COUPLED)
         elif READ in names:
-            yield from self.read(trial, reads, number, suspects, single=leak is None)
+            yield from self.read(rerun, reads, number, suspects, single=leak is None)
 
     def leak(
         self,
-        trial: Trial,
+        rerun: Rerun,
         found: Difference | None,
         tails: Mapping[str, Tensor],
         suspects: Sequence[Suspect],
@@ -144,35 +144,35 @@ class Relations:
         other one is, and if its tail alone makes the difference.
         """
         others = [one for one in suspects if one.static.name not in tails]
-        tried = self.judged(trial, PADDING, found)
-        tried = explained(tried, trial, others, lambda trial: with_tails(trial, tails))
+        tried = self.judged(rerun, PADDING, found)
+        tried = explained(tried, rerun, others, lambda rerun: with_tails(rerun, tails))
         if tried.found is None or tried.cause is not None:
             return tried
         for name, value in tails.items():
-            alone = with_tails(trial, {name: value})
+            alone = with_tails(rerun, {name: value})
             if alone is not None and alone.beyond_rounding:
-                mine = next(one for one in trial.replay.inputs if one.name == name)
+                mine = next(one for one in rerun.replay.inputs if one.name == name)
                 what = f"the padding in {name} matters"
                 return replace(tried, cause={"what": what, **mine.place})
         return tried
 
-    def eager(self, trial: Trial, suspects: Sequence[Suspect]) -> Tried:
+    def eager(self, rerun: Rerun, suspects: Sequence[Suspect]) -> Tried:
         """Test that a replay gives what an eager run gives."""
-        tried = self.judged(trial, EAGER, against_eager(trial))
-        tried = explained(tried, trial, suspects, against_eager)
-        often = self.streaks[EAGER, trial.replay.kind] >= self.streak
+        tried = self.judged(rerun, EAGER, against_eager(rerun))
+        tried = explained(tried, rerun, suspects, against_eager)
+        often = self.streaks[EAGER, rerun.replay.kind] >= self.streak
         return tried if tried.cause is not None or often else Tried(EAGER)
 
-    def tried_eagerly(self, trial: Trial, number: int, reads: LiveReads) -> Iterator[Tried]:
+    def tried_eagerly(self, rerun: Rerun, number: int, reads: LiveReads) -> Iterator[Tried]:
         """Test which slots a forward without a graph reads.
 
         Whether it can be repeated is only asked if a difference says that it reads wrongly.
         """
         before = self.streaks.copy()
-        tried = [*self.read(trial, reads, number)]
+        tried = [*self.read(rerun, reads, number)]
         if any(streak > before.get(key, 0) for key, streak in self.streaks.items()):
-            trial.again()
-            if difference(trial.first, trial.values()) is not None:
+            rerun.again()
+            if difference(rerun.first, rerun.values()) is not None:
                 self.streaks = before
                 yield Tried(READ, reason=CHANGING)
                 return
@@ -180,7 +180,7 @@ class Relations:
 
     def read(
         self,
-        trial: Trial,
+        rerun: Rerun,
         reads: LiveReads,
         number: int,
         suspects: Sequence[Suspect] = (),
@@ -195,9 +195,9 @@ class Relations:
         if not any(row.computed for row in reads.forward.rows):
             yield Tried(READ, reason=NO_ROWS)
             return
-        kind = trial.replay.kind
+        kind = rerun.replay.kind
         if states := reads.states(number):
-            yield from self.unread(trial, states, number, suspects, f"{kind} from states")
+            yield from self.unread(rerun, states, number, suspects, f"{kind} from states")
         shown, way = bool(self.shown), 0
         if any(map(len, reads.slots.values())):
             turn = self.turns[kind] = self.turns.get(kind, -1) + 1
@@ -205,40 +205,40 @@ class Relations:
 
         of_slots, of_key = partial(foreign, reads, shown), partial(aimed, reads)
         if way == 1:
-            yield from self.unread(trial, reads, number, suspects, kind)
+            yield from self.unread(rerun, reads, number, suspects, kind)
         elif way == 2:
-            yield self.wrongly(trial, of_key, of_key(trial, number), number, suspects)
+            yield self.wrongly(rerun, of_key, of_key(rerun, number), number, suspects)
         else:
-            found = of_slots(trial, number)
+            found = of_slots(rerun, number)
             if not isinstance(found, Wrong):
                 self.streaks.pop((FOREIGN.key, kind), None)
-            tried = self.wrongly(trial, of_slots, found, number, suspects)
+            tried = self.wrongly(rerun, of_slots, found, number, suspects)
             if tried.found is not None:
-                which = of_slots(trial, number, named=True)
+                which = of_slots(rerun, number, named=True)
                 if isinstance(which, Wrong):
                     tried = replace(tried, found=replace(which, cause=tried.cause or which.cause))
             yield tried
 
     def unread(
-        self, trial: Trial, reads: LiveReads, number: int, suspects: Sequence[Suspect], kind: str
+        self, rerun: Rerun, reads: LiveReads, number: int, suspects: Sequence[Suspect], kind: str
     ) -> Iterator[Tried]:
         """Test that the content of a tensor per group matters, up to the first that does not.
 
         Each test of a kind takes the next tensor, unless the last one is to be tried again.
         """
         turn, seeds = self.tensors.get(kind, 0), range(number + 1, number + self.streak)
-        read = [ledger for name, ledger in trial.ledgers.items() if len(reads.slots[name])]
-        for ledger in read or trial.ledgers.values():
+        read = [ledger for name, ledger in rerun.ledgers.items() if len(reads.slots[name])]
+        for ledger in read or rerun.ledgers.values():
             way = partial(unread, reads, ledger, turn, self.shown)
-            found = way(trial, number)
-            yield self.wrongly(trial, way, found, number, suspects, seeds)
+            found = way(rerun, number)
+            yield self.wrongly(rerun, way, found, number, suspects, seeds)
             if isinstance(found, Wrong):
                 return
         self.tensors[kind] = turn + bool(read)
 
     def wrongly(
         self,
-        trial: Trial,
+        rerun: Rerun,
         way: Way,
         found: Result,
         number: int,
@@ -251,26 +251,26 @@ class Relations:
         """
         if not isinstance(found, Wrong):
             return Tried(READ, reason=None if found is None else found.reason)
-        key = found.key, trial.replay.kind
+        key = found.key, rerun.replay.kind
         self.streaks[key] = self.streaks.get(key, 0) + 1
         if not found.once and self.streaks[key] < self.streak:
             return Tried(READ)
-        if not all(isinstance(way(trial, seed), Wrong) for seed in seeds):
+        if not all(isinstance(way(rerun, seed), Wrong) for seed in seeds):
             return Tried(READ)
 
-        def violated(trial: Trial) -> bool:
-            return way(trial, number) is not None
+        def violated(rerun: Rerun) -> bool:
+            return way(rerun, number) is not None
 
         # The padding of an input cannot keep live rows from reading what they must.
         able = [
             suspect for suspect in suspects if suspect.live or not found.key.endswith("not read")
         ]
-        cause = cause_among(able, trial, violated)
+        cause = cause_among(able, rerun, violated)
         return Tried(READ, replace(found, cause=cause or found.cause), cause=cause)
 
-    def judged(self, trial: Trial, name: str, found: Difference | None) -> Tried:
+    def judged(self, rerun: Rerun, name: str, found: Difference | None) -> Tried:
         """Return the result for a difference between two runs."""
-        key = (name, trial.replay.kind)
+        key = (name, rerun.replay.kind)
         beyond = found is not None and found.beyond_rounding
         self.streaks[key] = self.streaks.get(key, 0) + 1 if beyond else 0
         lone = found is not None and not found.kv and name != REPEAT
@@ -279,40 +279,40 @@ class Relations:
         return Tried(name)
 
 
-def with_tails(trial: Trial, tails: Mapping[str, Tensor]) -> Difference | None:
+def with_tails(rerun: Rerun, tails: Mapping[str, Tensor]) -> Difference | None:
     """Return the difference that other tails of inputs make."""
-    trial.again(tails)
-    return difference(trial.first, trial.values())
+    rerun.again(tails)
+    return difference(rerun.first, rerun.values())
 
 
-def explained(tried: Tried, trial: Trial, suspects: Sequence[Suspect], differs: Differs) -> Tried:
-    """Return a result with its cause. `differs` tests the relation on a trial."""
+def explained(tried: Tried, rerun: Rerun, suspects: Sequence[Suspect], differs: Differs) -> Tried:
+    """Return a result with its cause. `differs` tests the relation on a rerun."""
     if tried.found is None:
         return tried
 
-    def violated(trial: Trial) -> bool:
-        found = differs(trial)
+    def violated(rerun: Rerun) -> bool:
+        found = differs(rerun)
         return found is not None and found.beyond_rounding
 
-    return replace(tried, cause=cause_among(suspects, trial, violated))
+    return replace(tried, cause=cause_among(suspects, rerun, violated))
 
 
 def cause_among(
-    suspects: Sequence[Suspect], trial: Trial, violated: Callable[[Trial], bool]
+    suspects: Sequence[Suspect], rerun: Rerun, violated: Callable[[Rerun], bool]
 ) -> Mapping[str, Any] | None:
     """Return the cause of a violation: the first input whose reset makes the invariant hold."""
-    found = (suspect.cause for suspect in suspects if suspect.explains(trial, violated))
+    found = (suspect.cause for suspect in suspects if suspect.explains(rerun, violated))
     return next(found, None)
 
 
-def against_eager(trial: Trial) -> Difference | None:
+def against_eager(rerun: Rerun) -> Difference | None:
     """Return the difference between the replay and an eager run.
 
     Returns None if it is within the variation between eager runs.
     """
-    eager = trial.run_eagerly()
-    found = difference(trial.first, eager, kernels=True)
+    eager = rerun.run_eagerly()
+    found = difference(rerun.first, eager, kernels=True)
     if found is None or not found.beyond_rounding:
         return found
-    noise = difference(eager, trial.run_eagerly(), kernels=True)
+    noise = difference(eager, rerun.run_eagerly(), kernels=True)
     return None if noise is not None and found.size <= NOISE * noise.size else found

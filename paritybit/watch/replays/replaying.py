@@ -23,7 +23,7 @@ from paritybit.watch.observations import Captured, Inputs, Relation, StrayWrites
 from paritybit.watch.replays.causes import Explained, Suspect, explain, suspects_of
 from paritybit.watch.replays.influence import LiveReads
 from paritybit.watch.replays.relations import NAMES, Relations, Tried
-from paritybit.watch.replays.trial import Trial, rewritten
+from paritybit.watch.replays.rerun import Rerun, rewritten
 from paritybit.watch.settings import NOT_TRIED, Settings
 
 
@@ -58,7 +58,7 @@ class Replaying(Between):
     ) -> None:
         super().__init__(groups, journal, settings, package)
         self.now: WatchedForward | None = None
-        self.trial: Trial | None = None
+        self.rerun: Rerun | None = None
         tried = tuple(name for name in NAMES if name in {check.name for check in self.checks})
         self.relations = Relations(settings.every, tried)
         self.captures = Captures(journal)
@@ -74,14 +74,14 @@ class Replaying(Between):
     def lose(self) -> None:
         """Forget everything that is known, and stop watching the current forward."""
         with self.lock:
-            self.now = self.trial = None
+            self.now = self.rerun = None
             self.lines.fills.known.clear()
             super().lose()
 
     def barred(self) -> str | None:
         """Return why slots may not be changed for a moment, or None. Waits for copies of slots.
 
-        `Trial.restoring` asks here before each change of slots: poison, other values, and the
+        `Rerun.restoring` asks here before each change of slots: poison, other values, and the
         repetition of a replay, which first takes slots back to what they held before.
         """
         if self.copied_elsewhere is not None:
@@ -159,16 +159,16 @@ class Replaying(Between):
         replay = dataclasses.replace(replay, inputs=given)
         for reason in self.lines.fills.reasons():
             self.not_tried(NAMES[1], reason)
-        self.trial = Trial(replay, self.now.owned, self.ledgers, self.barred)
+        self.rerun = Rerun(replay, self.now.owned, self.ledgers, self.barred)
 
     @guarded
     def _replayed(self, replay: Replay, result: object) -> None:
         """Judge the slots that a replay changed, then repeat the replay if a test is due."""
-        now, trial = self.now, self.trial
-        if now is None or trial is None:
+        now, rerun = self.now, self.rerun
+        if now is None or rerun is None:
             return
         self.settle()
-        self.trial, now.replayed = None, replay.kind
+        self.rerun, now.replayed = None, replay.kind
         padded = int(replay.rows < replay.bucket)
         self.journal.count(replays=1, padded_replays=padded, **{f"replays: {replay.kind}": 1})
         due = self.relations.due(replay.kind)
@@ -179,29 +179,29 @@ class Replaying(Between):
         quiet = {name: self.quiet(ledger, now) for name, ledger in self.ledgers.items()}
         quiet = {name: slots for name, slots in quiet.items() if len(slots)}
         if strays or due or quiet:
-            trial.ran(result)
+            rerun.ran(result)
         for name in due:
-            if trial.barred is not None:
-                self.not_tried(name, trial.barred)
-        if trial.possible:
+            if rerun.barred is not None:
+                self.not_tried(name, rerun.barred)
+        if rerun.possible:
             now.rewritten = True
             for name, slots in quiet.items():
                 with self.alone():
-                    wrote = rewritten(trial, self.ledgers[name], slots)
+                    wrote = rewritten(rerun, self.ledgers[name], slots)
                 now.changed[name][slots[wrote]] = True
         with self.alone():
             for name, stray in strays.items():
                 ledger = self.ledgers[name]
-                found = self.explained(ledger, stray, trial)
+                found = self.explained(ledger, stray, rerun)
                 self.judge_stray(ledger, now, stray, replay.kind, found)
-            if due and not strays and trial.possible:
+            if due and not strays and rerun.possible:
                 reads = LiveReads.of(now.forward, self.ledgers)
-                with trial.restoring():
-                    suspects = self.suspects(trial)
-                    for tried in self.relations.tried(trial, due, now.number, reads, suspects):
+                with rerun.restoring():
+                    suspects = self.suspects(rerun)
+                    for tried in self.relations.tried(rerun, due, now.number, reads, suspects):
                         self.judge_tried(replay, now, tried)
-        if trial.changed:
-            self.check_restored(now, trial)
+        if rerun.changed:
+            self.check_restored(now, rerun)
 
     def eager(self, run: Replay, again: Callable[[], bool]) -> object:
         """Run a forward that replays no graph, and repeat some to see which slots they read.
@@ -221,17 +221,17 @@ class Replaying(Between):
     @guarded
     def _ran(self, run: Replay, result: object, again: Callable[[], bool]) -> None:
         """Repeat a forward that replayed no graph."""
-        now, trial = self.now, self.trial
-        self.trial = None
-        if now is None or trial is None or now.unmapped or not again():
+        now, rerun = self.now, self.rerun
+        self.rerun = None
+        if now is None or rerun is None or now.unmapped or not again():
             return
-        trial.ran(result)
-        if trial.barred is not None:
-            self.not_tried(NAMES[-1], trial.barred)
+        rerun.ran(result)
+        if rerun.barred is not None:
+            self.not_tried(NAMES[-1], rerun.barred)
             return
         reads = LiveReads.of(now.forward, self.ledgers)
-        with self.alone(), trial.restoring():
-            for tried in self.relations.tried_eagerly(trial, now.number, reads):
+        with self.alone(), rerun.restoring():
+            for tried in self.relations.tried_eagerly(rerun, now.number, reads):
                 self.judge_tried(run, now, tried)
 
     def quiet(self, ledger: Ledger, now: WatchedForward) -> Tensor:
@@ -244,17 +244,17 @@ class Replaying(Between):
             return ledger.reserved[:0]
         return writes.slots[writes.must & ~reading.written(writes, ledger, changed)]
 
-    def explained(self, ledger: Ledger, stray: Tensor, trial: Trial) -> Explained:
+    def explained(self, ledger: Ledger, stray: Tensor, rerun: Rerun) -> Explained:
         """Find the causes of stray writes by repeating the replay."""
-        if not trial.possible:
+        if not rerun.possible:
             return Explained([], {})
-        return explain(trial, ledger, stray, self.suspects(trial))
+        return explain(rerun, ledger, stray, self.suspects(rerun))
 
-    def suspects(self, trial: Trial) -> list[Suspect]:
+    def suspects(self, rerun: Rerun) -> list[Suspect]:
         """Return the static inputs that may explain what a replay does wrong."""
-        known = self.captures.get(trial.replay.graph) or {}
+        known = self.captures.get(rerun.replay.graph) or {}
         values = {name: was.value for name, was in known.items() if was.value is not None}
-        return suspects_of(trial, values)
+        return suspects_of(rerun, values)
 
     def judge_stray(
         self,
@@ -289,10 +289,10 @@ class Replaying(Between):
             self.judge(tried.name, Relation(*given, tried.found, tried.cause))
 
     def not_tried(self, check: str, reason: str, number: int = 1) -> None:
-        """Count trials of a check that could not have failed."""
+        """Count reruns of a check that could not have failed."""
         self.journal.count(**{f"{NOT_TRIED}{check}: {reason}": number})
 
-    def check_restored(self, now: WatchedForward, trial: Trial) -> None:
+    def check_restored(self, now: WatchedForward, rerun: Rerun) -> None:
         """Look for slots that changed only when the replay was repeated.
 
         The first run may have written these slots, too, with the bytes that they already held. To
@@ -303,14 +303,14 @@ class Replaying(Between):
             slots = self.stray(ledger, now)
             if not len(slots):
                 continue
-            with self.alone(), trial.restoring():
-                trial.again()
+            with self.alone(), rerun.restoring():
+                rerun.again()
             with self.alone():
-                explained = self.explained(ledger, slots, trial)
+                explained = self.explained(ledger, slots, rerun)
             self.stray(ledger, now)
             hit = torch.tensor([*explained.layers], dtype=torch.int64, device=ledger.device)
             if len(hit):
-                self.judge_stray(ledger, now, hit, trial.replay.kind, explained)
+                self.judge_stray(ledger, now, hit, rerun.replay.kind, explained)
             if len(rest := slots[~torch.isin(slots, hit)]):
                 self.undecided("a replay that ran again changed slots that it does not own")
                 ledger.forget(rest)

@@ -29,7 +29,7 @@ from paritybit.watch.replays.influence import (
     layers_of,
     only_tokens,
 )
-from paritybit.watch.replays.trial import LARGEST, SavedSlots, Trial, Values
+from paritybit.watch.replays.rerun import LARGEST, Rerun, SavedSlots, Values
 from paritybit.watch.replays.values import SAMPLE, STEPS, ValueSeed, draws, sampled
 
 UNWRITTEN = "nothing had written the tensor in the slots that are read"
@@ -41,7 +41,7 @@ Shown = set[tuple[str, int]]
 
 
 def unread(
-    reads: LiveReads, ledger: Ledger, turn: int, shown: Shown, trial: Trial, seed: int
+    reads: LiveReads, ledger: Ledger, turn: int, shown: Shown, rerun: Rerun, seed: int
 ) -> Result:
     """Return a tensor of a group whose content in the slots that live rows read changes nothing.
 
@@ -58,19 +58,19 @@ def unread(
         return NotTried(reason)
     moved = replace(whole, tensors=[number])
     fixed = replace(whole, tensors=[n for n in layers[layer] if n != number])
-    with changed(trial, reads, [moved], keep=False) as values:
-        if difference(trial.first, values) is not None:
-            if beyond(trial.first, values) and lasts(trial, reads, values):
+    with changed(rerun, reads, [moved], keep=False) as values:
+        if difference(rerun.first, values) is not None:
+            if beyond(rerun.first, values) and lasts(rerun, reads, values):
                 shown.add((name, number))
             return None
-        if not values.altered or (layer == len(layers) - 1 and only_tokens(trial)):
+        if not values.altered or (layer == len(layers) - 1 and only_tokens(rerun)):
             return NotTried(ALL_TOKENS if values.altered else SAME_BYTES)
     control = (name, number) in shown
-    for found, both in responses(trial, reads, [fixed], [moved]):
+    for found, both in responses(rerun, reads, [fixed], [moved]):
         if found is not None:
             return None
         control |= both
-    if not (control and neighbours_show(trial, reads, ledger, number, seed)):
+    if not (control and neighbours_show(rerun, reads, ledger, number, seed)):
         return NotTried(HIDDEN)
     where = ledger.group.layers[layer].name
     what = f"tensor {layers[layer].index(number)} of {where}"
@@ -118,34 +118,34 @@ def slots_for(reads: LiveReads, ledger: Ledger, number: int) -> Tensor:
 
 
 def responses(
-    trial: Trial, reads: LiveReads, fixed: Sequence[Replacement], moved: Sequence[Replacement]
+    rerun: Rerun, reads: LiveReads, fixed: Sequence[Replacement], moved: Sequence[Replacement]
 ) -> Iterator[tuple[Difference | None, bool]]:
     """Yield, for values of all sizes in `moved`, the difference that they make.
 
     Meanwhile, the values in `fixed` differ from slot to slot, and just show: keys do not show, for
     example, if all values are alike or tiny. Also yields whether both show beyond rounding.
     """
-    fixed, base = [change for change in fixed if change.tensors], trial.first
+    fixed, base = [change for change in fixed if change.tensors], rerun.first
     for sign in (1, -1) if fixed else (1,):
         for step in range(STEPS if fixed else 0):
             fixed = [replace(one, draw=ValueSeed(one.draw.seed, step, sign)) for one in fixed]
-            with changed(trial, reads, fixed, keep=False) as values:
+            with changed(rerun, reads, fixed, keep=False) as values:
                 outputs = {key: value.clone() for key, value in values.outputs.items()}
                 base = Values(outputs, values.owned)
-                if beyond(trial.first, values):
+                if beyond(rerun.first, values):
                     break
         for draw in draws(moved[0].draw.seed):
             mine = [replace(change, draw=draw) for change in moved]
-            with changed(trial, reads, [*fixed, *mine], keep=False) as values:
-                yield difference(base, values), beyond(trial.first, values)
+            with changed(rerun, reads, [*fixed, *mine], keep=False) as values:
+                yield difference(base, values), beyond(rerun.first, values)
 
 
-def neighbours_show(trial: Trial, reads: LiveReads, ledger: Ledger, tensor: int, seed: int) -> bool:
+def neighbours_show(rerun: Rerun, reads: LiveReads, ledger: Ledger, tensor: int, seed: int) -> bool:
     """Return whether tensors at the same place of other layers show beyond rounding."""
     mine = next(numbers for numbers in layers_of(ledger) if tensor in numbers)
     which = mine.index(tensor)
     fixed, moved = list[Replacement](), list[Replacement]()
-    for other in trial.ledgers.values():
+    for other in rerun.ledgers.values():
         layers = [numbers for numbers in layers_of(other) if len(numbers) > which]
         if other is ledger:
             layers.remove(mine)
@@ -153,22 +153,22 @@ def neighbours_show(trial: Trial, reads: LiveReads, ledger: Ledger, tensor: int,
         if layers and len(read):
             every = [number for numbers in layers for number in numbers]
             whole = Replacement.fitting(
-                other, read, every, LARGEST // len(trial.ledgers), ValueSeed(seed)
+                other, read, every, LARGEST // len(rerun.ledgers), ValueSeed(seed)
             )
             alike = [numbers[which] for numbers in layers]
             fixed.append(replace(whole, tensors=[n for n in every if n not in alike]))
             moved.append(replace(whole, tensors=alike))
     return bool(moved) and any(
         found is not None and found.beyond_rounding
-        for found, _ in responses(trial, reads, fixed, moved)
+        for found, _ in responses(rerun, reads, fixed, moved)
     )
 
 
-def lasts(trial: Trial, reads: LiveReads, values: Values) -> bool:
+def lasts(rerun: Rerun, reads: LiveReads, values: Values) -> bool:
     """Return whether a change shows in KV that is kept, not only in a state or in outputs."""
     return any(
         first_layer(one, other) is not None
-        for one, other in zip(trial.first.owned, values.owned, strict=True)
+        for one, other in zip(rerun.first.owned, values.owned, strict=True)
         if all(
             appends(row, name)
             for row in reads.forward.rows

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paritybit.watch.bits import as_integers
 from paritybit.watch.ledger import Ledger
-from paritybit.watch.replays.trial import SavedSlots
+from paritybit.watch.replays.rerun import SavedSlots
 
 NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes that hold numbers. Others, such as eight-bit floats, may have scales or be packed."""

@@ -43,7 +43,7 @@ class StaticWrite:
     how: How
 
 
-class StaticLedger(UncompiledMode):
+class StaticWriters(UncompiledMode):
     """Follows every write to some static buffers while it is entered."""
 
     def __init__(self, buffers: Iterable[Tensor]) -> None:
@@ -55,7 +55,7 @@ class StaticLedger(UncompiledMode):
             self._written.setdefault(storage._cdata, torch.zeros(elements, dtype=torch.int64))
         self._writes = [StaticWrite(CAPTURE, "capture")]
 
-    def during(self, forward_id: ForwardId, *, equalizing: bool = False) -> "StaticLedger":
+    def during(self, forward_id: ForwardId, *, equalizing: bool = False) -> "StaticWriters":
         """Credit writes from now on to `forward_id`, or to the harness if it equalizes padding."""
         self._first = len(self._writes)
         hows: tuple[How, How] = ("equalized", "equalized") if equalizing else ("copied", "reset")
@@ -96,7 +96,7 @@ class StaticLedger(UncompiledMode):
             torch.as_strided(written, *place).fill_(number)
 
 
-class SlotLedger:
+class SlotWriters:
     """The last writer of each slot of the graph run's pools."""
 
     def __init__(self, pools: KVPools) -> None:

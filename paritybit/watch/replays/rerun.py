@@ -4,7 +4,7 @@ It restores the static inputs, the outputs, the owned slots, and the slots that 
 changed without owning them. A connector must give a reason to run a replay `once` if it changes any
 other state.
 
-Slots change, and a replay runs again, only within `Trial.restoring`. It asks the gate, which bars
+Slots change, and a replay runs again, only within `Rerun.restoring`. It asks the gate, which bars
 both while the engine may copy KV elsewhere.
 """
 
@@ -26,7 +26,7 @@ LARGEST = 32 * 2**20
 TOO_LARGE = "more than 32 MiB of slots are written"
 NO_OUTPUTS = "there are no outputs to compare"
 
-NOT_OPEN = "slots may change only within Trial.restoring"
+NOT_OPEN = "slots may change only within Rerun.restoring"
 
 DEEPEST = 4
 """The number of nested containers that are searched for output tensors."""
@@ -121,7 +121,7 @@ class Values:
 
 
 @dataclass
-class Trial:
+class Rerun:
     """One replay, with its state before the first run and, once `ran` was called, after it.
 
     `gate` returns why slots may not change now, or None.
@@ -250,21 +250,21 @@ def tail(static: StaticInput, tensor: Tensor) -> Tensor:
     return tensor.narrow(static.axis, static.live, static.size - static.live)
 
 
-def overwritten(trial: Trial, poison: SavedSlots, changes: Mapping[str, Tensor] = {}) -> Tensor:
+def overwritten(rerun: Rerun, poison: SavedSlots, changes: Mapping[str, Tensor] = {}) -> Tensor:
     """Repeat the replay over poisoned slots. Returns which slots it overwrites, bool [n]."""
     checksums = poison.ledger.checksums
-    trial.rewind()
+    rerun.rewind()
     poison.restore()
     before = folded(checksums.of(poison.slots))
-    trial.repeat(changes)
+    rerun.repeat(changes)
     return folded(checksums.of(poison.slots)) != before
 
 
-def rewritten(trial: Trial, ledger: Ledger, slots: Tensor) -> Tensor:
+def rewritten(rerun: Rerun, ledger: Ledger, slots: Tensor) -> Tensor:
     """Repeat the replay with other content in some slots. Returns which it writes, bool [n]."""
     saved = SavedSlots.of(ledger, slots)
-    with trial.restoring([saved]):
-        return overwritten(trial, saved.inverted())
+    with rerun.restoring([saved]):
+        return overwritten(rerun, saved.inverted())
 
 
 def other_tails(inputs: Sequence[StaticInput], number: int) -> dict[str, Tensor]:
