@@ -17,8 +17,7 @@ GLOSSARY: Mapping[str, str] = {
         "(the graph run)."
     ),
     "run": (
-        "One call of a command, which has its own folder. In a schedule, one of its two plays: "
-        "the eager run or the graph run."
+        "One call of a command, which has its own folder, or one of the two plays of a schedule."
     ),
     "step": "One element of a schedule. It needs at most one forward pass.",
     "row": "A request's part of a batch: one token, or several tokens of its prompt or drafts.",
@@ -36,7 +35,7 @@ GLOSSARY: Mapping[str, str] = {
         "location scheme, page size and dtype. A clean trial tests the unchanged engine."
     ),
     "subject, engine under test": (
-        "The built-in engine of the graph run: without a bug, or with bugs of the catalogue."
+        "The built-in engine that replays graphs, without a bug or with one of the catalogue."
     ),
     "hunt": (
         "A trial with one known bug switched on. It ends when a property detects the bug or "
@@ -52,16 +51,14 @@ GLOSSARY: Mapping[str, str] = {
         "each use, so its results depend on no earlier step."
     ),
     "extra run": (
-        "A step that the fresh engine runs before the step itself, with something changed that "
-        "must not matter, for example noise in memory that no request owns."
+        "A step that the fresh engine also runs, with something changed that must not matter, such "
+        "as noise in unowned memory."
     ),
     "poison": (
-        "A value that no result may depend on. It is written to padding that is not reset, or to "
-        "slots that a replay may overwrite."
+        "A value, written to padding or to slots that a replay may overwrite, that no result may "
+        "depend on."
     ),
-    "site": (
-        "A place at which a change in an engine's history added a call. A bug leaves the call out."
-    ),
+    "site": "A call that a change in an engine's history added. A bug leaves it out.",
     "scene": (
         "Steps of a schedule that combine boundary conditions: fill a bucket, let something "
         "happen, for example an eviction, and replay again."
@@ -92,24 +89,17 @@ GLOSSARY: Mapping[str, str] = {
     ),
     "ledger": "The sanitizer's table of who wrote each KV slot, what it wrote, and who freed it.",
     "chain": (
-        "The hashes of a request's tokens. The hash at a position stands for all tokens up to it, "
-        "and the ledger has the hash of each slot."
+        "The hashes of a request's tokens, each of all tokens up to a position. The ledger has the "
+        "hash of each slot."
     ),
-    "relayed token": (
-        "A token id that a model got before the host knew it. It is judged as soon as it is known."
-    ),
-    "stage": (
-        "A point at which checks judge, for example before a forward pass, when the reads of its "
-        "rows are known."
-    ),
+    "relayed token": "A token that a model got before the host knew it. It is judged later.",
+    "stage": "A point at which checks judge, such as before a forward pass or after a replay.",
     "stray write": "A change of a slot that no row of the forward pass owns.",
     "rerun": (
-        "A replay that the sanitizer repeats, with nothing or one thing changed. It restores the "
-        "first result afterwards."
+        "A replay that the sanitizer repeats, with nothing or one thing changed, and then undoes."
     ),
     "relation": (
-        "A statement about a replay and its rerun, for example that other values in padding change "
-        "nothing."
+        "A statement about a replay and its rerun, such as that other padding changes nothing."
     ),
     "journal": "The file in which a watched process writes its findings and counts, line by line.",
     "configuration": (

@@ -113,7 +113,7 @@ class Served:
     """
 
     def __init__(self, folder: Path, method: str | None = None, ahead: bool = False) -> None:
-        self.journal = Journal(folder / "process.jsonl")
+        self.journal = Journal(folder / "process-1.jsonl")
         self.engine = VllmEngine("0", self.journal, Settings(str(folder), None, 1))
         config, layers, caches = a_pool_with_drafts()
         self.cache, self.drafted = caches
