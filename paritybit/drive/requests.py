@@ -206,6 +206,15 @@ def with_spaces(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
         yield replace(wave, requests=tuple(asked)) if chance.random() < 0.5 else wave
 
 
+def with_evictions(seed: int, given: Iterable[Wave], limits: Limits) -> Iterator[Wave]:
+    """Before each wave, ask for prompts that the cache has evicted, several at once."""
+    draw = Draw(seed, limits)
+    for number, wave in enumerate(given):
+        draw.prefix = f"{seed}.evicted {number}."
+        yield Wave(tuple(_evicted(draw, number)))
+        yield wave
+
+
 def with_priorities(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
     """Give each request a random priority. One that continues another has that one's."""
     chance, drawn = random.Random(f"priorities {seed}"), dict[str, int]()
@@ -442,6 +451,20 @@ def _again(draw: Draw, _: int) -> Iterator[Planned]:
         own = (draw.part(place, limits.window // 2),) * chance.randint(0, 1)
         shared = replace(text, length=text.length - chance.choice((0, 0, 1, limits.stretch // 2)))
         yield draw.made(place, (shared, *own), chance.randint(1, 3), arrival)
+
+
+def _evicted(draw: Draw, _: int) -> Iterator[Planned]:
+    """Ask for texts that share a beginning, fill the pool, and ask for them again at once."""
+    chance, limits = draw.chance, draw.limits
+    common = draw.part("common", limits.stretch)
+    texts = [
+        draw.part(index, chance.randint(1, 2 * limits.stretch)) for index in range(limits.rows)
+    ]
+    for index, text in enumerate(texts):
+        yield draw.made(index, (common, text), 2, index // 2)
+    yield draw.alone("fill", limits.longest - limits.window, 1, 4 * limits.rows)
+    for index, text in enumerate(texts):
+        yield draw.made(f"back.{index:03}", (common, text), 2, 4 * limits.rows + 1)
 
 
 def _brim(draw: Draw, _: int) -> Iterator[Planned]:

@@ -24,6 +24,7 @@ from paritybit.drive.requests import (
 )
 from paritybit.drive.script import MOST_SPACES, PRIORITIES, Part, Planned, Sampling, Wave
 from paritybit.drive.sglang import serving as sglang
+from paritybit.drive.sglang.settings import SglangServed
 from paritybit.drive.transformers import serving as transformers
 from paritybit.drive.vllm import serving as vllm
 from paritybit.drive.vllm.settings import VllmServed
@@ -239,6 +240,17 @@ def test_requests_that_begin_alike_have_different_namespaces_of_the_cache(name: 
     assert found >= {frozenset((None, space)) for space in spaces}
     assert found >= {frozenset((space,)) for space in spaces}
     assert len({*sglang.SPACES.values()}) == 1 + len(spaces)
+
+
+@pytest.mark.parametrize("chunk", [32, 64, 512])
+def test_prompts_come_back_after_the_pool_was_full_if_kv_is_on_the_host(chunk: int) -> None:
+    served = SglangServed(host_cache=True, chunk=chunk)
+    for wave in list(islice(served.traffic(), 6))[::2]:
+        named = {one.name.rpartition(".")[2]: one for one in wave.requests}
+        assert named.pop("fill").length > served.limits().pool * 3 // 4
+        back = [one for one in wave.requests if ".back." in one.name]
+        assert len(back) == served.limits().rows
+        assert max(one.length for one in back) > served.limits().stretch
 
 
 @pytest.mark.parametrize("name", ENGINES)

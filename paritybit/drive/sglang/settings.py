@@ -17,7 +17,7 @@ from paritybit.drive.operating.adapters import (
     RANK,
     with_adapters,
 )
-from paritybit.drive.requests import Limits, sample, waves, with_spaces
+from paritybit.drive.requests import Limits, sample, waves, with_evictions, with_spaces
 from paritybit.drive.script import ACTIONS, Wave
 from paritybit.drive.served import Adapters, Common, Size, extras_with_drafts, one_of
 
@@ -41,6 +41,17 @@ STATES = 4
 
 GRAPHS = ("decode", "breakable")
 """The captured graphs: decoding, or prefills as well."""
+
+HOST_LAYOUTS = (
+    ("layer_first", "direct"),
+    ("page_first", "kernel"),
+    ("page_first_direct", "direct"),
+    ("layer_first", "kernel"),
+)
+"""How KV lies on the host, and how it is copied."""
+
+HOST_POLICIES = ("write_through", "write_back", "write_through_selective")
+"""When KV is written to the host: at once, when it is evicted, or when it is used again."""
 
 SPECULATION = ("eagle", "standalone")
 """Kinds of draft models: a layer over the hidden states of the target, or a second such model."""
@@ -93,7 +104,8 @@ class SglangServed(Common):
     @override
     def requests(self) -> Iterator[Wave]:
         given = with_adapters(self.seed, waves(self.seed, self.limits()), self.adapters)
-        return with_spaces(self.seed, given)
+        given = with_spaces(self.seed, given)
+        return with_evictions(self.seed, given, self.limits()) if self.host_cache else given
 
     @property
     def forced(self) -> bool:
@@ -186,14 +198,15 @@ class SglangServed(Common):
     def _host_cache(self) -> Sequence[str]:
         """Return the options for a prefix cache that also keeps KV on the host.
 
-        Every second row writes KV to the host when the cache evicts it, the others at once.
+        Rows differ in when they write KV to the host and, on a CPU, in how it lies there.
         """
         if not self.host_cache:
             return ()
+        layout, backend = HOST_LAYOUTS[self.seed % 4 if self.device == "cpu" else 0]
         return (
-            *("--enable-hierarchical-cache", "--hicache-ratio", "1.5"),
-            *("--hicache-mem-layout", "layer_first", "--hicache-io-backend", "direct"),
-            *("--hicache-write-policy", "write_back" if self.seed % 2 else "write_through"),
+            *("--enable-hierarchical-cache", "--hicache-ratio", "2"),
+            *("--hicache-mem-layout", layout, "--hicache-io-backend", backend),
+            *("--hicache-write-policy", HOST_POLICIES[self.seed % 3]),
         )
 
     def _lora(self) -> Sequence[str]:

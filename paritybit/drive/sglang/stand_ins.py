@@ -8,7 +8,7 @@ import contextlib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from itertools import product
 from types import ModuleType, SimpleNamespace
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.drive.sglang import host
 from paritybit.drive.stand_ins import attention, convolutions, kernels, trees
 from paritybit.drive.stand_ins.installing import StandIns, found, initialise
 from paritybit.drive.stand_ins.packages import replaced
@@ -434,16 +435,8 @@ def stand_in_for_host_copies() -> None:
     )
     for name in ("memory_pool_host", "pool_host.mha"):  # By release.
         if (module := found(f"sglang.srt.mem_cache.{name}")) is not None:
-            module.transfer_kv_direct = transfer_kv_direct
-
-
-def transfer_kv_direct(
-    src_layers: Sequence[Tensor],
-    dst_layers: Sequence[Tensor],
-    src_indices: Tensor,
-    dst_indices: Tensor,
-    page_size: int,
-) -> None:
-    """Copy rows of tensors to rows of others, as the compiled function of this name does."""
-    for source, target in zip(src_layers, dst_layers, strict=True):
-        target[dst_indices] = source[src_indices].to(target.device)
+            for copy in host.COPIES:
+                setattr(module, copy.__name__, copy)
+    for name in ("memory_pool_host", "pool_host.base"):
+        if (module := found(f"sglang.srt.mem_cache.{name}")) is not None:
+            module.HostKVCache.clear = host.in_any_order(module.HostKVCache.clear)

@@ -1,0 +1,141 @@
+"""Copies of KV between a pool and the host with torch.
+
+Each function does what the compiled function of its name does. In names, `lf` is a pool with the
+layer first, and `pf` one with the page first.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def transfer_kv_direct(
+    src_layers: Sequence[Tensor],
+    dst_layers: Sequence[Tensor],
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    page_size: int,
+) -> None:
+    """Copy rows of tensors to rows of others."""
+    for source, target in zip(src_layers, dst_layers, strict=True):
+        target[dst_indices] = source[src_indices].to(target.device)
+
+
+def transfer_kv_per_layer_direct_pf_lf(
+    src_ptrs: Sequence[Tensor],
+    dst_ptrs: Sequence[Tensor],
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    layer_id: int,
+    page_size: int,
+) -> None:
+    """Copy whole pages of a layer from the host."""
+    for source, target in zip(src_ptrs, dst_ptrs, strict=True):
+        pages = target.view(-1, page_size, *target.shape[1:])
+        pages[dst_indices[::page_size] // page_size] = source[
+            src_indices[::page_size] // page_size, layer_id
+        ]
+
+
+def transfer_kv_all_layer_direct_lf_pf(
+    src_ptrs: Sequence[Tensor],
+    dst_ptrs: Sequence[Tensor],
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    page_size: int,
+) -> None:
+    """Copy whole pages of all layers to the host. The layers of the first target come first."""
+    layers = len(src_ptrs) // len(dst_ptrs)
+    for number, source in enumerate(src_ptrs):
+        pages = source.view(-1, page_size, *source.shape[1:])
+        dst_ptrs[number // layers][dst_indices[::page_size] // page_size, number % layers] = pages[
+            src_indices[::page_size] // page_size
+        ]
+
+
+def transfer_kv_per_layer(
+    src_k: Tensor,
+    dst_k: Tensor,
+    src_v: Tensor,
+    dst_v: Tensor,
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    item_size: int,
+) -> None:
+    """Copy rows of a layer from the host."""
+    dst_k[dst_indices], dst_v[dst_indices] = src_k[src_indices], src_v[src_indices]
+
+
+def transfer_kv_per_layer_pf_lf(
+    src_k: Tensor, src_v: Tensor, layer_id: int, src_layout_dim: int, **given: Any
+) -> None:
+    """Copy rows of a layer from the host."""
+    transfer_kv_per_layer(src_k[:, layer_id], src_v=src_v[:, layer_id], **given)
+
+
+def transfer_kv_all_layer(
+    src_k_layers: Tensor,
+    dst_k_layers: Tensor,
+    src_v_layers: Tensor,
+    dst_v_layers: Tensor,
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    item_size: int,
+    num_layers: int,
+) -> None:
+    """Copy rows of all layers, which are given by their addresses."""
+    for sources, targets in ((src_k_layers, dst_k_layers), (src_v_layers, dst_v_layers)):
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            held = memory(source, src_indices, item_size)[src_indices]
+            memory(target, dst_indices, item_size)[dst_indices] = held
+
+
+def transfer_kv_all_layer_lf_pf(
+    src_k_layers: Tensor,
+    dst_k: Tensor,
+    src_v_layers: Tensor,
+    dst_v: Tensor,
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    item_size: int,
+    dst_layout_dim: int,
+    num_layers: int,
+) -> None:
+    """Copy rows of all layers to the host. Those of the pool are given by their addresses."""
+    for sources, target in ((src_k_layers, dst_k), (src_v_layers, dst_v)):
+        for layer, source in enumerate(sources.tolist()):
+            held = memory(source, src_indices, item_size)[src_indices]
+            target[dst_indices, layer] = held.view(target.dtype).view(-1, *target.shape[2:])
+
+
+def in_any_order(clear: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a method that empties a pool on the host, and leaves its free pages in any order.
+
+    A pool that is in use for long has them so.
+    """
+
+    def cleared(pool: Any) -> None:
+        clear(pool)
+        pages = pool.alloc(pool.available_size()).view(-1, pool.page_size)
+        order = torch.randperm(len(pages), generator=torch.Generator().manual_seed(len(pages)))
+        pool.free(pages[order].flatten())
+
+    return cleared
+
+
+def memory(address: int, indices: Tensor, size: int) -> Tensor:
+    """Return the rows at an address, up to the last of some, as bytes [rows, size]."""
+    rows = int(indices.max()) + 1
+    held = (ctypes.c_char * (rows * size)).from_address(address)
+    return torch.frombuffer(held, dtype=torch.uint8).view(rows, size)
+
+
+COPIES: Sequence[Callable[..., None]] = (
+    *(transfer_kv_direct, transfer_kv_per_layer_direct_pf_lf, transfer_kv_all_layer_direct_lf_pf),
+    *(transfer_kv_per_layer, transfer_kv_per_layer_pf_lf),
+    *(transfer_kv_all_layer, transfer_kv_all_layer_lf_pf),
+)
+"""The stand-ins for copies between a pool and the host."""
