@@ -2,6 +2,8 @@
 
 from collections.abc import Collection
 from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,8 +11,11 @@ import torch
 
 from paritybit.drive.answers import END_OF_TEXT, NUMBER, Answer, strings_of, text_of
 from paritybit.drive.script import Sampling
+from paritybit.drive.sglang import serving
 from paritybit.drive.sglang.answers import Processor, SglangGrammar
 from paritybit.drive.sglang.settings import SglangServed
+from paritybit.testing.replays import InMemory
+from paritybit.watch import journal
 
 PROMPT = [7, 8, 9]
 
@@ -107,3 +112,23 @@ def test_stop_strings_span_tokens() -> None:
     assert len(strings) == 5
     assert not any(one in text_of([token]) for one in strings for token in range(256))
     assert text_of([4, END_OF_TEXT, 5 + 16]) == "100101"
+
+
+def test_sglang_answers_no_request_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, found = list[str](), InMemory(Path())
+    monkeypatch.setattr(journal, "of_process", lambda: found)
+    engine = serving.Sglang(SglangServed())
+    engine.player = SimpleNamespace(ended=lambda name, tokens: ended.append(name))  # type: ignore[assignment]
+    engine._answers = {"a": Answer([5], 2), "b": Answer([5], 2)}
+
+    def hear(name: str, tokens: list[int], reason: str | None) -> list[str]:
+        why = None if reason is None else {"type": reason}
+        lists = {"input_token_logprobs_idx": None, "output_token_logprobs_idx": None}
+        output = {"rids": [name], "output_ids": [tokens], "finished_reasons": [why], **lists}
+        engine._hear(SimpleNamespace(**output))
+        return [one.text for one in found.found]
+
+    assert hear("a", [4, 4], "length") == hear("b", [4], "abort") == []
+    assert hear("b", [], None) == []  # The engine had begun a batch with it.
+    assert hear("a", [4], None) == ["request a goes on after it has ended"]
+    assert ended == ["a", "b"]

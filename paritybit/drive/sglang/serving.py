@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from paritybit.compat import override
-from paritybit.drive.answers import END_OF_TEXT, NUMBER, Answer, strings_of, text_of
+from paritybit.drive.answers import END_OF_TEXT, NUMBER, Answer, report, strings_of, text_of
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.models import VOCABULARY
@@ -80,6 +80,7 @@ class Sglang(Engine):
         self._run: Callable[[], Any] | None = None
         self._scheduler: Any = None
         self._answers: dict[str, Answer] = {}
+        self._aborted = set[str]()
         self._first: list[Any] = []
         self.arguments: Any = None
 
@@ -96,7 +97,7 @@ class Sglang(Engine):
     @override
     def run(self) -> None:
         assert self._run is not None, "the engine has not started"
-        self._answers = {}
+        self._answers, self._aborted = {}, set()
         with contextlib.suppress(PlayedError):
             self._run()
 
@@ -254,6 +255,11 @@ class Sglang(Engine):
             self._end(output.rid, {"type": "abort"})
         elif hasattr(output, "finished_reasons"):
             for index, request in enumerate(output.rids):
+                if request not in self._answers:
+                    # A batch that is under way still answers a request that the engine aborts.
+                    if request not in self._aborted:
+                        report(f"request {request} goes on after it has ended", what="goes on")
+                    continue
                 hear(self._answers[request], output, index)
                 if self.likely is not None:
                     self._hear_likely(output, index, request)
@@ -262,11 +268,13 @@ class Sglang(Engine):
 
     def _end(self, request: str, reason: Mapping[str, Any]) -> None:
         """Judge the answer to a request, and report its end to the player."""
+        if reason["type"] == "abort":
+            self._aborted.add(request)
         answer = self._answers.pop(request, None)
         if answer is not None:
             room = self.served.limits().longest // 2
             answer.reason = {"stop": reason.get("matched"), "length": NUMBER}.get(reason["type"])
-            cut = reason["type"] == "abort" or len(answer.prompt) + answer.most > room
+            cut = request in self._aborted or len(answer.prompt) + answer.most > room
             answer.judge(request, cut=cut)
         self.player.ended(request, answer.tokens if answer is not None else ())
 
