@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paritybit.drive.operating.adapters import with_adapters
-from paritybit.drive.requests import Limits, waves
+from paritybit.drive.requests import Limits, waves, with_spaces
 from paritybit.drive.sglang.settings import SglangServed
 from paritybit.drive.vllm import lora as of_vllm
 from paritybit.engines.graphs import CpuGraph
@@ -25,9 +25,8 @@ def test_requests_ask_for_every_adapter_and_for_none() -> None:
     assert first == again
     asked = {one.adapter for wave in first for one in wave.requests}
     assert asked == {None, 1, 2, 3}
-    plain = islice(waves(0, LIMITS), 4)
-    bare = list(with_adapters(0, plain, 3))
-    assert bare == first
+    plain = with_spaces(0, islice(waves(0, LIMITS), 4))
+    assert list(with_adapters(0, plain, 3)) == first
 
 
 def sorted_by(slots: list[int], count: int) -> list[Any]:
