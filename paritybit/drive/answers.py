@@ -137,7 +137,10 @@ class Answer:
         found = [self.ends(at + 1) for at in range(len(self.tokens))]
         if any(found[:-1]):
             yield "it goes on after a token that was to end it"
-        right = (found and found[-1]) or {NUMBER: text_of(self.tokens)}
+        right: Mapping[str | int, str] = found[-1] if found else {}
+        # Some releases count the tokens before they look for a stop.
+        if not right or len(self.tokens) == self.most:
+            right = {**right, NUMBER: text_of(self.tokens)}
         if self.reason is None:
             return
         if self.reason not in right:
@@ -169,7 +172,7 @@ class Answer:
             wrong = outside(asked.processor, VOCABULARY)
             if other := [at for at, token in free if wrong[token]]:
                 yield f"its logit processor was not applied to token {other[0]}"
-        if asked.likelihoods is not None:
+        if asked.likelihoods is not None and (self.likely or not cut):
             first = len(self.prompt) if asked.likelihoods < 0 else asked.likelihoods
             right = [*self.prompt[first:], *tokens]
             if len(self.likely) != len(right):

@@ -65,6 +65,8 @@ def wrong(
         ({"stops": (5,), "reason": END_OF_TEXT, "text": "100"}, [4, 5], 1),
         ({"reason": NUMBER, "text": "100101110111"}, [4, 5, 6, 7], 0),
         ({"reason": NUMBER, "text": "100101110"}, [4, 5, 6, 7], 1),
+        ({"stops": (7,), "reason": NUMBER, "text": "100101110111"}, [4, 5, 6, 7], 0),
+        ({"stops": (7,), "reason": 7, "text": "100101110"}, [4, 5, 6, 7], 0),
         ({"reason": "abort", "text": "100101110111"}, [4, 5, 6, 7], 1),
         ({"allowed_token_ids": (4, 5)}, [4, 5, 4, 4], 0),
         ({"allowed_token_ids": (4, 5)}, [4, 6, 4, 4], 1),
@@ -79,6 +81,8 @@ def wrong(
         ({"likelihoods": 1, "likely": (7, 8, 4, 5, 6, 7)}, [4, 5, 6, 7], 1),
         ({"likelihoods": -1, "likely": (4, 5, 6, 7)}, [4, 5, 6, 7], 0),
         ({"likelihoods": -1, "likely": (4, 5, 6, 6)}, [4, 5, 6, 7], 1),
+        ({"likelihoods": -1, "cut": True}, [4, 5], 0),
+        ({"likelihoods": -1, "likely": (4,), "cut": True}, [4, 5], 1),
     ],
 )
 def test_an_answer_is_what_its_request_asks(
