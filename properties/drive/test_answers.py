@@ -103,6 +103,21 @@ def test_a_grammar_and_a_processor_together_leave_tokens() -> None:
         assert bool(logits[0].isfinite().all())
 
 
+def test_a_token_that_a_grammar_does_not_allow_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = InMemory(Path())
+    monkeypatch.setattr(journal, "of_process", lambda: found)
+    grammar = SglangGrammar("1")
+    grammar.accept_token(5)
+    grammar.accept_token(10)
+    with pytest.raises(ValueError, match="token 14 is not allowed as number 2"):
+        grammar.accept_token(14)
+    assert [one.text for one in found.found] == [
+        "a grammar is not applied: token 14 is not allowed as number 2"
+    ]
+
+
 def test_some_requests_have_what_the_engine_can_give() -> None:
     kinds = {"grammar", "processor", "likelihoods", "ignore_eos"}
     for served in (SglangServed(seed=1), SglangServed("gpt_oss", seed=1, speculative="eagle")):

@@ -116,6 +116,8 @@ def test_drafts_need_a_draft_model_and_a_release_that_supports_them(tmp_path: Pa
     assert words[words.index("--speculative-eagle-topk") + 1] == "2"
     with pytest.raises(LackingError, match="no draft model"):
         replace(eagle, model="gemma4").words(NEW, tmp_path, package)
+    with pytest.raises(LackingError, match="adapters of the draft model"):
+        replace(eagle, adapters=3).words(NEW, tmp_path, older)
     slides = replace(eagle, speculative="standalone")
     assert draft_of(slides.words(NEW, tmp_path, package))["architectures"] == ["GptOssForCausalLM"]
     with pytest.raises(LackingError, match="no draft models with sliding windows"):

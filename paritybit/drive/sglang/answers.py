@@ -16,9 +16,11 @@ class SglangGrammar(answers.Grammar):
     """A mixin for the engine's class. A mask is int32 [rows, words]."""
 
     def accept_token(self, token: int) -> None:
-        """Go on after a token. Raises ValueError for one that is not allowed."""
+        """Go on after a token. Reports one that is not allowed, and raises ValueError for it."""
         if not self.first([token]):
-            raise ValueError(f"token {token} is not allowed as number {len(self.tokens)}")
+            text = f"token {token} is not allowed as number {len(self.tokens)}"
+            report(f"a grammar is not applied: {text}", what="a grammar is not applied")
+            raise ValueError(text)
         self.tokens.append(token)
 
     def copy(self) -> "SglangGrammar":

@@ -59,6 +59,9 @@ SPECULATION = ("eagle", "standalone")
 SLIDING_DRAFTS = "layers/attention/triton_backend.py", "window_rail"
 """A file of the engine, and a name in it if draft models may have sliding windows."""
 
+PLAIN_DRAFTS = "model_executor/model_runner.py", "lora and not self.is_draft_worker"
+"""A file of the engine, and a text in it if draft models are served without adapters."""
+
 
 def says(package: Path, file: str, text: str) -> bool:
     """Return whether a file of an engine's package contains a text."""
@@ -243,6 +246,8 @@ class SglangServed(Common):
             return ()
         if self.shape.draft is None:
             raise LackingError(f"{self.model} has no draft model here")
+        if self.adapters and not says(package, *PLAIN_DRAFTS):
+            raise LackingError("this release looks for adapters of the draft model")
         draft = written(self.shape.draft, folder / f"{self.model}-draft")
         if self.speculative == "standalone":
             if not says(package, *SLIDING_DRAFTS):
