@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paritybit.drive.engine import Engine, EngineFailedError, Likely, judge_failure
+from paritybit.drive.engine import Engine, EngineFailedError, LikelyStep, judge_failure
 from paritybit.drive.forks import ForkFailedError, in_fork
 from paritybit.drive.script import Part, Planned, Wave
 from paritybit.drive.stand_ins import attention
@@ -76,7 +76,7 @@ class Comparison:
         self,
         one: Planned,
         chain: Sequence[Planned],
-        company: dict[str, list[Likely]],
+        company: dict[str, list[LikelyStep]],
     ) -> str | None:
         """Describe the first step at which a request differs by more than the noise, if any."""
         if any(one.aborted is not None or one.temperature or one.sampling for one in chain):
@@ -93,7 +93,7 @@ class Comparison:
         self.noise = max(self.noise, variation(beside, alone))
         if step is None:
             return None
-        there, here = company[one.name][step], alone[step]
+        there, here = company[one.name][step].likely, alone[step].likely
         least = min(value for _, value in here)
         gap = here[0][1] - dict(here).get(there[0][0], least)
         if gap <= 2 * self.noise:
@@ -104,7 +104,7 @@ class Comparison:
             f"{self.noise:.1g} with the batch"
         )
 
-    def served(self, wave: Wave) -> dict[str, list[Likely]]:
+    def served(self, wave: Wave) -> dict[str, list[LikelyStep]]:
         """Serve a wave in a fork. Returns the likeliest tokens at each step of each request.
 
         Raises ForkFailedError if the engine fails, and StoppedError if it was to stop.
@@ -121,10 +121,10 @@ class Comparison:
                 raise
             return self.engine.likely
 
-        found: dict[str, list[Likely]] = in_fork(work, LONGEST_PLAY)
+        found: dict[str, Any] = in_fork(work, LONGEST_PLAY)  # As JSON.
         if self.stop():
             raise StoppedError
-        return found
+        return {name: [LikelyStep(*step) for step in steps] for name, steps in found.items()}
 
 
 def chain_of(wave: Wave, one: Planned) -> tuple[Planned, ...]:
@@ -136,17 +136,27 @@ def chain_of(wave: Wave, one: Planned) -> tuple[Planned, ...]:
     return tuple(chain)
 
 
-def differs(company: Sequence[Likely], alone: Sequence[Likely]) -> int | None:
+def differs(company: Sequence[LikelyStep], alone: Sequence[LikelyStep]) -> int | None:
     """Return the first step at which the likeliest tokens differ, or None."""
-    pairs = zip(company, alone, strict=False)
-    return next((step for step, (one, two) in enumerate(pairs) if one[0][0] != two[0][0]), None)
+    pairs = enumerate(comparable(company, alone))
+    return next((step for step, (one, two) in pairs if one.likely[0][0] != two.likely[0][0]), None)
 
 
-def variation(beside: Sequence[Likely], alone: Sequence[Likely]) -> float:
+def variation(beside: Sequence[LikelyStep], alone: Sequence[LikelyStep]) -> float:
     """Return the largest difference of a token's log-likelihoods."""
     return max(
-        abs(value - dict(here)[token])
-        for there, here in zip(beside, alone, strict=False)
-        for token, value in there
-        if token in dict(here)
+        abs(value - dict(here.likely)[token])
+        for there, here in comparable(beside, alone)
+        for token, value in there.likely
+        if token in dict(here.likely)
     )
+
+
+def comparable(
+    one: Sequence[LikelyStep], other: Sequence[LikelyStep]
+) -> Iterator[tuple[LikelyStep, LikelyStep]]:
+    """Yield the steps that follow the same tokens. A draft may be forced in one of the runs."""
+    for pair in zip(one, other, strict=False):
+        yield pair
+        if pair[0].taken != pair[1].taken:
+            return

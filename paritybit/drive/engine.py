@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from paritybit.connectors.failures import judge, report
 from paritybit.drive.operating.actions import Operator
@@ -15,8 +15,17 @@ from paritybit.watch.settings import active
 MOST_POLLS = 3000
 """The most polls in a row without a forward while requests wait."""
 
-Likely: TypeAlias = Sequence[tuple[int, float]]
-"""The likeliest next tokens, each with its log-likelihood, in descending order."""
+
+class LikelyStep(NamedTuple):
+    """The next token of a request, and the likeliest ones.
+
+    - `taken`: the next token, also where a draft is forced.
+    - `likely`: the likeliest tokens, each with its log-likelihood, in descending order.
+    """
+
+    taken: int
+    likely: Sequence[tuple[int, float]]
+
 
 Acts = Mapping[str, Callable[[], Sequence[Any]]]
 """Functions that return the engine's own requests for an act, by the name of the act.
@@ -170,7 +179,7 @@ class Engine(ABC):
     - `likely`: if it is not None, it collects the likeliest tokens at each step of each request.
     """
 
-    likely: dict[str, list[Likely]] | None = None
+    likely: dict[str, list[LikelyStep]] | None = None
     forwards: int = 0
     player: Player
     _polls: tuple[int, int] = (0, 0)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from paritybit.drive.company import CHECK, Comparison
-from paritybit.drive.engine import Likely
+from paritybit.drive.company import CHECK, Comparison, differs, variation
+from paritybit.drive.engine import LikelyStep
 from paritybit.drive.operating.actions import WHOLE
 from paritybit.drive.requests import AT_LEAST, COMPARED
 from paritybit.drive.run import compare, least
@@ -43,10 +43,11 @@ class Talks(Toy):
             off = self.wrong if text in self.texts else 0.0
             self.texts.add(text)
             chance = random.Random(f"{one.name} {len(arrived) + self.player.open}")
-            steps: list[Likely] = []
+            steps: list[LikelyStep] = []
             for _ in range(STEPS):
                 pair = (1, -1.0 + self.noise * chance.random()), (2, -1.0 - self.gap + off)
-                steps.append(sorted(pair, key=lambda token: -token[1]))
+                likely = sorted(pair, key=lambda token: -token[1])
+                steps.append(LikelyStep(likely[0][0], likely))
             self.likely[one.name] = steps
         super().step(arrived)
 
@@ -90,6 +91,15 @@ def test_noise_and_requests_that_cannot_be_compared_are_no_finding(
     found, compared = findings(engine, Wave(tuple(requests)), lines)
     assert found == 0
     assert compared >= tried if tried else compared == 0
+
+
+def test_steps_after_another_draft_is_forced_are_not_compared() -> None:
+    first, second = [(3, -1.0), (4, -2.0)], [(5, -1.0), (6, -2.0)]
+    company = [LikelyStep(3, first), LikelyStep(5, second)]
+    assert differs(company, [LikelyStep(3, first), LikelyStep(6, second[::-1])]) == 1
+    forced = [LikelyStep(4, first), LikelyStep(6, second[::-1])]
+    assert differs(company, forced) is None
+    assert variation(company, forced) == 0
 
 
 class Broken(Toy):

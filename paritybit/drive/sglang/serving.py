@@ -17,7 +17,7 @@ from typing import Any
 from paritybit.compat import override
 from paritybit.drive.answers import END_OF_TEXT, NUMBER, Answer, report, strings_of, text_of
 from paritybit.drive.configs import LackingError
-from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
+from paritybit.drive.engine import Acts, Engine, EngineFailedError, LikelyStep, PlayedError
 from paritybit.drive.models import VOCABULARY
 from paritybit.drive.operating.adapters import loads, name_of
 from paritybit.drive.operating.sglang import acts_of
@@ -281,14 +281,14 @@ class Sglang(Engine):
     def _hear_likely(self, output: Any, index: int, request: str) -> None:
         """Record the likeliest tokens of a request in an output."""
         assert self.likely is not None
-        steps = self.likely.setdefault(request, [])
+        steps, taken = self.likely.setdefault(request, []), self._answers[request].tokens
         tokens, values = (
             output.output_top_logprobs_idx[index],
             output.output_top_logprobs_val[index],
         )
         for step in zip(tokens, values, strict=True):
             found = [(int(token), float(value)) for token, value in zip(*step, strict=True)]
-            steps.append(sorted(found, key=lambda one: -one[1]))
+            steps.append(LikelyStep(taken[len(steps)], sorted(found, key=lambda one: -one[1])))
 
 
 ENGINE = Sglang

@@ -16,7 +16,7 @@ from typing import Any
 from paritybit.compat import override
 from paritybit.drive.answers import END_OF_TEXT, NUMBER, Answer, outside, report, strings_of
 from paritybit.drive.configs import LackingError
-from paritybit.drive.engine import Acts, Engine, EngineFailedError, Likely, PlayedError
+from paritybit.drive.engine import Acts, Engine, EngineFailedError, LikelyStep, PlayedError
 from paritybit.drive.models import VOCABULARY
 from paritybit.drive.script import FIRST_TOKEN, Planned, Sampling
 from paritybit.drive.vllm import lora
@@ -239,10 +239,10 @@ def arguments_of(asked: Sampling, module: Any) -> dict[str, Any]:
     return given
 
 
-def likeliest(step: Mapping[int, Any]) -> Likely:
+def likeliest(step: Mapping[int, Any]) -> LikelyStep:
     """Return the likeliest tokens of a step. The engine lists the next token before them."""
     found = [(token, one.logprob) for token, one in step.items()]
-    return sorted(found, key=lambda one: -one[1])[:LIKELIEST]
+    return LikelyStep(found[0][0], sorted(found, key=lambda one: -one[1])[:LIKELIEST])
 
 
 def acts_of(core: Any) -> Acts:
