@@ -20,6 +20,7 @@ UNSEEDED = 42
 
 SETTLED = 4
 """The number of generated tokens of which at least one is penalised."""
+
 OF_TOKENS = "acc_additive_penalties of tokens"
 """The name of penalties of tokens. Those that mask tokens, which end a request, have the field's.
 
@@ -143,11 +144,13 @@ def ended(masked: Tensor, request: Any) -> Tensor:
     known = getattr(words, "eos_token_id", None), *(getattr(words, MORE_ENDS, None) or ())
     always = {*(asked.stop_token_ids or ()), *known}
     ends = {*always, *(request.eos_token_ids or ())} if count <= asked.min_new_tokens + 1 else ()
+    due = always if count + SETTLED < asked.min_new_tokens else ()
+    may, must = (
+        [one for one in tokens if one is not None and one < len(masked)] for tokens in (ends, due)
+    )
     right = torch.zeros_like(masked)
-    right[[one for one in ends if one is not None and one < len(right)]] = True
-    right &= masked
-    if count + SETTLED < asked.min_new_tokens:
-        right[[one for one in always if one is not None and one < len(right)]] = True
+    right[may] = masked[may]
+    right[must] = True
     return right
 
 
