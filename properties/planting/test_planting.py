@@ -20,10 +20,10 @@ COUNTS = {
     "actions": 13,
     "harmless": 8,
     "public": 39,
-    "sglang": 146,
-    "transformers": 37,
+    "sglang": 117,
+    "transformers": 35,
     "unseen": 30,
-    "vllm": 71,
+    "vllm": 58,
 }
 
 
