@@ -1,4 +1,4 @@
-"""Static inputs as data: one row per buffer that a graph reads, with its padding policy.
+"""Static inputs as data: one contract row per buffer that a graph reads, with its padding policy.
 
 An engine's runner has a handwritten line in its padding branch for each row here. The rows follow
 the engine's runners at the five changes in its history that this project models. A bug with a

@@ -100,7 +100,7 @@ class ReplayFacts:
 
 @dataclass(frozen=True)
 class Overrides:
-    """Changes to one forward, which `explain` uses to find the cause of a violation.
+    """Changes to one forward. `explain` makes them to find a cause, and extra runs make them too.
 
     - `elements`: (static buffer, flat index, value), written before the launch. Inputs are written
       before the metadata is planned from them, and metadata after it.

@@ -50,7 +50,7 @@ def vacuous(outcome: Outcome) -> bool:
 
 
 def lockstep_of(case: Case) -> SchedulePlayer:
-    """Return the lockstep of a case's trial, with all properties on."""
+    """Return the player of a case's trial, with all properties on."""
     lockstep = cached_lockstep(case.trial)
     lockstep.set_properties(PROPERTIES)
     return lockstep

@@ -1,4 +1,4 @@
-"""Searches for a schedule with a violation: Hypothesis draws schedules, and a lockstep plays them.
+"""Searches for a schedule with a violation: Hypothesis draws schedules, and a player plays them.
 
 The first schedule with a violation ends the search, and is shrunk. A search has a target, which is
 the property that must be violated. None stands for any property, as in a clean trial. The same seed

@@ -114,7 +114,7 @@ def without_result(task: Task, error: str, seconds: float = 0.0) -> TaskResult:
 
 @lru_cache(maxsize=2)
 def cached_lockstep(trial: TrialConfig) -> SchedulePlayer:
-    """Return the lockstep of a trial. That of a bug and that of its clean trial are kept."""
+    """Return the player of a trial. The cache has room for that of a bug and of its clean trial."""
     return SchedulePlayer(trial)
 
 
@@ -206,7 +206,7 @@ def confirm(task: Task, search_result: SearchResult, properties: frozenset[str])
 
 def _observe(task: Task, schedule: Schedule) -> Observed:
     """Play a schedule with all properties on. Raises PlayingFailedError for an internal error."""
-    # What a lockstep played before may hide the violation.
+    # What a player played before may hide the violation.
     for lockstep_of in (cached_lockstep, SchedulePlayer):
         lockstep = lockstep_of(task.trial)
         lockstep.set_properties(PROPERTIES)

@@ -308,8 +308,8 @@ def replay(
 ) -> int:
     """Replay cases.
 
-    One case: 0 if every property holds, 1 if one is violated. Several cases: 0 if each reproduces
-    its recorded result, 1 if one does not. The case of an engine needs --engine.
+    One case: 0 if nothing is found, 1 for a finding. Several cases: 0 if each reproduces its
+    recorded result, 1 if one does not. A case that was recorded on an engine needs --engine.
     """
     from paritybit.harness.cli.replay import run_replay
 

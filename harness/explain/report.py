@@ -41,7 +41,7 @@ MOST_EXPLAINED = 4
 
 @dataclass(frozen=True)
 class Observed:
-    """One playing of a schedule: its lockstep, its outcome, and an entry for each step played."""
+    """One play of a schedule: its player, its outcome, and an entry for each step played."""
 
     lockstep: SchedulePlayer
     schedule: Schedule

@@ -172,7 +172,7 @@ class HostSlots:
 
 @dataclass
 class StaticInput(Located):
-    """A tensor that a graph reads at a fixed address.
+    """A tensor that a graph reads at a fixed address, or another tensor that is judged like one.
 
     - `live`, `size`: a replay uses the first `live` entries along `axis`. The entries from `live`
       to `size` are padding.

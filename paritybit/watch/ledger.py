@@ -319,7 +319,7 @@ class Ledger:
     def note_call(self, what: str, call: SlotCall) -> int:
         """Record a call that frees, allocates or stores slots. Returns its number.
 
-        `Changes.enter` later writes the number to `freed` or `allocations`. Numbers grow.
+        `Changes.apply` later writes the number to `freed` or `allocations`. Numbers grow.
         """
         if self.calls.get(self.last_calls.get(what, 0)) != call:
             self.last_calls[what] = 1 + max(self.last_calls.values(), default=0)

@@ -32,9 +32,9 @@ Key = tuple[str, str, str]
 class Lines:
     """The lines of an engine. `package` is its top-level package.
 
-    A connector calls `start` when the engine begins to prepare a forward pass and `stop` before it
-    runs; the watcher does the rest. `forward` is the kind of the current forward pass. `every` says
-    that one forward pass in so many is checked.
+    A connector enters `learning` while the engine prepares a forward pass, or calls `start` before
+    and `stop` after it. `forward` is the kind of the current forward pass. One forward pass in
+    `every` is checked.
     """
 
     def __init__(self, package: str, every: int = 1) -> None:

@@ -50,7 +50,7 @@ class GraphRunner(ABC):
     | variable | meaning |
     |---|---|
     | `kv_role` | the model whose KV it reads and stores |
-    | `rows` | the rows of its contract for all location schemes |
+    | `rows` | its contract for all location schemes: an entry per static input |
     | `token_buckets` | buckets are in tokens rather than in requests |
     | `tokens_per_request` | how many tokens a bucket has per request |
     | `lists_per_request` | the tokens of a request read parts of one key list |

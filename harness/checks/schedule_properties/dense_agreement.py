@@ -40,7 +40,7 @@ def judge_schedule(models: Mapping[Role, Decoder], samples: Sequence[Sample]) ->
 def sample_errors(
     models: Mapping[Role, Decoder], samples: Iterable[Sample]
 ) -> list[tuple[Sample, float]]:
-    """Return each sample's largest |logit - right| / (1 + |right|), with the oracle's right logits.
+    """Return each sample's largest |logit - right| / (1 + |right|). `right` is the oracle's logit.
 
     One dense forward gives the logits after each of its tokens. It therefore covers all samples of
     a request whose tokens are the first tokens of the longest sample.

@@ -59,7 +59,7 @@ def judge(observation: Observation) -> Description | None:
 
 
 def in_order(batch: ForwardBatch, output: Output, order: tuple[int, ...]) -> Output:
-    """Return the rows of an output for some requests of its batch, in their order."""
+    """Return the rows of an output for the requests in `order`, in that order."""
     requests = {
         rows: batch.requests_of_rows(rows) for rows in {len(values) for values in output.values()}
     }

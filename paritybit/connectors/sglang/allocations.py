@@ -113,7 +113,7 @@ class Allocations:
             self.note(allocator, "freed", slots)
 
     def group(self, original: Call, allocator: Any) -> Any:
-        """Forget the lines of the last group of slots that an allocator collected."""
+        """Forget the collected frees, because an allocator begins to collect others."""
         self.collected = []
         return original()
 

@@ -211,10 +211,10 @@ def buffers_used(
 def weights_loaded(
     model: SglangModel, pool: Any, ranks: Sequence[int], used: Collection[int]
 ) -> Iterator[StaticInput]:
-    """Yield sums of the weights in buffers that were loaded since they were used last.
+    """Yield sums of the weights in LoRA buffers that were loaded since their last use.
 
-    An adapter has the same weights each time it is loaded, whatever its buffer held before. Those
-    of a lower rank leave a part of their buffer as it was.
+    They must equal those of the first load of the same adapter. Adapters of a lower rank are left
+    out, because they leave a part of their buffer as it was.
     """
     for place, name in enumerate(pool.buffer_id_to_uid):
         full = ranks[place] == pool.max_lora_rank

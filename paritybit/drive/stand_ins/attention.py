@@ -113,7 +113,7 @@ class DecodeAttention(AttentionLists):
 class PrefillAttention(AttentionLists):
     """The arguments of kernels for prefills.
 
-    A custom mask has a line per query over all keys of its row.
+    For each query, a custom mask has an entry per key of the query's row.
     """
 
     qo_indptr: Tensor
@@ -125,7 +125,7 @@ class PrefillAttention(AttentionLists):
     def rows(
         self, size: int, qo_ends: Tensor | None = None
     ) -> Iterator[tuple[int, slice, Tensor, Tensor]]:
-        """Yield each row with queries: its index, their slice and indices, and its slots.
+        """Yield each row with queries: its index, its queries' slice and numbers from 0, its slots.
 
         A kernel can read beyond the last of `size` queries. These are left out.
         """
