@@ -159,7 +159,7 @@ class Following:
 
     # Forwards without graphs.
 
-    def eager(
+    def run_without_graph(
         self,
         run: Callable[[], Any],
         outputs: Callable[[Any], Mapping[str, Tensor]],
@@ -167,7 +167,7 @@ class Following:
         hidden: Callable[[], AbstractContextManager[Any]] = nullcontext,
         **facts: Any,
     ) -> Any:
-        """Run a forward without a graph. Some run again, in a context `hidden`.
+        """Run a forward without a graph. Some run again in `hidden`, to see which slots they read.
 
         `outputs` returns those in a result of `run`. `alone` says, after the first run, whether
         no graph was part of it. `facts` are those of the `Replay`. Returns the first result.
@@ -181,7 +181,7 @@ class Following:
 
         assert self.watcher is not None
         replay = Replay(run=repeated, outputs=lambda: outputs(results[0]), **facts)
-        return self.watcher.eager(replay, alone)
+        return self.watcher.run_without_graph(replay, alone)
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """The watcher. A connector calls it around each forward pass of the engine.
 
-For each forward pass, `due` is asked. If it is False, `skipped` is called. Else the order is
-`begin`, any number of `judge_lists`, `judge_inputs`, `replay` and `eager`, then `end` or `abandon`.
-`judge_rows`, `captured`, `offered` and what `between` has may be called at any time.
+For each forward pass, the connector calls `due`. If it returns False, `skipped` follows. Otherwise
+the order is `begin`, any number of `judge_lists`, `judge_inputs`, `judge_tokens`, `replay` and
+`run_without_graph`, then `end` or `abandon`. `judge_rows`, `captured`, `offered` and the methods of
+`Between` may be called at any time.
 
 If the sanitizer itself raises an error, the checks of this forward stop, the state of all slots is
 unknown from then on, the run has no verdict, and the engine continues with its own result.

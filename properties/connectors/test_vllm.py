@@ -257,12 +257,12 @@ def test_a_second_run_is_not_observed_and_leaves_the_context_alone(
     watching: Any = VllmEngine.__new__(VllmEngine)
     model = Experts(watching, context)
 
-    def eager(replay: Any, again: Any) -> object:
+    def run(replay: Any, again: Any) -> object:
         assert again()
         kept.append(replay)
         return replay.run()
 
-    watching.watcher, watching.once = Part(lines=Lines("vllm"), eager=eager), once
+    watching.watcher, watching.once = Part(lines=Lines("vllm"), run_without_graph=run), once
     watching.now = Part(
         runner=Part(get_model=lambda: model),
         batch=Part(live=(1, 2)),

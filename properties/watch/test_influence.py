@@ -169,7 +169,7 @@ class Toy:
                 self.run(cached)
 
             whole = Replay("forward", "extend", 6, 6, (), run, lambda: outputs)
-            self.watcher.eager(whole, lambda: True)
+            self.watcher.run_without_graph(whole, lambda: True)
             self.watcher.end()
         assert self.journal.unsure == []
         assert {found.check for found in self.journal.found} <= {"wrong read"}
@@ -241,7 +241,7 @@ def test_reads_are_judged_if_padding_matters_by_rounding_alone(size: float, judg
         return toy.watcher.replay(replace(whole, inputs=[padded]))
 
     toy.run = leaking  # type: ignore[method-assign]
-    toy.watcher.eager = replayed  # type: ignore[assignment, method-assign]
+    toy.watcher.run_without_graph = replayed  # type: ignore[assignment, method-assign]
     toy.watcher.relations.names = NAMES[3:]
     found = set[str]().union(*(toy.serve() for _ in range(4)))
     assert ("tensor 0 of layer 1 is not read" in found) == judged
@@ -425,7 +425,8 @@ def test_only_a_live_part_can_explain_what_is_not_read(live: bool) -> None:
     cause = {"what": "an input", "input": "an input"}
     suspect = SimpleNamespace(live=live, cause=cause, explains=lambda *_: True)
     watcher: Any = toy.watcher
-    watcher.eager, watcher.suspects = lambda whole, _: watcher.replay(whole), lambda _: [suspect]
+    watcher.run_without_graph = lambda whole, _: watcher.replay(whole)
+    watcher.suspects = lambda _: [suspect]
     found = set[str]().union(*(toy.serve() for _ in range(4)))
     assert ("tensor 0 of layer 1 is not read" in found) != live
 

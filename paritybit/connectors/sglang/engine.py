@@ -240,7 +240,7 @@ class SglangEngine(Following):
             return original()
         live = len(batch.input_ids)
         copies = states is not None and states.due  # Made by the first run alone.
-        return self.eager(
+        return self.run_without_graph(
             original,
             lambda result: dict(tensors(result.logits_output)),
             lambda: now.replays + now.pieces == 0,

@@ -161,7 +161,7 @@ class FollowedCache(Following):
             self.journal.scope(masks_not_watched=f"those of more than {LARGEST_MASK} entries")
 
     def run(self, runner: Any, model: Any, batch: TransformersBatch, run: Callable[[], Any]) -> Any:
-        """Run a batch. Some batches without a graph run again."""
+        """Run a batch. Some without a graph run again, to see which slots they read."""
         # Each row has logits, and no compiled code has a hook. It contains its own processors.
         compiled = runner._compiled_varlen is not None or runner._compiled_decode is not None
         whole = not compiled and all(one.predicted for one in batch.requests)
@@ -175,7 +175,7 @@ class FollowedCache(Following):
                 return {}
             return {"logits": logits[0][0, : len(batch.requests)]}
 
-        return self.eager(
+        return self.run_without_graph(
             functools.partial(computed, runner, model if whole else None, run),
             outputs,
             lambda: not self.graphed,

@@ -313,7 +313,7 @@ class VllmEngine(JudgedRows):
             )
         threads = "it runs on two threads" if getattr(context, "ubatch_slices", None) else None
         before = [(context, *one) for one in vars(context).items()]
-        return self.eager(
+        return self.run_without_graph(
             original,
             lambda found: {name: tensor[:live] for name, tensor in tensors(found)},
             lambda: True,

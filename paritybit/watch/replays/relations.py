@@ -163,7 +163,7 @@ class Relations:
         often = self.streaks[EAGER, rerun.replay.kind] >= self.streak
         return tried if tried.cause is not None or often else Tried(EAGER)
 
-    def tried_eagerly(self, rerun: Rerun, number: int, reads: LiveReads) -> Iterator[Tried]:
+    def tried_without_graph(self, rerun: Rerun, number: int, reads: LiveReads) -> Iterator[Tried]:
         """Test which slots a forward without a graph reads.
 
         Whether it can be repeated is only asked if a difference says that it reads wrongly.

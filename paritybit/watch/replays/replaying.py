@@ -203,7 +203,7 @@ class Replaying(Between):
         if rerun.changed:
             self.check_restored(now, rerun)
 
-    def eager(self, run: Replay, again: Callable[[], bool]) -> object:
+    def run_without_graph(self, run: Replay, again: Callable[[], bool]) -> object:
         """Run a forward that replays no graph, and repeat some to see which slots they read.
 
         After the first run, `again` returns whether it may be repeated. Returns the result of the
@@ -231,7 +231,7 @@ class Replaying(Between):
             return
         reads = LiveReads.of(now.forward, self.ledgers)
         with self.alone(), rerun.restoring():
-            for tried in self.relations.tried_eagerly(rerun, now.number, reads):
+            for tried in self.relations.tried_without_graph(rerun, now.number, reads):
                 self.judge_tried(run, now, tried)
 
     def quiet(self, ledger: Ledger, now: WatchedForward) -> Tensor:
