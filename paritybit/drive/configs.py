@@ -30,7 +30,7 @@ FIRST = 10
 TRIES = 6
 """The number of rows of which the generator takes the one that covers the most."""
 
-Pair = frozenset[str]
+SettingPair = frozenset[str]
 
 
 class LackingError(ValueError):
@@ -60,7 +60,7 @@ class Config:
         return tuple(f"{name}={value}" for name, value in self.settings.items())
 
     @property
-    def pairs(self) -> set[Pair]:
+    def pairs(self) -> set[SettingPair]:
         """The pairs of its values."""
         return set(map(frozenset, combinations(self.values, 2)))
 
@@ -120,7 +120,7 @@ class Table:
         return frozenset(frozenset(values) for groups in self.apart for values in product(*groups))
 
     @cached_property
-    def pairs(self) -> frozenset[Pair]:
+    def pairs(self) -> frozenset[SettingPair]:
         """The pairs of values that occur in a row."""
         found = set()
         for one, other in combinations(self.axes.values(), 2):
@@ -193,9 +193,9 @@ class Table:
 
     def _row(
         self,
-        first: Pair,
+        first: SettingPair,
         axes: Sequence[Mapping[str, object]],
-        missing: Mapping[Pair, float],
+        missing: Mapping[SettingPair, float],
         chance: Random,
     ) -> list[str]:
         """Return a row with a pair. Each further value covers most, or else weighs most."""
@@ -210,12 +210,12 @@ class Table:
         return row
 
 
-def gain_of(value: str, row: Collection[str], missing: Mapping[Pair, float]) -> float:
+def gain_of(value: str, row: Collection[str], missing: Mapping[SettingPair, float]) -> float:
     """Return the weight of a value, if it is missing, and of its missing pairs with a row."""
     return sum(missing.get(frozenset((value, other)), 0.0) for other in (*row, value))
 
 
-def gain(row: Collection[str], missing: Mapping[Pair, float]) -> float:
+def gain(row: Collection[str], missing: Mapping[SettingPair, float]) -> float:
     """Return the weight of the missing values and pairs of a row."""
     covered = combinations_with_replacement(row, 2)
     return sum(missing.get(frozenset(one), 0.0) for one in covered)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from paritybit.drive.configs import Pair
+from paritybit.drive.configs import SettingPair
 from paritybit.harness.lockstep.tracebacks import without_paths
 from paritybit.harness.records.codec import save
 from paritybit.harness.records.environment import environment
@@ -80,7 +80,7 @@ def make(
     outcomes: Sequence[ConfigOutcome],
     interrupted: str | None = None,
     not_run: Mapping[str, str] = MappingProxyType({}),
-    pairs: Set[Pair] = frozenset(),
+    pairs: Set[SettingPair] = frozenset(),
     changes: Mapping[str, tuple[EngineChange, ...]] = MappingProxyType({}),
 ) -> WatchRecord:
     """Return the record of a run.

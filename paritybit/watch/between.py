@@ -38,7 +38,7 @@ MOST_NOTED = 2**15
 """Number of noted changes of a group after which the next forward is checked."""
 
 
-class Kept:
+class SlotCopy:
     """A copy of slot numbers. The engine may modify its own tensor afterwards.
 
     Numbers on the host stay there, because a copy to a GPU may wait for it.
@@ -67,11 +67,11 @@ class Change:
 
     what: str
     call: int
-    slots: Kept
+    slots: SlotCopy
     size: int
 
 
-Step = Callable[[Ledger], None]
+LedgerUpdate = Callable[[Ledger], None]
 """A change of a ledger that is applied by itself."""
 
 
@@ -84,14 +84,14 @@ class Changes:
 
     ledger: Ledger
     unfollowed: tuple[str, ...] = (FILLED,)
-    noted: list[Change | Step] = field(default_factory=list)
+    noted: list[Change | LedgerUpdate] = field(default_factory=list)
 
     def note(self, what: str, slots: Tensor, call: SlotCall | None = None) -> None:
         """Note a change of slots by a call. The engine may modify the tensor afterwards."""
         size = slots.numel()
         if size:
             number = 0 if call is None else self.ledger.note_call(what, call)
-            self.noted.append(Change(what, number, Kept(slots), size))
+            self.noted.append(Change(what, number, SlotCopy(slots), size))
 
     def apply(self) -> Iterator[Freeing]:
         """Apply the changes to the ledger in order, and yield the slots that they freed."""
@@ -205,7 +205,7 @@ class Between(Boundary):
         self.chains = Chains()
         self.number = 0
         self.relayed = Relayed()
-        self.loading: dict[str, list[Kept]] = {}
+        self.loading: dict[str, list[SlotCopy]] = {}
         """The slots of each group that were filled since the last forward ended."""
         self.stored: dict[tuple[str, str], list[Tensor]] = {}
         """By pool on the host and group, the ledger entries of what its slots hold, and the numbers
@@ -273,9 +273,9 @@ class Between(Boundary):
     @guarded
     def copied(self, group: str, source: Tensor, target: Tensor) -> None:
         """Record that the engine copied each slot `source[i]` to `target[i]`."""
-        self.later(group, partial(self._copied, Kept(source), Kept(target), self.call()))
+        self.later(group, partial(self._copied, SlotCopy(source), SlotCopy(target), self.call()))
 
-    def _copied(self, source: Kept, target: Kept, call: SlotCall, ledger: Ledger) -> None:
+    def _copied(self, source: SlotCopy, target: SlotCopy, call: SlotCall, ledger: Ledger) -> None:
         new = target.on(ledger.device)
         ledger.copy(source.on(ledger.device), new)
         ledger.note_sources(new, [("copied from another slot", call)])
@@ -288,14 +288,16 @@ class Between(Boundary):
         on the stream of the copy, but the watcher does not wait for the copy.
         """
         self.note_copy()
-        step = partial(self._store, (pool, group), Kept(slots), Kept(places), size, self.call())
+        step = partial(
+            self._store, (pool, group), SlotCopy(slots), SlotCopy(places), size, self.call()
+        )
         self.later(group, step)
 
     def _store(
         self,
         key: tuple[str, str],
-        slots: Kept,
-        places: Kept,
+        slots: SlotCopy,
+        places: SlotCopy,
         size: int,
         call: SlotCall,
         ledger: Ledger,
@@ -319,11 +321,16 @@ class Between(Boundary):
         if self.settings.every > 1:
             self.forget(group, slots)
             return
-        step = partial(self._load, (pool, group), Kept(slots), Kept(places), self.call())
+        step = partial(self._load, (pool, group), SlotCopy(slots), SlotCopy(places), self.call())
         self.later(group, step)
 
     def _load(
-        self, key: tuple[str, str], slots: Kept, places: Kept, call: SlotCall, ledger: Ledger
+        self,
+        key: tuple[str, str],
+        slots: SlotCopy,
+        places: SlotCopy,
+        call: SlotCall,
+        ledger: Ledger,
     ) -> None:
         mine = slots.on(ledger.device)
         if key not in self.stored:
@@ -347,13 +354,13 @@ class Between(Boundary):
             slots = torch.arange(self.ledgers[group].slots)
         else:
             self.note(group, FILLED, slots)
-        self.loading.setdefault(group, []).append(Kept(slots))
+        self.loading.setdefault(group, []).append(SlotCopy(slots))
 
     def note(self, group: str, what: str, slots: Tensor, call: SlotCall | None = None) -> None:
         """Note a change of slots. It is applied later, together with others."""
         self.changes[group].note(what, slots, call)
 
-    def later(self, group: str, step: Step) -> None:
+    def later(self, group: str, step: LedgerUpdate) -> None:
         """Note a change of a ledger. It is applied later, in order."""
         noted = self.changes[group].noted
         if not (noted and noted[-1] is step):

@@ -43,7 +43,7 @@ class Chains:
 
     chains: OrderedDict[str, Chain] = field(default_factory=OrderedDict)
     aliases: OrderedDict[int, int] = field(default_factory=OrderedDict)
-    held: int = 0
+    token_count: int = 0
     emptied: int = 0
     """How often a cache was emptied. Equal tokens have other hashes afterwards."""
 
@@ -61,10 +61,10 @@ class Chains:
         self.chains.move_to_end(request)
         before = len(chain.tokens)
         update(chain, request, list(tokens[:length]), self.aliases)
-        self.held += len(chain.tokens) - before
-        while self.held > MOST_TOKENS and len(self.chains) > 1:
+        self.token_count += len(chain.tokens) - before
+        while self.token_count > MOST_TOKENS and len(self.chains) > 1:
             _, old = self.chains.popitem(last=False)
-            self.held -= len(old.tokens)
+            self.token_count -= len(old.tokens)
         while len(self.aliases) > MOST_ALIASES:
             self.aliases.popitem(last=False)
         return chain.hashes[:length]
@@ -72,7 +72,7 @@ class Chains:
     def empty(self) -> None:
         """Record that a cache was emptied. No request may share KV with an earlier one."""
         self.chains.clear()
-        self.held, self.emptied = 0, self.emptied + 1
+        self.token_count, self.emptied = 0, self.emptied + 1
 
     def token(self, request: str, position: int, value: int) -> int | None:
         """Return the token of a request at a position, or None if it is not known any more.

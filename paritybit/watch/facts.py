@@ -109,15 +109,15 @@ Where = Callable[[], tuple[str | None, str | None]]
 
 
 class Located:
-    """Something that a line of the engine fills. The watcher sets `lines` if it learns the line."""
+    """A value that a line of the engine fills. The watcher sets `learned` if it learns the line."""
 
     source: str | None
-    lines: Where | None
+    learned: Where | None
 
     @property
     def place(self) -> dict[str, str | None]:
         """The line and the text about it, for a cause."""
-        source, via = (self.source, None) if self.lines is None else self.lines()
+        source, via = (self.source, None) if self.learned is None else self.learned()
         return {"source": source, "via": via}
 
 
@@ -151,7 +151,7 @@ class IndexList(Located):
     page: int = 1
     source: str | None = None
     window: int | None = None
-    lines: Where | None = None
+    learned: Where | None = None
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class StaticInput(Located):
     expected: torch.Tensor | None = None
     writes: str | None = None
     dtype: torch.dtype | None = None
-    lines: Where | None = None
+    learned: Where | None = None
     copied: torch.Tensor | None = None
     earlier: torch.Tensor | None = None
 
@@ -222,7 +222,7 @@ class RowValues(Located):
     right: torch.Tensor
     within: float = 0.0
     source: str | None = None
-    lines: Where | None = None
+    learned: Where | None = None
     filled: torch.Tensor | None = None
     explain: Callable[[int], str | None] | None = None
     untried: str | None = None

@@ -362,8 +362,8 @@ class Fills(TorchDispatchMode):
                 names[filled.name] += 1
                 number = f" ({names[filled.name]})" if names[filled.name] > 1 else ""
                 name = f"entries of {filled.name} that were not filled{number}"
-                lines = partial(described, last)
-                yield StaticInput(name, now, end, filled.ever, lines=lines, earlier=earlier)
+                learned = partial(described, last)
+                yield StaticInput(name, now, end, filled.ever, learned=learned, earlier=earlier)
 
     def looked(self) -> Iterator[tuple[Filled, Tensor, int]]:
         """Look at all tensors. Yield each that is followed, and how much of it was filled."""

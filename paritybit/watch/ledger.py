@@ -10,7 +10,7 @@ group also has a snapshot: a copy of its bytes, which is compared in place of ch
 | scanned | 4 | folded checksum at the last scan |
 | request | 4 | number of the request that wrote the slot |
 | position | 4 | position for which the slot was written |
-| forward | 4 | forward that wrote the slot, or NEVER, UNSEEN or MAYBE |
+| forward | 4 | forward that wrote the slot, or NEVER, UNWATCHED or MAYBE |
 | freed | 4 | number of the last call that freed the slot; negative: in use again; 0: never freed |
 | allocations | 8 | numbers of the last calls that allocated and that shared the slot |
 | earlier | 4 | forward that last wrote the slot for other tokens |
@@ -33,7 +33,7 @@ from paritybit.watch.weak import weakened
 ALLOCATED, SHARED = "allocated", "shared"
 """How a request gets a slot. A shared one is in the prefix cache, or another request has it."""
 
-NEVER, UNSEEN, MAYBE = 0, -1, -2
+NEVER, UNWATCHED, MAYBE = 0, -1, -2
 """Special values of `forward`: never written, written while unwatched, possibly written."""
 
 EMPTY = 1
@@ -233,7 +233,7 @@ class Ledger:
         indices = self.indices(slots)
         chain, checksum, *_, forward, _ = self.extended
         self.earlier[indices] = torch.where(forward > 0, forward, self.earlier)[indices]
-        for column, value in ((chain, UNKNOWN), (checksum, 0), (forward, UNSEEN)):
+        for column, value in ((chain, UNKNOWN), (checksum, 0), (forward, UNWATCHED)):
             column.index_fill_(0, indices, value)
         self.forget_history(indices)
 
@@ -242,7 +242,7 @@ class Ledger:
         self.chain.fill_(UNKNOWN)
         self.checksum.fill_(0)
         untouched = (self.forward == NEVER) | (self.forward == MAYBE)
-        self.forward.copy_(torch.where(untouched, MAYBE, UNSEEN))
+        self.forward.copy_(torch.where(untouched, MAYBE, UNWATCHED))
         self.overwrites.clear()
         self.sources.clear()
 
@@ -334,7 +334,7 @@ class Ledger:
         call = self.calls.get(number)
         return None if call is None else (what, call)
 
-    def kept(self, slot: int) -> bool:
+    def still_exclusive(self, slot: int) -> bool:
         """Return whether a slot was neither freed since it was written, nor shared since allocated.
 
         Returns False if this is not known.

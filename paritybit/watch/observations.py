@@ -336,13 +336,13 @@ class Relation(InForward):
     """A replay that reads wrongly, or differs under a condition that must not matter."""
 
     kind: str
-    shown: Difference | Wrong
+    result: Difference | Wrong
     cause: Mapping[str, Any] | None = None
 
     def finding(self, check: str, what: str) -> Finding:
         """Return the finding of a check for a difference."""
-        assert isinstance(self.shown, Difference)
-        group, where, size = self.shown.group, self.shown.where, self.shown.size
+        assert isinstance(self.result, Difference)
+        group, where, size = self.result.group, self.result.where, self.result.size
         why = "" if self.cause is None else f"; {self.cause['what']}"
         return self.found(
             check,

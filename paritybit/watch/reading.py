@@ -98,7 +98,7 @@ def outside(row: Row, earlier: Sequence[Row], ledger: Ledger) -> Tensor | None:
     place, position = place[usable], position[usable]
     mine = ledger.request[place] == ledger.names.number(row.request)
     mine &= ledger.position[place] == position  # A table may name a slot for two positions.
-    kept = [slot for slot in place[mine].tolist() if ledger.kept(slot)]
+    kept = [slot for slot in place[mine].tolist() if ledger.still_exclusive(slot)]
     return torch.tensor(kept, dtype=torch.int64)
 
 

@@ -223,8 +223,8 @@ class Watcher(Replaying):
             return
         self.lines.note(LISTS, {given.name: given.entries for given in lists})
         for one in lists:
-            lines = partial(self.lines.of, LISTS, one.name)
-            given = one if one.source else replace(one, lines=lines)
+            learned = partial(self.lines.of, LISTS, one.name)
+            given = one if one.source else replace(one, learned=learned)
             if given.group not in self.ledgers:
                 self.undecided(f"{given.name} is of a group that is not known: {given.group}")
                 continue
@@ -258,23 +258,23 @@ class Watcher(Replaying):
         filled = {one.name: one.filled for one in values if one.filled is not None}
         self.lines.note(kind, filled)
         for one in values:
-            one.lines = partial(self.lines.of, kind, one.name, one.source)
+            one.learned = partial(self.lines.of, kind, one.name, one.source)
         self.judge("rows", RowsGiven(self.number, self.lines.forward, kind, values, moves or {}))
 
     @guarded
     def judge_tokens(
-        self, ids: Tensor, positions: Tensor | None = None, kept: Sequence[int] | None = None
+        self, ids: Tensor, positions: Tensor | None = None, judged: Sequence[int] | None = None
     ) -> None:
         """Judge the token ids and positions that a forward passes to its model.
 
-        `ids` and `positions` have shape [n] and the order of the rows. `kept` has, per row, how
+        `ids` and `positions` have shape [n] and the order of the rows. `judged` has, per row, how
         many of the row's ids are judged; None means all. An id is compared as soon as the token of
         its row is known, in this forward or in a later one.
         """
         if self.now is None:
             return
         forward, rows = self.now.forward, self.now.forward.rows
-        counts = [row.computed for row in rows] if kept is None else kept
+        counts = [row.computed for row in rows] if judged is None else judged
         wanted, places, start = list[int](), list[int](), 0
         for row, count in zip(rows, counts, strict=True):
             for place, token in enumerate(row.tokens[row.cached :][:count], start):

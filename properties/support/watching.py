@@ -89,12 +89,12 @@ class Scene:
         forward: Forward,
         *written: Sequence[int] | Mapping[str, Sequence[int]],
         ids: Sequence[int] = (),
-        kept: Sequence[int] | None = None,
+        judged: Sequence[int] | None = None,
     ) -> None:
         """Watch a forward of these input ids that writes slots, of both groups or by group."""
         self.watcher.begin(forward)
         if ids:
-            self.watcher.judge_tokens(torch.tensor(ids), kept=kept)
+            self.watcher.judge_tokens(torch.tensor(ids), judged=judged)
         for slots in written:
             for group, mine in by_group(slots).items():
                 self.write(mine, group)

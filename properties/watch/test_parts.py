@@ -75,7 +75,7 @@ def test_chains_forget_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(50):
         chains.hashes(str(number), [None] * 10, 10)
         chains.hashes(str(number), list(range(10)), 10)
-    assert sum(len(chain.tokens) for chain in chains.chains.values()) == chains.held <= 100
+    assert sum(len(chain.tokens) for chain in chains.chains.values()) == chains.token_count <= 100
     assert len(chains.aliases) <= 10 < MOST_ALIASES
     assert chains.hashes("0", list(range(10)), 10) == chains.hashes("49", list(range(10)), 10)
 

@@ -524,7 +524,7 @@ def test_a_list_names_the_slots_of_its_row_within_the_window(
 
 def test_ids_that_a_request_does_not_keep_are_not_compared(scene: Scene) -> None:
     rows = (row("a", TOKENS[:2], 0, SLOTS), row("b", [1, None], 0, [20, 21]))
-    scene.run(Forward("draft extend", rows, model="draft "), ids=[5, 99, 1, 99], kept=[1, 1])
+    scene.run(Forward("draft extend", rows, model="draft "), ids=[5, 99, 1, 99], judged=[1, 1])
     after = (row("b", [1, 2, 3], 2, [20, 21, 22]),)
     scene.watcher.begin(Forward("draft extend", after, model="draft "))
     assert "stale input" not in scene.checks()

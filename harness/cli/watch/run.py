@@ -32,7 +32,7 @@ from paritybit.harness.records.environment import commit_of
 
 from paritybit import __version__
 from paritybit.drive.adapters import Adapter, Environment, adapter_of
-from paritybit.drive.configs import LACKING, Config, Pair
+from paritybit.drive.configs import LACKING, Config, SettingPair
 from paritybit.drive.job import Job, command, comparisons
 from paritybit.drive.models import MODELS
 from paritybit.drive.warm import Warm, warm
@@ -89,7 +89,7 @@ class WatchRun:
     options: WatchOptions
     outcomes: list[ConfigOutcome] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
-    pairs: frozenset[Pair] = frozenset()
+    pairs: frozenset[SettingPair] = frozenset()
     found: bool = False
     changes: Mapping[str, tuple[EngineChange, ...]] = field(default_factory=dict)
 
@@ -253,7 +253,7 @@ class ConfigServer:
     adapter: Adapter
     engine: Environment
     configs: Sequence[Config]
-    pairs: frozenset[Pair]
+    pairs: frozenset[SettingPair]
     base: EngineFolder | None = None
     found: list[float] = field(default_factory=list)
     compared: set[str] = field(default_factory=set)

@@ -43,7 +43,7 @@ class Allocations:
         self.names: ByObject[str] = ByObject()
         """The group of each pool and allocator."""
         self.pool: SglangPool | None = None
-        self.held: dict[str, weakref.ref[Any]] = {}
+        self.serving: dict[str, weakref.ref[Any]] = {}
         self.states: States | None = None
         self.collected: list[tuple[str, Tensor, Stack]] = []
         """The group, slots and lines of each call that allocators collect for a later free."""
@@ -56,7 +56,7 @@ class Allocations:
     @property
     def allocators(self) -> dict[str, Any]:
         """The allocators of the groups of the target, by group."""
-        found = {name: allocator() for name, allocator in self.held.items()}
+        found = {name: allocator() for name, allocator in self.serving.items()}
         return {name: allocator for name, allocator in found.items() if allocator is not None}
 
     def serve(self, pool: SglangPool, allocator: Any) -> bool:
@@ -66,7 +66,7 @@ class Allocations:
             part = "swa_attn_allocator" if name == pool.sliding else "full_attn_allocator"
             owner = allocator if pool.sliding is None else getattr(allocator, part, None)
             if owner is not None and hasattr(owner, "free_pages"):
-                self.held[name] = weakref.ref(owner)
+                self.serving[name] = weakref.ref(owner)
         self.follow((owner, name) for name, owner in self.allocators.items())
         return len(self.allocators) == len(pool.groups)
 

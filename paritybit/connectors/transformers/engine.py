@@ -152,10 +152,10 @@ class FollowedCache(Following):
         tables = {n.replace("[", " ").removesuffix("]"): one for n, one in lists.items()}
         watcher.lines.note(SLOTS, tables)
         watcher.judge_lists(list(lists_of(batch)))
-        laws = list(implied_inputs(batch))
-        for one in laws:
+        implied = list(implied_inputs(batch))
+        for one in implied:
             one.copied = sources.get(one.name.partition(" (")[0])
-        watcher.judge_inputs("batch", [*laws, *early])
+        watcher.judge_inputs("batch", [*implied, *early])
         self.rows(PROCESSORS, lambda: rows(batch, processors))
         if any(mask.numel() > LARGEST_MASK for mask in masks_of(batch).values()):
             self.journal.scope(masks_not_watched=f"those of more than {LARGEST_MASK} entries")

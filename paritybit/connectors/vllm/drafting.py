@@ -20,7 +20,7 @@ from paritybit.connectors.vllm.requests import (
     Account,
     Progress,
     Requests,
-    kept,
+    copy_of_result,
     padded,
     space_of,
     tokens_of,
@@ -243,7 +243,7 @@ class Drafting(Blocks):
             raise
         if self.account is not None:
             names = names_of(original, runner)
-            self.later(functools.partial(self.count, self.account, names, kept(result)))
+            self.later(functools.partial(self.count, self.account, names, copy_of_result(result)))
         return result
 
     def count(self, account: Account, names: list[str], result: Any) -> None:

@@ -134,7 +134,7 @@ def unjudged(config: Any, drafted: bool) -> list[str]:
     return [] if drops else ["speculation with disable_eagle_block_drop"]
 
 
-def kept(result: Any) -> list[Tensor]:
+def copy_of_result(result: Any) -> list[Tensor]:
     """Return a copy of what a sampler returned, for `tokens_of`. Waits for no device."""
     first, *rest = result if isinstance(result, tuple) else (result,)
     return [one.clone() for one in (first.sampled_token_ids, *rest[:1])]

@@ -49,7 +49,7 @@ class AttentionLists:
         ends = [max(end, 0) for end in self.kv_indptr[: rows + 1].tolist()]
         return [indices[first:last].long() for first, last in pairwise(ends)]
 
-    def held(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+    def keys_and_values(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values of slots."""
         keys, values = (gathered(buffer, slots) for buffer in (self.k_buffer, self.v_buffer))
         return keys * self.k_scale, values * self.v_scale
@@ -106,7 +106,7 @@ class DecodeAttention(AttentionLists):
         seen = keys < counts[:, None]
         listed = indices[(bounds[:-1, None] + keys).clamp(max=len(indices) - 1)]
         slots = listed.long().where(seen, 0)
-        self.o.copy_(self.attend(self.q, *self.held(slots), seen))
+        self.o.copy_(self.attend(self.q, *self.keys_and_values(slots), seen))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ class PrefillAttention(AttentionLists):
                 places = torch.arange(end - first, device=self.qo_indptr.device)
                 yield row, slice(first, end), places, slots[row]
 
-    def lines(self, row: int, count: int, width: int, offset: int = 0) -> Tensor | None:
+    def mask(self, row: int, count: int, width: int, offset: int = 0) -> Tensor | None:
         """Return the custom mask of a row, [count, width], without its first `offset` columns.
 
         Entries beyond the end of the mask are False.
@@ -149,12 +149,12 @@ class PrefillAttention(AttentionLists):
         flat = self.custom_mask[start : start + size].bool()
         return pad(flat, (0, size - len(flat))).view(count, width + offset)[:, offset:]
 
-    def seen(self, positions: Tensor, width: int, lines: Tensor | None) -> Tensor:
+    def seen(self, positions: Tensor, width: int, mask: Tensor | None) -> Tensor:
         """Return which of `width` listed keys each query sees. Its own key is at its position."""
         keys = torch.arange(width, device=positions.device)
         seen = torch.ones(len(positions), width, dtype=torch.bool, device=positions.device)
-        if lines is not None:
-            seen = lines
+        if mask is not None:
+            seen = mask
         elif self.is_causal:
             seen = keys <= positions[:, None]
         if self.sliding_window_size > 0:
@@ -166,8 +166,8 @@ class PrefillAttention(AttentionLists):
 class ExtendAttention(PrefillAttention):
     """Attention to the slots that each row lists, and to the new K and V. Writes to `o_extend`.
 
-    With a window, a line of the custom mask begins `window_kv_offsets` keys before the first listed
-    key.
+    With a window, a query's part of the custom mask begins `window_kv_offsets` keys before the
+    first listed key.
     """
 
     q_extend: Tensor
@@ -183,15 +183,15 @@ class ExtendAttention(PrefillAttention):
             prefix, width, offset = len(slots), len(slots) + len(places), 0
             if self.window_kv_offsets is not None and self.sliding_window_size > 0:
                 offset = int(self.window_kv_offsets[row])
-            lines = self.lines(row, len(places), width, offset)
-            if lines is not None and self.skip_prefix_custom_mask:
-                lines = torch.cat([torch.ones_like(lines[:, :prefix]), lines[:, prefix:]], 1)
-            keys, values = self.held(slots)
+            mask = self.mask(row, len(places), width, offset)
+            if mask is not None and self.skip_prefix_custom_mask:
+                mask = torch.cat([torch.ones_like(mask[:, :prefix]), mask[:, prefix:]], 1)
+            keys, values = self.keys_and_values(slots)
             self.o_extend[new] = self.attend(
                 self.q_extend[new],
                 torch.cat([keys, self.k_extend[new].float()]),
                 torch.cat([values, self.v_extend[new].float()]),
-                self.seen(prefix + places, width, lines),
+                self.seen(prefix + places, width, mask),
             ).to(self.o_extend.dtype)
 
 
@@ -212,9 +212,9 @@ class UnifiedAttention(PrefillAttention):
         """Compute it."""
         prefixes = self.prefix_lens.tolist()
         for row, new, places, slots in self.rows(len(self.q), self.qo_ends):
-            positions, lines = prefixes[row] + places, self.lines(row, len(places), len(slots))
-            seen = self.seen(positions, len(slots), lines)
-            made = self.attend(self.q[new], *self.held(slots), seen)
+            positions, mask = prefixes[row] + places, self.mask(row, len(places), len(slots))
+            seen = self.seen(positions, len(slots), mask)
+            made = self.attend(self.q[new], *self.keys_and_values(slots), seen)
             self.o[new] = made.to(self.o.dtype)
 
 

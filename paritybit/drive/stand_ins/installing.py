@@ -99,11 +99,11 @@ def install(device: str, anywhere: Sequence[StandIn], on_a_cpu: Sequence[StandIn
 
 def put(stand_ins: Sequence[StandIn]) -> None:
     """Install stand-ins in order, and report each."""
-    lines = journal.of_process()
+    mine = journal.of_process()
     for one in stand_ins:
         detail = one.install()
-        if lines is not None and detail != "":
-            lines.stand_in(f"{one.what}: {detail}" if detail else one.what, one.why)
+        if mine is not None and detail != "":
+            mine.stand_in(f"{one.what}: {detail}" if detail else one.what, one.why)
 
 
 def found(name: str) -> Any:

@@ -35,15 +35,15 @@ def judge(idle: IdleSlots | IdleRows | Cached | Outside) -> Iterable[Finding]:
     elif isinstance(idle, IdleRows):
         rows = len(set(idle.free))
         twice, missing = len(idle.free) - rows, idle.all - rows
-        yield from held(idle, None, twice, "rows of the request table are free twice", "")
+        yield from wrong_count(idle, None, twice, "rows of the request table are free twice", "")
         what = "rows of the request table are not free"
         more = "free rows are not in the request table"
-        yield from held(idle, None, missing, what, more)
+        yield from wrong_count(idle, None, missing, what, more)
     elif isinstance(idle, Cached):
         count = idle.held - idle.evictable
         what = "slots of the prefix cache can never be evicted"
         more = "slots count as evictable and are not in the prefix cache"
-        yield from held(idle, idle.group, count, what, more)
+        yield from wrong_count(idle, idle.group, count, what, more)
     else:
         yield from of_slots(idle)
 
@@ -52,7 +52,7 @@ def of_slots(idle: IdleSlots) -> Iterable[Finding]:
     """Yield the findings about the free and the cached slots of a group or a pool on the host."""
     what = "slots of the prefix cache are locked"
     more = "slots of the prefix cache are unlocked twice"
-    yield from held(idle, idle.group, idle.locked, what, more)
+    yield from wrong_count(idle, idle.group, idle.locked, what, more)
     free, cached = (torch.zeros_like(idle.used) for _ in range(2))
     free[idle.free], cached[idle.cached] = True, True
     wrong = {
@@ -65,7 +65,9 @@ def of_slots(idle: IdleSlots) -> Iterable[Finding]:
         yield from found(idle, idle.group, idle.ledger, mask.nonzero().flatten(), what)
 
 
-def held(idle: Evidence, group: str | None, count: int, what: str, fewer: str) -> Iterable[Finding]:
+def wrong_count(
+    idle: Evidence, group: str | None, count: int, what: str, fewer: str
+) -> Iterable[Finding]:
     """Yield a finding unless `count` is 0.
 
     `what` describes what is counted, and `fewer` what a negative count means.

@@ -8,7 +8,7 @@ from paritybit.watch.observations import Check, Relation, Wrong, uncounted
 
 def judge(read: Relation) -> Iterable[Finding]:
     """Yield the finding."""
-    wrong = read.shown
+    wrong = read.result
     assert isinstance(wrong, Wrong)
     yield read.found(
         CHECK.name,

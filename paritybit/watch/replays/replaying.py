@@ -118,7 +118,7 @@ class Replaying(Between):
         self.lines.note(kind, {static.name: tensor for static, tensor in held})
         for static in inputs:
             if static.source is None:
-                static.lines = partial(self.lines.of, kind, static.name)
+                static.learned = partial(self.lines.of, kind, static.name)
         now.holding += [static for static in inputs if static.writes is not None]
         before = self.before.setdefault((kind, now.forward.model), {})
         parts = now.number, now.forward, kind, inputs, captured

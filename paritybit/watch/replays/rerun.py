@@ -143,7 +143,7 @@ class Rerun:
     """Whether the replay ran with other inputs, and may have changed other slots."""
 
     def __post_init__(self) -> None:
-        self.inputs = Saved.of(static.tensor for static in self.replay.inputs if kept(static))
+        self.inputs = Saved.of(static.tensor for static in self.replay.inputs if to_save(static))
         self.barred = self.replay.once or (None if self.small() else TOO_LARGE)
         self.slots = [] if self.barred else self.owned_slots()
 
@@ -240,7 +240,7 @@ class Rerun:
         return Values(self.replay.outputs(), self.owned_slots())
 
 
-def kept(static: StaticInput) -> bool:
+def to_save(static: StaticInput) -> bool:
     """Return whether to save an input: it is small, or it has a tail that can be changed."""
     return static.tensor.nbytes <= SMALL or static.live < static.size
 
