@@ -116,10 +116,10 @@ def steps_per_second(preset: str, device: str) -> float:
         full_slots=320,
         swa_slots=192,
     )
-    lockstep, schedule = SchedulePlayer(trial, CHEAP_PROPERTIES), workload()
+    player, schedule = SchedulePlayer(trial, CHEAP_PROPERTIES), workload()
 
     def play() -> None:
-        outcome = lockstep.play(schedule)
+        outcome = player.play(schedule)
         if outcome.error or outcome.violations or not outcome.padded_replays:
             raise RuntimeError(f"the schedule is not clean: {outcome}")
 

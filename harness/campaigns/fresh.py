@@ -98,9 +98,9 @@ def _serve(pipe: Connection, trial: TrialConfig, properties: frozenset[str]) -> 
     with suppress(BrokenPipeError):
         try:
             needs_both = any(PROPERTIES[name].extra_run for name in properties)
-            lockstep = SchedulePlayer(trial, properties, alone=not needs_both)
+            player = SchedulePlayer(trial, properties, alone=not needs_both)
             playing: FreshPlaying = pipe.recv()
-            pipe.send(lockstep.play(playing.schedule, until=playing.until))
+            pipe.send(player.play(playing.schedule, until=playing.until))
         except DeviceLostError as lost:
             pipe.send(lost.outcome)
         except Exception as error:

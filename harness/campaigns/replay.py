@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paritybit.harness.campaigns.task import cached_lockstep
+from paritybit.harness.campaigns.task import cached_player
 from paritybit.harness.checks.play import DeviceLostError, Outcome, SchedulePlayer
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.errors import CannotRunError, MalformedError, UnknownNameError, headline
@@ -49,11 +49,11 @@ def vacuous(outcome: Outcome) -> bool:
     return not outcome.steps and not outcome.violations
 
 
-def lockstep_of(case: Case) -> SchedulePlayer:
+def player_of(case: Case) -> SchedulePlayer:
     """Return the player of a case's trial, with all properties on."""
-    lockstep = cached_lockstep(case.trial)
-    lockstep.set_properties(PROPERTIES)
-    return lockstep
+    player = cached_player(case.trial)
+    player.set_properties(PROPERTIES)
+    return player
 
 
 def replay(case: Case) -> Replayed:
@@ -62,7 +62,7 @@ def replay(case: Case) -> Replayed:
     Once the device is lost, every later case fails with an internal error.
     """
     try:
-        return judged(case, lockstep_of(case).play(case.schedule))
+        return judged(case, player_of(case).play(case.schedule))
     except DeviceLostError as lost:
         return judged(case, lost.outcome)
     except Exception as error:

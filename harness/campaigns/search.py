@@ -42,8 +42,8 @@ class SearchResult:
     - `events`: see `Outcome`.
     - `violated`: how many of them violated each property.
     - `schedule`: the shrunk counterexample, or None.
-    - `drawn`: the schedule that it was shrunk from.
-    - `seen`: the violations of `drawn`.
+    - `unshrunk`: the schedule that it was shrunk from.
+    - `seen`: the violations of `unshrunk`.
     - `error`: the traceback of the first playing that an internal error ended.
     """
 
@@ -54,7 +54,7 @@ class SearchResult:
     events: Counter[str] = field(default_factory=Counter)
     violated: Counter[str] = field(default_factory=Counter)
     schedule: Schedule | None = None
-    drawn: Schedule | None = None
+    unshrunk: Schedule | None = None
     seen: tuple[Violation, ...] = ()
     error: str | None = None
 
@@ -68,16 +68,16 @@ class SearchResult:
         self.violated.update(outcome.violated)
         self.error = self.error or outcome.error
 
-    def play(self, lockstep: SchedulePlayer, schedule: Schedule, target: str | None) -> bool:
+    def play(self, player: SchedulePlayer, schedule: Schedule, target: str | None) -> bool:
         """Play a schedule, count it, and keep it if it fails. Return whether to search no more."""
-        outcome = lockstep.play(schedule, until=ending_properties(target))
+        outcome = player.play(schedule, until=ending_properties(target))
         self.add(outcome)
         if violates(outcome, target) and self.schedule is None:
-            self.schedule = self.drawn = schedule
+            self.schedule = self.unshrunk = schedule
             self.seen = outcome.violations
         return self.schedule is not None or self.error is not None
 
-    def shrink(self, lockstep: SchedulePlayer, target: str | None) -> None:
+    def shrink(self, player: SchedulePlayer, target: str | None) -> None:
         """Shrink the schedule that was found. Shrinking ends after SHRINKING_STEPS steps.
 
         A shorter schedule that a bug ends with an error does not fail as the found one does.
@@ -90,7 +90,7 @@ class SearchResult:
             nonlocal played
             if played >= SHRINKING_STEPS:
                 return False
-            outcome = lockstep.play(schedule, until=ending_properties(target))
+            outcome = player.play(schedule, until=ending_properties(target))
             played += outcome.steps
             return violates(outcome, target)
 
@@ -137,7 +137,7 @@ class EnoughDrawn(BaseException):  # Not an error.
 
 
 def search(
-    lockstep: SchedulePlayer,
+    player: SchedulePlayer,
     target: str | None,
     seed_value: int,
     examples: int,
@@ -149,12 +149,12 @@ def search(
     found = SearchResult()
 
     def play(schedule: Schedule) -> None:
-        if found.play(lockstep, schedule, target):
+        if found.play(player, schedule, target):
             raise EnoughDrawn
 
     with suppress(EnoughDrawn):
-        draw_schedules(lockstep.trial, play, seed_value, examples)
-    found.shrink(lockstep, target)
+        draw_schedules(player.trial, play, seed_value, examples)
+    found.shrink(player, target)
     return found
 
 

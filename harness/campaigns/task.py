@@ -113,7 +113,7 @@ def without_result(task: Task, error: str, seconds: float = 0.0) -> TaskResult:
 
 
 @lru_cache(maxsize=2)
-def cached_lockstep(trial: TrialConfig) -> SchedulePlayer:
+def cached_player(trial: TrialConfig) -> SchedulePlayer:
     """Return the player of a trial. The cache has room for that of a bug and of its clean trial."""
     return SchedulePlayer(trial)
 
@@ -146,14 +146,14 @@ def run_task(task: Task) -> TaskResult:
     advance, so that it initialises its device and captures during the hunt.
     """
     started = time.monotonic()
-    lockstep = cached_lockstep(task.trial)
+    player = cached_player(task.trial)
     properties = frozenset(PROPERTIES) if task.bug is None else hunt_properties(task.target)
     if task.target is not None:
         begin_fresh(task.trial, properties)
-    lockstep.set_properties(properties)
+    player.set_properties(properties)
     search_result, finding, error = SearchResult(), None, None
     try:
-        search_result = search(lockstep, task.target, task.seed, task.examples)
+        search_result = search(player, task.target, task.seed, task.examples)
         without_error(search_result)
         schedule = confirm(task, search_result, properties)
         if schedule is not None:
@@ -164,11 +164,11 @@ def run_task(task: Task) -> TaskResult:
             status = _judge_found(task, finding)
             # After the verdict, because an error may spoil the process.
             finding = Counterexample(finding.case, seen.timeline, *explain(seen, task.target))
-        elif search_result.drawn is not None:
+        elif search_result.unshrunk is not None:
             status = Status.UNDECLARED_STATE
-            finding = Counterexample(case_of(task, search_result.drawn, search_result.seen))
+            finding = Counterexample(case_of(task, search_result.unshrunk, search_result.seen))
         else:
-            status = judge(task, search_result, len(lockstep.capture_warnings))
+            status = judge(task, search_result, len(player.capture_warnings))
     except DeviceLostError as lost:
         search_result.add(lost.outcome)
         finding = Counterexample(case_of(task, lost.schedule, lost.outcome.violations))
@@ -196,7 +196,7 @@ def confirm(task: Task, search_result: SearchResult, properties: frozenset[str])
     Returns None if the finding depends on what this process played before, and if there is none.
     Raises PlayingFailedError for an internal error.
     """
-    for schedule in (search_result.schedule, search_result.drawn):
+    for schedule in (search_result.schedule, search_result.unshrunk):
         if schedule is not None:
             playing = FreshPlaying(task.trial, properties, ending_properties(task.target), schedule)
             if violates(without_error(play_fresh(playing)), task.target):
@@ -207,10 +207,10 @@ def confirm(task: Task, search_result: SearchResult, properties: frozenset[str])
 def _observe(task: Task, schedule: Schedule) -> Observed:
     """Play a schedule with all properties on. Raises PlayingFailedError for an internal error."""
     # What a player played before may hide the violation.
-    for lockstep_of in (cached_lockstep, SchedulePlayer):
-        lockstep = lockstep_of(task.trial)
-        lockstep.set_properties(PROPERTIES)
-        seen = observe(lockstep, schedule)
+    for player_of in (cached_player, SchedulePlayer):
+        player = player_of(task.trial)
+        player.set_properties(PROPERTIES)
+        seen = observe(player, schedule)
         if violates(without_error(seen.outcome), task.target):
             break
     return seen
@@ -248,7 +248,7 @@ def _judge_found(task: Task, finding: Counterexample) -> Status:
         return Status.RED if task.bug is None else Status.AFFECTED_AFTER_ALL
     if target not in {violation.property for violation in finding.violations}:
         return Status.NOT_REPRODUCED
-    clean = cached_lockstep(task.trial.clean)
+    clean = cached_player(task.trial.clean)
     clean.set_properties(CHEAP_PROPERTIES | ending_properties(target))
     violations = without_error(clean.play(finding.case.schedule)).violations
     return Status.CLEAN_IS_RED if violations else Status.CAUGHT

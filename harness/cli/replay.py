@@ -7,7 +7,7 @@ from paritybit.harness.campaigns.replay import (
     Replayed,
     files_of,
     load_known,
-    lockstep_of,
+    player_of,
     replay,
     vacuous,
 )
@@ -57,7 +57,7 @@ def require_device(case: Case) -> None:
 
 def replay_one(case: Case, name: str) -> int:
     """Replay a case, and print its violations with an explanation of the first."""
-    seen = observe(lockstep_of(case), case.schedule)
+    seen = observe(player_of(case), case.schedule)
     outcome = seen.outcome
     if vacuous(without_error(outcome)):
         raise CannotRunError(f"{name} runs no forward, so it proves nothing")

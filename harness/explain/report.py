@@ -43,23 +43,23 @@ MOST_EXPLAINED = 4
 class Observed:
     """One play of a schedule: its player, its outcome, and an entry for each step played."""
 
-    lockstep: SchedulePlayer
+    player: SchedulePlayer
     schedule: Schedule
     outcome: Outcome
     timeline: tuple[TimelineEntry, ...]
 
 
-def observe(lockstep: SchedulePlayer, schedule: Schedule) -> Observed:
+def observe(player: SchedulePlayer, schedule: Schedule) -> Observed:
     """Play a schedule."""
     entries: list[TimelineEntry] = []
 
     def see(
         index: int, step: Step, observation: Observation | None, violated: frozenset[str]
     ) -> None:
-        entries.append(timeline_entry(lockstep.pair, index, step, observation, violated))
+        entries.append(timeline_entry(player.pair, index, step, observation, violated))
 
-    outcome = lockstep.play(schedule, see)
-    return Observed(lockstep, schedule, outcome, tuple(entries))
+    outcome = player.play(schedule, see)
+    return Observed(player, schedule, outcome, tuple(entries))
 
 
 def timeline_entry(
@@ -115,14 +115,14 @@ def without_trial(
 
 
 def _explain(seen: Observed, violation: Violation) -> Explanation:
-    lockstep = seen.lockstep
-    if lockstep.trial.overlap:
+    player = seen.player
+    if player.trial.overlap:
         return _of_overlap(seen, violation)
     rule, found = PROPERTIES[violation.property], None
-    if lockstep.capture_failure is None and _can_repeat(rule, violation):
-        if not lockstep.pair.records_ops:
-            lockstep = SchedulePlayer(lockstep.trial, records_ops=True)
-        found = _of_forward(lockstep.pair, seen.schedule, rule, violation)
+    if player.capture_failure is None and _can_repeat(rule, violation):
+        if not player.pair.records_ops:
+            player = SchedulePlayer(player.trial, records_ops=True)
+        found = _of_forward(player.pair, seen.schedule, rule, violation)
     return found or without_trial(violation, _situation_at(seen, violation))
 
 
@@ -132,14 +132,14 @@ def _can_repeat(rule: Property, violation: Violation) -> bool:
     It cannot if an extra run on the fresh engine is at fault, or a whole schedule.
     """
     extra = rule.extra_run
-    at_fault = extra is not None and getattr(extra, "suspect", True)
+    at_fault = extra is not None and getattr(extra, "at_fault", True)
     judges = rule.judge is not None or rule.id == NO_CRASH.id
     return judges and not at_fault and EXTRA_RUN not in violation.where
 
 
 def _situation_at(seen: Observed, violation: Violation) -> Situation:
-    if seen.lockstep.capture_failure is not None:
-        return Situation(violation.step, seen.lockstep.trial.runner)
+    if seen.player.capture_failure is not None:
+        return Situation(violation.step, seen.player.trial.runner)
     entry = next((one for one in seen.timeline if one.index == violation.step), None)
     if entry is None or entry.bucket is None:
         return Situation(violation.step, None)
@@ -148,15 +148,15 @@ def _situation_at(seen: Observed, violation: Violation) -> Situation:
 
 def _of_overlap(seen: Observed, violation: Violation) -> Explanation:
     """Explain a violation in overlapping steps: play the schedule without overlap, and again."""
-    lockstep, property_id = seen.lockstep, violation.property
+    player, property_id = seen.player, violation.property
     one_by_one = SchedulePlayer(
-        replace(lockstep.trial, overlap=False), [one.id for one in lockstep.properties]
+        replace(player.trial, overlap=False), [one.id for one in player.properties]
     )
     in_order = observe(one_by_one, seen.schedule)
     found = explanation(in_order, property_id)
     if found is not None:
         return found
-    again = lockstep.play(seen.schedule)
+    again = player.play(seen.schedule)
     repeats = in_order.outcome.error is None and property_id in again.violated
     suspects = (TriedSuspect("overlapping steps", "holds"),) if repeats else ()
     return without_trial(violation, Situation(violation.step, None), suspects)

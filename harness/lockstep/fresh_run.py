@@ -21,12 +21,12 @@ class FreshRun:
 
     - `prepare`: sets up the fresh engine and the graph run's memory. It returns a function that
       makes the result for the property from the forward, or None to skip the run.
-    - `suspect`: whether an unexpected result is the fault of this run rather than of the step.
+    - `at_fault`: whether an unexpected result is the fault of this run rather than of the step.
     - `overrides`: what the replay does differently.
     """
 
     prepare: Callable[[Pair, PlannedStep], Collect | None]
-    suspect: bool = True
+    at_fault: bool = True
     overrides: Overrides = NOTHING_OVERRIDDEN
 
     def __call__(self, pair: Pair, planned: PlannedStep) -> Any:

@@ -182,7 +182,7 @@ class Pair:
         Raises SubjectFailedError if the engine fails.
         """
         with self.log:
-            spoil(self._last_output)
+            overwrite(self._last_output)
             self._last_output = {}
             can_run_extra = self.overlapped is None or self.overlapped.begin(self.forwards)
             planned = self.plan(step, index)
@@ -336,7 +336,7 @@ class Pair:
         self.eager_pools.storage.copy_(self.eager_before)
 
 
-def spoil(output: Output) -> None:
+def overwrite(output: Output) -> None:
     """Overwrite an output with NaN, so that an engine that kept a view of it is detected.
 
     Integers become 0, which is a valid index.

@@ -68,13 +68,13 @@ def test_the_bugs_of_a_point_violate_their_properties_and_no_other(
     scheme, table = HISTORY[point]
     bugs = catalogued(bug for bug, affected in table.items() if runner in affected)
     trial = replace(trial_of(RunConfig(device), runner, scheme), bugs=bugs)
-    lockstep, played = SchedulePlayer(trial, CHEAP_PROPERTIES), SearchResult()
+    player, played = SchedulePlayer(trial, CHEAP_PROPERTIES), SearchResult()
     detecting = {BUGS[bug].expected[runner] for bug in bugs}
     if "swa_int64" in bugs:  # The runs differ from the first prefill on, which hides stale rows.
         detecting -= {"hermetic_replay"}
 
     def play(schedule: Schedule) -> None:
-        played.add(lockstep.play(schedule))
+        played.add(player.play(schedule))
         if detecting <= played.violated.keys():
             raise EnoughDrawn
 

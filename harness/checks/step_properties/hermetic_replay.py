@@ -47,5 +47,5 @@ HERMETIC_REPLAY = Property(
     id="hermetic_replay",
     statement="a runner gives the same bits after earlier replays as it does when freshly captured",
     judge=judge,
-    extra_run=FreshRun(prepare, suspect=False),
+    extra_run=FreshRun(prepare, at_fault=False),
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from paritybit.harness.campaigns.fresh import FreshPlaying, begin_fresh, play_fresh
 from paritybit.harness.campaigns.search import PlayingFailedError
-from paritybit.harness.campaigns.task import Task, cached_lockstep, run_task
+from paritybit.harness.campaigns.task import Task, cached_player, run_task
 from paritybit.harness.checks.table import CHEAP_PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.schema import Status
@@ -39,10 +39,10 @@ def wrong_after_many(
 
 
 def test_a_finding_that_depends_on_what_this_process_remembers_is_undeclared_state() -> None:
-    for engine in captured(cached_lockstep(HARMLESS)):
+    for engine in captured(cached_player(HARMLESS)):
         engine.forward = partial(wrong_after_many, engine.forward, [])  # type: ignore[method-assign]
     result = run_task(Task(HARMLESS, 0, 40))
-    cached_lockstep.cache_clear()
+    cached_player.cache_clear()
     assert result.status is Status.UNDECLARED_STATE
     assert result.finding is not None and result.finding.violations
 

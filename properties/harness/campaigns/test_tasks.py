@@ -43,7 +43,7 @@ def shown(playing: FreshPlaying) -> Outcome:
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskResult]:
-    """Return the function that runs a task on scripted locksteps."""
+    """Return the function that runs a task on scripted players."""
 
     def run(
         script: Script,
@@ -57,7 +57,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskResult]:
             False: Scripted(trial, script if trial.bug is None else without_bug),
             True: Scripted(trial, script),
         }
-        monkeypatch.setattr(tasks, "cached_lockstep", lambda trial: kept[trial.bug is not None])
+        monkeypatch.setattr(tasks, "cached_player", lambda trial: kept[trial.bug is not None])
         monkeypatch.setattr(tasks, "SchedulePlayer", lambda trial: kept[trial.bug is not None])
         monkeypatch.setattr(
             tasks, "observe", lambda one, schedule: Observed(one, schedule, one.play(schedule), ())
@@ -105,8 +105,8 @@ def test_the_status_of_a_task_follows_from_its_playings(
 def test_a_clean_build_that_warned_while_it_was_captured_is_not_green(
     ended: Callable[..., TaskResult],
 ) -> None:
-    def script(lockstep: Scripted, _: Schedule) -> Outcome:
-        lockstep.capture_warnings = ("loc changed",)
+    def script(player: Scripted, _: Schedule) -> Outcome:
+        player.capture_warnings = ("loc changed",)
         return clean()
 
     result = ended(script, TRIAL)
@@ -115,7 +115,7 @@ def test_a_clean_build_that_warned_while_it_was_captured_is_not_green(
 
 def changing(count: int, first: Outcome, then: Outcome) -> Script:
     """Return a script with one outcome in `count` playings, and another in all after them."""
-    return lambda lockstep, _: first if lockstep.played <= count else then
+    return lambda player, _: first if player.played <= count else then
 
 
 FAILED = violating(error=ERROR)
@@ -168,7 +168,7 @@ def test_a_finding_that_no_fresh_process_shows_is_undeclared_state(
     result = ended(changing(2, clean(), violating(TARGET)), trial, fresh=lambda _: clean())
     assert (result.status, result.error) == (Status.UNDECLARED_STATE, None)
     assert result.finding is not None
-    assert result.finding.case.schedule == result.search_result.drawn
+    assert result.finding.case.schedule == result.search_result.unshrunk
     assert [violation.property for violation in result.finding.violations] == [TARGET]
 
 
@@ -180,9 +180,8 @@ def test_a_finding_that_a_fresh_process_shows_unshrunk_only_keeps_the_drawn_sche
 
     result = ended(always(violating(TARGET)), fresh=fresh)
     assert result.finding is not None
-    assert (
-        result.finding.case.schedule == result.search_result.drawn != result.search_result.schedule
-    )
+    found = result.search_result
+    assert result.finding.case.schedule == found.unshrunk != found.schedule
 
 
 def test_a_lost_device_is_a_finding_of_its_own(ended: Callable[..., TaskResult]) -> None:

@@ -26,12 +26,12 @@ FAILS_AT = 2
 """The place of the first decode: before it come two steps that go well."""
 
 Planted = Callable[[SchedulePlayer, pytest.MonkeyPatch, Exception], None]
-"""Makes a part of a lockstep raise an error, in the first decode where it is a step's."""
+"""Makes a part of a player raise an error, in the first decode where it is a step's."""
 
 
 @pytest.fixture
-def lockstep(device: str) -> SchedulePlayer:
-    """A clean lockstep, judged by all properties."""
+def player(device: str) -> SchedulePlayer:
+    """A clean player, judged by all properties."""
     found = shared(device, "cpu_graph")
     found.set_properties(PROPERTIES)
     return found
@@ -52,24 +52,22 @@ def decodes(observation: Observation) -> bool:
 
 
 def in_the_eager_forward(
-    lockstep: SchedulePlayer, monkeypatch: pytest.MonkeyPatch, error: Exception
+    player: SchedulePlayer, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """The reference fails."""
-    forward, fail = lockstep.pair.eager_decoder.forward, raising(error)
+    forward, fail = player.pair.eager_decoder.forward, raising(error)
 
     def failing(batch: ForwardBatch) -> Output:
         return fail() if batch.mode == "decode" else forward(batch)
 
-    monkeypatch.setattr(lockstep.pair.eager_decoder, "forward", failing)
+    monkeypatch.setattr(player.pair.eager_decoder, "forward", failing)
 
 
-def in_planning(
-    lockstep: SchedulePlayer, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def in_planning(player: SchedulePlayer, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """The scheduler of the graph run fails."""
-    plan, fail = lockstep.pair.graph_scheduler.plan, raising(error)
+    plan, fail = player.pair.graph_scheduler.plan, raising(error)
     monkeypatch.setattr(
-        lockstep.pair.graph_scheduler,
+        player.pair.graph_scheduler,
         "plan",
         lambda step: (fail if isinstance(step, Decode) else plan)(step),
     )
@@ -78,10 +76,10 @@ def in_planning(
 def with_part(part: str, failing: Callable[[Callable[..., Any]], Any], rule: str) -> Planted:
     """Return what makes one part of a property's file fail."""
 
-    def plant(lockstep: SchedulePlayer, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def plant(player: SchedulePlayer, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         broken = replace(PROPERTIES[rule], **{part: failing(raising(error))})
         monkeypatch.setattr(playing, "PROPERTIES", {**PROPERTIES, rule: broken})
-        lockstep.set_properties(PROPERTIES)
+        player.set_properties(PROPERTIES)
 
     plant.__name__ = f"in the {part} of {rule}"
     return plant
@@ -114,18 +112,18 @@ NOT_THE_SUBJECT: list[Planted] = [
 
 
 def outcome_of(
-    plant: Planted, lockstep: SchedulePlayer, monkeypatch: pytest.MonkeyPatch, error: Exception
+    plant: Planted, player: SchedulePlayer, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> Outcome:
     """Play the schedule while a part fails."""
-    plant(lockstep, monkeypatch, error)
-    return lockstep.play(SCHEDULE)
+    plant(player, monkeypatch, error)
+    return player.play(SCHEDULE)
 
 
 @pytest.mark.parametrize("plant", NOT_THE_SUBJECT, ids=lambda plant: plant.__name__)
 def test_an_error_outside_the_subject_is_reported_and_violates_nothing(
-    plant: Planted, lockstep: SchedulePlayer, monkeypatch: pytest.MonkeyPatch
+    plant: Planted, player: SchedulePlayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = outcome_of(plant, lockstep, monkeypatch, KeyError("out of something"))
+    outcome = outcome_of(plant, player, monkeypatch, KeyError("out of something"))
     assert outcome.violations == ()
     assert not outcome.device_lost
     assert outcome.error is not None
@@ -138,8 +136,8 @@ def test_an_error_outside_the_subject_is_reported_and_violates_nothing(
 def in_the_subject(number: int) -> Planted:
     """Return what makes a decode of the subject, or of the fresh engine beside it, fail."""
 
-    def plant(lockstep: SchedulePlayer, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-        engine = captured(lockstep)[number]
+    def plant(player: SchedulePlayer, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+        engine = captured(player)[number]
         forward, fail = engine.forward, raising(error)
 
         def failing(batch: ForwardBatch | None, *given: Any) -> ForwardResult:
@@ -158,11 +156,11 @@ OF_THE_SUBJECT = [in_the_subject(0), in_the_subject(1)]
 
 @pytest.mark.parametrize("number", [0, 1], ids=["subject", "fresh engine"])
 def test_an_error_of_the_subject_violates_no_crash_alone(
-    number: int, lockstep: SchedulePlayer, monkeypatch: pytest.MonkeyPatch
+    number: int, player: SchedulePlayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message is the error's first line. `where` names an extra run that failed."""
     failure = IndexError("index 10000 is out of bounds\nof something")
-    outcome = outcome_of(OF_THE_SUBJECT[number], lockstep, monkeypatch, failure)
+    outcome = outcome_of(OF_THE_SUBJECT[number], player, monkeypatch, failure)
     message = "the step failed: index 10000 is out of bounds"
     where = {EXTRA_RUN: "hermetic_replay"} if number else {}
     assert outcome.violations == (Violation("no_crash", FAILS_AT, message, where),)
@@ -171,9 +169,9 @@ def test_an_error_of_the_subject_violates_no_crash_alone(
 
 
 def test_a_subject_without_memory_violates_nothing(
-    lockstep: SchedulePlayer, monkeypatch: pytest.MonkeyPatch
+    player: SchedulePlayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = outcome_of(OF_THE_SUBJECT[0], lockstep, monkeypatch, torch.OutOfMemoryError("full"))
+    outcome = outcome_of(OF_THE_SUBJECT[0], player, monkeypatch, torch.OutOfMemoryError("full"))
     assert outcome.violations == ()
     assert outcome.error is not None
 
@@ -182,12 +180,12 @@ def test_a_subject_without_memory_violates_nothing(
     "plant", [in_the_eager_forward, *OF_THE_SUBJECT], ids=lambda plant: plant.__name__
 )
 def test_an_error_that_loses_the_device_is_raised_wherever_it_is(
-    plant: Planted, lockstep: SchedulePlayer, monkeypatch: pytest.MonkeyPatch
+    plant: Planted, player: SchedulePlayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the schedule and the outcome so far: no further schedule can be played here."""
     lost = torch.AcceleratorError("device-side assert triggered")
     with pytest.raises(DeviceLostError, match="device-side assert triggered") as raised:
-        outcome_of(plant, lockstep, monkeypatch, lost)
+        outcome_of(plant, player, monkeypatch, lost)
     assert raised.value.schedule == SCHEDULE
     outcome = raised.value.outcome
     assert outcome.device_lost

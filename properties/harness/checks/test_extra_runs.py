@@ -93,12 +93,12 @@ def changed_since(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[st
     return {name for name in before if not torch.equal(bits(before[name]), bits(after[name]))}
 
 
-def traces(lockstep: SchedulePlayer, run: ExtraRun, pair: Pair, planned: PlannedStep) -> set[str]:
+def traces(player: SchedulePlayer, run: ExtraRun, pair: Pair, planned: PlannedStep) -> set[str]:
     """Return what an extra run left changed: in the runs, the subject or its Python state.
 
     Of the fresh engine, what is still changed once it is given its just-captured bytes back.
     """
-    subject, fresh = captured(lockstep)
+    subject, fresh = captured(player)
     fresh.reset()
     before = bytes_of(pair, subject), bytes_of(pair, fresh)
     state, schedulers = subject.state(), states_of(pair)
@@ -110,29 +110,29 @@ def traces(lockstep: SchedulePlayer, run: ExtraRun, pair: Pair, planned: Planned
     return found | changed_since(before[1], bytes_of(pair, fresh))
 
 
-def play_all_steps(lockstep: SchedulePlayer, runs: dict[str, ExtraRun]) -> None:
+def play_all_steps(player: SchedulePlayer, runs: dict[str, ExtraRun]) -> None:
     """Play the schedule step by step with some extra runs."""
     with torch.inference_mode():
-        lockstep.pair.reset(SCHEDULE.seed)
+        player.pair.reset(SCHEDULE.seed)
         for place, step in enumerate(SCHEDULE.steps):
-            lockstep.pair.step(step, place, runs)
+            player.pair.step(step, place, runs)
 
 
 @pytest.mark.parametrize("engine", ONE_PER_ENGINE)
 def test_an_extra_run_leaves_no_byte_behind_in_any_mode(engine: str, device: str) -> None:
     """Neither noise, nor the fresh engine, nor a further eager run."""
-    lockstep = shared(device, engine)
+    player = shared(device, engine)
     left: dict[tuple[str, Mode], set[str]] = {}
 
     def watching(name: str, run: ExtraRun) -> ExtraRun:
         def watched(pair: Pair, planned: PlannedStep) -> None:
             key = name, planned.mode
-            left[key] = left.get(key, set()) | traces(lockstep, run, pair, planned)
+            left[key] = left.get(key, set()) | traces(player, run, pair, planned)
 
         return watched
 
-    play_all_steps(lockstep, {name: watching(name, run) for name, run in EXTRA_RUNS.items()})
-    modes = captured(lockstep)[0].runners
+    play_all_steps(player, {name: watching(name, run) for name, run in EXTRA_RUNS.items()})
+    modes = captured(player)[0].runners
     assert left == {(name, mode): set() for name in EXTRA_RUNS for mode in modes}
 
 
@@ -144,21 +144,21 @@ LENGTHS = (
 
 
 def noisy_bytes(
-    lockstep: SchedulePlayer, monkeypatch: pytest.MonkeyPatch
+    player: SchedulePlayer, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Pair, PlannedStep], None]:
     """Return an extra run among noise that checks what the noise spared, and notes the rest.
 
     What it has reached is put into the attribute `reached` of the function.
     """
-    _, fresh = captured(lockstep)
+    _, fresh = captured(player)
     forward = fresh.forward
     before: dict[str, Tensor] = {}
     reached: set[str] = set()
 
     def spied(batch: ForwardBatch | None, *given: Any) -> ForwardResult:
         if before:
-            assert_spares_the_batch(lockstep, batch, before)
-            reached.update(changed_since(before, bytes_of(lockstep.pair, fresh)))
+            assert_spares_the_batch(player, batch, before)
+            reached.update(changed_since(before, bytes_of(player.pair, fresh)))
         return forward(batch, *given)
 
     def run(pair: Pair, planned: PlannedStep) -> None:
@@ -173,10 +173,10 @@ def noisy_bytes(
 
 
 def assert_spares_the_batch(
-    lockstep: SchedulePlayer, batch: ForwardBatch | None, before: dict[str, Tensor]
+    player: SchedulePlayer, batch: ForwardBatch | None, before: dict[str, Tensor]
 ) -> None:
     """Check that noise filled all KV but the batch's own, and kept the cells in use."""
-    pair = lockstep.pair
+    pair = player.pair
     storage = pair.graph_pools.storage
     owned = Noise(pair.model_config, pair.graph_pools, 0).owned(pair.graph_scheduler, batch)
     changed = bits(storage) != bits(before["graph: storage"])
@@ -199,10 +199,10 @@ def test_noise_reaches_whatever_nobody_owns(
     engine: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both pools, the cells of both tables that are free, static buffers; no byte of the batch."""
-    lockstep = shared(device, engine)
-    run = noisy_bytes(lockstep, monkeypatch)
-    play_all_steps(lockstep, {"padding_noninterference": run})
+    player = shared(device, engine)
+    run = noisy_bytes(player, monkeypatch)
+    play_all_steps(player, {"padding_noninterference": run})
     tables = {"graph: storage", "graph: req_to_token", "graph: full_to_swa_index_mapping"}
-    buffers = buffers_of(captured(lockstep)[1])
+    buffers = buffers_of(captured(player)[1])
     filled = {name for name in buffers if name.split(": ")[1] not in LENGTHS}
     assert run.reached == tables | filled  # type: ignore[attr-defined]

@@ -153,7 +153,7 @@ def evicts_early(self: RequestBook, request: ScheduledRequest) -> None:
         self.allocator.evict(request.allocation, unseen + self.allocator.page_size)
 
 
-def early(_lockstep: object, _runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def early(_player: object, _runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Free a page while the next query sees it, in both runs."""
     monkeypatch.setattr(RequestBook, "evict", evicts_early)
 
@@ -171,9 +171,9 @@ def test_wrong_owners_are_detected_at_a_step_without_a_forward(
     fault: Plant, steps: tuple[Step, ...], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No bit differs."""
-    lockstep = shared(device, "cpu_graph")
-    lockstep.set_properties(CHEAP_PROPERTIES)
-    fault(lockstep, "cpu_graph", monkeypatch)
-    outcome = lockstep.play(Schedule((Admit(12, 99), Admit(8, 99), Decode((0, 1)), *steps)))
+    player = shared(device, "cpu_graph")
+    player.set_properties(CHEAP_PROPERTIES)
+    fault(player, "cpu_graph", monkeypatch)
+    outcome = player.play(Schedule((Admit(12, 99), Admit(8, 99), Decode((0, 1)), *steps)))
     found = [(violation.property, violation.step) for violation in outcome.violations]
     assert found == [("slot_ownership", 3)]

@@ -35,9 +35,9 @@ def test_the_schedule_is_clean_without_a_fault(engine: str, device: str) -> None
         else:
             eager_modes.add(observation.mode)
 
-    lockstep = shared(device, engine)
-    lockstep.set_properties(PROPERTIES)
-    outcome = lockstep.play(SCHEDULE, observer)
+    player = shared(device, engine)
+    player.set_properties(PROPERTIES)
+    outcome = player.play(SCHEDULE, observer)
     assert outcome.error is None
     assert outcome.violations == ()
     names = {runner.name for runner in engine_runners(engine)}
@@ -77,8 +77,8 @@ def refused(runner: str, device: str) -> TrialConfig:
 def test_a_static_buffer_that_two_runners_share_in_two_dtypes_is_seen_before_any_step(
     device: str,
 ) -> None:
-    lockstep = SchedulePlayer(refused("piecewise", device))
-    outcome = lockstep.play(SCHEDULE)
+    player = SchedulePlayer(refused("piecewise", device))
+    outcome = player.play(SCHEDULE)
     assert [(found.property, found.step) for found in outcome.violations] == [("index_contract", 0)]
     assert "static buffer positions is shared as" in outcome.violations[0].message
     assert outcome.steps == 0

@@ -63,7 +63,7 @@ def test_missing_and_endless_rows_are_detected() -> None:
 def test_the_lists_of_all_forwards_but_those_of_an_idle_prefill_are_observed(
     engine: str, device: str
 ) -> None:
-    lockstep = shared(device, engine)
+    player = shared(device, engine)
     without: list[Observation] = []
 
     def observer(
@@ -72,6 +72,6 @@ def test_the_lists_of_all_forwards_but_those_of_an_idle_prefill_are_observed(
         if observed is not None and observed.keys is None:
             without.append(observed)
 
-    lockstep.set_properties(CHEAP_PROPERTIES)
-    assert lockstep.play(SCHEDULE, observer).violations == ()
+    player.set_properties(CHEAP_PROPERTIES)
+    assert player.play(SCHEDULE, observer).violations == ()
     assert all(one.graph.batch is None and one.mode is Mode.EXTEND for one in without)

@@ -47,7 +47,7 @@ def build(
     monkeypatch: pytest.MonkeyPatch,
     stale: str | None = None,
 ) -> SchedulePlayer:
-    """Return a lockstep of a runner whose padded rows keep one index, or a clean one."""
+    """Return a player of a runner whose padded rows keep one index, or a clean one."""
     right = TrialConfig.subject
 
     def subject(trial: TrialConfig) -> Subject:
@@ -60,9 +60,9 @@ def build(
         return SchedulePlayer(trial_of(runner, device), CHEAP_PROPERTIES)
 
 
-def played(lockstep: SchedulePlayer, *steps: Step) -> Outcome:
+def played(player: SchedulePlayer, *steps: Step) -> Outcome:
     """Play steps after three requests were admitted."""
-    outcome = lockstep.play(Schedule((*ADMITTED, *steps), seed=3))
+    outcome = player.play(Schedule((*ADMITTED, *steps), seed=3))
     assert outcome.error is None, outcome.error
     return outcome
 

@@ -86,8 +86,8 @@ CASES: dict[str, Expected] = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_report_says_what_differs_and_which_suspect_explains_it(name: str, device: str) -> None:
     case = load(CORPUS / f"{name}.json", Case)
-    lockstep = SchedulePlayer(replace(case.trial, device=device), PROPERTIES, records_ops=True)
-    found = explanation(observe(lockstep, case.schedule), case.target)
+    player = SchedulePlayer(replace(case.trial, device=device), PROPERTIES, records_ops=True)
+    found = explanation(observe(player, case.schedule), case.target)
     assert report(found) == CASES[name]
 
 
@@ -121,8 +121,8 @@ def test_each_suspect_explains_a_bug(name: str, device: str) -> None:
     bug, _, runner = name.partition("@")
     schedule, expected = BUGS[name]
     trial = TrialConfig(runner, device=device).with_bug(bug)
-    lockstep = SchedulePlayer(trial, CHEAP_PROPERTIES | {expected.property_id}, records_ops=True)
-    found = explanation(observe(lockstep, schedule), expected.property_id)
+    player = SchedulePlayer(trial, CHEAP_PROPERTIES | {expected.property_id}, records_ops=True)
+    found = explanation(observe(player, schedule), expected.property_id)
     assert report(found) == expected
 
 
@@ -133,8 +133,8 @@ SWA_PAD = Schedule((Admit(1, 16), Admit(2, 16), Decode((0, 1)), Decode((0,))))
 def swa_pad(device: str) -> Explanation:
     """Return the report about swa_pad."""
     trial = TrialConfig(device=device).with_bug("swa_pad")
-    lockstep = SchedulePlayer(trial, records_ops=True)
-    found = explanation(observe(lockstep, SWA_PAD), "kv_parity")
+    player = SchedulePlayer(trial, records_ops=True)
+    found = explanation(observe(player, SWA_PAD), "kv_parity")
     assert found is not None
     return found
 

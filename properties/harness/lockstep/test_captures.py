@@ -28,12 +28,12 @@ def test_a_buffer_that_is_replaced_after_a_capture_is_not_the_one_that_a_graph_r
 
 def test_a_lockstep_is_freed_without_the_collector() -> None:
     """The collector runs rarely, and a pair and its captured engines hold much memory."""
-    lockstep = SchedulePlayer(SMALL.with_bug("swa_pad"))
-    lockstep.play(SCHEDULE)
-    held = [weakref.ref(one) for one in (lockstep.pair, *captured(lockstep))]
+    player = SchedulePlayer(SMALL.with_bug("swa_pad"))
+    player.play(SCHEDULE)
+    held = [weakref.ref(one) for one in (player.pair, *captured(player))]
     gc.disable()
     try:
-        del lockstep
+        del player
         assert [one() for one in held] == [None, None, None]
     finally:
         gc.enable()

@@ -90,8 +90,8 @@ def test_the_same_bits_come_out_whether_steps_overlap_or_not(runner: str) -> Non
 def test_a_race_is_found_and_explained_by_the_overlap(bug: str) -> None:
     trial = SMALL.with_bug(bug)
     assert trial.overlap
-    lockstep, schedule = SchedulePlayer(trial, CHEAP_PROPERTIES), SHOWN_BY[bug]
-    seen = observe(lockstep, schedule)
+    player, schedule = SchedulePlayer(trial, CHEAP_PROPERTIES), SHOWN_BY[bug]
+    seen = observe(player, schedule)
     assert seen.outcome.error is None
     assert SEEN_BY[bug] in seen.outcome.violated
     found = explanation(seen, SEEN_BY[bug])
@@ -125,7 +125,7 @@ def test_a_trial_of_overlapping_steps_of_which_none_did_is_vacuous(
 
 def test_a_step_that_frees_nothing_is_not_counted_as_a_free() -> None:
     """The window of a short request covers all of its tokens, so an eviction frees no page."""
-    lockstep = SchedulePlayer(replace(SMALL, overlap=True))
-    outcome = lockstep.play(Schedule((Admit(3, 3), Decode((0,)), Evict(0), Decode((0,)))))
+    player = SchedulePlayer(replace(SMALL, overlap=True))
+    outcome = player.play(Schedule((Admit(3, 3), Decode((0,)), Evict(0), Decode((0,)))))
     assert outcome.events[OVERLAPPED] > 0
     assert outcome.events[FREED_IN_FLIGHT] == 0

@@ -29,38 +29,36 @@ from properties.support.harness.planting import (
 from properties.support.harness.tensors import first_of, flip
 
 
-def free_slot(lockstep: SchedulePlayer) -> int:
+def free_slot(player: SchedulePlayer) -> int:
     """Return a full slot that nobody owns."""
-    return lockstep.pair.graph_scheduler.allocator.free_full[0]
+    return player.pair.graph_scheduler.allocator.free_full[0]
 
 
-def wrong_kv(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def wrong_kv(player: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last bit of one element in a slot that the step may write."""
     role = RUNNERS[runner].mode.written
     assert role is not None
-    arena = lockstep.pair.graph_pools[role].arena[Kind.FULL]
+    arena = player.pair.graph_pools[role].arena[Kind.FULL]
 
     def change(batch: ForwardBatch | None, replay: ReplayResult) -> None:
         if batch is not None:
             flip(arena, 0, 1, batch.spans[0].full_slots[-1], 0, 0)
 
-    on_replay(lockstep, runner, monkeypatch, change, fresh_engine=True)
+    on_replay(player, runner, monkeypatch, change, fresh_engine=True)
 
 
-def reads_free_bytes(
-    lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def reads_free_bytes(player: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Live output that takes up the bytes of a slot nobody owns: too few to show, but for noise."""
-    pools = lockstep.pair.graph_pools
+    pools = player.pair.graph_pools
 
     def change(batch: ForwardBatch | None, replay: ReplayResult) -> None:
         if batch is not None:
-            slot = free_slot(lockstep)
+            slot = free_slot(player)
             held = [pools[role].arena[Kind.FULL][:, :, slot] for role in Role]
             read = sum(values.nan_to_num(0, 0, 0).sum() for values in held)
             first_of(replay.live_output)[-1] += 1e-30 * read
 
-    on_replay(lockstep, runner, monkeypatch, change, fresh_engine=True)
+    on_replay(player, runner, monkeypatch, change, fresh_engine=True)
 
 
 def refill(inputs: StaticInputs, name: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +75,7 @@ def refill(inputs: StaticInputs, name: str, value: int, monkeypatch: pytest.Monk
 
 
 def row_of_a_retracted_request_freed(
-    lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch
+    player: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The row of tokens of a request that comes back is free for the next one, in both runs."""
     leave = LockstepScheduler._leave
@@ -90,9 +88,9 @@ def row_of_a_retracted_request_freed(
     monkeypatch.setattr(LockstepScheduler, "_leave", freeing)
 
 
-def eager_fallback(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def eager_fallback(player: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mode that silently runs eagerly, with all the right bits, although it was captured."""
-    pair, (subject, _) = lockstep.pair, captured(lockstep)
+    pair, (subject, _) = player.pair, captured(player)
     target, draft = pair.models.values()
     decoder = EagerDecoder(pair.trial.ops(), target, draft, pair.graph_pools)
     forward = subject.forward
@@ -108,16 +106,16 @@ def eager_fallback(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.Mo
 def padding_filled_with(name: str, value: int) -> Plant:
     """Return a fault of every engine: padding fills a static input of a runner with a value."""
 
-    def plant(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        for under_test in runners_named(lockstep, runner):
+    def plant(player: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        for under_test in runners_named(player, runner):
             refill(under_test.inputs, name, value, monkeypatch)
 
     return plant
 
 
-def freed_twice(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def freed_twice(player: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last page is given back twice when a request leaves, in both runs."""
-    for side in (lockstep.pair.eager_scheduler, lockstep.pair.graph_scheduler):
+    for side in (player.pair.eager_scheduler, player.pair.graph_scheduler):
         monkeypatch.setattr(side.allocator, "free", freeing_twice(side.allocator))
 
 
@@ -132,10 +130,10 @@ def freeing_twice(allocator: PageAllocator) -> Callable[[PageAllocation], None]:
     return twice
 
 
-def still_mapped(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def still_mapped(player: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is evicted stays mapped in the graph run."""
-    allocator = lockstep.pair.graph_scheduler.allocator
-    evict, mapping = allocator.evict, lockstep.pair.graph_pools.tables.full_to_swa_index_mapping
+    allocator = player.pair.graph_scheduler.allocator
+    evict, mapping = allocator.evict, player.pair.graph_pools.tables.full_to_swa_index_mapping
 
     def mapped(allocation: PageAllocation, tokens: int) -> int:
         before = mapping.clone()
@@ -146,21 +144,19 @@ def still_mapped(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(allocator, "evict", mapped)
 
 
-def drifting(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def drifting(player: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the eager forwards of a decode, the first differs from the others."""
     begun = set[int]()
 
     def change(batch: ForwardBatch, output: Output) -> None:
-        if batch.mode is Mode.DECODE and lockstep.pair.forwards not in begun:
-            begun.add(lockstep.pair.forwards)
+        if batch.mode is Mode.DECODE and player.pair.forwards not in begun:
+            begun.add(player.pair.forwards)
             flip(first_of(output), 0, 0)
 
-    on_eager(lockstep, monkeypatch, change)
+    on_eager(player, monkeypatch, change)
 
 
-def other_bits_alone(
-    lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def other_bits_alone(player: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request run eagerly alone that has other bits than in company."""
 
     def change(batch: ForwardBatch, output: Output) -> None:
@@ -171,12 +167,12 @@ def other_bits_alone(
         ):
             flip(first_of(output), 0, 0)
 
-    on_eager(lockstep, monkeypatch, change)
+    on_eager(player, monkeypatch, change)
 
 
-def wrong_token(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def wrong_token(player: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token of the graph run that no later step reads is another one."""
-    side = lockstep.pair.graph_scheduler
+    side = player.pair.graph_scheduler
     commit = side.commit
 
     def changed(batch: ForwardBatch, output: Output) -> list[int]:
@@ -187,23 +183,23 @@ def wrong_token(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(side, "commit", changed)
 
 
-def failing_replay(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def failing_replay(player: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay that raises an error."""
 
     def change(batch: ForwardBatch | None, replay: ReplayResult) -> None:
         raise RuntimeError("no kernel image")
 
-    on_replay(lockstep, runner, monkeypatch, change)
+    on_replay(player, runner, monkeypatch, change)
 
 
-def padded_element(lockstep: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def padded_element(player: SchedulePlayer, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last bit of one element of a padded row, which the fresh engine has right."""
 
     def change(batch: ForwardBatch | None, replay: ReplayResult) -> None:
         if replay.live_rows < len(first_of(replay.output)):
             flip(first_of(replay.output), -1, 0)
 
-    on_replay(lockstep, runner, monkeypatch, change)
+    on_replay(player, runner, monkeypatch, change)
 
 
 FULL_GRAPHS = ("cpu_graph", "target_verify", "eagle_draft")

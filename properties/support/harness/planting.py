@@ -1,4 +1,4 @@
-"""Clean locksteps that faults are planted in, and the places where a fault may reach in.
+"""Clean players that faults are planted in, and the places where a fault may reach in.
 
 Knows the internals of our own engine. `faults` has the faults.
 """
@@ -55,7 +55,7 @@ the longest request is more than a graph can run.
 """
 
 Plant = Callable[[SchedulePlayer, str, pytest.MonkeyPatch], None]
-"""Plants a fault that concerns one runner of a lockstep, given its name."""
+"""Plants a fault that concerns one runner of a player, given its name."""
 
 ForwardChange = Callable[[ForwardBatch | None, ForwardResult], None]
 ReplayChange = Callable[[ForwardBatch | None, ReplayResult], None]
@@ -71,7 +71,7 @@ ONE_PER_ENGINE = tuple(dict.fromkeys(map(engine_of, RUNNERS)))
 
 
 def build(device: str, engine: str) -> SchedulePlayer:
-    """Return a new clean lockstep of an engine, in sizes that are just enough for SCHEDULE."""
+    """Return a new clean player of an engine, in sizes that are just enough for SCHEDULE."""
     trial = TrialConfig(
         engine,
         device=device,
@@ -87,7 +87,7 @@ def build(device: str, engine: str) -> SchedulePlayer:
 
 @cache
 def shared(device: str, engine: str) -> SchedulePlayer:
-    """Return a clean lockstep for faults that monkeypatch takes back."""
+    """Return a clean player for faults that monkeypatch takes back."""
     return build(device, engine)
 
 
@@ -103,28 +103,28 @@ def play(
     Raises AssertionError, with the traceback, where the playing itself failed.
     """
     engine = engine_of(runner)
-    lockstep = shared(device, engine)
-    lockstep.set_properties(properties)
+    player = shared(device, engine)
+    player.set_properties(properties)
     with torch.inference_mode():
         if plant is not None:
-            plant(lockstep, runner, monkeypatch)
-        outcome = lockstep.play(SCHEDULE)
+            plant(player, runner, monkeypatch)
+        outcome = player.play(SCHEDULE)
     assert outcome.error is None, outcome.error
-    return lockstep, outcome
+    return player, outcome
 
 
-def captured(lockstep: SchedulePlayer) -> tuple[ReplicaEngine, ReplicaEngine]:
-    """Return the subject of a lockstep and its fresh engine."""
-    return lockstep.pair.engine, lockstep.pair.fresh_engine
+def captured(player: SchedulePlayer) -> tuple[ReplicaEngine, ReplicaEngine]:
+    """Return the subject of a player and its fresh engine."""
+    return player.pair.engine, player.pair.fresh_engine
 
 
-def runners_named(lockstep: SchedulePlayer, name: str) -> list[GraphRunner]:
+def runners_named(player: SchedulePlayer, name: str) -> list[GraphRunner]:
     """Return the runners of a name: the subject's and the fresh engine's."""
-    return [engine.runners[RUNNERS[name].mode] for engine in captured(lockstep)]
+    return [engine.runners[RUNNERS[name].mode] for engine in captured(player)]
 
 
 def on_forward(
-    lockstep: SchedulePlayer,
+    player: SchedulePlayer,
     monkeypatch: pytest.MonkeyPatch,
     change: ForwardChange,
     *,
@@ -141,12 +141,12 @@ def on_forward(
 
         return changed
 
-    for engine in captured(lockstep)[: 1 + fresh_engine]:
+    for engine in captured(player)[: 1 + fresh_engine]:
         monkeypatch.setitem(vars(engine), "forward", after(engine.forward))
 
 
 def on_replay(
-    lockstep: SchedulePlayer,
+    player: SchedulePlayer,
     runner: str,
     monkeypatch: pytest.MonkeyPatch,
     change: ReplayChange,
@@ -159,20 +159,20 @@ def on_replay(
         if result.replay is not None and result.replay.runner == runner:
             change(batch, result.replay)
 
-    on_forward(lockstep, monkeypatch, changed, fresh_engine=fresh_engine)
+    on_forward(player, monkeypatch, changed, fresh_engine=fresh_engine)
 
 
 def on_eager(
-    lockstep: SchedulePlayer,
+    player: SchedulePlayer,
     monkeypatch: pytest.MonkeyPatch,
     change: Callable[[ForwardBatch, Output], None],
 ) -> None:
     """Let `change` alter what each forward of the eager run left behind."""
-    forward = lockstep.pair.eager_decoder.forward
+    forward = player.pair.eager_decoder.forward
 
     def changed(batch: ForwardBatch) -> Output:
         output = forward(batch)
         change(batch, output)
         return output
 
-    monkeypatch.setattr(lockstep.pair.eager_decoder, "forward", changed)
+    monkeypatch.setattr(player.pair.eager_decoder, "forward", changed)

@@ -1,4 +1,4 @@
-"""A lockstep whose playings follow a script: no engine is built, nothing is captured."""
+"""A player whose playings follow a script: no engine is built, nothing is captured."""
 
 from collections.abc import Callable, Collection
 from types import SimpleNamespace
