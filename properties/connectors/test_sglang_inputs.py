@@ -13,7 +13,14 @@ from paritybit.connectors.sglang.attention import metadata_of
 from paritybit.connectors.sglang.engine import SglangEngine
 from paritybit.connectors.sglang.models import SglangModel
 from paritybit.connectors.sglang.rows import Rows, roots
-from paritybit.connectors.sglang.sampling import KEPT, OF_TOKENS, buffers_used, rows
+from paritybit.connectors.sglang.sampling import (
+    KEPT,
+    OF_ENDS,
+    OF_TOKENS,
+    buffers_used,
+    of_prompts,
+    rows,
+)
 from paritybit.watch.checks import stale_input, wrong_row
 from paritybit.watch.facts import Forward, Row, RowValues, StaticInput
 from paritybit.watch.journal import Journal
@@ -281,10 +288,8 @@ def wrong(info: Part, requests: list[Part], kept: Any = None) -> dict[str, str]:
         (lambda info: info.acc_additive_penalties[1, 2].fill_(-1.0), OF_TOKENS, "b"),
         (lambda info: info.acc_additive_penalties[0, 2].fill_(-1.25), OF_TOKENS, "a"),
         (lambda info: info.acc_additive_penalties[0].zero_(), OF_TOKENS, "a"),
-        (lambda info: info.acc_additive_penalties[0, 7].fill_(-torch.inf),
-         "acc_additive_penalties", "a"),
-        (lambda info: info.acc_additive_penalties[2, 6].fill_(-torch.inf),
-         "acc_additive_penalties", "c"),
+        (lambda info: info.acc_additive_penalties[0, 7].fill_(-torch.inf), OF_ENDS, "a"),
+        (lambda info: info.acc_additive_penalties[2, 6].fill_(-torch.inf), OF_ENDS, "c"),
         (lambda info: info.acc_scaling_penalties[0, 5].fill_(2.0), "acc_scaling_penalties", "a"),
         (lambda info: info.acc_scaling_penalties[1, 5].fill_(1.5), "acc_scaling_penalties", "b"),
     ],
@@ -327,7 +332,56 @@ def test_the_ends_of_a_request_are_masked_until_it_has_enough_tokens() -> None:
     requests[2].sampling_params.min_new_tokens = 9
     assert wrong(info, requests) == {}
     info.acc_additive_penalties[2, 7] = 0.0
+    assert wrong(info, requests) == {OF_ENDS: "c"}
+
+
+@pytest.mark.parametrize(
+    "known",
+    [{"retraction_count": 1}, {"retraction_count": 1, "extend_end": 7}, {"spec_verify_ct": 1}],
+)
+def test_a_known_wrong_count_explains_one_mask_of_ends(known: dict[str, int]) -> None:
+    info, requests = a_batch()
+    requests[2].output_ids = [5] * 6
+    requests[2].sampling_params.presence_penalty = 0.0
+    assert wrong(info, requests) == {OF_ENDS: "c"}
+    for name, value in known.items():
+        setattr(requests[2], name, value)
     assert wrong(info, requests) == {"acc_additive_penalties": "c"}
+    info.acc_additive_penalties[2, 6] = -torch.inf
+    assert wrong(info, requests) == {"acc_additive_penalties": "c", OF_ENDS: "c"}
+    vars(requests[2]).update(retraction_count=1, extend_end=2, spec_verify_ct=0)
+    assert wrong(info, requests) == {OF_ENDS: "c"}
+
+
+def test_prompts_have_the_logits_and_log_likelihoods_of_their_own_tokens() -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(5, 4), torch.randn(VOCABULARY + 2, 4)
+    tokens = [[9, 1, 2, 3], [4, 5]]
+    spans = [(1, 3), (0, 2)]
+    found = Rows()
+    for at, (mine, span) in enumerate(zip(tokens, spans, strict=True)):
+        found.add(at, Row("ab"[at], mine, *span, {}))
+    logits = 2 * (hidden @ weight.T / 2).tanh()[:, :VOCABULARY]
+    likely = logits.log_softmax(1)
+    # The first prompt asks for all of the chunk, and the token after it is not known.
+    right = torch.stack([likely[0, 2], likely[1, 3], likely[2, 0], likely[3, 5], likely[4, 0]])
+    given = Part(next_token_logits=logits[[2, 4]], input_token_logprobs=right)
+    requests = [Part(rid=name, origin_input_ids=[0] * 4) for name in "ab"]
+    head = Part(weight=weight)
+    processor, batch = Part(final_logit_softcapping=2), Part(extend_logprob_start_lens_cpu=[0, 0])
+
+    def judged() -> list[str]:
+        values = list(of_prompts(processor, hidden, head, batch, given, found, requests))
+        judged = wrong_row.judge(RowsGiven(1, "extend", "logits", values))
+        return [one.key.split(" | ")[-1] for one in judged]
+
+    assert judged() == []
+    given.input_token_logprobs = right.roll(1)
+    assert judged() == ["log-likelihoods", "log-likelihoods"]
+    requests[1].origin_input_ids = [0]  # Its second token is output.
+    assert judged() == ["log-likelihoods"]
+    given.input_token_logprobs, given.next_token_logits = None, logits[[2, 3]]
+    assert judged() == ["logits of prompts"]
 
 
 def test_a_request_keeps_the_parameters_of_its_first_batch(

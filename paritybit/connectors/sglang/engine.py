@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from copy import copy
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paritybit.connectors.following import Following, attributes, tensors
@@ -300,6 +301,18 @@ class SglangEngine(Following):
                 self.rows("drafts", lambda: rows.roots(batch, mine), by)
             if not begins:
                 self.placed = now
+
+    def logits(
+        self, original: Call, processor: Any, _: Any, hidden: Tensor, head: Any, batch: Any
+    ) -> Any:
+        """Judge the logits of prompts. Those of a GPU are rounded more."""
+        result, now = original(), self.now
+        if now is None or now.model.drafts or now.forward.kind not in rows.PREFILLS:
+            return result
+        if now.rows.rows and hidden.dtype == torch.float32:
+            given = processor, hidden, head, batch, result, now.rows, self.requests
+            self.rows("logits", lambda: sampling.of_prompts(*given))
+        return result
 
     def hook_lists(self, runner: Any) -> None:
         """Wrap the method that builds index lists, once per class of attention backend."""

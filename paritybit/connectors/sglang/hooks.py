@@ -51,6 +51,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         f"{MANAGERS}.scheduler_runtime_checker_mixin.SchedulerRuntimeCheckerMixin.on_idle",
     ),
     "forward": (f"{EXECUTOR}.model_runner.ModelRunner.forward",),
+    "logits": ("sglang.srt.layers.logits_processor.LogitsProcessor.forward",),
     "run_batch": (f"{EXECUTOR}.model_runner.ModelRunner._forward_raw",),
     "capture": tuple(f"{path}.capture" for path in RUNNERS),
     "runner": tuple(f"{path}.{name}" for path in RUNNERS for name in ("replay", "execute")),

@@ -22,9 +22,12 @@ SETTLED = 4
 """The number of generated tokens of which at least one is penalised."""
 
 OF_TOKENS = "acc_additive_penalties of tokens"
-"""The name of penalties of tokens. Those that mask tokens, which end a request, have the field's.
+"""The name of penalties of tokens."""
 
-Engines count the latter wrongly at times, which is known, so the former need a name of their own.
+OF_ENDS = "acc_additive_penalties of ends"
+"""The name of masks of tokens that end a request, unless a known wrong count explains them.
+
+Masks that it explains have the field's name.
 """
 
 MORE_ENDS = "additional_stop_token_ids"
@@ -106,9 +109,18 @@ def penalties(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValu
     if added is not None:
         held = added.float().cpu()
         masked, none = held == -torch.inf, torch.zeros_like(held)
-        ends = torch.stack([ended(*each) for each in zip(masked, requests, strict=True)])
-        given, right = (none.masked_fill(places, -torch.inf) for places in (masked, ends))
-        yield RowValues("acc_additive_penalties", names, given, right, source=source)
+        given = none.masked_fill(masked, -torch.inf)
+        counts = [len(one.output_ids) for one in requests], [*map(counted, requests)]
+        due, known = (
+            torch.stack([ended(*row) for row in zip(masked, requests, by, strict=True)])
+            for by in counts
+        )
+        for name, places in {
+            "acc_additive_penalties": masked & (due | ~known),
+            OF_ENDS: due | masked & known,
+        }.items():
+            right = none.masked_fill(places, -torch.inf)
+            yield RowValues(name, names, given, right, source=source)
         held = held.masked_fill(masked, 0)
         triples = zip(held, pairs, strict=True)
         right = torch.stack([allowed(row, *pair, mode) for row, pair in triples])
@@ -135,12 +147,26 @@ def applied(info: Any) -> tuple[Tensor | None, Tensor | None]:
     return added, scaled
 
 
-def ended(masked: Tensor, request: Any) -> Tensor:
+def counted(request: Any) -> int:
+    """Return the tokens of a request by the wrong count of the engine: see `docs/findings.md`.
+
+    It counts one per step with drafts, and those since it began again after retraction.
+    """
+    count, steps = len(request.output_ids), int(getattr(request, "spec_verify_ct", 0))
+    if not getattr(request, "retraction_count", 1):
+        return steps or count
+    end: int | None = getattr(request, "extend_end", None)
+    if steps or end is None:
+        return 0  # It is not known.
+    return count - max(0, end - len(request.origin_input_ids))
+
+
+def ended(masked: Tensor, request: Any, count: int) -> Tensor:
     """Return which of the tokens that end a request are masked, bool [vocabulary].
 
     They are until it has enough tokens. Some releases do not mask those of the model's own.
     """
-    asked, words, count = request.sampling_params, request.tokenizer, len(request.output_ids)
+    asked, words = request.sampling_params, request.tokenizer
     known = getattr(words, "eos_token_id", None), *(getattr(words, MORE_ENDS, None) or ())
     always = {*(asked.stop_token_ids or ()), *known}
     ends = {*always, *(request.eos_token_ids or ())} if count <= asked.min_new_tokens + 1 else ()
@@ -169,6 +195,35 @@ def allowed(held: Tensor, request: Any, tokens: Sequence[int], mode: str) -> Ten
     if settled and penalised and not again and not bool(right.any()):
         right[request.output_ids[0]] = -(asked.frequency_penalty + asked.presence_penalty)
     return right
+
+
+def of_prompts(
+    processor: Any, hidden: Tensor, head: Any, batch: Any, given: Any, found: Rows, requests: Any
+) -> Iterator[RowValues]:
+    """Yield the logits after each prompt, and the log-likelihoods of its tokens.
+
+    `given` has those of the engine's logits `processor` for the `hidden` states of all tokens, to
+    which the `head` is applied here again.
+    """
+    logits, cap = hidden @ head.weight.T, processor.final_logit_softcapping
+    logits = cap * (logits / cap).tanh() if cap else logits
+    logits = logits[:, : given.next_token_logits.shape[1]].cpu()
+    starts, values = batch.extend_logprob_start_lens_cpu, given.input_token_logprobs
+    first, place, held = 0, 0, given.next_token_logits.cpu()
+    names, ends = [row.request for row in found.rows], list[int]()
+    prompts = {one.rid: len(one.origin_input_ids) for one in requests}
+    for row, start in zip(found.rows, starts or [0] * len(names), strict=True):
+        last, begin = first + row.computed, row.cached + start + 1
+        ends.append(last - 1)
+        # The token after the last one may not be known. Those of an output have no use.
+        tokens = row.tokens[begin : min(row.cached + row.computed, prompts[row.request])]
+        if values is not None and tokens:
+            mine = logits[first + start :][: len(tokens)].log_softmax(1)
+            right = mine.gather(1, torch.tensor([tokens]).T).T
+            theirs = values[place : place + len(tokens)].cpu()[None]
+            yield RowValues("log-likelihoods", [row.request], theirs, right, ROUNDING)
+        first, place = last, place + row.computed - start
+    yield RowValues("logits of prompts", names, held, logits[ends], ROUNDING)
 
 
 # LoRA adapters.
