@@ -4,9 +4,12 @@ A grammar and a logit processor each allow a class of tokens, so an answer shows
 applied to its rows, and when.
 """
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,10 +51,10 @@ def strings_of(asked: Sampling) -> tuple[str, ...]:
 
 
 class Grammar:
-    """The grammar of a request: its next token belongs to the next class.
+    """The grammar of a request: the class of its next token depends on all tokens before.
 
-    It never ends, because some requests go on after the end of a text. The engine's object for it
-    is a subclass.
+    Branches of a draft therefore have different masks. It never ends, because some requests go on
+    after the end of a text. The engine's object for it is a subclass.
     """
 
     def __init__(self, number: str) -> None:
@@ -61,9 +64,12 @@ class Grammar:
 
     def first(self, tokens: list[int]) -> list[int]:
         """Return the first of the next tokens, up to one that is not allowed."""
-        begin = int(self.number) + len(self.tokens)
-        wrong = (at for at, one in enumerate(tokens) if (one - begin - at) % CLASSES)
-        return tokens[: next(wrong, None)]
+        expected = int(self.number) + sum(one // CLASSES for one in self.tokens)
+        for at, one in enumerate(tokens):
+            if (one - expected) % CLASSES:
+                return tokens[:at]
+            expected += one // CLASSES
+        return tokens
 
     @property
     def bits(self) -> int:
@@ -87,6 +93,41 @@ def outside(mine: int, size: int, device: object = None) -> Tensor:
     return found
 
 
+CLOSE = 1e-3
+"""The largest difference of equal log-likelihoods, also relative to them."""
+
+
+class Likely(NamedTuple):
+    """Log-likelihoods at a place: of the `token` there, of the `likeliest` ones, and of `others`.
+
+    `value` is that of the token, or None without one. `best`: the likeliest token was to be taken.
+    """
+
+    token: int
+    value: float | None
+    likeliest: Mapping[int, float] = {}
+    others: Mapping[int, float] = {}
+    best: bool = False
+
+    def wrong(self, most: int, asked: Collection[int]) -> Iterator[str]:
+        """Yield what is wrong if `most` likeliest tokens, and others, were `asked` for."""
+        if self.value is None:
+            return
+        if len(self.likeliest) != most or self.others.keys() != {*asked}:
+            yield "it has log-likelihoods of other tokens than it asked for"
+        mine = self.token, self.value
+        known, least = (
+            dict([mine, *self.likeliest.items()]),
+            min(self.likeliest.values(), default=0),
+        )
+        for token, value in (mine, *self.others.items()):
+            right = known.get(token, min(value, least))
+            if not math.isclose(value, right, rel_tol=CLOSE, abs_tol=CLOSE):
+                yield f"the log-likelihood of token {token} is {value:.4g}, not {right:.4g}"
+        if self.best and most and self.value < max(self.likeliest.values()) - CLOSE:
+            yield f"token {self.token} was taken, and another one is likelier"
+
+
 NUMBER = "the number of tokens"
 """What ends an answer to which nothing else puts an end."""
 
@@ -102,6 +143,9 @@ class Answer:
       With `kept`, its text has what ends it.
     - `tokens`, `text`: its output, and `likely`: the tokens whose log-likelihoods were returned.
     - `reason`: what ended it, as the engine says: a token, a string or NUMBER, or None for unknown.
+    - `ranked`: the log-likelihoods at each place. It asked for those of the `likeliest` tokens, of
+      which there are so many, and of `others`. A `greedy` answer has the likeliest tokens.
+    - `counts`: the engine's numbers of tokens: of its prompt, and of its output.
     - `drafted`: the positions in its output of tokens that may be drafts.
     - `aborted`: whether it was to be aborted.
     """
@@ -118,6 +162,11 @@ class Answer:
     likely: list[int] = field(default_factory=list)
     drafted: Collection[int] = ()
     aborted: bool = False
+    ranked: list[Likely] = field(default_factory=list)
+    likeliest: int = 0
+    others: Collection[int] = ()
+    greedy: bool = False
+    counts: dict[str, int] = field(default_factory=dict)
 
     def ends(self, count: int) -> Mapping[str | int, str]:
         """Return what may end it after so many tokens, each with the text that it then has."""
@@ -157,6 +206,9 @@ class Answer:
         if not least <= len(tokens) <= self.most:
             yield f"it has {len(tokens)} tokens, and asked for {least} to {self.most}"
         yield from self.ended()
+        lengths = len(self.prompt), len(tokens)
+        if self.counts and (*self.counts.values(),) != lengths:
+            yield f"its prompt and output have {self.counts} tokens, not {lengths}"
         free = [(at, token) for at, token in enumerate(tokens) if at not in self.drafted]
         allowed = asked.allowed_token_ids
         if allowed is not None and (other := [at for at, token in free if token not in allowed]):
@@ -179,6 +231,8 @@ class Answer:
                 yield f"it has {len(self.likely)} log-likelihoods, and asked for {len(right)}"
             elif self.likely != right:
                 yield "its log-likelihoods are those of other tokens"
+        ranked = (one.wrong(self.likeliest, self.others) for one in self.ranked)
+        yield from islice(chain.from_iterable(ranked), 1)
 
     def judge(self, name: str, *, cut: bool = False) -> None:
         """Report what is not as the request of this name asked, unless it was to be aborted."""

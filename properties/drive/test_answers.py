@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.drive.answers import END_OF_TEXT, NUMBER, Answer, strings_of, text_of
+from paritybit.drive.answers import END_OF_TEXT, NUMBER, Answer, Likely, strings_of, text_of
 from paritybit.drive.script import Sampling
 from paritybit.drive.sglang import serving
 from paritybit.drive.sglang.answers import Processor, SglangGrammar
@@ -18,6 +18,14 @@ from paritybit.testing.replays import InMemory
 from paritybit.watch import journal
 
 PROMPT = [7, 8, 9]
+
+LISTS = [
+    f"{part}_{kind}_logprobs_{of}"
+    for part in ("input", "output")
+    for kind in ("token", "top", "token_ids")
+    for of in ("idx", "val")
+]
+"""The attributes of sglang's output with log-likelihoods."""
 
 
 def wrong(
@@ -73,8 +81,9 @@ def wrong(
         ({"allowed_token_ids": (4, 5), "drafted": {1}}, [4, 6, 4, 4], 0),
         ({"bad_words": ((5, 4),)}, [4, 5, 6, 4], 0),
         ({"bad_words": ((5, 4),)}, [4, 5, 4, 4], 1),
-        ({"grammar": 1}, [5, 10, 15, 4], 0),
+        ({"grammar": 1}, [5, 10, 4, 9], 0),
         ({"grammar": 1}, [5, 10, 14, 4], 1),
+        ({"grammar": 1}, [9, 10, 4, 9], 1),
         ({"processor": 1}, [4, 5, 22, 7], 0),
         ({"processor": 1}, [4, 5, 8, 7], 1),
         ({"likelihoods": 1, "likely": (8, 9, 4, 5, 6, 7)}, [4, 5, 6, 7], 0),
@@ -89,6 +98,38 @@ def test_an_answer_is_what_its_request_asks(
     asked: dict[str, Any], tokens: list[int], found: int
 ) -> None:
     assert wrong(tokens, **asked) == found
+
+
+@pytest.mark.parametrize(
+    ("ranked", "found"),
+    [
+        (Likely(7, None), 0),
+        (Likely(7, -1.0, {5: -0.5, 7: -1.0}, {9: -2.0}), 0),
+        (Likely(7, -1.0, {5: -0.5, 7: -1.0}, {9: -2.0}, best=True), 1),
+        (Likely(7, -0.9, {5: -0.5, 7: -1.0}, {9: -2.0}), 1),
+        (Likely(7, -1.0, {5: -0.5, 7: -1.0}, {9: -0.9}), 1),
+        (Likely(9, -1.5, {5: -0.5, 7: -1.0}, {9: -2.0}), 1),
+        (Likely(7, -1.0, {5: -0.5, 7: -1.0}, {8: -2.0}), 1),
+        (Likely(7, -1.0, {7: -1.0}, {9: -2.0}), 1),
+        (Likely(7, -torch.inf, {5: -0.5, 6: -0.6}, {9: -torch.inf}), 0),
+    ],
+)
+def test_log_likelihoods_of_a_place_agree(ranked: Likely, found: int) -> None:
+    assert len(list(ranked.wrong(2, [9, 9]))) == found
+
+
+def test_sglang_returns_each_log_likelihood() -> None:
+    inputs = [7, 8], [None, -3.0], [None, [5]], [None, [-1.0]], [None, [9]], [None, [-2.0]]
+    outputs: tuple[list[Any], ...] = [4], [-1.0], [], [], [[9]], [[-2.0]]
+    lists = {name: [[], of] for name, of in zip(LISTS, (*inputs, *outputs), strict=True)}
+    answer = Answer([7, 8], 1, greedy=True)
+    serving.hear(answer, SimpleNamespace(**{"output_ids": None, **lists}), 1)
+    assert answer.likely == [7, 8, 4]
+    assert answer.ranked == [
+        Likely(7, None),
+        Likely(8, -3.0, {5: -1.0}, {9: -2.0}),
+        Likely(4, -1.0, {}, {9: -2.0}, best=True),
+    ]
 
 
 def test_a_grammar_and_a_processor_together_leave_tokens() -> None:
@@ -142,8 +183,10 @@ def test_sglang_answers_no_request_that_has_ended(monkeypatch: pytest.MonkeyPatc
 
     def hear(name: str, tokens: list[int], reason: str | None) -> list[str]:
         why = None if reason is None else {"type": reason}
-        lists = {"input_token_logprobs_idx": None, "output_token_logprobs_idx": None}
+        lists = dict.fromkeys(LISTS)
+        counts = {"prompt_tokens": [1], "completion_tokens": [len(tokens)]}
         output = {"rids": [name], "output_ids": [tokens], "finished_reasons": [why], **lists}
+        output.update(counts)
         engine._hear(SimpleNamespace(**output))
         return [one.text for one in found.found]
 

@@ -106,6 +106,15 @@ TABLE = Table(
 )
 
 
+OWN_CHECKS = {
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    "SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1",
+    "SGLANG_DEBUG_MEMORY_POOL": "1",
+    "SGLANG_INVARIANT_CHECK": "2",
+}
+"""The engine's own checks of its pools, cache and indices, which fail with an error."""
+
+
 def prepare(spec: str) -> Environment:
     """Return the engine, with the release of transformers that it pins."""
     return with_transformers(spec, wanted_transformers)
@@ -118,6 +127,9 @@ def variables_of(environment: Environment, served: Common) -> dict[str, str]:
     return {
         # By default, slots outside a window are freed every 128 tokens, which is 8 windows.
         "SGLANG_SWA_EVICTION_INTERVAL": "8",
+        # Log-likelihoods of prompts are computed in chunks, of 2048 tokens by default.
+        "SGLANG_LOGPROB_CHUNK_SIZE": "24",
+        **(OWN_CHECKS if says(package, "environ.py", "SGLANG_INVARIANT_CHECK") else {}),
         **(acceptance(package, served.device) if served.forced else {}),
         **variables(environment, served.device, os.environ),
     }

@@ -10,12 +10,13 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from paritybit.compat import override
-from paritybit.drive.answers import END_OF_TEXT, NUMBER, Answer, report, strings_of, text_of
+from paritybit.drive.answers import END_OF_TEXT, NUMBER, Answer, Likely, report, strings_of, text_of
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, LikelyStep, PlayedError
 from paritybit.drive.models import VOCABULARY
@@ -35,7 +36,7 @@ IMPORTED = ("sglang.srt.managers.scheduler", "sglang.srt.models.registry")
 TREE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
 """The variable with the language of the prefix cache. The engine reads it when it starts."""
 
-NOTHING = ("input_embeds", "mm_inputs", "token_ids_logprob", "token_type_ids")
+NOTHING = ("input_embeds", "mm_inputs", "token_type_ids")
 """Optional fields of a request that some releases require. They are None."""
 
 
@@ -60,6 +61,12 @@ TOKENIZER = SimpleNamespace(
 
 SPACES = {None: (None, None), 1: ("a", None), 2: (None, "a"), 3: ("b", None), 4: ("a", "a")}
 """The extra key and the salt of each namespace of the prefix cache."""
+
+KINDS = ("token", "top", "token_ids")
+"""The kinds of tokens with log-likelihoods: the one there, the likeliest ones, and given ones."""
+
+COUNTS = ("prompt_tokens", "completion_tokens")
+"""The attributes of an output with the numbers of tokens of each prompt and answer."""
 
 LIKELIEST = 8
 """The number of likeliest tokens per step that are requested to compare likelihoods."""
@@ -197,7 +204,8 @@ class Sglang(Engine):
             given["custom_logit_processor"] = processor(more.processor)
         # Older releases return what was accepted after a string.
         strings = () if self.served.speculative else strings_of(more)
-        stopping = {"stop": [*strings], "stop_token_ids": None} if strings else {}
+        stopping: dict[str, Any] = {"stop": [*strings], "stop_token_ids": None} if strings else {}
+        stopping["stream_interval"] = len(prompt) % 3 + 1
         how = named(sampling.SamplingParams, **(sampling_of(one) | stopping))(
             max_new_tokens=one.tokens, temperature=0.0 if greedy else one.temperature
         )
@@ -210,6 +218,11 @@ class Sglang(Engine):
         if strings:  # They end a request before `min_tokens`, too.
             asked = replace(asked, min_tokens=None)
         answer = Answer(known, one.tokens, asked, stops, strings, drafted=drafted)
+        answer.greedy = (greedy or not one.temperature) and not self.served.forced
+        if self.likely is not None:
+            answer.likeliest = LIKELIEST
+        elif more.likelihoods is not None:
+            answer.likeliest, answer.others = len(prompt) % 4, known[: len(prompt) % 3]
         self._answers[one.name] = answer
         return self.structures.TokenizedGenerateReqInput(
             rid=one.name,
@@ -218,8 +231,9 @@ class Sglang(Engine):
             sampling_params=how,
             return_logprob=self.likely is not None or more.likelihoods is not None,
             logprob_start_len=-1 if more.likelihoods is None else more.likelihoods,
-            top_logprobs_num=0 if self.likely is None else LIKELIEST,
-            stream=False,
+            top_logprobs_num=answer.likeliest,
+            token_ids_logprob=answer.others or None,
+            stream=len(prompt) % 2 == 0,
             **given,
         )
 
@@ -261,8 +275,6 @@ class Sglang(Engine):
                         report(f"request {request} goes on after it has ended", what="goes on")
                     continue
                 hear(self._answers[request], output, index)
-                if self.likely is not None:
-                    self._hear_likely(output, index, request)
                 if (reason := output.finished_reasons[index]) is not None:
                     self._end(request, reason)
 
@@ -276,19 +288,9 @@ class Sglang(Engine):
             answer.reason = {"stop": reason.get("matched"), "length": NUMBER}.get(reason["type"])
             cut = request in self._aborted or len(answer.prompt) + answer.most > room
             answer.judge(request, cut=cut)
+            if self.likely is not None:
+                self.likely[request] = [step_of(one) for one in answer.ranked]
         self.player.ended(request, answer.tokens if answer is not None else ())
-
-    def _hear_likely(self, output: Any, index: int, request: str) -> None:
-        """Record the likeliest tokens of a request in an output."""
-        assert self.likely is not None
-        steps, taken = self.likely.setdefault(request, []), self._answers[request].tokens
-        tokens, values = (
-            output.output_top_logprobs_idx[index],
-            output.output_top_logprobs_val[index],
-        )
-        for step in zip(tokens, values, strict=True):
-            found = [(int(token), float(value)) for token, value in zip(*step, strict=True)]
-            steps.append(LikelyStep(taken[len(steps)], sorted(found, key=lambda one: -one[1])))
 
 
 ENGINE = Sglang
@@ -301,8 +303,30 @@ def hear(answer: Answer, output: Any, index: int) -> None:
     """Note an output of the scheduler, which belongs to the request at `index`."""
     if output.output_ids is not None:
         answer.tokens += map(int, output.output_ids[index])
-    for given in (output.input_token_logprobs_idx, output.output_token_logprobs_idx):
-        answer.likely += (given and given[index]) or ()
+        for name in COUNTS:
+            answer.counts[name] = getattr(output, name)[index]
+    for part in ("input", "output"):
+        kinds = (places_of(output, f"{part}_{kind}", index) for kind in KINDS)
+        for (token, value), *more in zip_longest(*kinds, fillvalue=((), None)):
+            likeliest, others = (dict(zip(ids, found or (), strict=False)) for ids, found in more)
+            best = answer.greedy and part == "output"
+            answer.likely.append(token)
+            answer.ranked.append(Likely(token, value, likeliest, others, best))
+
+
+def places_of(output: Any, kind: str, index: int) -> list[Any]:
+    """Return the tokens of a kind at each place of a request, and their log-likelihoods.
+
+    Those before the first token of a prompt are None.
+    """
+    lists = (getattr(output, f"{kind}_logprobs_{of}") for of in ("idx", "val"))
+    pairs = zip(*((one and one[index]) or () for one in lists), strict=False)
+    return [((), None) if ids is None else (ids, found) for ids, found in pairs]
+
+
+def step_of(ranked: Likely) -> LikelyStep:
+    """Return the likeliest tokens in descending order."""
+    return LikelyStep(ranked.token, sorted(ranked.likeliest.items(), key=lambda one: -one[1]))
 
 
 def sampling_of(one: Planned) -> dict[str, Any]:

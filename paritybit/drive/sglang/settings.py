@@ -161,6 +161,8 @@ class SglangServed(Common):
             *self._backend(),
             *("--sampling-backend", "pytorch"),
             *("--grammar-backend", "none"),
+            # Without priorities, every second row admits the longest prefix first.
+            *("--schedule-policy", "lpm" if self.seed % 2 > self.priorities else "fcfs"),
             *("--random-seed", str(self.seed)),
             *("--mem-fraction-static", "0.5"),
             # Admit requests before all of their tokens fit, so that some are retracted.
