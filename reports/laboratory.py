@@ -134,14 +134,12 @@ def pass_count(rows: Sequence[TrialRow]) -> str:
 
 
 def unjudged(record: Record) -> Iterator[str]:
-    """Yield what the verdict does not show: errors after a verdict, and states never reached."""
+    """Yield the errors after a verdict, which it does not show."""
     for row in all_rows(record):
         if row.finding is not None and row.finding.error:
             yield f"{title_of(row)}: the explainer failed: {headline(row.finding.error)}"
         if row.error and row.status.expected:
             yield f"{title_of(row)}: an error after its verdict: {row.raised}"
-    if record.unreached:
-        yield f"Never reached: {comma_separated(record.unreached)}"
 
 
 def causes(record: Record, names: Mapping[int, str]) -> Iterator[Failure]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from paritybit.harness.campaigns.task import Task
 from paritybit.harness.errors import MalformedError, require_known
 from paritybit.harness.lockstep.config import TURNS, TrialConfig
-from paritybit.harness.schedules.coverage import OVERLAP_REQUIRED, required_events
 from paritybit.reference.config import PRESETS
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import RUNNERS, engine_runners
@@ -112,11 +111,6 @@ class RunConfig:
         return tuple(
             name for name in reversed(firsts.values()) if needed and RUNNERS[name].captures
         )
-
-    @property
-    def required_events(self) -> tuple[str, ...]:
-        """The states that the clean trials together must reach."""
-        return (*required_events(self.runners), *(OVERLAP_REQUIRED if self.overlapping else ()))
 
 
 def plan(settings: RunConfig) -> list[Task]:

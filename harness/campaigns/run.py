@@ -1,15 +1,11 @@
 """A run of clean trials and hunts: its results, and the verdict on them."""
 
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from paritybit.harness.campaigns.plan import RunConfig, clean_tasks, plan
+from paritybit.harness.campaigns.plan import RunConfig, plan
 from paritybit.harness.campaigns.task import OPEN, Task, TaskResult
-
-NAMED = 3
-"""The number of unreached states that a verdict lists. The page lists all."""
 
 
 @dataclass
@@ -51,7 +47,7 @@ class Run:
 def verdict(run: Run) -> tuple[str, str]:
     """Return green, red or interrupted, and a sentence with the reason.
 
-    A run is green if all selected tasks ended as expected and all required states were reached.
+    A run is green if all selected tasks ended as expected.
     """
     clean = [result for result in run.results if result.task.bug is None]
     bugs = [result for result in run.results if result.task.bug is not None]
@@ -61,33 +57,14 @@ def verdict(run: Run) -> tuple[str, str]:
         f"{len(clean_good)} of {len(clean)} clean trials passed;"
         f" {len(good)} of {len(bugs)} hunts ended as expected"
     )
-    lost, missing = run.lost, unreached(run)
+    lost = run.lost
     if lost and not run.interrupted:
         message += f"; {lost} of {len(run.tasks)} trials and hunts gave no result"
-    if missing:
-        rest = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-        message += f"; never reached: {', '.join(missing[:NAMED])}{rest}"
     if run.interrupted:
         rest = f"; {lost} of {len(run.tasks)} did not finish" if lost else ""
         return "interrupted", f"so far, {message}{rest}"
     if run.broken:
         message += "; pytest failed"
     good_all = len(good) == len(bugs) and len(clean_good) == len(clean)
-    whole = good_all and run.results and not (lost or missing or run.broken)
+    whole = good_all and run.results and not (lost or run.broken)
     return ("green" if whole else "red"), message
-
-
-def unreached(run: Run) -> list[str]:
-    """Return the required events that the clean trials, taken together, never reached.
-
-    Nothing is required of a run that was interrupted, in which clean trials were deselected, or in
-    which one fails: it stops early, so its coverage is incomplete.
-    """
-    clean = [result for result in run.results if result.task.bug is None]
-    selected = set(run.tasks).issuperset(clean_tasks(run.settings))
-    if run.interrupted or not selected or not all(one.status.expected for one in clean):
-        return []
-    events: Counter[str] = Counter()
-    for result in clean:
-        events += result.search_result.events
-    return [event for event in run.settings.required_events if not events[event]]

@@ -3,7 +3,7 @@
 import time
 from typing import Any, cast
 
-from paritybit.harness.campaigns.run import Run, unreached, verdict
+from paritybit.harness.campaigns.run import Run, verdict
 from paritybit.harness.campaigns.task import TaskResult
 from paritybit.harness.records import schema
 from paritybit.harness.records.case import Case, file_name
@@ -29,7 +29,6 @@ def record(run: Run) -> schema.Record:
         environment=environment(run.settings.device, run.processes),
         clean=tuple(one for one in rows if not isinstance(one, schema.BugRow)),
         bugs=tuple(one for one in rows if isinstance(one, schema.BugRow)),
-        unreached=tuple(unreached(run)),
     )
 
 

@@ -35,10 +35,10 @@ from paritybit.harness.errors import headline
 from paritybit.harness.explain.facts import Explanation
 from paritybit.harness.explain.report import Observed, explanation, observe
 from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.overlapped import OVERLAPPED
 from paritybit.harness.lockstep.tracebacks import traceback_of
 from paritybit.harness.records.case import Case, trial_name
 from paritybit.harness.records.schema import Counterexample, Status
-from paritybit.harness.schedules.coverage import OVERLAPPED
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.subjects.bugs.bug import Bug
 from paritybit.subjects.bugs.catalogue import BUGS

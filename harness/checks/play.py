@@ -23,7 +23,6 @@ from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation, Sample
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
-from paritybit.harness.schedules.coverage import Coverage
 from paritybit.harness.schedules.schedule import Schedule, Step
 from paritybit.subjects.buffers import SharedBufferError
 
@@ -36,7 +35,7 @@ class Outcome:
     - `steps`: steps with a forward. In an idle step only the graph run runs one.
     - `last`: the index of the last step that began.
     - `replays`, `padded_replays`: replays of the runner under test.
-    - `events`: how often each state was reached, by any runner.
+    - `events`: how often each state was reached.
     - `error`: the traceback of an error outside the engine under test. The outcome then proves
       nothing.
     - `device_lost`: the process can no longer use its device.
@@ -171,7 +170,7 @@ class SchedulePlayer:
 
         A violation of a property in `ending` ends the playing.
         """
-        coverage, samples = Coverage(outcome.events), list[Sample]()
+        samples = list[Sample]()
         judges = [one.judge_schedule for one in self.properties if one.judge_schedule is not None]
         extra_runs = {one.id: one.extra_run for one in self.properties if one.extra_run}
         self.pair.reset(schedule.seed)
@@ -184,8 +183,6 @@ class SchedulePlayer:
                 new = outcome.add(judge_end(self.properties, self.pair.end(index)))
             else:
                 outcome.count(observation)
-                if observation.replay is not None:
-                    coverage.see(observation.replay, len(observation.graph.spans))
                 new = outcome.add(judge_step(self.properties, observation))
                 samples += observation.samples
             if observer is not None:

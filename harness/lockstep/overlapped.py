@@ -18,7 +18,6 @@ from paritybit.harness.lockstep.scheduler import (
 )
 from paritybit.harness.lockstep.speculation import count_caught_up, keep_caught_up
 from paritybit.harness.lockstep.tracebacks import SubjectRuns
-from paritybit.harness.schedules.coverage import FREED_IN_FLIGHT, OVERLAPPED
 from paritybit.harness.schedules.schedule import Step, Verify
 from paritybit.reference.allocator import Ownership
 from paritybit.reference.batch import (
@@ -37,6 +36,10 @@ from paritybit.subjects.protocol import ForwardResult
 from torch import Tensor
 
 from paritybit.compat import override
+
+OVERLAPPED = "step planned while a forward was in flight"
+FREED_IN_FLIGHT = "freed while a forward was in flight"
+"""Events that are counted."""
 
 TURN, FORWARDS_LAG = 8, 6
 """The forward stream lags in the first FORWARDS_LAG of every TURN forwards.

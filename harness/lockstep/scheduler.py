@@ -12,7 +12,6 @@ from paritybit.harness.lockstep import speculation
 from paritybit.harness.lockstep.observation import Sample
 from paritybit.harness.lockstep.request_book import RequestBook
 from paritybit.harness.lockstep.requests import PlannedForward, ScheduledRequest
-from paritybit.harness.schedules.coverage import BEGUN_BESIDE
 from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
@@ -141,7 +140,7 @@ class LockstepScheduler(RequestBook):
             waiting += [request] if request is not None else []
         spans = [self._next(request, step.tokens) for request in waiting]
         begun = [span.begin == 0 for span in spans if span is not None]
-        self.events[BEGUN_BESIDE] += any(begun) and not all(begun)
+        self.events["prompt begun beside one that continues"] += any(begun) and not all(begun)
         return self.planned(Mode.EXTEND, spans)
 
     def _decode(self, step: Decode) -> PlannedForward | None:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import torch
 from paritybit.harness.lockstep.request_book import RequestBook
 from paritybit.harness.lockstep.requests import PlannedForward, ScheduledRequest
-from paritybit.harness.schedules.coverage import ALL_ACCEPTED
 from paritybit.reference.batch import DraftState, ForwardBatch, Mode, RequestSpan
 from paritybit.reference.config import DRAFT_STEPS, DRAFT_TOKENS
 from paritybit.reference.model import Output
@@ -87,7 +86,7 @@ def accept(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
         book.free_unused(request)
         book.events["draft accepted"] += accepted > 0
         book.events["draft rejected"] += accepted < DRAFT_STEPS
-        book.events[ALL_ACCEPTED] += accepted == DRAFT_STEPS
+        book.events["all drafts accepted"] += accepted == DRAFT_STEPS
         rows.append(last)
     return rows
 

@@ -107,11 +107,7 @@ class BugRow(TrialRow, frozen=True):
 
 
 class Record(File, frozen=True, tag="paritybit-run"):
-    """A whole run.
-
-    - `started`: UTC in ISO 8601.
-    - `unreached`: the states that the clean trials together did not reach, and must reach.
-    """
+    """A whole run. `started` is UTC in ISO 8601."""
 
     command: str
     seed: int
@@ -123,5 +119,4 @@ class Record(File, frozen=True, tag="paritybit-run"):
     environment: RunEnvironment
     clean: tuple[TrialRow, ...]
     bugs: tuple[BugRow, ...]
-    unreached: tuple[str, ...]
-    version: Literal[10] = 10
+    version: Literal[11] = 11

@@ -10,10 +10,9 @@ from paritybit.harness.checks.play import SchedulePlayer
 from paritybit.harness.checks.table import CHEAP_PROPERTIES
 from paritybit.harness.explain.report import explanation, observe
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.lockstep.overlapped import FORWARDS_LAG, TURN
+from paritybit.harness.lockstep.overlapped import FORWARDS_LAG, FREED_IN_FLIGHT, OVERLAPPED, TURN
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.records.schema import Status
-from paritybit.harness.schedules.coverage import FREED_IN_FLIGHT, OVERLAPPED
 from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,

@@ -1,12 +1,17 @@
-"""The same seed draws the same schedules. That they reach what they must is in each verdict."""
+"""The same seed draws the same schedules, and those of clean trials reach what they must."""
+
+from collections import Counter
 
 import pytest
+from paritybit.harness.campaigns.plan import RunConfig, all_hunts, clean_tasks
 from paritybit.harness.campaigns.search import draw_schedules
 from paritybit.harness.checks.play import SchedulePlayer
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.schedules.boundaries import BoundaryScene, Ground, scenes
 from paritybit.harness.schedules.schedule import Schedule
-from paritybit.subjects.runners import RUNNERS
+from paritybit.subjects.runners import RUNNERS, engine_runners
+
+from properties.support.harness.coverage import OVERLAP_REQUIRED, Coverage, required_events
 
 
 def drawn(seed: int) -> list[Schedule]:
@@ -27,6 +32,27 @@ def test_the_longest_context_and_a_bucket_of_one_row_have_no_violation(
     trial = TrialConfig(runner, buckets=(1, 4), token_buckets=(1, 5))
     ground = Ground(trial.model, (1, 4), (1, 5), trial.modes, RUNNERS[runner].mode)
     played = [BoundaryScene(bucket, "longest") for bucket in ground.sizes]
-    outcome = SchedulePlayer(trial).play(Schedule(scenes(ground, played)))
+    coverage = Coverage()
+    outcome = SchedulePlayer(trial).play(Schedule(scenes(ground, played)), coverage)
     assert (outcome.violations, outcome.error) == ((), None)
-    assert all(outcome.events[f"{runner}: bucket {size} full"] for size in ground.sizes)
+    assert all(coverage.events[f"{runner}: bucket {size} full"] for size in ground.sizes)
+
+
+ENGINES = {tuple(one.name for one in engine_runners(runner)): None for runner in RUNNERS}
+
+
+@pytest.mark.parametrize("runners", ENGINES)
+def test_the_clean_trials_of_an_engine_reach_each_required_state(runners: tuple[str, ...]) -> None:
+    """A state that no schedule reaches is one that no property judges."""
+    settings, reached = RunConfig("cpu", all_hunts(runners)), Counter[str]()
+    for task in clean_tasks(settings):
+        player = SchedulePlayer(task.trial, ())
+
+        def play(schedule: Schedule, player: SchedulePlayer = player) -> None:
+            coverage = Coverage()
+            reached.update(player.play(schedule, coverage).events)
+            reached.update(coverage.events)
+
+        draw_schedules(task.trial, play, task.seed, task.examples)
+    required = (*required_events(runners), *(OVERLAP_REQUIRED if settings.overlapping else ()))
+    assert [event for event in required if not reached[event]] == []

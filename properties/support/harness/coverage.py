@@ -2,7 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.overlapped import FREED_IN_FLIGHT, OVERLAPPED
 from paritybit.harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from paritybit.reference.batch import Mode
 from paritybit.subjects.protocol import ReplayResult
@@ -32,12 +35,10 @@ ALWAYS_REQUIRED = (
 )
 """Events that generated schedules must reach together, whatever runner is under test."""
 
-ALL_ACCEPTED = "all drafts accepted"
-
 SPECULATION_REQUIRED = (
     "draft accepted",
     "draft rejected",
-    ALL_ACCEPTED,
+    "all drafts accepted",
     "drafts of the harness",
     "drafts of a draft model",
     "draft caught up in several steps",
@@ -45,13 +46,8 @@ SPECULATION_REQUIRED = (
 )
 """Events that they must also reach if the engine under test speculates."""
 
-BEGUN_BESIDE = "prompt begun beside one that continues"
-
-PREFILL_REQUIRED = ("prefill of several requests", BEGUN_BESIDE)
+PREFILL_REQUIRED = ("prefill of several requests", "prompt begun beside one that continues")
 """Events that they must also reach if a runner under test prefills."""
-
-OVERLAPPED = "step planned while a forward was in flight"
-FREED_IN_FLIGHT = "freed while a forward was in flight"
 
 OVERLAP_REQUIRED = (OVERLAPPED, FREED_IN_FLIGHT)
 """Events that schedules must also reach if steps overlap."""
@@ -101,12 +97,17 @@ def required_events(runners: Iterable[str]) -> tuple[str, ...]:
 
 
 class Coverage:
-    """Counts the events of one schedule's replays in `events`."""
+    """Counts the events of replays. It observes the steps of a `SchedulePlayer`, one schedule."""
 
-    def __init__(self, events: Counter[str]) -> None:
-        self.events = events
+    def __init__(self) -> None:
+        self.events: Counter[str] = Counter()
         self.last: dict[str, ReplayResult] = {}
         self.last_runner: str | None = None
+
+    def __call__(self, _: int, __: object, observation: Observation | None, *___: Any) -> None:
+        """Count the events of a step, if it replayed a graph."""
+        if observation is not None and observation.replay is not None:
+            self.see(observation.replay, len(observation.graph.spans))
 
     def see(self, replay: ReplayResult, requests: int) -> None:
         """Count the events of one replay, of a batch with `requests` requests."""
