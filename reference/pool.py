@@ -167,7 +167,6 @@ class KVPools:
         self.reset(seed=0)
 
     def __getitem__(self, role: Role) -> HybridKVPool:
-        """Return the pool of one model."""
         return self.pools[role]
 
     def reset(self, seed: int) -> None:

@@ -21,7 +21,8 @@ from paritybit.harness.machine.workers import mps_answers, processes_on
 
 if TYPE_CHECKING:
     from paritybit.harness.campaigns.plan import RunConfig
-    from paritybit.harness.campaigns.task import Task, TaskResult
+    from paritybit.harness.campaigns.task import Task
+    from paritybit.harness.records.schema import TrialRow
     from xdist.workermanage import WorkerController
 
 settings.register_profile("dev", max_examples=25, deadline=None, print_blob=True)
@@ -192,11 +193,11 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest) -> Callable[["Task"], "TaskResult"]:
+def run(request: pytest.FixtureRequest) -> Callable[["Task"], "TrialRow"]:
     """Return the function that runs a task and keeps its result for the report of the test."""
     from paritybit.harness.campaigns.task import run_in_turn
 
-    def keep(task: "Task") -> "TaskResult":
+    def keep(task: "Task") -> "TrialRow":
         result = run_in_turn(task)
         request.node.stash[RESULT] = pickle.dumps(result)
         return result

@@ -14,8 +14,8 @@ import pytest
 from paritybit.harness.campaigns.plan import plan
 from paritybit.harness.campaigns.plugin import run_config
 from paritybit.harness.campaigns.run import Run
-from paritybit.harness.campaigns.task import TaskResult, without_result
-from paritybit.harness.records.schema import Status
+from paritybit.harness.campaigns.task import without_result
+from paritybit.harness.records.schema import BugRow, Status, TrialRow
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -105,12 +105,12 @@ class Reporter:
         """Note that the run was interrupted."""
         self.run.interrupted = excinfo.type is KeyboardInterrupt
 
-    def add(self, result: TaskResult) -> None:
+    def add(self, result: TrialRow) -> None:
         """Add a result, and print it if it is a detection or unexpected."""
         self.run.results.append(result)
-        name = result.task.name
+        name = result.name
         self.bar.update(self.line, advance=1, description=f"{name}: {result.status}")
-        if result.status is Status.CAUGHT:
+        if isinstance(result, BugRow) and result.status is Status.CAUGHT:
             self.console.print(detection(result), soft_wrap=True, highlight=False, markup=False)
         elif not result.status.expected:
             self.console.print(f"{name}: [bold red]{escape(result.sentence)}[/]", soft_wrap=True)
@@ -121,8 +121,8 @@ def name_of(test: str) -> str:
     return test.partition("[")[2].removesuffix("]")
 
 
-def detection(result: TaskResult) -> str:
+def detection(result: BugRow) -> str:
     """Return which bug was detected by which property, after how many schedules and seconds."""
-    count = result.search_result.schedules
+    count = result.schedules
     after = f"after {count} schedule{'s' * (count > 1)}"
-    return f"{result.task.name}: {result.task.target} {after}, {result.seconds:.1f} s"
+    return f"{result.name}: {result.detected_by} {after}, {result.seconds:.1f} s"

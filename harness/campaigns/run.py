@@ -1,11 +1,14 @@
-"""A run of clean trials and hunts: its results, and the verdict on them."""
+"""A run of clean trials and hunts: its results, the verdict on them, and its record."""
 
 import time
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from paritybit.harness.campaigns.plan import RunConfig, plan
-from paritybit.harness.campaigns.task import OPEN, Task, TaskResult
+from paritybit.harness.campaigns.task import OPEN, Task
+from paritybit.harness.records.case import Case, file_name
+from paritybit.harness.records.environment import environment
+from paritybit.harness.records.schema import BugRow, Record, RunVerdict, TrialRow
 
 
 @dataclass
@@ -22,14 +25,13 @@ class Run:
     command: str = "paritybit regress"
     processes: int = 1
     tasks: list[Task] = field(default_factory=list)
-    results: list[TaskResult] = field(default_factory=list)
+    results: list[TrialRow] = field(default_factory=list)
     started: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
     clock: float = field(default_factory=time.monotonic)
     interrupted: bool = False
     broken: bool = False
 
     def __post_init__(self) -> None:
-        """Select all tasks."""
         self.tasks = self.tasks or plan(self.settings)
 
     @property
@@ -44,13 +46,13 @@ class Run:
         return all(result.status in OPEN and result.finding is None for result in wrong)
 
 
-def verdict(run: Run) -> tuple[str, str]:
+def verdict(run: Run) -> tuple[RunVerdict, str]:
     """Return green, red or interrupted, and a sentence with the reason.
 
     A run is green if all selected tasks ended as expected.
     """
-    clean = [result for result in run.results if result.task.bug is None]
-    bugs = [result for result in run.results if result.task.bug is not None]
+    clean = [result for result in run.results if not isinstance(result, BugRow)]
+    bugs = [result for result in run.results if isinstance(result, BugRow)]
     good = [result for result in bugs if result.status.expected]
     clean_good = [result for result in clean if result.status.expected]
     message = (
@@ -68,3 +70,28 @@ def verdict(run: Run) -> tuple[str, str]:
     good_all = len(good) == len(bugs) and len(clean_good) == len(clean)
     whole = good_all and run.results and not (lost or run.broken)
     return ("green" if whole else "red"), message
+
+
+def record(run: Run) -> Record:
+    """Return the record of a run."""
+    outcome, message = verdict(run)
+    place = {task.name: index for index, task in enumerate(run.tasks)}
+    rows = sorted(run.results, key=lambda one: place[one.name])
+    return Record(
+        command=run.command,
+        seed=run.settings.seed,
+        examples=run.settings.examples,
+        started=run.started.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        seconds=round(time.monotonic() - run.clock, 1),
+        verdict=outcome,
+        message=message,
+        environment=environment(run.settings.device, run.processes),
+        clean=tuple(one for one in rows if not isinstance(one, BugRow)),
+        bugs=tuple(one for one in rows if isinstance(one, BugRow)),
+    )
+
+
+def cases_of(record: Record) -> dict[str, Case]:
+    """Return the cases of all findings of a run, by file name."""
+    found = [row.finding.case for row in (*record.clean, *record.bugs) if row.finding is not None]
+    return {file_name(case): case for case in found}

@@ -39,7 +39,7 @@ class SearchResult:
     """The result of a search. Counts include all schedules played, except those played to shrink.
 
     - `schedules`: the schedules played until one had a violation or an internal error.
-    - `events`: see `Outcome`.
+    - `compared`, `overlapped`: see `Outcome`.
     - `violated`: how many of them violated each property.
     - `schedule`: the shrunk counterexample, or None.
     - `unshrunk`: the schedule that it was shrunk from.
@@ -51,7 +51,8 @@ class SearchResult:
     steps: int = 0
     replays: int = 0
     padded_replays: int = 0
-    events: Counter[str] = field(default_factory=Counter)
+    compared: int = 0
+    overlapped: int = 0
     violated: Counter[str] = field(default_factory=Counter)
     schedule: Schedule | None = None
     unshrunk: Schedule | None = None
@@ -64,7 +65,8 @@ class SearchResult:
         self.steps += outcome.steps
         self.replays += outcome.replays
         self.padded_replays += outcome.padded_replays
-        self.events.update(outcome.events)
+        self.compared += outcome.compared
+        self.overlapped += outcome.overlapped
         self.violated.update(outcome.violated)
         self.error = self.error or outcome.error
 

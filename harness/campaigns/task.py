@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from functools import lru_cache
 
+from msgspec import structs
 from paritybit.harness.campaigns.fresh import (
     FreshPlaying,
     begin_fresh,
@@ -31,14 +32,12 @@ from paritybit.harness.campaigns.search import (
 from paritybit.harness.checks.play import DeviceLostError, SchedulePlayer
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import CHEAP_PROPERTIES, PROPERTIES
-from paritybit.harness.errors import headline
 from paritybit.harness.explain.facts import Explanation
 from paritybit.harness.explain.report import Observed, explanation, observe
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.lockstep.overlapped import OVERLAPPED
 from paritybit.harness.lockstep.tracebacks import traceback_of
 from paritybit.harness.records.case import Case, trial_name
-from paritybit.harness.records.schema import Counterexample, Status
+from paritybit.harness.records.schema import BugRow, Counterexample, Status, TrialRow
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.subjects.bugs.bug import Bug
 from paritybit.subjects.bugs.catalogue import BUGS
@@ -76,40 +75,43 @@ class Task:
         return trial_name(self.trial)
 
 
-@dataclass(frozen=True)
-class TaskResult:
-    """The result of a task.
+def row_of(
+    task: Task,
+    status: Status,
+    found: SearchResult,
+    finding: Counterexample | None,
+    seconds: float,
+    error: str | None = None,
+) -> TrialRow:
+    """Return the result of a task. `error` is the traceback of an internal error."""
+    bug = task.bug
+    row = TrialRow(
+        trial=task.trial,
+        status=status,
+        error=error,
+        schedules=found.schedules,
+        steps=found.steps,
+        replays=found.replays,
+        padded_replays=found.padded_replays,
+        seconds=round(seconds, 2),
+        finding=finding,
+    )
+    if bug is None:
+        return row
+    return BugRow(
+        **structs.asdict(row),
+        bug=bug.name,
+        thread=bug.thread,
+        mechanism=bug.mechanism,
+        detected_by=task.target,
+        unaffected=task.unaffected,
+        drawn=found.schedules if finding else None,
+    )
 
-    - `error`: the traceback of an internal error, without absolute paths.
-    """
 
-    task: Task
-    status: Status
-    search_result: SearchResult
-    finding: Counterexample | None
-    seconds: float
-    error: str | None = None
-
-    @property
-    def spoiled(self) -> bool:
-        """Whether the process must not run another task."""
-        lost = self.status in {Status.DEVICE_LOST, Status.FAILED}
-        return lost or (self.finding is not None and self.finding.error is not None)
-
-    @property
-    def sentence(self) -> str:
-        """The status, with the error or the first violation if there is one."""
-        if self.error is not None:
-            return f"{self.status}: {headline(self.error)}"
-        if self.finding is None or not self.finding.violations:
-            return str(self.status)
-        first = self.finding.violations[0]
-        return f"{self.status}: {first.property} at step {first.step}: {first.message}"
-
-
-def without_result(task: Task, error: str, seconds: float = 0.0) -> TaskResult:
+def without_result(task: Task, error: str, seconds: float = 0.0) -> TrialRow:
     """Return the result of a task that an internal error ended."""
-    return TaskResult(task, Status.FAILED, SearchResult(), None, seconds, error=error)
+    return row_of(task, Status.FAILED, SearchResult(), None, seconds, error)
 
 
 @lru_cache(maxsize=2)
@@ -124,7 +126,7 @@ class TaskRunner:
     def __init__(self) -> None:
         self.spoiled = False
 
-    def __call__(self, task: Task) -> TaskResult:
+    def __call__(self, task: Task) -> TrialRow:
         """Return the result of a task. An internal error is a result, too."""
         spoiled, self.spoiled = self.spoiled, True
         try:
@@ -139,7 +141,7 @@ run_in_turn = TaskRunner()
 """Runs the tasks of this process."""
 
 
-def run_task(task: Task) -> TaskResult:
+def run_task(task: Task) -> TrialRow:
     """Run one task. A clean trial is checked for all properties, a hunt for `hunt_properties`.
 
     A finding is played again in a fresh process. If a bug must be detected, that process starts in
@@ -175,14 +177,8 @@ def run_task(task: Task) -> TaskResult:
         status = Status.DEVICE_LOST
     except PlayingFailedError as failure:
         status, error = Status.FAILED, str(failure)
-    return TaskResult(
-        task=task,
-        status=status,
-        search_result=search_result,
-        finding=finding,
-        seconds=time.monotonic() - started,
-        error=error,
-    )
+    seconds = time.monotonic() - started
+    return row_of(task, status, search_result, finding, seconds, error)
 
 
 def case_of(task: Task, schedule: Schedule, violations: tuple[Violation, ...]) -> Case:
@@ -232,8 +228,8 @@ def judge(task: Task, search_result: SearchResult, capture_warnings: int) -> Sta
     """
     if task.target is not None:
         return Status.WRONG_PROPERTY if search_result.violated else Status.MISSED
-    compared = task.bug is not None or search_result.events["compared with the oracle"]
-    overlapped = not task.trial.overlap or search_result.events[OVERLAPPED]
+    compared = task.bug is not None or search_result.compared
+    overlapped = not task.trial.overlap or search_result.overlapped
     if not (search_result.replays and search_result.padded_replays and compared and overlapped):
         return Status.VACUOUS
     if task.bug is not None:

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 import pytest
-from paritybit.harness.campaigns.task import Task, TaskResult
-from paritybit.harness.records.schema import Status
+from paritybit.harness.campaigns.task import Task
+from paritybit.harness.records.schema import Status, TrialRow
 
-RunTask = Callable[[Task], TaskResult]
+RunTask = Callable[[Task], TrialRow]
 
 
 @pytest.mark.clean

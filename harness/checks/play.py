@@ -5,9 +5,8 @@ because every later step would differ too. Any other violation is reported once,
 continues.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from paritybit.harness.checks.property import Violation, judge_end, judge_step
@@ -35,7 +34,8 @@ class Outcome:
     - `steps`: steps with a forward. In an idle step only the graph run runs one.
     - `last`: the index of the last step that began.
     - `replays`, `padded_replays`: replays of the runner under test.
-    - `events`: how often each state was reached.
+    - `compared`: samples compared with the oracle.
+    - `overlapped`: steps that were planned while a forward was in flight.
     - `error`: the traceback of an error outside the engine under test. The outcome then proves
       nothing.
     - `device_lost`: the process can no longer use its device.
@@ -46,7 +46,8 @@ class Outcome:
     last: int = 0
     replays: int = 0
     padded_replays: int = 0
-    events: Counter[str] = field(default_factory=Counter)
+    compared: int = 0
+    overlapped: int = 0
     error: str | None = None
     device_lost: bool = False
 
@@ -154,7 +155,8 @@ class SchedulePlayer:
             except Exception as error:  # Not caused by the engine: keep the whole traceback.
                 outcome.error = traceback_of(error)
                 outcome.device_lost = isinstance(error, torch.AcceleratorError)
-        outcome.events.update(self.pair.graph_scheduler.events)
+        if self.pair.overlapped is not None:
+            outcome.overlapped = self.pair.overlapped.planned_ahead
         if outcome.device_lost:
             raise DeviceLostError(schedule, outcome)
         return outcome
@@ -189,6 +191,6 @@ class SchedulePlayer:
                 observer(index, step, observation, new)
             if outcome.violated.intersection(ending):
                 break
-        outcome.events["compared with the oracle"] = len(samples)
+        outcome.compared = len(samples)
         for judge_schedule in judges:
             outcome.violations += tuple(judge_schedule(self.pair.models, samples))

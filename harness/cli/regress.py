@@ -5,8 +5,7 @@ from pathlib import Path
 
 from paritybit.harness.campaigns.plan import RunConfig, hunts_of
 from paritybit.harness.campaigns.regress import run_tests
-from paritybit.harness.campaigns.run import Run
-from paritybit.harness.campaigns.run_record import CASES, cases_of, record
+from paritybit.harness.campaigns.run import Run, cases_of, record
 from paritybit.harness.cli.display import print_errors
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from paritybit.harness.cli.folders import command_of, run_folder, swap_link
@@ -70,7 +69,7 @@ def finish(console: Console, run: Run, folder: Path) -> int:
     code = code_of_run(run, data)
     try:
         for name, case in cases_of(data).items():
-            save(case, folder / CASES / name)
+            save(case, folder / "cases" / name)
         save(data, folder / "run.json")
         write_whole(folder / "index.html", render(report))
         swap_link(folder)

@@ -1,32 +1,46 @@
-"""The command `replay`."""
+"""The command `replay`. Compares each of several cases with its recorded result."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from paritybit.harness.campaigns.replay import (
-    Replayed,
-    files_of,
-    load_known,
-    player_of,
-    replay,
-    vacuous,
-)
 from paritybit.harness.campaigns.search import without_error
-from paritybit.harness.campaigns.task import explain
+from paritybit.harness.campaigns.task import cached_player, explain
+from paritybit.harness.checks.play import DeviceLostError, Outcome, SchedulePlayer
+from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.cli.display import print_errors, summary_of
 from paritybit.harness.cli.exit_codes import FINDING, OK
 from paritybit.harness.cli.explore import replay_explored
 from paritybit.harness.cli.watch.replay import replay_watched
-from paritybit.harness.errors import CannotRunError, MalformedError, printable
+from paritybit.harness.errors import (
+    CannotRunError,
+    MalformedError,
+    UnknownNameError,
+    headline,
+    printable,
+)
 from paritybit.harness.explain.report import observe
 from paritybit.harness.lockstep.config import require_cuda
+from paritybit.harness.lockstep.tracebacks import traceback_of
 from paritybit.harness.records.case import Case
-from paritybit.harness.records.codec import load
+from paritybit.harness.records.codec import FileKind, load
 from rich.console import Console
 from rich.markup import escape
 
 from paritybit.explore.case import ExploreCase
 from paritybit.launch.case import WatchCase
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The result of one case. `as_said` is whether it reproduced its recorded result.
+
+    `error` is the traceback of an internal error. The case has no verdict then.
+    """
+
+    as_said: bool
+    message: str
+    error: str | None = None
 
 
 def run_replay(paths: Sequence[Path], engine: str | None) -> int:
@@ -106,3 +120,65 @@ def mark_of(replay: Replayed) -> str:
     if replay.error is not None:
         return "[bold red]failed[/]        "
     return "[green]reproduced[/]    " if replay.as_said else "[bold red]not reproduced[/]"
+
+
+def files_of(paths: Iterable[Path]) -> list[Path]:
+    """Return the case files of files and folders. Raises MalformedError for an empty folder."""
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not inside:
+            raise MalformedError(f"{path} contains no case file")
+        found += inside
+    return found
+
+
+def load_known(path: Path, *kinds: type[FileKind]) -> FileKind:
+    """Load a case. Raises as `load` does, and CannotRunError for a name that is unknown here."""
+    try:
+        return load(path, *kinds)
+    except UnknownNameError as error:
+        raise CannotRunError(str(error)) from error
+
+
+def vacuous(outcome: Outcome) -> bool:
+    """Whether an outcome proves nothing: no forward ran, and the engine could be captured."""
+    return not outcome.steps and not outcome.violations
+
+
+def player_of(case: Case) -> SchedulePlayer:
+    """Return the player of a case's trial, with all properties on."""
+    player = cached_player(case.trial)
+    player.set_properties(PROPERTIES)
+    return player
+
+
+def replay(case: Case) -> Replayed:
+    """Replay a case with all properties on, and compare the result with the recorded one.
+
+    Once the device is lost, every later case fails with an internal error.
+    """
+    try:
+        return judged(case, player_of(case).play(case.schedule))
+    except DeviceLostError as lost:
+        return judged(case, lost.outcome)
+    except Exception as error:
+        return failed(traceback_of(error))
+
+
+def judged(case: Case, outcome: Outcome) -> Replayed:
+    """Compare the violations of a case's schedule with the recorded ones."""
+    if outcome.error is not None:
+        return failed(outcome.error)
+    if vacuous(outcome):
+        return Replayed(as_said=False, message="runs no forward, so it proves nothing")
+    wanted, found = case.expected, outcome.violated
+    as_said = wanted <= found if wanted else not found
+    shown = ", ".join(name for name in PROPERTIES if name in found) or "clean"
+    missing = f"; expected {', '.join(sorted(wanted)) or 'no violation'}" * (not as_said)
+    return Replayed(as_said, f"{shown}{missing}")
+
+
+def failed(error: str) -> Replayed:
+    """Return the result of a case with an internal error."""
+    return Replayed(as_said=False, message=headline(error), error=error)

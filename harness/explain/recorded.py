@@ -43,7 +43,6 @@ class Reset:
     fresh: bool = False
 
     def __add__(self, other: "Reset") -> "Reset":
-        """Return both resets in one."""
         return Reset(
             self.elements + other.elements,
             self.captured and other.captured,

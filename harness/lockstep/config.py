@@ -9,7 +9,6 @@ from typing import Annotated
 import torch
 from msgspec import Meta
 from paritybit.harness.errors import CannotRunError, MalformedError, require_known
-from paritybit.harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import DRAFT_TOKENS, PRESETS, ModelConfig
 from paritybit.reference.ops import Ops
@@ -26,6 +25,9 @@ DEVICES = ("cpu", "cuda")
 
 TURNS = ((4, "float32"), (1, "bfloat16"), (1, "float32"), (4, "bfloat16"))
 """The page sizes and dtypes that the trials of a run use in turn."""
+
+BUCKETS, TOKEN_BUCKETS = (2, 4, 8), (4, 12, 24)
+"""The default captured sizes, in requests and in tokens."""
 
 Slots = Annotated[int, Meta(ge=1, le=2**16)]
 Rows = Annotated[int, Meta(ge=1, le=2**10)]

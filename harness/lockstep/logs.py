@@ -25,10 +25,8 @@ class LogTrap(logging.Handler):
         return taken
 
     def __enter__(self) -> "LogTrap":
-        """Start collecting."""
         logging.getLogger().addHandler(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop collecting."""
         logging.getLogger().removeHandler(self)

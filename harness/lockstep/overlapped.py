@@ -37,10 +37,6 @@ from torch import Tensor
 
 from paritybit.compat import override
 
-OVERLAPPED = "step planned while a forward was in flight"
-FREED_IN_FLIGHT = "freed while a forward was in flight"
-"""Events that are counted."""
-
 TURN, FORWARDS_LAG = 8, 6
 """The forward stream lags in the first FORWARDS_LAG of every TURN forwards.
 
@@ -102,6 +98,7 @@ class OverlappedScheduler(LockstepScheduler):
     """A scheduler whose device work is ordered by `overlap`.
 
     Other arguments are as in its base class. `plan` returns the plan made ahead, if there is one.
+    `planned_ahead` counts the times that one was made while a forward was in flight.
     """
 
     def __init__(self, *args: Any, overlap: Overlap) -> None:
@@ -113,6 +110,7 @@ class OverlappedScheduler(LockstepScheduler):
     def reset(self, seed: int) -> None:
         self.overlap.clear()
         self.ahead.clear()
+        self.planned_ahead = 0
         super().reset(seed)
         self.observed = self.tokens.clone()
         self.over = self._over()
@@ -146,14 +144,9 @@ class OverlappedScheduler(LockstepScheduler):
         for step in steps:
             if isinstance(step, Verify):
                 break
-            free = self._free_pages()
             if self._plan(step) is not None:
                 break
-            self.events[FREED_IN_FLIGHT] += self._free_pages() > free
         return bool(self.ahead)
-
-    def _free_pages(self) -> int:
-        return len(self.allocator.free_full) + len(self.allocator.free_swa)
 
     def _plan(self, step: Step) -> PlannedForward | None:
         """Plan a step, and keep the plan until the step is played."""
@@ -237,7 +230,7 @@ class OverlappedScheduler(LockstepScheduler):
         flight = self.overlap.launch(staged.staged if staged else None, run, follow)
         if keep is not None or staged is None:
             planned = self.plan_ahead(upcoming)
-            self.events[OVERLAPPED] += planned and not flight.done.done
+            self.planned_ahead += planned and not flight.done.done
         self.over = over
         return flight.result
 

@@ -1,6 +1,5 @@
 """The requests of one run with their rows, slots and tokens, and the batches made of them."""
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
@@ -59,8 +58,6 @@ class RequestBook:
         self.retracted: list[ScheduledRequest] = []
         self.free_token_rows = list(range(self.token_rows))
         self.admitted = 0
-        self.events: Counter[str] = Counter()
-        self.freed_slots: set[int] = set()
 
     @property
     def observed_tokens(self) -> Tensor:
@@ -157,8 +154,6 @@ class RequestBook:
         found = [span for span in spans if span is not None]
         if not found:
             return None
-        if mode is not Mode.EXTEND:
-            self.events["requests parked"] += len(self.running) > len(found)
         return self.forward_of(mode, found)
 
     def forward_of(self, mode: Mode, spans: Sequence[RequestSpan]) -> PlannedForward:
@@ -193,33 +188,20 @@ class RequestBook:
         """
         slots = self.allocator.extend(allocation, length, count)
         if slots is None:
-            self.events["pool full"] += 1
             for request in self.running:
                 self.evict(request)
             slots = self.allocator.extend(allocation, length, count)
-        if slots is None:
-            return False
-        self.events["slot issued again"] += not self.freed_slots.isdisjoint(slots)
-        return True
+        return slots is not None
 
     def advance(self, request: ScheduledRequest, length: int) -> None:
         """Advance `request` to `length` cached tokens; discard drafts made for a shorter prefix."""
-        window = self.config.window
-        for reached in range(request.length + 1, length + 1):
-            self.events["length window - 1"] += reached == window - 1
-            self.events["length window"] += reached == window
-            self.events["length window + 1"] += reached == window + 1
         request.length = length
         request.state, request.drafts = None, ()
 
     def free_unused(self, request: ScheduledRequest) -> None:
         """Free the pages of `request` that hold none of its tokens."""
         if request.allocation is not None:
-            allocated = len(request.allocation.full_pages) * self.pools.sizes.page_size
-            slots = self.allocator.full_slots(request.allocation, 0, allocated)
             self.allocator.truncate(request.allocation, request.length)
-            kept = len(request.allocation.full_pages) * self.pools.sizes.page_size
-            self.freed_slots.update(slots[kept:])
 
     def evict(self, request: ScheduledRequest) -> None:
         """Free the SWA pages that no future query of target or draft model can see."""
@@ -228,4 +210,4 @@ class RequestBook:
             # A frozen-KV draft queries at the target's last write, one before the next query.
             needed -= Mode.FROZEN_DRAFT in self.modes
             unseen = max(0, needed - self.config.window + 1)
-            self.events["evicted"] += self.allocator.evict(request.allocation, unseen) > 0
+            self.allocator.evict(request.allocation, unseen)

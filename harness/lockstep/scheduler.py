@@ -92,9 +92,6 @@ class LockstepScheduler(RequestBook):
             row.copy_(arrived["token"])
 
         self.order.write({"token": tokens}, write)
-        self.events["prompt of one token"] += prompt == 1
-        self.events["prompt beyond the window"] += prompt > self.config.window
-        self.events["prompt in chunks"] += chunk < prompt
         return request
 
     def _resume(self, step: Resume) -> PlannedForward | None:
@@ -104,7 +101,6 @@ class LockstepScheduler(RequestBook):
         if not self._enter(request, request.known):
             return None
         self.retracted.remove(request)
-        self.events["resumed"] += 1
         return self._extend(request, request.known)
 
     def _enter(self, request: ScheduledRequest, tokens: int) -> bool:
@@ -138,10 +134,7 @@ class LockstepScheduler(RequestBook):
         for prompt in step.prompts[: self.max_bs - len(waiting)]:
             request = self._add(prompt, step.tokens)
             waiting += [request] if request is not None else []
-        spans = [self._next(request, step.tokens) for request in waiting]
-        begun = [span.begin == 0 for span in spans if span is not None]
-        self.events["prompt begun beside one that continues"] += any(begun) and not all(begun)
-        return self.planned(Mode.EXTEND, spans)
+        return self.planned(Mode.EXTEND, [self._next(request, step.tokens) for request in waiting])
 
     def _decode(self, step: Decode) -> PlannedForward | None:
         ready = self.ready(lambda request: request.known < self.config.max_context)
@@ -166,12 +159,9 @@ class LockstepScheduler(RequestBook):
         else:
             self.retracted.append(request)
         if request.allocation is not None:
-            full, _ = self.owned(request)
-            self.freed_slots.update(full)
             self.allocator.free(request.allocation)
         request.allocation = None
         request.drafted, request.state, request.drafts = 0, None, ()
-        self.events["finished" if finished else "retracted"] += 1
 
 
 def sample(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:

@@ -42,8 +42,6 @@ def verify(book: RequestBook, picks: Sequence[int], accept: int) -> PlannedForwa
     for request in book.choose(ready, picks):
         span = book.span(request, DRAFT_TOKENS)
         if span is not None:
-            book.events["drafts of the harness"] += not request.drafts
-            book.events["drafts of a draft model"] += bool(request.drafts)
             last = int(book.tokens[request.token_row, request.length])
             drafts = request.drafts or _random_drafts(book, request)
             spans.append(span._replace(verified=(last, *drafts), accept=accept))
@@ -84,9 +82,6 @@ def accept(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
         book.advance(request, end)
         request.known = end + 1
         book.free_unused(request)
-        book.events["draft accepted"] += accepted > 0
-        book.events["draft rejected"] += accepted < DRAFT_STEPS
-        book.events["all drafts accepted"] += accepted == DRAFT_STEPS
         rows.append(last)
     return rows
 
@@ -116,7 +111,6 @@ def count_caught_up(
     states, like = [], book.hidden_states
     for place, span in enumerate(spans):
         request = book.request_of(span.row)
-        book.events["draft caught up in several steps"] += request.drafted > 0
         request.drafted = span.end
         if span.end == request.length:
             request.state = DraftState(

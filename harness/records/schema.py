@@ -10,7 +10,7 @@ from paritybit.harness.checks.property import Violation
 from paritybit.harness.errors import headline
 from paritybit.harness.explain.facts import Explanation, TimelineEntry
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.records.case import Case
+from paritybit.harness.records.case import Case, trial_name
 from paritybit.harness.records.codec import File
 from paritybit.harness.records.environment import RunEnvironment
 from paritybit.harness.schedules.schedule import Count
@@ -85,9 +85,30 @@ class TrialRow(msgspec.Struct, frozen=True):
     finding: Counterexample | None
 
     @property
+    def name(self) -> str:
+        """The name of its task."""
+        return trial_name(self.trial)
+
+    @property
     def raised(self) -> str:
         """The internal error in one line, or '' without one."""
         return headline(self.error) if self.error else ""
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether its process must not run another task."""
+        lost = self.status in {Status.DEVICE_LOST, Status.FAILED}
+        return lost or (self.finding is not None and self.finding.error is not None)
+
+    @property
+    def sentence(self) -> str:
+        """The status, with the error or the first violation if there is one."""
+        if self.error is not None:
+            return f"{self.status}: {self.raised}"
+        if self.finding is None or not self.finding.violations:
+            return str(self.status)
+        first = self.finding.violations[0]
+        return f"{self.status}: {first.property} at step {first.step}: {first.message}"
 
 
 class BugRow(TrialRow, frozen=True):

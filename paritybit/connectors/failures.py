@@ -26,7 +26,7 @@ from paritybit.watch.checks import engine_error
 from paritybit.watch.journal import Journal
 from paritybit.watch.observations import EngineError
 from paritybit.watch.settings import Settings
-from paritybit.watch.stacks import Stack, line_of, wraps
+from paritybit.watch.stacks import Stack, engine_file, line_of, wraps
 
 SURROUNDINGS = (
     *(ImportError, MemoryError, NotImplementedError, OSError, EOFError),
@@ -255,11 +255,8 @@ def passes_on(path: str) -> bool:
 
 def engine_path(path: str) -> str | None:
     """Return a path relative to the parent of an engine's package, or None for other files."""
-    if Path(path).resolve().is_relative_to(PACKAGE):  # Downloads have the name in their path, too.
-        return None
-    parts = Path(path).parts
-    places = [parts.index(name) for name in engines() if name in parts]
-    return "/".join(parts[max(places) :]) if places else None
+    found = (engine_file(path, name) for name in engines())
+    return min(filter(None, found), key=len, default=None)
 
 
 @functools.cache

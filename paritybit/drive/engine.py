@@ -95,7 +95,6 @@ class Player:
     _operator: Operator = field(init=False)
 
     def __post_init__(self) -> None:
-        """Create the operator for the actions that the engine supports."""
         self._operator = Operator(self.engine.acts(), self.engine.at_rest)
 
     @property

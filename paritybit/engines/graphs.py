@@ -35,12 +35,10 @@ class CpuGraph:
         self._open: TapeSegment | None = None
 
     def capture_begin(self, *arguments: Any, **named: Any) -> None:
-        """Begin the capture."""
         CpuGraph.recording = self
         self.begin()
 
     def capture_end(self) -> None:
-        """End the capture."""
         self.end()
         CpuGraph.recording = None
 
@@ -66,7 +64,6 @@ class CpuGraph:
         self.parts.clear()
 
     def pool(self) -> tuple[int, int]:
-        """Return a dummy handle of a memory pool."""
         return NO_POOL
 
     def replay(self) -> None:
@@ -131,11 +128,9 @@ class CpuEvent:
     wait = synchronize = record
 
     def query(self) -> bool:
-        """Return True, because all work is complete."""
         return True
 
     def elapsed_time(self, other: "CpuEvent") -> float:
-        """Return 0 as the time between two events."""
         return 0.0
 
 

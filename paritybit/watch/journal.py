@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from paritybit.watch.excerpts import excerpt
 from paritybit.watch.settings import Settings, active
+from paritybit.watch.stacks import excerpt
 
 KINDS = (
     *("start", "counts", "finding", "undecided", "scope", "stand_in", "script", "wave"),

@@ -67,7 +67,6 @@ class SlotCall:
         return {"forward": self.forward, "source": source, "via": via}
 
     def __str__(self) -> str:
-        """Return the forward and the lines of the call as text."""
         lines = ", ".join(filter(None, described(self.stack)))
         return f"before forward {self.forward}{f' by {lines}' if lines else ''}"
 

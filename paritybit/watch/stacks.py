@@ -7,7 +7,7 @@ import inspect
 import linecache
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from pathlib import Path
@@ -19,6 +19,9 @@ KEPT = 8
 
 CALLERS, INNER = 6, 2
 """The most callers of a line that are reported, and lines that it calls."""
+
+AROUND, LONGEST = 3, 160
+"""The lines before and after a line that an excerpt has, and the most characters of a line."""
 
 WRAPPED = "wrapped"
 """The name of the function that takes the place of an engine's `original`, which it calls."""
@@ -145,3 +148,20 @@ def lines_in(path: str) -> list[str]:
     folders = (Path(folder or ".", path) for folder in sys.path)
     found = FILES.get(path) or next((str(file) for file in folders if file.is_file()), "")
     return linecache.getlines(found)
+
+
+def excerpt(*parts: Mapping[str, Any] | None) -> list[tuple[int, str]]:
+    """Return the numbers and texts of the lines that the journal keeps with a finding.
+
+    `parts` are its cause and its free. The lines are those around the first readable `source`. That
+    is a file and a line, such as `engine/pool.py:12`, below a folder of the import path.
+    """
+    for one in parts:
+        path, number, _ = split(str((one or {}).get("source") or ""))
+        if path and not Path(path).is_absolute():
+            lines = lines_in(path)
+            if 0 < number <= len(lines):
+                first = max(1, number - AROUND)
+                shown = lines[first - 1 : number + AROUND]
+                return [(at, text.rstrip()[:LONGEST]) for at, text in enumerate(shown, first)]
+    return []

@@ -96,7 +96,6 @@ class ByObject(Generic[V]):
         self.strong: dict[object, V] = {}
 
     def __setitem__(self, one: object, value: V) -> None:
-        """Set the value of an object."""
         key = id(one)
         try:
             self.weak[key] = weakref.ref(one, lambda _: self.weak.pop(key, None)), value

@@ -17,6 +17,7 @@ from paritybit.subjects.runners import RUNNERS
 
 from paritybit.compat import tomllib
 from paritybit.places import SOURCES
+from properties.support.harness.scripted import searched
 
 FEW = 4
 
@@ -75,10 +76,11 @@ def test_a_bug_whose_code_raises_is_not_detected(
         for name, function in list(vars(part).items()):
             if isfunction(function):
                 monkeypatch.setattr(part, name, code["fail"])
+    found = searched(monkeypatch)
     result = run_task(Task(trial_of(bug, runner, device), 0, FEW))
     assert result.status is Status.WRONG_PROPERTY
     seen = result.finding.violations if result.finding is not None else ()
-    assert {*result.search_result.violated, *(one.property for one in seen)} == {"no_crash"}
+    assert {*found[0].violated, *(one.property for one in seen)} == {"no_crash"}
 
 
 def test_every_bug_and_runner_is_decided_once_and_names_its_public_thread() -> None:

@@ -73,7 +73,6 @@ class Plan:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        """Start the budget."""
         self.left, self.ends = list(self.configs), self.clock() + self.seconds
 
     def next(self) -> ConfigTurn | None:

@@ -43,7 +43,6 @@ class Value:
         return id(self)
 
     def reshape(self, *shape: int) -> "Value":
-        """Return the value in another shape."""
         return Value(self.data.reshape(shape))
 
     shape = property(lambda self: tuple(self.data.shape))
@@ -268,27 +267,21 @@ class Language:
         """The record of the current program, if the check for races makes one."""
 
     def to_tensor(self, given: Any, check: bool = True) -> Any:
-        """Return the value of an assignment in a kernel."""
         return wrapped(given)
 
     def cast(self, given: Any, dtype: Any, *unused: Any, **named: Any) -> Any:
-        """Return a value in another type."""
         return wrapped(given).to(dtype)
 
     def program_id(self, axis: int = 0) -> Value:
-        """Return the id of the current program."""
         return Value(np.int32(self.place[axis]))
 
     def num_programs(self, axis: int = 0) -> Value:
-        """Return the number of programs of the launch."""
         return Value(np.int32(self.sizes[axis]))
 
     def arange(self, start: int, end: int) -> Value:
-        """Return consecutive integers."""
         return Value(np.arange(int(start), int(end), dtype=np.int32))
 
     def cdiv(self, count: Any, size: Any) -> Value:
-        """Return the ceiling of count / size."""
         return Value(_quotient(bare(count) + (bare(size) - 1), bare(size)))
 
     def load(self, pointer: Pointer, mask: Any = None, other: Any = None, **unused: Any) -> Value:
@@ -317,11 +310,9 @@ class Language:
             self.program.exchange(what, operands)
 
     def zeros(self, shape: Any, dtype: Any) -> Value:
-        """Return zeros."""
         return self.full(shape, 0, dtype)
 
     def full(self, shape: Any, value: Any, dtype: Any) -> Value:
-        """Return one value everywhere."""
         return Value(np.full([int(size) for size in shape], bare(value), dtype))
 
     def sum(self, given: Value, axis: int | None = None, **unused: Any) -> Value:
@@ -337,7 +328,6 @@ class Language:
         return Value(np.matmul(left.data, right.data, dtype=np.float32))
 
     def static_range(self, *bounds: Any, **unused: Any) -> range:
-        """Return a range."""
         return range(*(int(bound) for bound in bounds))
 
     range = static_range
@@ -354,7 +344,6 @@ class Language:
     )
 
     def argmax(self, given: Value, axis: int, **unused: Any) -> Any:
-        """Return the index of the first largest element."""
         return self.max(given, axis=axis, return_indices=True)[1]
 
     def rand(self, seed: Any, offset: Any) -> Value:
@@ -372,7 +361,6 @@ class Language:
         return Value(np.where(bits < 0, -bits - 1, bits).astype(np.float32) * STEP)
 
     def reshape(self, given: Value, *shape: int) -> Value:
-        """Return a value in another shape."""
         return given.reshape(*shape)
 
     def debug_barrier(self) -> None:

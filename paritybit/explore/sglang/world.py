@@ -2,10 +2,11 @@
 
 The engine is loaded into this process, with stubs for what it imports and does not use here. It
 reads the settings of a server whose only rank is this process. Every name that a release reads from
-them is declared here. Any other name raises an error.
+them is declared here, or follows a rule. Any other name raises an error.
 """
 
 import os
+import re
 from array import array
 from typing import Any
 
@@ -67,54 +68,33 @@ GROUPS = frozenset(
 )
 """The groups of settings in later releases."""
 
+RANKS = re.compile(r"(attn_)?(cp|dcp|dp|pp|tp)_(rank|size)")
+"""Matches the ranks and sizes of groups of processes. The only process has the rank 0."""
+
+OFF = re.compile(r"(enable|disable)_\w+|\w+_enabled")
+"""Matches the settings that are off."""
+
 SETTINGS: dict[str, Any] = {
     **dict.fromkeys(
         (
-            *("attn_cp_rank", "attn_dcp_rank", "attn_dp_rank", "attn_tp_rank", "dcp_rank"),
-            *("pp_rank", "tp_rank", "speculative_num_draft_tokens"),
-        ),
-        0,
-    ),
-    **dict.fromkeys(
-        (
-            *("attn_cp_size", "attn_dcp_size", "attn_dp_size", "attn_tp_size", "dcp_size"),
-            *("dp_size", "pp_size", "tp_size"),
-        ),
-        1,
-    ),
-    **dict.fromkeys(
-        (
             *("max_running_requests", "prefill_max_requests", "radix_cache_backend"),
-            *("return_hidden_states_mode", "speculative_algorithm", "speculative_eagle_topk"),
-            "speculative_num_steps",
+            *("return_hidden_states_mode", "schedule_low_priority_values_first"),
+            *("speculative_algorithm", "speculative_eagle_topk", "speculative_num_steps"),
+            "strip_thinking_cache",
         )
-    ),
-    **dict.fromkeys(
-        (
-            *("dcp_enabled", "disable_radix_cache", "enable_custom_logit_processor"),
-            *("enable_deterministic_inference", "enable_dp_attention"),
-            *("enable_dsa_prefill_context_parallel", "enable_encoder_swa_bounded_replay"),
-            *("enable_flexkv", "enable_hierarchical_cache", "enable_kv_cache_sharding"),
-            *("enable_lmcache", "enable_memory_saver", "enable_mis"),
-            *("enable_nsa_prefill_context_parallel", "enable_prefill_context_parallel"),
-            *("enable_two_batch_overlap", "enable_unified_cache_external_linker"),
-            *("enable_watermark", "schedule_low_priority_values_first", "strip_thinking_cache"),
-        ),
-        False,
     ),
     "attention_backend": "torch_native",
     "decode_attention_backend": "torch_native",
     "device": "cpu",
     "disaggregation_decode_retraction_backup": "none",
     "disaggregation_mode": "null",
-    "enable_mamba_extra_buffer": Switch(),
-    "enable_mamba_extra_buffer_lazy": Switch(),
     "mamba_radix_cache_strategy": "no_buffer",
     "prefill_attention_backend": "torch_native",
     "retraction_policy": "length",
     "schedule_policy": "fcfs",
+    "speculative_num_draft_tokens": 0,
 }
-"""A server's default values, except for the sizes of a bound."""
+"""A server's other default values, except for the sizes of a bound."""
 
 
 class ServerSettings(Bag):
@@ -125,6 +105,10 @@ class ServerSettings(Bag):
         super().__init__({**SETTINGS, **sizes}, "settings")
 
     def __getattr__(self, name: str) -> Any:
+        if RANKS.fullmatch(name):
+            return int(name.endswith("_size"))
+        if OFF.fullmatch(name):
+            return Switch()
         return self if name in GROUPS else super().__getattr__(name)
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from msgspec import structs
 from paritybit.harness.campaigns.plan import (
     EXAMPLES,
     NOTHING_EXPECTED,
@@ -16,9 +17,9 @@ from paritybit.harness.campaigns.plan import (
 )
 from paritybit.harness.campaigns.run import Run, verdict
 from paritybit.harness.campaigns.search import SearchResult
-from paritybit.harness.campaigns.task import Task, TaskResult
+from paritybit.harness.campaigns.task import Task, row_of
 from paritybit.harness.lockstep.config import TURNS
-from paritybit.harness.records.schema import Status
+from paritybit.harness.records.schema import Status, TrialRow
 from paritybit.reference.config import PRESETS
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import RUNNERS
@@ -81,10 +82,10 @@ def test_the_suite_hunts_each_bug_on_one_runner_and_all_runners_occur() -> None:
     assert {runner for _, runner in hunts} == set(RUNNERS)
 
 
-def result_of(task: Task, status: Status) -> TaskResult:
+def result_of(task: Task, status: Status) -> TrialRow:
     """Return the result of a task."""
     found = SearchResult(schedules=1, steps=9, replays=3, padded_replays=2)
-    return TaskResult(task, status, found, None, 1.0)
+    return row_of(task, status, found, None, 1.0)
 
 
 def green_run(settings: RunConfig) -> Run:
@@ -130,5 +131,5 @@ def test_an_internal_error_is_no_verdict_and_anything_wrong_is_one(
     status: Status, undecided: bool
 ) -> None:
     run = green_run(ONE)
-    run.results[0] = replace(run.results[0], status=status)
+    run.results[0] = structs.replace(run.results[0], status=status)
     assert (verdict(run)[0], run.undecided) == ("red", undecided)

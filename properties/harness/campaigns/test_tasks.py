@@ -1,22 +1,22 @@
 """How a task ends. An internal error is a failure with its traceback, and never a verdict."""
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from paritybit.harness.campaigns import task as tasks
 from paritybit.harness.campaigns.fresh import FreshPlaying
-from paritybit.harness.campaigns.task import Task, TaskResult, TaskRunner, run_task, without_result
+from paritybit.harness.campaigns.task import Task, TaskRunner, run_task, without_result
 from paritybit.harness.checks.play import Outcome
 from paritybit.harness.errors import headline
 from paritybit.harness.explain.report import Observed
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.records.schema import Status
+from paritybit.harness.records.schema import Status, TrialRow
 from paritybit.harness.schedules.schedule import Schedule
 
-from properties.support.harness.scripted import ERROR, Scripted, clean, losing, violating
+from properties.support.harness.scripted import ERROR, Scripted, clean, losing, searched, violating
 
 TRIAL = TrialConfig("cpu_graph")
 BROKEN = TRIAL.with_bug("req_pool_pad")
@@ -42,7 +42,7 @@ def shown(playing: FreshPlaying) -> Outcome:
 
 
 @pytest.fixture
-def ended(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskResult]:
+def ended(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TrialRow]:
     """Return the function that runs a task on scripted players."""
 
     def run(
@@ -52,7 +52,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskResult]:
         without_bug: Script = CLEAN,
         fresh: Callable[[FreshPlaying], Outcome] = shown,
         **parts: Any,
-    ) -> TaskResult:
+    ) -> TrialRow:
         kept = {
             False: Scripted(trial, script if trial.bug is None else without_bug),
             True: Scripted(trial, script),
@@ -72,8 +72,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskResult]:
 
 def without(count: str) -> Outcome:
     """Return the outcome of a clean playing of which one count is nothing."""
-    nothing: Any = Counter() if count == "events" else 0
-    return replace(clean(), **{count: nothing})
+    return replace(clean(), **{count: 0})
 
 
 ENDS: dict[str, tuple[TrialConfig, Outcome, Outcome, Status]] = {
@@ -87,7 +86,7 @@ ENDS: dict[str, tuple[TrialConfig, Outcome, Outcome, Status]] = {
     "a violation of a clean build": (TRIAL, violating(TARGET), clean(), Status.RED),
     "no replay": (TRIAL, without("replays"), clean(), Status.VACUOUS),
     "no padding": (TRIAL, without("padded_replays"), clean(), Status.VACUOUS),
-    "no sample": (TRIAL, without("events"), clean(), Status.VACUOUS),
+    "no sample": (TRIAL, without("compared"), clean(), Status.VACUOUS),
     "no padding of a harmless bug": (HARMLESS, without("padded_replays"), clean(), Status.VACUOUS),
 }
 """The trial, the outcome of every playing of it and of the clean build, and the status."""
@@ -95,7 +94,7 @@ ENDS: dict[str, tuple[TrialConfig, Outcome, Outcome, Status]] = {
 
 @pytest.mark.parametrize("which", ENDS)
 def test_the_status_of_a_task_follows_from_its_playings(
-    which: str, ended: Callable[..., TaskResult]
+    which: str, ended: Callable[..., TrialRow]
 ) -> None:
     trial, outcome, of_clean, status = ENDS[which]
     result = ended(always(outcome), trial, without_bug=always(of_clean))
@@ -103,7 +102,7 @@ def test_the_status_of_a_task_follows_from_its_playings(
 
 
 def test_a_clean_build_that_warned_while_it_was_captured_is_not_green(
-    ended: Callable[..., TaskResult],
+    ended: Callable[..., TrialRow],
 ) -> None:
     def script(player: Scripted, _: Schedule) -> Outcome:
         player.capture_warnings = ("loc changed",)
@@ -132,7 +131,7 @@ FAILURES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("which", FAILURES)
 def test_an_internal_error_in_any_playing_is_a_failure_with_its_traceback(
-    which: str, ended: Callable[..., TaskResult]
+    which: str, ended: Callable[..., TrialRow]
 ) -> None:
     result = ended(**FAILURES[which])
     assert (result.status, result.spoiled) == (Status.FAILED, True)
@@ -141,7 +140,7 @@ def test_an_internal_error_in_any_playing_is_a_failure_with_its_traceback(
     assert result.sentence == "failed: ZeroDivisionError: of ours"
 
 
-def test_an_error_of_the_explainer_leaves_the_verdict(ended: Callable[..., TaskResult]) -> None:
+def test_an_error_of_the_explainer_leaves_the_verdict(ended: Callable[..., TrialRow]) -> None:
     """The process is not used again."""
 
     def fail(*_: Any) -> None:
@@ -155,7 +154,7 @@ def test_an_error_of_the_explainer_leaves_the_verdict(ended: Callable[..., TaskR
 
 
 def test_a_finding_that_its_shrunk_schedule_does_not_show_is_not_reproduced(
-    ended: Callable[..., TaskResult],
+    ended: Callable[..., TrialRow],
 ) -> None:
     script = changing(3, violating(TARGET), violating("log_hygiene"))
     assert ended(script).status is Status.NOT_REPRODUCED
@@ -163,28 +162,30 @@ def test_a_finding_that_its_shrunk_schedule_does_not_show_is_not_reproduced(
 
 @pytest.mark.parametrize("trial", [TRIAL, BROKEN, HARMLESS], ids=["clean", "broken", "harmless"])
 def test_a_finding_that_no_fresh_process_shows_is_undeclared_state(
-    trial: TrialConfig, ended: Callable[..., TaskResult]
+    trial: TrialConfig, ended: Callable[..., TrialRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    found = searched(monkeypatch)
     result = ended(changing(2, clean(), violating(TARGET)), trial, fresh=lambda _: clean())
     assert (result.status, result.error) == (Status.UNDECLARED_STATE, None)
     assert result.finding is not None
-    assert result.finding.case.schedule == result.search_result.unshrunk
+    assert result.finding.case.schedule == found[0].unshrunk
     assert [violation.property for violation in result.finding.violations] == [TARGET]
 
 
 def test_a_finding_that_a_fresh_process_shows_unshrunk_only_keeps_the_drawn_schedule(
-    ended: Callable[..., TaskResult],
+    ended: Callable[..., TrialRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    found = searched(monkeypatch)
+
     def fresh(playing: FreshPlaying) -> Outcome:
         return violating(TARGET) if len(playing.schedule.steps) > 1 else clean()
 
     result = ended(always(violating(TARGET)), fresh=fresh)
     assert result.finding is not None
-    found = result.search_result
-    assert result.finding.case.schedule == found.unshrunk != found.schedule
+    assert result.finding.case.schedule == found[0].unshrunk != found[0].schedule
 
 
-def test_a_lost_device_is_a_finding_of_its_own(ended: Callable[..., TaskResult]) -> None:
+def test_a_lost_device_is_a_finding_of_its_own(ended: Callable[..., TrialRow]) -> None:
     result = ended(losing)
     assert (result.status, result.spoiled, result.error) == (Status.DEVICE_LOST, True, None)
     assert result.finding is not None
@@ -197,18 +198,18 @@ def test_a_task_after_one_that_spoiled_its_process_runs_in_a_new_one(
     """An error is a result, and spoils the process, too."""
     here, elsewhere = list[Task](), list[Task]()
 
-    def run(task: Task) -> TaskResult:
+    def run(task: Task) -> TrialRow:
         here.append(task)
         if task.trial == HARMLESS:
             raise RuntimeError("of ours")
         return without_result(task, "lost") if task.trial == BROKEN else green(task)
 
-    def green(task: Task) -> TaskResult:
-        return replace(without_result(task, ""), status=Status.GREEN, error=None)
+    def green(task: Task) -> TrialRow:
+        return structs.replace(without_result(task, ""), status=Status.GREEN, error=None)
 
     monkeypatch.setattr(tasks, "run_task", run)
 
-    def run_elsewhere(_: object, task: Task) -> TaskResult:
+    def run_elsewhere(_: object, task: Task) -> TrialRow:
         elsewhere.append(task)
         return green(task)
 

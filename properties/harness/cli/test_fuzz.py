@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from paritybit.harness.campaigns.replay import Replayed
 from paritybit.harness.cli.app import app
+from paritybit.harness.cli.replay import Replayed
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import Case
 from paritybit.harness.records.codec import encoded

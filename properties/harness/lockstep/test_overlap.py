@@ -10,7 +10,7 @@ from paritybit.harness.checks.play import SchedulePlayer
 from paritybit.harness.checks.table import CHEAP_PROPERTIES
 from paritybit.harness.explain.report import explanation, observe
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.lockstep.overlapped import FORWARDS_LAG, FREED_IN_FLIGHT, OVERLAPPED, TURN
+from paritybit.harness.lockstep.overlapped import FORWARDS_LAG, TURN
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.records.schema import Status
 from paritybit.harness.schedules.schedule import (
@@ -79,7 +79,8 @@ def test_the_same_bits_come_out_whether_steps_overlap_or_not(runner: str) -> Non
         left, right = played(in_order, schedule), played(overlapped, schedule)
         assert len(left) == len(right)
         assert all(torch.equal(one, other) for one, other in zip(left, right, strict=True))
-        counted += overlapped.graph_scheduler.events[OVERLAPPED]
+        assert overlapped.overlapped is not None
+        counted += overlapped.overlapped.planned_ahead
 
     draw_schedules(trial, compare, 3, 3)
     assert counted > 0
@@ -116,15 +117,6 @@ def test_a_forward_that_does_not_wait_for_its_tables_is_seen(
 def test_a_trial_of_overlapping_steps_of_which_none_did_is_vacuous(
     overlapped: int, status: Status
 ) -> None:
-    counted = SearchResult(replays=1, padded_replays=1)
-    counted.events.update({"compared with the oracle": 1, OVERLAPPED: overlapped})
+    counted = SearchResult(replays=1, padded_replays=1, compared=1, overlapped=overlapped)
     task = Task(TrialConfig(overlap=True), 0, 1)
     assert judge(task, counted, 0) is status
-
-
-def test_a_step_that_frees_nothing_is_not_counted_as_a_free() -> None:
-    """The window of a short request covers all of its tokens, so an eviction frees no page."""
-    player = SchedulePlayer(replace(SMALL, overlap=True))
-    outcome = player.play(Schedule((Admit(3, 3), Decode((0,)), Evict(0), Decode((0,)))))
-    assert outcome.events[OVERLAPPED] > 0
-    assert outcome.events[FREED_IN_FLIGHT] == 0

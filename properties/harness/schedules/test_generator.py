@@ -11,7 +11,7 @@ from paritybit.harness.schedules.boundaries import BoundaryScene, Ground, scenes
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.subjects.runners import RUNNERS, engine_runners
 
-from properties.support.harness.coverage import OVERLAP_REQUIRED, Coverage, required_events
+from properties.support.harness.coverage import Coverage, required_events
 
 
 def drawn(seed: int) -> list[Schedule]:
@@ -32,8 +32,9 @@ def test_the_longest_context_and_a_bucket_of_one_row_have_no_violation(
     trial = TrialConfig(runner, buckets=(1, 4), token_buckets=(1, 5))
     ground = Ground(trial.model, (1, 4), (1, 5), trial.modes, RUNNERS[runner].mode)
     played = [BoundaryScene(bucket, "longest") for bucket in ground.sizes]
-    coverage = Coverage()
-    outcome = SchedulePlayer(trial).play(Schedule(scenes(ground, played)), coverage)
+    player = SchedulePlayer(trial)
+    coverage = Coverage(player)
+    outcome = player.play(Schedule(scenes(ground, played)), coverage)
     assert (outcome.violations, outcome.error) == ((), None)
     assert all(coverage.events[f"{runner}: bucket {size} full"] for size in ground.sizes)
 
@@ -49,10 +50,10 @@ def test_the_clean_trials_of_an_engine_reach_each_required_state(runners: tuple[
         player = SchedulePlayer(task.trial, ())
 
         def play(schedule: Schedule, player: SchedulePlayer = player) -> None:
-            coverage = Coverage()
-            reached.update(player.play(schedule, coverage).events)
+            coverage = Coverage(player)
+            reached["steps overlapped"] += player.play(schedule, coverage).overlapped
             reached.update(coverage.events)
 
         draw_schedules(task.trial, play, task.seed, task.examples)
-    required = (*required_events(runners), *(OVERLAP_REQUIRED if settings.overlapping else ()))
+    required = (*required_events(runners), *["steps overlapped"] * bool(settings.overlapping))
     assert [event for event in required if not reached[event]] == []

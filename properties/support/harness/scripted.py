@@ -4,6 +4,9 @@ from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from paritybit.harness.campaigns import task as tasks
+from paritybit.harness.campaigns.search import SearchResult, search
 from paritybit.harness.checks.play import DeviceLostError, Outcome
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.lockstep.config import TrialConfig
@@ -41,6 +44,18 @@ class Scripted:
         return self.script(self, schedule)
 
 
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[SearchResult]:
+    """Return the results of all searches of tasks from now on."""
+    found = list[SearchResult]()
+
+    def kept(*given: Any) -> SearchResult:
+        found.append(search(*given))
+        return found[-1]
+
+    monkeypatch.setattr(tasks, "search", kept)
+    return found
+
+
 def violating(*properties: str, error: str | None = None) -> Outcome:
     """Return the outcome of a playing that violated some properties, or failed."""
     violations = tuple(Violation(name, 0, f"{name} does not hold") for name in properties)
@@ -55,5 +70,5 @@ def losing(_: Scripted, schedule: Schedule) -> Outcome:
 def clean() -> Outcome:
     """Return the outcome of a playing that violated nothing and held something to the oracle."""
     outcome = violating()
-    outcome.events["compared with the oracle"] = 1
+    outcome.compared = 1
     return outcome
