@@ -72,7 +72,8 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TrialRow]:
 
 def without(count: str) -> Outcome:
     """Return the outcome of a clean playing of which one count is nothing."""
-    return replace(clean(), **{count: 0})
+    nothing: dict[str, Any] = {count: 0}
+    return replace(clean(), **nothing)
 
 
 ENDS: dict[str, tuple[TrialConfig, Outcome, Outcome, Status]] = {
