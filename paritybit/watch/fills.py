@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
@@ -166,6 +167,13 @@ def follow_launches() -> None:
         setattr(owner, method, launch)
 
 
+def leave_uncompiled() -> None:
+    """Let torch's compiler leave the mode alone, once the engine has imported the compiler."""
+    dispatch: Any = Fills.__torch_dispatch__
+    if "torch._dynamo" in sys.modules and not hasattr(dispatch, "__wrapped__"):
+        Fills.__torch_dispatch__ = _disable_dynamo(dispatch)  # type: ignore[method-assign]
+
+
 def followed(on: bool) -> None:
     """Set whether torch dispatches the operations of this thread to modes."""
     torch._C._dispatch_tls_set_dispatch_key_included("Python", on)
@@ -195,6 +203,7 @@ class Fills(TorchDispatchMode):
         """Follow what this thread writes."""
         if not self.entered:
             follow_launches()
+            leave_uncompiled()
             self.thread, self.entered = threading.get_ident(), True
             self.inference = torch.is_inference_mode_enabled()
             self.__enter__()  # type: ignore[no-untyped-call]
@@ -244,6 +253,11 @@ class Fills(TorchDispatchMode):
             self.written.clear()
             self.left_out.setdefault(FAILED, False)
         return result
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: torch would import its compiler for this, which takes seconds."""
+        return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

@@ -1,7 +1,9 @@
 """What an earlier batch left in an input, and the engine did not fill again, must not matter."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paritybit.watch.facts import Forward, Replay
+from paritybit.watch.fills import Fills
 from properties.support.watching import Scene, row
 
 ROWS = 4
@@ -176,3 +179,30 @@ def test_lines_that_write_what_an_input_holds_already_are_named(
     found = lines.of("Runner", "segments")
     named = [f"lora.py:{number}" for number in (6, 7)]
     assert all(any(name in str(part) for part in found) for name in named)
+
+
+def test_torch_s_compiler_is_not_imported_and_would_not_compile_the_mode(
+    scene: Scene, engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Importing it takes seconds. Once the engine has done so, the mode is excluded."""
+    dispatch = Fills.__torch_dispatch__
+
+    def copied(*given: Any) -> Any:
+        return dispatch(*given)
+
+    monkeypatch.setattr(Fills, "__torch_dispatch__", copied)
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    runner = Runner(scene)
+    runner.serve(engine["fill"], [1, 2])
+    assert "torch._dynamo" not in sys.modules
+    compiler, excluded = ModuleType("torch._dynamo"), []
+
+    def disable(function: Any, *_: Any, **__: Any) -> Any:
+        excluded.append(function)
+        return function
+
+    monkeypatch.setattr(compiler, "disable", disable, raising=False)
+    monkeypatch.setattr(torch, "_dynamo", compiler, raising=False)
+    monkeypatch.setitem(sys.modules, "torch._dynamo", compiler)
+    runner.serve(engine["fill"], [1, 2])
+    assert len(excluded) == 1
