@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from paritybit.drive import ENGINES
 from paritybit.drive.adapters import Adapter, adapter
-from paritybit.drive.configs import AND, Table
+from paritybit.drive.configs import AND, Config, Table
 from paritybit.drive.served import DEVICES
 
 ALIKE: Mapping[tuple[str, str], set[str]] = {
@@ -45,17 +46,22 @@ SMALL = Table(
 )
 
 
-TABLES = [
-    pytest.param(one.table.on(device).array, id=f"{one.package.name} {device}")
+TABLES = {
+    f"{one.package.name} {device}": one.table.on(device).array
     for one in ADAPTERS
     for device in DEVICES
-]
+} | {"small": SMALL.on("cuda")}
 
 
-@pytest.mark.parametrize("table", [*TABLES, pytest.param(SMALL.on("cuda"), id="small")])
-@pytest.mark.parametrize("seed", [0, 7])
-def test_each_pair_of_values_occurs_and_none_that_cannot(table: Table, seed: int) -> None:
-    configs = list(table.rows(seed))
+@cache
+def rows(name: str, seed: int = 0) -> list[Config]:
+    """Return the rows of a table, made once."""
+    return list(TABLES[name].rows(seed))
+
+
+@pytest.mark.parametrize(("name", "seed"), [*((name, 0) for name in TABLES), ("small", 7)])
+def test_each_pair_of_values_occurs_and_none_that_cannot(name: str, seed: int) -> None:
+    table, configs = TABLES[name], rows(name, seed)
     assert [config.number for config in configs] == [*range(len(configs))]
     served = set().union(*(config.pairs for config in configs))
     axes = list(table.axes.values())
@@ -68,16 +74,23 @@ def test_each_pair_of_values_occurs_and_none_that_cannot(table: Table, seed: int
         table.completed(pair) is None for pair in every - served
     )  # Else a pair that can be served is left out.
     assert len({config.name for config in configs}) == len(configs)
-    assert [config.name for config in table.rows(seed)] == [config.name for config in configs]
     assert len(configs) < 50
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_the_first_rows_have_each_value(table: Table) -> None:
+@pytest.mark.parametrize("name", TABLES)
+def test_the_first_rows_have_each_value(name: str) -> None:
+    table = TABLES[name]
     values = {value for value in table.settings if table.completed((value,))}
     most = max(map(len, table.axes.values()))
-    first = list(table.rows(0))[: 2 * most - 1]
+    first = rows(name)[: 2 * most - 1]
     assert values == {value for config in first for value in config.values}
+
+
+def test_a_seed_gives_the_same_rows_again_and_another_one_others() -> None:
+    first, again, other = (
+        [config.name for config in TABLES["small"].rows(seed)] for seed in (0, 0, 7)
+    )
+    assert first == again != other
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -124,7 +137,7 @@ def test_values_that_cannot_be_combined_are_refused(values: tuple[str, ...]) -> 
 @pytest.mark.parametrize("device", DEVICES)
 def test_rows_are_valid_settings_that_vary_each_setting(one: Adapter, device: str) -> None:
     scopes = []
-    for config in one.table.on(device).array.rows(0):
+    for config in rows(f"{one.package.name} {device}"):
         given: Any = {**config.settings, "device": device}
         served = one.settings(**given)
         assert one.settings.of(served.scope()) == served

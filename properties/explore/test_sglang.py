@@ -1,4 +1,4 @@
-"""sglang's half: what it reads of the engine's objects, its laws, and the engine where at hand."""
+"""sglang's half: what it reads of the engine's objects, its laws, and a release."""
 
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -7,17 +7,15 @@ import pytest
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from paritybit.harness.errors import MalformedError
 
-from paritybit.engines import fetch
-from paritybit.engines.packages import SGLANG
 from paritybit.explore.bound import Bound
 from paritybit.explore.laws import ownership
 from paritybit.explore.search import ViolationError
 from paritybit.explore.sglang.world import require_room, sliding_pages
 from properties.planting.faults import FOLDER, plant, read
 from properties.support.harness.command_line import python
+from properties.support.releases import package_of
 
 RELEASE = "0.5.23"
-AT_HAND = (fetch.folder() / f"{SGLANG.name}-{RELEASE}").is_dir()
 
 
 @pytest.mark.parametrize(
@@ -54,8 +52,8 @@ def explored(engine: str, out: Path, *words: str) -> CompletedProcess[str]:
     return python("-m", "paritybit", *command)
 
 
-@pytest.mark.skipif(not AT_HAND, reason=f"sglang {RELEASE} is not at hand")
 def test_sglang_has_no_violation_in_few_actions(tmp_path: Path) -> None:
+    package_of(RELEASE)
     first = explored(f"sglang=={RELEASE}", tmp_path, "--depth", "4")
     # Evictions take more actions, so the search is too short for a verdict.
     assert first.returncode in (OK, CANNOT_RUN), first.stderr
@@ -63,12 +61,12 @@ def test_sglang_has_no_violation_in_few_actions(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(not AT_HAND, reason=f"sglang {RELEASE} is not at hand")
 def test_a_fault_of_sglang_is_found_and_replays(tmp_path: Path) -> None:
+    package = package_of(RELEASE)
     faults = read(FOLDER / "sglang.toml")
     fault = next(one for one in faults if one.name == "allocation-keeps-its-last-slot")
     engine = tmp_path / "engine"
-    plant(fault, fetch.find(f"sglang=={RELEASE}").package.parent, engine)
+    plant(fault, package.parent, engine)
     found = explored(str(engine), tmp_path / "out")
     assert found.returncode == FINDING, found.stderr
     case = tmp_path / "out" / "latest" / "cases" / "explore.json"

@@ -13,13 +13,18 @@ ASKED_FOR = "PARITYBIT_RELEASES"
 """The variable that, set, asks for the tests of releases: they take minutes."""
 
 
+def require_asked() -> None:
+    """Skip the test if no tests of releases were asked for."""
+    if not os.environ.get(ASKED_FOR):
+        pytest.skip("tests of releases were not run: PARITYBIT_RELEASES=1 asks for them")
+
+
 def package_of(version: str, engine: str = SGLANG.name) -> Path:
     """Return where a release of an engine lies.
 
     The test is skipped if none was asked for, or it does not lie here.
     """
-    if not os.environ.get(ASKED_FOR):
-        pytest.skip("tests of releases were not run: PARITYBIT_RELEASES=1 asks for them")
+    require_asked()
     home = engines.folder() / f"{engine}-{version}"
     marker = PACKAGES[engine].marker
     package = folder_of_package(home, engine, marker)
