@@ -23,6 +23,10 @@ class SlidingWindowSpec(Part):
     """A group with a window."""
 
 
+class MambaSpec(Part):
+    """A group of recurrent layers."""
+
+
 class Model(Part):
     """A model."""
 
@@ -64,7 +68,7 @@ def a_pool_with_drafts() -> tuple[Part, dict[str, Part], tuple[torch.Tensor, tor
 
 def output(
     counts: Mapping[str, int],
-    new: Mapping[str, tuple[list[int], list[int]]] | None = None,
+    new: Mapping[str, tuple[list[int], ...]] | None = None,
     cached: Mapping[str, tuple[int, tuple[list[int], ...] | None]] | None = None,
     resumed: tuple[str, ...] = (),
     finished: tuple[str, ...] = (),
@@ -109,16 +113,28 @@ PROMPT = list(range(10, 16))
 class Served:
     """An engine with one request at a time, on which the connector's hooks are called.
 
-    `method` is that of its speculation, and `ahead` says that it schedules asynchronously.
+    `method` is that of its speculation, and `ahead` says that it schedules asynchronously. With
+    `state`, it has a recurrent layer, whose state a forward writes to the block with this number.
     """
 
-    def __init__(self, folder: Path, method: str | None = None, ahead: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        method: str | None = None,
+        ahead: bool = False,
+        state: int | None = None,
+    ) -> None:
         self.journal = Journal(folder / "process-1.jsonl")
         self.engine = VllmEngine("0", self.journal, Settings(str(folder), None, 1))
         config, layers, caches = a_pool_with_drafts()
         self.cache, self.drafted = caches
         if method != "eagle":
             config, layers, self.cache = a_pool()
+        self.state = state
+        if state is not None:
+            recurrent = Part(layer_names=["conv"], kv_cache_spec=MambaSpec(block_size=PAGE))
+            vars(config)["kv_cache_groups"] = (*GROUPS, recurrent)
+            layers["conv"] = Part(kv_cache=(self.cache,))
         compilation = Part(static_forward_context=layers)
         model = Part(max_model_len=64, get_vocab_size=lambda: 100)
         self.runner = Part(
@@ -179,6 +195,8 @@ class Served:
             hooked(self.engine.metadata, lambda owner: (metadata, None), self.runner)
             for mine in slots:
                 self.cache.flatten(0, 1)[mine] = torch.rand(len(mine), 2)
+            if self.state is not None:
+                self.cache[self.state] = torch.rand(PAGE, 2)
             self.drafted.flatten(0, 1)[slots[1]] = torch.rand(len(slots[1]), 2)
 
         hooked(self.engine.execute, computed, self.runner, said)

@@ -14,7 +14,7 @@ from paritybit.connectors.vllm.engine import EFFECTS, VllmEngine
 from paritybit.connectors.vllm.pools import by_slot
 from paritybit.watch.lines import Lines
 from properties.connectors.parts import Part, hooked
-from properties.connectors.parts_vllm import DECODE, Served, a_request, output
+from properties.connectors.parts_vllm import DECODE, PROMPT, Served, a_request, output
 
 # Pools.
 
@@ -84,6 +84,25 @@ def test_what_a_worker_gives_to_its_kernels_is_compared_with_the_scheduler(
 ) -> None:
     served.run(DECODE, table, 6, tokens)
     assert check in served.found()
+
+
+@pytest.mark.parametrize(
+    ("written", "copied", "found"),
+    [(6, True, set[str]()), (3, True, {"stray write"}), (6, False, {"stale input"})],
+)
+def test_a_state_is_copied_to_the_last_block_of_its_group(
+    tmp_path: Path, written: int, copied: bool, found: set[str]
+) -> None:
+    served = Served(tmp_path, state=5)
+    served.scheduler.requests["a"] = a_request(*range(10, 20))
+    served.run(output({"a": 6}, new={"a": ([1, 2], [3, 4], [0, 5])}), [[1, 2], [3, 4]], 0, PROMPT)
+    served.state = written
+    if copied:
+        served.cache[6] = served.cache[5]
+    more = output({"a": 1}, cached={"a": (6, ([], [], [6]))})
+    served.run(more, [[1, 2], [3, 4]], 6, [16])
+    assert served.found() == found
+    served.journal.end()
 
 
 def test_a_block_that_is_freed_in_use_is_found(served: Served) -> None:

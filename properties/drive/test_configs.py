@@ -18,8 +18,8 @@ ALIKE: Mapping[tuple[str, str], set[str]] = {
     ("sglang", "cuda"): {"rows", "backend", "alone"},
     ("transformers", "cpu"): {"alone", "priorities"},
     ("transformers", "cuda"): {"alone", "priorities"},
-    ("vllm", "cpu"): {"alone", "backend", "model"},
-    ("vllm", "cuda"): {"alone", "model", "simple"},
+    ("vllm", "cpu"): {"alone", "backend"},
+    ("vllm", "cuda"): {"alone", "simple"},
 }
 """Settings that are the same in all rows of an engine on a device, except device and seed."""
 

@@ -35,7 +35,7 @@ def test_states_carry_what_later_tokens_need() -> None:
             torch.stack((first[:, at], second[:, at], second[:, at])),
             states,
             weight,
-            conv_state_indices=torch.tensor([2, 1, -1]),
+            conv_state_indices=torch.tensor([[2], [1], [-1]]),  # sglang's tensor has one axis.
         )
         for at in (5, 6)
     ]

@@ -3,6 +3,7 @@
 import os
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -10,10 +11,12 @@ import torch
 from paritybit.harness.errors import CannotRunError
 
 from paritybit.drive.adapters import Environment
+from paritybit.drive.answers import Answer
 from paritybit.drive.vllm.adapter import ADAPTER
 from paritybit.drive.vllm.answers import VllmGrammar
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.host import copy_late
+from paritybit.drive.vllm.serving import likely
 from paritybit.drive.vllm.settings import VllmServed
 
 PAGE, HEADS, WIDTH = 4, 2, 8
@@ -111,6 +114,25 @@ def test_a_copy_of_the_simple_connector_is_late() -> None:
     while not event.query():
         assert not host.any()
     assert host.flatten().tolist() == [3, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("step", "right"),
+    [
+        ({7: (-2.0, 5), 1: (-0.5, 1), 2: (-0.9, 2)}, True),
+        ({1: (-0.5, 1), 2: (-0.9, 2)}, True),
+        ({7: (-2.0, 2), 1: (-0.5, 1), 2: (-0.9, 2)}, False),  # Two tokens have a rank.
+        ({1: (-0.7, 1), 3: (-0.9, 3)}, False),  # One lacks.
+    ],
+)
+def test_tokens_have_the_ranks_of_their_likelihoods(
+    step: dict[int, tuple[float, int]], right: bool
+) -> None:
+    given = {
+        token: SimpleNamespace(logprob=value, rank=rank) for token, (value, rank) in step.items()
+    }
+    answer = Answer([0], 1, likeliest=2)
+    assert bool([*likely(given, answer, best=False).wrong(2, ())]) != right
 
 
 def test_a_grammar_accepts_the_first_tokens_that_are_allowed() -> None:

@@ -18,6 +18,7 @@ from paritybit.connectors.vllm.drafting import draft_layers
 from paritybit.connectors.vllm.pools import VllmPool, described
 from paritybit.connectors.vllm.requests import unjudged
 from paritybit.connectors.vllm.sampling import JudgedRows
+from paritybit.connectors.vllm.states import States
 from paritybit.watch.captures import Captures
 from paritybit.watch.facts import PIECES, Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal
@@ -90,6 +91,7 @@ class VllmEngine(JudgedRows):
             self.captures = Captures(self.journal)
             self.capturing: batches.VllmBatch | None = None
             self.unscheduled = 0
+            self.states: States | None = None
             self.error = None
             self.once: str | None = None
             """Why a forward may run only once, or None."""
@@ -159,6 +161,9 @@ class VllmEngine(JudgedRows):
         )
         self.once = next(effects, None)
         self.capturing = None
+        # States that a forward computes without being watched have other bits.
+        watches = bool(self.pool.states) and self.settings.every == 1
+        self.states = States(self.pool) if watches else None
         self.hook(type(runner.get_model()), "__call__", self.model)
         return watcher
 
@@ -211,14 +216,18 @@ class VllmEngine(JudgedRows):
             self.journal.undecided("a forward without attention metadata is not watched")
             for group in self.watcher.ledgers:
                 self.watcher.forget(group, None)
-        elif now.batch is not None and now.pieces:
+            return
+        if self.states is not None:
+            self.states.end()
+        if now.batch is not None and now.pieces:
             live = now.batch.live[1]
             self.watcher.replay(
                 Replay("pieces", "pieces", live, now.pieces, (), tuple, once=PIECES)
             )
 
     def missed(self) -> None:
-        """Stop watching drafts after the connector failed. Another error does not concern them."""
+        """Stop watching drafts and states after the connector failed."""
+        self.states = None
         if self.account is not None:
             self.give_up("it is not known which drafts were accepted while the connector failed")
 
@@ -288,6 +297,10 @@ class VllmEngine(JudgedRows):
         )
         inputs = batch.judged(forward, now.runner.vllm_config.model_config)
         watcher.judge_inputs("batch", [*inputs, *batch.tails()])
+        if self.states is not None:
+            of_rows = [self.requests.known[name] for name in names]
+            rows = list(zip(of_rows, forward.rows, strict=False))
+            watcher.judge_inputs("states", [self.states.begin(rows)])
         self.begin_rows(now.runner, now.output, names, forward, batch)
 
     # Replays.

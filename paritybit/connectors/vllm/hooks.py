@@ -11,6 +11,7 @@ SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 MANAGERS = "vllm.v1.worker.gpu.cudagraph_utils"
 DRAFTERS = "vllm.v1.worker.gpu.spec_decode"
 SPECULATORS = f"{DRAFTERS}.target_dependent_ar.speculator"
+STATES = "vllm.v1.worker.gpu.model_states"
 SPECULATOR = f"{SPECULATORS}.TargetDependentARSpeculator"
 
 CORE = "vllm.v1.engine.core"
@@ -31,7 +32,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "metadata": (
         f"{OLDER}._build_attention_metadata",
-        "vllm.v1.worker.gpu.model_states.default.DefaultModelState.prepare_attn",
+        f"{STATES}.default.DefaultModelState.prepare_attn",
+        f"{STATES}.mamba_hybrid.MambaHybridModelState.prepare_attn",
     ),
     "prepares": (f"{NEWER}.postprocess_sampled",),
     "sampled": (f"{OLDER}._sample", f"{NEWER}.sample"),

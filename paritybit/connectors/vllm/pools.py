@@ -29,7 +29,13 @@ FLOATS = {
 """The dtypes of KV that the engine stores as plain bytes, by the engine's names."""
 
 KINDS = {"FullAttentionSpec": False, "SlidingWindowSpec": True}
-"""The supported kinds of groups, and whether each has a window."""
+"""The supported kinds of groups of attention layers, and whether each has a window."""
+
+RECURRENT = "MambaSpec"
+"""The kind of groups of recurrent layers."""
+
+MORE = "num_speculative_blocks", "num_prefill_checkpoint_blocks"
+"""Numbers of blocks for further states of a request, which are not supported."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,9 @@ class EngineGroup:
 class VllmPool:
     """The pool of blocks.
 
-    `targets` are the engine's groups with layers of the target, `draft` that of a draft model.
+    `targets` are the engine's groups with layers of the target, `draft` that of a draft model, and
+    `states` those of recurrent layers, by number: a request's last block there is a slot for its
+    state, which depends on all tokens up to some position.
     `frees` is False if requests keep blocks that their window has left.
     """
 
@@ -55,6 +63,7 @@ class VllmPool:
     targets: tuple[EngineGroup, ...]
     draft: EngineGroup | None = None
     frees: bool = True
+    states: tuple[tuple[int, Group], ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,7 +99,12 @@ def pages(numbers: Any, page: int) -> Tensor:
 
 def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> VllmPool:
     """Return the pool of attention layers and of those of a draft. Raises NotRecognisedError."""
-    specs = [group.kv_cache_spec for group in config.kv_cache_groups]
+    known = [
+        (number, group)
+        for number, group in enumerate(config.kv_cache_groups)
+        if type(group.kv_cache_spec).__name__ != RECURRENT
+    ]
+    specs = [group.kv_cache_spec for _, group in known]
     unknown = {type(spec).__name__ for spec in specs} - set(KINDS)
     if unknown:
         raise NotRecognisedError(f"a KV cache group of kind {', '.join(sorted(unknown))}")
@@ -98,7 +112,7 @@ def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> VllmPoo
     if len(sizes) != 1:
         raise NotRecognisedError(f"groups whose blocks have {sorted(sizes)} tokens")
     (page,) = sizes
-    tensors, block = tensors_of(config, layers, page)
+    tensors, block = tensors_of(config, [group for _, group in known], layers, page)
     of_tensor = {
         name: DRAFTED if any(one in drafts for one in names) else GROUP
         for names, _ in tensors
@@ -116,7 +130,7 @@ def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> VllmPoo
         if mine
     )
     found, draft = list[EngineGroup](), None
-    for number, group in enumerate(config.kv_cache_groups):
+    for number, group in known:
         spec, own = group.kv_cache_spec, [one for one in group.layer_names if one not in drafts]
         window = int(spec.sliding_window) if KINDS[type(spec).__name__] else None
         if len(own) < len(group.layer_names):
@@ -128,16 +142,28 @@ def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> VllmPoo
             kinds = tuple(sorted({of_tensor[name] for name in own}))
             found.append(EngineGroup(number, window, own[0], kinds))
     frees = not any(getattr(spec, "extra_retained_tokens", 0) for spec in specs)
-    return VllmPool(groups, page, tuple(found), draft, frees)
+    return VllmPool(groups, page, tuple(found), draft, frees, states_of(config, layers))
+
+
+def states_of(config: Any, layers: Any) -> tuple[tuple[int, Group], ...]:
+    """Return the engine's groups of recurrent layers. Raises NotRecognisedError."""
+    found = list[tuple[int, Group]]()
+    for number, group in enumerate(config.kv_cache_groups):
+        if type(group.kv_cache_spec).__name__ == RECURRENT:
+            if any(getattr(group.kv_cache_spec, name, 0) for name in MORE):
+                raise NotRecognisedError("states of drafts, or states inside of a prefill")
+            mine = (Layer(name, tuple(layers[name].kv_cache)) for name in group.layer_names)
+            found.append((number, weakened(Group("states", tuple(mine)))))
+    return tuple(found)
 
 
 def tensors_of(
-    config: Any, layers: Any, page: int
+    config: Any, groups: Sequence[Any], layers: Any, page: int
 ) -> tuple[list[tuple[list[str], tuple[Tensor, ...]]], int | None]:
     """Return the tensors of a pool by slot, with the layers that share each, and a block size."""
     tensors: dict[tuple[int, ...], tuple[list[str], tuple[Tensor, ...]]] = {}
     cut = set[int | None]()
-    for name in (name for group in config.kv_cache_groups for name in group.layer_names):
+    for name in (name for group in groups for name in group.layer_names):
         cache = layers[name].kv_cache
         cache = cache[0] if isinstance(cache, (list, tuple)) else cache
         cache = in_numbers(cache, FLOATS.get(getattr(layers[name], "kv_cache_dtype", "")))

@@ -155,6 +155,8 @@ class Request:
     computed: int
     slots: list[Tensor] = field(default_factory=list)
     """The slots of its blocks per group, computed on first use."""
+    state: tuple[int, list[int]] = (0, [])
+    """The number of tokens in its state after its last forward, and the state's checksums."""
 
 
 @dataclass
@@ -215,7 +217,7 @@ class Requests:
         With drafts, these are the last of the `ids` that the model gets for a request.
         """
         counts = output.num_scheduled_tokens
-        rows = []
+        rows, owned = list[Row](), None
         for group in pool.targets:
             for name in names:
                 request, computed = self.of(name, pool), counts[name]
@@ -242,7 +244,12 @@ class Requests:
         kind = "verify" if any(drafts.values()) else "decode"
         if any(counts[name] - drafts[name] > 1 for name in names):
             kind = "prefill"  # Of a part of a prompt at least.
-        return Forward(kind, tuple(rows))
+        if pool.states:
+            parts = [row.slots[name][row.cached :] for row in rows for name in row.slots]
+            for number, _ in pool.states:
+                parts += [self.of(name, pool).slots[number][-pool.page :] for name in names]
+            owned = {name: torch.cat(parts) for name in pool.names}
+        return Forward(kind, tuple(rows), owned)
 
 
 def padded(slots: Tensor, size: int) -> Tensor:

@@ -49,6 +49,7 @@ def convolved_once(
 ) -> Tensor:
     """Convolve one input per row, [R, channels], with `weight`, and update the states of rows."""
     assert cache_seqlens is None, "states are no rings here"
+    conv_state_indices = conv_state_indices.flatten()
     live = conv_state_indices != pad_slot_id
     slots = conv_state_indices.long().clamp(min=0)
     inputs = torch.cat((conv_state[slots].to(x.dtype), x[:, :, None]), 2)

@@ -41,7 +41,7 @@ TABLE = Table(
             "simple offload": {"offload": True, "simple": True},
         },
         "cache": {"prefix cache": {}, "no prefix cache": {"prefix_cache": False}},
-        "model": {"Gemma 4": {}},
+        "model": {"Gemma 4": {}, "states of convolutions": {"model": "lfm2"}},
         "adapters": {"no adapters": {}, "LoRA adapters": {"adapters": 3}},
         "queue": {"first come, first served": {}, "priorities": {"priorities": True}},
         "operator": {"no actions": {}, "actions": {"actions": True}},
@@ -54,6 +54,16 @@ TABLE = Table(
     apart=[
         (["async scheduling"], ["n-gram speculation"]),
         (["decoding requests first"], ["newer runner", "newer runner with async scheduling"]),
+        (
+            ["states of convolutions"],
+            [
+                "n-gram speculation",
+                "EAGLE",
+                "LoRA adapters",
+                "offload to the host",
+                "simple offload",
+            ],
+        ),
     ],
     failing=[
         # The engine retracts no request whose KV comes from the host.

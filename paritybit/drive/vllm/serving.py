@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paritybit.compat import override
-from paritybit.drive.answers import END_OF_TEXT, NUMBER, Answer, outside, report, strings_of
+from paritybit.drive.answers import END_OF_TEXT, NUMBER, Answer, Likely, outside, report, strings_of
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, LikelyStep, PlayedError
 from paritybit.drive.models import VOCABULARY
@@ -30,6 +30,9 @@ ARGUMENTS, CORE = "vllm.engine.arg_utils", "vllm.v1.engine.core"
 
 LIKELIEST = 8
 """The number of the likeliest tokens of each step that are compared."""
+
+UNMASKED = {"top_k", "top_p", "min_p", "seed", "ignore_eos", "likelihoods"}
+"""Parameters of sampling with which the likeliest token stays the likeliest."""
 
 LOWEST = -100.0
 """What is added to the logits of tokens that a processor forbids: the engine's least bias."""
@@ -106,9 +109,12 @@ class Vllm(Engine):
             answer.tokens += made.token_ids
             answer.text += made.text
             prompt, steps = output.prompt_logprobs or [], made.logprobs or []
-            likely = [answer.prompt[0] if one is None else next(iter(one)) for one in prompt]
-            answer.likely += likely[max(0, answer.asked.likelihoods or 0) :]
-            answer.likely += [next(iter(one)) for one in steps]
+            given = [Likely(answer.prompt[0], None) for _ in prompt[:1]]
+            given += [likely(one, answer, best=False) for one in prompt[1:]]
+            given = given[max(0, answer.asked.likelihoods or 0) :]
+            given += [likely(one, answer, best=answer.greedy) for one in steps]
+            answer.likely += [one.token for one in given]
+            answer.ranked += given
             if self.likely is not None:
                 self.likely.setdefault(name, []).extend(map(likeliest, [*prompt[1:], *steps]))
             if output.finished:
@@ -149,11 +155,15 @@ class Vllm(Engine):
         given["include_stop_str_in_output"] = kept = sum(stops) % 2 == 1
         ends = {*(() if asked.ignore_eos else (END_OF_TEXT,)), *(() if strings else stops)}
         answer = Answer(prompt, one.tokens, asked, ends, strings, kept, text="")
+        answer.greedy = one.temperature == 0 and {*asked.given()} <= UNMASKED
         if self.served.forced:  # Where a forced rejection leaves no token, any may follow it.
-            answer.drafted = range(one.tokens)
+            answer.drafted, answer.greedy = range(one.tokens), False
         kinds = sampling.RequestOutputKind
         given["output_kind"] = kinds.DELTA if one.tokens % 2 else kinds.FINAL_ONLY
+        if asked.likelihoods is not None:
+            answer.likeliest = given["logprobs"]
         if self.likely is not None:
+            answer.likeliest = LIKELIEST
             # A request for the likelihoods of its prompt reads no cached prefix.
             given |= {"logprobs": LIKELIEST, "prompt_logprobs": one.arrives % 2 * LIKELIEST or None}
         how = sampling.SamplingParams(max_tokens=one.tokens, temperature=one.temperature, **given)
@@ -235,8 +245,16 @@ def arguments_of(asked: Sampling, module: Any) -> dict[str, Any]:
         forbidden = outside(processor, VOCABULARY).nonzero().flatten().tolist()
         given["logit_bias"] = dict.fromkeys(forbidden, LOWEST)
     if (first := given.pop("likelihoods", None)) is not None:
-        given |= {"logprobs": 0, "prompt_logprobs": None if first < 0 else 0}
+        listed = first % 4
+        given |= {"logprobs": listed, "prompt_logprobs": None if first < 0 else listed}
     return given
+
+
+def likely(step: Mapping[int, Any], answer: Answer, *, best: bool) -> Likely:
+    """Return the log-likelihoods of a step, in which the engine lists the next token first."""
+    ranked = {token: one.logprob for token, one in step.items() if one.rank <= answer.likeliest}
+    token, mine = next(iter(step.items()))
+    return Likely(token, mine.logprob, ranked, best=best)
 
 
 def likeliest(step: Mapping[int, Any]) -> LikelyStep:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from paritybit.compat import override
-from paritybit.drive.models import GPT_OSS, WINDOW, Model
+from paritybit.drive.models import GPT_OSS, LFM2, WINDOW, Model
 from paritybit.drive.operating.adapters import LOADED, with_adapters
 from paritybit.drive.requests import Limits, sample, with_spaces
 from paritybit.drive.script import Wave
@@ -141,12 +141,14 @@ class VllmServed(Common):
 
     @override
     def company(self) -> Wave | None:
-        return sample(self.limits()) if self.device == "cpu" and not self.forced else None
+        return sample(self.limits()) if self.device == "cpu" else None
 
     @property
     @override
     def shape(self) -> Model:
         model = super().shape
+        if model is LFM2:
+            return model
         own: dict[str, object] = {"sliding_window": self.window}
         if self.full:
             own["layer_types"] = ["full_attention"] * len(model.config["layer_types"])
@@ -165,7 +167,7 @@ class VllmServed(Common):
         kind with fewer layers. A draft model adds a layer with full attention.
         """
         kinds: Sequence[str] = self.shape.config["layer_types"]
-        sliding = sum(kind == "sliding_attention" for kind in kinds)
+        sliding = sum(kind != "full_attention" for kind in kinds)  # Or states of convolutions.
         full = len(kinds) - sliding + (self.speculative == "eagle")
         size = min(full, sliding or full)
         windows = max(2, -(-sliding // size) * ROWS * WINDOW_BLOCKS)

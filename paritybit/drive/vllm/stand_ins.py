@@ -5,6 +5,7 @@ import importlib.util
 import os
 import sys
 import tempfile
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -12,13 +13,14 @@ from typing import Any
 
 import torch
 
+from paritybit.drive.stand_ins.convolutions import convolved, convolved_once
 from paritybit.drive.stand_ins.installing import StandIn, StandIns, initialise, install, put
 from paritybit.drive.stand_ins.kernels import ON_NUMPY
 from paritybit.drive.stand_ins.language import LANGUAGE, Value
 from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
 from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.attention import attend, store
-from paritybit.drive.vllm.host import keep_on_host
+from paritybit.drive.vllm.host import keep_on_host, move
 from paritybit.drive.vllm.settings import VARIABLES, VllmServed
 from paritybit.engines.graphs import emulate_device, whole
 from paritybit.engines.interpreter import quicken
@@ -49,6 +51,8 @@ SERIES = 2.0**-8
 """Below it, log(1 + x) has fewer correct bits than a series of three terms."""
 
 ATTENTION = "vllm.v1.attention.backends.triton_attn"
+
+CONVOLUTION = "vllm.model_executor.layers.mamba.short_conv"
 
 LORA = "vllm.lora.punica_wrapper.punica_gpu"
 
@@ -171,6 +175,19 @@ def stand_in_for_lora() -> None:
     """Compute adapters with torch."""
     wrapper: Any = importlib.import_module(LORA)
     wrapper.lora_shrink, wrapper.lora_expand = lora.shrink, lora.expand
+
+
+@AFTER.add("short convolutions: torch over the states they are given", SLOW)
+def stand_in_for_convolutions() -> None:
+    """Compute short convolutions, and copy their states, with torch."""
+    layer: Any = importlib.import_module(CONVOLUTION)
+    layer.causal_conv1d_fn = whole(convolved, returns=True)
+    layer.causal_conv1d_update = whole(partial(convolved_once, pad_slot_id=0), returns=True)
+    layer.ShortConv.forward_native = layer.ShortConv.forward_cuda
+    # A graph cannot be split inside of an opaque operator.
+    layer.ShortConv.forward = lambda one, *given: layer.short_conv(*given, one.prefix)
+    copies: Any = importlib.import_module("vllm.v1.worker.mamba_utils")
+    copies.batch_memcpy = move
 
 
 class Generator(torch.Generator):
