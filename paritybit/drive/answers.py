@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from paritybit.drive.engine import LikelyStep
 from paritybit.drive.models import VOCABULARY
 from paritybit.drive.script import Sampling
 from paritybit.watch import journal
@@ -126,6 +127,11 @@ class Likely(NamedTuple):
                 yield f"the log-likelihood of token {token} is {value:.4g}, not {right:.4g}"
         if self.best and most and self.value < max(self.likeliest.values()) - CLOSE:
             yield f"token {self.token} was taken, and another one is likelier"
+
+
+def step_of(ranked: Likely) -> LikelyStep:
+    """Return the likeliest tokens in descending order."""
+    return LikelyStep(ranked.token, sorted(ranked.likeliest.items(), key=lambda one: -one[1]))
 
 
 NUMBER = "the number of tokens"

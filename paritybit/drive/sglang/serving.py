@@ -16,9 +16,18 @@ from types import SimpleNamespace
 from typing import Any
 
 from paritybit.compat import override
-from paritybit.drive.answers import END_OF_TEXT, NUMBER, Answer, Likely, report, strings_of, text_of
+from paritybit.drive.answers import (
+    END_OF_TEXT,
+    NUMBER,
+    Answer,
+    Likely,
+    report,
+    step_of,
+    strings_of,
+    text_of,
+)
 from paritybit.drive.configs import LackingError
-from paritybit.drive.engine import Acts, Engine, EngineFailedError, LikelyStep, PlayedError
+from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.models import VOCABULARY
 from paritybit.drive.operating.adapters import loads, name_of
 from paritybit.drive.operating.sglang import acts_of
@@ -322,11 +331,6 @@ def places_of(output: Any, kind: str, index: int) -> list[Any]:
     lists = (getattr(output, f"{kind}_logprobs_{of}") for of in ("idx", "val"))
     pairs = zip(*((one and one[index]) or () for one in lists), strict=False)
     return [((), None) if ids is None else (ids, found) for ids, found in pairs]
-
-
-def step_of(ranked: Likely) -> LikelyStep:
-    """Return the likeliest tokens in descending order."""
-    return LikelyStep(ranked.token, sorted(ranked.likeliest.items(), key=lambda one: -one[1]))
 
 
 def sampling_of(one: Planned) -> dict[str, Any]:

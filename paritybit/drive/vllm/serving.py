@@ -14,9 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from paritybit.compat import override
-from paritybit.drive.answers import END_OF_TEXT, NUMBER, Answer, Likely, outside, report, strings_of
+from paritybit.drive.answers import (
+    END_OF_TEXT,
+    NUMBER,
+    Answer,
+    Likely,
+    outside,
+    report,
+    step_of,
+    strings_of,
+)
 from paritybit.drive.configs import LackingError
-from paritybit.drive.engine import Acts, Engine, EngineFailedError, LikelyStep, PlayedError
+from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.models import VOCABULARY
 from paritybit.drive.script import FIRST_TOKEN, Planned, Sampling
 from paritybit.drive.vllm import lora
@@ -115,8 +124,6 @@ class Vllm(Engine):
             given += [likely(one, answer, best=answer.greedy) for one in steps]
             answer.likely += [one.token for one in given]
             answer.ranked += given
-            if self.likely is not None:
-                self.likely.setdefault(name, []).extend(map(likeliest, [*prompt[1:], *steps]))
             if output.finished:
                 reason = {"length": NUMBER, "stop": made.stop_reason or END_OF_TEXT}
                 answer.reason = reason.get(made.finish_reason, made.finish_reason)
@@ -125,6 +132,9 @@ class Vllm(Engine):
     def _end(self, name: str) -> None:
         """Judge the answer to a request, and report its end to the player."""
         answer = self._answers.pop(name)
+        if self.likely is not None:
+            known = (one for one in answer.ranked if one.value is not None)
+            self.likely[name] = list(map(step_of, known))
         answer.judge(name, cut=len(answer.prompt) + answer.most >= CONTEXT)
         self.player.ended(name, answer.tokens)
 
@@ -255,12 +265,6 @@ def likely(step: Mapping[int, Any], answer: Answer, *, best: bool) -> Likely:
     ranked = {token: one.logprob for token, one in step.items() if one.rank <= answer.likeliest}
     token, mine = next(iter(step.items()))
     return Likely(token, mine.logprob, ranked, best=best)
-
-
-def likeliest(step: Mapping[int, Any]) -> LikelyStep:
-    """Return the likeliest tokens of a step. The engine lists the next token before them."""
-    found = [(token, one.logprob) for token, one in step.items()]
-    return LikelyStep(found[0][0], sorted(found, key=lambda one: -one[1])[:LIKELIEST])
 
 
 def acts_of(core: Any) -> Acts:
