@@ -4,7 +4,7 @@ Hypothesis only draws schedules. Its own shrinker does not know about steps, and
 times as many schedules for the same result.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cache
 
 from msgspec.structs import fields, replace
@@ -66,37 +66,16 @@ def fewer_steps(schedule: Schedule) -> Iterator[Schedule]:
         block //= 2
 
 
-def lowest_numbers(schedule: Schedule) -> Iterator[Schedule]:
-    """Propose the lowest numbers for all steps, then for one. Most need few of their numbers."""
-    places = range(len(schedule.steps))
-    for some in (places, *([place] for place in places)):
-        yield with_steps(schedule, {place: lowest(schedule.steps[place]) for place in some})
-
-
 def lower_numbers(schedule: Schedule) -> Iterator[Schedule]:
     """Propose a lower number, or fewer picks, in one field of a step."""
-    for place, step in enumerate(schedule.steps):
+    steps = schedule.steps
+    for place, step in enumerate(steps):
         for entry in fields(step):
             for other in simpler_steps(step, entry.name):
-                yield with_steps(schedule, {place: other})
+                yield Schedule((*steps[:place], other, *steps[place + 1 :]), schedule.seed)
 
 
-PASSES = (fewer_requests, fewer_steps, lowest_numbers, lower_numbers)
-
-
-def with_steps(schedule: Schedule, others: Mapping[int, Step]) -> Schedule:
-    """Return a schedule with other steps at some places."""
-    steps = tuple(others.get(place, step) for place, step in enumerate(schedule.steps))
-    return Schedule(steps, schedule.seed)
-
-
-def lowest(step: Step) -> Step:
-    """Return the step of the same kind with its first pick, and 0 for its other numbers."""
-    values = {entry.name: getattr(step, entry.name) for entry in fields(step)}
-    return replace(
-        step,
-        **{name: value[:1] if isinstance(value, tuple) else 0 for name, value in values.items()},
-    )
+PASSES = (fewer_requests, fewer_steps, lower_numbers)
 
 
 def simpler_steps(step: Step, name: str) -> Iterator[Step]:

@@ -131,4 +131,4 @@ def test_two_rows_of_many_are_left_after_few_playings() -> None:
     counted = Counted(fails)
     whole = Schedule((*[Admit(9, 9)] * 8, Decode(rows), Decode(rows[1:])))
     assert shrink(whole, counted) == Schedule((Admit(0, 0), Admit(0, 0), Decode((0, 1))))
-    assert len(counted.asked) < 15
+    assert len(counted.asked) <= 15
