@@ -384,6 +384,33 @@ def test_prompts_have_the_logits_and_log_likelihoods_of_their_own_tokens() -> No
     assert judged() == ["logits of prompts"]
 
 
+@pytest.mark.parametrize(("taken", "evicted", "found"), [(16, 0, 0), (0, 0, 1), (32, 16, 0)])
+def test_the_scheduler_expects_the_slots_that_decoding_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int, evicted: int, found: int
+) -> None:
+    engine = SglangEngine("0", Journal(tmp_path / "process-1.jsonl"), Settings(str(tmp_path)))
+    pool = Part(size=64, check_decode_capacity=print)
+    pool.available_size = lambda: pool.size
+    batch = Part(
+        token_to_kv_pool_allocator=pool,
+        tree_cache=Part(held=32),
+        spec_algorithm=Part(is_none=lambda: True),
+        new_tokens_required_next_decode=lambda: 16,
+        reqs=[Part(rid="a"), Part(rid="b")],
+    )
+    monkeypatch.setattr(engine.allocations, "sizes", lambda cache, _: [cache.held])
+    given = list[RowValues]()
+    monkeypatch.setattr(engine, "rows", lambda _, values: given.extend(values()))
+
+    def original() -> None:
+        pool.size -= taken
+        batch.tree_cache.held -= evicted
+
+    engine.decodes(original, batch)  # type: ignore[arg-type]
+    judged = wrong_row.judge(RowsGiven(1, "decode", "scheduler", given))
+    assert len(list(judged)) == found
+
+
 def test_a_request_keeps_the_parameters_of_its_first_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from paritybit.connectors.sampling import moves
 from paritybit.connectors.sglang import attention, graphs, rows, sampling
 from paritybit.connectors.sglang.allocations import Allocations, at_rest
 from paritybit.connectors.sglang.models import Models, SglangModel
-from paritybit.watch.facts import PIECES, Forward, Replay
+from paritybit.watch.facts import PIECES, Forward, Replay, RowValues
 from paritybit.watch.journal import Journal
 from paritybit.watch.lines import SLOTS
 from paritybit.watch.settings import Settings
@@ -312,6 +312,23 @@ class SglangEngine(Following):
         if now.rows.rows and hidden.dtype == torch.float32:
             given = processor, hidden, head, batch, result, now.rows, self.requests
             self.rows("logits", lambda: sampling.of_prompts(*given))
+        return result
+
+    def decodes(self, original: Call, batch: Any) -> Any:
+        """Judge how many slots the scheduler expects the next tokens of a batch to take."""
+        pool = batch.token_to_kv_pool_allocator
+        if not hasattr(pool, "check_decode_capacity") or not batch.spec_algorithm.is_none():
+            return original()
+        sizes = functools.partial(self.allocations.sizes, batch.tree_cache, "evictable_size")
+        pool, evictable = getattr(pool, "full_attn_allocator", pool), sizes()
+        expected, before = batch.new_tokens_required_next_decode(), pool.available_size()
+        result = original()
+        if sizes() == evictable:
+            held, right = (
+                torch.tensor([one]) for one in (expected, before - pool.available_size())
+            )
+            names = [", ".join(request.rid for request in batch.reqs)]
+            self.rows("scheduler", lambda: [RowValues("expected slots", names, held, right)])
         return result
 
     def hook_lists(self, runner: Any) -> None:

@@ -52,6 +52,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "forward": (f"{EXECUTOR}.model_runner.ModelRunner.forward",),
     "logits": ("sglang.srt.layers.logits_processor.LogitsProcessor.forward",),
+    "decodes": (f"{MANAGERS}.schedule_batch.ScheduleBatch.prepare_for_decode",),
     "run_batch": (f"{EXECUTOR}.model_runner.ModelRunner._forward_raw",),
     "capture": tuple(f"{path}.capture" for path in RUNNERS),
     "runner": tuple(f"{path}.{name}" for path in RUNNERS for name in ("replay", "execute")),
