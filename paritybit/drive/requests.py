@@ -45,7 +45,8 @@ REPEATED, ABORTED, FLUSHED = 1 / 6, 1 / 12, 2 / 5
 that are aborted, and the part of the waves that empty the cache at their end."""
 
 EXTRA = 1 / 3
-"""The part of the waves with an extra parameter, and of their requests that have it."""
+"""The part of the requests of a wave that have an extra parameter. Half of it: of the waves that
+have one besides those whose turn it is."""
 
 COMPARED, CROWD = 3, 5
 """The numbers of requests of `sample`: those that are compared, and those beside them."""
@@ -235,11 +236,12 @@ def with_extras(seed: int, given: Iterable[Wave], extras: Sequence[str]) -> Iter
     """Give some requests of some waves a grammar, a logit processor, or log-likelihoods.
 
     Batches with grammars do not overlap, and log-likelihoods of prompts limit what is reused, so
-    most waves have none.
+    most waves have none. Each kind has its turn in the waves for which any row has time.
     """
     chance = random.Random(f"extras {seed}")
-    for wave in given:
-        kinds = [kind for kind in extras if chance.random() < EXTRA]
+    for number, wave in enumerate(given):
+        turns = enumerate(extras, seed + number)
+        kinds = [one for at, one in turns if at % AT_LEAST == 0 or chance.random() < EXTRA / 2]
         requests = list(wave.requests)
         for place, one in enumerate(requests):
             drawn = {

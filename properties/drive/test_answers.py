@@ -1,7 +1,8 @@
 """Answers are as requests asked: number of tokens, grammar, processor, log-likelihoods."""
 
 from collections.abc import Collection
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from paritybit.drive.answers import END_OF_TEXT, NUMBER, Answer, Likely, strings_of, text_of
+from paritybit.drive.requests import AT_LEAST
 from paritybit.drive.script import Sampling
 from paritybit.drive.sglang import serving
 from paritybit.drive.sglang.answers import Processor, SglangGrammar
@@ -159,10 +161,12 @@ def test_a_token_that_a_grammar_does_not_allow_is_a_finding(
     ]
 
 
-def test_some_requests_have_what_the_engine_can_give() -> None:
+def test_some_requests_of_the_first_waves_have_what_the_engine_can_give() -> None:
     kinds = {"grammar", "processor", "likelihoods", "ignore_eos"}
-    for served in (SglangServed(seed=1), SglangServed("gpt_oss", seed=1, speculative="eagle")):
-        waves = [wave for wave, _ in zip(served.traffic(), range(12), strict=False)]
+    plain, drafts = SglangServed(), SglangServed("gpt_oss", speculative="standalone", topk=2)
+    for served, seed in product((plain, drafts), range(4)):
+        traffic = replace(served, seed=seed).traffic()
+        waves = [wave for wave, _ in zip(traffic, range(AT_LEAST), strict=False)]
         asked = [one.sampling.given() for wave in waves for one in wave.requests if one.sampling]
         assert {*chain(*asked)} & kinds == {*served.extras}
 
