@@ -623,8 +623,5 @@ KINDS: Sequence[Kind] = (
 )
 """The kinds of waves. They take turns in this order."""
 
-TIGHT: Sequence[Kind] = (
-    *(_squeeze, _sharing, _again, _sizes, _crowd, _ladder),
-    *(_turnover, _long, _pressure, _relay, _brim),
-)
+TIGHT: Sequence[Kind] = (_squeeze, *KINDS[1:])
 """The kinds of waves if a single request can need more than the pool holds."""

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import structs
 from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.plan import workers_of
 
@@ -92,12 +91,9 @@ class Copies:
 def isolated(case: WatchCase, changes: Sequence[Undone], shows: Shows) -> Undone:
     """Return few changes that a finding needs, or none if the case does not show that it does.
 
-    `changes` are tried in turn, to be undone together. With its own check alone, a case takes less
-    time.
+    `changes` are tried in turn, to be undone together.
     """
-    own = tuple(name for name in records.check_names() if case.key.split(" | ")[0] == name)
-    for checks in dict.fromkeys((own or case.checks, case.checks)):
-        mine = structs.replace(case, checks=checks)
+    for mine in case.with_few_checks():
         found, *absent = shows(mine, [(), *changes])
         if found:
             without = (one for one, seen in zip(changes, absent, strict=True) if seen is False)

@@ -25,7 +25,6 @@ from paritybit.launch.command import Running
 from paritybit.launch.follow import Stops
 from paritybit.launch.record import write as write_case
 from paritybit.launch.words import plural
-from paritybit.watch.checks import CHECKS
 from paritybit.watch.settings import Settings
 
 START = 120.0
@@ -52,14 +51,13 @@ class Shrinking:
         A signal ends the search, and what was found until then is returned.
         """
         deadline = time.monotonic() + seconds
-        # Other checks make a forward several times slower. `replay` runs all of the case again.
-        alone = [(name,) for name in CHECKS if case.key.split(" | ")[0] == name]
-        for checks in (*alone, case.checks):
-            found = self.simplest(structs.replace(case, checks=checks), deadline)
+        for mine in case.with_few_checks():
+            found = self.simplest(mine, deadline)
             ended = self.stops.received is not None
             if found is None:
                 continue
-            if ended or checks == case.checks or self.shows(case, found, 0.0) is not None:
+            # `replay` runs all checks of the case again.
+            if ended or mine is case or self.shows(case, found, 0.0) is not None:
                 return structs.replace(case, script=found, forward=None)
         return None
 
