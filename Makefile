@@ -60,6 +60,5 @@ check: .venv/ready ## Run linters, the type checker and the checks of CI workflo
 .venv/ready: pyproject.toml constraints.txt
 	@echo "setting up .venv; this takes a few minutes on a new machine"
 	@$(PYTHON) -m venv .venv
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" 2>.venv/log || { cat .venv/log; exit 1; }
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . hatchling 2>.venv/log || { cat .venv/log; exit 1; }
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile "$$(grep '^torch==' constraints.txt)" -c constraints.txt -e . hatchling 2>.venv/log || { cat .venv/log; exit 1; }
 	@touch $@
