@@ -1,7 +1,7 @@
 """What a whole vLLM is served with on a CPU, and the arithmetic that stands in for its kernels."""
 
 import os
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -144,3 +144,13 @@ def test_a_grammar_accepts_the_first_tokens_that_are_allowed() -> None:
     grammar.fill_bitmask(masks, 1)
     allowed = [bit for bit in range(32) if int(masks[1, 7]) >> bit & 1]
     assert allowed == list(range(3, 32, 4))
+
+
+def test_prompts_have_two_tokens_if_there_are_states() -> None:
+    def shortest(model: str) -> int:
+        served = VllmServed(model=model)
+        waves = [*islice(served.requests(), 4), served.company()]
+        requests = [one for wave in waves if wave is not None for one in wave.requests]
+        return min(one.length for one in requests if one.follows is None)
+
+    assert (shortest("gemma4"), shortest("lfm2")) == (1, 2)
