@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from paritybit.harness.cli.watch import isolate
 from paritybit.harness.cli.watch.isolate import Undone, fewest
 
+from paritybit.drive.script import Script
 from paritybit.engines import fetch
 from paritybit.engines.hunks import Hunk, hunks_of, linked_copy, nearest, undo
 from paritybit.engines.packages import SGLANG
+from paritybit.launch.case import WatchCase
 
 SOURCE = """\
 import os
@@ -113,8 +113,7 @@ def test_the_fewest_changes_are_isolated(needed: set[int]) -> None:
     ],
 )
 def test_a_change_is_a_cause_only_with_an_experiment(
-    shown: list[bool | None], alone: Undone, monkeypatch: pytest.MonkeyPatch
+    shown: list[bool | None], alone: Undone
 ) -> None:
-    case: Any = SimpleNamespace(key="leak | full | why", checks=None)
-    monkeypatch.setattr("msgspec.structs.replace", lambda one, **_: one)
+    case = WatchCase("engine", "row", Script({}, ()), 1, None, "leak | full | why", "text", 1)
     assert isolate.isolated(case, [HUNKS[:1]], lambda *_: shown) == alone
