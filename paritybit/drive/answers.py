@@ -116,12 +116,10 @@ class Likely(NamedTuple):
             return
         if len(self.likeliest) != most or self.others.keys() != {*asked}:
             yield "it has log-likelihoods of other tokens than it asked for"
-        mine = self.token, self.value
-        known, least = (
-            dict([mine, *self.likeliest.items()]),
-            min(self.likeliest.values(), default=0),
-        )
-        for token, value in (mine, *self.others.items()):
+        least = min(self.likeliest.values(), default=0)
+        mine = self.token, min(self.value, least)  # None is likelier than those listed.
+        known = dict([mine, *self.likeliest.items()])
+        for token, value in ((self.token, self.value), *self.others.items()):
             right = known.get(token, min(value, least))
             if not math.isclose(value, right, rel_tol=CLOSE, abs_tol=CLOSE):
                 yield f"the log-likelihood of token {token} is {value:.4g}, not {right:.4g}"
