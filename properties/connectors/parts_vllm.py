@@ -115,6 +115,7 @@ class Served:
 
     `method` is that of its speculation, and `ahead` says that it schedules asynchronously. With
     `state`, it has a recurrent layer, whose state a forward writes to the block with this number.
+    Its kernels get the block `kernel`, and whether a prompt `goes_on` from a state.
     """
 
     def __init__(
@@ -130,7 +131,8 @@ class Served:
         self.cache, self.drafted = caches
         if method != "eagle":
             config, layers, self.cache = a_pool()
-        self.state = state
+        self.state = self.kernel = state
+        self.goes_on: bool | None = None
         if state is not None:
             recurrent = Part(layer_names=["conv"], kv_cache_spec=MambaSpec(block_size=PAGE))
             vars(config)["kv_cache_groups"] = (*GROUPS, recurrent)
@@ -188,6 +190,16 @@ class Served:
             )
             for layer, blocks, mine in zip(("full", "slid"), table, slots, strict=True)
         }
+        if self.state is not None:
+            decodes, going = int(len(tokens) == 1), cached > 0
+            metadata["conv"] = Part(
+                num_decodes=decodes,
+                state_indices_tensor_d=torch.tensor([[self.kernel]] * decodes),
+                state_indices_tensor_p=torch.tensor([self.kernel] * (1 - decodes)),
+                has_initial_states_p=torch.tensor(
+                    [going if self.goes_on is None else self.goes_on] * (1 - decodes)
+                ),
+            )
 
         self.metadata = metadata
 

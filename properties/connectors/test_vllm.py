@@ -96,12 +96,39 @@ def test_a_state_is_copied_to_the_last_block_of_its_group(
     served = Served(tmp_path, state=5)
     served.scheduler.requests["a"] = a_request(*range(10, 20))
     served.run(output({"a": 6}, new={"a": ([1, 2], [3, 4], [0, 5])}), [[1, 2], [3, 4]], 0, PROMPT)
-    served.state = written
+    served.state, served.kernel = written, 6
     if copied:
         served.cache[6] = served.cache[5]
     more = output({"a": 1}, cached={"a": (6, ([], [], [6]))})
     served.run(more, [[1, 2], [3, 4]], 6, [16])
     assert served.found() == found
+    served.journal.end()
+
+
+@pytest.mark.parametrize(
+    ("cached", "tokens", "kernel", "goes_on", "found"),
+    [
+        (0, PROMPT, 5, None, set[str]()),
+        (0, PROMPT, 5, True, {"stale input"}),  # From a state of an earlier owner.
+        (4, PROMPT[4:], 5, False, {"stale input"}),
+        (0, PROMPT, 6, None, {"stale input"}),
+        (5, PROMPT[5:], 6, None, {"stale input"}),
+    ],
+)
+def test_kernels_get_the_state_of_each_row(
+    tmp_path: Path,
+    cached: int,
+    tokens: list[int],
+    kernel: int,
+    goes_on: bool | None,
+    found: set[str],
+) -> None:
+    served = Served(tmp_path, state=5)
+    served.kernel, served.goes_on = kernel, goes_on
+    served.scheduler.requests["a"] = a_request(*PROMPT)
+    new = {"a": ([1, 2], [3, 4], [0, 5])}
+    served.run(output({"a": len(tokens)}, new=new, hit=cached), [[1, 2], [3, 4]], cached, tokens)
+    assert served.found() - {"uninitialised read"} == found
     served.journal.end()
 
 

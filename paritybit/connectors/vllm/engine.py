@@ -300,7 +300,8 @@ class VllmEngine(JudgedRows):
         if self.states is not None:
             of_rows = [self.requests.known[name] for name in names]
             rows = list(zip(of_rows, forward.rows, strict=False))
-            watcher.judge_inputs("states", [self.states.begin(rows)])
+            given = self.states.inputs(rows, metadata)
+            watcher.judge_inputs("states", [self.states.begin(rows), *given])
         self.begin_rows(now.runner, now.output, names, forward, batch)
 
     # Replays.

@@ -1,6 +1,7 @@
 """What the states of recurrent layers hold when a forward begins: those of exactly its tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -21,9 +22,25 @@ class States:
     """
 
     def __init__(self, pool: VllmPool) -> None:
-        self.parts = [(number, Checksums(group)) for number, group in pool.states]
+        self.parts = [
+            (number, group.layers[0].name, Checksums(group)) for number, group in pool.states
+        ]
         self.known: dict[int, list[list[int]]] = {}
         self.rows: Sequence[tuple[Request, Row]] = ()
+
+    def inputs(self, rows: Sequence[tuple[Request, Row]], metadata: Any) -> Iterator[StaticInput]:
+        """Yield which states the kernels get for rows, and which prompts go on from theirs."""
+        for number, layer, _ in self.parts:
+            given, slots = metadata[layer], [one.blocks[number][-1] for one, _ in rows]
+            right: dict[str, list[int]] = {
+                "state_indices_tensor_d": slots[: given.num_decodes],
+                "state_indices_tensor_p": slots[given.num_decodes :],
+                "has_initial_states_p": [row.cached > 0 for _, row in rows[given.num_decodes :]],
+            }
+            for name, values in right.items():
+                held = getattr(given, name, None)
+                if values and held is not None:
+                    yield expected(f"{name} {number}", held.flatten()[: len(values)], values)
 
     def begin(self, rows: Sequence[tuple[Request, Row]]) -> StaticInput:
         """Return the checksums of the states from which the rows of a forward start."""
@@ -50,7 +67,7 @@ class States:
 
     def held(self, request: Request) -> list[int]:
         """Return the checksums of the state of a request in each group."""
-        blocks = [(sums, request.blocks[number][-1:]) for number, sums in self.parts]
+        blocks = [(sums, request.blocks[number][-1:]) for number, _, sums in self.parts]
         return [int(sums.of(torch.tensor(last, device=sums.device))) for sums, last in blocks]
 
 
