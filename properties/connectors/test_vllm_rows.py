@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from paritybit.connectors.sampling import UNTOLD, AskedSampling, Sampled
+from paritybit.connectors.vllm.requests import Account
 from paritybit.connectors.vllm.sampling import SampledBatch, adapters
 from paritybit.watch.checks import wrong_row
 from paritybit.watch.facts import RowValues
@@ -120,25 +121,46 @@ def test_drafts_of_the_older_runner_are_found_where_they_are() -> None:
     assert [len(one) for one in tokens] == [4, 5, 5, 3, 4, 5]
 
 
-@pytest.mark.parametrize("runner", ["older", "newer"])
-@pytest.mark.parametrize(("drafts", "found"), [(0, {UNTOLD: "a"}), (1, {})])
-def test_penalties_are_not_judged_in_a_batch_with_drafts(
-    runner: str, drafts: int, found: dict[str, str]
-) -> None:
-    steps = Part(apply_temperature=print, apply_min_p=print)
-    sampler = Part(
-        apply_penalties=print, apply_logits_processors=print,
-        logits_processors=[], sampling_states=steps,
-    )  # fmt: skip
-    given = Part(all_greedy=False, logitsprocs=Part(all=[])) if runner == "older" else None
-    row, raw = (
-        Sampled("a", AskedSampling(frequency=1.0), 2, [1, 2, 3, 4]),
-        torch.ones(1, VOCABULARY),
-    )
-    mine = SampledBatch([row], [drafts], [3 - drafts], VOCABULARY)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_penalties_are_not_judged_if_the_older_runner_schedules_ahead(ahead: bool) -> None:
+    sampler = Part(apply_penalties=print, apply_logits_processors=print, logits_processors=[])
+    given = Part(all_greedy=False, logitsprocs=Part(all=[]))
+    row, raw = penalised([1, 2, 3, 4])
+    mine = SampledBatch([row], [0], [3], VOCABULARY, Account(ahead))
     values = list(mine.logits(sampler, raw, raw, given, None))
+    assert wrong(values) == ({} if ahead else {UNTOLD: "a"})
+    assert untried(values) == ({"penalties and forbidden words": ["a"]} if ahead else {})
+
+
+@pytest.mark.parametrize("runner", ["older", "newer"])
+@pytest.mark.parametrize(
+    ("counted", "added", "found"),
+    [
+        ([3, 4], (), {}),
+        ([3, 3], (), {UNTOLD: "a"}),  # The last token again instead of the draft.
+        ([3, 3], ("a",), {}),  # It was just added.
+    ],
+)
+def test_the_drafts_before_a_row_are_penalised(
+    runner: str, counted: list[int], added: tuple[str, ...], found: dict[str, str]
+) -> None:
+    row, raw = penalised([1, 2, 3, 4])
+    result = raw.clone()
+    for token in counted:
+        result[0, token] -= 1
+    mine = SampledBatch([row], [1], [2], VOCABULARY, Account(False), added)
+    older = Part(all_greedy=False, logitsprocs=Part(all=[])) if runner == "older" else None
+    if older is None:
+        first = raw.clone()
+        first[0, 3] -= 1
+        raw, result = raw.repeat(2, 1), torch.cat((first, result))
+    values = list(mine.logits(Part(logits_processors=[]), raw, result, older, None))
     assert wrong(values) == found
-    assert untried(values) == ({"penalties and forbidden words": ["a"]} if drafts else {})
+
+
+def penalised(tokens: list[int]) -> tuple[Sampled, torch.Tensor]:
+    """Return a row with a penalty for each token after the first two, and logits."""
+    return Sampled("a", AskedSampling(frequency=1.0), 2, tokens), torch.ones(1, VOCABULARY)
 
 
 def untried(values: list[RowValues]) -> dict[str, list[str]]:

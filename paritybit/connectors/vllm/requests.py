@@ -29,12 +29,14 @@ class Progress:
     - `computed`: the number of tokens with valid KV.
     - `rejected`: the number of rejected drafts in its last forward.
     - `proposed`: the drafts that may follow its tokens, if they are known.
+    - `begun`: the number of tokens with which it began, or began again.
     """
 
     tokens: list[int]
     computed: int
     rejected: int = 0
     proposed: list[int] | None = None
+    begun: int = 0
 
 
 class Account:
@@ -55,7 +57,7 @@ class Account:
             self.requests.pop(name, None)
         self.counts = output.num_scheduled_tokens
         for name, computed in begun.items():
-            self.requests[name] = Progress(tokens[name], computed)
+            self.requests[name] = Progress(tokens[name], computed, begun=len(tokens[name]))
         cached = output.scheduled_cached_reqs
         known = zip(cached.req_ids, cached.num_computed_tokens, strict=True)
         self.said = {name: computed for name, computed in known if name not in begun}

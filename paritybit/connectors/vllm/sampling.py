@@ -5,7 +5,7 @@ keeps them by a slot that a request has until it ends.
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -110,6 +110,8 @@ class SampledBatch:
     vocabulary: int
     account: Account | None = None
     """With one, the older runner may count drafts that are rejected, when a request may end."""
+    added: Collection[str] = ()
+    """Requests that begin, with drafts that only stand for some."""
     taken: int = 0
     """The number of logits rows that the sampler has processed."""
 
@@ -138,7 +140,12 @@ class SampledBatch:
             used = len(known) >= len(of[name].all_token_ids)
             rows.append(Sampled(name, one, int(of[name].num_prompt_tokens), known, used))
         cached = [row.cached for row in forward.rows[: len(names)]]
-        return cls(rows, [len(drafts.get(name, ())) for name in names], cached, vocabulary, account)
+        counts = [len(drafts.get(name, ())) for name in names]
+        begun = {} if account is None else account.requests
+        added = {
+            name for name, one in begun.items() if drafts.get(name) and one.computed < one.begun
+        }
+        return cls(rows, counts, cached, vocabulary, account, added)
 
     @property
     def names(self) -> list[str]:
@@ -235,9 +242,11 @@ class SampledBatch:
         """Yield logits before and after the sampling parameters.
 
         `owner` is the sampler that changed them, at the line `source`. `given` is the older
-        runner's metadata, or None. With drafts, those of requests with penalties are not judged.
+        runner's metadata, or None. Penalties of `added` requests are not judged, nor those of the
+        older runner if it schedules ahead.
         """
-        late, drafts, rows = self.account is not None, any(self.drafts), self.rows
+        late, rows = self.account is not None, self.rows
+        ahead = given is not None and self.account is not None and self.account.ahead
         if given is None:
             late, rows = False, self.every()[self.taken : self.taken + len(raw)]
             self.taken += len(raw)
@@ -245,14 +254,13 @@ class SampledBatch:
             rows = [
                 replace(row, asked=replace(row.asked, bias={})) for row in self.every(last=False)
             ]
-        if given is not None:
-            drafts = drafts or (self.account is not None and self.account.ahead)
         processors = owner.logits_processors if given is None else given.logitsprocs.all
         known = {type(one).__name__ for one in processors} <= BUILT_IN
         if not known or (given is not None and len(rows) != len(raw)):
             return
         used = [row for row in rows if row.used]
-        counted = {row.request for row in used if drafts and row.asked.counts}
+        unsure = self.names if ahead else self.added
+        counted = {row.request for row in used if row.asked.counts and row.request in unsure}
         ending = {row.request for row in used if late and row.asked.least}
         yield from untried("penalties and forbidden words", sorted(counted), COUNTED)
         yield from untried("logits with a minimum of tokens", sorted(ending), LATE)
