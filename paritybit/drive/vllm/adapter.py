@@ -57,11 +57,8 @@ TABLE = Table(
         (
             ["states of convolutions"],
             [
-                "n-gram speculation",
-                "EAGLE",
-                "LoRA adapters",
-                "offload to the host",
-                "simple offload",
+                *("n-gram speculation", "EAGLE", "LoRA adapters", "no window"),
+                *("offload to the host", "simple offload", "window of two blocks"),
             ],
         ),
     ],
