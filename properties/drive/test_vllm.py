@@ -12,7 +12,7 @@ from paritybit.harness.errors import CannotRunError
 
 from paritybit.drive.adapters import Environment
 from paritybit.drive.answers import Answer
-from paritybit.drive.vllm.adapter import ADAPTER
+from paritybit.drive.vllm.adapter import ADAPTER, TABLE
 from paritybit.drive.vllm.answers import VllmGrammar
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.host import copy_late
@@ -117,22 +117,26 @@ def test_a_copy_of_the_simple_connector_is_late() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "right"),
+    ("step", "listed", "right"),
     [
-        ({7: (-2.0, 5), 1: (-0.5, 1), 2: (-0.9, 2)}, True),
-        ({1: (-0.5, 1), 2: (-0.9, 2)}, True),
-        ({7: (-2.0, 2), 1: (-0.5, 1), 2: (-0.9, 2)}, False),  # Two tokens have a rank.
-        ({1: (-0.7, 1), 3: (-0.9, 3)}, False),  # One lacks.
+        ({7: (-2.0, 5), 1: (-0.5, 1), 2: (-0.9, 2)}, [], True),
+        ({1: (-0.5, 1), 2: (-0.9, 2)}, [], True),
+        ({7: (-2.0, 2), 1: (-0.5, 1), 2: (-0.9, 2)}, [], False),  # Two tokens have a rank.
+        ({1: (-0.7, 1), 3: (-0.9, 3)}, [], False),  # One lacks.
+        ({7: (-2.0, 5), 8: (-0.5, 1), 9: (-3.0, 2)}, [8, 9], True),
+        ({9: (-2.0, 5), 8: (-0.5, 1)}, [8, 9], True),
+        ({7: (-2.0, 5), 1: (-0.5, 1), 2: (-0.9, 2)}, [8, 9], False),
     ],
 )
-def test_tokens_have_the_ranks_of_their_likelihoods(
-    step: dict[int, tuple[float, int]], right: bool
+def test_tokens_have_the_ranks_of_their_likelihoods_or_are_listed(
+    step: dict[int, tuple[float, int]], listed: list[int], right: bool
 ) -> None:
     given = {
         token: SimpleNamespace(logprob=value, rank=rank) for token, (value, rank) in step.items()
     }
-    answer = Answer([0], 1, likeliest=2)
-    assert bool([*likely(given, answer, best=False).wrong(2, ())]) != right
+    most = 0 if listed else 2
+    answer = Answer([0], 1, likeliest=most, others=listed)
+    assert bool([*likely(given, answer, best=False).wrong(most, listed)]) != right
 
 
 def test_a_grammar_accepts_the_first_tokens_that_are_allowed() -> None:
@@ -154,3 +158,13 @@ def test_prompts_have_two_tokens_if_there_are_states() -> None:
         return min(one.length for one in requests if one.follows is None)
 
     assert (shortest("gemma4"), shortest("lfm2")) == (1, 2)
+
+
+def test_a_hit_ends_inside_of_a_block_if_there_are_states(tmp_path: Path) -> None:
+    served = VllmServed(model="lfm2", page_size=32)
+    assert served.arguments(tmp_path)["prefix_match_unit"] == 16
+
+
+def test_rows_with_states_set_no_window_which_their_model_lacks() -> None:
+    rows = [row for seed in range(3) for row in TABLE.on("cpu").array.rows(seed)]
+    assert {row.settings.get("window") for row in rows if row.settings.get("model")} == {None}

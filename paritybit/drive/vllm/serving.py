@@ -170,12 +170,16 @@ class Vllm(Engine):
             answer.drafted, answer.greedy = range(one.tokens), False
         kinds = sampling.RequestOutputKind
         given["output_kind"] = kinds.DELTA if one.tokens % 2 else kinds.FINAL_ONLY
-        if asked.likelihoods is not None:
-            answer.likeliest = given["logprobs"]
         if self.likely is not None:
             answer.likeliest = LIKELIEST
             # A request for the likelihoods of its prompt reads no cached prefix.
             given |= {"logprobs": LIKELIEST, "prompt_logprobs": one.arrives % 2 * LIKELIEST or None}
+        elif asked.likelihoods is not None:
+            answer.likeliest = given["logprobs"]
+            # The older runner then answers all requests wrongly (#51789), and drafts have none.
+            if asked.likelihoods < 0 and self.served.runner == 2 and not self.served.speculative:
+                answer.likeliest, answer.others = 0, prompt[: answer.likeliest]
+                given |= {"logprobs": None, "logprob_token_ids": answer.others}
         how = sampling.SamplingParams(max_tokens=one.tokens, temperature=one.temperature, **given)
         how.update_from_generation_config({}, END_OF_TEXT)
         how._bad_words_token_ids = asked.bad_words and [[*word] for word in asked.bad_words]
@@ -263,8 +267,9 @@ def arguments_of(asked: Sampling, module: Any) -> dict[str, Any]:
 def likely(step: Mapping[int, Any], answer: Answer, *, best: bool) -> Likely:
     """Return the log-likelihoods of a step, in which the engine lists the next token first."""
     ranked = {token: one.logprob for token, one in step.items() if one.rank <= answer.likeliest}
+    others = {token: step[token].logprob for token in answer.others if token in step}
     token, mine = next(iter(step.items()))
-    return Likely(token, mine.logprob, ranked, best=best)
+    return Likely(token, mine.logprob, ranked, others, best)
 
 
 def acts_of(core: Any) -> Acts:
