@@ -301,5 +301,9 @@ def test_each_engine_gets_the_parameters_by_its_own_names() -> None:
     assert vllm.sampling_of(one, VllmServed(speculative="eagle")) == replace(
         each, min_p=None, logit_bias=None
     )
+    listed = replace(one, sampling=Sampling(likelihoods=0))
+    for runner, kept in ((1, 0), (2, None)):  # The newer runner returns too many.
+        served = VllmServed(runner=runner, speculative="eagle")
+        assert vllm.sampling_of(listed, served).likelihoods == kept
     assert transformers.sampling_of(one) == {"temperature": 0.5, "top_k": 5, "top_p": 0.9}
     assert transformers.sampling_of(Planned("a", ONE, 2)) == {}

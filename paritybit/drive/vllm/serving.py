@@ -236,6 +236,8 @@ def sampling_of(one: Planned, served: VllmServed) -> Sampling:
     asked = one.sampling or Sampling()
     if served.speculative is not None:
         asked = replace(asked, min_p=None, logit_bias=None)
+        if served.runner == 2 and one.length == 1:  # It returns too many.
+            asked = replace(asked, likelihoods=None)
     if asked.grammar is not None and asked.processor is not None:  # Some tokens must be left.
         asked = replace(asked, allowed_token_ids=None)
     if served.speculative == "ngram":
