@@ -141,7 +141,7 @@ def place_of(function: Any) -> str | None:
 
 
 def wrap(owner: Any, name: str, method: Callable[..., Any]) -> None:
-    """Replace a function of a module or class by a hook."""
+    """Replace a function of a class, or of each module that has it, by a hook."""
     original, hook = getattr(owner, name), guarded(method)
 
     @functools.wraps(original)
@@ -150,6 +150,10 @@ def wrap(owner: Any, name: str, method: Callable[..., Any]) -> None:
 
     setattr(wrapped, HOOK, method)
     setattr(owner, name, wrapped)
+    if isinstance(owner, ModuleType):
+        for module in [*sys.modules.values()]:
+            if getattr(module, "__dict__", {}).get(name) is original:
+                setattr(module, name, wrapped)
 
 
 def hook(kind: type, name: str, method: Callable[..., Any]) -> None:

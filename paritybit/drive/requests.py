@@ -459,8 +459,9 @@ def _evicted(draw: Draw, _: int) -> Iterator[Planned]:
     """Ask for texts that share a beginning, fill the pool, and ask for them again at once."""
     chance, limits = draw.chance, draw.limits
     common = draw.part("common", limits.stretch)
+    lengths = limits.window // 2, 2 * limits.stretch  # Short ones may not be worth a copy.
     texts = [
-        draw.part(index, chance.randint(1, 2 * limits.stretch)) for index in range(limits.rows)
+        draw.part(index, chance.randint(1, chance.choice(lengths))) for index in range(limits.rows)
     ]
     for index, text in enumerate(texts):
         yield draw.made(index, (common, text), 2, index // 2)

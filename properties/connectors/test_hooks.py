@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -41,6 +42,16 @@ def test_only_what_a_path_itself_defines_is_wrapped() -> None:
     assert hooking.defined("paritybit.connectors.vllm.drafting.draft_layers")
     assert not hooking.defined("paritybit.connectors.vllm.sampling.place_of")
     assert not hooking.defined("paritybit.connectors.vllm.drafting.DRAFTED")
+
+
+def test_a_function_is_wrapped_in_each_module_that_imported_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owner, other = ModuleType("owner"), ModuleType("other")
+    vars(owner)["run"] = vars(other)["run"] = lambda: 1
+    monkeypatch.setitem(sys.modules, "other", other)
+    hooking.wrap(owner, "run", lambda original: original() + 1)
+    assert owner.run() == other.run() == 2
 
 
 def fail_before(original: Any, value: int) -> int:

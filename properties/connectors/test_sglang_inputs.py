@@ -27,7 +27,7 @@ from paritybit.watch.journal import Journal
 from paritybit.watch.observations import Inputs, RowsGiven
 from paritybit.watch.settings import Settings
 from properties.connectors import parts
-from properties.connectors.parts import Part
+from properties.connectors.parts import Part, hooked
 
 # The metadata of attention backends.
 
@@ -325,6 +325,30 @@ def test_a_penalizer_with_the_rows_of_another_batch_is_found(name: str) -> None:
         assert name in wrong(info, requests, given)
     given.is_required = False
     assert {*wrong(info, requests, given)} == {*KEPT}
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_each_draft_has_the_penalties_of_its_own_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repeated: bool
+) -> None:
+    engine = SglangEngine("0", Journal(tmp_path / "process-1.jsonl"), Settings(str(tmp_path)))
+    given, added = list[RowValues](), torch.tensor([[1.0], [2.0], [4.0]])
+    monkeypatch.setattr(engine, "rows", lambda _, values: given.extend(values()))
+    logits, mask = torch.randn(6, VOCABULARY), Part(apply=lambda all_: all_[1:3].zero_())
+    batch = Part(
+        reqs=[Part(rid=name) for name in "abc"],
+        sampling_info=Part(apply_logits_bias=lambda rows: rows.add_(added)),
+    )
+
+    def original(_: Any, batch: Any, output: Any, mask: Any) -> None:
+        logits.add_(added.repeat(2, 1) if repeated else added.repeat_interleave(2, 0))
+        mask.apply(logits)
+
+    output = Part(next_token_logits=logits)
+    hooked(engine.verifies, original, Part(draft_token_num=2), batch, output, mask)
+    (judged,) = given
+    wrong = [judged.requests[row] for row in wrong_row.differing(judged).nonzero().flatten()]
+    assert wrong == (["b", "c"] if repeated else [])
 
 
 def test_the_ends_of_a_request_are_masked_until_it_has_enough_tokens() -> None:

@@ -280,14 +280,20 @@ def test_the_states_that_are_free_and_cached_are_reported_while_nothing_runs() -
     free, cached, told = torch.tensor([1, 2]), torch.tensor([3]), dict[str, Any]()
     allocations = Allocations(None)  # type: ignore[arg-type]
     allocations.watcher = SimpleNamespace(  # type: ignore[assignment]
-        idle=lambda groups, *_: told.update(groups)
+        idle=lambda groups, locks, *_: told.update(groups, locks=locks),
+        cached=lambda name, slots, evictable: told.update(counted=(name, slots, evictable)),
     )
     pool = SimpleNamespace(slots=lambda _: {}, sliding=None)
     allocations.pool = pool  # type: ignore[assignment]
     owner = parts.Part(mamba_pool=parts.Part(), mamba_allocator=parts.Part(free_slots=free))
     allocations.states = States(parts.kept(owner))
     cache = SimpleNamespace(
-        all_values_flatten=lambda: cached, all_mamba_values_flatten=lambda: cached
+        all_values_flatten=lambda: cached,
+        all_mamba_values_flatten=lambda: cached,
+        mamba_protected_size=lambda: 1,
+        mamba_evictable_size=lambda: 4,
     )
     allocations.idle(cache, ([], 0), True)
     assert [one.tolist() for one in told[NAME]] == [[1, 2], [3]]
+    assert told["locks"] == {NAME: 1}
+    assert told["counted"] == (NAME, cached, 5)

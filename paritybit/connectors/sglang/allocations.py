@@ -228,16 +228,18 @@ class Allocations:
         if self.watcher is None or self.pool is None:
             return
         held = {name: slots[slots >= 0] for name, slots in self.pool.slots(cached(cache)).items()}
+        if self.states is not None and hasattr(cache, CACHED_STATES):
+            held[NAME] = cached(cache, CACHED_STATES)
         locked, evictable = self.sizes(cache, "protected_size"), self.sizes(cache, "evictable_size")
-        for name in {*locked} & {*evictable}:
+        for name in {*held} & {*locked} & {*evictable}:
             self.watcher.cached(name, held[name], locked[name] + evictable[name])
         if quiet:
             slots = {
                 name: (free_slots(allocator), held[name])
                 for name, allocator in self.allocators.items()
             }
-            if rows is not None and self.states is not None and hasattr(cache, CACHED_STATES):
-                slots[NAME] = self.states.free, cached(cache, CACHED_STATES)
+            if rows is not None and self.states is not None and NAME in held:
+                slots[NAME] = self.states.free, held[NAME]
             locks = None if rows is None else locked
             self.watcher.idle(slots, locks, rows, self.on_host(cache))
 
@@ -252,9 +254,9 @@ class Allocations:
     def sizes(self, cache: Any, what: str) -> dict[str, int]:
         """Return the sizes that a prefix cache reports by the method `what`, per group."""
         sliding = None if self.pool is None else self.pool.sliding
-        found = {}
-        for name in self.allocators:
-            prefix = "" if sliding is None else "swa_" if name == sliding else "full_"
+        found, others = {}, "" if sliding is None else "full_"
+        for name in (*self.allocators, *([] if self.states is None else [NAME])):
+            prefix = {sliding: "swa_", NAME: "mamba_"}.get(name, others)
             count = None
             with suppress(NotImplementedError):
                 count = getattr(cache, prefix + what, lambda: None)()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paritybit.connectors.following import Following, attributes, tensors
 from paritybit.connectors.hooking import Call, NotRecognisedError
-from paritybit.connectors.sampling import moves
+from paritybit.connectors.sampling import ROUNDING, moves
 from paritybit.connectors.sglang import attention, graphs, rows, sampling
 from paritybit.connectors.sglang.allocations import Allocations, at_rest
 from paritybit.connectors.sglang.models import Models, SglangModel
@@ -312,6 +312,29 @@ class SglangEngine(Following):
         if now.rows.rows and hidden.dtype == torch.float32:
             given = processor, hidden, head, batch, result, now.rows, self.requests
             self.rows("logits", lambda: sampling.of_prompts(*given))
+        return result
+
+    def verifies(
+        self, original: Call, drafts: Any, batch: Any, output: Any, mask: Any = None
+    ) -> Any:
+        """Judge the logits of drafts after penalties and biases: as if the rows decoded."""
+        if not batch.reqs:
+            return original()
+        held, info = output.next_token_logits, batch.sampling_info
+        raw, result = held.clone(), original()
+        names = [one.rid for one in batch.reqs for _ in range(int(drafts.draft_token_num))]
+
+        def judged() -> Iterator[RowValues]:
+            for row in raw.unflatten(0, (len(batch.reqs), -1)).unbind(1):
+                info.apply_logits_bias(row)
+            if mask is not None:
+                mask.apply(raw)
+            yield RowValues("logits", names, held.cpu(), raw.cpu(), ROUNDING)
+
+        # The engine replaces what is not a number, and all logits for a watermark.
+        others = getattr(info, "has_watermark_candidates", False) or bool(raw.isnan().any())
+        if len(held) == len(names) and not others:
+            self.rows("drafts", judged)
         return result
 
     def decodes(self, original: Call, batch: Any) -> Any:

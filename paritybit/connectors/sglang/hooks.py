@@ -52,6 +52,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "forward": (f"{EXECUTOR}.model_runner.ModelRunner.forward",),
     "logits": ("sglang.srt.layers.logits_processor.LogitsProcessor.forward",),
+    "verifies": (f"{SPECULATIVE}.eagle_utils.eagle_sample",),
     "decodes": (f"{MANAGERS}.schedule_batch.ScheduleBatch.prepare_for_decode",),
     "run_batch": (f"{EXECUTOR}.model_runner.ModelRunner._forward_raw",),
     "capture": tuple(f"{path}.capture" for path in RUNNERS),
@@ -96,6 +97,5 @@ def install() -> None:
     """Wrap each target that this release has."""
     exact = any(map(defined, TARGETS["free_pages"]))
     without = {"free_in_pages" if exact else "free_pages"}  # The one calls the other.
-    if not any(map(defined, TARGETS["restore"])):
-        without.add("restore")
+    without |= {one for one in ("restore", "verifies") if not any(map(defined, TARGETS[one]))}
     SglangEngine.connect({name: paths for name, paths in TARGETS.items() if name not in without})
