@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paritybit.drive.stand_ins import attention
 from paritybit.drive.stand_ins.attention import DecodeAttention, ExtendAttention, UnifiedAttention
 
 SLOTS, HEADS, GROUPS, WIDTH, VALUES = 40, 4, 2, 8, 6
@@ -68,8 +69,15 @@ def test_decode_attends_to_all_that_a_row_lists(cap: float, with_sinks: bool) ->
 
 @pytest.mark.parametrize("window", [-1, 3])
 @pytest.mark.parametrize("tree", [False, True])
-def test_extend_and_unified_attention_see_what_a_mask_allows(window: int, tree: bool) -> None:
-    """The unified kernel lists the new tokens too; both give what dense attention gives."""
+@pytest.mark.parametrize("as_decoding", [False, True])
+def test_extend_and_unified_attention_see_what_a_mask_allows(
+    window: int, tree: bool, as_decoding: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The unified kernel lists the new tokens too; both give what dense attention gives.
+
+    All nodes of the tree are roots, so they have the same position.
+    """
+    monkeypatch.setattr(attention, "as_decoding", as_decoding)
     k, v, ends, listed = rows()
     chance = torch.Generator().manual_seed(2)
     total = sum(QUERIES)
@@ -89,7 +97,8 @@ def test_extend_and_unified_attention_see_what_a_mask_allows(window: int, tree: 
             seen[:, prefix:] = torch.eye(count) > 0
         masks.append(seen.flatten())
         if window > 0:
-            seen = seen & ((prefix + torch.arange(count))[:, None] <= place + window)
+            positions = prefix + torch.arange(count) * (not (tree and as_decoding))
+            seen = seen & (positions[:, None] <= place + (window - as_decoding))
         keys, values = torch.cat([k[slots], new_k[mine]]), torch.cat([v[slots], new_v[mine]])
         right.append(dense(q[mine], keys, values, seen))
         taken = torch.tensor(free[int(starts[row]) : int(starts[row]) + count])

@@ -21,8 +21,11 @@ from torch.nn.functional import pad
 LOWEST = -1e30
 """A score that takes no weight from any other, except from those of keys that are not seen."""
 
-fewer_keys = 0
-"""The number of keys that a prefill reads less than the kernel."""
+as_decoding = False
+"""Whether a query sees the window that it has when its token is decoded.
+
+A kernel for prefills shows it one key more, and moves a draft's window by its place in the tree.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,10 +158,13 @@ class PrefillAttention(AttentionLists):
         seen = torch.ones(len(positions), width, dtype=torch.bool, device=positions.device)
         if mask is not None:
             seen = mask
+            if as_decoding:  # Drafts before it in the tree may lie on other paths.
+                positions = mask.sum(1) - 1
         elif self.is_causal:
             seen = keys <= positions[:, None]
         if self.sliding_window_size > 0:
-            seen = seen & (positions[:, None] <= keys + self.sliding_window_size - fewer_keys)
+            window = self.sliding_window_size - as_decoding
+            seen = seen & (positions[:, None] <= keys + window)
         return seen
 
 

@@ -56,7 +56,7 @@ def attend(
         qo_indptr=starts,
         qo_ends=ends,
         prefix_lens=cached - first,
-        sliding_window_size=window if window < 0 else window + attention.fewer_keys,
+        sliding_window_size=window if window < 0 else window + attention.as_decoding,
         **given,
     ).run()
 
