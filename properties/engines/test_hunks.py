@@ -117,3 +117,15 @@ def test_a_change_is_a_cause_only_with_an_experiment(
 ) -> None:
     case = WatchCase("engine", "row", Script({}, ()), 1, None, "leak | full | why", "text", 1)
     assert isolate.isolated(case, [HUNKS[:1]], lambda *_: shown) == alone
+
+
+@pytest.mark.parametrize(("rest", "named"), [(True, 2), (None, 0), (False, 0)])
+def test_several_changes_are_causes_only_if_each_is_needed(rest: bool | None, named: int) -> None:
+    """`rest` is what the case shows if one of two changes is undone at the end."""
+    case = WatchCase("engine", "row", Script({}, ()), 1, None, "leak | full | why", "text", 1)
+    shown: list[list[bool | None]] = [[True, False], [True, True], [rest, True]]
+
+    def shows(case: WatchCase, copies: Sequence[Undone]) -> list[bool | None]:
+        return shown.pop(0)
+
+    assert len(isolate.isolated(case, [HUNKS[:2]], shows)) == named

@@ -91,13 +91,16 @@ class Copies:
 def isolated(case: WatchCase, changes: Sequence[Undone], shows: Shows) -> Undone:
     """Return few changes that a finding needs, or none if the case does not show that it does.
 
-    `changes` are tried in turn, to be undone together.
+    `changes` are tried in turn, to be undone together. Each of several that are returned is needed:
+    with all others undone, the case shows the finding.
     """
     for mine in case.with_few_checks():
         found, *absent = shows(mine, [(), *changes])
         if found:
             without = (one for one, seen in zip(changes, absent, strict=True) if seen is False)
-            return fewest(next(without, ()), partial(shows, mine))
+            few = fewest(next(without, ()), partial(shows, mine))
+            rests = [tuple(one for one in few if one is not other) for other in few]
+            return few if len(few) == 1 or all(shows(mine, rests)) else ()
     return ()
 
 
@@ -151,9 +154,7 @@ def isolate(
         copies = Copies(run, adapter, engine, deadline, Path(scratch).resolve())
         for name in names[:MOST_CAUSES]:
             changes = isolated(cases[name], [*seen[-1:], hunks], copies.show)
-            # Without time left, more may have been undone than is needed.
-            whole = len(changes) == 1 or time.monotonic() < deadline
-            if 0 < len(changes) <= MOST_HUNKS and whole:
+            if 0 < len(changes) <= MOST_HUNKS:
                 seen.append(changes)
                 needed[cases[name].key] = tuple(
                     EngineChange(one.source, one.function, base.name) for one in changes

@@ -33,7 +33,7 @@ from paritybit.drive.operating.adapters import loads, name_of
 from paritybit.drive.operating.sglang import acts_of
 from paritybit.drive.script import Planned, Sampling
 from paritybit.drive.sglang.answers import SglangGrammar, processor
-from paritybit.drive.sglang.settings import SglangServed
+from paritybit.drive.sglang.settings import LISTED, SglangServed, says
 from paritybit.drive.sglang.stand_ins import ANYWHERE, ON_A_CPU
 from paritybit.drive.stand_ins.installing import install as put
 from paritybit.engines.loading import named
@@ -231,7 +231,9 @@ class Sglang(Engine):
         if self.likely is not None:
             answer.likeliest = LIKELIEST
         elif more.likelihoods is not None:
-            answer.likeliest, answer.others = len(prompt) % 4, known[: len(prompt) % 3]
+            answer.likeliest = len(prompt) % 4
+            if says(Path(self.structures.__file__).parents[2], *LISTED):
+                answer.others = known[: len(prompt) % 3]
         self._answers[one.name] = answer
         return self.structures.TokenizedGenerateReqInput(
             rid=one.name,

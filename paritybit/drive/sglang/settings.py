@@ -62,6 +62,9 @@ SLIDING_DRAFTS = "layers/attention/triton_backend.py", "window_rail"
 PLAIN_DRAFTS = "model_executor/model_runner.py", "lora and not self.is_draft_worker"
 """A file of the engine, and a text in it if draft models are served without adapters."""
 
+LISTED = "layers/logprob_processor.py", "row = logprobs.new_empty((0,))"
+"""A file of the engine, and a text in it if only some requests may list tokens for likelihoods."""
+
 
 def says(package: Path, file: str, text: str) -> bool:
     """Return whether a file of an engine's package contains a text."""
