@@ -346,6 +346,8 @@ def test_each_draft_has_the_penalties_of_its_own_request(
 
     output = Part(next_token_logits=logits)
     hooked(engine.verifies, original, Part(draft_token_num=2), batch, output, mask)
+    engine.unwatched = True  # Then the logits are not copied.
+    hooked(engine.verifies, lambda *_: None, Part(draft_token_num=2), batch, output, mask)
     (judged,) = given
     wrong = [judged.requests[row] for row in wrong_row.differing(judged).nonzero().flatten()]
     assert wrong == (["b", "c"] if repeated else [])

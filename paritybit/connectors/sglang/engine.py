@@ -66,6 +66,8 @@ class SglangEngine(Following):
         self.requests: Sequence[Any] | None = None
         self.capturing = 0
         self.placed: dict[str, int] = {}
+        self.unwatched = False
+        """Whether the last forward was not checked."""
         """The row that each request had in the last batch that decoded."""
         self.asked: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         """The parameters of each request at its first batch. Retracting it keeps them."""
@@ -178,7 +180,8 @@ class SglangEngine(Following):
             watcher.skipped(None)
             return run()
         self.forwards += 1
-        if not watcher.due():
+        self.unwatched = not watcher.due()
+        if self.unwatched:
             return self.skipped(watcher, model, batch, run)
         forward, found = self.facts(model, batch, requests, graph_runner)
         implied = rows.with_dimensions(model.implied(found, forward.kind), batch)
@@ -318,7 +321,7 @@ class SglangEngine(Following):
         self, original: Call, drafts: Any, batch: Any, output: Any, mask: Any = None
     ) -> Any:
         """Judge the logits of drafts after penalties and biases: as if the rows decoded."""
-        if not batch.reqs:
+        if self.unwatched or not batch.reqs:
             return original()
         held, info = output.next_token_logits, batch.sampling_info
         raw, result = held.clone(), original()
@@ -340,7 +343,9 @@ class SglangEngine(Following):
     def decodes(self, original: Call, batch: Any) -> Any:
         """Judge how many slots the scheduler expects the next tokens of a batch to take."""
         pool = batch.token_to_kv_pool_allocator
-        if not hasattr(pool, "check_decode_capacity") or not batch.spec_algorithm.is_none():
+        if self.unwatched or not hasattr(pool, "check_decode_capacity"):
+            return original()
+        if not batch.spec_algorithm.is_none():
             return original()
         sizes = functools.partial(self.allocations.sizes, batch.tree_cache, "evictable_size")
         pool, evictable = getattr(pool, "full_attn_allocator", pool), sizes()

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -66,6 +67,7 @@ LISTED = "layers/logprob_processor.py", "row = logprobs.new_empty((0,))"
 """A file of the engine, and a text in it if only some requests may list tokens for likelihoods."""
 
 
+@cache
 def says(package: Path, file: str, text: str) -> bool:
     """Return whether a file of an engine's package contains a text."""
     path = package / "srt" / file
