@@ -1,8 +1,8 @@
 """Follows what happens between forwards: allocations, frees, copies, and tokens that become known.
 
 Each change is first noted as a copy of its slot numbers, without synchronising with a GPU. `settle`
-then applies all noted changes to the ledgers, in order. It runs before anything else is judged, on
-the stream of the call, which first waits for the streams on which changes were noted.
+then waits for the copies, and applies all noted changes to the ledgers, in order. It runs before
+anything else is judged.
 """
 
 import threading
@@ -41,20 +41,23 @@ MOST_NOTED = 2**15
 class SlotCopy:
     """A copy of slot numbers. The engine may modify its own tensor afterwards.
 
-    Numbers on the host stay there, because a copy to a GPU may wait for it.
+    Numbers on a GPU are copied to the host in the order of the current stream.
     """
 
     def __init__(self, slots: Tensor) -> None:
-        self.slots = slots.detach().to(torch.int64, copy=True).flatten()
-        self.made = torch.cuda.Event() if slots.is_cuda else None
-        if self.made is not None:
-            self.made.record(torch.cuda.current_stream(slots.device))
+        self.copy = slots.detach().to(torch.int64, copy=not slots.is_cuda).flatten()
+        self.made: torch.cuda.Event | None = None
+        if slots.is_cuda:
+            self.copy = self.copy.to("cpu", non_blocking=True)
+            self.made = torch.cuda.current_stream(slots.device).record_event()
 
-    def on(self, device: torch.device) -> Tensor:
-        """Return the numbers on a device, for its current stream."""
+    @property
+    def slots(self) -> Tensor:
+        """The numbers, int64 [n], on the host. Waits for the copy."""
         if self.made is not None:
-            torch.cuda.current_stream(self.slots.device).wait_event(self.made)
-        return self.slots.to(device)
+            self.made.synchronize()
+            self.made = None
+        return self.copy
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ class Changes:
 
     def _free(self, change: Change) -> tuple[Tensor, Tensor, Tensor]:
         """Free slots. Returns them, and the numbers of the freeing before and of this one."""
-        places = self._places(change.slots.on(self.ledger.device), whole=True).sort().values
+        places = self._places(change.slots.slots, whole=True).sort().values
         column, mine = self.ledger.extended[-1], places < self.ledger.slots
         call, again = torch.full_like(places, change.call), places == places.roll(1)
         again[:1] = False
@@ -120,7 +123,7 @@ class Changes:
 
     def _use(self, what: str, changes: Sequence[Change]) -> None:
         """Fill, allocate or share slots. The order of the changes does not matter."""
-        slots = torch.cat([change.slots.on(self.ledger.device) for change in changes])
+        slots = torch.cat([change.slots.slots for change in changes])
         places = self._places(slots, whole=what != FILLED)
         if what in self.unfollowed:
             self.ledger.forget(places)
@@ -130,14 +133,14 @@ class Changes:
         if what != FILLED and len(slots):
             page = len(places) // len(slots)
             calls = repeated([one.call for one in changes], [one.size * page for one in changes])
-            self.ledger.allocations[what][places] = calls.to(places.device, torch.int32)
+            self.ledger.allocations[what][places] = calls.to(torch.int32)
 
     def _places(self, slots: Tensor, *, whole: bool) -> Tensor:
         """Return the indices in the ledger of slots, or if `whole` of the slots of their pages."""
         page = self.ledger.group.page_size
         if whole and page > 1:
             first = slots.masked_fill(slots % page != 0, -page)
-            slots = (first[:, None] + torch.arange(page, device=slots.device)).flatten()
+            slots = (first[:, None] + torch.arange(page)).flatten()
         return self.ledger.indices(slots)
 
 
@@ -212,14 +215,13 @@ class Between(Boundary):
         of the calls that stored it."""
         self.lost = False
         """Whether nothing that the ledgers say can be relied on."""
-        device = next((one.device for one in self.ledgers.values()), None)
-        on_gpu = device is not None and device.type == "cuda"
-        self.stream = torch.cuda.current_stream(device) if on_gpu else None
-        """The stream of a GPU that used the ledgers last."""
+        devices = (one.checksums.device for one in self.ledgers.values())
+        self.gpu = next((device for device in devices if device.type == "cuda"), None)
+        """The GPU with the KV tensors, if they are on one."""
         self.copies: dict[int, torch.cuda.Event] = {}
         """Per stream of a GPU, the end of the last copy of slots to or from elsewhere."""
         self.filling: dict[int, torch.cuda.Event] = {}
-        """The same of copies that fill slots, for which the next scan waits, on its device."""
+        """The same of copies that fill slots, for which the next scan waits on the GPU."""
         self.copying: set[int] = set()
         """The threads that copied slots to or from elsewhere."""
 
@@ -230,8 +232,8 @@ class Between(Boundary):
         calls this afterwards.
         """
         self.copying.add(threading.get_ident())
-        if any(ledger.device.type == "cuda" for ledger in self.ledgers.values()):
-            stream = torch.cuda.current_stream()
+        if self.gpu is not None:
+            stream = torch.cuda.current_stream(self.gpu)
             self.copies[stream.stream_id] = ended = stream.record_event()
             if fills:
                 self.filling[stream.stream_id] = ended
@@ -276,8 +278,8 @@ class Between(Boundary):
         self.later(group, partial(self._copied, SlotCopy(source), SlotCopy(target), self.call()))
 
     def _copied(self, source: SlotCopy, target: SlotCopy, call: SlotCall, ledger: Ledger) -> None:
-        new = target.on(ledger.device)
-        ledger.copy(source.on(ledger.device), new)
+        new = target.slots
+        ledger.copy(source.slots, new)
         ledger.note_sources(new, [("copied from another slot", call)])
 
     @guarded
@@ -302,13 +304,13 @@ class Between(Boundary):
         call: SlotCall,
         ledger: Ledger,
     ) -> None:
-        entries = ledger.entries(slots.on(ledger.device))
+        entries = ledger.entries(slots.slots)
         entries.append(torch.full_like(entries[-1], ledger.note_call(STORED, call)))
         if key not in self.stored:
             with torch.inference_mode(False):  # They are also changed outside of forwards.
                 self.stored[key] = [torch.zeros_like(one[:1]).repeat(size) for one in entries]
         for column, known in zip(self.stored[key], entries, strict=True):
-            column[places.on(ledger.device)] = known
+            column[places.slots] = known
 
     @guarded
     def load(self, pool: str, group: str, slots: Tensor, places: Tensor) -> None:
@@ -332,11 +334,11 @@ class Between(Boundary):
         call: SlotCall,
         ledger: Ledger,
     ) -> None:
-        mine = slots.on(ledger.device)
+        mine = slots.slots
         if key not in self.stored:
             ledger.forget(mine)
             return
-        at = places.on(ledger.device)
+        at = places.slots
         *entries, calls = (column[at] for column in self.stored[key])
         ledger.enter(mine, entries)
         before = ledger.calls.get(int(calls[0])) if len(calls) else None
@@ -368,14 +370,9 @@ class Between(Boundary):
 
     def settle(self) -> None:
         """Apply all noted changes to the ledgers."""
-        if self.stream is not None:
-            now = torch.cuda.current_stream(self.stream.device)
-            if now != self.stream:
-                now.wait_stream(self.stream)
-                self.stream = now
-            for ended in self.filling.values():
-                now.wait_event(ended)
-            self.filling.clear()
+        for ended in self.filling.values():
+            torch.cuda.current_stream(self.gpu).wait_event(ended)
+        self.filling.clear()
         if self.lost:
             for ledger in self.ledgers.values():
                 ledger.start_anew()

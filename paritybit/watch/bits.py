@@ -1,10 +1,9 @@
-"""Checksums of slots: one int64 per slot, over all layers and tensors of a group.
+"""Checksums of slots: one int32 per slot, over all layers and tensors of a group.
 
 The bytes of a slot are read as integers (*words*), so NaN payloads and -0.0 count. The upper half
 of each word is mixed into the lower half. Each word is multiplied by an odd factor that depends on
-its place, and the products are added modulo 2^64. A change of one word always changes the sum. A
-larger change, such as swapped words, tensors or layers, leaves it unchanged with a probability of
-at most 2^-32.
+its place, and the products are added modulo 2^64. The checksum is the sum, folded to 32 bits. A
+change leaves it unchanged with a probability of about 2^-32.
 """
 
 import importlib
@@ -32,6 +31,18 @@ SEED = 20_261_124
 
 LARGEST_COPY = 2**28
 """The most bytes of a group that a snapshot copies."""
+
+AT_ONCE = 2**18
+"""Number of slots whose checksums are computed at once in a scan."""
+
+EMPTY = 1
+"""The checksum of a slot whose bytes are all zero."""
+
+
+def folded(sums: Tensor) -> Tensor:
+    """Fold int64 sums to int32 checksums. The result is never 0, because 0 means "unknown"."""
+    small = (sums ^ (sums >> 32)).to(torch.int32)
+    return small.masked_fill_(small == 0, EMPTY)
 
 
 def as_integers(tensor: Tensor) -> Tensor:
@@ -79,7 +90,7 @@ def in_place(tensor: Tensor, block: int | None) -> tuple[Tensor, int] | None:
 
 def taken(tensor: Tensor, slots: Tensor, block: int | None) -> Tensor:
     """Return a copy of the rows of some slots, [n, ...]. Works for every dtype."""
-    bits = as_integers(tensor)
+    bits, slots = as_integers(tensor), slots.to(tensor.device)
     if block is None:
         return bits.index_select(0, slots).view(tensor.dtype)
     return bits[slots // block, slots % block].view(tensor.dtype)
@@ -87,6 +98,7 @@ def taken(tensor: Tensor, slots: Tensor, block: int | None) -> Tensor:
 
 def put(tensor: Tensor, slots: Tensor, rows: Tensor, block: int | None) -> None:
     """Write rows, [n, ...], into some slots."""
+    slots = slots.to(tensor.device)
     place = (slots,) if block is None else (slots // block, slots % block)
     as_integers(tensor)[place] = as_integers(rows)
 
@@ -162,22 +174,42 @@ class Checksums:
         return tensor[:1].numel() // (self.block or 1)
 
     def all(self, first: int = 0, last: int | None = None) -> Tensor:
-        """Return the checksums of the slots from `first` to `last` - 1, int64 [slots]."""
+        """Return the checksums of the slots from `first` to `last` - 1, int32 [slots].
+
+        They are on the device of the KV tensors.
+        """
         last = self.slots if last is None else last
-        return self.of(torch.arange(first, last, device=self.device))
+        return self._of(torch.arange(first, last, device=self.device))
 
     def of(self, slots: Tensor) -> Tensor:
-        """Return the checksums of some slots, int64 [n]. The slot numbers are int64 [n]."""
+        """Return the checksums of some slots, int32 [n], on the host. The slots are int64 [n]."""
+        return self._of(slots.to(self.device)).cpu()
+
+    def _of(self, slots: Tensor) -> Tensor:
         if (fast := self.fast) is not None:
-            sums: Tensor = fast.of(slots)
-            return sums
+            return folded(fast.of(slots))
         step = max(1, self.chunk // max(1, self.bytes_per_slot // torch.int64.itemsize))
         parts = [self.of_words(self.words(part)) for part in slots.split(step)]
         return torch.cat(parts)
 
+    def changed(self, known: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the slots whose checksums are not the `known` ones, and the new checksums.
+
+        Both are on the host, [n]. `known`, int32 [slots], is on the device of the KV tensors, and
+        gets the new checksums, too.
+        """
+        changed = torch.empty(self.slots, dtype=torch.bool, device=self.device)
+        for first in range(0, self.slots, AT_ONCE):
+            last = min(first + AT_ONCE, self.slots)
+            now = self.all(first, last)
+            torch.ne(now, known[first:last], out=changed[first:last])
+            known[first:last] = now
+        slots = changed.nonzero().flatten()
+        return slots.cpu(), known[slots].cpu()
+
     def words(self, slots: Tensor) -> list[Tensor]:
         """Return a copy of the words of some slots, [n, words] for each tensor."""
-        return [words_of(taken(one, slots.to(one.device), self.block)) for one in self.tensors]
+        return [words_of(taken(one, slots, self.block)) for one in self.tensors]
 
     def every(self) -> list[Tensor]:
         """Return the words of all slots, [slots, words] for each tensor. Most are views."""
@@ -185,14 +217,14 @@ class Checksums:
         return [words_of(one[: self.slots]) for one in flat]
 
     def of_words(self, words: Sequence[Tensor]) -> Tensor:
-        """Return the checksums of slots with these words, int64 [n]."""
+        """Return the checksums of slots with these words, int32 [n]."""
         if self.scaled is None:
             pairs = zip(words, self.scales, strict=True)
             self.scaled = torch.cat([self.table(one.shape[1]) * scale for one, scale in pairs])
         mine = torch.cat([one.to(self.device, torch.int64) for one in words], 1)
         mixed = ((mine >> 32) & LOWER) ^ mine
         # CUDA has no matrix product for integers.
-        return (mixed * self.scaled).sum(1) if mixed.is_cuda else mixed @ self.scaled
+        return folded((mixed * self.scaled).sum(1) if mixed.is_cuda else mixed @ self.scaled)
 
 
 class GroupSnapshot:

@@ -1,13 +1,14 @@
 """The ledger records the last write and the last free of each slot in a group.
 
-It takes 44 bytes per slot, and one for a mask, on the device of the KV tensors. On a CPU, a small
-group also has a snapshot: a copy of its bytes, which is compared in place of checksums.
+It takes 44 bytes per slot, and one for a mask, on the host. The device of the KV tensors has four
+bytes per slot: its checksum at the last scan. On a CPU, a small group has a snapshot instead: a
+copy of its bytes, which is compared in place of checksums.
 
 | field | bytes | meaning |
 |---|---|---|
 | chain | 8 | hash of the tokens for which the slot was last written; 0: unknown |
-| checksum | 4 | folded checksum of the slot's bytes when it was written; 0: unknown |
-| scanned | 4 | folded checksum at the last scan |
+| checksum | 4 | checksum of the slot's bytes when it was written; 0: unknown |
+| scanned | 4 | checksum at the last scan |
 | request | 4 | number of the request that wrote the slot |
 | position | 4 | position for which the slot was written |
 | forward | 4 | forward that wrote the slot, or NEVER, UNWATCHED or MAYBE |
@@ -36,21 +37,9 @@ ALLOCATED, SHARED = "allocated", "shared"
 NEVER, UNWATCHED, MAYBE = 0, -1, -2
 """Special values of `forward`: never written, written while unwatched, possibly written."""
 
-EMPTY = 1
-"""The folded checksum of a slot whose bytes are all zero."""
-
-AT_ONCE = 2**18
-"""Number of slots whose checksums are computed at once in a scan."""
-
 MOST_OVERWRITES = 20_000
 MOST_NAMES = 200_000
 MOST_CALLS = 200_000
-
-
-def folded(checksums: Tensor) -> Tensor:
-    """Fold int64 checksums to int32. The result is never 0, because 0 means "unknown"."""
-    small = (checksums ^ (checksums >> 32)).to(torch.int32)
-    return small.masked_fill_(small == 0, EMPTY)
 
 
 @dataclass(frozen=True)
@@ -113,10 +102,10 @@ class Ledger:
     def __init__(self, group: Group, names: Names) -> None:
         self.group, self.names = weakened(group), names
         self.checksums = Checksums(group)
-        self.slots, self.device = self.checksums.slots, self.checksums.device
+        self.slots = self.checksums.slots
 
-        chain = torch.zeros(self.slots + 1, dtype=torch.int64, device=self.device)
-        self.numbers = torch.zeros(6, self.slots + 1, dtype=torch.int32, device=self.device)
+        chain = torch.zeros(self.slots + 1, dtype=torch.int64)
+        self.numbers = torch.zeros(6, self.slots + 1, dtype=torch.int32)
         self.extended = [chain, *(self.numbers[number] for number in range(6))]
         """The columns, each with one more entry, which absorbs writes to invalid slot numbers."""
         self.chain, self.checksum, self.scanned, self.request, self.position, *rest = self.columns()
@@ -124,13 +113,17 @@ class Ledger:
         self.open = False
         """Whether `Rerun.restoring` lets slots change now."""
         self.snapshot = GroupSnapshot.of(self.checksums)
+        self.on_device = torch.empty(0, dtype=torch.int32)
+        """The checksums of the last scan, on the device of the KV tensors, without a snapshot."""
         if self.snapshot is not None:
-            self.scanned.copy_(folded(self.checksums.all()))
+            self.scanned.copy_(self.checksums.all())
+        else:
+            self.on_device = self.scanned.to(self.checksums.device, copy=True)
         self.entered: list[Tensor] = []
         """The slots that got another slot's `scanned` since the last scan."""
         reserved = sorted(slot for slot in group.reserved if 0 <= slot < self.slots)
-        self.reserved = torch.tensor(reserved, dtype=torch.int64, device=self.device)
-        self.usable = torch.ones(self.slots + 1, dtype=torch.bool, device=self.device)
+        self.reserved = torch.tensor(reserved, dtype=torch.int64)
+        self.usable = torch.ones(self.slots + 1, dtype=torch.bool)
         """Which slots requests may use: not the reserved ones, and not the last entry."""
         self.usable[self.reserved] = False
         self.usable[-1] = False
@@ -149,16 +142,16 @@ class Ledger:
         return [column[: self.slots] for column in self.extended]
 
     def index(self, slots: Tensor) -> Tensor:
-        """Return the valid slot numbers as int64 on the ledger's device. Drops all others."""
-        slots = slots.to(self.device, torch.int64).flatten()
+        """Return the valid slot numbers as int64 on the host. Drops all others."""
+        slots = slots.to("cpu", torch.int64).flatten()
         return slots[(slots >= 0) & (slots < self.slots)]
 
     def indices(self, slots: Tensor) -> Tensor:
         """Return the indices of slots in the columns of `extended`, int64 [n].
 
-        An invalid slot number becomes the last index. The call does not synchronise with a GPU.
+        An invalid slot number becomes the last index.
         """
-        slots = slots.to(self.device, torch.int64).flatten()
+        slots = slots.to("cpu", torch.int64).flatten()
         return slots.clamp(-1, self.slots).remainder(self.slots + 1)  # -1 becomes the last index.
 
     def scan(self, expected: Tensor | None = None) -> Tensor | None:
@@ -174,28 +167,26 @@ class Ledger:
             changed = torch.zeros(self.slots, dtype=torch.bool)
             likely = [self.reserved, *self.entered, *([] if expected is None else [expected])]
             self.entered.clear()
-            self.rescan(torch.cat(likely), changed)
+            self._rescan(self.snapshot, torch.cat(likely), changed)
             others = self.snapshot.changed()
             if len(slots := others.nonzero().flatten()):
-                self.rescan(slots, changed)
+                self._rescan(self.snapshot, slots, changed)
                 changed |= others
             return changed
-        changed = torch.empty(self.slots, dtype=torch.bool, device=self.device)
-        for first in range(0, self.slots, AT_ONCE):
-            last = min(first + AT_ONCE, self.slots)
-            now = folded(self.checksums.all(first, last))
-            torch.ne(now, self.scanned[first:last], out=changed[first:last])
-            self.scanned[first:last] = now
+        if self.entered:
+            entered, device = torch.cat(self.entered), self.on_device.device
+            self.on_device[entered.to(device)] = self.scanned[entered].to(device)
+            self.entered.clear()
+        changed = torch.zeros(self.slots, dtype=torch.bool)
+        slots, now = self.checksums.changed(self.on_device)
+        changed[slots], self.scanned[slots] = True, now
         return changed
 
-    def rescan(self, slots: Tensor, changed: Tensor) -> None:
+    def _rescan(self, snapshot: GroupSnapshot, slots: Tensor, changed: Tensor) -> None:
         """Compute the checksums of some slots, and set those that changed in `changed`."""
-        if self.snapshot is None:
-            now = folded(self.checksums.of(slots))
-        else:
-            words = self.checksums.words(slots)
-            self.snapshot.update(slots, words)
-            now = folded(self.checksums.of_words(words))
+        words = self.checksums.words(slots)
+        snapshot.update(slots, words)
+        now = self.checksums.of_words(words)
         changed[slots] |= now != self.scanned[slots]
         self.scanned[slots] = now
 
@@ -279,9 +270,8 @@ class Ledger:
         self.forget_history(indices)
 
     def note_entered(self, indices: Tensor) -> None:
-        """Note that `scanned` may not be the checksum of the bytes that the snapshot holds."""
-        if self.snapshot is not None:
-            self.entered.append(self.index(indices))
+        """Note that `scanned` may not be the checksum of the bytes at the last scan."""
+        self.entered.append(self.index(indices))
 
     def note_overwrite(self, slots: list[int], overwrite: Overwrite) -> None:
         """Remember what changed some slots. An earlier overwrite of a slot is kept."""

@@ -1,4 +1,4 @@
-"""Collects the reads and writes of a forward's rows, as flat tensors on the ledger's device."""
+"""Collects the reads and writes of a forward's rows, as flat tensors on the host."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -8,10 +8,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from paritybit.watch.bits import as_integers, taken
+from paritybit.watch.bits import EMPTY, as_integers, taken
 from paritybit.watch.chains import UNKNOWN, Chains
 from paritybit.watch.facts import Forward, Group, Row
-from paritybit.watch.ledger import EMPTY, NEVER, Ledger
+from paritybit.watch.ledger import NEVER, Ledger
 from paritybit.watch.observations import Reads
 from paritybit.watch.origins import Origins
 
@@ -93,7 +93,7 @@ def outside(row: Row, earlier: Sequence[Row], ledger: Ledger) -> Tensor | None:
     slots = row.slots[group.name][: first * group.page_size]
     if not len(slots):
         return None
-    place, position = ledger.indices(slots), torch.arange(len(slots), device=ledger.device)
+    place, position = ledger.indices(slots), torch.arange(len(slots))
     usable = ledger.usable[place]
     place, position = place[usable], position[usable]
     mine = ledger.request[place] == ledger.names.number(row.request)
@@ -173,7 +173,7 @@ def reads(
     spans = [(first_read(row, ledger.group), row.cached) for row in forward.rows]
     if (flat := flattened(forward, ledger, chain, spans)) is None:
         return None
-    slots, hashed, row, position = (one.to(ledger.device) for one in flat)
+    slots, hashed, row, position = flat
     missing = ~ledger.usable[ledger.indices(slots)]
     place = slots.masked_fill(missing, 0)
     held = ledger.chain[place]
@@ -231,10 +231,9 @@ def resolve(reads: Reads, chains: Chains) -> int:
     open_ = [
         one != other and bool((one | other) & 1) for one, other in zip(held, expected, strict=True)
     ]
-    device = reads.held.device
-    reads.held[differ] = torch.tensor(held, dtype=torch.int64, device=device)
-    reads.expected[differ] = torch.tensor(expected, dtype=torch.int64, device=device)
-    reads.judged[differ] = ~torch.tensor(open_, dtype=torch.bool, device=device)
+    reads.held[differ] = torch.tensor(held, dtype=torch.int64)
+    reads.expected[differ] = torch.tensor(expected, dtype=torch.int64)
+    reads.judged[differ] = ~torch.tensor(open_, dtype=torch.bool)
     reads.ledger.chain[reads.slots[differ]] = reads.held[differ]
     return sum(open_)
 
@@ -260,8 +259,7 @@ def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Write
     slots, hashes, row, position = flat
     requests = torch.tensor([ledger.names.number(one.request) for one in rows], dtype=torch.int32)
     musts = torch.tensor([one.cached + one.computed - one.spare for one in rows])
-    given = slots, hashes, requests[row], position.int(), row, position < musts[row]
-    mine = [one.to(ledger.device) for one in given]
+    mine = slots, hashes, requests[row], position.int(), row, position < musts[row]
     real = ledger.usable[ledger.indices(mine[0])].nonzero().flatten()
     return Writes(*(mine if len(real) == len(slots) else (one[real] for one in mine)))
 
@@ -329,8 +327,7 @@ def distinct(ledger: Ledger, slot: int, fresh: Tensor) -> bool:
     differing = elements = 0
     for tensor in ledger.checksums.tensors:
         one, others = (
-            as_integers(taken(tensor, which.to(tensor.device), ledger.group.block))
-            for which in (mine, slots)
+            as_integers(taken(tensor, which, ledger.group.block)) for which in (mine, slots)
         )
         differing += int((one != others).sum())
         elements += others.numel()
@@ -369,7 +366,7 @@ def note(
     )
     ledger.write(slots, chain, request, position, number)
     if unknown:
-        places = torch.tensor(unknown, device=ledger.device)
+        places = torch.tensor(unknown)
         ledger.forget(places)
         ledger.mark_in_use(places)
     return writes.must & missing

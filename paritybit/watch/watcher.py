@@ -75,7 +75,7 @@ class Watcher(Replaying):
             pid=os.getpid(),
             torch=torch.__version__,
             python=platform.python_version(),
-            device=str(next(iter(self.ledgers.values())).device) if self.ledgers else None,
+            device=next((str(one.checksums.device) for one in self.ledgers.values()), None),
             checks=[check.name for check in self.checks],
             every=settings.every,
         )
@@ -160,7 +160,7 @@ class Watcher(Replaying):
             read += len(reads.slots)
             unmapped |= bool(reads.missing.any())
             mine = [ledger.names.number(row.request) for row in forward.rows]
-            others = reads.request != torch.tensor(mine, device=ledger.device)[reads.row]
+            others = reads.request != torch.tensor(mine)[reads.row]
             shared += int((others & reads.judged).sum())
             reading.adopt(reads)
         self.origins.note(self.number, forward)
@@ -315,8 +315,6 @@ class Watcher(Replaying):
                 )
                 self.compared("writes", int(writes.must.sum()))
                 self.judge_missing(ledger, now, writes, missing)
-            if ledger.device.type == "cuda":  # Calls between forwards may use another stream.
-                torch.cuda.current_stream(ledger.device).synchronize()
         self.loading.clear()
         self.compared("error", 1)
 

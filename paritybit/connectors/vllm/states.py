@@ -68,7 +68,7 @@ class States:
     def held(self, request: Request) -> list[int]:
         """Return the checksums of the state of a request in each group."""
         blocks = [(sums, request.blocks[number][-1:]) for number, _, sums in self.parts]
-        return [int(sums.of(torch.tensor(last, device=sums.device))) for sums, last in blocks]
+        return [int(sums.of(torch.tensor(last))) for sums, last in blocks]
 
 
 def key(row: Row, end: int) -> int:

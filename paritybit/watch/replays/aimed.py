@@ -120,7 +120,7 @@ def read_by(
     rerun: Rerun, reads: LiveReads, aim: Aim, held: Held, tries: Sequence[ValueSeed]
 ) -> Result:
     """Return the query that reads a key wrongly, or not at all although it is in its window."""
-    slot = torch.tensor([aim.slot], device=rerun.ledgers[aim.group].device)
+    slot = torch.tensor([aim.slot])
     tensors = layers_of(rerun.ledgers[aim.group])[aim.layer]
     wanted = missed = NOTHING if branches(held, aim) else aim.readers
     shown = clear = False
@@ -276,7 +276,7 @@ def moved(rerun: Rerun, values: Values, row: Row) -> list[Moved]:
         place = {slot: at for at, slot in enumerate(one.slots.tolist())}
         mine = enumerate(row.slots[name][row.cached : last].tolist(), row.cached)
         known = {query: place[slot] for query, slot in mine if slot in place}
-        at = torch.tensor([*known.values()], dtype=torch.int64, device=one.slots.device)
+        at = torch.tensor([*known.values()], dtype=torch.int64)
         parts = iter(zip(one.rows, other.rows, strict=True))
         for number, layer in enumerate(one.ledger.group.layers):
             pairs = [next(parts) for _ in layer.tensors]

@@ -121,7 +121,7 @@ def first_layers(ledger: Ledger, poison: SavedSlots, hit: Tensor) -> dict[int, s
         for _ in layer.tensors:
             tensor, rows = next(tensors)
             now = as_integers(taken(tensor, poison.slots, ledger.group.block))
-            lost = (now != as_integers(rows)).reshape(len(rows), -1).any(1) & hit
+            lost = (now != as_integers(rows)).reshape(len(rows), -1).any(1).cpu() & hit
             for slot in poison.slots[lost].tolist():
                 found.setdefault(slot, layer.name)
     return found

@@ -308,7 +308,7 @@ class Replaying(Between):
             with self.alone():
                 explained = self.explained(ledger, slots, rerun)
             self.stray(ledger, now)
-            hit = torch.tensor([*explained.layers], dtype=torch.int64, device=ledger.device)
+            hit = torch.tensor([*explained.layers], dtype=torch.int64)
             if len(hit):
                 self.judge_stray(ledger, now, hit, rerun.replay.kind, explained)
             if len(rest := slots[~torch.isin(slots, hit)]):
@@ -326,7 +326,7 @@ class Replaying(Between):
         self.compared("scan", 1)
         before = now.changed.get(name)
         now.changed[name] = changed if before is None else before | changed
-        loading = [ledger.index(one.on(ledger.device)) for one in self.loading.get(name, ())]
+        loading = [ledger.index(one.slots) for one in self.loading.get(name, ())]
         return ledger.outside(changed, torch.cat([now.owned[name], *loading]))
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from paritybit.watch.bits import as_integers, put, taken
 from paritybit.watch.captures import SMALL
 from paritybit.watch.facts import Replay, StaticInput
-from paritybit.watch.ledger import Ledger, folded
+from paritybit.watch.ledger import Ledger
 
 LARGEST = 32 * 2**20
 """The most bytes of slots that are saved at once."""
@@ -186,7 +186,8 @@ class Rerun:
         """
         if (reason := self.gate()) is not None:
             raise BarredError(reason)
-        gpus = {one.device for one in self.ledgers.values() if one.device.type == "cuda"}
+        devices = {one.checksums.device for one in self.ledgers.values()}
+        gpus = [device for device in devices if device.type == "cuda"]
         with torch.random.fork_rng(gpus, device_type="cuda"):
             for ledger in self.ledgers.values():
                 ledger.open = True
@@ -255,9 +256,9 @@ def overwritten(rerun: Rerun, poison: SavedSlots, changes: Mapping[str, Tensor] 
     checksums = poison.ledger.checksums
     rerun.rewind()
     poison.restore()
-    before = folded(checksums.of(poison.slots))
+    before = checksums.of(poison.slots)
     rerun.repeat(changes)
-    return folded(checksums.of(poison.slots)) != before
+    return checksums.of(poison.slots) != before
 
 
 def rewritten(rerun: Rerun, ledger: Ledger, slots: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ def writes_zeros(reads: LiveReads, ledger: Ledger, numbers: Sequence[int]) -> bo
         if row.cached and name in row.slots
     ]
     slots = torch.cat(own) if own else torch.empty(0, dtype=torch.int64)
-    slots = slots[slots >= 0].to(reads.slots[name].device)
+    slots = slots[slots >= 0]
     written = SavedSlots.of(ledger, slots, numbers).rows if len(slots) else []
     numeric = [rows.float() if rows.is_floating_point() else as_integers(rows) for rows in written]
     return bool(numeric) and not any(bool((rows != 0).any()) for rows in numeric)

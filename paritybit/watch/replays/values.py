@@ -57,7 +57,7 @@ def sampled(slots: Tensor, count: int, seed: int) -> Tensor:
     if len(slots) <= count:
         return slots
     drawing = torch.Generator().manual_seed(seed)
-    return slots[torch.randperm(len(slots), generator=drawing)[:count].to(slots.device)]
+    return slots[torch.randperm(len(slots), generator=drawing)[:count]]
 
 
 def typical(ledger: Ledger, read: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def other_values(saved: SavedSlots, read: Tensor, draw: ValueSeed) -> SavedSlots
             found.append(noise.uniform_(-1, 1, generator=drawing).mul_(size).to(rows.dtype))
         elif len(own):
             shape = (2, len(rows))  # One for each sign.
-            both = torch.randint(len(own), shape, generator=drawing, device=rows.device)
+            both = torch.randint(len(own), shape, generator=drawing, device=rows.device).cpu()
             chosen = both[int(draw.sign < 0)]
             same = source[chosen] == saved.slots
             chosen = torch.where(same, (chosen + 1) % len(own), chosen)
