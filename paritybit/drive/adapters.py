@@ -21,17 +21,17 @@ PINS = Path(__file__).parent / "pins"
 
 @dataclass(frozen=True)
 class Environment:
-    """A whole engine on this machine: its name, its import folder, and that of its dependencies."""
+    """A whole engine on this machine: its name, its import folder, and those of dependencies."""
 
     name: str
     source: Path
-    dependencies: Path
+    dependencies: tuple[Path, ...]
 
 
 def pins_for(transformers: str | None) -> Path:
     """Return the requirements file for the newest transformers up to the wanted version.
 
-    Returns the newest file for None, and the oldest one if all are newer than wanted.
+    Returns the newest file for None, and the oldest one if all are newer.
     """
     files = sorted(PINS.glob("transformers-*.txt"), key=lambda file: fetch.in_order(file.stem))
     if transformers is None:
@@ -40,16 +40,24 @@ def pins_for(transformers: str | None) -> Path:
     return [files[0], *(file for file in files if fetch.in_order(file.stem) <= wanted)][-1]
 
 
-def with_transformers(spec: str, wanted: Callable[[Path], str | None]) -> Environment:
+def environment_of(found: fetch.EngineFolder, *names: str) -> Environment:
+    """Return an engine with some folders of dependencies."""
+    folders = tuple(fetch.dependencies_folder() / name for name in names)
+    return Environment(found.name, found.package.parent, folders)
+
+
+def with_transformers(
+    spec: str, wanted: Callable[[Path], str | None] = lambda package: None
+) -> Environment:
     """Return an engine with the pinned packages for the release of transformers that it wants.
 
-    `wanted` returns this release for the folder of the engine's package. Raises MalformedError and
-    CannotRunError as `fetch.find` does.
+    `wanted` returns this release for the folder of the engine's package. Raises as `fetch.find`
+    does.
     """
     found = fetch.find(spec)
     pins = pins_for(wanted(found.package))
     fetch.install(pins.stem, pins)
-    return Environment(found.name, found.package.parent, fetch.dependencies_folder() / pins.stem)
+    return environment_of(found, pins.stem, *fetch.package_of(spec).dependencies[1:])
 
 
 def variables(
@@ -60,10 +68,9 @@ def variables(
     Compiled Python files are cached, because compiling them takes longer than everything else.
     """
     own = {name: value for name, value in inherited.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    folders = [str(IMPORT_FOLDER), str(environment.source), str(environment.dependencies)]
-    if inherited.get("PYTHONPATH"):
-        folders.append(inherited["PYTHONPATH"])
-    own["PYTHONPATH"] = os.pathsep.join(folders)
+    folders = (IMPORT_FOLDER, environment.source, *environment.dependencies)
+    path = filter(None, (*map(str, folders), inherited.get("PYTHONPATH")))
+    own["PYTHONPATH"] = os.pathsep.join(path)
     own["PYTHONPYCACHEPREFIX"] = str(fetch.dependencies_folder() / "pycache")
     own["PYTHONUNBUFFERED"] = "1"
     if device == "cpu":
@@ -79,24 +86,29 @@ def variables(
 class Adapter:
     """What the process that starts an engine knows about it.
 
-    - `table`: the axes of its settings.
-    - `settings`: the class of its settings.
+    - `table`, `settings`: the axes of its settings, and their class.
     - `prepare`: returns the engine of `NAME==VERSION` or of a folder, with the packages it imports.
       Raises MalformedError and CannotRunError as `fetch.find` does.
-    - `variables`: returns the environment variables of the engine's process.
+    - `own`: returns environment variables that only this engine needs. Raises CannotRunError for
+      settings with which the engine cannot run.
     """
 
     package: Package
     table: Table
     settings: type[Common]
     prepare: Callable[[str], Environment]
-    variables: Callable[[Environment, Common], dict[str, str]]
+    own: Callable[[Environment, Common], Mapping[str, str]] = lambda environment, served: {}
 
     @property
     def simple(self) -> Mapping[str, Setting]:
         """The simplest values of settings, in the order in which `shrink` tries them."""
         plain = self.settings().scope()
         return {name: plain[name] for name in self.settings.SIMPLIFIED}
+
+    def variables(self, environment: Environment, served: Common) -> dict[str, str]:
+        """Return the environment variables of the engine's process. Raises as `own` does."""
+        own = self.own(environment, served)
+        return {**own, **variables(environment, served.device, os.environ)}
 
 
 def adapter(name: str) -> Adapter:

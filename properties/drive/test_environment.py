@@ -70,12 +70,13 @@ def test_a_process_finds_the_engine_and_keeps_what_it_compiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(fetch.FOLDER_VARIABLE, str(tmp_path))
-    one = environment.Environment("sglang 0", tmp_path / "source", tmp_path / "dependencies")
+    one = environment.Environment("sglang 0", tmp_path / "source", (tmp_path / "dependencies",))
     inherited = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": "/own", "HOME": "/home"}
     found = environment.variables(one, "cpu", inherited)
     assert "PYTHONDONTWRITEBYTECODE" not in found
     assert found["PYTHONPYCACHEPREFIX"].startswith(str(tmp_path))
-    assert found["PYTHONPATH"].split(":")[1:] == [str(one.source), str(one.dependencies), "/own"]
+    folders = [str(one.source), str(tmp_path / "dependencies"), "/own"]
+    assert found["PYTHONPATH"].split(":")[1:] == folders
     assert found["TRITON_INTERPRET"] == "1"
     assert "TRITON_INTERPRET" not in environment.variables(one, "cuda", inherited)
 

@@ -82,7 +82,7 @@ def test_a_hostile_script_is_refused(case: str) -> None:
 def test_a_job_is_written_to_a_file_that_its_process_reads(tmp_path: Path) -> None:
     served = SglangServed(page_size=16, speculative="eagle", model="gpt_oss")
     job = Job(served.scope(), drawn(1, 1), shrink="a key", best="best.json", seconds=3.0)
-    engine = Environment("sglang 0", tmp_path, tmp_path)
+    engine = Environment("sglang 0", tmp_path, (tmp_path,))
     words, variables = command(adapter("sglang"), engine, job, tmp_path)
     assert words[1:4] == ["-m", "paritybit.drive", "sglang"]
     assert read_job(Path(words[4])) == job

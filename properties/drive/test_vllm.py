@@ -86,9 +86,10 @@ def test_stale_starts_of_padded_rows_raise_nothing(starts: list[int], window: in
 
 
 def test_a_process_finds_its_packages_and_a_gpu_needs_compiled_code(tmp_path: Path) -> None:
-    engine = Environment("vllm 0", tmp_path / "engine", tmp_path / "transformers")
+    dependencies = tmp_path / "transformers", tmp_path / "dependencies-vllm"
+    engine = Environment("vllm 0", tmp_path / "engine", dependencies)
     folders = ADAPTER.variables(engine, VllmServed())["PYTHONPATH"].split(os.pathsep)
-    assert {str(tmp_path / "dependencies-vllm"), str(tmp_path / "engine")} <= {*folders}
+    assert {*map(str, dependencies), str(tmp_path / "engine")} <= {*folders}
     with pytest.raises(CannotRunError, match="no compiled code"):
         ADAPTER.variables(engine, VllmServed(device="cuda"))
     (tmp_path / "engine/vllm").mkdir(parents=True)

@@ -96,7 +96,7 @@ def paritybit(
     monkeypatch.setattr("paritybit.harness.cli.watch.run.workers_of", lambda *_: 1)
     monkeypatch.setattr(
         "paritybit.drive.sglang.adapter.ADAPTER.prepare",
-        lambda spec: Environment(spec, tmp_path / spec, tmp_path),
+        lambda spec: Environment(spec, tmp_path / spec, (tmp_path,)),
     )
     for module in ("run", "shrink"):
         monkeypatch.setattr(f"paritybit.harness.cli.watch.{module}.command", command)

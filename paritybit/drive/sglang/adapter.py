@@ -1,11 +1,12 @@
 """sglang: its release, its process, and its settings."""
 
-import os
 import re
+from collections.abc import Mapping
+from functools import partial
 from itertools import product
 from pathlib import Path
 
-from paritybit.drive.adapters import Adapter, Environment, variables, with_transformers
+from paritybit.drive.adapters import Adapter, Environment, with_transformers
 from paritybit.drive.configs import Table
 from paritybit.drive.served import Common
 from paritybit.drive.sglang.settings import SglangServed, says
@@ -18,7 +19,6 @@ CUDA_ALONE = "speculative/spec_utils.py", 'device="cuda"'
 """A file of the engine, and text in it if this works only on CUDA."""
 
 TRANSFORMERS = re.compile(r"transformers\s*==\s*([0-9.]+)")
-
 
 DRAFTS = ("EAGLE topk 1", "EAGLE topk 2", "draft model")
 CHUNKS = (
@@ -119,13 +119,8 @@ OWN_CHECKS = {
 """The engine's own checks of its pools, cache and indices, which fail with an error."""
 
 
-def prepare(spec: str) -> Environment:
-    """Return the engine, with the release of transformers that it pins."""
-    return with_transformers(spec, wanted_transformers)
-
-
-def variables_of(environment: Environment, served: Common) -> dict[str, str]:
-    """Return the environment variables of the engine's process."""
+def variables_of(environment: Environment, served: Common) -> Mapping[str, str]:
+    """Return the environment variables that only sglang needs."""
     assert isinstance(served, SglangServed)
     package = environment.source / SGLANG.name
     return {
@@ -135,7 +130,6 @@ def variables_of(environment: Environment, served: Common) -> dict[str, str]:
         "SGLANG_LOGPROB_CHUNK_SIZE": "24",
         **(OWN_CHECKS if says(package, "environ.py", "SGLANG_INVARIANT_CHECK") else {}),
         **(acceptance(package, served.device) if served.forced else {}),
-        **variables(environment, served.device, os.environ),
     }
 
 
@@ -153,8 +147,8 @@ def wanted_transformers(package: Path) -> str | None:
 def acceptance(package: Path, device: str) -> dict[str, str]:
     """Return the environment variables that make an engine accept drafts of random models.
 
-    The accepted tokens are the draft's own, so the KV matches the tokens of the request. Nothing is
-    changed for releases that would accept other tokens, or for trees of drafts.
+    The accepted tokens are the draft's own, so the KV matches the tokens of the request. Releases
+    that would accept other tokens get none.
     """
     if not says(package, "environ.py", REAL_DRAFTS):
         return {}
@@ -167,4 +161,10 @@ def acceptance(package: Path, device: str) -> dict[str, str]:
     }
 
 
-ADAPTER = Adapter(SGLANG, TABLE, SglangServed, prepare, variables_of)
+ADAPTER = Adapter(
+    SGLANG,
+    TABLE,
+    SglangServed,
+    prepare=partial(with_transformers, wanted=wanted_transformers),
+    own=variables_of,
+)

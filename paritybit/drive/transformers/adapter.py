@@ -1,10 +1,7 @@
 """Continuous batching of transformers: its release, its process, and its settings."""
 
-import os
-
-from paritybit.drive.adapters import Adapter, Environment, variables
+from paritybit.drive.adapters import Adapter, environment_of
 from paritybit.drive.configs import Table
-from paritybit.drive.served import Common
 from paritybit.drive.transformers.settings import TransformersServed
 from paritybit.engines import fetch
 from paritybit.engines.packages import TRANSFORMERS
@@ -55,15 +52,9 @@ TABLE = Table(
 )
 
 
-def prepare(spec: str) -> Environment:
-    """Return the engine, with the packages it imports."""
-    found, folder = fetch.find(spec), fetch.dependencies_folder() / TRANSFORMERS.dependencies[0]
-    return Environment(found.name, found.package.parent, folder)
-
-
-def variables_of(environment: Environment, served: Common) -> dict[str, str]:
-    """Return the environment variables of the engine's process."""
-    return variables(environment, served.device, os.environ)
-
-
-ADAPTER = Adapter(TRANSFORMERS, TABLE, TransformersServed, prepare, variables_of)
+ADAPTER = Adapter(
+    TRANSFORMERS,
+    TABLE,
+    TransformersServed,
+    prepare=lambda spec: environment_of(fetch.find(spec), *TRANSFORMERS.dependencies),
+)

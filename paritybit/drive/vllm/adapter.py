@@ -1,8 +1,8 @@
 """vLLM: its release, its process, and its settings."""
 
-import os
+from collections.abc import Mapping
 
-from paritybit.drive.adapters import Adapter, Environment, variables, with_transformers
+from paritybit.drive.adapters import Adapter, Environment, with_transformers
 from paritybit.drive.configs import Table
 from paritybit.drive.served import Common
 from paritybit.drive.vllm.settings import VllmServed
@@ -100,26 +100,15 @@ TABLE = Table(
 )
 
 
-def prepare(spec: str) -> Environment:
-    """Return the engine, with the newest pinned release of transformers."""
-    return with_transformers(spec, lambda package: None)
-
-
-def variables_of(environment: Environment, served: Common) -> dict[str, str]:
-    """Return the environment variables of the engine's process.
-
-    Raises CannotRunError for a GPU if the engine has no compiled code, like downloaded ones.
-    """
+def require_compiled(environment: Environment, served: Common) -> Mapping[str, str]:
+    """Raise CannotRunError for a GPU if the engine has no compiled code, like downloaded ones."""
     compiled = (environment.source / VLLM.name).glob("_C*.so")
     if served.device != "cpu" and not any(compiled):
         raise CannotRunError(
             f"{environment.name} has no compiled code, which a GPU needs; give the folder in "
             "which it is installed"
         )
-    own = variables(environment, served.device, os.environ)
-    beside = environment.dependencies.with_name(VLLM.dependencies[-1])
-    own["PYTHONPATH"] += os.pathsep + str(beside)
-    return own
+    return {}
 
 
-ADAPTER = Adapter(VLLM, TABLE, VllmServed, prepare, variables_of)
+ADAPTER = Adapter(VLLM, TABLE, VllmServed, with_transformers, require_compiled)
