@@ -55,7 +55,7 @@ class Grammar:
     """The grammar of a request: the class of its next token depends on all tokens before.
 
     Branches of a draft therefore have different masks. It never ends, because some requests go on
-    after the end of a text. The engine's object for it is a subclass.
+    after the end of a text.
     """
 
     def __init__(self, number: str) -> None:
@@ -84,10 +84,9 @@ class Grammar:
 
 
 def outside(mine: int, size: int, device: object = None) -> Tensor:
-    """Return which of so many tokens are outside of the class of a logit processor, bool [size].
+    """Return which tokens are outside of the class of a logit processor, bool [size].
 
-    It has groups of as many tokens as there are classes, so some tokens are also in the class of a
-    grammar.
+    CLASSES tokens in a row have one class, so some of them are also in the class of a grammar.
     """
     groups = torch.arange(size, device=device) // CLASSES  # type: ignore[call-overload]
     found: Tensor = groups % CLASSES != mine % CLASSES
@@ -145,10 +144,10 @@ class Answer:
     - `asked`: its parameters of sampling that the engine applies.
     - `stops`: the tokens that end it, and `strings`: the texts that do so after `min_tokens`.
       With `kept`, its text has what ends it.
-    - `tokens`, `text`: its output, and `likely`: the tokens whose log-likelihoods were returned.
+    - `tokens`, `text`: its output.
     - `reason`: what ended it, as the engine says: a token, a string or NUMBER, or None for unknown.
-    - `ranked`: the log-likelihoods at each place. It asked for those of the `likeliest` tokens, of
-      which there are so many, and of `others`. A `greedy` answer has the likeliest tokens.
+    - `ranked`: the log-likelihoods at each place. It asked for those of so many `likeliest` tokens,
+      and of `others`. A `greedy` answer has the likeliest tokens.
     - `counts`: the engine's numbers of tokens: of its prompt, and of its output.
     - `drafted`: the positions in its output of tokens that may be drafts.
     - `aborted`: whether it was to be aborted.
@@ -163,7 +162,6 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     text: str | None = None
     reason: str | int | None = None
-    likely: list[int] = field(default_factory=list)
     drafted: Collection[int] = ()
     aborted: bool = False
     ranked: list[Likely] = field(default_factory=list)
@@ -228,25 +226,26 @@ class Answer:
             wrong = outside(asked.processor, VOCABULARY)
             if other := [at for at, token in free if wrong[token]]:
                 yield f"its logit processor was not applied to token {other[0]}"
-        if asked.likelihoods is not None and (self.likely or not cut):
+        likely = [one.token for one in self.ranked]
+        if asked.likelihoods is not None and (likely or not cut):
             first = len(self.prompt) if asked.likelihoods < 0 else asked.likelihoods
             right = [*self.prompt[first:], *tokens]
-            if len(self.likely) != len(right):
-                yield f"it has {len(self.likely)} log-likelihoods, and asked for {len(right)}"
-            elif self.likely != right:
+            if len(likely) != len(right):
+                yield f"it has {len(likely)} log-likelihoods, and asked for {len(right)}"
+            elif likely != right:
                 yield "its log-likelihoods are those of other tokens"
         ranked = (one.wrong(self.likeliest, self.others) for one in self.ranked)
         yield from islice(chain.from_iterable(ranked), 1)
 
     def judge(self, name: str, *, cut: bool = False) -> None:
-        """Report what is not as the request of this name asked, unless it was to be aborted."""
+        """Report what is wrong with the answer to a request, unless it was to be aborted."""
         for text in () if self.aborted else self.wrong(cut=cut):
             what = re.sub(r"'.*?'|\d+", "N", text)
             report(f"request {name} is not answered as asked: {text}", what=what)
 
 
 def report(text: str, check: str = CHECK, what: str = "not as asked") -> None:
-    """Write a finding to the journal of this process. Those of one kind have the same `what`."""
+    """Write a finding to the journal of this process. `what` is its kind."""
     lines = journal.of_process()
     if lines is not None:
         forward = lines.counts.get("forwards", 0)

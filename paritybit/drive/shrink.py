@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from paritybit.drive.script import Planned, Wave
 
@@ -56,7 +57,7 @@ def possible(requests: tuple[Planned, ...]) -> tuple[Planned, ...]:
 
 
 def simpler_requests(waves: Waves) -> Iterator[Waves]:
-    """Propose a simpler form of each request, then of all requests of a wave at once."""
+    """Propose simpler forms of each request."""
     for number in reversed(range(len(waves))):
         wave = waves[number]
         for index, one in enumerate(wave.requests):
@@ -67,14 +68,11 @@ def simpler_requests(waves: Waves) -> Iterator[Waves]:
 
 def simpler_forms(one: Planned) -> Iterator[Planned]:
     """Propose a request without its special features, then with shorter lengths."""
-    if one.aborted is not None:
-        yield replace(one, aborted=None)
-    if one.adapter is not None:
-        yield replace(one, adapter=None)
-    if one.space is not None:
-        yield replace(one, space=None)
+    nothing: Any = None
+    for feature in ("aborted", "adapter", "space", "sampling"):
+        if getattr(one, feature) is not None:
+            yield replace(one, **{feature: nothing})
     if one.sampling is not None:
-        yield replace(one, sampling=None)
         for name in one.sampling.given():
             yield replace(one, sampling=replace(one.sampling, **{name: None}))
     if one.temperature:
@@ -101,7 +99,6 @@ def shorter(length: int) -> Iterator[int]:
 
 
 PASSES = (fewer_waves, fewer_requests, simpler_requests)
-"""The passes in order."""
 
 
 def changed(waves: Waves, number: int, wave: Wave) -> Waves:

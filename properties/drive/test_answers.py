@@ -44,7 +44,7 @@ def wrong(
 ) -> int:
     """Return how many things are wrong with an answer of at most four tokens."""
     answer = Answer(PROMPT, 4, Sampling(**asked), stops, [*strings], kept, tokens, text, reason)
-    answer.likely, answer.drafted = list(likely), drafted
+    answer.ranked, answer.drafted = [Likely(token, None) for token in likely], drafted
     return len(list(answer.wrong(cut=cut)))
 
 
@@ -127,7 +127,6 @@ def test_sglang_returns_each_log_likelihood() -> None:
     lists = {name: [[], of] for name, of in zip(LISTS, (*inputs, *outputs), strict=True)}
     answer = Answer([7, 8], 1, greedy=True)
     serving.hear(answer, SimpleNamespace(**{"output_ids": None, **lists}), 1)
-    assert answer.likely == [7, 8, 4]
     assert answer.ranked == [
         Likely(7, None),
         Likely(8, -3.0, {5: -1.0}, {9: -2.0}),

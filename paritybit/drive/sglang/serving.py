@@ -321,7 +321,6 @@ def hear(answer: Answer, output: Any, index: int) -> None:
         for (token, value), *more in zip_longest(*kinds, fillvalue=((), None)):
             likeliest, others = (dict(zip(ids, found or (), strict=False)) for ids, found in more)
             best = answer.greedy and part == "output"
-            answer.likely.append(token)
             answer.ranked.append(Likely(token, value, likeliest, others, best))
 
 

@@ -122,7 +122,6 @@ class Vllm(Engine):
             given += [likely(one, answer, best=False) for one in prompt[1:]]
             given = given[max(0, answer.asked.likelihoods or 0) :]
             given += [likely(one, answer, best=answer.greedy) for one in steps]
-            answer.likely += [one.token for one in given]
             answer.ranked += given
             if output.finished:
                 reason = {"length": NUMBER, "stop": made.stop_reason or END_OF_TEXT}
