@@ -1,8 +1,8 @@
 """Compares the tokens of a request in company with its tokens alone, in a freshly started engine.
 
 Law: a request gets the same tokens, independent of the other requests and of the cache. Arithmetic
-depends on the batch, so two tokens with nearly the same likelihood may change places. The module
-measures how much likelihoods vary: it serves a request with bystanders that share nothing with it.
+depends on the batch, so two tokens with nearly the same likelihood may change places. How much
+likelihoods vary is measured with bystanders that share nothing with a request.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,6 @@ BYSTANDERS = tuple(
     Planned(f"bystander {length}", (Part(f"bystander {length}", length),), 24)
     for length in (37, 5, 90, 17, 64, 1, 30)
 )
-"""Requests that are served with a request to measure the influence of the batch."""
 
 
 class StoppedError(Exception):
@@ -37,7 +36,7 @@ class StoppedError(Exception):
 class Comparison:
     """Compares the requests of waves.
 
-    `noted` yields waves and writes them to the journal. Compared requests are counted as `counted`.
+    `noted` writes the waves that it yields to the journal, which counts requests as `counted`.
     `noise` is the largest measured variation of log-likelihoods. `tried` counts compared requests,
     and `measured` measurements in this wave.
     """
@@ -51,10 +50,7 @@ class Comparison:
     stop: Callable[[], bool] = lambda: False
 
     def judge(self, wave: Wave, stop: Callable[[], bool]) -> None:
-        """Serve a wave, then each of its requests alone, and write differences to the journal.
-
-        If the engine fails, the wave has no verdict, and its error is judged like any other.
-        """
+        """Serve a wave, then each of its requests alone, and write differences to the journal."""
         lines = journal.of_process()
         if lines is None:
             return
@@ -78,7 +74,7 @@ class Comparison:
         chain: Sequence[Planned],
         company: dict[str, list[LikelyStep]],
     ) -> str | None:
-        """Describe the first step at which a request differs by more than the noise, if any."""
+        """Describe the first step at which a request differs by more than the noise."""
         if any(one.aborted is not None or one.temperature or one.sampling for one in chain):
             return None
         alone = self.served(Wave(tuple(chain)))[one.name]
@@ -105,7 +101,7 @@ class Comparison:
         )
 
     def served(self, wave: Wave) -> dict[str, list[LikelyStep]]:
-        """Serve a wave in a fork. Returns the likeliest tokens at each step of each request.
+        """Serve a wave in a fork, and return the steps of each request.
 
         Raises ForkFailedError if the engine fails, and StoppedError if it was to stop.
         """

@@ -1,9 +1,9 @@
 """The configurations with which an engine is served.
 
-A configuration has one value of each *axis*, and one process serves an engine with it. A table has
-the axes of an engine. Its configurations are the rows of a covering array: each two values that can
-be combined occur in a row together. The first rows have each value once. Among them, those with the
-pairs that found the most faults come first, then those that cover the most new pairs.
+A configuration has one value of each *axis*. The configurations of a table are the rows of a
+covering array: each two values that can be combined occur in a row together. The first rows have
+each value once. Among them, those with the pairs that found the most faults come first, then those
+that cover the most new pairs.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ FIRST = 10
 """How much a value counts that no row has had, in pairs."""
 
 TRIES = 6
-"""The number of rows of which the generator takes the one that covers the most."""
+"""The number of random rows of which the one that covers the most is taken."""
 
 SettingPair = frozenset[str]
 
@@ -44,7 +44,7 @@ class Config:
     - `name`: its values that are not the plainest of their axis.
     - `values`: one value of each axis, in the order of the axes.
     - `settings`: the settings that differ from the defaults.
-    - `replays`: False if the row may end without a replay, because its settings allow none or few.
+    - `replays`: False if its settings allow few replays or none.
     - `number`: its place in the covering array, from 0 on. It is added to the seed of its requests.
     """
 
@@ -72,11 +72,10 @@ class Table:
     - `axes`: per axis, the settings of each value. The first value is the plainest. The values of
       all axes have different names.
     - `apart`: groups of values. No row can have a value of each group.
-    - `failing`: the same for values with which an engine is known to fail. No row of the array
-      combines them, but a named row may.
+    - `failing`: the same for known failures of an engine. A named row may combine these values.
     - `devices`: the only device that supports a value.
     - `quiet`: values with which few graphs or none are replayed.
-    - `weights`: how much a value, or several together, counts. Others have the weight 1.
+    - `weights`: how much a value, or several together, counts. The default is 1.
     """
 
     axes: Mapping[str, Mapping[str, Mapping[str, Setting]]]
@@ -92,10 +91,7 @@ class Table:
         return {value: own for axis in self.axes.values() for value, own in axis.items()}
 
     def on(self, device: str, model: str | None = None) -> "Table":
-        """Return the table of a device, and of a model if one is named.
-
-        Raises ValueError if it does not have the model.
-        """
+        """Return the table of a device, and of a model. Raises ValueError without the model."""
         axes = {
             axis: {
                 value: settings
@@ -111,7 +107,7 @@ class Table:
 
     @cached_property
     def array(self) -> "Table":
-        """The table of the covering array, which combines no values with which an engine fails."""
+        """The table of the covering array, without known failures."""
         return replace(self, apart=(*self.apart, *self.failing), failing=())
 
     @cached_property
@@ -198,7 +194,7 @@ class Table:
         missing: Mapping[SettingPair, float],
         chance: Random,
     ) -> list[str]:
-        """Return a row with a pair. Each further value covers most, or else weighs most."""
+        """Return a row with a pair. Each further value covers the most, or weighs the most."""
         row = sorted(first)
         for axis in axes:
             if not set(axis).isdisjoint(row):

@@ -17,10 +17,9 @@ MOST_POLLS = 3000
 
 
 class LikelyStep(NamedTuple):
-    """The next token of a request, and the likeliest ones.
+    """The next token of a request, also where a draft is forced, and the likeliest ones.
 
-    - `taken`: the next token, also where a draft is forced.
-    - `likely`: the likeliest tokens, each with its log-likelihood, in descending order.
+    `likely` has each of these with its log-likelihood, in descending order.
     """
 
     taken: int
@@ -30,14 +29,13 @@ class LikelyStep(NamedTuple):
 Acts = Mapping[str, Callable[[], Sequence[Any]]]
 """Functions that return the engine's own requests for an act, by the name of the act.
 
-Acts are the actions, and `continue`, which ends a pause. Some have variants: `flush retracted`
-empties the cache while requests are retracted, and `weights kept` updates the weights without
-emptying the cache.
+Acts are the actions, `continue`, which ends a pause, and variants: `flush retracted` is for times
+at which requests are retracted, and `weights kept` does not empty the cache.
 """
 
 
 class EngineFailedError(BaseException):
-    """The engine raised an error. The engine's own handlers do not catch this BaseException."""
+    """The engine raised an error. Its own handlers do not catch this."""
 
 
 class StalledError(EngineFailedError):
@@ -45,7 +43,7 @@ class StalledError(EngineFailedError):
 
 
 def judge_failure(failed: BaseException) -> None:
-    """Write a finding if an error that ended the engine is the engine's fault."""
+    """Write a finding if an error is the engine's fault."""
     lines, settings = journal.of_process(), active()
     if lines is None or settings is None:
         return
@@ -59,10 +57,7 @@ def judge_failure(failed: BaseException) -> None:
 
 
 class PlayedError(BaseException):
-    """Ends the event loop of a scheduler when all waves are played.
-
-    It is a BaseException, so the engine's own handlers do not catch it.
-    """
+    """Ends the event loop of a scheduler when all waves are played. No handler catches it."""
 
 
 @dataclass
@@ -70,9 +65,8 @@ class Player:
     """Returns the arriving requests at each poll, and records the requests that have ended.
 
     When `stop` returns True, the player aborts the running requests. It ends as soon as the engine
-    is idle, after that or after the last wave. `made` has the generated tokens of each request of
-    the current wave that has ended, by name. `served` counts requests that have ended, and `played`
-    counts waves.
+    is idle, after that or after the last wave. `made` has the tokens of each ended request of the
+    current wave, by name. `served` counts ended requests, and `played` counts waves.
     """
 
     waves: Iterator[Wave]
@@ -103,10 +97,7 @@ class Player:
         return len(self._open)
 
     def poll(self) -> list[Any]:
-        """Return the arrivals, aborts and actions of this poll.
-
-        Raises PlayedError when all waves are played and the engine is idle.
-        """
+        """Return the arrivals, aborts and actions of this poll. Raises PlayedError at the end."""
         given: list[Any] = []
         if not self._leaving and self.stop():
             self._leave(given)
@@ -201,7 +192,7 @@ class Engine(ABC):
         return self.player
 
     def require_progress(self, waiting: int) -> None:
-        """Raise StalledError if requests wait and the engine has not run a batch for too long."""
+        """Raise StalledError if the engine has run no batch in MOST_POLLS polls."""
         before, polls = self._polls
         self._polls = self.forwards, polls + 1 if waiting and before == self.forwards else 1
         if self._polls[1] > MOST_POLLS:

@@ -22,8 +22,7 @@ class ForkFailedError(Exception):
 def in_fork(work: Callable[[], Any], seconds: float) -> Any:
     """Run `work` in a fork of this process, and return its result as JSON data.
 
-    Raises ForkFailedError if it fails or takes longer than `seconds`. The engine must not use
-    threads or a GPU.
+    Raises ForkFailedError if it fails or takes longer. The engine must not use threads or a GPU.
     """
     reads, writes = Pipe(duplex=False)
     if (before := journal.of_process()) is not None:

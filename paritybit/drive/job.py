@@ -22,9 +22,8 @@ class Job:
     - `waves`: the waves of a script. With None, requests are generated.
     - `until`: the time after which the engine only becomes idle.
     - `least`: play AT_LEAST waves, and so many forwards, and until the time `after`.
-    - `compare`: compare some requests with themselves alone first, if the settings allow it.
-    - `shrink`: the key of a finding whose waves are shrunk for `seconds`. `best` is the file for
-      the smallest script.
+    - `compare`: first compare some requests with themselves alone, if the settings allow it.
+    - `shrink`: the key of a finding whose waves are shrunk for `seconds`, to the file `best`.
     """
 
     settings: dict[str, Setting]
@@ -51,10 +50,7 @@ def read(path: Path) -> Job:
 def command(
     adapter: Adapter, environment: Environment, job: Job, folder: Path
 ) -> tuple[list[str], dict[str, str]]:
-    """Write a job to a new file in a folder.
-
-    Returns the command that does it, and its environment variables.
-    """
+    """Write a job to a file in a folder. Returns the command that does it, and its variables."""
     file = folder / f"job-{uuid4()}.json"
     file.write_bytes(msgspec.json.encode(job))
     served = adapter.settings.of(job.settings)

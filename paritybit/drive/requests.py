@@ -1,8 +1,4 @@
-"""Generates requests and their arrival times. The same seed gives the same requests.
-
-Requests come in waves. A wave ends when all of its requests have ended, so the engine is idle
-between two waves.
-"""
+"""Generates waves of requests, by a seed alone. Between two waves, the engine is idle."""
 
 import functools
 import random
@@ -26,27 +22,26 @@ BLOCKS = (512, 1024)
 """Numbers of keys after which index kernels start another block."""
 
 LONG = tuple(tuple(block + step for step in (80, 0, -1, 1, 8)) for block in BLOCKS)
-"""Lengths of long prompts, around and beyond each of BLOCKS, in the order of their use."""
+"""Lengths of long prompts around each of BLOCKS, in the order of their use."""
 
 OTHER = {2: 0, 4: 20}
 """The index of the token that a request has for itself, by its place among five of a wave.
 
-The second one lies in the second block of most page sizes, so that a block follows an equal one.
+With most page sizes, the second one has an equal block before its own.
 """
 
 ORDINARY = range(FIRST_TOKEN, VOCABULARY)
-"""The tokens that are not special."""
 
 AT_LEAST = 3
 """The number of waves that any row has time for."""
 
 REPEATED, ABORTED, FLUSHED = 1 / 6, 1 / 12, 2 / 5
-"""The parts of the requests that repeat an earlier request of their wave or of the wave before, and
-that are aborted, and the part of the waves that empty the cache at their end."""
+"""The parts of the requests that repeat an earlier one and that are aborted, and the part of the
+waves that empty the cache at their end."""
 
 EXTRA = 1 / 3
-"""The part of the requests of a wave that have an extra parameter. Half of it: of the waves that
-have one besides those whose turn it is."""
+"""The part of the requests of a wave that have an extra parameter. Half of it is the part of the
+waves that have one out of turn."""
 
 COMPARED, CROWD = 3, 5
 """The numbers of requests of `sample`: those that are compared, and those beside them."""
@@ -54,13 +49,9 @@ COMPARED, CROWD = 3, 5
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of requests: sizes of the engine in tokens.
+    """The limits of requests: sizes of the engine in tokens, and the most running requests, `rows`.
 
-    - `window`: the size of a sliding window.
-    - `chunk`: the largest prefill.
-    - `context`, `pool`: the longest context, and the size of the pool.
-    - `rows`: the most running requests.
-    - `windows`: the number of slots of a separate pool for sliding windows, if there is one.
+    `chunk` is the largest prefill, and `windows` the size of a separate pool for sliding windows.
     """
 
     window: int
@@ -78,7 +69,7 @@ class Limits:
 
     @property
     def stretch(self) -> int:
-        """Tokens of a chunk, or of a share of the context that several requests can have."""
+        """Tokens of a chunk, or of what several requests can have."""
         return min(self.chunk, self.longest // 8)
 
 
@@ -95,7 +86,7 @@ def edges(limits: Limits) -> Sequence[int]:
 
 
 class Draw:
-    """Draws lengths, and makes requests. Lengths at edges come with equal frequency."""
+    """Draws lengths, and makes requests. Edges come with equal frequency."""
 
     def __init__(self, seed: int, limits: Limits) -> None:
         self.chance, self.limits, self.prefix = random.Random(seed), limits, ""
@@ -138,7 +129,7 @@ class Draw:
         return Planned(self.name(place), prompt, tokens, arrives)
 
     def ending(self, one: Planned) -> Planned:
-        """Return a request, in every second case with so many tokens that its last page is full."""
+        """Return a request, and half of the time fill its last page with more tokens."""
         more = -(one.length + one.tokens) % self.limits.page
         more *= more <= self.limits.window and self.chance.random() < 0.5
         return replace(one, tokens=one.tokens + more)
@@ -157,8 +148,7 @@ Kind = Callable[[Draw, int], Iterator[Planned]]
 def waves(seed: int, limits: Limits) -> Iterator[Wave]:
     """Yield waves without end. The kinds of waves for the limits take turns.
 
-    The next seed begins with the kinds after the first AT_LEAST ones. Rows with consecutive seeds
-    thus serve all kinds, even if each has only time for a few.
+    The next seed begins AT_LEAST kinds later, so short rows with consecutive seeds serve all kinds.
     """
     draw, number = Draw(seed, limits), 0
     kinds = kinds_of(limits)
@@ -178,10 +168,7 @@ def kinds_of(limits: Limits) -> Sequence[Kind]:
 
 
 def other_prefixes(given: Iterable[Wave]) -> Iterator[Wave]:
-    """Give two of five requests of a wave another token: their first one, or one in the middle.
-
-    The tokens that they share with others then follow another prefix, so their KV differs.
-    """
+    """Give two of five requests another token, so that KV of the shared tokens after it differs."""
     for wave in given:
         requests = list(wave.requests)
         for place, one in enumerate(requests):
@@ -208,7 +195,7 @@ def with_spaces(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
 
 
 def with_evictions(seed: int, given: Iterable[Wave], limits: Limits) -> Iterator[Wave]:
-    """Before each wave, ask for prompts that the cache has evicted, several at once."""
+    """Before each wave, request prompts that the cache has evicted, several at once."""
     draw = Draw(seed, limits)
     for number, wave in enumerate(given):
         draw.prefix = f"{seed}.evicted {number}."
@@ -217,7 +204,7 @@ def with_evictions(seed: int, given: Iterable[Wave], limits: Limits) -> Iterator
 
 
 def with_priorities(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
-    """Give each request a random priority. One that continues another has that one's."""
+    """Give each conversation a random priority."""
     chance, drawn = random.Random(f"priorities {seed}"), dict[str, int]()
 
     def prior(one: Planned) -> Planned:
@@ -235,8 +222,8 @@ def with_sampling(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
 def with_extras(seed: int, given: Iterable[Wave], extras: Sequence[str]) -> Iterator[Wave]:
     """Give some requests of some waves a grammar, a logit processor, or log-likelihoods.
 
-    Batches with grammars do not overlap, and log-likelihoods of prompts limit what is reused, so
-    most waves have none. Each kind has its turn in the waves for which any row has time.
+    Most waves have none, because batches with grammars do not overlap, and log-likelihoods of
+    prompts limit what is reused. Each kind has its turn in the first AT_LEAST waves.
     """
     chance = random.Random(f"extras {seed}")
     for number, wave in enumerate(given):
@@ -258,10 +245,7 @@ def with_extras(seed: int, given: Iterable[Wave], extras: Sequence[str]) -> Iter
 
 
 def with_repeats(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
-    """Let some requests repeat the prompt, tokens and sampling of an earlier one.
-
-    It belongs to their wave or to the wave before, after which the cache may have been emptied.
-    """
+    """Let some requests repeat an earlier one of their wave or of the wave before."""
     chance, before = random.Random(f"repeats {seed}"), list[Planned]()
     for wave in given:
         requests = list(wave.requests)
@@ -281,7 +265,7 @@ def with_repeats(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
 
 
 def with_aborts(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
-    """Abort some requests: while they wait, in their prompt, or when they decode or have ended."""
+    """Abort some requests: while they wait, prefill or decode, or after their end."""
     chance = random.Random(f"aborts {seed}")
 
     def ended(one: Planned) -> Planned:
@@ -304,7 +288,7 @@ def with_each(given: Iterable[Wave], change: Callable[[Planned], Planned]) -> It
 
 
 def sampled(chance: random.Random, one: Planned) -> Planned:
-    """Return a request, with random parameters of sampling in one of two cases."""
+    """Return a request, half of the time with random parameters of sampling."""
     if chance.random() < 0.5:
         return one
     drawn: dict[str, Any] = {
@@ -326,10 +310,9 @@ def sampled(chance: random.Random, one: Planned) -> Planned:
 
 
 def sample(limits: Limits) -> Wave:
-    """Return a small wave, so that each run compares some requests.
+    """Return a small wave to compare, whose requests share a prefix.
 
-    Two requests share a prefix. Requests with parameters of sampling come and go beside those that
-    are compared, which therefore change their rows.
+    Others with parameters of sampling come and go, so the compared requests change their rows.
     """
     chance = random.Random("company")
     common, own = Part("company", limits.chunk + limits.window), limits.window // 2
@@ -363,7 +346,7 @@ def _sizes(draw: Draw, _: int) -> Iterator[Planned]:
     """Let batches be large, then small, then of a size in between, for prefills and for decoding.
 
     What was reset for the small batch alone shows in the middle one. A request of the large batch
-    survives: the last one, which then moves to another row, or the first one.
+    survives, and may move to another row.
     """
     chance, limits = draw.chance, draw.limits
     near = limits.window // 2
@@ -401,10 +384,7 @@ def _sharing(draw: Draw, _: int) -> Iterator[Planned]:
 
 
 def _turnover(draw: Draw, _: int) -> Iterator[Planned]:
-    """Let a few requests decode for long while many requests with long prompts come and go.
-
-    The entries of the former become old in the prefix cache, and the latter evict old entries.
-    """
+    """Let requests with long prompts evict the entries of a few requests that decode for long."""
     chance, limits = draw.chance, draw.limits
     common = draw.part("common", limits.stretch + limits.window)
     for index in range(3):
@@ -420,8 +400,8 @@ def _turnover(draw: Draw, _: int) -> Iterator[Planned]:
 def _relay(draw: Draw, _: int) -> Iterator[Planned]:
     """Let a request share the prompt of a request that ends after decoding for two windows.
 
-    The second request reads the window that the first one has left, and becomes its only holder.
-    Other requests with long prompts arrive just then, and evict everything that nobody holds.
+    It becomes the only holder of the window that the first one has left. Other requests with long
+    prompts arrive just then, and evict everything that nobody holds.
     """
     chance, limits = draw.chance, draw.limits
     tokens, near = 2 * limits.window + 2, limits.window // 4
@@ -436,10 +416,10 @@ def _relay(draw: Draw, _: int) -> Iterator[Planned]:
 
 
 def _again(draw: Draw, _: int) -> Iterator[Planned]:
-    """Ask for more texts than the pool holds, then for the same ones again, a few at a time.
+    """Request more texts than the pool holds, then the same ones again, a few at a time.
 
     A cache has evicted most of them by then, and copies several back from the host at once. Some
-    come back as they were, and others with more or fewer tokens.
+    come back with more or fewer tokens.
     """
     chance, limits = draw.chance, draw.limits
     texts, asked = list[Part](), 0
@@ -456,7 +436,7 @@ def _again(draw: Draw, _: int) -> Iterator[Planned]:
 
 
 def _evicted(draw: Draw, _: int) -> Iterator[Planned]:
-    """Ask for texts that share a beginning, fill the pool, and ask for them again at once."""
+    """Request texts that share a beginning, fill the pool, and request them again at once."""
     chance, limits = draw.chance, draw.limits
     common = draw.part("common", limits.stretch)
     lengths = limits.window // 2, 2 * limits.stretch  # Short ones may not be worth a copy.
@@ -525,9 +505,8 @@ def _crowd(draw: Draw, _: int) -> Iterator[Planned]:
 def _ladder(draw: Draw, _: int) -> Iterator[Planned]:
     """Make families of prompts: beginnings of one text whose lengths differ by less than a window.
 
-    Their paths in a prefix cache are split into nodes. Some nodes lose the slots of their windows
-    and are computed again. Members of a family are computed together, possibly in one chunk, and
-    may end together.
+    Their paths in a prefix cache are split into nodes, some of which lose their windows and are
+    computed again. Members of a family may be computed in one chunk, and end together.
     """
     chance, limits = draw.chance, draw.limits
     step = max(limits.page, limits.window // 2)
@@ -554,7 +533,7 @@ def _ladder(draw: Draw, _: int) -> Iterator[Planned]:
 
 
 def _filling(draw: Draw, place: int, arrives: int) -> Planned:
-    """Return a request that fills the pool, or requests more if the context is larger."""
+    """Return a request that fills the pool, or needs more if the context is larger."""
     chance, limits = draw.chance, draw.limits
     tokens = 2 * limits.window + 1
     length = limits.longest - tokens - chance.choice((1, 2, limits.page + 1))
@@ -565,8 +544,8 @@ def _filling(draw: Draw, place: int, arrives: int) -> Planned:
 def _squeeze(draw: Draw, _: int) -> Iterator[Planned]:
     """Let all rows but one decode, while prompts of several chunks arrive one after another.
 
-    The windows of the rows occupy slots that the next chunk needs, so chunks wait or shrink. Short
-    prompts arrive in between, and the last request fills the pool alone.
+    The windows of the rows occupy slots that the next chunk needs, so chunks wait or shrink. The
+    last request fills the pool alone.
     """
     chance, limits = draw.chance, draw.limits
     last = 2 * limits.rows
@@ -586,7 +565,7 @@ def _resumed(draw: Draw, turn: int) -> Iterator[Planned]:
     """Compute a prompt that takes all of the window pool except one page, and reuse most of it.
 
     A cache locks a reused prefix as a whole, and the few new tokens still fit. In every second
-    turn, the last request needs more slots than are left, so its chunks must shrink.
+    turn, the last request does not fit, so its chunks must shrink.
     """
     chance, limits = draw.chance, draw.limits
     assert limits.windows is not None
@@ -601,10 +580,7 @@ def _resumed(draw: Draw, turn: int) -> Iterator[Planned]:
 
 
 def _long(draw: Draw, turn: int) -> Iterator[Planned]:
-    """Make two long contexts among short requests, up to the limit of the engine.
-
-    Each has a second turn, which reuses a long prefix. The last request fills the pool.
-    """
+    """Make two long contexts with a second turn among short requests, then fill the pool."""
     chance, limits = draw.chance, draw.limits
     most = limits.longest - 4 * limits.window
     for index, lengths in enumerate(reversed(LONG)):
@@ -622,7 +598,7 @@ KINDS: Sequence[Kind] = (
     *(_churn, _sharing, _again, _sizes, _ladder, _crowd),
     *(_turnover, _long, _pressure, _relay, _brim),
 )
-"""The kinds of waves. They take turns in this order."""
+
 
 TIGHT: Sequence[Kind] = (_squeeze, *KINDS[1:])
-"""The kinds of waves if a single request can need more than the pool holds."""
+"""The kinds of waves if a single request can need more than the pool."""

@@ -68,7 +68,7 @@ def run(engine: Engine, served: Common, job: Job) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process immediately, because threads of the engine may still run."""
+    """End this process, although threads of the engine may still run."""
     if (lines := journal.of_process()) is not None:
         lines.settle()
     sys.stdout.flush()
@@ -80,13 +80,10 @@ def waves_of(job: Job, served: Common, engine: Engine) -> Iterator[Wave]:
     """Return the waves of a job."""
     if job.waves is not None:
         return iter(job.waves)
-    least_forwards = job.least
-    if least_forwards is None:
+    if (forwards := job.least) is None:
         return served.traffic()
     journal.count(**{WHOLE: 0})
-    return least(
-        served.traffic(), lambda: engine.forwards >= least_forwards and time.time() >= job.after
-    )
+    return least(served.traffic(), lambda: engine.forwards >= forwards and time.time() >= job.after)
 
 
 def least(waves: Iterator[Wave], enough: Callable[[], bool]) -> Iterator[Wave]:
@@ -105,10 +102,9 @@ def compare(engine: Engine, served: Common, stop: Callable[[], bool]) -> None:
 
 
 def serve(engine: Engine, served: Common, waves: Iterator[Wave], stop: Callable[[], bool]) -> None:
-    """Serve waves with some settings, until all are served or `stop` returns True.
+    """Serve waves until all are served or `stop` returns True.
 
-    Each wave is written to the journal before it is played. An error of the engine is judged and
-    raised again.
+    Each wave is written to the journal first. An error of the engine is judged and raised again.
     """
     lines = journal.of_process()
 
@@ -137,12 +133,11 @@ def serve(engine: Engine, served: Common, waves: Iterator[Wave], stop: Callable[
 def shrink(engine: Engine, served: Common, job: Job) -> bool:
     """Write the smallest script that shows the finding of a job, and was found in time.
 
-    Each proposal is played in a fork of the freshly started engine. It has as many forwards as the
-    smallest script so far, times two, to show the finding. A proposal without the finding therefore
-    costs little. Returns False, and writes nothing, if the script itself does not show the finding.
+    Returns False, and writes nothing, if the script itself does not show the finding.
 
-    Requests are served alone only for a finding of this comparison, because it serves them in forks
-    of its own, whose findings this process does not have.
+    Each proposal is played in a fork of the freshly started engine, for at most twice as many
+    forwards as the smallest script so far took. Requests are served alone only for a finding of
+    this comparison, because its own forks have its findings.
     """
     deadline, key = time.monotonic() + job.seconds, str(job.shrink)
     most = math.inf

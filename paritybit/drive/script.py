@@ -1,8 +1,7 @@
 """Request scripts: the requests that a whole engine serves, as data.
 
-The same script gives the same batches. A script is JSON. Its prompts consist of parts of named
-*texts*, so the script shows which requests share a prefix, and how long the prefix is. Texts are
-generated: the same name gives the same tokens.
+The same script gives the same batches. Its prompts consist of parts of named *texts*, so the script
+shows which requests share a prefix. Texts are generated: the same name gives the same tokens.
 """
 
 import random
@@ -66,12 +65,11 @@ def _tokens(text: str, length: int) -> tuple[int, ...]:
 class Sampling:
     """How the tokens of a request are sampled, by the names of most engines.
 
-    None means the engine's default. `logit_bias` has what is added to the logits of tokens. A token
-    of `stop_token_ids` ends the request, and the last token of each of the `bad_words` is forbidden
-    after the others. `grammar` and `processor` are the numbers of a grammar and of a logit
-    processor. Log-likelihoods are returned from the position `likelihoods` of the prompt on, or
-    with -1, for the output alone. With `ignore_eos`, no token ends the request. All engines accept
-    the values in these ranges.
+    None means the engine's default. The last token of each of the `bad_words` is forbidden after
+    the others. `grammar` and `processor` are the numbers of a grammar and of a logit processor.
+    Log-likelihoods are returned from the position `likelihoods` of the prompt on, or with -1, for
+    the output alone. With `ignore_eos`, no token ends the request. All engines accept the values in
+    these ranges.
     """
 
     top_k: Annotated[int, Meta(ge=1, le=VOCABULARY)] | None = None
@@ -100,16 +98,13 @@ class Sampling:
 class Planned:
     """A planned request.
 
-    - `prompt`: the parts of its prompt.
     - `tokens`: the number of tokens to generate.
     - `arrives`, `aborted`: when it arrives and is aborted, in polls of the scheduler since its wave
       began.
     - `follows`: the name of an earlier request of the wave. The prompt is then the conversation of
       that request, followed by `prompt`. It arrives `arrives` polls after that request has ended.
     - `adapter`: the number of a LoRA adapter.
-    - `space`: the number of a namespace of the prefix cache, in which it shares no KV with others.
-    - `priority`: one of PRIORITIES.
-    - `sampling`: parameters of sampling, besides the temperature.
+    - `space`: the number of a namespace of the prefix cache. Namespaces share no KV.
 
     The name of an aborted request must not be a prefix of another name, because engines abort all
     requests whose names have the prefix.
@@ -129,11 +124,11 @@ class Planned:
 
     @property
     def length(self) -> int:
-        """The number of tokens of the prompt, without the conversation that it follows."""
+        """The number of tokens of `prompt`."""
         return sum(part.length for part in self.prompt)
 
     def ids(self) -> list[int]:
-        """Return the tokens of the prompt, without the conversation that it follows."""
+        """Return the tokens of `prompt`."""
         return [token for part in self.prompt for token in part.tokens()]
 
 
@@ -141,17 +136,16 @@ ACTIONS = ("flush", "weights", "recapture", "pause", "retract", "preempt")
 """The actions of an operator.
 
 `flush` empties the cache, `weights` updates the weights, and `recapture` captures the graphs again.
-`pause` and `retract` pause the engine; `retract` also retracts its requests, as `preempt` does
-without a pause.
+`retract` is a pause that also retracts the requests, as `preempt` does without a pause.
 """
 
 
 @dataclass(frozen=True)
 class Action:
-    """One of `ACTIONS`, `at` polls after its wave began, or as soon as possible after that.
+    """One of ACTIONS, `at` polls after its wave began, or as soon as possible after that.
 
-    A pause ends `lasts` polls later. An engine must be idle or paused when its cache is emptied,
-    its weights are updated or its graphs are captured.
+    A pause ends `lasts` polls later. `flush`, `weights` and `recapture` need an idle or paused
+    engine.
     """
 
     what: Annotated[str, Meta(pattern=f"^({'|'.join(ACTIONS)})$")]
@@ -161,10 +155,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Wave:
-    """Requests and actions until the engine is idle again.
-
-    With `flush`, the cache is emptied at the end.
-    """
+    """Requests and actions until the engine is idle. With `flush`, the cache is emptied then."""
 
     requests: tuple[Planned, ...] = ()
     flush: bool = False

@@ -37,15 +37,13 @@ def one_of(names: Iterable[str]) -> Meta:
 
 @dataclass(frozen=True)
 class Common:
-    """The settings with which an engine is served.
+    """The settings with which an engine is served. The types of its fields limit the values.
 
     - `alone`: each request is also served alone.
     - `priorities`: requests have priorities, by which the engine schedules them.
-    - `actions`: an operator performs actions between requests: those in `ACTIONS` that the release
-      supports.
+    - `actions`: an operator performs those of ACTIONS that the release supports.
 
-    The types of its fields limit the values. `SIMPLIFIED` are the settings that `shrink` sets to
-    their defaults, in order.
+    SIMPLIFIED are the settings that `shrink` sets to their defaults, in order.
     """
 
     ACTIONS: ClassVar[Sequence[str]] = ("flush",)
@@ -63,10 +61,7 @@ class Common:
 
     @classmethod
     def of(cls: type[Kind], settings: Mapping[str, Setting]) -> Kind:
-        """Return the settings of a script, in which those with defaults may be missing.
-
-        Raises ValueError for unknown names or values.
-        """
+        """Return the settings of a script. Raises ValueError for unknown names or values."""
         names = {one.name for one in fields(cls)}
         if other := sorted(settings.keys() - names):
             raise ValueError(f"the settings have unknown names: {', '.join(other)}")
@@ -92,7 +87,7 @@ class Common:
         return ()
 
     def traffic(self) -> Iterator[Wave]:
-        """Return the generated requests for the seed, with priorities and actions if set."""
+        """Return the generated requests for the seed, as all settings change them."""
         given = with_sampling(self.seed, self.requests())
         given = with_repeats(self.seed, with_extras(self.seed, given, self.extras))
         given = with_aborts(self.seed, given) if self.aborts else without_aborts(given)
@@ -114,10 +109,7 @@ class Common:
 
 
 def extras_with_drafts(drafts: bool, forced: bool) -> tuple[str, ...]:
-    """Return the extras of an engine with drafts, some of which may be `forced`, or without them.
-
-    No grammar allows what is accepted by force, and processors are not for drafts.
-    """
+    """Return the extras of an engine. No grammar allows drafts that are accepted by force."""
     grammars = () if forced else ("grammar",)
     processors = () if drafts else ("processor",)
     return (*grammars, *processors, "likelihoods", "ignore_eos")

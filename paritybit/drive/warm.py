@@ -1,8 +1,8 @@
 """Does jobs in forks of a process that has already imported an engine, as this takes longest.
 
-`Warm` runs in the process that starts engines, and `forked` in the process that forks. They share a
-connection. A forkserver of the standard library has the variables of the process that started it,
-and no guard, so this module starts one process per engine and variables itself.
+`Warm` runs in the process that starts engines, and `forked` in the process that forks: one per
+engine and environment variables. A forkserver of the standard library has the variables of the
+process that started it, and no guard.
 """
 
 import gc
@@ -21,7 +21,7 @@ from paritybit.watch import journal
 from paritybit.watch.settings import VARIABLE, parsed
 
 OPTION = "--fork-for"
-"""The argument of a process that forks. The next one is the descriptor of its connection."""
+"""Precedes the descriptor of the connection among the arguments of a process that forks."""
 
 PROGRAM = 4
 """The first words of a command are its program: Python, `-m`, MODULE, and the engine."""
@@ -96,7 +96,7 @@ class Warm:
 
 @contextmanager
 def warm(scratch: Path, device: str) -> Iterator[Warm | None]:
-    """Yield a `Warm` for a device, or None if engines cannot be forked there, as on a GPU."""
+    """Yield a `Warm`, or None for a GPU, where engines cannot be forked."""
     if device != "cpu":
         yield None
         return
