@@ -88,10 +88,10 @@ class Following:
 
     hook = staticmethod(hooking.hook)
 
-    def loop(self, original: Call) -> Any:
+    def loop(self, original: Call) -> None:
         """Judge an error that ends the engine's loop."""
         try:
-            return original()
+            original()
         except Exception as error:
             judge(self.error or error, self.journal, self.settings)
             raise
@@ -102,10 +102,10 @@ class Following:
         """Return a context in which the engine prepares a forward."""
         return nullcontext() if self.watcher is None else self.watcher.lines.learning()
 
-    def prepares(self, original: Call) -> Any:
+    def prepares(self, original: Call) -> None:
         """Learn which lines of the engine fill the inputs of the next forward."""
         with self.learning():
-            return original()
+            original()
 
     @contextmanager
     def forward_of(self, now: Any, attribute: str = "now") -> Iterator[None]:

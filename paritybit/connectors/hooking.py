@@ -79,6 +79,13 @@ class Call:
         self.results.append(result)
         return result
 
+    def made(self, method: Callable[..., Any]) -> Any:
+        """Return what a hook returns, or else the result of the call, which it need not make."""
+        found = method(self, *self.args, **self.kwargs)
+        if found is not None:
+            return found
+        return self.results[0] if self.results else self()
+
     def having(self, name: str) -> Any:
         """Return the first argument with an attribute, besides the first of all, or None."""
         given = (*self.args[1:], *self.kwargs.values())
@@ -109,7 +116,8 @@ def fitting(method: Callable[..., Any]) -> Callable[..., Any]:
 def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a hook that falls back to the original function if the connector fails.
 
-    The method gets a `Call` of the original, then the arguments that it has parameters for.
+    The method gets a `Call` of the original, then the arguments that it has parameters for. If it
+    returns None, the result is that of the original, which is called now if the method did not.
     """
     fits = fitting(method)
 
@@ -118,7 +126,7 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
         call = Call(original, args, kwargs)
         try:
             with memory.ours():
-                return fits(call, *args, **kwargs)
+                return call.made(fits)
         except BaseException as error:
             if error in call.raised:
                 raise

@@ -28,7 +28,7 @@ def kept(part: Any) -> Any:
 
 def hooked(method: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a hook as the engine does. An error of the connector is raised."""
-    return fitting(method)(Call(original, args, kwargs), *args, **kwargs)
+    return Call(original, args, kwargs).made(fitting(method))
 
 
 class SubPool:

@@ -32,6 +32,14 @@ def test_a_hook_gets_the_arguments_that_it_names_and_the_engine_gets_all() -> No
     assert got == (1, 8, ((1, 2), {"last": 8, "more": 9}), ((3,), {}))
 
 
+def test_a_hook_that_returns_nothing_gives_the_first_result_of_the_engine() -> None:
+    """The engine's function is called once, if the hook does not call it itself."""
+    numbers = iter(range(9))
+    assert hooking.guarded(lambda call: None)(numbers.__next__) == 0
+    assert hooking.guarded(lambda call: [call(), call()][2:] or None)(numbers.__next__) == 1
+    assert next(numbers) == 3
+
+
 def test_only_what_a_path_itself_defines_is_wrapped() -> None:
     """An inherited method, or a class that another module shows too, would be wrapped twice."""
     assert hooking.defined("torch.cuda.CUDAGraph.replay")

@@ -428,11 +428,11 @@ def test_the_scheduler_expects_the_slots_that_decoding_takes(
     given = list[RowValues]()
     monkeypatch.setattr(engine, "rows", lambda _, values: given.extend(values()))
 
-    def original() -> None:
+    def original(_: Any) -> None:
         pool.size -= taken
         batch.tree_cache.held -= evicted
 
-    engine.decodes(original, batch)  # type: ignore[arg-type]
+    hooked(engine.decodes, original, batch)
     judged = wrong_row.judge(RowsGiven(1, "decode", "scheduler", given))
     assert len(list(judged)) == found
 

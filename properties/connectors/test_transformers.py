@@ -417,5 +417,5 @@ def test_what_a_release_lacks_matters_once_it_is_used(monkeypatch: pytest.Monkey
     monkeypatch.setattr(hooking, "install", install)
     Hooks.connect({"reset": ("requests.reset",)})
     assert not journal.unsure
-    assert made[0].made(lambda: 7, None, None, None) == 7
+    assert hooked(made[0].made, lambda *_: 7, None, None, None) == 7
     assert journal.unsure == ["transformers 5.6.0: none of requests.reset is there to watch"]

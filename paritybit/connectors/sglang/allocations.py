@@ -78,26 +78,23 @@ class Allocations:
 
     # Allocations and frees.
 
-    def free(self, original: Call, allocator: Any, index: Tensor) -> Any:
+    def free(self, original: Call, allocator: Any, index: Tensor) -> None:
         """Report slots that an allocator of single slots, or of states, frees."""
         if not collects(allocator):
             self.freed(allocator, index)
-        return original()
 
-    def free_in_pages(self, original: Call, allocator: Any, index: Tensor) -> Any:
+    def free_in_pages(self, original: Call, allocator: Any, index: Tensor) -> None:
         """Report the pages that an allocator of pages frees. `index` has slots of these pages."""
         size = int(allocator.page_size)
         first = (index // size * size).sort().values
         again = torch.nn.functional.pad(first[1:] == first[:-1], (1, 0))
         if not collects(allocator):
             self.freed(allocator, first.masked_fill(again, -size))  # Waits for no device.
-        return original()
 
-    def free_pages(self, original: Call, allocator: Any, *pages: Tensor) -> Any:
+    def free_pages(self, original: Call, allocator: Any, *pages: Tensor) -> None:
         """Report the pages that an allocator of pages frees. `pages` has their numbers."""
         for numbers in pages:
             self.freed(allocator, numbers * int(allocator.page_size))
-        return original()
 
     def freed(self, allocator: Any, slots: Tensor) -> None:
         """Report freed slots to the watcher, with the lines of the engine that free them."""
@@ -112,67 +109,60 @@ class Allocations:
         if slots.numel():
             self.note(allocator, "freed", slots)
 
-    def group(self, original: Call, allocator: Any) -> Any:
+    def group(self, original: Call, allocator: Any) -> None:
         """Forget the collected frees, because an allocator begins to collect others."""
         self.collected = []
-        return original()
 
-    def collect(self, original: Call, allocator: Any, free_index: Tensor) -> Any:
+    def collect(self, original: Call, allocator: Any, free_index: Tensor) -> None:
         """Note the lines that free locations, if the allocator collects them for a later free."""
         group, pool = self.names.get(allocator), self.pool
         if self.watcher is not None and pool is not None and collects(allocator):
             lines = self.watcher.here()
             found = pool.slots(free_index) if group is None else {group: free_index}
             self.collected += [(name, slots.clone(), lines) for name, slots in found.items()]
-        return original()
 
-    def allocate(self, original: Call, allocator: Any) -> Any:
+    def allocate(self, original: Call, allocator: Any) -> None:
         """Report slots that an allocator allocates. A page is reported as a whole."""
         result = original()
         if result is not None:
             self.note(allocator, "allocated", result)
-        return result
 
-    def restore(self, original: Call, allocator: Any) -> Any:
+    def restore(self, original: Call, allocator: Any) -> None:
         """Report the slots that are free again after an allocator restored an earlier state."""
         name = self.names.get(allocator)
         if self.watcher is None or name is None:
-            return original()
+            return
         before = free_slots(allocator)
-        result = original()
+        original()
         after = free_slots(allocator)
         known = torch.zeros(self.watcher.ledgers[name].slots, dtype=torch.bool, device=after.device)
         known[before] = True
         self.watcher.freed(name, after.masked_fill(known[after], -1))  # Waits for no device.
-        return result
 
     # Copies.
 
-    def move(self, original: Call, pool: Any, tgt_loc: Tensor, src_loc: Tensor) -> Any:
+    def move(self, original: Call, pool: Any, tgt_loc: Tensor, src_loc: Tensor) -> None:
         """Report slots whose KV the engine copied within the pool."""
-        result = original()
+        original()
         if tgt_loc.numel():
             self.note(pool, "copied", src_loc, tgt_loc)
-        return result
 
-    def copy_state(self, original: Call, pool: Any, source: Tensor, target: Tensor) -> Any:
+    def copy_state(self, original: Call, pool: Any, source: Tensor, target: Tensor) -> None:
         """Report states that the engine copied. A copy within a forward is judged with it."""
-        result = original()
+        original()
         if self.watcher is not None and self.watcher.watching and self.states is not None:
             self.states.copied(source, target)
         else:
             self.note(pool, "copied", source, target)
-        return result
 
-    def load(self, original: Call, pool: Any, saved: Any, indices: Tensor) -> Any:
+    def load(self, original: Call, pool: Any, saved: Any, indices: Tensor) -> None:
         """Report slots that the engine filled from the host."""
-        result = original()
+        original()
         self.note(pool, "forget", indices)
-        return result
 
     # Pools on the host.
 
-    def host_pool(self, original: Call, host: Any) -> Any:
+    def host_pool(self, original: Call, host: Any) -> None:
         """Follow the copies to a host pool and back, or report that they are not followed."""
         kind = type(host)
         if kind.__name__ in HOST_KINDS:
@@ -181,7 +171,6 @@ class Allocations:
         else:
             self.unfollowed = f"what comes back from a {kind.__name__} is not followed"
             self.journal.undecided(self.unfollowed)
-        return original()
 
     def back_up(
         self,
@@ -190,15 +179,14 @@ class Allocations:
         device_pool: Any,
         host_indices: Tensor,
         device_indices: Tensor,
-    ) -> Any:
+    ) -> None:
         """Report slots whose KV the engine copies to the host, before the copy."""
         name = self.names.get(device_pool)
         if self.watcher is not None and name is not None:
             self.watcher.store(HOST, name, device_indices, host_indices, int(host.size))
-        result = original()
+        original()
         if self.watcher is not None:
             self.watcher.note_copy()
-        return result
 
     def load_back(
         self,
@@ -207,16 +195,16 @@ class Allocations:
         device_pool: Any,
         host_indices: Tensor,
         device_indices: Tensor,
-    ) -> Any:
+    ) -> None:
         """Report slots whose KV the engine copied back from the host, one layer at a time."""
-        result, name = original(), self.names.get(device_pool)
+        original()
+        name = self.names.get(device_pool)
         if self.watcher is not None and name is not None:
             self.watcher.load(HOST, name, device_indices, host_indices)
         elif self.watcher is not None:
             self.watcher.note_copy()
             kind = type(device_pool).__name__
             self.journal.undecided(f"what comes back to a {kind} is not followed")
-        return result
 
     # Idle moments.
 
@@ -264,7 +252,7 @@ class Allocations:
                 found[name] = count
         return found
 
-    def emptied(self, original: Call) -> Any:
+    def emptied(self, original: Call) -> None:
         """Report that the cache was flushed, or emptied by a release or by other weights."""
         done = result = original()
         if (weights := original.having("flush_cache")) is not None:
@@ -273,7 +261,6 @@ class Allocations:
             done = "kv_cache" in (released.tags or ("kv_cache",))
         if self.watcher is not None and done:
             self.watcher.emptied()
-        return result
 
 
 def collects(allocator: Any) -> bool:

@@ -87,10 +87,9 @@ class SglangEngine(Following):
 
     # The models, and the start.
 
-    def model_runner(self, original: Call, runner: Any) -> Any:
+    def model_runner(self, original: Call, runner: Any) -> None:
         """Remember each model runner of the engine."""
         self.models.runners.append(weakref.ref(runner))
-        return original()
 
     def start(self, scheduler: Any, batch: Any) -> Watcher:
         """Describe the models of the engine and start the watcher. Called at the first batch."""
@@ -117,7 +116,7 @@ class SglangEngine(Following):
 
     # Batches and forwards.
 
-    def batch(self, original: Call, scheduler: Any, batch: Any) -> Any:
+    def batch(self, original: Call, scheduler: Any, batch: Any) -> None:
         """Watch the forwards of one batch of the scheduler."""
         if self.watcher is None:
             self.watcher = self.start(scheduler, batch)
@@ -126,20 +125,21 @@ class SglangEngine(Following):
         self.penalizers = getattr(info, "penalizer_orchestrator", None)
         try:
             with self.learning():
-                return original()
+                original()
         finally:
             self.requests = None
 
-    def forward(self, original: Call, runner: Any, batch: Any) -> Any:
+    def forward(self, original: Call, runner: Any, batch: Any) -> None:
         """Watch a forward of a model."""
-        return self.watched(original, runner, batch, None)
+        self.watched(original, runner, batch, None)
 
-    def runner(self, original: Call, runner: Any, batch: Any) -> Any:
+    def runner(self, original: Call, runner: Any, batch: Any) -> None:
         """Watch a call of a graph runner. The engine calls a draft's runner outside a forward."""
         if self.now is None:
-            return self.watched(original, runner.model_runner, batch, runner)
+            self.watched(original, runner.model_runner, batch, runner)
+            return
         with self.running(runner, original):
-            return original()
+            original()
 
     @contextmanager
     def running(self, runner: Any, call: Call) -> Iterator[None]:
@@ -162,27 +162,28 @@ class SglangEngine(Following):
                 Replay(runner, type(runner).__name__, live, bucket, (), tuple, once=PIECES)
             )
 
-    def watched(self, run: Call, runner: Any, batch: Any, graph_runner: Any) -> Any:
+    def watched(self, run: Call, runner: Any, batch: Any, graph_runner: Any) -> None:
         """Run a forward, and watch it if it is one of a batch of the scheduler."""
         watcher, requests, model = self.watcher, self.requests, self.models.of(runner)
         if watcher is not None:
             watcher.lines.stop()
         if watcher is None or requests is None or self.capturing or self.now is not None:
-            return run()
+            return
         mode = rows.mode_of(batch)
         if model is not None and model.shares:
             self.journal.scope(drafts_not_watched="a draft that reads the KV of its target")
-            return run()
+            return
         located = mode == "idle" or getattr(batch, "out_cache_loc", None) is not None
         if model is not None and not located:
             self.journal.undecided(f"a {mode} batch without the slots it writes is not watched")
         if model is None or not located:
             watcher.skipped(None)
-            return run()
+            return
         self.forwards += 1
         self.unwatched = not watcher.due()
         if self.unwatched:
-            return self.skipped(watcher, model, batch, run)
+            self.skipped(watcher, model, batch, run)
+            return
         forward, found = self.facts(model, batch, requests, graph_runner)
         implied = rows.with_dimensions(model.implied(found, forward.kind), batch)
         self.hook_lists(runner)
@@ -191,7 +192,7 @@ class SglangEngine(Following):
         self.judge(watcher, now, requests)
         running = nullcontext() if graph_runner is None else self.running(graph_runner, run)
         with self.forward_of(now), running:
-            return run()
+            run()
 
     def ended(self, now: Any) -> None:
         """Report what a forward did besides what was judged before it."""
@@ -204,15 +205,14 @@ class SglangEngine(Following):
 
     def skipped(
         self, watcher: Watcher, model: SglangModel, batch: Any, run: Callable[[], Any]
-    ) -> Any:
+    ) -> None:
         """Run a forward that is not checked, and report only the slots that it writes."""
         owned = model.pool.slots(batch.out_cache_loc) if self.models.rewrites else {}
         if self.models.states is not None and not model.drafts:
             owned |= self.models.states.written(batch)
         with attributes((self, "requests", None)):
-            result = run()
+            run()
         watcher.skipped(owned)
-        return result
 
     def facts(
         self, model: SglangModel, batch: Any, requests: Sequence[Any], runner: Any
@@ -234,17 +234,17 @@ class SglangEngine(Following):
                 self.journal.undecided(f"{error} is not watched")
         return Forward(kind, (), pool.slots(batch.out_cache_loc)), rows.Rows()
 
-    def run_batch(self, original: Call, runner: Any, batch: Any) -> Any:
+    def run_batch(self, original: Call, runner: Any, batch: Any) -> None:
         """Run a batch of the current forward. Some batches of prompts without graphs run again."""
         now, states = self.now, self.models.states
         if now is None or self.watcher is None or batch is not now.batch:
-            return original()
+            return
         now.call = original
         if now.model.drafts or now.forward.kind not in rows.PREFILLS:
-            return original()
+            return
         live = len(batch.input_ids)
         copies = states is not None and states.due  # Made by the first run alone.
-        return self.run_without_graph(
+        self.run_without_graph(
             original,
             lambda result: dict(tensors(result.logits_output)),
             lambda: now.replays + now.pieces == 0,
@@ -307,24 +307,24 @@ class SglangEngine(Following):
 
     def logits(
         self, original: Call, processor: Any, _: Any, hidden: Tensor, head: Any, batch: Any
-    ) -> Any:
+    ) -> None:
         """Judge the logits of prompts. Those of a GPU are rounded more."""
         result, now = original(), self.now
         if now is None or now.model.drafts or now.forward.kind not in rows.PREFILLS:
-            return result
+            return
         if now.rows.rows and hidden.dtype == torch.float32:
             given = processor, hidden, head, batch, result, now.rows, self.requests
             self.rows("logits", lambda: sampling.of_prompts(*given))
-        return result
 
     def verifies(
         self, original: Call, drafts: Any, batch: Any, output: Any, mask: Any = None
-    ) -> Any:
+    ) -> None:
         """Judge the logits of drafts after penalties and biases: as if the rows decoded."""
         if self.unwatched or not batch.reqs:
-            return original()
+            return
         held, info = output.next_token_logits, batch.sampling_info
-        raw, result = held.clone(), original()
+        raw = held.clone()
+        original()
         names = [one.rid for one in batch.reqs for _ in range(int(drafts.draft_token_num))]
 
         def judged() -> Iterator[RowValues]:
@@ -338,40 +338,37 @@ class SglangEngine(Following):
         others = getattr(info, "has_watermark_candidates", False) or bool(raw.isnan().any())
         if len(held) == len(names) and not others:
             self.rows("drafts", judged)
-        return result
 
-    def decodes(self, original: Call, batch: Any) -> Any:
+    def decodes(self, original: Call, batch: Any) -> None:
         """Judge how many slots the scheduler expects the next tokens of a batch to take."""
         pool = batch.token_to_kv_pool_allocator
         if self.unwatched or not hasattr(pool, "check_decode_capacity"):
-            return original()
+            return
         if not batch.spec_algorithm.is_none():
-            return original()
+            return
         sizes = functools.partial(self.allocations.sizes, batch.tree_cache, "evictable_size")
         pool, evictable = getattr(pool, "full_attn_allocator", pool), sizes()
         expected, before = batch.new_tokens_required_next_decode(), pool.available_size()
-        result = original()
+        original()
         if sizes() == evictable:
             held, right = (
                 torch.tensor([one]) for one in (expected, before - pool.available_size())
             )
             names = [", ".join(request.rid for request in batch.reqs)]
             self.rows("scheduler", lambda: [RowValues("expected slots", names, held, right)])
-        return result
 
     def hook_lists(self, runner: Any) -> None:
         """Wrap the method that builds index lists, once per class of attention backend."""
         backend = attention.attending(runner.attn_backend)
         self.hook(type(backend), "init_forward_metadata", self.metadata)
 
-    def metadata(self, original: Call, backend: Any, batch: Any) -> Any:
+    def metadata(self, original: Call, backend: Any, batch: Any) -> None:
         """Judge the index lists that an attention backend built for an eager forward."""
         now = self.now
         with nullcontext() if now is None else self.learning():
-            result = original()
+            original()
         if now is not None and backend is attention.attending(now.model.runner.attn_backend):
             self.judge_lists(now, backend, int(batch.batch_size), graph=False)
-        return result
 
     def judge_lists(self, now: SglangForward, backend: Any, size: int, graph: bool) -> None:
         """Pass the index lists and the metadata of the current forward to the watcher."""
@@ -389,11 +386,11 @@ class SglangEngine(Following):
         given = attention.metadata_of(backend, mode, now.batch, now.rows, graph, now.model.drafts)
         self.watcher.judge_inputs(type(backend).__name__, list(given))
 
-    def capture(self, original: Call, runner: Any) -> Any:
+    def capture(self, original: Call, runner: Any) -> None:
         """Record the static inputs of captured graphs."""
         self.capturing += 1
         try:
-            result = original()
+            original()
         finally:
             self.capturing -= 1
         if self.capturing == 0:
@@ -401,7 +398,6 @@ class SglangEngine(Following):
             model = getattr(runner, "model_runner", None)
             if getattr(model, "attn_backend", None) is not None:
                 self.hook_lists(model)  # Now, so that forks of this process need not do it.
-        return result
 
     def captured(self, runner: Any) -> None:
         """Pass the inputs of a runner's graphs to the watcher, or keep them until it starts."""
@@ -414,19 +410,19 @@ class SglangEngine(Following):
             self.hook(type(graph), "replay", self.replay)
             self.captures.note(graph, kind, graphs.inputs_of(runner, bucket))
 
-    def replay(self, original: Call, graph: Any) -> Any:
+    def replay(self, original: Call, graph: Any) -> None:
         """Judge the replay of a whole graph, and count the replay of a piece."""
         now, watcher = self.now, self.watcher
         if watcher is not None:
             watcher.lines.stop()
         if now is None or now.runner is None or watcher is None or not watcher.watching:
-            return original()
+            return
         known = graphs.graphs_of(now.runner).items()
         key = next((key for key, one in known if one is graph), None)
         bucket = graphs.bucket_of(key)
         if bucket is None:
             now.pieces += 1
-            return original()
+            return
         now.replays += 1
         runner, batch, model = now.runner, now.batch, now.model
         backend = graphs.backend_of(runner)
@@ -440,7 +436,7 @@ class SglangEngine(Following):
         live = len(batch.input_ids) if by_tokens else int(batch.batch_size)
         watcher.judge_inputs("graph", graphs.tails_of(runner, live, bucket))
         outputs = functools.partial(graphs.outputs_of, runner, key, live, bucket)
-        return watcher.replay(
+        watcher.replay(
             Replay(
                 graph,
                 type(runner).__name__,
@@ -457,7 +453,7 @@ class SglangEngine(Following):
 
     # Idle moments.
 
-    def idle(self, original: Call, scheduler: Any) -> Any:
+    def idle(self, original: Call, scheduler: Any) -> None:
         """Judge which slots are free or cached, once each time that no batch can run."""
         cache = scheduler.tree_cache
         if self.watcher is not None:
@@ -471,7 +467,6 @@ class SglangEngine(Following):
                     self.allocations.idle(cache, free, quiet)
                 except NotRecognisedError as error:
                     self.journal.undecided(f"{error} are not watched")
-        return original()
 
 
 def nothing_runs(scheduler: Any) -> bool:

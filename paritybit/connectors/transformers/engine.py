@@ -73,7 +73,7 @@ class FollowedCache(Following):
         self.graphed = False
         """Whether the current forward replays or captures a graph."""
 
-    def prepare(self, original: Call, io: Any, requests_in_batch: Any) -> Any:
+    def prepare(self, original: Call, io: Any, requests_in_batch: Any) -> None:
         """Note the requests of the next batch, before the engine counts their new tokens."""
         self.prepared = io
         self.planned = [
@@ -82,24 +82,25 @@ class FollowedCache(Following):
             )
             for one in requests_in_batch
         ]
-        return self.prepares(original)
+        self.prepares(original)
 
-    def warm(self, original: Call, runner: Any) -> Any:
+    def warm(self, original: Call, runner: Any) -> None:
         """Note that the forward passes of this call have made-up requests."""
         self.warming = True
         try:
-            return original()
+            original()
         finally:
             self.warming = False
 
-    def compute(self, original: Call, runner: Any, model: Any, batch_data: Any) -> Any:
+    def compute(self, original: Call, runner: Any, model: Any, batch_data: Any) -> None:
         """Watch a forward pass."""
         given: Mapping[str, Any] = batch_data
         with on_stream(runner) as writer:
             planned, self.planned = self.planned, []
             self.forwards += 1
             if not self.watcher.due():
-                return self.skipped(planned, given, original)
+                self.skipped(planned, given, original)
+                return
             inputs, early = inputs_by_name(given, self.names), dict[str, Tensor]()
             if writer is not None:
                 early = {name: tensor.clone() for name, tensor in inputs.items()}
@@ -114,18 +115,17 @@ class FollowedCache(Following):
                 sources = filled(inputs, self.prepared, self.names) | masks
                 self.judge(runner, batch, sources, unordered(early, inputs))
             with self.forward_of((runner, model, batch)):
-                return original() if self.warming else self.run(runner, model, batch, original)
+                original() if self.warming else self.run(runner, model, batch, original)
 
     def skipped(
         self, planned: list[PlannedRequest], given: Mapping[str, Any], run: Callable[[], Any]
-    ) -> Any:
+    ) -> None:
         """Run a forward that is not checked, and report only the slots that it writes."""
-        result = run()
+        run()
         count = sum(one.computed for one in planned)
         written = written_on_device(count, given, self.parts)
         shadows = caches.shadows_of(self.parts, written)
         self.watcher.skipped({name: torch.cat((written[name], shadows[name])) for name in written})
-        return result
 
     def ended(self, now: Any) -> None:
         """Judge the tokens of a batch, which carries over those of the batch before."""
@@ -160,7 +160,9 @@ class FollowedCache(Following):
         if any(mask.numel() > LARGEST_MASK for mask in masks_of(batch).values()):
             self.journal.scope(masks_not_watched=f"those of more than {LARGEST_MASK} entries")
 
-    def run(self, runner: Any, model: Any, batch: TransformersBatch, run: Callable[[], Any]) -> Any:
+    def run(
+        self, runner: Any, model: Any, batch: TransformersBatch, run: Callable[[], Any]
+    ) -> None:
         """Run a batch. Some without a graph run again, to see which slots they read."""
         # Each row has logits, and no compiled code has a hook. It contains its own processors.
         compiled = runner._compiled_varlen is not None or runner._compiled_decode is not None
@@ -175,7 +177,7 @@ class FollowedCache(Following):
                 return {}
             return {"logits": logits[0][0, : len(batch.requests)]}
 
-        return self.run_without_graph(
+        self.run_without_graph(
             functools.partial(computed, runner, model if whole else None, run),
             outputs,
             lambda: not self.graphed,
@@ -186,27 +188,26 @@ class FollowedCache(Following):
             # The forward changes its input ids: it carries over tokens of the last batch.
             inputs=[StaticInput("input_ids", ids, ids.shape[-1], ids.shape[-1], axis=1)],
             once="it waits for other ranks" if ranks else None,
-        )[0]
+        )
 
     # Graphs.
 
-    def graph(self, original: Call, io: Any) -> Any:
+    def graph(self, original: Call, io: Any) -> "WatchedGraph | None":
         """Return the engine's graph, wrapped so that its replays are judged."""
         self.graphed = True
         found = original()
         return None if found is None else WatchedGraph(self, io, found)
 
-    def capture(self, original: Call, io: Any, graph: Any) -> Any:
+    def capture(self, original: Call, io: Any, graph: Any) -> None:
         """Note a graph that was captured over the static inputs of a batch."""
-        result = original()
+        original()
         given = [] if self.now is None else given_of(self.now[2])
         self.watcher.captured(graph, KIND, [*statics_of(io, None), *given])
-        return result
 
-    def replay(self, original: Call, io: Any, graph: Any) -> Any:
-        """Replay a graph, and judge it."""
+    def replay(self, original: Call, io: Any, graph: Any) -> None:
+        """Judge the replay of a graph."""
         if self.now is None or not self.watcher.watching:
-            return original()
+            return
         runner, model, batch = self.now
         given = given_of(batch)
         known = self.watcher.captures.get(graph) or {}
@@ -225,7 +226,7 @@ class FollowedCache(Following):
             runner._forward_process_and_sample(model, batch.given, *arguments)
             return outputs()
 
-        return self.watcher.replay(
+        self.watcher.replay(
             Replay(
                 graph,
                 KIND,
@@ -242,18 +243,16 @@ class FollowedCache(Following):
 
     # Blocks.
 
-    def allocate(self, original: Call, pool: Any, index: int) -> Any:
+    def allocate(self, original: Call, pool: Any, index: int) -> None:
         """Note the blocks that the pool allocates."""
         blocks = original()
         self.note("allocated", index, blocks or ())
-        return blocks
 
-    def free(self, original: Call, pool: Any, index: int, block_ids: Any) -> Any:
+    def free(self, original: Call, pool: Any, index: int, block_ids: Any) -> None:
         """Note the blocks that the engine frees."""
         self.note("freed", index, block_ids)
-        return original()
 
-    def share(self, original: Call, allocator: Any) -> Any:
+    def share(self, original: Call, allocator: Any) -> None:
         """Note the blocks that requests get from the prefix cache, or of another request.
 
         Judge the blocks of a request that the engine adds to the prefix cache, by its tokens.
@@ -262,7 +261,7 @@ class FollowedCache(Following):
         names = [one for one in given if isinstance(one, str)]
         before = {name: set(allocator.block_table.get(name, ())) for name in names}
         hashed = set(allocator.ledger.block_to_hash)
-        result = original()
+        original()
         part = self.parts[self.names[allocator.index]]
         for name, held in before.items():
             table = allocator.block_table.get(name, ())
@@ -273,7 +272,6 @@ class FollowedCache(Following):
                 slots = part.of_blocks(table[new[0] : new[-1] + 1])
                 tokens = tokens[: (new[-1] + 1) * part.page]
                 self.watcher.offered(part.name, name, tokens, slots)
-        return result
 
     def note(self, method: str, index: int, blocks: Iterable[int]) -> None:
         """Report the first slots of blocks to the watcher."""
@@ -281,15 +279,14 @@ class FollowedCache(Following):
         if blocks:
             getattr(self.watcher, method)(part.name, torch.tensor(blocks) * part.page)
 
-    def copy(self, original: Call, cache: Any, copies: Any) -> Any:
+    def copy(self, original: Call, cache: Any, copies: Any) -> None:
         """Note the blocks that the engine copies within the cache."""
-        result = original()
+        original()
         for name, (source, target) in copies.items():
             part = self.parts[name]
             self.watcher.copied(name, part.of_blocks(source), part.of_blocks(target))
-        return result
 
-    def store(self, original: Call, manager: Any, victims: Any, tables: Any) -> Any:
+    def store(self, original: Call, manager: Any, victims: Any, tables: Any) -> None:
         """Note the blocks of requests that the engine copies to the host."""
         requests = original()
         for request in requests:
@@ -298,26 +295,24 @@ class FollowedCache(Following):
                 size = manager._cpu_pool.num_sectors * part.per_sector * part.page
                 slots = part.of_blocks(tables[request][name])
                 self.watcher.store(HOST, name, slots, part.of_blocks(blocks), size)
-        return requests
 
-    def load(self, original: Call, manager: Any, requests: Any) -> Any:
+    def load(self, original: Call, manager: Any, requests: Any) -> None:
         """Note the blocks that the engine copies from the host to the first blocks of requests."""
         names = [one.state.request_id for one in requests if one.state.is_cpu_offloaded]
         tables = {name: manager._request_id_to_cpu_blocks[name] for name in names}
-        result = original()
+        original()
         for request, stored in tables.items():
             for name, blocks in stored.items():
                 part = self.parts[name]
                 mine = part.allocator.block_table.get(request, [])[: len(blocks)]
                 places = part.of_blocks(blocks[: len(mine)])
                 self.watcher.load(HOST, name, part.of_blocks(mine), places)
-        return result
 
-    def idle(self, original: Call, processor: Any) -> Any:
+    def idle(self, original: Call, processor: Any) -> None:
         """Judge which slots are free or cached, once after each forward pass, if nothing runs."""
         result = original()
         if result or processor.has_pending_requests() or not self.idle_since(self.forwards):
-            return result
+            return
         locked = {
             name: part.page * len(part.allocator.ledger.shared_ref_counts)
             for name, part in self.parts.items()
@@ -325,7 +320,6 @@ class FollowedCache(Following):
         slots = caches.free_and_cached(self.parts, processor.cache.pool)
         hosts = caches.on_host(processor.offloading_manager._cpu_pool)
         self.watcher.idle(slots, locked, hosts=hosts)
-        return result
 
 
 def computed(runner: Any, model: Any, run: Callable[[], Any]) -> tuple[Any, ...]:

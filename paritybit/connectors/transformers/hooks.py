@@ -48,17 +48,19 @@ class Hooks(Following):
         self.engines: WeakKeyDictionary[Any, FollowedCache] = WeakKeyDictionary()
         """The engines, by cache and by its pool of blocks."""
 
-    def made(self, original: Call, cache: Any, config: Any, continuous_batching_config: Any) -> Any:
+    def made(
+        self, original: Call, cache: Any, config: Any, continuous_batching_config: Any
+    ) -> None:
         """Start to watch a cache."""
-        result = original()
+        original()
         if self.lacking:
             self.report_lacking()
-            return result
+            return
         try:
             engine = FollowedCache(cache, self.release, self.journal, self.settings)
         except NotRecognisedError as error:
             self.journal.undecided(f"transformers {self.release}: {error} is not recognised")
-            return result
+            return
         owners = (part.allocator for part in engine.parts.values())
         self.engines |= dict.fromkeys((cache, cache.pool, *owners), engine)
         self.journal.scope(  # With the names that sglang uses.
@@ -68,18 +70,14 @@ class Hooks(Following):
             attention_backend=config._attn_implementation,
             device=str(cache.device),
         )
-        return result
 
-    def failed(self, original: Call, manager: Any, error: Any) -> Any:
+    def failed(self, original: Call, manager: Any, error: Any) -> None:
         """Judge an error that ends the generation loop."""
         judge(error, self.journal, self.settings)
-        return original()
 
-    def reset(self, original: Call, state: Any) -> Any:
+    def reset(self, original: Call, state: Any) -> None:
         """Remember the parameters of sampling of a request that is queued again from scratch."""
-        again = original()
-        setattr(again, ASKED, asked_of(state))
-        return again
+        setattr(original(), ASKED, asked_of(state))
 
     def method_of(self, name: str) -> Callable[..., Any]:
         """Return a hook that calls the method `name` of the engine that follows a cache."""
@@ -90,7 +88,7 @@ class Hooks(Following):
         def hook(original: Call, owner: Any, *args: Any, **kwargs: Any) -> Any:
             engine = self.engines.get(getattr(owner, "cache", owner))
             if engine is None:
-                return original()
+                return None
             return method(engine, original, owner, *args, **kwargs)
 
         return hook

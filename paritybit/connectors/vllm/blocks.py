@@ -34,31 +34,28 @@ class Blocks(Following):
             for group in self.pool.names:
                 watcher.copied(group, source, self.pool.slots(target))
 
-    def frees(self, original: Call, queue: Any, blocks: Any) -> Any:
+    def frees(self, original: Call, queue: Any, blocks: Any) -> None:
         """Report the blocks that the engine puts into the queue of free blocks."""
-        result = original()
+        original()
         self.report(queue, blocks, "freed")
-        return result
 
-    def takes(self, original: Call, queue: Any, given: Any = None) -> Any:
+    def takes(self, original: Call, queue: Any, given: Any = None) -> None:
         """Report the blocks that the engine takes out of the queue of free blocks."""
         result = original()
         self.report(queue, given if result is None else result, "allocated")
-        return result
 
-    def shares(self, original: Call, pool: Any, blocks: Sequence[Any]) -> Any:
+    def shares(self, original: Call, pool: Any, blocks: Sequence[Any]) -> None:
         """Report the blocks that a request gets from the prefix cache."""
-        result = original()
+        original()
         mine = [block for block in blocks if not block.is_null]
         self.report(pool.free_block_queue, mine, "shared")
-        return result
 
-    def transfer(self, original: Call, handler: Any, _: int, source: Any, target: Any) -> Any:
+    def transfer(self, original: Call, handler: Any, _: int, source: Any, target: Any) -> None:
         """Report the blocks of each engine group that were copied to the host or back."""
-        result = original()
+        original()
         pool, stores = self.pool, handler.gpu_to_cpu
         if pool is None:
-            return result
+            return
         device, host = (source, target) if stores else (target, source)
         size = len((handler.dst_tensors if stores else handler.src_tensors)[0])
         begin = 0
@@ -67,18 +64,16 @@ class Blocks(Following):
             begin += count
             names = pool.names_of(number) if count else ()
             self.carried(stores, names, device.block_ids[mine], host.block_ids[mine], size)
-        return result
 
     def launches(
         self, original: Call, backend: Any, source: Any, target: Any, is_store: bool
-    ) -> Any:
+    ) -> None:
         """Report the blocks that the simple connector copied to the host or back."""
-        result = original()
+        original()
         if self.pool is not None:
             device, host = (source, target) if is_store else (target, source)
             size = connector_of(self.scheduler).scheduler_manager.num_cpu_blocks
             self.carried(is_store, self.pool.names, device, host, size)
-        return result
 
     def carried(
         self, stores: bool, names: Sequence[str], device: Any, host: Any, size: int
@@ -100,13 +95,12 @@ class Blocks(Following):
         scheduler: Any,
         reset_running_requests: bool = False,
         reset_connector: bool = False,
-    ) -> Any:
+    ) -> None:
         """Report that the prefix cache was emptied, unless it was refused or the host keeps KV."""
         done = original()
         keeps = connector_of(scheduler) is not None and not reset_connector
         if done and self.watcher is not None and not keeps:
             self.watcher.emptied()
-        return done
 
     def report(self, queue: Any, blocks: Any, method: str) -> None:
         """Report the first slot of each block to the watcher, if the queue is the pool's."""
@@ -118,14 +112,14 @@ class Blocks(Following):
             for group in self.pool.names:
                 getattr(self.watcher, method)(group, slots)
 
-    def idle(self, original: Call, scheduler: Any) -> Any:
+    def idle(self, original: Call, scheduler: Any) -> None:
         """Judge whether all blocks are free, when no request is left."""
-        result = original()
+        original()
         connector = connector_of(scheduler)
         waits = scheduler.requests or getattr(scheduler, "deferred_frees", None)
         waits = waits or copies(getattr(connector, "scheduler_manager", None))
         if self.watcher is None or self.pool is None or waits:
-            return result
+            return
         if self.idle_since(self.forwards):
             blocks = scheduler.kv_cache_manager.block_pool
             free = [block.block_id for block in blocks.free_block_queue.get_all_free_blocks()]
@@ -136,7 +130,6 @@ class Blocks(Following):
                 dict.fromkeys(self.pool.names, locked * self.pool.page),
                 hosts=on_host(connector),
             )
-        return result
 
 
 def connector_of(scheduler: Any) -> Any:

@@ -234,7 +234,7 @@ class Drafting(Blocks):
         self.journal.undecided(why)
         self.watcher = self.pool = None
 
-    def sampled(self, original: Call, runner: Any) -> Any:
+    def sampled(self, original: Call, runner: Any) -> None:
         """Count the drafts that a sampler accepts."""
         try:
             result = original()
@@ -244,7 +244,6 @@ class Drafting(Blocks):
         if self.account is not None:
             names = names_of(original, runner)
             self.later(functools.partial(self.count, self.account, names, copy_of_result(result)))
-        return result
 
     def count(self, account: Account, names: list[str], result: Any) -> None:
         """Count the drafts that a sampler accepted."""
@@ -254,7 +253,7 @@ class Drafting(Blocks):
                 drafts=drafts, accepted_drafts=accepted, rejected_drafts=drafts - accepted
             )
 
-    def proposed(self, original: Call, owner: Any, batch: Any, given: Any = None) -> Any:
+    def proposed(self, original: Call, owner: Any, batch: Any, given: Any = None) -> None:
         """Record the proposed drafts: the result of a drafter, or those that are `given` on."""
         result = original()
         if self.account is not None:
@@ -262,17 +261,16 @@ class Drafting(Blocks):
             drafts = drafts.clone() if isinstance(drafts, Tensor) else drafts
             names = names_of(original, owner)
             self.later(functools.partial(self.account.proposed, names, drafts))
-        return result
 
     # A draft model.
 
-    def drafted(self, original: Call, owner: Any) -> Any:
+    def drafted(self, original: Call, owner: Any) -> None:
         """Watch the forwards of a draft model, if the target's forward was checked."""
         turn = self.turn_of(names_of(original, owner), owner)
         if turn is None or self.watcher is None or not self.checked:
-            return original()
+            return
         with self.forward_of(turn, "turn"), self.learning():
-            return original()
+            original()
 
     def turn_of(self, names: list[str], owner: Any) -> Turn | None:
         """Return what a draft model computes for a batch, or None if it is unknown."""
@@ -295,15 +293,14 @@ class Drafting(Blocks):
         chunks = sum(one.computed < len(one.tokens) - 1 for one in turn.progress)
         self.journal.count(ends_of_chunks=0 if turn.names_next else chunks)
 
-    def prefills(self, original: Call) -> Any:
+    def prefills(self, original: Call) -> None:
         """Begin to watch a draft model of the newer runner, which has just built its inputs."""
-        result = original()
+        original()
         if self.turn is not None:
             buffers = original.having("input_ids")
             self.take_up(self.turn, buffers.input_ids, buffers.positions)
-        return result
 
-    def steps(self, original: Call, owner: Any) -> Any:
+    def steps(self, original: Call, owner: Any) -> None:
         """Begin to watch the steps that compute all drafts but the first. Judge their inputs."""
         turn, watcher = self.turn, self.watcher
         if turn is not None and watcher is not None:
@@ -314,7 +311,6 @@ class Drafting(Blocks):
                 watcher.judge_inputs("draft", given)
                 ends = torch.tensor([done + turn.drafts - 1 for done in turn.done])
                 watcher.judge_lists([turn.lists(tables[turn.draft.number][: len(ends)], ends)])
-        return original()
 
     def begin_steps(self, turn: Turn) -> None:
         """End the forward that computes the target's tokens, and begin the steps."""
@@ -323,13 +319,13 @@ class Drafting(Blocks):
             self.watcher.end()
             self.watcher.begin(turn.stepped())
 
-    def draft_metadata(self, original: Call, owner: Any) -> Any:
+    def draft_metadata(self, original: Call, owner: Any) -> None:
         """Judge the attention inputs of a draft model."""
         result = original()
         turn, watcher, older = self.turn, self.watcher, isinstance(result, tuple)
         layers = result[1] if older else result
         if turn is None or watcher is None or layers is None:
-            return result
+            return
         mine = layers[turn.draft.layer]
         if older and not watcher.watching:
             self.take_up(turn, owner.input_ids, owner.positions, mine.slot_mapping)
@@ -337,25 +333,24 @@ class Drafting(Blocks):
             self.begin_steps(turn)
             turn.step += 1
             if not turn.fits(turn.step):
-                return result
+                return
             positions = owner.positions if older else owner.input_buffers.positions
             given = turn.step_inputs(mine.seq_lens, positions, mine.slot_mapping)
             watcher.judge_inputs("draft", given)
         # The newer runner also increments the lengths of padded rows, and drops their results.
         table = mine.block_table if older else mine.block_table[: len(turn.names)]
         watcher.judge_lists([turn.lists(table, mine.seq_lens)])
-        return result
 
-    def draft_graph(self, original: Call, graphs: Any, one: Any) -> Any:
+    def draft_graph(self, original: Call, graphs: Any, one: Any) -> None:
         """Watch the replay of a draft model's graph."""
         turn, watcher = self.turn, self.watcher
         if turn is None or watcher is None:
-            return original()
+            return
         live = len(turn.names)
         if not turn.stepping:
             live = sum(count for count, _ in turn.spans)
         once, bucket = "it changes the inputs of its next step", int(one.num_tokens)
-        return watcher.replay(Replay(graphs, "draft graph", live, bucket, (), original, once=once))
+        watcher.replay(Replay(graphs, "draft graph", live, bucket, (), original, once=once))
 
     def forget_undrafted(self) -> None:
         """Mark slots as unknown whose computation by the draft model was not watched."""

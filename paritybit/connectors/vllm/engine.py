@@ -100,11 +100,11 @@ class VllmEngine(JudgedRows):
 
     def pools(
         self, original: Call, runner: Any, kv_cache_config: Any, is_profiling: bool = False
-    ) -> Any:
+    ) -> None:
         """Describe the KV caches of a model when they have been created."""
-        result = original()
+        original()
         if is_profiling:
-            return result
+            return
         self.runner = None
         self.drop()
         self.runner = runner
@@ -114,20 +114,18 @@ class VllmEngine(JudgedRows):
             self.pool = described(runner.kv_cache_config, context, draft_layers(runner))
         except NotRecognisedError as error:
             self.journal.undecided(f"{error} is not watched")
-        return result
 
-    def raised(self, original: Call, runner: Any) -> Any:
+    def raised(self, original: Call, runner: Any) -> None:
         """Remember the first error of a runner, after which the engine may begin another step."""
         try:
-            return original()
+            original()
         except Exception as error:
             self.error = self.error or error
             raise
 
-    def schedule(self, original: Call, scheduler: Any) -> Any:
+    def schedule(self, original: Call, scheduler: Any) -> None:
         """Remember the scheduler."""
         self.scheduler = weakref.proxy(scheduler)
-        return original()
 
     def start(self, runner: Any) -> Watcher | None:
         """Start the watcher at the first forward, if scheduler and pool are in this process."""
@@ -176,37 +174,37 @@ class VllmEngine(JudgedRows):
         scheduler_output: Any,
         intermediate_tensors: Any = None,
         dummy_run: bool = False,
-    ) -> Any:
+    ) -> None:
         """Watch one forward of a runner. Its facts are known when its metadata has been built."""
         output = scheduler_output
         if self.now is not None or dummy_run:
-            return original()
+            return
         if self.runner is not None and runner is not self.runner:
             self.journal.undecided("only the last engine of a process is watched")
-            return original()
+            return
         self.forget_undrafted()
         try:
             self.follow_drafts(runner, output, self.requests.follow(output))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             self.give_up(f"what the scheduler says is not recognised: {error!r}")
         if not output.total_num_scheduled_tokens:
-            return original()
+            return
         if self.watcher is None:
             with torch.inference_mode(False):  # Its tensors are also modified outside of forwards.
                 self.watcher = self.start(runner)
         if self.watcher is None:
-            return original()
+            return
         self.copies(self.watcher, output)
         self.forwards += 1
         if not self.watcher.due():
-            return self.skipped(self.watcher, output, original)
+            self.skipped(self.watcher, output, original)
+            return
         self.skipping = False
         self.catch_up()
         now = VllmForward(runner, output)
         with self.forward_of(now), self.learning():
-            result = original()
+            original()
         self.checked = now.forward is not None
-        return result
 
     def ended(self, now: Any) -> None:
         """Report the replays of parts of the model at the end of a forward."""
@@ -231,7 +229,7 @@ class VllmEngine(JudgedRows):
         if self.account is not None:
             self.give_up("it is not known which drafts were accepted while the connector failed")
 
-    def skipped(self, watcher: Watcher, output: Any, run: Callable[[], Any]) -> Any:
+    def skipped(self, watcher: Watcher, output: Any, run: Callable[[], Any]) -> None:
         """Run a forward that is not checked, and report only the slots that it writes."""
         assert self.pool is not None
         pool, firsts = self.pool, self.first_unknown(list(output.num_scheduled_tokens))
@@ -242,11 +240,10 @@ class VllmEngine(JudgedRows):
         owned = {group: self.requests.since(firsts, pool, numbers[group]) for group in numbers}
         if pool.draft is not None:
             self.unwatched = self.requests.since(firsts, pool, [pool.draft.number])
-        result = run()
+        run()
         watcher.skipped(owned)
-        return result
 
-    def metadata(self, original: Call, owner: Any, *, logits_indices: Any = None) -> Any:
+    def metadata(self, original: Call, owner: Any, *, logits_indices: Any = None) -> None:
         """Begin the forward when its attention metadata has been built."""
         result = original()
         if self.watcher is not None:
@@ -270,7 +267,6 @@ class VllmEngine(JudgedRows):
                     now.whole = in_place_of_a_graph(*parts)
         except NotRecognisedError as error:
             self.journal.undecided(f"{error} is not watched")
-        return result
 
     def begin(self, now: VllmForward, pool: VllmPool, metadata: Any, given: Any) -> None:
         """Report the facts of a forward to the watcher, and judge its inputs."""
@@ -306,18 +302,18 @@ class VllmEngine(JudgedRows):
 
     # Replays.
 
-    def model(self, original: Call, owner: Any, **kwargs: Any) -> Any:
+    def model(self, original: Call, owner: Any, **kwargs: Any) -> None:
         """Judge the reads of a forward that replays no graph of the whole model."""
         now, watcher, context = self.now, self.watcher, context_of()
         if watcher is not None:
             watcher.lines.stop()
         if watcher is None or now is None or now.batch is None or now.called:
-            return original()
+            return
         runner, live = now.runner, now.batch.live[1]
         known = runner, runner.get_model(), getattr(runner, "cudagraph_manager", None)
         replays = getattr(getattr(context, "cudagraph_runtime_mode", None), "name", "FULL")
         if replays == "FULL" or owner not in known:  # A graph of the whole model replays.
-            return original()
+            return
         now.called = True
         positions = kwargs.get("positions")
         if isinstance(positions, Tensor) and positions.ndim == 1:
@@ -327,7 +323,7 @@ class VllmEngine(JudgedRows):
             )
         threads = "it runs on two threads" if getattr(context, "ubatch_slices", None) else None
         before = [(context, *one) for one in vars(context).items()]
-        return self.run_without_graph(
+        self.run_without_graph(
             original,
             lambda found: {name: tensor[:live] for name, tensor in tensors(found)},
             lambda: True,
@@ -344,37 +340,36 @@ class VllmEngine(JudgedRows):
             once=self.once or threads,
         )
 
-    def captured(self, original: Call, graph: Any) -> Any:
+    def captured(self, original: Call, graph: Any) -> None:
         """Record the static inputs of a captured graph."""
-        result = original()
+        original()
         if self.capturing is not None and self.watcher is None:
             self.captures.note(graph, type(graph).__name__, self.capturing.inputs())
-        return result
 
-    def wrapper(self, original: Call, wrapper: Any) -> Any:
+    def wrapper(self, original: Call, wrapper: Any) -> None:
         """Remember the wrapper of a graph, which can run without the graph and has its outputs."""
         now = self.now
         if now is None:
-            return original()
+            return
         before, now.wrapped = now.wrapped, original
         try:
-            return original()
+            original()
         finally:
             now.wrapped = before
 
-    def replay(self, original: Call, graph: Any) -> Any:
+    def replay(self, original: Call, graph: Any) -> None:
         """Judge the replay of a graph."""
         now, watcher = self.now, self.watcher
         if watcher is not None:
             watcher.lines.stop()
         if now is None or watcher is None or now.batch is None:
-            return original()
+            return
         wrapper = None if now.wrapped is None else now.wrapped.args[0]
         mode = getattr(getattr(wrapper, "runtime_mode", None), "name", "FULL")
         if wrapper is None or mode != "FULL":  # Its graphs hold parts of the model.
             batch = getattr(context_of(), "batch_descriptor", None)
             now.pieces = now.pieces or getattr(batch, "num_tokens", None) or now.batch.padded[1]
-            return original()
+            return
         live, padded = now.batch.live[1], now.batch.padded[1]
 
         def outputs() -> dict[str, Tensor]:
@@ -390,7 +385,7 @@ class VllmEngine(JudgedRows):
             output = now.whole() if now.whole else wrapper.runnable(*given, **now.wrapped.kwargs)
             return {"output": output[:live]}
 
-        return watcher.replay(
+        watcher.replay(
             Replay(
                 graph,
                 type(wrapper).__name__,

@@ -342,7 +342,7 @@ class JudgedRows(Drafting):
         if (sampling := self.sampling) is not None and isinstance(given, Tensor):
             self.rows(SAMPLER, lambda: [sampling.logits_indices(given)])
 
-    def sampled(self, original: Call, runner: Any) -> Any:
+    def sampled(self, original: Call, runner: Any) -> None:
         """Judge what a sampler uses for each row, then count the drafts that it accepts."""
         sampling, batch = self.sampling, original.having("req_ids")
         if sampling is not None and self.checked and batch is None:
@@ -353,17 +353,16 @@ class JudgedRows(Drafting):
             if len(batch.expanded_idx_mapping) == len(sampling.every()):
                 self.indices(batch.logits_indices)
         try:
-            return super().sampled(original, runner)
+            super().sampled(original, runner)
         finally:
             self.sampling = None
 
-    def processed(self, original: Call, owner: Any, logits: Tensor) -> Any:
+    def processed(self, original: Call, owner: Any, logits: Tensor) -> None:
         """Judge logits after a sampler has applied the parameters of their requests."""
         sampling, metadata = self.sampling, original.having("all_greedy")
         if sampling is None or not self.checked:
-            return original()
+            return
         raw = logits if metadata is None else logits.clone()
         result = original()
         given = owner, raw, result, metadata, place_of(original.function)
         self.rows(SAMPLER, lambda: sampling.logits(*given), self.moves)
-        return result
