@@ -115,10 +115,12 @@ class Ledger:
         self.snapshot = GroupSnapshot.of(self.checksums)
         self.on_device = torch.empty(0, dtype=torch.int32)
         """The checksums of the last scan, on the device of the KV tensors, without a snapshot."""
-        if self.snapshot is not None:
-            self.scanned.copy_(self.checksums.all())
-        else:
+        if self.snapshot is None:
             self.on_device = self.scanned.to(self.checksums.device, copy=True)
+            self.checksums.changed(self.on_device)
+            self.scanned.copy_(self.on_device)
+        else:
+            self.scanned.copy_(self.checksums.all())
         self.entered: list[Tensor] = []
         """The slots that got another slot's `scanned` since the last scan."""
         reserved = sorted(slot for slot in group.reserved if 0 <= slot < self.slots)
@@ -180,6 +182,17 @@ class Ledger:
         changed = torch.zeros(self.slots, dtype=torch.bool)
         slots, now = self.checksums.changed(self.on_device)
         changed[slots], self.scanned[slots] = True, now
+        return changed
+
+    def look(self, slots: Tensor) -> Tensor:
+        """Compute the checksums of some slots, int64 [n].
+
+        Returns which of them changed since the last time, bool [slots].
+        """
+        changed, now = torch.zeros(self.slots, dtype=torch.bool), self.checksums.of(slots)
+        changed[slots] = now != self.scanned[slots]
+        self.scanned[slots] = now
+        self.note_entered(slots)
         return changed
 
     def _rescan(self, snapshot: GroupSnapshot, slots: Tensor, changed: Tensor) -> None:

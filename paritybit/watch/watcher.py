@@ -30,22 +30,22 @@ from paritybit.watch.ledger import Ledger, Overwrite
 from paritybit.watch.lines import LISTS
 from paritybit.watch.observations import GivenList, Outside, RowsGiven, Unwritten
 from paritybit.watch.origins import Origins
-from paritybit.watch.replays.replaying import Replaying, WatchedForward
+from paritybit.watch.replays.replaying import BEFORE, Replaying, WatchedForward
 from paritybit.watch.settings import Settings
 from paritybit.watch.stacks import Stack
 
 ROW = "wrong row"
 """The check of the values that an engine uses for rows."""
 
-BEFORE = "changed before the forward"
-"""Describes a change of slots if nothing more is known about it."""
-
 
 class Watcher(Replaying):
     """Watches the KV groups of one engine in this process.
 
     For each checked forward, the watcher scans the slots (computes their checksums) before the
-    forward, after each replay and at the end.
+    forward, after each replay and at the end. In a group without a snapshot, which is large or on a
+    GPU, it scans once, after the forward, and looks only at slots that are read and owned before.
+    A slot that changed is then judged if a replay that runs again writes it. Otherwise, the next
+    CAREFUL forwards are scanned before as well.
 
     Slots are passed as integer tensors of any shape and device. -1 means "no slot".
     """
@@ -129,6 +129,7 @@ class Watcher(Replaying):
             else:
                 self.note(name, FILLED, owned[name])
         self.loading.clear()
+        self.careful = max(1, self.careful)
         self.relayed.waiting.clear()  # The forward may have recomputed their positions.
         self.journal.count(skipped_forwards=1)
 
@@ -148,8 +149,9 @@ class Watcher(Replaying):
         }
         read = shared = open_ = 0
         unmapped = False
+        careful, self.careful = self.careful > 0, max(0, self.careful - 1)
         for name, ledger in self.ledgers.items():
-            self.moved_between(ledger, BEFORE)
+            self.moved_between(ledger, forward, None if careful else owned[name])
             self.judge_outside(forward, ledger)
             parts = forward, self.number, ledger, chain, writes[name]
             reads = reading.reads(*parts, self.origins if self.settings.every == 1 else None)
@@ -164,7 +166,7 @@ class Watcher(Replaying):
             shared += int((others & reads.judged).sum())
             reading.adopt(reads)
         self.origins.note(self.number, forward)
-        self.now = WatchedForward(self.number, forward, owned, writes, unmapped)
+        self.now = WatchedForward(self.number, forward, owned, writes, unmapped, careful)
         self.judge_layers(self.now)
         if (known := self.relayed.known(forward)) is not None:
             self.judge_inputs("batch", [known])
@@ -207,14 +209,22 @@ class Watcher(Replaying):
             if slots is not None:
                 self.judge("idle", Outside(self.number, forward, ledger, row, slots))
 
-    def moved_between(self, ledger: Ledger, what: str) -> None:
-        """Remember the slots that changed since the last scan, to explain later reads."""
-        if (changed := ledger.scan()) is None:
+    def moved_between(self, ledger: Ledger, forward: Forward, owned: Tensor | None) -> None:
+        """Remember the slots that changed since the last scan, to explain later reads.
+
+        If `owned` are given, it looks only at these and at those that the forward reads, unless the
+        group has a snapshot.
+        """
+        if owned is None or ledger.snapshot is not None:
+            changed = ledger.scan()
+        else:
+            changed = ledger.look(torch.cat((reading.slots_read(forward, ledger), owned)))
+        if changed is None:
             return
         changed = changed & (ledger.checksum != 0) & (ledger.scanned != ledger.checksum)
         slots = changed.nonzero().flatten()
         if len(slots):
-            ledger.note_overwrite(slots.tolist(), Overwrite(self.number, what))
+            ledger.note_overwrite(slots.tolist(), Overwrite(self.number, BEFORE))
 
     @guarded
     def judge_lists(self, lists: Sequence[IndexList]) -> None:
@@ -304,8 +314,10 @@ class Watcher(Replaying):
             return
         self.settle()
         for name, ledger in self.ledgers.items():
-            if len(stray := self.stray(ledger, now)):
-                self.judge_stray(ledger, now, stray)
+            if now.scanned and self.sparing(ledger, now):
+                now.changed[name] |= ledger.look(now.owned[name])
+            elif len(stray := self.stray(ledger, now)):
+                self.judge_stray(ledger, now, self.proved(ledger, now, stray, ()))
             if now.forward.owned is not None:
                 self.note_owned(ledger, now, name)
             if (writes := now.writes[name]) is not None:
@@ -342,6 +354,7 @@ class Watcher(Replaying):
         self.lines.done()
         now, self.now, self.rerun = self.now, None, None
         self.loading.clear()
+        self.careful = max(1, self.careful)
         if now is not None:
             self.journal.count(**{f"failed forwards: {now.forward.kind}": 1})
             for name, slots in now.owned.items():

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.watch import journal
+from paritybit.watch import bits, journal
 from paritybit.watch.checks import CHECKS
 from paritybit.watch.settings import Settings
 from properties.support.watching import lines_in
@@ -287,6 +287,23 @@ def test_a_fault_fires_its_check(
     engine = toy.Engine()
     fault(engine)
     serve(engine)
+    assert check in found(tmp_path)
+
+
+@pytest.mark.parametrize(("fault", "check"), FAULTS)
+def test_a_fault_in_a_large_pool_fires_its_check(
+    toy: ModuleType,
+    tmp_path: Path,
+    fault: Callable[[Any], None],
+    check: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All slots of such a pool are only scanned once per forward."""
+    monkeypatch.setattr(bits, "LARGEST_COPY", 0)
+    engine = toy.Engine()
+    fault(engine)
+    for _ in range(6 if check == "wrong read" else 1):  # Few replays run again.
+        serve(engine)
     assert check in found(tmp_path)
 
 

@@ -15,7 +15,7 @@ from paritybit.testing.replays import InMemory
 from paritybit.watch.bits import as_integers
 from paritybit.watch.facts import Forward, Group, Layer, Replay, Row, StaticInput
 from paritybit.watch.replays.influence import HIDDEN, LiveReads
-from paritybit.watch.replays.relations import NAMES, SAMPLED, STREAK, Relations
+from paritybit.watch.replays.relations import FEW_THEN, NAMES, STREAK, Relations
 from paritybit.watch.replays.rerun import Rerun, SavedSlots
 from paritybit.watch.replays.unread import ZEROS
 from paritybit.watch.settings import Settings
@@ -413,7 +413,7 @@ def test_a_difference_from_eager_without_a_cause_must_occur_several_times() -> N
     rerun = Rerun(replay, dict.fromkeys(ledgers, slots), ledgers, lambda: None)
     replay.run()
     rerun.ran(None)
-    relations, reads = Relations(1, NAMES[2:3]), LiveReads.of(Forward("extend", ()), ledgers)
+    relations, reads = Relations(False, NAMES[2:3]), LiveReads.of(Forward("extend", ()), ledgers)
     with rerun.restoring():
         found = [next(relations.tried(rerun, NAMES[2:3], n, reads)).found for n in range(STREAK)]
     assert [one is not None for one in found] == [False] * (STREAK - 1) + [True]
@@ -438,8 +438,9 @@ def test_rounding_in_the_next_layer_does_not_hide_it() -> None:
         assert toy.serve() == set()
 
 
-def test_relations_take_turns_if_forwards_are_sampled() -> None:
-    relations = Relations(100, NAMES)
-    dues = [relations.due("decode") for _ in range(len(NAMES) * SAMPLED)]
-    assert [due for due in dues if due] == [(name,) for name in NAMES]
-    assert relations.due("verify") == NAMES[:1]  # Each kind of graph has turns of its own.
+def test_relations_take_turns_if_few_are_tested() -> None:
+    relations = Relations(True, NAMES)
+    dues = [relations.due("decode", 8) for _ in range(3 * FEW_THEN)]
+    assert [due for due in dues if due] == [(name,) for name in (*NAMES, *NAMES[1:3])]
+    for kind, bucket in (("verify", 8), ("decode", 4)):  # Each has turns of its own.
+        assert relations.due(kind, bucket) == NAMES[:1]

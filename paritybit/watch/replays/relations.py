@@ -21,13 +21,14 @@ NAMES = ("unrepeatable replay", "padding leak", "graph and eager differ", "wrong
 
 REPEAT, PADDING, EAGER, READ = NAMES
 
-AT_FIRST = 64
+AT_FIRST, THEN = 64, 4
 """The first replays of a kind are all tested, then every `THEN`-th one."""
 
-THEN = 4
+FEW_AT_FIRST, FEW_THEN = 4, 64
+"""The same for each bucket of a kind, if one relation is tested on few replays."""
 
-SAMPLED = 4
-"""If forwards are sampled, one in SAMPLED replays of a kind is tested."""
+AGAIN = 9
+"""The replays of a kind that are all tested after a difference that is no finding yet."""
 
 STREAK = 3
 """How many times a difference must occur that something else may cause.
@@ -67,27 +68,33 @@ class Tried:
 
 @dataclass
 class Relations:
-    """Tests relations. If forwards are sampled, it tests one relation on one in SAMPLED replays."""
+    """Tests relations: all on many replays, or if `few`, one at a time on some of each bucket."""
 
-    every: int
+    few: bool
     names: tuple[str, ...]
     streak: int = STREAK
-    replays: dict[str, int] = field(default_factory=dict)
+    replays: dict[tuple[str, int], int] = field(default_factory=dict)
+    again: dict[str, int] = field(default_factory=dict)
+    """How many of the next replays of a kind are tested, because a difference may occur again."""
     streaks: dict[tuple[str, str], int] = field(default_factory=dict)
     turns: dict[str, int] = field(default_factory=dict)
     tensors: dict[str, int] = field(default_factory=dict)
     shown: Shown = field(default_factory=set)
     """The tensors of groups whose other values have shown clearly."""
 
-    def due(self, kind: str) -> tuple[str, ...]:
-        """Return the relations to test on the next replay of a kind."""
-        number = self.replays[kind] = self.replays.get(kind, -1) + 1
-        if not self.names:
+    def due(self, kind: str, bucket: int, able: Sequence[str] = NAMES) -> tuple[str, ...]:
+        """Return the relations to test on the next replay of a kind, of those that are `able`."""
+        names = tuple(name for name in self.names if name in able)
+        key = kind, bucket if self.few else 0
+        number = self.replays[key] = self.replays.get(key, -1) + 1
+        again = self.again.get(kind, 0)
+        self.again[kind] = max(0, again - 1)
+        if not self.few or again:
+            return names if again or number < AT_FIRST or number % THEN == 0 else ()
+        if not names or (number >= FEW_AT_FIRST and number % FEW_THEN):
             return ()
-        if self.every > 1:
-            turn, rest = divmod(number, SAMPLED)
-            return () if rest else (self.names[turn % len(self.names)],)
-        return self.names if number < AT_FIRST or number % THEN == 0 else ()
+        turn = number if number < FEW_AT_FIRST else number // FEW_THEN
+        return (names[turn % len(names)],)
 
     def tried(
         self,
@@ -161,7 +168,10 @@ class Relations:
         tried = self.judged(rerun, EAGER, against_eager(rerun))
         tried = explained(tried, rerun, suspects, against_eager)
         often = self.streaks[EAGER, rerun.replay.kind] >= self.streak
-        return tried if tried.cause is not None or often else Tried(EAGER)
+        if tried.found is None or tried.cause is not None or often:
+            return tried
+        self.again[rerun.replay.kind] = AGAIN
+        return Tried(EAGER)
 
     def tried_without_graph(self, rerun: Rerun, number: int, reads: LiveReads) -> Iterator[Tried]:
         """Test which slots a forward without a graph reads.
@@ -254,6 +264,7 @@ class Relations:
         key = found.key, rerun.replay.kind
         self.streaks[key] = self.streaks.get(key, 0) + 1
         if not found.once and self.streaks[key] < self.streak:
+            self.again[rerun.replay.kind] = AGAIN
             return Tried(READ)
         if not all(isinstance(way(rerun, seed), Wrong) for seed in seeds):
             return Tried(READ)
@@ -276,6 +287,8 @@ class Relations:
         lone = found is not None and not found.kv and name != REPEAT
         if beyond and not (lone and self.streaks[key] < self.streak):
             return Tried(name, found)
+        if beyond:
+            self.again[rerun.replay.kind] = AGAIN
         return Tried(name)
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +26,12 @@ from paritybit.watch.replays.relations import NAMES, Relations, Tried
 from paritybit.watch.replays.rerun import Rerun, rewritten
 from paritybit.watch.settings import NOT_TRIED, Settings
 
+CAREFUL = 64
+"""The number of forwards that are scanned before as well, after a change that none explains."""
+
+BEFORE = "changed before the forward"
+"""Describes a change of slots if nothing more is known about it."""
+
 
 @dataclass
 class WatchedForward:
@@ -40,6 +46,10 @@ class WatchedForward:
     owned: dict[str, Tensor]
     writes: dict[str, reading.Writes | None]
     unmapped: bool = False
+    careful: bool = True
+    """Whether all slots were scanned before the forward."""
+    scanned: bool = False
+    """Whether all slots were scanned after a replay."""
     changed: dict[str, Tensor] = field(default_factory=dict)
     """For each group, the slots that changed since the forward began, bool [slots]."""
     holding: list[StaticInput] = field(default_factory=list)
@@ -60,7 +70,10 @@ class Replaying(Between):
         self.now: WatchedForward | None = None
         self.rerun: Rerun | None = None
         tried = tuple(name for name in NAMES if name in {check.name for check in self.checks})
-        self.relations = Relations(settings.every, tried)
+        few = settings.every > 1 or any(one.snapshot is None for one in self.ledgers.values())
+        self.relations = Relations(few, tried)
+        self.careful = 1
+        """The number of forwards that are still scanned before as well."""
         self.captures = Captures(journal)
         self.lines = Lines(package, settings.every)
         self.lines.fills.judging = settings.every == 1 and NAMES[1] in self.relations.names
@@ -75,6 +88,7 @@ class Replaying(Between):
         """Forget everything that is known, and stop watching the current forward."""
         with self.lock:
             self.now = self.rerun = None
+            self.careful = max(1, self.careful)
             self.lines.fills.known.clear()
             super().lose()
 
@@ -171,12 +185,19 @@ class Replaying(Between):
         self.rerun, now.replayed = None, replay.kind
         padded = int(replay.rows < replay.bucket)
         self.journal.count(replays=1, padded_replays=padded, **{f"replays: {replay.kind}": 1})
-        due = self.relations.due(replay.kind)
+        due = self.relations.due(replay.kind, replay.bucket)
         if now.unmapped:
             due = tuple(name for name in due if name == NAMES[0])
-        strays = {name: self.stray(ledger, now) for name, ledger in self.ledgers.items()}
+        # What cannot run again explains nothing, so the scan at the end is enough.
+        now.scanned = replay.once is None
+        scanned = {
+            name: ledger
+            for name, ledger in self.ledgers.items()
+            if now.scanned or not self.sparing(ledger, now)
+        }
+        strays = {name: self.stray(ledger, now) for name, ledger in scanned.items()}
         strays = {name: stray for name, stray in strays.items() if len(stray)}
-        quiet = {name: self.quiet(ledger, now) for name, ledger in self.ledgers.items()}
+        quiet = {name: self.quiet(ledger, now) for name, ledger in scanned.items()}
         quiet = {name: slots for name, slots in quiet.items() if len(slots)}
         if strays or due or quiet:
             rerun.ran(result)
@@ -193,7 +214,8 @@ class Replaying(Between):
             for name, stray in strays.items():
                 ledger = self.ledgers[name]
                 found = self.explained(ledger, stray, rerun)
-                self.judge_stray(ledger, now, stray, replay.kind, found)
+                sure = self.proved(ledger, now, stray, found.layers)
+                self.judge_stray(ledger, now, sure, replay.kind, found)
             if due and not strays and rerun.possible:
                 reads = LiveReads.of(now.forward, self.ledgers)
                 with rerun.restoring():
@@ -209,7 +231,7 @@ class Replaying(Between):
         After the first run, `again` returns whether it may be repeated. Returns the result of the
         first `run.run()`.
         """
-        due = NAMES[-1] in self.relations.due(run.kind)
+        due = NAMES[-1] in self.relations.due(run.kind, 0, NAMES[-1:])
         self.quieten()
         if self.now is None or self.busy or not due:
             return run.run()
@@ -256,6 +278,25 @@ class Replaying(Between):
         values = {name: was.value for name, was in known.items() if was.value is not None}
         return suspects_of(rerun, values)
 
+    def sparing(self, ledger: Ledger, now: WatchedForward) -> bool:
+        """Return whether a group is scanned only once in the forward."""
+        return ledger.snapshot is None and not now.careful
+
+    def proved(
+        self, ledger: Ledger, now: WatchedForward, stray: Tensor, written: Collection[int]
+    ) -> Tensor:
+        """Return the slots that the forward certainly changed, int64 [n].
+
+        If they were not scanned before it, these are those that a replay wrote again.
+        """
+        if not self.sparing(ledger, now):
+            return stray
+        sure = torch.isin(stray, torch.tensor([*written], dtype=torch.int64))
+        if not bool(sure.all()):
+            self.careful = CAREFUL
+            ledger.note_overwrite(stray[~sure].tolist(), Overwrite(now.number, BEFORE))
+        return stray[sure]
+
     def judge_stray(
         self,
         ledger: Ledger,
@@ -269,6 +310,8 @@ class Replaying(Between):
         `kind` is that of the replay that wrote them. With None, no replay was seen to, and what
         holds the slots is the cause.
         """
+        if not len(stray):
+            return
         causes, layers = ([], {}) if explained is None else (explained.causes, explained.layers)
         if kind is None:
             causes = list(held_by(now.holding, ledger.group.name, stray))
