@@ -1,7 +1,7 @@
 """The settings of a whole sglang, and its command line for them in each release."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,8 +25,11 @@ from paritybit.drive.served import Adapters, Common, Size, extras_with_drafts, o
 WINDOWS = {1: 0.3, 4: 0.3, 16: 0.4}
 """The slots of sliding layers per slot of other layers, by page size.
 
-They are so few that windows are evicted. Other page sizes use the engine's default.
+They are so few that windows are evicted. Other page sizes have the engine's default.
 """
+
+Options = Mapping[str, object]
+"""Options by name. None and False leave one out, and True gives it no value."""
 
 BUCKETS = (2, 4, 8)
 """Batch sizes of the graphs for decoding."""
@@ -80,7 +83,7 @@ class SglangServed(Common):
 
     `windows` is the number of slots of the window pool. With None, it is a fraction of `pool`. With
     `mixed`, a batch has prefills and decoding requests. With `python_tree`, the prefix cache is the
-    one in Python, in releases whose default is another.
+    one in Python.
     """
 
     ACTIONS: ClassVar = ACTIONS
@@ -126,11 +129,7 @@ class SglangServed(Common):
         return extras_with_drafts(self.speculative is not None, self.forced)
 
     def company(self) -> Wave | None:
-        """Return a wave whose requests are compared with themselves alone, or None for none.
-
-        Requests are served alone by forks. A fork has no GPU, and no threads, as copies to the host
-        need. Adapters are loaded by messages to the scheduler.
-        """
+        """Return a wave to compare. A fork has no GPU, no threads for copies, and no adapters."""
         possible = self.device == "cpu" and not (self.host_cache or self.adapters)
         return sample(self.limits()) if possible else None
 
@@ -151,94 +150,108 @@ class SglangServed(Common):
         if self.alone and self.device != "cpu":
             raise LackingError("requests are served alone by forks, and a GPU allows none")
         chunk = CONTEXT if self.whole_prompts else self.chunk
-        words = [
-            *("--model-path", str(self.shape.write(folder))),
-            *("--load-format", "dummy"),
-            "--skip-tokenizer-init",
-            *("--device", self.device),
-            *("--dtype", "float32" if self.device == "cpu" else "bfloat16"),
-            *("--page-size", str(self.page_size)),
-            *("--chunked-prefill-size", str(chunk)),
-            *("--max-prefill-tokens", str(chunk)),
-            *("--max-total-tokens", str(self.pool)),
-            *("--max-running-requests", str(self.rows)),
-            *("--context-length", str(CONTEXT)),
-            *self._backend(),
-            *("--sampling-backend", "pytorch"),
-            *("--grammar-backend", "none"),
+        options = {
+            "model-path": self.shape.write(folder),
+            "load-format": "dummy",
+            "skip-tokenizer-init": True,
+            "device": self.device,
+            "dtype": "float32" if self.device == "cpu" else "bfloat16",
+            "page-size": self.page_size,
+            "chunked-prefill-size": chunk,
+            "max-prefill-tokens": chunk,
+            "max-total-tokens": self.pool,
+            "max-running-requests": self.rows,
+            "context-length": CONTEXT,
+            "swa-full-tokens-ratio": self._window_share(),
+            "sampling-backend": "pytorch",
+            "grammar-backend": "none",
             # Without priorities, every second row admits the longest prefix first.
-            *("--schedule-policy", "lpm" if self.seed % 2 > self.priorities else "fcfs"),
-            *("--random-seed", str(self.seed)),
-            *("--mem-fraction-static", "0.5"),
+            "schedule-policy": "lpm" if self.seed % 2 > self.priorities else "fcfs",
+            "random-seed": self.seed,
+            "mem-fraction-static": 0.5,
             # Admit requests before all of their tokens fit, so that some are retracted.
-            *("--schedule-conservativeness", "0.1"),
-            *("--watchdog-timeout", "1000000"),
-            *("--log-level", "warning"),
-        ]
-        if self.whole_prompts:  # All tokens of a prompt have a slot until it is computed.
-            words += ["--swa-full-tokens-ratio", "0.9"]
-        elif self.windows is not None:  # The engine rounds down to whole slots.
-            words += ["--swa-full-tokens-ratio", f"{(self.windows + 0.5) / self.pool:.6f}"]
-        elif self.page_size in WINDOWS:
-            words += ["--swa-full-tokens-ratio", str(WINDOWS[self.page_size])]
-        if not self.prefix_cache:
-            words.append("--disable-radix-cache")
-        if not self.overlap:
-            words.append("--disable-overlap-schedule")
-        if self.mixed:
-            words.append("--enable-mixed-chunk")
-        if self.priorities:
-            words.append("--enable-priority-scheduling")
-        if "processor" in self.extras:
-            words.append("--enable-custom-logit-processor")
-        more = *self._graphs(known), *self._speculation(folder, package), *self._lora()
-        return [*words, *more, *self._host_cache()]
+            "schedule-conservativeness": 0.1,
+            "watchdog-timeout": 1000000,
+            "log-level": "warning",
+            "disable-radix-cache": not self.prefix_cache,
+            "disable-overlap-schedule": not self.overlap,
+            "enable-mixed-chunk": self.mixed,
+            "enable-priority-scheduling": self.priorities,
+            "enable-custom-logit-processor": "processor" in self.extras,
+            **self._backend(),
+            **self._graphs(known),
+            **self._speculation(folder, package),
+            **self._lora(),
+            **self._host_cache(),
+        }
+        words = list[str]()
+        for name, value in options.items():
+            if value is not None and value is not False:
+                values = value if isinstance(value, tuple) else (value,) * (value is not True)
+                words += [f"--{name}", *map(str, values)]
+        return words
 
-    def _backend(self) -> Sequence[str]:
+    def _window_share(self) -> float | None:
+        """Return the slots of sliding layers per slot of other layers, or None for the default."""
+        if self.whole_prompts:  # All tokens of a prompt have a slot until it is computed.
+            return 0.9
+        if self.windows is not None:  # The engine rounds down to whole slots.
+            return round((self.windows + 0.5) / self.pool, 6)
+        return WINDOWS.get(self.page_size)
+
+    def _backend(self) -> Options:
         """Return the options for the attention backend, and for the states of recurrent layers.
 
         For hybrid models, the engine rejects Triton unless the options of both phases name it.
         """
-        if self.model == "lfm2":
-            states = "--max-mamba-cache-size", str(STATES * self.rows)
-            names = "--prefill-attention-backend", "--decode-attention-backend"
-            return [*states, *(word for name in names for word in (name, self.backend))]
-        return "--attention-backend", self.backend
+        if self.model != "lfm2":
+            return {"attention-backend": self.backend}
+        return {
+            "max-mamba-cache-size": STATES * self.rows,
+            "prefill-attention-backend": self.backend,
+            "decode-attention-backend": self.backend,
+        }
 
-    def _host_cache(self) -> Sequence[str]:
+    def _host_cache(self) -> Options:
         """Return the options for a prefix cache that also keeps KV on the host.
 
         Rows differ in when they write KV to the host and, on a CPU, in how it lies there.
         """
-        if not self.host_cache:
-            return ()
         layout, backend = HOST_LAYOUTS[self.seed % 4 if self.device == "cpu" else 0]
-        return (
-            *("--enable-hierarchical-cache", "--hicache-ratio", "2"),
-            *("--hicache-mem-layout", layout, "--hicache-io-backend", backend),
-            *("--hicache-write-policy", HOST_POLICIES[self.seed % 3]),
-        )
+        options = {
+            "enable-hierarchical-cache": True,
+            "hicache-ratio": 2,
+            "hicache-mem-layout": layout,
+            "hicache-io-backend": backend,
+            "hicache-write-policy": HOST_POLICIES[self.seed % 3],
+        }
+        return options if self.host_cache else {}
 
-    def _lora(self) -> Sequence[str]:
+    def _lora(self) -> Options:
         """Return the options for LoRA adapters. The kernels are others if batches overlap."""
-        if not self.adapters:
-            return ()
-        return (
-            *("--enable-lora", "--lora-backend", "csgmv" if self.overlap else "triton"),
-            *("--max-lora-rank", str(RANK)),
-            *("--max-loras-per-batch", str(LOADED), "--lora-target-modules", *MODULES),
-        )
+        options = {
+            "enable-lora": True,
+            "lora-backend": "csgmv" if self.overlap else "triton",
+            "max-lora-rank": RANK,
+            "max-loras-per-batch": LOADED,
+            "lora-target-modules": MODULES,
+        }
+        return options if self.adapters else {}
 
-    def _graphs(self, known: frozenset[str]) -> Sequence[str]:
+    def _graphs(self, known: frozenset[str]) -> Options:
         """Return the options for captured graphs. Their names depend on the release."""
         if "--cuda-graph-config" in known:
-            return "--cuda-graph-config", json.dumps(self._phases())
-        words = ["--cuda-graph-max-bs", str(BUCKETS[-1]), "--cuda-graph-bs", *map(str, BUCKETS)]
-        if self.graphs != "breakable":
-            return [*words, "--disable-piecewise-cuda-graph"]
-        words += ["--piecewise-cuda-graph-tokens", *map(str, TOKEN_BUCKETS)]
-        words += ["--piecewise-cuda-graph-compiler", "eager", "--enable-breakable-cuda-graph"]
-        return [*words, "--enforce-piecewise-cuda-graph"]
+            return {"cuda-graph-config": json.dumps(self._phases())}
+        prefills = self.graphs == "breakable"
+        return {
+            "cuda-graph-max-bs": BUCKETS[-1],
+            "cuda-graph-bs": BUCKETS,
+            "disable-piecewise-cuda-graph": not prefills,
+            "piecewise-cuda-graph-tokens": TOKEN_BUCKETS if prefills else None,
+            "piecewise-cuda-graph-compiler": "eager" if prefills else None,
+            "enable-breakable-cuda-graph": prefills,
+            "enforce-piecewise-cuda-graph": prefills,
+        }
 
     def _phases(self) -> dict[str, dict[str, object]]:
         decode = {"backend": "full", "bs": list(BUCKETS), "max_bs": BUCKETS[-1]}
@@ -248,9 +261,9 @@ class SglangServed(Common):
             prefill = {"backend": "breakable", **sizes}
         return {"decode": decode, "prefill": prefill}
 
-    def _speculation(self, folder: Path, package: Path) -> Sequence[str]:
+    def _speculation(self, folder: Path, package: Path) -> Options:
         if self.speculative is None:
-            return ()
+            return {}
         if self.shape.draft is None:
             raise LackingError(f"{self.model} has no draft model here")
         if self.adapters and not says(package, *PLAIN_DRAFTS):
@@ -260,11 +273,10 @@ class SglangServed(Common):
             if not says(package, *SLIDING_DRAFTS):
                 raise LackingError("this release has no draft models with sliding windows")
             draft = self.shape.write(folder / "draft")
-        steps, tokens = 3, 4 if self.topk == 1 else 6
-        return (
-            *("--speculative-algorithm", self.speculative.upper()),
-            *("--speculative-draft-model-path", str(draft)),
-            *("--speculative-num-steps", str(steps)),
-            *("--speculative-eagle-topk", str(self.topk)),
-            *("--speculative-num-draft-tokens", str(tokens)),
-        )
+        return {
+            "speculative-algorithm": self.speculative.upper(),
+            "speculative-draft-model-path": draft,
+            "speculative-num-steps": 3,
+            "speculative-eagle-topk": self.topk,
+            "speculative-num-draft-tokens": 4 if self.topk == 1 else 6,
+        }
