@@ -33,6 +33,9 @@ WORD = 32
 LENGTHS = (8, 9, 9, 9, 9)
 """The lengths of the stop strings of a request."""
 
+LIKELIEST = 8
+"""The number of the likeliest tokens of each step that are compared."""
+
 
 def text_of(tokens: Sequence[int]) -> str:
     """Return the text of tokens: one to four bits of each, so strings span tokens by chance.

@@ -33,11 +33,8 @@ def transfer_kv_per_layer_direct_pf_lf(
     page_size: int,
 ) -> None:
     """Copy whole pages of a layer from the host."""
-    for source, target in zip(src_ptrs, dst_ptrs, strict=True):
-        pages = target.view(-1, page_size, *target.shape[1:])
-        pages[dst_indices[::page_size] // page_size] = source[
-            src_indices[::page_size] // page_size, layer_id
-        ]
+    layers = [source[:, layer_id].flatten(0, 1) for source in src_ptrs]
+    transfer_kv_direct(layers, dst_ptrs, src_indices, dst_indices, page_size)
 
 
 def transfer_kv_all_layer_direct_lf_pf(
@@ -112,10 +109,7 @@ def transfer_kv_all_layer_lf_pf(
 
 
 def in_any_order(clear: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a method that empties a pool on the host, and leaves its free pages in any order.
-
-    A pool that is in use for long has them so.
-    """
+    """Return a method that empties a pool on the host, and shuffles its pages as long use does."""
 
     def cleared(pool: Any) -> None:
         clear(pool)
@@ -127,7 +121,7 @@ def in_any_order(clear: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def memory(address: int, indices: Tensor, size: int) -> Tensor:
-    """Return the rows at an address, up to the last of some, as bytes [rows, size]."""
+    """Return the rows at an address, up to the largest index, as bytes [rows, size]."""
     rows = int(indices.max()) + 1
     held = (ctypes.c_char * (rows * size)).from_address(address)
     return torch.frombuffer(held, dtype=torch.uint8).view(rows, size)
@@ -138,4 +132,3 @@ COPIES: Sequence[Callable[..., None]] = (
     *(transfer_kv_per_layer, transfer_kv_per_layer_pf_lf),
     *(transfer_kv_all_layer, transfer_kv_all_layer_lf_pf),
 )
-"""The stand-ins for copies between a pool and the host."""

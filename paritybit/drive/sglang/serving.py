@@ -18,6 +18,7 @@ from typing import Any
 from paritybit.compat import override
 from paritybit.drive.answers import (
     END_OF_TEXT,
+    LIKELIEST,
     NUMBER,
     Answer,
     Likely,
@@ -40,14 +41,13 @@ from paritybit.engines.loading import named
 from paritybit.watch import journal
 
 IMPORTED = ("sglang.srt.managers.scheduler", "sglang.srt.models.registry")
-"""Modules of the engine that take longest to import. The second one imports all models."""
+"""The modules of the engine that take longest to import."""
 
 TREE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
-"""The variable with the language of the prefix cache. The engine reads it when it starts."""
+"""The variable with the language of the prefix cache."""
 
 NOTHING = ("input_embeds", "mm_inputs", "token_type_ids")
 """Optional fields of a request that some releases require. They are None."""
-
 
 GRAMMARS = "sglang.srt.constrained.base_grammar_backend"
 
@@ -66,7 +66,7 @@ TOKENIZER = SimpleNamespace(
     decode=text_of,
     encode=lambda text, **_: [*text],
 )
-"""A tokenizer with the texts of tokens, and for a text, as many tokens as it may have at most."""
+"""A tokenizer that gives a text as many tokens as it may have at most."""
 
 SPACES = {None: (None, None), 1: ("a", None), 2: (None, "a"), 3: ("b", None), 4: ("a", "a")}
 """The extra key and the salt of each namespace of the prefix cache."""
@@ -75,10 +75,6 @@ KINDS = ("token", "top", "token_ids")
 """The kinds of tokens with log-likelihoods: the one there, the likeliest ones, and given ones."""
 
 COUNTS = ("prompt_tokens", "completion_tokens")
-"""The attributes of an output with the numbers of tokens of each prompt and answer."""
-
-LIKELIEST = 8
-"""The number of likeliest tokens per step that are requested to compare likelihoods."""
 
 
 def install(device: str) -> None:
@@ -270,11 +266,8 @@ class Sglang(Engine):
     def _hear(self, output: Any, *rest: Any) -> None:
         """Report the requests that an output of the scheduler ends to the player."""
         if getattr(output, "success", None) is False:
-            lines, why = (
-                journal.of_process(),
-                getattr(output, "message", "") or getattr(output, "error_message", ""),
-            )
-            if lines is not None:
+            why = getattr(output, "message", "") or getattr(output, "error_message", "")
+            if (lines := journal.of_process()) is not None:
                 lines.undecided(f"an action was refused: {type(output).__name__}: {why}")
         elif type(output).__name__ == "AbortReq":
             self._end(output.rid, {"type": "abort"})
@@ -307,7 +300,7 @@ class Sglang(Engine):
 ENGINE = Sglang
 
 NAMES: Mapping[str, str] = {"min_tokens": "min_new_tokens", "seed": "sampling_seed"}
-"""Names of parameters of sampling in sglang, if they differ."""
+"""The names of parameters of sampling that differ in sglang."""
 
 
 def hear(answer: Answer, output: Any, index: int) -> None:

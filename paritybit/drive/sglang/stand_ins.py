@@ -34,14 +34,13 @@ from paritybit.engines.interpreter import quicken
 from paritybit.reference.ops import Ops
 
 ANYWHERE, ON_A_CPU = StandIns(), StandIns()
-"""Stand-ins for every device, and additional ones for a CPU, before the engine is imported."""
+"""Stand-ins for every device, and additional ones for a CPU."""
 
 SLOW = "Triton's interpreter takes a second for each step"
 
 OPTIONAL = (
     *("IPython", "cuda", "cutlass", "gguf", "sentencepiece", "sgl_kernel", "torchvision", "vllm"),
 )
-"""Optional packages: formats, tokenizers, media, interactive use, compiled kernels."""
 
 MEDIA = "torchvision"
 """This package is imported first, because some releases depend on the order."""
@@ -51,8 +50,7 @@ ABSENT = ("vllm.logger",)
 
 
 @ANYWHERE.add("packages", "they are not installed and never used here")
-def stand_in_for_packages() -> str:
-    """Replace packages that are not installed by empty modules. Returns their names as text."""
+def _stand_in_for_packages() -> str:
     missing = replaced(OPTIONAL, ABSENT)
     if MEDIA in missing:
         importlib.import_module(MEDIA)
@@ -70,8 +68,7 @@ WEAK_REFERENCES = "sglang.srt.compilation.weak_ref_tensor"
     "replayed over the same tensors",
     "a CPU has none",
 )
-def stand_in_for_graphs() -> None:
-    """Add everything to torch's CUDA and CPU modules that the engine's graph runners need."""
+def _stand_in_for_graphs() -> None:
     quicken()
     # Graphs of prefills keep their outputs, because a tape does not reuse memory.
     references: Any = ModuleType(WEAK_REFERENCES)
@@ -100,8 +97,7 @@ ON_A_CPU.add("pinned memory: any memory", "a CPU can pin none")(unpin_memory)
     "random weights: larger ones, which differ from layer to layer",
     "with the engine's own nearly all tokens are equally likely, and layers are alike",
 )
-def stand_in_for_weights() -> str | None:
-    """Give each parameter individual values, with a scale that keeps activations near 1."""
+def _stand_in_for_weights() -> str | None:
     return put_in("sglang.srt.model_loader.loader", "initialize_dummy_weights", initialise)
 
 
@@ -118,8 +114,7 @@ def put_in(module: str, name: str, value: object) -> str | None:
     "compiled layers: the engine's own torch implementations (forward_native)",
     "they are compiled for CUDA",
 )
-def stand_in_for_layers() -> None:
-    """Use the engine's own torch implementations of layers."""
+def _stand_in_for_layers() -> None:
     layers: Any = importlib.import_module("sglang.srt.layers.utils.multi_platform")
     layers.MultiPlatformOp.dispatch_forward = lambda layer: layer.forward_native
 
@@ -147,8 +142,7 @@ OF_NO_ACCOUNT = frozenset(
 @ON_A_CPU.add(
     "the arithmetic of the Triton backend's attention: torch over the lists it is given", SLOW
 )
-def stand_in_for_attention() -> None:
-    """Compute attention with torch, over the lists that the kernels get."""
+def _stand_in_for_attention() -> None:
     for (place, arithmetic), package in product(ATTENTION.items(), KERNELS):
         file, name = place.split(".")
         module = found(f"{package}.{file}")
@@ -159,7 +153,7 @@ def stand_in_for_attention() -> None:
 def adapted(kernel: Callable[..., None], arithmetic: type[Any]) -> Callable[..., None]:
     """Return a function with the signature of a kernel that computes with `arithmetic`.
 
-    It raises NotImplementedError for an argument that `arithmetic` lacks, unless it is the default.
+    It raises NotImplementedError for an argument that `arithmetic` lacks, except for a default.
     """
     signature = inspect.signature(kernel)
     known = {one.name for one in fields(arithmetic)}
@@ -182,15 +176,14 @@ CONVOLUTIONS = "sglang.srt.layers.attention.mamba.causal_conv1d"
 
 
 @ON_A_CPU.add("short convolutions: torch over the states they are given", SLOW)
-def stand_in_for_convolutions() -> str | None:
-    """Compute short convolutions with torch, over the states that the kernels get."""
+def _stand_in_for_convolutions() -> str | None:
     update = whole(convolutions.convolved_once, returns=True)
     put_in(CONVOLUTIONS, "causal_conv1d_update", update)
     return put_in(CONVOLUTIONS, "causal_conv1d_fn", whole(convolutions.convolved, returns=True))
 
 
 @ON_A_CPU.add("the device of LoRA's kernels: the CPU", "the engine expects CUDA")
-def stand_in_for_lora() -> None:
+def _stand_in_for_lora() -> None:
     """Let LoRA's backends create tensors on the CPU, look up its kernels, and read host tensors."""
     put_in("sglang.srt.utils", "get_device_name", lambda *device: "cpu")
     for name in ("triton", "chunked"):
@@ -230,8 +223,7 @@ class TorchOnACpu(ModuleType):
 @ON_A_CPU.add(
     "the kernel that bounds logits: torch", "Triton's interpreter has no tanh of libdevice"
 )
-def stand_in_for_softcap() -> str | None:
-    """Bound logits smoothly, in place, if the release has a kernel for this."""
+def _stand_in_for_softcap() -> str | None:
 
     def softcap(logits: Tensor, cap: float) -> Tensor:
         return logits.copy_((logits / cap).tanh() * cap)
@@ -240,20 +232,16 @@ def stand_in_for_softcap() -> str | None:
 
 
 RUNNERS = ("model_executor.model_runner", "model_executor.model_runner_components.cuda_graph_setup")
-"""The modules that choose a graph runner by the kind of device, by release."""
-
 CAPTURING = ("init_device_graphs", "init_decode_cuda_graph", "capture_decode_graph")
-"""The functions of these modules, or of their model runners, that choose the graph runner."""
+"""The modules that choose a graph runner by the kind of device, by release, and the functions of
+these modules, or of their model runners, that do so."""
 
 
 @ON_A_CPU.add(
     "the choice of graph runner for decoding: the one of CUDA", "the engine has another for a CPU"
 )
-def use_runner_of_cuda() -> None:
-    """Make an engine on a CPU build the graph runner for decoding that it builds on CUDA.
-
-    Otherwise, it would build its graph runner for CPUs, and only if compilation is enabled.
-    """
+def _use_runner_of_cuda() -> None:
+    """Otherwise, an engine builds its graph runner for CPUs, and only if compilation is enabled."""
     platform: Any = getattr(found("sglang.srt.platforms.interface"), "SRTPlatform", None)
     if hasattr(platform, "capabilities"):  # The stand-ins provide both.
         abilities = type(platform.capabilities)
@@ -315,17 +303,15 @@ def _compiling(module: Any, capture: Callable[..., Any]) -> Callable[..., Any]:
 
 
 WORKERS = ("eagle_worker", "eagle_worker_v2")
-"""The modules of draft workers, by release."""
-
 CAPTURING_DRAFTS = ("init_cuda_graphs", "_capture_cuda_graphs")
-"""The methods of draft workers that choose a graph runner by the kind of device."""
+"""The modules of draft workers, by release, and their methods that choose a graph runner by the
+kind of device."""
 
 
 @ON_A_CPU.add(
     "the choice of graph runners for drafting: those of CUDA", "the engine has none for a CPU"
 )
-def use_runners_of_cuda() -> None:
-    """Make draft workers build the graph runners that they build on CUDA."""
+def _use_runners_of_cuda() -> None:
     for module in filter(None, (found(f"sglang.srt.speculative.{name}") for name in WORKERS)):
         for held in list(vars(module).values()):
             if isinstance(held, type) and held.__module__ == module.__name__:
@@ -334,7 +320,7 @@ def use_runners_of_cuda() -> None:
 
 
 class AsCuda(str):
-    """The name of a device. It is equal to "cuda" for the engine, but torch reads the real name."""
+    """The name of a device that is equal to "cuda" for the engine, but not for torch."""
 
     __slots__ = ()
 
@@ -372,8 +358,7 @@ def _as_on_cuda(capture: Any, module: Any) -> Any:
 @ON_A_CPU.add(
     "the rule that batches with drafts do not overlap: none", "the engine has it for a CPU alone"
 )
-def overlap_as_on_cuda() -> str | None:
-    """Allow overlap scheduling with drafts on a CPU, if the release disables it."""
+def _overlap_as_on_cuda() -> str | None:
     rules = "sglang.srt.arg_groups.speculative_hook"
     return put_in(rules, "_disable_overlap_schedule_for_cpu", lambda server_args: None)
 
@@ -382,8 +367,7 @@ def overlap_as_on_cuda() -> str | None:
     "the experts' torch implementation: one step of a graph",
     "it reads how many tokens each expert has on the host",
 )
-def stand_in_for_experts() -> str | None:
-    """Make a graph keep each call of the engine's own experts in torch as one step."""
+def _stand_in_for_experts() -> str | None:
     place, name = "sglang.srt.layers.moe.fused_moe_native", "moe_forward_native"
     experts = getattr(found(place), name, None)
     return "" if experts is None else put_in(place, name, whole(experts, returns=True))
@@ -393,7 +377,6 @@ TREES = ("sglang.srt.speculative.eagle_utils", "sglang.kernels.ops.speculative.s
 """Modules that build and verify trees with compiled kernels, by release."""
 
 VERIFIER, BUILDER = "verify_tree_greedy_func", "sgl_build_tree_kernel_efficient"
-"""The function that calls the kernel that verifies trees, and the kernel that builds them."""
 
 KERNELS_OF_CUDA = (
     "sglang.srt.speculative.eagle_info_v2",
@@ -406,8 +389,7 @@ KERNELS_OF_CUDA = (
 @ON_A_CPU.add(
     "the kernels that build and verify trees of drafts: Python", "they are compiled for CUDA"
 )
-def stand_in_for_trees() -> None:
-    """Build and verify trees in Python, and look up slots with the engine's Triton kernel."""
+def _stand_in_for_trees() -> None:
     for module in filter(None, map(found, TREES)):
         if hasattr(module, VERIFIER):
             replace_everywhere(getattr(module, VERIFIER), trees.verify_tree_greedy)
@@ -427,8 +409,7 @@ def replace_everywhere(original: object, stand_in: object) -> None:
 
 
 @ON_A_CPU.add("copies between a KV pool and the host: torch", "they are compiled for CUDA")
-def stand_in_for_host_copies() -> None:
-    """Disable the registration of host memory, and copy with torch in place of a kernel."""
+def _stand_in_for_host_copies() -> None:
     held: Any = torch.cuda
     held.cudart = lambda: SimpleNamespace(
         cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0

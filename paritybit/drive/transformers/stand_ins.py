@@ -42,7 +42,7 @@ class Pool:
     "CUDA graphs, streams and events: a tape of torch ops, replayed over the same tensors",
     "a CPU has none",
 )
-def stand_in_for_graphs() -> None:
+def _stand_in_for_graphs() -> None:
     """Add graphs to torch's CUDA module, and make continuous batching use it as accelerator."""
     emulate(Ops())
     unpin_memory()
@@ -110,7 +110,7 @@ def captured(graph: CpuGraph, *arguments: Any, **settings: Any) -> Iterator[None
 
 
 @ON_A_CPU.add("flash attention: torch ops, for tables of blocks", "it is made for GPUs")
-def stand_in_for_flash_attention() -> None:
+def _stand_in_for_flash_attention() -> None:
     """Give the engine flash attention, and let it decode with tables of blocks."""
     modeling: Any = importlib.import_module("transformers.modeling_utils").PreTrainedModel
     modeling._flash_attn_can_dispatch = lambda *arguments, **named: True

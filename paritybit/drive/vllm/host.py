@@ -1,7 +1,7 @@
 """Copies of KV to the host and back, if the engine's device is a CPU.
 
-On a GPU, a copy runs beside later forwards. Here, its memory moves some polls after its submission,
-or when the engine waits for it, so that an engine which reuses its blocks too early shows it.
+On a GPU, a copy runs beside later forwards. Here, it runs some polls after its submission, or when
+the engine waits for it. An engine that reuses its blocks too early shows it.
 """
 
 import ctypes
@@ -61,7 +61,7 @@ class LateHandler:
 
 
 class LateEvent:
-    """The event after a copy, which is made when the engine has asked often enough, or waits."""
+    """The event after a copy, which is made after some polls, or when the engine waits."""
 
     def __init__(self, copy: Callable[[], object], polls: int) -> None:
         self.copies, self.polls = [copy], polls

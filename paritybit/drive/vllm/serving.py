@@ -16,6 +16,7 @@ from typing import Any
 from paritybit.compat import override
 from paritybit.drive.answers import (
     END_OF_TEXT,
+    LIKELIEST,
     NUMBER,
     Answer,
     Likely,
@@ -37,9 +38,6 @@ from paritybit.watch import journal
 ARGUMENTS, CORE = "vllm.engine.arg_utils", "vllm.v1.engine.core"
 """The modules that import the engine. It reads the variables of settings later."""
 
-LIKELIEST = 8
-"""The number of the likeliest tokens of each step that are compared."""
-
 UNMASKED = {"top_k", "top_p", "min_p", "seed", "ignore_eos", "likelihoods"}
 """Parameters of sampling with which the likeliest token stays the likeliest."""
 
@@ -47,7 +45,7 @@ LOWEST = -100.0
 """What is added to the logits of tokens that a processor forbids: the engine's least bias."""
 
 FEW = 8
-"""The number of tokens that may be sampled with n-gram drafts, so that some are accepted."""
+"""So few tokens may be sampled with n-gram drafts that some drafts are accepted."""
 
 
 def install(device: str) -> None:
@@ -94,24 +92,24 @@ class Vllm(Engine):
             while True:
                 for act in self.player.poll():
                     act()
-                self._step(self._core)
+                self._step()
 
-    def _step(self, core: Any) -> None:
+    def _step(self) -> None:
         """Run one step, and report requests that have ended to the player."""
-        outputs, ran = core.step_fn()
-        core.post_step(ran)
+        outputs, ran = self._core.step_fn()
+        self._core.post_step(ran)
         self.forwards += bool(ran)
         self.require_progress(0 if outputs else self.player.open)
         for of_client in (outputs or {}).values():
-            self._hear(core, of_client.outputs)
+            self._hear(of_client.outputs)
 
-    def _hear(self, core: Any, outputs: Sequence[Any]) -> None:
+    def _hear(self, outputs: Sequence[Any]) -> None:
         """Note the outputs of a step, as the engine's client gets them."""
         for output in outputs:
             if output.request_id not in self._answers:
                 report(f"request {output.request_id} goes on after it has ended", what="goes on")
         processed = self._outputs.process_outputs(outputs)
-        core.abort_requests(processed.reqs_to_abort)
+        self._core.abort_requests(processed.reqs_to_abort)
         for output in processed.request_outputs:
             (made,), name = output.outputs, output.request_id
             answer = self._answers[name]

@@ -35,7 +35,7 @@ SLOW = "Triton's interpreter takes a second for each step"
 OPTIONAL = (
     *("cpuinfo", "gguf", "diskcache", "llguidance", "mistral_common", "openai_harmony", "uvloop"),
 )
-"""Packages that the engine imports, but does not use here."""
+"""Packages that the engine does not use here."""
 
 HIDDEN = ("vllm.parser", "vllm.reasoning", "vllm.tool_parsers")
 """Modules of the engine that parse the output of models. They import further packages."""
@@ -67,19 +67,14 @@ paritybit = paritybit.drive.vllm.stand_ins:platform
 
 
 @ANYWHERE.add("packages", "they are not installed and never used here")
-def stand_in_for_packages() -> str:
-    """Replace packages that are not installed, and hidden modules, by empty modules.
-
-    Returns their names.
-    """
+def _stand_in_for_packages() -> str:
     missing = replaced(OPTIONAL)
     sys.meta_path.insert(0, UnavailableFinder(HIDDEN))
     return ", ".join((*missing, *HIDDEN))
 
 
 @ANYWHERE.add("numba", "it is not installed")
-def stand_in_for_numba() -> str:
-    """Run functions without numba if it is not installed. Returns what is replaced."""
+def _stand_in_for_numba() -> str:
     if importlib.util.find_spec("numba") is not None:
         return ""
     module: Any = ModuleType("numba")
@@ -100,8 +95,7 @@ BEFORE.append(ON_NUMPY)
     "replayed over the same tensors",
     "a CPU has none",
 )
-def stand_in_for_graphs() -> None:
-    """Add everything to torch's CUDA module that the engine's graph wrapper and manager need."""
+def _stand_in_for_graphs() -> None:
     quicken()
     emulate_device(Ops())
     accelerator: Any = torch.accelerator
@@ -112,8 +106,7 @@ def stand_in_for_graphs() -> None:
     "log1p of libdevice: the logarithm, and a series for small numbers",
     "Triton's interpreter has none",
 )
-def stand_in_for_libdevice() -> None:
-    """Compute the function of libdevice that the engine samples with."""
+def _stand_in_for_libdevice() -> None:
     language: Any = importlib.import_module("triton.language")
     libdevice: Any = importlib.import_module("triton.language.extra.libdevice")
 
@@ -126,8 +119,7 @@ def stand_in_for_libdevice() -> None:
 
 
 @BEFORE.add("compiled operators: torch", "they are compiled")
-def stand_in_for_operators() -> None:
-    """Define compiled operators in torch."""
+def _stand_in_for_operators() -> None:
     for schema, function in OPERATORS.items():
         LIBRARY.define(schema)
         LIBRARY.impl(schema.split("(")[0], function, "CompositeExplicitAutograd")
@@ -138,7 +130,7 @@ def stand_in_for_operators() -> None:
     "of CUDA",
     "the engine has others for a CPU, without graphs",
 )
-def declare_platform() -> None:
+def _declare_platform() -> None:
     """Declare the entry point by which the engine finds the platform."""
     folder = Path(tempfile.mkdtemp(prefix="paritybit-"))
     metadata = folder / "paritybit_drive-0.dist-info"
@@ -156,30 +148,26 @@ def platform() -> str:
 @AFTER.add(
     "the arithmetic of the Triton backend's attention: torch over the tables it is given", SLOW
 )
-def stand_in_for_attention() -> None:
-    """Compute attention, and write the cache, with torch."""
+def _stand_in_for_attention() -> None:
     backend: Any = importlib.import_module(ATTENTION)
     backend.unified_attention = whole(attend)
     backend.triton_reshape_and_cache_flash = whole(store)
 
 
 @AFTER.add("the model's weights: other random values", "with its own all tokens are equally likely")
-def stand_in_for_weights() -> None:
-    """Give each parameter individual values."""
+def _stand_in_for_weights() -> None:
     loader: Any = importlib.import_module("vllm.model_executor.model_loader.dummy_loader")
     loader.DummyModelLoader.load_weights = lambda one, model, config: initialise(model)
 
 
 @AFTER.add("the arithmetic of the LoRA kernels: torch over the lists they are given", SLOW)
-def stand_in_for_lora() -> None:
-    """Compute adapters with torch."""
+def _stand_in_for_lora() -> None:
     wrapper: Any = importlib.import_module(LORA)
     wrapper.lora_shrink, wrapper.lora_expand = lora.shrink, lora.expand
 
 
 @AFTER.add("short convolutions: torch over the states they are given", SLOW)
-def stand_in_for_convolutions() -> None:
-    """Compute short convolutions, and copy their states, with torch."""
+def _stand_in_for_convolutions() -> None:
     layer: Any = importlib.import_module(CONVOLUTION)
     layer.causal_conv1d_fn = whole(convolved, returns=True)
     layer.causal_conv1d_update = whole(partial(convolved_once, pad_slot_id=0), returns=True)
@@ -205,15 +193,13 @@ class Generator(torch.Generator):
 @AFTER.add(
     "generators of random numbers: those of a CPU, which are not set back", "they have no offset"
 )
-def stand_in_for_generators() -> None:
-    """Let the engine set a generator back when it discards a token."""
+def _stand_in_for_generators() -> None:
     held: Any = torch
     held.Generator = Generator
 
 
 @AFTER.add("sampling: the engine's own in torch", f"it is compiled, and {SLOW}")
-def stand_in_for_sampling() -> None:
-    """Use the engine's own sampling in torch."""
+def _stand_in_for_sampling() -> None:
     module: Any = importlib.import_module(SAMPLER)
     module.HAS_TRITON = False  # Otherwise a kernel finds the most likely tokens.
     with_nucleus = module.apply_top_k_top_p_pytorch
@@ -229,13 +215,13 @@ AFTER.append(
 
 
 def install_before_engine(device: str) -> None:
-    """Install and report the replacements that the import of the engine needs."""
+    """Install what the import of the engine needs."""
     os.environ.update(VARIABLES)
     install(device, ANYWHERE, BEFORE)
 
 
 def install_in_engine(served: VllmServed) -> None:
-    """Install and report the replacements for parts of the engine."""
+    """Install the replacements for parts of the engine."""
     put(AFTER if served.device == "cpu" else ())
     if served.ordered:
         builder = importlib.import_module(ATTENTION).TritonAttentionMetadataBuilder
