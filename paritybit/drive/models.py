@@ -12,10 +12,7 @@ WINDOW = 16
 
 @dataclass(frozen=True)
 class Model:
-    """The configuration of a model.
-
-    `draft` is the configuration of its draft model, if any.
-    """
+    """The configurations of a model, and of its draft model, if any."""
 
     name: str
     config: Mapping[str, Any]
@@ -27,7 +24,7 @@ class Model:
 
 
 def written(config: Mapping[str, Any], folder: Path) -> Path:
-    """Write a configuration to a new folder, and return the folder."""
+    """Write a configuration to a folder, and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True))
     return folder
@@ -165,4 +162,3 @@ LFM2 = Model(
 )
 
 MODELS = {model.name: model for model in (GEMMA4, GPT_OSS, QWEN2_VL, LFM2)}
-"""The models that can be served, by name."""

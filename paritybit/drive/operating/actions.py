@@ -1,8 +1,4 @@
-"""Generates the actions of an operator between requests, and performs each when it is possible.
-
-The operator pauses and continues the engine, updates its weights, captures its graphs again, and
-empties its cache.
-"""
+"""Generates the actions of an operator between requests, and performs each when it is possible."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -21,14 +17,11 @@ COUNT = "action: "
 WHOLE = "rows served as a whole"
 """Counts the rows in which enough waves and forwards were served."""
 
-LASTING = frozenset({"pause", "retract"})
-"""Actions that last until the act `continue`."""
+LASTING, WHILE_RUNNING = frozenset({"pause", "retract"}), frozenset({"preempt"})
+"""Actions that last until the act `continue`, and others that happen while requests run."""
 
 AT_ONCE = (("weights",), ("flush",))
 """Actions before the first request of a wave arrives."""
-
-WHILE_RUNNING = frozenset({"preempt"})
-"""Actions that do not last, and that happen while requests run."""
 
 LATER = (
     ("pause",),
@@ -48,9 +41,9 @@ FEW, LONGEST = 8, 256
 
 @dataclass
 class Operator:
-    """Performs the actions of a wave. Actions that the engine does not support are skipped.
+    """Performs the actions of a wave that the engine supports.
 
-    Those that the engine refuses while it copies KV wait until `at_rest` returns True.
+    Those that it refuses while it copies KV wait until `at_rest` returns True.
     """
 
     acts: "Acts"
@@ -69,7 +62,7 @@ class Operator:
         self._waiting = [one for one in actions if one.what in self.acts]
 
     def due(self, poll: int, *, idle: bool) -> list[Any]:
-        """Return the engine's requests for the actions of a poll. `idle`: no request runs."""
+        """Return the engine's requests for the actions of a poll. If `idle`, no request runs."""
         given: list[Any] = []
         if self._lasting is not None and poll > self._since + self._lasting.lasts:
             given += self._end()
@@ -86,7 +79,7 @@ class Operator:
         return given
 
     def leave(self) -> list[Any]:
-        """Return the engine's requests that end the current action. Drops all other actions."""
+        """Return the engine's requests that end the current action, and drop all others."""
         self._waiting = []
         return self._end()
 
@@ -113,7 +106,7 @@ class Operator:
 def with_actions(seed: int, given: Iterator[Wave], kinds: Sequence[str]) -> Iterator[Wave]:
     """Add actions to waves, and let some of their requests repeat prompts of the wave before.
 
-    Waves do not empty the cache at their end, so there are entries that an action could corrupt.
+    No wave empties the cache, so there are entries that an action could corrupt.
     """
     chance, before = random.Random(f"actions {seed}"), Wave()
     at_once, later = (deck(chance, plans, kinds) for plans in (AT_ONCE, LATER))
@@ -146,8 +139,7 @@ def deck(
 def repeated(wave: Wave, before: Wave) -> tuple[Planned, ...]:
     """Return the requests of a wave. Every second one begins with a prompt of the wave before.
 
-    Prompts with the fewest generated tokens are used first, because a cache still has the window at
-    their end.
+    Those with the fewest generated tokens come first, as a cache still has the window at their end.
     """
     requests = list(wave.requests)
     old = [one for one in before.requests if one.follows is None and one.tokens <= FEW]

@@ -19,10 +19,10 @@ RANK = 4
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 ADAPTED = (MODULES, ("q_proj", "v_proj"), ("o_proj",))
-"""The modules that adapters change, in turn. An engine clears what an evicted one had in others."""
+"""The modules that adapters change, in turn."""
 
 LOADED = 2
-"""The most adapters of a batch, including the base model. There are more adapters than that."""
+"""The most adapters of a batch, including the base model: fewer than there are."""
 
 
 def name_of(number: int) -> str:
@@ -50,7 +50,7 @@ def loads(structures: Any, model: Model, count: int) -> list[Any]:
 
 
 def weights(model: Model, number: int) -> dict[str, torch.Tensor]:
-    """Return the weights of an adapter by name. They depend only on its number."""
+    """Return the weights of an adapter by name."""
     generator = torch.Generator().manual_seed(number)
     hidden, width = model.config["hidden_size"], model.config["head_dim"]
     heads, kv_heads = model.config["num_attention_heads"], model.config["num_key_value_heads"]
@@ -71,7 +71,7 @@ def weights(model: Model, number: int) -> dict[str, torch.Tensor]:
 
 
 def with_adapters(seed: int, given: Iterator[Wave], count: int) -> Iterator[Wave]:
-    """Give requests one of `count` adapters. Each adapter, and none, has the same probability."""
+    """Give requests one of `count` adapters, or none, with the same probability."""
     chance = Random(f"adapters {seed}")
 
     def asks(one: Planned) -> Planned:

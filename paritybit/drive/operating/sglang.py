@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.multiprocessing import reductions
 
 from paritybit.drive.engine import Acts
+from paritybit.engines.loading import named
 from paritybit.watch import journal
 
 
 def acts_of(scheduler: Any) -> Acts:
-    """Return the acts that the release of a scheduler has, as its own requests."""
+    """Return the acts that a scheduler has, as its own requests."""
     structures: Any = importlib.import_module("sglang.srt.managers.io_struct")
     weights = Weights(scheduler, structures)
     acts: dict[str, Any] = {
@@ -55,7 +56,7 @@ def recapture(capture: Callable[[], None]) -> Sequence[Any]:
 
 
 class Weights:
-    """Makes new weights and packs them for a scheduler. Update n always has the same weights."""
+    """Makes new weights for a scheduler. Update n always has the same."""
 
     def __init__(self, scheduler: Any, structures: Any) -> None:
         self.scheduler, self.structures = scheduler, structures
@@ -67,14 +68,11 @@ class Weights:
         self.updates += 1
         kind = structures.UpdateWeightsFromTensorReqInput
         known = inspect.signature(kind).parameters
-        target: dict[str, Any] = {"disable_draft_model": True}
-        if "selector" in known:
-            target = {"selector": "target"}
-        update = kind(
+        target = {"selector": "target"} if "selector" in known else {"disable_draft_model": True}
+        update = named(kind, **target)(
             serialized_named_tensors=[packed(self.others())],
             load_format="direct",
             flush_cache=flush,
-            **{name: value for name, value in target.items() if name in known},
         )
         if not hasattr(structures, "BeginWeightUpdateReqInput"):
             return [update]

@@ -1,9 +1,8 @@
 """Attention in torch, over the same index lists that the engine's kernels get.
 
-Shapes: T queries, R rows, H query heads, G KV heads, S slots. A buffer has shape [S, G, width] or
-[pages, page size, G, width]. Queries have shape [T, H, width of K], and outputs [T, H, width of V].
-Row r lists the slots `kv_indices[kv_indptr[r] : kv_indptr[r + 1]]`. Its queries begin at
-`qo_indptr[r]`.
+A buffer of S slots has shape [S, KV heads, width] or [pages, page size, KV heads, width]. T queries
+have shape [T, heads, width of K], and outputs [T, heads, width of V]. Row r lists the slots
+`kv_indices[kv_indptr[r] : kv_indptr[r + 1]]`. Its queries begin at `qo_indptr[r]`.
 
 A kernel can read outside of its tensors, where torch would raise. Such reads are clamped.
 """
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 LOWEST = -1e30
-"""A score that takes no weight from any other, except from those of keys that are not seen."""
+"""A score that takes no weight from those of keys that are seen."""
 
 as_decoding = False
 """Whether a query sees the window that it has when its token is decoded.
@@ -30,10 +29,7 @@ A kernel for prefills shows it one key more, and moves a draft's window by its p
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionLists:
-    """The arguments of all kernels, by their names: slots in the buffers, and how to attend.
-
-    No served model has an `xai_temperature_len`.
-    """
+    """The arguments of all kernels, by their names. No served model has `xai_temperature_len`."""
 
     k_buffer: Tensor
     v_buffer: Tensor
@@ -114,10 +110,7 @@ class DecodeAttention(AttentionLists):
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillAttention(AttentionLists):
-    """The arguments of kernels for prefills.
-
-    For each query, a custom mask has an entry per key of the query's row.
-    """
+    """The arguments of kernels for prefills. A custom mask has an entry per query and key."""
 
     qo_indptr: Tensor
     custom_mask: Tensor | None = None
@@ -130,7 +123,7 @@ class PrefillAttention(AttentionLists):
     ) -> Iterator[tuple[int, slice, Tensor, Tensor]]:
         """Yield each row with queries: its index, its queries' slice and numbers from 0, its slots.
 
-        A kernel can read beyond the last of `size` queries. These are left out.
+        Queries beyond the last of `size` are left out.
         """
         starts = self.qo_indptr.tolist()
         ends = starts[1:] if qo_ends is None else qo_ends.tolist()
@@ -235,6 +228,6 @@ def gathered(buffer: Tensor, slots: Tensor) -> Tensor:
 
 
 def unbounded(part: Tensor) -> Tensor:
-    """Return a flat tensor extended to the end of its storage, as a kernel only gets its start."""
+    """Return a flat tensor, extended to the end of its storage: a kernel only gets its start."""
     rest = part.untyped_storage().nbytes() // part.element_size() - part.storage_offset()
     return part.as_strided((rest,), (1,), part.storage_offset())

@@ -21,8 +21,8 @@ def convolved(
 ) -> Tensor:
     """Convolve prompts, [channels, T], with `weight`, [channels, width], and update their states.
 
-    The inputs of row r begin at `query_start_loc[r]`. Its state, [channels, width - 1], has its
-    last inputs. Without `has_initial_state`, no row continues from its state.
+    The inputs of row r begin at `query_start_loc[r]`. Its state, [channels, width - 1], has the
+    last ones. Without `has_initial_state`, no row continues from its state.
     """
     out, kept = torch.zeros_like(x), weight.shape[1] - 1
     bounds, slots = query_start_loc.tolist(), cache_indices.tolist()

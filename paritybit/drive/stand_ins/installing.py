@@ -17,7 +17,7 @@ from paritybit.watch import journal
 
 @dataclass(frozen=True)
 class StandIn:
-    """A stand-in: a description, the reason, and the function that installs it.
+    """What is replaced, why, and the function that replaces it.
 
     `install` returns details if they vary, or an empty text if it replaced nothing.
     """
@@ -41,7 +41,7 @@ class StandIns(list[StandIn]):
 
 
 LEFT = 33
-"""What new memory holds: a slot, a block or a length that may be in use, within all tables."""
+"""What new memory holds: a slot, a block or a length that may be in use."""
 
 INTEGERS = torch.int32, torch.int64
 
@@ -71,10 +71,7 @@ SPOILED = StandIn(
 
 
 def initialise(model: Any, *_: object, **__: object) -> None:
-    """Fill the parameters of a model. Values depend only on the name and shape of a parameter.
-
-    Their scale keeps activations near 1. Engines fill them so that tokens are equally likely.
-    """
+    """Fill each parameter of a model by its name and shape, so that activations are near 1."""
     for name, parameter in model.state_dict().items():
         if not torch.is_floating_point(parameter):
             continue
@@ -107,10 +104,7 @@ def put(stand_ins: Sequence[StandIn]) -> None:
 
 
 def found(name: str) -> Any:
-    """Return a module, or None if the release lacks it or it cannot be imported here.
-
-    Some modules can only be imported on other hardware.
-    """
+    """Return a module, or None if the release lacks it, or it needs other hardware."""
     try:
         return importlib.import_module(name)
     except (ImportError, NameError):

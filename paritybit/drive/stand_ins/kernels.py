@@ -1,9 +1,8 @@
 """Runs Triton kernels on numpy, which is much faster than Triton's own interpreter.
 
 The Python code of a kernel runs unchanged, with a small replacement of Triton's language on numpy
-arrays. A kernel that uses other operations runs in Triton's interpreter. So does a kernel whose
-first launches leave other memory contents than Triton's interpreter. The check for races sees the
-kernels that run on numpy.
+arrays. Kernels with other operations, and those whose first launches have other results than in
+Triton's interpreter, run in that.
 """
 
 import importlib
@@ -28,10 +27,7 @@ LANGUAGE_MODULE = "triton.language"
 
 
 class Kernel:
-    """One kernel.
-
-    `tried` counts the compared launches. `refused` is True if Triton's interpreter must run it.
-    """
+    """A kernel. `tried` counts compared launches. If `refused`, Triton's interpreter runs it."""
 
     def __init__(self, function: Callable[..., None], constants: Sequence[str]) -> None:
         self.tried, self.refused = 0, not _known(function)
@@ -98,7 +94,7 @@ def _try(
     arguments: Sequence[Any],
     named: dict[str, Any],
 ) -> None:
-    """Launch a kernel in both ways. If the results differ, refuse it from now on."""
+    """Launch a kernel in both ways. If the results differ, refuse it."""
     memory = list(_memory((*arguments, *named.values())))
     before = [held.clone() for held in memory]
     slowly(executor, *arguments, **named)
@@ -108,7 +104,7 @@ def _try(
     try:
         kernel.launch(grid, arguments, named)
         same = all(torch.equal(held, kept) for held, kept in zip(memory, right, strict=True))
-    except Exception:  # Something is missing here. Triton's interpreter has just succeeded.
+    except Exception:  # Triton's interpreter has just succeeded.
         same = False
     if not same:
         kernel.refused = True

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 PHILOX, WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
-"""The multipliers of Philox, and what its keys grow by."""
-
 STEP = np.float32(4.6566127342e-10)
-"""The distance of random numbers."""
+"""The multipliers of Philox, the increments of its keys, and the distance of random numbers."""
 
 
 class Value:

@@ -8,15 +8,9 @@ from typing import Any
 
 from paritybit.engines.stubs import StubFinder
 
-OLDEST = "0"
-"""The version of the empty modules, for code that compares it."""
-
 
 class UnavailableFinder(StubFinder):
-    """Finds an empty module for an import, and nothing for a test whether the package exists.
-
-    A library would use a package that it finds.
-    """
+    """Finds an empty module for an import only. A library would use a package that it finds."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return the spec of a stub for an import of a listed name, or of a module below one."""
@@ -39,6 +33,6 @@ def _asked_for_availability(frame: FrameType | None) -> bool:
 def replaced(names: tuple[str, ...], absent: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Replace packages that are not installed by empty modules. Returns their names."""
     missing = tuple(name for name in names if importlib.util.find_spec(name) is None)
-    versions = {name: {"__version__": OLDEST} for name in missing}
+    versions = {name: {"__version__": "0"} for name in missing}  # Some code compares it.
     sys.meta_path.append(UnavailableFinder(missing, absent=absent, answers=versions))
     return missing

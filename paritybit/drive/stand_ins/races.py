@@ -7,16 +7,14 @@ thread and never shows this. The program therefore runs again as the late warp, 
 memory. It is a race if the late warp
 
 - loads from memory outside of the tensor, or
-- has other effects: other block stores or barriers, or in another order, or with other values.
+- has other block stores or barriers, or in another order, or with other values.
 
-Scalar stores are not compared: a late warp does not execute them. A counter that
-is loaded, incremented and stored is no race, nor is a load whose value only decides what is stored
-as a scalar.
+A late warp executes no scalar stores. A counter that is loaded, incremented and stored is therefore
+no race.
 
 A barrier is `tl.debug_barrier`, a reduction or a product. The latter two pass values from warp to
-warp through shared memory (Triton's ReduceOpToLLVM.cpp and Membar.cpp). Triton omits the barrier
-where one warp holds all values, and may add one to change a layout. Neither is known here: the
-former counts as a barrier, and the latter does not.
+warp through shared memory (Triton's ReduceOpToLLVM.cpp and Membar.cpp). It is not known here where
+Triton omits that barrier because one warp holds all values, or adds one to change a layout.
 """
 
 import functools
@@ -46,13 +44,13 @@ DEFAULT_WARPS = 4
 """The number of warps of a launch that does not state it."""
 
 ALWAYS, SOMETIMES = 512, 16
-"""All of the first programs of a kernel are recorded, and then one in so many, at random."""
+"""All of the first programs of a kernel are recorded, and then one in so many."""
 
 MOST_TRIES = 256
 """The most tries of a kernel without a finding."""
 
 LARGEST = 2**20
-"""The most elements in the record of a program, and the most equal accesses of a late warp."""
+"""The most elements in the record of a program, and the most equal loads of a late warp."""
 
 STORE = "a block store"
 
@@ -65,7 +63,7 @@ class OutsideError(BaseException):
 
 
 class UnknownError(BaseException):
-    """What a late warp does from here on cannot be known, or does not matter."""
+    """What a late warp does from here on cannot be known."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +81,12 @@ class Overwritten:
 
 @dataclass
 class Program:
-    """The record of a program.
+    """The record of a program, with `size` elements.
 
     - `loads`: the addresses, mask and values of each load. Arrays of one element are scalars.
-    - `effects`: block stores and operations that imply a barrier, each with the arrays that it
-      depends on, and a late warp's line.
+    - `effects`: block stores and barriers, each with the arrays that it depends on, and a late
+      warp's line.
     - `since`: the number of loads before the last barrier.
-    - `size`: the number of elements.
     """
 
     loads: list[tuple[Any, Any, Any]] = field(default_factory=list)
@@ -192,7 +189,7 @@ class LateWarp(Program):
         return values if other is None else np.where(mask, values, other).astype(values.dtype)
 
     def difference(self, *, ended: bool) -> tuple[str, str] | None:
-        """Return the first effect that differs, and its line, if known. Returns None for none."""
+        """Return the first effect that differs, and its line if known, or None."""
         for number, (what, operands, line) in enumerate(self.effects):
             if number == len(self.program.effects):
                 return f"executes {what} more", line
@@ -206,7 +203,7 @@ class LateWarp(Program):
 
 
 def bits(what: str, arrays: Sequence[Any]) -> list[bytes]:
-    """Return the bits that matter of an effect: none where the mask of a store is False."""
+    """Return the bits of an effect, without those that the mask of a store leaves out."""
     if what == STORE:
         mask = arrays[0]
         arrays = (mask, *(np.where(mask, one, np.zeros((), one.dtype)) for one in arrays[1:]))
@@ -219,7 +216,7 @@ def name_of(pointers: Any, mask: Any) -> bytes:
 
 
 class Races:
-    """The check for races in this process. `ran` tells which functions for Triton ran."""
+    """The check in this process. `ran` tells which functions for Triton ran."""
 
     def __init__(self, boundary: Boundary) -> None:
         self.boundary, self.chance, self.ran = boundary, random.Random(0), dict[str, bool]()
@@ -237,7 +234,7 @@ class Races:
         LANGUAGE.program = None
 
     def missed(self) -> None:
-        """Do nothing. What a program does is known from no hook of a connector."""
+        """Do nothing, as no hook of a connector shows programs."""
 
     def define(self, run: Callable[..., Any], function: Any, fn: Any, **named: Any) -> None:
         """Note the definition of a function."""
@@ -246,7 +243,7 @@ class Races:
             self.ran.setdefault(f"{fn.__module__}.{fn.__name__}", False)
 
     def use(self, run: Callable[..., Any], function: Any) -> Any:
-        """Note that a function runs: a kernel that is launched, or one that a kernel calls."""
+        """Note that a kernel, or a function that it calls, runs."""
         name = f"{function.fn.__module__}.{function.fn.__name__}"
         if name in self.ran:
             self.ran[name] = True
@@ -262,7 +259,7 @@ class RacesOf:
         self.programs, self.tries, self.counted, self.found = 0, 0, False, set[str]()
 
     def program(self, arguments: Mapping[str, Any], warps: int) -> None:
-        """Run a program of several warps. If it is recorded, try what a late warp does."""
+        """Run a program of several warps, and maybe try what a late warp does."""
         self.programs += 1
         if self.programs > ALWAYS and self.chance.random() * SOMETIMES > 1:
             self.run(**arguments)
@@ -296,7 +293,7 @@ class RacesOf:
                 self.boundary.judge(CHECK.stage, race)
 
     def tried(self, late: LateWarp, arguments: Mapping[str, Any]) -> tuple[str, str] | None:
-        """Run a program again as a late warp. Returns what it does in another way, and where."""
+        """Run a program again as a late warp. Returns the difference, and its line."""
         LANGUAGE.program, ended = late, False
         try:
             self.run(**arguments)
@@ -312,7 +309,7 @@ class RacesOf:
 
 
 def around(run: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function, or a method, that calls `wrapper` with what it replaces."""
+    """Return a function or a method that calls `wrapper` with what it replaces."""
 
     def call(*arguments: Any, **named: Any) -> Any:
         return wrapper(run, *arguments, **named)
@@ -335,7 +332,7 @@ def line_of_kernel() -> str:
 
 @functools.cache
 def races_of_process() -> Races | None:
-    """Return the check of this process, if it is watched with this check."""
+    """Return the check, if this process is watched with it."""
     journal, settings = of_process(), active()
     if journal is None or settings is None:
         return None
@@ -344,6 +341,6 @@ def races_of_process() -> Races | None:
 
 
 def look_for_races() -> None:
-    """Note the functions for Triton as soon as its interpreter is imported, if watched."""
+    """Start the check when Triton's interpreter is imported."""
     if of_process() is not None:
         when_imported(INTERPRETER, races_of_process)

@@ -31,8 +31,7 @@ def build_tree(
 
     `selected_index`, [R, k - 1], has the numbers of the drafts in the tree, and `parent_list`,
     [R, ...], the draft number of each expanded node. `retrieve_next_token` and
-    `retrieve_next_sibling` must be filled with -1. Raises NotImplementedError for masks that are
-    packed into bits.
+    `retrieve_next_sibling` must be filled with -1. Raises NotImplementedError for packed masks.
     """
     if int(mask_mode) not in {FULL_MASK, QUERIES_ONLY}:
         raise NotImplementedError("a packed mask of a tree has no stand-in")
@@ -85,9 +84,8 @@ def verify_tree_greedy(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Accept the longest path of each tree that agrees with the target model.
 
-    Writes the tokens of the path to `predicts`, by their index in the batch. Writes these indices
-    to `accept_index`, [R, longest path], and the number of accepted drafts to `accept_token_num`.
-    Returns these three tensors.
+    Writes and returns `predicts`, which has the tokens of the path by their index in the batch,
+    `accept_index`, [R, longest path], with these indices, and the number of accepted drafts.
     """
     target = target_predict.flatten().tolist()
     for request in range(candidates.shape[0]):

@@ -18,8 +18,8 @@ def difference(
 ) -> str | None:
     """Describe the first token whose log-likelihood is not `given`, or that is not the likeliest.
 
-    If `how` has parameters of sampling, tokens are drawn, and must not be the likeliest. `sampling`
-    is the engine's class for them. As rounding may move a token across a limit, limits vary.
+    If `how` has parameters of sampling, of the engine's class `sampling`, any token may be drawn.
+    As rounding may move a token across a limit, limits vary.
     """
     tokens = torch.tensor(answer.tokens)[:, None]
     logits = model(torch.tensor([[*answer.prompt, *answer.tokens]])).logits

@@ -25,13 +25,12 @@ from paritybit.watch import journal
 SAMPLE = "__child#"
 """The engine's separator between the name of a request and the number of another sample."""
 
-
 DEFAULTS: Mapping[str, float] = {"temperature": 0.9, "top_k": 50, "top_p": 0.95}
-"""Parameters of sampling that requests can replace. The engine knows no others."""
+"""The parameters of sampling that requests can replace."""
 
 
 def sampling_of(one: Planned) -> dict[str, float]:
-    """Return the temperature of a request, and its parameters of sampling that the engine knows."""
+    """Return the parameters of sampling of a request that the engine knows."""
     given = {} if one.sampling is None else one.sampling.given()
     known = {name: value for name, value in given.items() if name in DEFAULTS}
     return known | ({"temperature": one.temperature} if one.temperature else {})
@@ -99,7 +98,6 @@ class Transformers(Engine):
         raise EngineFailedError(f"the generation loop ended: {error!r}") from error
 
     def _manager(self, transformers: Any) -> Any:
-        """Return the engine's manager of a model with random weights."""
         if self.served.attention == FLASH and self.served.graphs and not captures_flash():
             raise LackingError("this release captures no graphs with flash attention")
         torch.manual_seed(self.served.seed)
@@ -130,7 +128,7 @@ class Transformers(Engine):
         )
 
     def _poll(self) -> None:
-        """Perform the player's actions. Raises StalledError if the engine serves no request."""
+        """Perform the player's actions."""
         self.require_progress(self.player.open)
         outputs = self.manager.output_router.output_queue
         while not outputs.empty():
@@ -146,7 +144,7 @@ class Transformers(Engine):
         self.manager._wake_up_loop.set()  # An idle loop would wait for a client.
 
     def _hear(self, output: Any) -> None:
-        """Judge an output, and report the request to the player if all of its samples ended."""
+        """Judge an output, and tell the player if all samples of the request have ended."""
         sample, tokens, likely = output.request_id, output.generated_tokens, output.logprobs
         if sample not in self._answers:
             if not self.served.overlap:  # Else a batch under way may still answer it.

@@ -23,11 +23,11 @@ FLASH = "flash_attention_2"
 class TransformersServed(Common):
     """The settings of continuous batching.
 
-    `full` gives all layers full attention, because only such models share prefixes. `samples` is
-    the number of sequences per request. Several samples are forked after the prompt. With
-    `sampling`, each request has its own parameters of sampling. With `streamed`, answers come token
-    by token, and with log-likelihoods. With `tables`, decoding gets tables of blocks, which the
-    engine has for flash attention only: a CPU has a stand-in.
+    - `full`: all layers have full attention, because only such models share prefixes.
+    - `samples`: the number of sequences per request, which are forked after the prompt.
+    - `sampling`: each request has its own parameters of sampling.
+    - `streamed`: answers come token by token, and with log-likelihoods.
+    - `tables`: decoding gets tables of blocks, which the engine has for flash attention only.
     """
 
     SIMPLIFIED: ClassVar = (
@@ -57,7 +57,7 @@ class TransformersServed(Common):
 
     @property
     def attention(self) -> str:
-        """The attention implementation: torch code of the engine, with sinks if needed."""
+        """The attention implementation."""
         if self.tables and self.device == "cpu":
             return FLASH
         return "eager" if self.model == "gpt_oss" else "sdpa"
@@ -83,7 +83,7 @@ class TransformersServed(Common):
         return "float32" if self.device == "cpu" else "bfloat16"
 
     def blocks(self) -> int:
-        """Return the number of blocks of the pool, for `POOL` tokens and the sliding windows."""
+        """Return the number of blocks, for POOL tokens and the sliding windows."""
         kinds: list[str] = self.configuration()["layer_types"]
         sliding = kinds.count("sliding_attention")
         pages = -(-POOL // self.page_size) * (len(kinds) - sliding)

@@ -26,7 +26,6 @@ from paritybit.engines.graphs import (
 from paritybit.reference.ops import Ops
 
 ON_A_CPU = StandIns()
-"""The stand-ins for a CPU."""
 
 KEPT: list[Tensor] = []
 """Tensors that the current capture must not change, because a capture on a GPU runs nothing."""
@@ -74,7 +73,7 @@ def accelerator() -> Any:
 
 
 def sampled(sample: Callable[..., None]) -> Callable[..., None]:
-    """Make a recording graph keep random sampling as one step, as a tape cannot record it."""
+    """Make a graph keep random sampling as one step, as a tape cannot record it."""
     kept = whole(sample)
 
     def called(runner: Any, *arguments: Any, **named: Any) -> None:
@@ -140,10 +139,7 @@ def _stand_in_for_flash_attention() -> None:
 
 
 def captures_flash() -> bool:
-    """Return whether graphs can be captured with flash attention in this release.
-
-    Older releases read positions on the host, as their masks do not know the cache of a batch.
-    """
+    """Return whether this release captures flash attention. Older ones read from the device."""
     masks: Any = importlib.import_module("transformers.masking_utils")
     return "cache" in signature(masks.create_causal_mask).parameters
 

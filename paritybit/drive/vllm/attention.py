@@ -64,8 +64,7 @@ def attend(
 def listed(block_table: Tensor, first: Tensor, last: Tensor, page: int) -> tuple[Tensor, Tensor]:
     """Return bounds [R + 1] and the slots of each row's positions from `first` to `last` - 1.
 
-    A kernel can read beyond the end of a table's row, and torch would raise. The last entry of the
-    row is used then.
+    Beyond the end of a table's row, where torch would raise, its last entry is used.
     """
     counts = (last - first).clamp(min=0)
     bounds = torch.nn.functional.pad(counts.cumsum(0), (1, 0))

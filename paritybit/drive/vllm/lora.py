@@ -19,7 +19,7 @@ from paritybit.drive.stand_ins.attention import unbounded
 from paritybit.engines.graphs import whole
 
 on_host = Tensor.numpy
-"""Returns a tensor of the host, also while a graph records: then it replaces the method."""
+"""The method before a recording graph replaces it."""
 
 
 def shrink(inputs: Tensor, matrices: Sequence[Tensor], output: Tensor, *given: Any) -> None:

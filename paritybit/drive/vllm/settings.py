@@ -55,10 +55,7 @@ SPECULATION: Mapping[str, Mapping[str, object]] = {
 """The engine's settings for each kind of speculation."""
 
 FORCED = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}
-"""How drafts are verified if `forced`: so many tokens per forward are accepted on average.
-
-Otherwise few drafts are, as the draft model has random weights.
-"""
+"""How drafts are verified if `forced`: so many tokens per forward are accepted on average."""
 
 SAMPLED = {"draft_sample_method": "probabilistic"}
 """How drafts are verified otherwise: they are sampled, so that some are accepted."""
@@ -82,10 +79,10 @@ DRAFTS = 3
 """The number of drafts of a request in a forward."""
 
 MEMORY_SHARE = 0.02
-"""The fraction of a GPU's memory that the engine may use. It uses far less."""
+"""The fraction of a GPU's memory that the engine may use."""
 
 MOST_RANK = 8
-"""The largest rank of adapters that the engine provides for. It knows no smaller one but 1."""
+"""The largest rank of adapters. The engine knows no smaller one but 1."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +90,7 @@ class VllmServed(Common):
     """The settings of a whole vLLM. `runner` is 1 for its older model runner, or 2.
 
     With `ordered`, the older runner puts decoding requests first, as some backends of GPUs need it.
-    With `offload`, KV is also kept on the host. If the seed is odd, this includes KV of outputs, or
-    with `simple`, the simple connector copies KV only before its eviction.
+    With `offload`, KV is also kept on the host, with `simple` by the simple connector. See LAZY.
     """
 
     ACTIONS: ClassVar = ("flush", "pause", "retract", "preempt")
@@ -115,10 +111,7 @@ class VllmServed(Common):
     adapters: Adapters = 0
 
     def requests(self) -> Iterator[Wave]:
-        """Return the generated requests for the seed.
-
-        With `offload`, each wave comes again after a flush, so its KV is loaded from the host.
-        """
+        """Return the generated requests. With `offload`, each wave comes again after a flush."""
         given = with_adapters(self.seed, super().requests(), self.adapters)
         given = with_each(given, self.startable)
         for wave in with_spaces(self.seed, given):
@@ -138,7 +131,7 @@ class VllmServed(Common):
 
     @property
     def forced(self) -> bool:
-        """Whether the engine accepts drafts whatever their requests ask: in two of three rows."""
+        """Whether the engine accepts drafts whatever their requests ask."""
         return self.speculative == "eagle" and self.seed % 3 != 0
 
     @property
@@ -171,7 +164,7 @@ class VllmServed(Common):
     def blocks(self) -> int:
         """The number of blocks, so few that requests are preempted, and cached blocks evicted.
 
-        All groups of layers share them. A group has layers of one kind, as many as there are of the
+        All groups of layers share them. A group has as many layers of one kind as there are of the
         kind with fewer layers. A draft model adds a layer with full attention.
         """
         kinds: Sequence[str] = self.shape.config["layer_types"]
@@ -186,7 +179,7 @@ class VllmServed(Common):
         return Limits(self.window, self.page_size, CHUNK, CONTEXT, POOL, ROWS)
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables that the engine reads when it starts."""
+        """Return the variables that the engine reads when it starts."""
         return {
             "VLLM_USE_V2_MODEL_RUNNER": str(self.runner - 1),
             "VLLM_USE_SIMPLE_KV_OFFLOAD": str(int(self.simple)),
