@@ -28,10 +28,9 @@ RELEASES = PINS / "engine-releases.txt"
 """The hashes of the files of releases. Newer releases have none."""
 
 OTHER_HASH = "DO NOT MATCH THE HASHES"
-"""A part of pip's message if the hash of a file differs from the pinned hash."""
+"""A part of pip's message for a wrong hash."""
 
 VERSION = r"[0-9]+(?:[.][0-9]+)*(?:(?:a|b|rc)[0-9]+)?(?:[.]post[0-9]+)?(?:[.]dev[0-9]+)?"
-"""The pattern of the version of a release."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,8 @@ def dependencies_folder() -> Path:
 def find(spec: str) -> EngineFolder:
     """Return the engine of `NAME==VERSION`, which is downloaded if necessary, or of a folder.
 
-    Raises MalformedError for any other text, for a release that does not exist, and for a file
-    with another hash than the pinned one. Raises CannotRunError if a download fails.
+    Raises MalformedError for any other text, a release that does not exist, and a file with a wrong
+    hash. Raises CannotRunError if a download fails.
     """
     package = package_of(spec)
     version = version_in(spec, package)
@@ -90,7 +89,7 @@ def package_of(spec: str, known: Collection[Package] = PACKAGES.values()) -> Pac
 
 
 def version_in(spec: str, package: Package) -> str | None:
-    """Return the version in `NAME==VERSION`, or None for other text and for other packages."""
+    """Return the version in `NAME==VERSION` of a package, or None for other text."""
     named = re.fullmatch(rf"{package.name}==({VERSION})", spec)
     return None if named is None else named[1]
 
@@ -110,10 +109,7 @@ def require_release(version: str, package: Package = SGLANG) -> None:
 
 
 def fetch(version: str, package: Package = SGLANG) -> EngineFolder:
-    """Return an unpacked release. Downloads it and its dependencies with pip if necessary.
-
-    Raises errors as `find` does.
-    """
+    """Return an unpacked release. Downloads it if necessary. Raises as `find` does."""
     require_release(version, package)
     name, marker = package.name, package.marker
     home = folder() / f"{name}-{version}"
@@ -194,7 +190,7 @@ def pin_of(wanted: str) -> str | None:
 
 
 def _require_dependencies(package: Package) -> None:
-    """Install the dependencies of an engine in their own folders, unless they exist."""
+    """Install the dependencies of an engine, unless they exist."""
     for name in package.dependencies:
         install(name, PINS / f"engine-{name}.txt")
 

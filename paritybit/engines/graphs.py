@@ -1,8 +1,7 @@
 """CUDA graphs on a CPU.
 
-A graph is a list of tapes and calls. A tape has torch ops. A call that a tape cannot record, such
-as the launch of a Triton kernel, is kept with its tensors. A replay runs them in order, without
-Python code of the engine.
+A graph is a list of tapes of torch ops, and of calls that a tape cannot record, such as the launch
+of a Triton kernel. A replay runs them in order, without Python code of the engine.
 """
 
 import importlib
@@ -21,7 +20,6 @@ from paritybit.watch.stacks import line_of
 Result = TypeVar("Result")
 
 NO_POOL = (0, 0)
-"""The handle of a memory pool for graphs."""
 
 
 class CpuGraph:
@@ -44,30 +42,26 @@ class CpuGraph:
 
     @property
     def open(self) -> bool:
-        """Whether ops are recorded now. They are not within a call that is kept as one step."""
+        """Whether ops are recorded now."""
         return self._open is not None
 
     def begin(self) -> None:
-        """Begin a tape."""
         self._open = TapeSegment(self.ops)
         self._open.begin()
 
     def end(self) -> None:
-        """End the tape, and keep it."""
         if self._open is not None:
             self._open.end()
             self.parts.append(self._open.replay)
         self._open = None
 
     def reset(self) -> None:
-        """Drop the recorded steps."""
         self.parts.clear()
 
     def pool(self) -> tuple[int, int]:
         return NO_POOL
 
     def replay(self) -> None:
-        """Run the recorded steps with the same tensors."""
         for part in self.parts:
             part()
 
@@ -120,10 +114,10 @@ class CpuEvent:
     """Stands in for `torch.cuda.Event`. On a CPU, all work is complete immediately."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        """Accept all arguments."""
+        pass
 
     def record(self, *arguments: Any) -> None:
-        """Do nothing."""
+        pass
 
     wait = synchronize = record
 
@@ -135,13 +129,13 @@ class CpuEvent:
 
 
 class CpuStream:
-    """Stands in for `torch.cuda.Stream`. On a CPU, all work is complete immediately."""
+    """Stands in for `torch.cuda.Stream`."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        """Accept the arguments of a stream."""
+        pass
 
     def wait_stream(self, *others: Any) -> None:
-        """Do nothing."""
+        pass
 
     wait_event = record_event = synchronize = wait_stream
 
@@ -166,10 +160,7 @@ def as_written(function: Any = None, **settings: Any) -> Any:
 
 
 def emulate(ops: Ops) -> None:
-    """Add the functions for graphs, streams and events to torch's CPU and CUDA modules.
-
-    Functions that the engine compiles for a GPU run without compilation.
-    """
+    """Add graphs, streams and events to torch's CPU and CUDA modules, and compile nothing."""
     held: Any = torch
     held.compile = held.compiler.disable = as_written
     CpuGraph.ops = ops
@@ -191,7 +182,7 @@ def unpin_memory() -> None:
 
 
 def unpinned(made: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a factory for the same tensors in memory that is not pinned."""
+    """Return a factory for tensors in ordinary memory."""
 
     def making(*arguments: Any, pin_memory: bool = False, **named: Any) -> Any:
         return made(*arguments, **named)
@@ -200,10 +191,7 @@ def unpinned(made: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def emulate_device(ops: Ops) -> None:
-    """Emulate a CUDA device: graphs, streams, pinned memory and the capability.
-
-    Graphs keep each launch of Triton's interpreter as one step.
-    """
+    """Emulate a CUDA device. Graphs keep each launch of Triton's interpreter as one step."""
     emulate(ops)
     unpin_memory()
     torch.cuda.get_device_capability = lambda *device: (9, 0)

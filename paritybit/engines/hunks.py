@@ -13,11 +13,10 @@ from paritybit.engines.packages import Package
 
 @dataclass(frozen=True)
 class Hunk:
-    """Changed lines of a file: those from `start` up to `stop`, in place of the `base` lines.
+    """Changed lines of a file such as `sglang/srt/utils.py`, in place of the `base` lines.
 
-    - `file`: the path from the folder with the package on, such as `sglang/srt/utils.py`.
-    - `start`, `stop`: indices from 0 on. They are equal if the change only removed lines.
-    - `function`: the function with the lines, or ''.
+    `start` and `stop` are indices from 0 on. They are equal if the change only removed lines.
+    `function` is the function with the lines, or ''.
     """
 
     file: str
@@ -28,12 +27,12 @@ class Hunk:
 
     @property
     def source(self) -> str:
-        """The file and its first line, such as `sglang/srt/utils.py:12`."""
+        """The file and the first line, such as `sglang/srt/utils.py:12`."""
         return f"{self.file}:{self.start + 1}"
 
 
 def changed_files(package: Path, base: Path) -> list[Path]:
-    """Return the Python files of a package that another tree of it has with other content."""
+    """Return the Python files of a package that differ in another tree of it."""
     names = (file.relative_to(package) for file in package.rglob("*.py"))
     pairs = ((name, package / name, base / name) for name in names)
     return sorted(
@@ -44,10 +43,7 @@ def changed_files(package: Path, base: Path) -> list[Path]:
 
 
 def hunks_of(package: Path, base: Path) -> list[Hunk]:
-    """Return the differences of the files that two trees of a package have.
-
-    Files that are not UTF-8 text are left out.
-    """
+    """Return the differences of the UTF-8 files that two trees of a package have."""
     found = list[Hunk]()
     for name in changed_files(package, base):
         try:
@@ -70,10 +66,7 @@ def lines_of(file: Path) -> list[str]:
 
 
 def function_at(lines: Sequence[str], index: int) -> str:
-    """Return the qualified name of the innermost function or class with a line, or ''.
-
-    A comment after the last statement of a function belongs to it, too.
-    """
+    """Return the qualified name of the innermost function or class with a line, or ''."""
     try:
         node: ast.AST | None = ast.parse("".join(lines))
     except (SyntaxError, ValueError):
@@ -92,7 +85,7 @@ BLOCKS = (ast.stmt, ast.excepthandler, ast.match_case)
 
 
 def first_line(node: ast.AST) -> int:
-    """Return the line on which a statement or its first decorator begins, from 1 on."""
+    """Return the first line of a statement with its decorators, from 1 on."""
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     return min([getattr(node, "lineno", 0), *(one.lineno for one in decorators)])
 
@@ -117,10 +110,9 @@ def nearest(package: Path, kind: Package) -> fetch.EngineFolder | None:
 
 
 def linked_copy(source: Path, target: Path, changed: Mapping[str, str]) -> None:
-    """Make a folder of links to what is in another one, except for some files.
+    """Make a folder of links to what is in another one, except for `changed` files.
 
-    `changed` has the text of these files by their path. Raises OSError if `target` cannot be
-    written.
+    These have their text. Raises OSError if `target` cannot be written.
     """
     _link(source.resolve(), target, [Path(name).parts for name in changed])
     for name, text in changed.items():

@@ -1,7 +1,6 @@
 """Corrects Triton's interpreter, and avoids work that it repeats at each launch.
 
-Kernels give the same bits in half of the time. Arithmetic that the interpreter does not support
-raises an error, instead of a wrong result. Independent of the engine.
+Kernels give the same bits in half of the time. Unsupported arithmetic raises an error.
 """
 
 import importlib
@@ -15,9 +14,9 @@ def quicken() -> None:
     """Make all launches of this process faster from now on."""
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     builder = interpreter.interpreter_builder
-    accept_masks()
-    count_in_tensors()
-    refuse_small_floats()
+    accept_masks(builder)
+    count_in_tensors(interpreter)
+    refuse_small_floats(interpreter)
     if not builder.options.debug:
         # Assertions, which only serve for debugging, would check every sum for overflow.
         builder.options = replace(builder.options, sanitize_overflow=False)
@@ -28,9 +27,8 @@ MASKED = {"create_masked_load": 1, "create_masked_store": 2, "create_atomic_rmw"
 """The index of the mask among the arguments of each memory access."""
 
 
-def accept_masks() -> None:
+def accept_masks(builder: Any) -> None:
     """Convert the mask of every memory access to booleans, as Triton 3.9 refuses integers."""
-    builder = importlib.import_module("triton.runtime.interpreter").interpreter_builder
     for name, position in MASKED.items():
         setattr(builder, name, with_boolean_mask(getattr(builder, name), position))
 
@@ -46,9 +44,8 @@ def with_boolean_mask(access: Callable[..., Any], position: int) -> Callable[...
     return accessed
 
 
-def count_in_tensors() -> None:
+def count_in_tensors(interpreter: Any) -> None:
     """Make `tl.range` accept and yield tensors, as in a compiled kernel, not integers."""
-    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     patch_core = interpreter._patch_lang_core
 
     def patched(language: Any, scope: Any) -> None:
@@ -71,9 +68,8 @@ ARITHMETIC = ("binary_op", "unary_op", "create_dot", "create_fma", "create_rsqrt
 """Arithmetic operations. Conversions, selections and memory accesses are correct."""
 
 
-def refuse_small_floats() -> None:
+def refuse_small_floats(interpreter: Any) -> None:
     """Make arithmetic with small floats raise NotImplementedError."""
-    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     builder, reducing = interpreter.interpreter_builder, interpreter.ReduceScanOpInterface
     for name in ARITHMETIC:
         setattr(builder, name, of_larger_floats(getattr(builder, name)))

@@ -1,8 +1,4 @@
-"""Loads an engine, a release or a source tree, into this process.
-
-Modules that are imported but not used are replaced by stubs. Each engine has a fixed list of stubs
-for all releases.
-"""
+"""Loads an engine into this process. Stubs replace modules that it imports and does not use."""
 
 import importlib
 import inspect
@@ -18,10 +14,9 @@ from paritybit.engines.stubs import PartMissingError, StubFinder
 
 
 class EngineModules:
-    """Imports the modules of an engine. Create only one per engine and process.
+    """Imports the modules of an engine, whose own `__init__` does not run. One per process.
 
-    `dependencies` are folders with the packages that the engine imports besides torch. The
-    engine's own `__init__` does not run.
+    `dependencies` are folders with the packages that the engine imports.
     """
 
     def __init__(
@@ -52,9 +47,9 @@ class EngineModules:
 
 
 def folder_of_package(engine: Path, name: str, marker: str) -> Path | None:
-    """Return the folder of an engine's package in an unpacked wheel or a source checkout.
+    """Return the folder of a package in an unpacked wheel or a source checkout, or None.
 
-    The package is called `name` and has a folder called `marker`. Returns None without one.
+    It is called `name` and has a folder called `marker`.
     """
     for folder in (engine / name, engine / "python" / name, engine / "src" / name):
         if (folder / marker).is_dir():
@@ -69,7 +64,7 @@ def named(made: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
 
 
 def message(error: BaseException) -> str:
-    """Return an error in one line, with the place where it was raised."""
+    """Return an error in one line, with its place."""
     lines = str(error).strip().splitlines()
     if isinstance(error, PartMissingError):
         return lines[0]

@@ -1,4 +1,4 @@
-"""The packages of engines: how each is recognised, what is unpacked, and what it imports."""
+"""The packages of engines."""
 
 from dataclasses import dataclass
 
@@ -49,4 +49,3 @@ VLLM = Package(
     unneeded=(".so",),
 )
 PACKAGES = {package.name: package for package in (SGLANG, TRANSFORMERS, VLLM)}
-"""The engines by name."""

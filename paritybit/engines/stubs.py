@@ -1,8 +1,7 @@
 """Stand-ins for modules and objects that an engine imports or reads, but does not use here.
 
-During an import, a stand-in can be called, compared and subclassed, and has every attribute. Later,
-calling or comparing one raises an error with its name. Names that the engine uses must be declared
-as answers.
+During an import, a stand-in can be called, compared, listed, tested and subclassed, and has every
+attribute. Later, this raises StandInUsedError. Names that the engine uses are declared as answers.
 """
 
 import importlib
@@ -20,14 +19,11 @@ class PartMissingError(Exception):
 
 
 class UndeclaredError(PartMissingError, AttributeError):
-    """The engine read an undeclared name of a stand-in.
-
-    It is also an AttributeError, so `getattr` with a default and `hasattr` work as usual.
-    """
+    """The engine read an undeclared name. `getattr` with a default and `hasattr` work as usual."""
 
 
 class StandInUsedError(PartMissingError):
-    """The engine called, compared, listed or tested a stand-in outside of an import."""
+    """The engine used a stand-in outside of an import."""
 
 
 class Bag:
@@ -52,12 +48,11 @@ class Stand(ABCMeta):
         return stand_in(cls.__module__, f"{cls.__qualname__}.{name}")
 
     def __call__(cls, *arguments: Any, **named: Any) -> Any:
-        """Return an instance. Raises StandInUsedError outside an import."""
+        """Return an instance."""
         only_imported(cls, "called")
         return super().__call__(*arguments, **named)
 
     def __eq__(cls, other: object) -> bool:
-        """Return whether both are identical. If not, raises StandInUsedError outside an import."""
         if cls is not other:
             only_imported(cls, "compared something with")
         return cls is other
@@ -66,12 +61,10 @@ class Stand(ABCMeta):
         return super().__hash__()
 
     def __bool__(cls) -> bool:
-        """Return True. Raises StandInUsedError outside an import."""
         only_imported(cls, "asked for the truth of")
         return True
 
     def __iter__(cls) -> Iterator[Any]:
-        """Iterate over nothing. Raises StandInUsedError outside an import."""
         only_imported(cls, "listed")
         return iter(())
 
@@ -83,7 +76,7 @@ class Anything(metaclass=Stand):
         pass
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Return the first argument, as a decorator does. Raises as a call of its class does."""
+        """Return the first argument, as a decorator does."""
         only_imported(type(self), "called")
         return arguments[0] if arguments else self
 
@@ -92,7 +85,7 @@ class Anything(metaclass=Stand):
 
     @classmethod
     def register(cls, *arguments: Any, **named: Any) -> None:
-        """Register nothing. Raises StandInUsedError outside an import."""
+        """Register nothing."""
         only_imported(cls, "called")
 
     @classmethod
@@ -101,13 +94,13 @@ class Anything(metaclass=Stand):
 
 
 def stand_in(module: str, name: str) -> Stand:
-    """Return a stand-in with this module and name. It is a class with every attribute."""
+    """Return a stand-in: a class with this module and name."""
     named = {"__module__": module, "__qualname__": name}
     return Stand(name.rpartition(".")[2], (Anything,), named)
 
 
 def only_imported(used: Stand, how: str) -> None:
-    """Raise StandInUsedError with the name of a stand-in, unless a module is being imported."""
+    """Raise StandInUsedError unless a module is being imported."""
     if not importing():
         name = f"{used.__module__}.{used.__qualname__}"
         raise StandInUsedError(f"the engine {how} {name}, which is a stub")
@@ -138,9 +131,9 @@ class StubModule(ModuleType):
 
 
 class StubFinder(MetaPathFinder, Loader):
-    """Finds stubs for `names` and the modules below them, except modules in `absent`.
+    """Finds stubs for `names` and the modules below them, except for those in `absent`.
 
-    `answers` are the names that the engine uses in stubbed modules, with their values.
+    `answers` has, by module, the values of names that the engine uses.
     """
 
     def __init__(
@@ -154,7 +147,7 @@ class StubFinder(MetaPathFinder, Loader):
         self.answers = answers
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return the spec of a stub, for a listed name or a module below one."""
+        """Return the spec of a stub, if there is one."""
         if fullname in self.absent:
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
         if not any(f"{fullname}.".startswith(f"{name}.") for name in self.names):

@@ -13,7 +13,7 @@ MOST = 100
 Size = Annotated[int, Meta(ge=1, le=MOST)]
 
 OUTPUT = 1
-"""The token that each step samples. An output can then be a prefix of a prompt."""
+"""The token that each step samples, so that an output can be a prefix of a prompt."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Bound:
     def prompts(self) -> tuple[Tokens, ...]:
         """The prompts of requests.
 
-        The output of the first request is longer than a window. The second prompt differs from it
-        after two pages. The third is a next turn, whose prefix is an output longer than a window.
+        The second one differs from the first one with its output after two pages. The third one is
+        a next turn, whose prefix is an output longer than a window.
         """
         size = self.page_size
         return (

@@ -18,7 +18,7 @@ FIRST = "arrive 0", "step"
 def search_of(spec: str, bound: Bound) -> tuple[str, Search]:
     """Return the name of an engine, and a search over its machines.
 
-    Raises MalformedError for an unknown engine and for a bound in which no request fits. Raises
+    Raises MalformedError for an unknown engine and for a bound that no request fits, and
     CannotRunError for a release with unknown classes.
     """
     fetch.package_of(spec, (SGLANG,))

@@ -10,7 +10,7 @@ Tokens = tuple[int, ...]
 class Shadow:
     """The group and the tokens for which each slot was last written. Its own token is the last.
 
-    Groups that share a pool overwrite each other's slots, so a slot has one entry for all groups.
+    A slot has one entry for all groups, because they may share a pool.
     """
 
     def __init__(self) -> None:
@@ -57,10 +57,7 @@ def ownership(
     pages: Iterable[int],
     pool: str = "",
 ) -> None:
-    """Check that each page is either free once, or held once.
-
-    `free` are the free pages, and `holders` has who holds each page.
-    """
+    """Check that each page is either free once, or held once, by `holders`."""
     twice = sorted({page for page in free if free.count(page) > 1})
     if twice:
         raise ViolationError(f"double free: page {twice[0]}{pool} is in the free list twice")

@@ -1,9 +1,8 @@
 """Breadth-first search over the schedules of a machine. Equal states are visited once.
 
 Merging is sound because `Machine.key` contains everything that later actions depend on. It renames
-only numbers that the engine treats as opaque: block numbers are renamed by first occurrence. Two
-states with the same key differ by a bijection that every action preserves. Because the search is
-breadth first, the first path to a violation is a shortest one.
+only numbers that the engine treats as opaque, by first occurrence. Two states with the same key
+differ by a bijection that every action preserves. The first path to a violation is a shortest one.
 
 A state is a copy of a machine by `copy.deepcopy`. Some copies are compared with the state after the
 replayed path. A violation counts only if replaying its path from the start also leads to one.
@@ -48,10 +47,9 @@ class CopyError(Exception):
 
 @contextmanager
 def judging_errors() -> Iterator[None]:
-    """Raise ViolationError for an error that the engine's own code raises.
+    """Raise ViolationError for an error of the engine's own code, and CannotRunError for others.
 
-    Raises CannotRunError for any other error, such as that of a call with arguments that the engine
-    does not take. The first step of an engine must have succeeded before: see `search_of`.
+    A call with wrong arguments is another one. The first step must have succeeded: see `search_of`.
     """
     try:
         yield
@@ -75,7 +73,7 @@ class Machine(Protocol):
         ...
 
     def act(self, action: str) -> None:
-        """Perform an action. Raises ViolationError if a law is violated during the action."""
+        """Perform an action. Raises ViolationError if it violates a law."""
         ...
 
     def check(self) -> None:
@@ -83,10 +81,7 @@ class Machine(Protocol):
         ...
 
     def key(self) -> Any:
-        """Return everything that later actions depend on, with opaque numbers renamed.
-
-        The key consists of lists, tuples and plain values.
-        """
+        """Return everything that later actions depend on, as lists, tuples and plain values."""
         ...
 
 
@@ -97,7 +92,7 @@ class Explored:
     - `depth`: the number of actions up to which the search is complete.
     - `closed`: no unvisited state is left.
     - `late`: the time ended the search.
-    - `reached`: the events that were reached in complete depths.
+    - `reached`: the events in complete depths.
     - `path`, `violation`: the shortest schedule that violates a law, and the message.
     """
 
@@ -141,7 +136,7 @@ class Search:
     def run(
         self, depth: int, seconds: float, report: Callable[[Explored], None] = lambda found: None
     ) -> Explored:
-        """Visit all states up to a depth, until a violation is found or the time is over."""
+        """Visit all states up to a depth, until a violation or the end of the time."""
         begun, told, level = time.monotonic(), 0.0, [State((), None)]
         found = self.found
         collect_rarely()
@@ -214,7 +209,7 @@ class Search:
 
 
 def replayed(make: Callable[[], Machine], path: tuple[str, ...]) -> Machine:
-    """Return a machine after a path. Raises ViolationError as its actions do."""
+    """Return a machine after a path. Raises as its actions do."""
     machine = make()
     for action in path:
         machine.act(action)

@@ -64,10 +64,7 @@ class SglangMachine(SglangScheduler):
         return found
 
     def act(self, action: str) -> None:
-        """Perform an action. Raises ViolationError if a step violates a law.
-
-        Requests that arrive and end reach the engine with the next step.
-        """
+        """Perform an action. Requests that arrive and end reach the engine with the next step."""
         import torch  # noqa: PLC0415
 
         name, _, number = action.partition(" ")
@@ -80,8 +77,7 @@ class SglangMachine(SglangScheduler):
         if name == "end":
             self.stop(self.requests()[int(number)])
             return
-        # sglang's loop uses `no_grad`. Both modes compute the same values without gradients.
-        # Inference mode has no version counters, so it is faster for tiny tensors.
+        # sglang's loop uses `no_grad`. Inference mode is faster, as it has no version counters.
         with torch.inference_mode():
             self.step() if name == "step" else self.reset()
         self.held = Tree(self.cache, self.allocator)
@@ -210,5 +206,5 @@ class SglangMachine(SglangScheduler):
         return found
 
     def key(self) -> Any:
-        """Return the state, with slots, nodes and marks numbered by first occurrence."""
+        """Return the state, with opaque numbers renamed by first occurrence."""
         return Key(self, self.held, self.row).whole(self.shadows)

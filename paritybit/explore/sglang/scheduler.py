@@ -30,7 +30,7 @@ class Computed:
 
 
 class SglangScheduler:
-    """The requests and batches of a scheduler, and the engine's objects. Notes what it reached."""
+    """The requests and batches of a scheduler, and the engine's objects."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -78,10 +78,8 @@ class SglangScheduler:
         last, self.last = self.last, None
         if last is not None:
             out = [one for one in (self.chunked, last.chunked_req) if one is not None]
-            parameter = (
-                "reqs_to_exclude" if takes(last, "reqs_to_exclude") else "chunked_req_to_exclude"
-            )
-            last.filter_batch(**{parameter: out})
+            # By release.
+            named(last.filter_batch, reqs_to_exclude=out, chunked_req_to_exclude=out)()
             if not last.is_empty():
                 if self.running is None or self.running.is_empty():
                     self.running = last
@@ -212,19 +210,13 @@ class SglangScheduler:
         self.allocator.clear()
 
 
-def takes(batch: Any, name: str) -> bool:
-    """Return whether `filter_batch` of the engine has a parameter of this name."""
-    code = type(batch).filter_batch.__code__
-    return name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-
-
 def prefix_of(request: Any) -> int:
     """Return the number of a request's tokens that were found in the prefix cache."""
     return request.prefix_len if hasattr(request, "prefix_len") else len(request.prefix_indices)
 
 
 def field_of(request: Any, name: str) -> Any:
-    """Return a field of a request about its slots. Releases keep it in different places."""
+    """Return a field of a request about its slots, wherever the release keeps it."""
     for holder in (getattr(request, "kv", None), request):
         if holder is not None and hasattr(holder, name):
             return getattr(holder, name)

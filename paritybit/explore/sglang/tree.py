@@ -32,8 +32,8 @@ UNNAMED = frozenset(
 class Node:
     """A node of the tree: the tokens up to its end, and its slots in each pool.
 
-    `sliding` is None for a tombstone, a node whose sliding slots were freed. `state` has the other
-    fields of the engine's node, and `mark` is set where a lock of the window ends.
+    `sliding` is None for a tombstone, whose sliding slots were freed. `state` has other fields of
+    the engine's node, and `mark` is set where a lock of the window ends.
     """
 
     itself: Any
@@ -47,7 +47,7 @@ class Node:
 class Tree:
     """The nodes of a prefix cache, with parents before children, and the orders for eviction.
 
-    `mapping` has the sliding slot of each full slot, or 0. `free` has the free pages of each pool
+    `mapping` has the sliding slot of each full slot, or 0, and `free` the free pages of each pool
     in the order of their allocation.
     """
 
@@ -159,7 +159,7 @@ class Key:
         return -1 if mark is None else self.marks.setdefault(mark, len(self.marks))
 
     def node(self, node: Any) -> int:
-        """Return the index of a node. The engine may refer to it by its id."""
+        """Return the index of a node or of its id."""
         for place, one in enumerate(self.tree.nodes):
             if one.itself is node or one.itself.id == node:
                 return place
@@ -168,8 +168,8 @@ class Key:
     def free(self) -> list[Any]:
         """Return the free pages in order, and the sliding slots of the free full pages.
 
-        The contents of free pages are omitted, because they are written before they are read. Their
-        mapping is included, because an engine may fail to clear it.
+        The contents are omitted, because they are written before they are read. The mapping is
+        included, because an engine may fail to clear it.
         """
         full, sliding = self.tree.free
         mapped = [
@@ -215,7 +215,7 @@ class Key:
         )
 
     def whole(self, shadows: tuple[Shadow, ...]) -> Any:
-        """Return the key. States with the same key behave in the same way."""
+        """Return the key."""
         scheduler, tree = self.scheduler, self.tree
         requests = scheduler.requests()
         nodes = [

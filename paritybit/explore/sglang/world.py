@@ -1,8 +1,7 @@
 """sglang's own objects for a bound: request table, pools, allocator, prefix cache, requests.
 
-The engine is loaded into this process, with stubs for what it imports and does not use here. It
-reads the settings of a server whose only rank is this process. Every name that a release reads from
-them is declared here, or follows a rule. Any other name raises an error.
+The engine reads the settings of a server whose only rank is this process. Every name that a release
+reads from them is declared here, or follows a rule. Any other name raises an error.
 """
 
 import os
@@ -28,10 +27,9 @@ STUBS = (
     *("sglang.srt.model_executor.model_runner", "sglang.srt.server_args"),
     *("torchvision", "transformers", "tvm_ffi"),
 )
-"""Modules that are replaced by stubs."""
 
 ABSENT = ("tvm_ffi.cpp",)
-"""Modules below stubs that must not exist: a compiler, without which the engine uses torch."""
+"""A compiler below a stub, without which the engine uses torch."""
 
 ENVIRONMENT = {
     "TRITON_INTERPRET": "1",
@@ -43,9 +41,8 @@ ENVIRONMENT = {
 }
 """Environment variables that are set before the engine is imported.
 
-Slots outside a window are freed immediately. The tree is the one in Python, because the one in
-Rust, the default of the newest releases, does not expose its nodes. On a machine with a GPU, the
-engine does not use what is compiled for it.
+Slots outside a window are freed immediately. The tree is the one in Python, because the one in Rust
+does not expose its nodes. On a machine with a GPU, the engine does not use what is compiled for it.
 """
 
 
@@ -56,7 +53,7 @@ class Switch:
         return False
 
     def __call__(self) -> bool:
-        """Return whether it is on."""
+        """Return False."""
         return False
 
 
@@ -69,7 +66,7 @@ GROUPS = frozenset(
 """The groups of settings in later releases."""
 
 RANKS = re.compile(r"(attn_)?(cp|dcp|dp|pp|tp)_(rank|size)")
-"""Matches the ranks and sizes of groups of processes. The only process has the rank 0."""
+"""Matches the ranks and sizes of groups of processes."""
 
 OFF = re.compile(r"(enable|disable)_\w+|\w+_enabled")
 """Matches the settings that are off."""
@@ -113,11 +110,7 @@ class ServerSettings(Bag):
 
 
 def publish(engine: EngineModules, settings: ServerSettings) -> None:
-    """Make the engine's own accessors return the settings.
-
-    Modules of the engine keep the accessor from the time of their import, so the accessor must
-    return the settings that were published last.
-    """
+    """Make the engine's own accessors, which modules may have imported, return the settings."""
     arguments: Any = engine.module("srt.server_args")
     arguments.get_global_server_args = lambda: arguments._global_server_args
     arguments._global_server_args = settings
@@ -148,10 +141,7 @@ def sliding_pages(bound: Bound) -> int:
 
 
 def load(found: fetch.EngineFolder) -> EngineModules:
-    """Load a release or a source tree into this process without a model.
-
-    The package's own `__init__` does not run.
-    """
+    """Load a release or a source tree into this process, without a model."""
     from paritybit.engines import graphs, interpreter  # noqa: PLC0415
     from paritybit.reference.ops import Ops  # noqa: PLC0415
 
