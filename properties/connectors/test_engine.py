@@ -179,7 +179,7 @@ def test_what_the_sampler_uses_is_judged(toy: Toy, monkeypatch: pytest.MonkeyPat
 def test_a_slot_that_is_freed_while_its_request_runs_is_found(toy: Toy) -> None:
     toy.prefill()
     allocator = toy.allocator.full_attn_allocator
-    hooked(toy.engine.allocations.free, print, allocator, torch.tensor([23]))
+    hooked(toy.engine.free, print, allocator, torch.tensor([23]))
     toy.decode()
     assert toy.found == {"freed in use"}
 
@@ -187,7 +187,7 @@ def test_a_slot_that_is_freed_while_its_request_runs_is_found(toy: Toy) -> None:
 def test_what_is_collected_keeps_the_lines_that_freed_it(toy: Toy) -> None:
     """Slots are freed in another order than collected, some twice, and pages as numbers."""
     told = list[tuple[list[int], Any]]()
-    allocations, allocator = toy.engine.allocations, toy.allocator.full_attn_allocator
+    allocations, allocator = toy.engine, toy.allocator.full_attn_allocator
     lines = iter(f"cache.py:{number}" for number in range(1, 9))
     toy.prefill()
 
@@ -273,8 +273,8 @@ def test_copies_to_the_host_and_back_are_followed(toy: Toy, right: bool) -> None
             tensor[slots] = copy[places]
 
     places, again = torch.tensor([3, 4]), torch.tensor([3, 4] if right else [4, 3])
-    hooked(toy.engine.allocations.back_up, out, host, pool, places, torch.tensor([20, 21]))
-    hooked(toy.engine.allocations.load_back, back, host, pool, again, torch.tensor([60, 61]))
+    hooked(toy.engine.back_up, out, host, pool, places, torch.tensor([20, 21]))
+    hooked(toy.engine.load_back, back, host, pool, again, torch.tensor([60, 61]))
     toy.pool.swa_kv_pool.write(torch.tensor([61, 62]), torch.tensor([1.0, 2.0]))
     toy.table[1, :2] = torch.tensor([60, 61])
     toy.decode()
@@ -359,5 +359,5 @@ def test_a_runner_without_a_model_leaves_a_verdict(toy: Toy) -> None:
     batch = parts.decode([1], [7], [11], [26])
     batch.out_cache_loc, toy.model = None, lambda batch: "logits"
     toy.run(batch)
-    assert target is toy.engine.models.target
+    assert target is toy.engine.target
     assert toy.found == set()

@@ -142,7 +142,7 @@ def test_a_skipped_forward_of_sglang_waits_for_no_device(tmp_path: Path) -> None
     toy.prefill()
     watcher = toy.engine.watcher
     assert watcher is not None
-    watcher.wait, toy.engine.models.rewrites = 10, True
+    watcher.wait, toy.engine.rewrites = 10, True
     toy.pool.full_to_swa_index_mapping = toy.pool.full_to_swa_index_mapping.to("meta")
     batch = parts.decode([1], [len(PROMPT) + 1], [11], [26])
     for name, value in vars(batch).items():

@@ -424,7 +424,7 @@ def test_the_scheduler_expects_the_slots_that_decoding_takes(
         new_tokens_required_next_decode=lambda: 16,
         reqs=[Part(rid="a"), Part(rid="b")],
     )
-    monkeypatch.setattr(engine.allocations, "sizes", lambda cache, _: [cache.held])
+    monkeypatch.setattr(engine, "sizes", lambda cache, _: [cache.held])
     given = list[RowValues]()
     monkeypatch.setattr(engine, "rows", lambda _, values: given.extend(values()))
 

@@ -259,7 +259,7 @@ def test_states_are_copied_between_forwards_and_freed() -> None:
         freed=lambda *given: told.append(("freed", *given[:2])),
     )
     pool, allocator, slots = parts.Part(), parts.Part(), torch.tensor([4])
-    allocations = Allocations(None)  # type: ignore[arg-type]
+    allocations = Allocations("0", None, None)
     allocations.watcher = watcher  # type: ignore[assignment]
     allocations.follow([(pool, NAME), (allocator, NAME)])
     allocations.states = states = States(parts.kept(parts.Part()))
@@ -278,7 +278,7 @@ def test_states_are_copied_between_forwards_and_freed() -> None:
 
 def test_the_states_that_are_free_and_cached_are_reported_while_nothing_runs() -> None:
     free, cached, told = torch.tensor([1, 2]), torch.tensor([3]), dict[str, Any]()
-    allocations = Allocations(None)  # type: ignore[arg-type]
+    allocations = Allocations("0", None, None)
     allocations.watcher = SimpleNamespace(  # type: ignore[assignment]
         idle=lambda groups, locks, *_: told.update(groups, locks=locks),
         cached=lambda name, slots, evictable: told.update(counted=(name, slots, evictable)),
@@ -293,7 +293,7 @@ def test_the_states_that_are_free_and_cached_are_reported_while_nothing_runs() -
         mamba_protected_size=lambda: 1,
         mamba_evictable_size=lambda: 4,
     )
-    allocations.idle(cache, ([], 0), True)
+    allocations.judge_idle(cache, ([], 0), True)
     assert [one.tolist() for one in told[NAME]] == [[1, 2], [3]]
     assert told["locks"] == {NAME: 1}
     assert told["counted"] == (NAME, cached, 5)

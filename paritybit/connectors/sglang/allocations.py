@@ -8,14 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import HOST
-from paritybit.connectors.hooking import Call, NotRecognisedError, callers, hook
+from paritybit.connectors.following import HOST, Following
+from paritybit.connectors.hooking import Call, NotRecognisedError, callers
 from paritybit.connectors.sglang.pools import SglangPool
 from paritybit.connectors.sglang.recurrent import NAME, States
 from paritybit.watch.facts import HostSlots
-from paritybit.watch.journal import Journal
 from paritybit.watch.stacks import Stack
-from paritybit.watch.watcher import Watcher
 from paritybit.watch.weak import ByObject
 
 HOST_KINDS = ("MHATokenToKVPoolHost", "AsymmetricMHATokenToKVPoolHost", "MLATokenToKVPoolHost")
@@ -32,14 +30,13 @@ UNDER_WAY = ("ongoing_write_through", "ongoing_load_back", "ongoing_prefetch", "
 """What a prefix cache is copying. These copies may use host slots that no node holds."""
 
 
-class Allocations:
-    """Reports slots that are allocated, freed, copied, filled or cached to the watcher."""
+class Allocations(Following):
+    """The part of an engine that reports slots that are allocated, freed, copied or cached."""
 
-    def __init__(self, journal: Journal) -> None:
-        self.journal = journal
-        self.unfollowed: str | None = None
-        """A host pool whose copies are not followed, if there is one."""
-        self.watcher: Watcher | None = None
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.copied_elsewhere: str | None = None
+        """Why KV may be copied without being followed, or None."""
         self.names: ByObject[str] = ByObject()
         """The group of each pool and allocator."""
         self.pool: SglangPool | None = None
@@ -166,11 +163,11 @@ class Allocations:
         """Follow the copies to a host pool and back, or report that they are not followed."""
         kind = type(host)
         if kind.__name__ in HOST_KINDS:
-            hook(kind, "backup_from_device_all_layer", self.back_up)
-            hook(kind, "load_to_device_per_layer", self.load_back)
+            self.hook(kind, "backup_from_device_all_layer", self.back_up)
+            self.hook(kind, "load_to_device_per_layer", self.load_back)
         else:
-            self.unfollowed = f"what comes back from a {kind.__name__} is not followed"
-            self.journal.undecided(self.unfollowed)
+            self.copied_elsewhere = f"what comes back from a {kind.__name__} is not followed"
+            self.journal.undecided(self.copied_elsewhere)
 
     def back_up(
         self,
@@ -208,7 +205,7 @@ class Allocations:
 
     # Idle moments.
 
-    def idle(self, cache: Any, rows: tuple[list[int], int] | None, quiet: bool) -> None:
+    def judge_idle(self, cache: Any, rows: tuple[list[int], int] | None, quiet: bool) -> None:
         """Report free slots and those in the prefix cache, per group. Raises NotRecognisedError.
 
         `rows` is None if an open session may keep rows. Without `quiet`, requests hold slots.

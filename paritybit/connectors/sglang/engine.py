@@ -16,16 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import Following, attributes, tensors
+from paritybit.connectors.following import attributes, tensors
 from paritybit.connectors.hooking import Call, NotRecognisedError
 from paritybit.connectors.sampling import ROUNDING, moves
 from paritybit.connectors.sglang import attention, graphs, rows, sampling
-from paritybit.connectors.sglang.allocations import Allocations, at_rest
+from paritybit.connectors.sglang.allocations import at_rest
 from paritybit.connectors.sglang.models import Models, SglangModel
 from paritybit.watch.facts import PIECES, Forward, Replay, RowValues
-from paritybit.watch.journal import Journal
 from paritybit.watch.lines import SLOTS
-from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
 
 MERGE, FILTER = "merge_batch", "filter_batch"
@@ -53,22 +51,20 @@ class SglangForward:
     listed: bool = False
 
 
-class SglangEngine(Following):
+class SglangEngine(Models):
     """The engine in this process."""
 
     package = "sglang"
     inner = "/mem_cache/allocator", "/srt/plugins/"
 
-    def __init__(self, release: str, journal: Journal, settings: Settings) -> None:
-        super().__init__(release, journal, settings)
-        self.models = Models(journal)
-        self.allocations = Allocations(journal)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self.requests: Sequence[Any] | None = None
         self.capturing = 0
         self.placed: dict[str, int] = {}
+        """The row that each request had in the last batch that decoded."""
         self.unwatched = False
         """Whether the last forward was not checked."""
-        """The row that each request had in the last batch that decoded."""
         self.asked: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         """The parameters of each request at its first batch. Retracting it keeps them."""
         self.penalizers: Any = None
@@ -80,28 +76,22 @@ class SglangEngine(Following):
         self.names_next = False
         """Whether a batch passes the token after a chunk of a prompt to the draft model."""
 
-    def method_of(self, name: str) -> Callable[..., Any]:
-        """Return the hook of a name, which may be one of the allocations'."""
-        owner: Any = self if hasattr(self, name) else self.allocations
-        return getattr(owner, name)  # type: ignore[no-any-return]
-
     # The models, and the start.
 
     def model_runner(self, original: Call, runner: Any) -> None:
         """Remember each model runner of the engine."""
-        self.models.runners.append(weakref.ref(runner))
+        self.runners.append(weakref.ref(runner))
 
     def start(self, scheduler: Any, batch: Any) -> Watcher:
         """Describe the models of the engine and start the watcher. Called at the first batch."""
-        watcher = self.watch(self.models.described(self.allocations))
+        watcher = self.watch(self.described())
         if self.dropped:
             watcher.lose()  # Slots may have been written before it began.
-        if self.models.target is not None:
-            weakref.finalize(self.models.target, self.drop)
-        watcher.copied_elsewhere = self.models.copied_elsewhere or self.allocations.unfollowed
-        self.allocations.watcher = watcher
+        if self.target is not None:
+            weakref.finalize(self.target, self.drop)
+        watcher.copied_elsewhere = self.copied_elsewhere
         taken = {rows.request_row(request) for request in batch.reqs} - {None}
-        self.all_rows = len(self.models.rows.free_slots) + len(taken)
+        self.all_rows = len(self.request_table.free_slots) + len(taken)
         self.names_next = hasattr(batch, "chunked_req_next_prompt_token")
         if hasattr(scheduler, "enable_overlap"):  # It may differ from the server argument.
             self.journal.scope(disable_overlap_schedule=not scheduler.enable_overlap)
@@ -109,9 +99,9 @@ class SglangEngine(Following):
 
     def drop(self) -> None:
         """Stop watching if the engine dropped the model. The next batch starts again."""
-        if self.models.target is None:
-            self.watcher = self.allocations.watcher = None
-            self.models.models.clear()
+        if self.target is None:
+            self.watcher = None
+            self.models.clear()
             self.dropped = True
 
     # Batches and forwards.
@@ -164,7 +154,7 @@ class SglangEngine(Following):
 
     def watched(self, run: Call, runner: Any, batch: Any, graph_runner: Any) -> None:
         """Run a forward, and watch it if it is one of a batch of the scheduler."""
-        watcher, requests, model = self.watcher, self.requests, self.models.of(runner)
+        watcher, requests, model = self.watcher, self.requests, self.model_of(runner)
         if watcher is not None:
             watcher.lines.stop()
         if watcher is None or requests is None or self.capturing or self.now is not None:
@@ -200,16 +190,16 @@ class SglangEngine(Following):
             return
         if now.forward.rows and not now.listed and not now.model.drafts:
             self.watcher.undecided(f"the index lists of a forward of kind {now.forward.kind}")
-        if self.models.states is not None:
-            self.models.states.judge(self.watcher)
+        if self.states is not None:
+            self.states.judge(self.watcher)
 
     def skipped(
         self, watcher: Watcher, model: SglangModel, batch: Any, run: Callable[[], Any]
     ) -> None:
         """Run a forward that is not checked, and report only the slots that it writes."""
-        owned = model.pool.slots(batch.out_cache_loc) if self.models.rewrites else {}
-        if self.models.states is not None and not model.drafts:
-            owned |= self.models.states.written(batch)
+        owned = model.pool.slots(batch.out_cache_loc) if self.rewrites else {}
+        if self.states is not None and not model.drafts:
+            owned |= self.states.written(batch)
         with attributes((self, "requests", None)):
             run()
         watcher.skipped(owned)
@@ -218,12 +208,12 @@ class SglangEngine(Following):
         self, model: SglangModel, batch: Any, requests: Sequence[Any], runner: Any
     ) -> tuple[Forward, rows.Rows]:
         """Return the facts of a forward, and its rows. If these are unknown, only owned slots."""
-        mode, pool, table = rows.mode_of(batch), model.pool, self.models.table
+        mode, pool, table = rows.mode_of(batch), model.pool, self.table
         kind = f"draft {mode}" if model.drafts else mode
         try:
             if model.drafts:
                 return rows.draft_forward_of(batch, requests, pool, table, runner, model.ahead)
-            facts, states = rows.forward_of(batch, requests, pool, table), self.models.states
+            facts, states = rows.forward_of(batch, requests, pool, table), self.states
             if states is None or not facts[1].rows:
                 return facts
             return states.with_states(batch, *facts)
@@ -236,7 +226,7 @@ class SglangEngine(Following):
 
     def run_batch(self, original: Call, runner: Any, batch: Any) -> None:
         """Run a batch of the current forward. Some batches of prompts without graphs run again."""
-        now, states = self.now, self.models.states
+        now, states = self.now, self.states
         if now is None or self.watcher is None or batch is not now.batch:
             return
         now.call = original
@@ -254,14 +244,14 @@ class SglangEngine(Following):
             rows=live,
             bucket=live,
             inputs=(),
-            once="it copies states first" if copies else self.models.once,
+            once="it copies states first" if copies else self.once,
         )
 
     # Inputs, index lists and replays.
 
     def judge(self, watcher: Watcher, now: SglangForward, requests: Sequence[Any]) -> None:
         """Judge what a forward that has just begun gets."""
-        model, batch, table = now.model, now.batch, self.models.table
+        model, batch, table = now.model, now.batch, self.table
         watcher.lines.note(SLOTS, {f"req_to_token {name}": table for name in model.pool.groups})
         if not model.drafts:
             self.judge_rows(batch, requests, rows.mode_of(batch))
@@ -346,7 +336,7 @@ class SglangEngine(Following):
             return
         if not batch.spec_algorithm.is_none():
             return
-        sizes = functools.partial(self.allocations.sizes, batch.tree_cache, "evictable_size")
+        sizes = functools.partial(self.sizes, batch.tree_cache, "evictable_size")
         pool, evictable = getattr(pool, "full_attn_allocator", pool), sizes()
         expected, before = batch.new_tokens_required_next_decode(), pool.available_size()
         original()
@@ -442,12 +432,12 @@ class SglangEngine(Following):
                 type(runner).__name__,
                 live,
                 bucket,
-                graphs.inputs_of(runner, bucket, now, self.models.ranges),
+                graphs.inputs_of(runner, bucket, now, self.ranges),
                 original,
                 lambda: outputs()[0],
                 graphs.eager(self, now),
                 lambda: outputs()[1],
-                once=self.models.once,
+                once=self.once,
             )
         )
 
@@ -458,13 +448,13 @@ class SglangEngine(Following):
         cache = scheduler.tree_cache
         if self.watcher is not None:
             # The cache may be flushed between two calls, without a forward.
-            sizes, quiet = self.allocations.sizes(cache, "evictable_size"), nothing_runs(scheduler)
+            sizes, quiet = self.sizes(cache, "evictable_size"), nothing_runs(scheduler)
             if self.idle_since((self.forwards, quiet, sizes, at_rest(cache))):
                 held = getattr(getattr(scheduler, "session_controller", None), "sessions", None)
                 # An open session may keep rows.
-                free = None if held else ([*self.models.rows.free_slots], self.all_rows)
+                free = None if held else ([*self.request_table.free_slots], self.all_rows)
                 try:
-                    self.allocations.idle(cache, free, quiet)
+                    self.judge_idle(cache, free, quiet)
                 except NotRecognisedError as error:
                     self.journal.undecided(f"{error} are not watched")
 

@@ -90,7 +90,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "load": tuple(f"{CACHE}.memory_pool.{pool}.load_cpu_copy" for pool in POOLS),
 }
-"""Maps each method of `SglangEngine` or `Allocations` to the functions that it wraps."""
+"""Maps each method of `SglangEngine` to the functions that it wraps."""
 
 
 def install() -> None:

@@ -13,7 +13,6 @@ from paritybit.connectors.sglang.pools import SglangPool, described
 from paritybit.connectors.sglang.recurrent import NAME, States
 from paritybit.connectors.sglang.rows import Rows, implied, implied_by_draft, reads_ahead
 from paritybit.watch.facts import Group
-from paritybit.watch.journal import Journal
 from paritybit.watch.weak import Weakly
 
 SCOPE = (
@@ -83,32 +82,32 @@ class SglangModel:
         return {} if group is None else implies(found, kind, group)
 
 
-class Models:
-    """The models of the engine. `rows` is its request table, `table` each position's location.
+class Models(Allocations):
+    """The part of an engine that describes its models.
 
+    `request_table` is its request table, and `table` has the location of each position of a row.
     `ranges` are the values that padding may have. `rewrites`: a slot may be written twice.
     """
 
     target: Any = Weakly()
-    rows: Any = Weakly()
+    request_table: Any = Weakly()
     table: Any = Weakly()
 
-    def __init__(self, journal: Journal) -> None:
-        self.journal, self.target = journal, None
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.target = None
         self.runners: list[weakref.ref[Any]] = []
         self.models: dict[int, SglangModel] = {}
         self.ranges: dict[str, tuple[int, int]] = {}
         self.once: str | None = None
-        self.copied_elsewhere: str | None = None
         self.rewrites = True
-        self.states: States | None = None
 
-    def of(self, runner: Any) -> SglangModel | None:
+    def model_of(self, runner: Any) -> SglangModel | None:
         """Return the model of a runner, or None if it is not watched."""
         model = self.models.get(id(runner))
         return model if model is not None and model.runner is runner else None
 
-    def described(self, allocations: Allocations) -> list[Group]:
+    def described(self) -> list[Group]:
         """Return the groups of all models. Those of the target come first."""
         groups: dict[str, Group] = {}
         runners = [runner for runner in (ref() for ref in self.runners) if runner is not None]
@@ -122,16 +121,16 @@ class Models:
                 continue
             shares = any(model.pool is pool for model in self.models.values())
             groups.update(pool.groups)
-            allocations.follow((part(), name) for name, part in pool.parts.items())
+            self.follow((part(), name) for name, part in pool.parts.items())
             ahead = draft and not shares and reads_ahead(runner)
             self.models[id(runner)] = SglangModel(pool, draft, shares, ahead, runner=runner)
             if not draft:
                 self.served(runner)
                 if self.states is not None:
-                    groups[NAME], allocations.states = self.states.group, self.states
-                    allocations.follow(self.states.parts())
+                    groups[NAME] = self.states.group
+                    self.follow(self.states.parts())
                 allocator = runner.token_to_kv_pool_allocator
-                if not allocations.serve(pool, allocator):
+                if not self.serve(pool, allocator):
                     kind = type(allocator).__name__
                     self.journal.undecided(f"what a {kind} allocates is not watched")
         return list(groups.values())
@@ -150,8 +149,8 @@ class Models:
 
     def served(self, runner: Any) -> None:
         """Read the settings of the engine from the model runner of the target."""
-        self.target, self.rows = runner, runner.req_to_token_pool
-        self.table = self.rows.req_to_token
+        self.target, self.request_table = runner, runner.req_to_token_pool
+        self.table = self.request_table.req_to_token
         config, arguments = runner.model_config, runner.server_args
         tokens, positions = (0, int(config.vocab_size)), (0, max(1, int(config.context_len) // 2))
         self.ranges = {
