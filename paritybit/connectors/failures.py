@@ -2,9 +2,9 @@
 
 Law: each request that an engine accepts ends, and none ends the engine. An error is judged only if
 the engine's own code raised it, directly or in torch or the standard library, after a forward of
-the same kind. Before the first forward, only captures and the checks of an idle engine are judged:
-another error may come from arguments, or from a stub of a device. A missing device, driver, library
-or replacement is not the engine's fault.
+the same kind. Before the first forward, only captures and the checks of an idle engine are judged,
+because another error may come from arguments or from a stub of a device. A missing device, driver,
+library or replacement is not the engine's fault.
 """
 
 import functools
@@ -32,7 +32,7 @@ SURROUNDINGS = (
     *(ImportError, MemoryError, NotImplementedError, OSError, EOFError),
     *(torch.OutOfMemoryError, getattr(torch.distributed, "DistError", torch.OutOfMemoryError)),
 )
-"""Errors that concern the machine, other processes, or the packages that are installed."""
+"""Errors that concern the machine, other processes or installed packages."""
 
 ACCELERATOR: type[BaseException] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)
 """torch's class for errors of a device. Older releases raise a RuntimeError."""
@@ -41,17 +41,17 @@ COMPILERS = ("torch._dynamo.", "torch._inductor.")
 """Modules whose errors concern a compiler."""
 
 DEVICE_CODE = ("cuda", "accelerator", "xpu", "_ops.py", "_utils.py")
-"""Files and folders of torch that raise an error if the device or a library of ops is missing."""
+"""Parts of torch that raise an error if the device or a library of ops is missing."""
 
 PARTS = (torch.cuda.streams.Stream, torch.cuda.streams.Event, torch.cuda.graphs.CUDAGraph)
-"""Parts of CUDA that something else stands in for on a CPU, also an engine's own class."""
+"""Parts of CUDA that have a stand-in on a CPU, which may be an engine's own class."""
 
 RUNTIME = re.compile(
     r"\b(cuda|hip)( driver| runtime)? error\b|\bcuda_error_|triton error \["
     r"|\b(cublas|cudnn|cusolver|cusparse)_status_|\b(cublas|cudnn|nccl|rccl) error\b",
     re.IGNORECASE,
 )
-"""Matches an error that the runtime or a library of a device returned."""
+"""Matches an error of the runtime or of a library of a device."""
 
 FAULTS = re.compile(
     r"illegal memory access|device-side assert triggered|misaligned address|illegal instruction"
@@ -60,10 +60,10 @@ FAULTS = re.compile(
     r"|cuda_error_(illegal|misaligned|assert|launch_failed|hardware_stack|invalid_pc)",
     re.IGNORECASE,
 )
-"""Matches what a runtime returns if a kernel has failed. No missing part causes this."""
+"""Matches what a runtime returns if a kernel has failed, which no missing part causes."""
 
 RANGE = re.compile("|".join(map(re.escape, engine_error.INDEX_ERRORS)), re.IGNORECASE)
-"""Matches what torch says of an index that is out of bounds."""
+"""Matches torch's messages for an index out of bounds."""
 
 MISSING = re.compile(
     r"not implemented for|could not run|dummy base class"
@@ -78,7 +78,7 @@ DEVICE = re.compile(
     r"|not implemented for|could not run",
     re.IGNORECASE,
 )
-"""A message that both match says that a device, or an operation on it, is missing."""
+"""A message that both match reports a missing device, or a missing operation on it."""
 
 SIGNATURE = re.compile(r"\(\) (got|missing|takes) ")
 """Matches the message for a call that does not fit a function, maybe one of paritybit."""
@@ -149,7 +149,7 @@ def fault_of(error: BaseException, counts: Mapping[str, int]) -> EngineError | N
 
 
 def meaning(error: Exception, frames: list[Frame], counts: Mapping[str, int]) -> str | None:
-    """Return the meaning of an error that the engine raised, or None if it cannot be judged yet."""
+    """Return the meaning of an error that the engine raised, or None if it is not judged yet."""
     if not counts.get("forwards"):
         names = [frame.f_code.co_name for frame, _ in frames]
         checks = isinstance(error, (AssertionError, ValueError)) and CHECKERS.match(names[-1])
@@ -197,7 +197,7 @@ def surroundings(error: BaseException) -> bool:
 
 
 def incomplete(error: AttributeError) -> bool:
-    """Return whether torch, paritybit, or what stands in for a part of CUDA lacks an attribute."""
+    """Return whether torch, paritybit or a stand-in for a part of CUDA lacks an attribute."""
     given = error.obj if isinstance(error.obj, (ModuleType, type)) else type(error.obj)
     name = (
         given.__name__ if isinstance(given, ModuleType) else str(getattr(given, "__module__", ""))
@@ -210,7 +210,7 @@ def incomplete(error: AttributeError) -> bool:
 
 
 def frames_of(error: BaseException) -> list[Frame]:
-    """Return the frames of an error, without those of an operation that the sanitizer passes on."""
+    """Return the frames of an error up to an operation that the sanitizer passes on."""
     frames = traceback.walk_tb(error.__traceback__)
     return list(takewhile(lambda one: one[0].f_code.co_filename != fills.__file__, frames))
 
@@ -224,11 +224,11 @@ def of_engine(frame: Frame) -> bool:
 CHECKERS = re.compile(
     r"^_*(self_|sanity_)?(check|verify|assert|validate|ensure|report|raise|throw|fail)(_|$|[A-Z])"
 )
-"""Matches names of functions that only check something, or raise what another has decided."""
+"""Matches functions that only check something, or raise what another has decided."""
 
 
 IDLE = re.compile(r"(^|_)idle(_|$)")
-"""Matches names of functions that run while an engine has no request, so none can be at fault."""
+"""Matches functions that run while an engine has no request, so none can be at fault."""
 
 
 def blamed(frames: list[Frame]) -> Frame:
@@ -254,12 +254,12 @@ def passes_on(path: str) -> bool:
 
 
 def engine_path(path: str) -> str | None:
-    """Return a path relative to the parent of an engine's package, or None for other files."""
+    """Return a path from an engine's package on, or None for other files."""
     found = (engine_file(path, name) for name in engines())
     return min(filter(None, found), key=len, default=None)
 
 
 @functools.cache
 def engines() -> frozenset[str]:
-    """Return the top-level packages of all engines that have a connector."""
+    """Return the top-level packages of all engines with a connector."""
     return frozenset({"sglang", "transformers", "vllm", *connectors()})

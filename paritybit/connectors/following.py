@@ -13,7 +13,7 @@ from paritybit.connectors import hooking
 from paritybit.connectors.failures import judge
 from paritybit.connectors.hooking import Call, NotRecognisedError
 from paritybit.watch.captures import Captures
-from paritybit.watch.facts import Group, Replay, RowValues, StaticInput
+from paritybit.watch.facts import Forward, Group, Replay, RowValues, StaticInput
 from paritybit.watch.journal import Journal, of_process
 from paritybit.watch.settings import Settings, active
 from paritybit.watch.stacks import Stack
@@ -33,7 +33,7 @@ class Following:
     inner: tuple[str, ...] = ()
     """Parts of the paths of files that allocate and free slots on behalf of others."""
     imported = False
-    """Whether other engines import the package, so that it may not be used."""
+    """Whether other engines import the package without using its engine."""
 
     def __init__(self, release: str, journal: Journal, settings: Settings) -> None:
         self.release, self.journal, self.settings = release, journal, settings
@@ -84,7 +84,7 @@ class Following:
         return watcher
 
     def missed(self) -> None:
-        """Forget what the connector itself knows of earlier forwards, after a hook failed."""
+        """Forget what the connector knows of earlier forwards, after a hook failed."""
 
     hook = staticmethod(hooking.hook)
 
@@ -107,11 +107,23 @@ class Following:
         with self.learning():
             original()
 
+    def learned(self) -> None:
+        """Note that the engine has prepared a forward, and runs the model next."""
+        if self.watcher is not None:
+            self.watcher.lines.stop()
+
     @contextmanager
-    def forward_of(self, now: Any, attribute: str = "now") -> Iterator[None]:
-        """Run a forward that is watched. It is `now` until it ends, however it ends."""
+    def forward_of(
+        self, now: Any, forward: Forward | None = None, attribute: str = "now"
+    ) -> Iterator[None]:
+        """Run a forward that is watched. It is `now` until it ends, however it ends.
+
+        It begins here, unless its facts are not known yet.
+        """
         watcher = self.watcher
         assert watcher is not None
+        if forward is not None:
+            watcher.begin(forward)
         setattr(self, attribute, now)
         try:
             yield
@@ -131,15 +143,23 @@ class Following:
         return attributes((self, "now", None))
 
     def idle_since(self, state: Any) -> bool:
-        """Return whether the engine was not idle in this state before. To be judged once."""
+        """Return whether the engine was not idle in this state before."""
         before, self.idle_at = self.idle_at, state
         return bool(before != state)
 
-    # Values of rows.
+    # Parts of a release.
+
+    @contextmanager
+    def needing(self, text: str = "{} is not watched") -> Iterator[None]:
+        """Leave no verdict if a part of the engine is not recognised."""
+        try:
+            yield
+        except NotRecognisedError as error:
+            self.journal.undecided(text.format(error))
 
     @contextmanager
     def recognising(self, what: str) -> Iterator[None]:
-        """Report a release whose parts the connector does not know. They are not judged."""
+        """Report a release whose parts the connector does not know, and go on."""
         try:
             yield
         except UNKNOWN as error:
@@ -148,12 +168,15 @@ class Following:
     def rows(
         self,
         kind: str,
-        values: Callable[[], Iterable[RowValues]],
+        values: Iterable[RowValues],
         moves: Mapping[str, tuple[Stack, str]] | None = None,
     ) -> None:
-        """Judge values that the engine uses for rows. Its arguments go to `Watcher.judge_rows`."""
+        """Judge values that the engine uses for rows. See `Watcher.judge_rows`.
+
+        `values` is a generator, so that parts that it does not know are reported.
+        """
         with self.recognising("rows"):
-            found = list(values())
+            found = list(values)
             if self.watcher is not None:
                 self.watcher.judge_rows(kind, found, moves)
 
@@ -169,8 +192,8 @@ class Following:
     ) -> Any:
         """Run a forward without a graph. Some run again in `hidden`, to see which slots they read.
 
-        `outputs` returns those in a result of `run`. `alone` says, after the first run, whether
-        no graph was part of it. `facts` are those of the `Replay`. Returns the first result.
+        `outputs` returns those in a result of `run`. `alone` says, after the first run, whether no
+        graph was part of it. `facts` are those of the `Replay`. Returns the first result.
         """
         results = list[Any]()
 
@@ -186,7 +209,7 @@ class Following:
 
 @contextmanager
 def attributes(*given: tuple[Any, str, Any]) -> Iterator[None]:
-    """Set attributes, and restore their values afterwards. One that is missing stays so."""
+    """Set attributes, and restore their values afterwards. A missing one stays missing."""
     there = [one for one in given if hasattr(one[0], one[1])]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in there]
     for one in there:
@@ -199,7 +222,7 @@ def attributes(*given: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in an output: a tensor, a container, or an object with attributes."""
+    """Yield the tensors in a tensor, a container or an object with attributes."""
     if isinstance(value, Tensor):
         yield name or "output", value
     elif isinstance(value, (list, tuple)):
@@ -209,6 +232,11 @@ def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
         for key, item in (value if isinstance(value, Mapping) else vars(value)).items():
             if isinstance(item, Tensor):
                 yield key, item
+
+
+def whole(name: str, tensor: Tensor) -> StaticInput:
+    """Return an input without padding."""
+    return StaticInput(name, tensor, len(tensor), len(tensor))
 
 
 def expected(
@@ -224,6 +252,12 @@ def padding(name: str, tail: Tensor, value: int, copied: Tensor | None = None) -
     """Return the padding of an input, which must have a value, if there is any."""
     values = [value] * len(tail)
     return [expected(f"{name} (padding)", tail, values, copied)] if values else []
+
+
+def pages(numbers: Any, page: int) -> Tensor:
+    """Return all slots of pages with these numbers, int64 [numbers * page]."""
+    starts = torch.as_tensor(numbers, dtype=torch.int64)[:, None] * page
+    return (starts + torch.arange(page, device=starts.device)).flatten()
 
 
 def offsets(lengths: Iterable[int]) -> list[int]:

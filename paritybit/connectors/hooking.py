@@ -23,9 +23,16 @@ class NotRecognisedError(Exception):
     """The connector does not know a part of the engine. The message names the part."""
 
 
+def maybe(owner: Any, path: str) -> Any:
+    """Return an attribute by its dotted path, or None if a release lacks a part of it."""
+    for name in path.split("."):
+        owner = getattr(owner, name, None)
+    return owner
+
+
 @functools.cache
 def defined(path: str) -> bool:
-    """Return whether a dotted path exists and its owner defines the last name itself."""
+    """Return whether a path exists and its owner defines the last name itself."""
     owner, _, name = path.rpartition(".")
     try:
         there = pkgutil.resolve_name(owner)
@@ -49,7 +56,7 @@ def callers() -> Iterator[FrameType]:
 
 
 def release_of(package: str) -> str:
-    """Return the version of an engine, or of its module if the package is not installed."""
+    """Return the version of an engine, or of its module if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -87,25 +94,33 @@ class Call:
         return self.results[0] if self.results else self()
 
     def having(self, name: str) -> Any:
-        """Return the first argument with an attribute, besides the first of all, or None."""
+        """Return the first argument with an attribute, apart from the first of all, or None."""
         given = (*self.args[1:], *self.kwargs.values())
         return next((one for one in given if hasattr(one, name)), None)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of the call by the names of the parameters, and all named ones."""
+        """The arguments by the names of the parameters, and all named ones."""
         bound = inspect.signature(self.function).bind(*self.args, **self.kwargs)
         return {**bound.arguments, **self.kwargs}
 
 
 def fitting(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that is passed only the arguments that it has parameters for."""
+    """Return a hook that passes a method only the arguments that it has parameters for.
+
+    A method with the parameter `original` gets the `Call` there, and makes it. One with `result`
+    runs after the call, and gets its result. Any other method runs before the call.
+    """
     parameters = inspect.signature(method).parameters
     kinds = [one.kind for one in parameters.values()]
     positional = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
     count = None if inspect.Parameter.VAR_POSITIONAL in kinds else positional
 
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def called(call: Call, *args: Any, **kwargs: Any) -> Any:
+        if "original" in parameters:
+            args = call, *args
+        elif "result" in parameters:
+            args = call(), *args
         if inspect.Parameter.VAR_KEYWORD not in kinds:
             kwargs = {name: one for name, one in kwargs.items() if name in parameters}
         return method(*args[:count], **kwargs)
@@ -116,8 +131,7 @@ def fitting(method: Callable[..., Any]) -> Callable[..., Any]:
 def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a hook that falls back to the original function if the connector fails.
 
-    The method gets a `Call` of the original, then the arguments that it has parameters for. If it
-    returns None, the result is that of the original, which is called now if the method did not.
+    `fitting` says what the method gets. If it returns None, the result is that of the original.
     """
     fits = fitting(method)
 
@@ -143,7 +157,7 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def place_of(function: Any) -> str | None:
-    """Return the line where a function of an engine begins. None for a function of others."""
+    """Return the line where a function of an engine begins, or None for one of others."""
     package = str(getattr(function, "__module__", "")).partition(".")[0]
     return first_line(getattr(function, "__func__", function), package)
 
@@ -165,7 +179,7 @@ def wrap(owner: Any, name: str, method: Callable[..., Any]) -> None:
 
 
 def hook(kind: type, name: str, method: Callable[..., Any]) -> None:
-    """Wrap a method of a class, unless it is wrapped already. It may be inherited."""
+    """Wrap a method of a class, which may be inherited, unless it is wrapped already."""
     if not hasattr(getattr(kind, name), HOOK):
         wrap(kind, name, method)
 

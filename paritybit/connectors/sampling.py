@@ -1,6 +1,6 @@
 """What requests ask of their sampling, and the logits that this gives.
 
-They are computed here again for a row's own request, as an engine keeps parameters by row.
+An engine keeps parameters by row. The logits are computed here again for a row's own request.
 """
 
 from collections import Counter
@@ -119,8 +119,8 @@ def logits_of(
 ) -> Iterator[RowValues]:
     """Yield the logits [rows, vocabulary] of an engine before and after sampling parameters.
 
-    `raw` are those before. If they are `heated`, too, the engine has also dropped unlikely tokens:
-    those of a request that asks for it are not judged. `source` is the line that changes them.
+    `raw` are those before. If they are `heated`, the engine has also applied temperatures and
+    dropped unlikely tokens, which are not judged. `source` is the line that changes them.
     """
     most = max(1, MOST // max(1, raw.shape[-1]))
     places = [at for at, row in enumerate(rows) if row.known and at < len(held)][:most]
@@ -144,7 +144,7 @@ def logits_of(
 def explained(
     rows: Sequence[Sampled], at: int, raw: Tensor, held: Tensor, heated: bool
 ) -> str | None:
-    """Return whose parameters or tokens give a row the logits that it has, as text, if any do."""
+    """Return whose parameters or tokens explain the logits of a row, as text, or None."""
 
     def right(asked: AskedSampling = NOTHING, **more: Any) -> bool:
         found = replace(rows[at], asked=asked, **more).logits(raw, heated)
@@ -166,7 +166,7 @@ def explained(
 def moves(
     before: Mapping[str, int], now: Mapping[str, int], owner: Any, joined: str, moved: str
 ) -> dict[str, tuple[Stack, str]]:
-    """Return how requests came into their rows, which they had not `before`.
+    """Return how requests came into the rows that they had not `before`.
 
     `joined` and `moved` are the methods of `owner` that add and move rows.
     """
@@ -194,7 +194,7 @@ def rows_of(
     source: str | None = None,
     filled: Tensor | None = None,
 ) -> RowValues:
-    """Return one number per row: what the engine uses, a tensor or numbers, and what is right."""
+    """Return one number per row: what the engine uses, and what is right."""
     given = torch.as_tensor(held).detach().flatten().cpu()
     expected = torch.tensor(list(right), dtype=given.dtype)
     return RowValues(name, requests, given, expected, source=source, filled=filled)

@@ -25,8 +25,8 @@ def test_a_hook_gets_the_arguments_that_it_names_and_the_engine_gets_all() -> No
     def original(*given: int, **named: int) -> Any:
         return given, named
 
-    def hook(call: hooking.Call, first: int, *, last: int = 0) -> Any:
-        return first, last, call(), call(3)
+    def hook(original: hooking.Call, first: int, *, last: int = 0) -> Any:
+        return first, last, original(), original(3)
 
     got = hooking.guarded(hook)(original, 1, 2, last=8, more=9)
     assert got == (1, 8, ((1, 2), {"last": 8, "more": 9}), ((3,), {}))
@@ -35,9 +35,22 @@ def test_a_hook_gets_the_arguments_that_it_names_and_the_engine_gets_all() -> No
 def test_a_hook_that_returns_nothing_gives_the_first_result_of_the_engine() -> None:
     """The engine's function is called once, if the hook does not call it itself."""
     numbers = iter(range(9))
-    assert hooking.guarded(lambda call: None)(numbers.__next__) == 0
-    assert hooking.guarded(lambda call: [call(), call()][2:] or None)(numbers.__next__) == 1
+    first, again = (lambda original: None), (lambda original: [original(), original()].clear())
+    assert hooking.guarded(first)(numbers.__next__) == 0
+    assert hooking.guarded(again)(numbers.__next__) == 1
     assert next(numbers) == 3
+
+
+def test_a_hook_runs_before_or_after_the_call_as_its_parameters_say() -> None:
+    order = list[Any]()
+
+    def original(given: int) -> int:
+        order.append(given)
+        return given + 1
+
+    for hook in (lambda given: order.append("before"), lambda result, _: order.append(result)):
+        assert hooking.guarded(hook)(original, 1) == 2
+    assert order == ["before", 1, 1, 2]
 
 
 def test_only_what_a_path_itself_defines_is_wrapped() -> None:

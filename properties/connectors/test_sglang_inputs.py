@@ -333,7 +333,7 @@ def test_each_draft_has_the_penalties_of_its_own_request(
 ) -> None:
     engine = SglangEngine("0", Journal(tmp_path / "process-1.jsonl"), Settings(str(tmp_path)))
     given, added = list[RowValues](), torch.tensor([[1.0], [2.0], [4.0]])
-    monkeypatch.setattr(engine, "rows", lambda _, values: given.extend(values()))
+    monkeypatch.setattr(engine, "rows", lambda _, values: given.extend(values))
     logits, mask = torch.randn(6, VOCABULARY), Part(apply=lambda all_: all_[1:3].zero_())
     batch = Part(
         reqs=[Part(rid=name) for name in "abc"],
@@ -426,7 +426,7 @@ def test_the_scheduler_expects_the_slots_that_decoding_takes(
     )
     monkeypatch.setattr(engine, "sizes", lambda cache, _: [cache.held])
     given = list[RowValues]()
-    monkeypatch.setattr(engine, "rows", lambda _, values: given.extend(values()))
+    monkeypatch.setattr(engine, "rows", lambda _, values: given.extend(values))
 
     def original(_: Any) -> None:
         pool.size -= taken
@@ -446,7 +446,7 @@ def test_a_request_keeps_the_parameters_of_its_first_batch(
     for row, one in enumerate(requests):
         one.req_pool_idx = row
     batch, found = Part(req_pool_indices=torch.arange(3), sampling_info=info), list[RowValues]()
-    monkeypatch.setattr(engine, "rows", lambda _, values, by: found.extend(values()))
+    monkeypatch.setattr(engine, "rows", lambda _, values, by: found.extend(values))
     for _ in range(2):
         engine.judge_rows(batch, requests, "decode")
         requests[0].sampling_params.temperature = 1.0  # As if retraction reset it.

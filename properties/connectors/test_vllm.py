@@ -240,11 +240,9 @@ def test_a_replay_is_judged_or_counted(served: Served, mode: str, kind: str) -> 
 
 
 @pytest.mark.parametrize("effect", EFFECTS)
-def test_a_replay_with_an_effect_of_its_own_is_not_repeated(
-    effect: tuple[str, str], tmp_path: Path
-) -> None:
+def test_a_replay_with_an_effect_of_its_own_is_not_repeated(effect: str, tmp_path: Path) -> None:
     served = Served(tmp_path)
-    part, name = effect
+    part, name = effect.split(".")
     setattr(getattr(served.runner.vllm_config, part), name, True)
     prefilled(served).run(DECODE, [[1, 2], [3, 4]], 6, [16])
     served.replay(Part(runtime_mode=Part(name="FULL"), hidden_states=torch.zeros(1, 2)))

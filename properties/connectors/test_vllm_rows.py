@@ -1,6 +1,6 @@
 """What vLLM's samplers and adapters use for each row, over stand-ins of both runners."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,9 @@ def older() -> Part:
     return Part(input_batch=batch)
 
 
-def wrong(values: list[RowValues]) -> dict[str, str]:
+def wrong(values: Iterable[RowValues]) -> dict[str, str]:
     """Return the request of each wrong value, by name."""
-    found = wrong_row.judge(RowsGiven(1, "decode", "sampler", values))
+    found = wrong_row.judge(RowsGiven(1, "decode", "sampler", list(values)))
     return {
         str(one.cause and one.cause["what"]): str((one.reader or {})["request"]) for one in found
     }
@@ -115,8 +115,8 @@ def test_drafts_of_the_older_runner_are_found_where_they_are() -> None:
     shifted = {**right, "target_logits_indices": torch.tensor([0, 2, 3])}
     assert wrong(list(mine.drafts_of(Part(**shifted)))) == {"target_logits_indices": "c"}
     # Three requests compute 2, 1 and 3 tokens.
-    assert wrong([mine.logits_indices(torch.tensor([0, 1, 2, 3, 4, 5]))]) == {}
-    assert wrong([mine.logits_indices(torch.tensor([0, 1, 1, 3, 4, 5]))]) == {"logits_indices": "b"}
+    assert wrong(mine.logits_indices(torch.tensor([0, 1, 2, 3, 4, 5]))) == {}
+    assert wrong(mine.logits_indices(torch.tensor([0, 1, 1, 3, 4, 5]))) == {"logits_indices": "b"}
     tokens = [row.tokens for row in mine.every()]
     assert [len(one) for one in tokens] == [4, 5, 5, 3, 4, 5]
 

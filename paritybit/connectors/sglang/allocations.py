@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import HOST, Following
-from paritybit.connectors.hooking import Call, NotRecognisedError, callers
+from paritybit.connectors.following import HOST, Following, pages
+from paritybit.connectors.hooking import Call, NotRecognisedError, callers, maybe
 from paritybit.connectors.sglang.pools import SglangPool
 from paritybit.connectors.sglang.recurrent import NAME, States
 from paritybit.watch.facts import HostSlots
@@ -27,7 +27,7 @@ POOLS = ("kv", "swa", "mamba")
 """The names of host pools, by the number of a node's component."""
 
 UNDER_WAY = ("ongoing_write_through", "ongoing_load_back", "ongoing_prefetch", "ongoing_backup")
-"""What a prefix cache is copying. These copies may use host slots that no node holds."""
+"""The copies of a prefix cache, which may use host slots that no node holds."""
 
 
 class Allocations(Following):
@@ -61,7 +61,7 @@ class Allocations(Following):
         self.pool = pool
         for name in pool.groups:
             part = "swa_attn_allocator" if name == pool.sliding else "full_attn_allocator"
-            owner = allocator if pool.sliding is None else getattr(allocator, part, None)
+            owner = allocator if pool.sliding is None else maybe(allocator, part)
             if owner is not None and hasattr(owner, "free_pages"):
                 self.serving[name] = weakref.ref(owner)
         self.follow((owner, name) for name, owner in self.allocators.items())
@@ -75,26 +75,26 @@ class Allocations(Following):
 
     # Allocations and frees.
 
-    def free(self, original: Call, allocator: Any, index: Tensor) -> None:
-        """Report slots that an allocator of single slots, or of states, frees."""
+    def free(self, allocator: Any, index: Tensor) -> None:
+        """Report the slots, or states, that an allocator of single ones frees."""
         if not collects(allocator):
             self.freed(allocator, index)
 
-    def free_in_pages(self, original: Call, allocator: Any, index: Tensor) -> None:
-        """Report the pages that an allocator of pages frees. `index` has slots of these pages."""
+    def free_in_pages(self, allocator: Any, index: Tensor) -> None:
+        """Report the pages that an allocator frees. `index` has slots of these pages."""
         size = int(allocator.page_size)
         first = (index // size * size).sort().values
         again = torch.nn.functional.pad(first[1:] == first[:-1], (1, 0))
         if not collects(allocator):
             self.freed(allocator, first.masked_fill(again, -size))  # Waits for no device.
 
-    def free_pages(self, original: Call, allocator: Any, *pages: Tensor) -> None:
-        """Report the pages that an allocator of pages frees. `pages` has their numbers."""
+    def free_pages(self, allocator: Any, *pages: Tensor) -> None:
+        """Report the pages that an allocator frees, by their numbers."""
         for numbers in pages:
             self.freed(allocator, numbers * int(allocator.page_size))
 
     def freed(self, allocator: Any, slots: Tensor) -> None:
-        """Report freed slots to the watcher, with the lines of the engine that free them."""
+        """Report freed slots, with the lines of the engine that free them."""
         if any(frame.f_code.co_name == "free_group_end" for frame in callers()):
             page, rest = int(getattr(allocator, "page_size", 1)), slots
             for group, given, lines in reversed(self.collected):
@@ -106,21 +106,20 @@ class Allocations(Following):
         if slots.numel():
             self.note(allocator, "freed", slots)
 
-    def group(self, original: Call, allocator: Any) -> None:
+    def group(self, allocator: Any) -> None:
         """Forget the collected frees, because an allocator begins to collect others."""
         self.collected = []
 
-    def collect(self, original: Call, allocator: Any, free_index: Tensor) -> None:
-        """Note the lines that free locations, if the allocator collects them for a later free."""
+    def collect(self, allocator: Any, free_index: Tensor) -> None:
+        """Note the lines that free locations, if the allocator frees them later."""
         group, pool = self.names.get(allocator), self.pool
         if self.watcher is not None and pool is not None and collects(allocator):
             lines = self.watcher.here()
             found = pool.slots(free_index) if group is None else {group: free_index}
             self.collected += [(name, slots.clone(), lines) for name, slots in found.items()]
 
-    def allocate(self, original: Call, allocator: Any) -> None:
+    def allocate(self, result: Any, allocator: Any) -> None:
         """Report slots that an allocator allocates. A page is reported as a whole."""
-        result = original()
         if result is not None:
             self.note(allocator, "allocated", result)
 
@@ -138,28 +137,25 @@ class Allocations(Following):
 
     # Copies.
 
-    def move(self, original: Call, pool: Any, tgt_loc: Tensor, src_loc: Tensor) -> None:
+    def move(self, result: Any, pool: Any, tgt_loc: Tensor, src_loc: Tensor) -> None:
         """Report slots whose KV the engine copied within the pool."""
-        original()
         if tgt_loc.numel():
             self.note(pool, "copied", src_loc, tgt_loc)
 
-    def copy_state(self, original: Call, pool: Any, source: Tensor, target: Tensor) -> None:
+    def copy_state(self, result: Any, pool: Any, source: Tensor, target: Tensor) -> None:
         """Report states that the engine copied. A copy within a forward is judged with it."""
-        original()
         if self.watcher is not None and self.watcher.watching and self.states is not None:
             self.states.copied(source, target)
         else:
             self.note(pool, "copied", source, target)
 
-    def load(self, original: Call, pool: Any, saved: Any, indices: Tensor) -> None:
+    def load(self, result: Any, pool: Any, saved: Any, indices: Tensor) -> None:
         """Report slots that the engine filled from the host."""
-        original()
         self.note(pool, "forget", indices)
 
     # Pools on the host.
 
-    def host_pool(self, original: Call, host: Any) -> None:
+    def host_pool(self, host: Any) -> None:
         """Follow the copies to a host pool and back, or report that they are not followed."""
         kind = type(host)
         if kind.__name__ in HOST_KINDS:
@@ -177,7 +173,7 @@ class Allocations(Following):
         host_indices: Tensor,
         device_indices: Tensor,
     ) -> None:
-        """Report slots whose KV the engine copies to the host, before the copy."""
+        """Report slots that the engine copies to the host, before the copy."""
         name = self.names.get(device_pool)
         if self.watcher is not None and name is not None:
             self.watcher.store(HOST, name, device_indices, host_indices, int(host.size))
@@ -187,14 +183,13 @@ class Allocations(Following):
 
     def load_back(
         self,
-        original: Call,
+        result: Any,
         host: Any,
         device_pool: Any,
         host_indices: Tensor,
         device_indices: Tensor,
     ) -> None:
-        """Report slots whose KV the engine copied back from the host, one layer at a time."""
-        original()
+        """Report slots that the engine copied back from the host, one layer at a time."""
         name = self.names.get(device_pool)
         if self.watcher is not None and name is not None:
             self.watcher.load(HOST, name, device_indices, host_indices)
@@ -206,7 +201,7 @@ class Allocations(Following):
     # Idle moments.
 
     def judge_idle(self, cache: Any, rows: tuple[list[int], int] | None, quiet: bool) -> None:
-        """Report free slots and those in the prefix cache, per group. Raises NotRecognisedError.
+        """Judge free slots and those in the prefix cache. Raises NotRecognisedError.
 
         `rows` is None if an open session may keep rows. Without `quiet`, requests hold slots.
         """
@@ -230,14 +225,12 @@ class Allocations(Following):
 
     def on_host(self, cache: Any) -> dict[str, HostSlots]:
         """Return the slots of the host pools of a prefix cache, if it copies nothing."""
-        try:
+        with self.needing("{} are not watched"):
             return slots_of(cache) if at_rest(cache) else {}
-        except NotRecognisedError as error:
-            self.journal.undecided(f"{error} are not watched")
-            return {}
+        return {}
 
     def sizes(self, cache: Any, what: str) -> dict[str, int]:
-        """Return the sizes that a prefix cache reports by the method `what`, per group."""
+        """Return, per group, the sizes that a method of a prefix cache reports."""
         sliding = None if self.pool is None else self.pool.sliding
         found, others = {}, "" if sliding is None else "full_"
         for name in (*self.allocators, *([] if self.states is None else [NAME])):
@@ -264,17 +257,16 @@ def collects(allocator: Any) -> bool:
     """Return whether an allocator collects slots now, and frees them later."""
     if hasattr(allocator, "is_not_in_free_group"):
         return not allocator.is_not_in_free_group
-    return getattr(allocator, "free_group", None) is not None
+    return maybe(allocator, "free_group") is not None
 
 
 def free_slots(allocator: Any) -> Tensor:
     """Return the free slots of an allocator. A slot in the free list twice occurs twice."""
     parts = [allocator.free_pages]
     for name in ("release_pages", "staged_pages"):
-        held = getattr(allocator, name, None)
+        held = maybe(allocator, name)
         parts += held if isinstance(held, list) else [] if held is None else [held]
-    numbers, page = torch.cat([part.long() for part in parts]), int(allocator.page_size)
-    return (numbers[:, None] * page + torch.arange(page, device=numbers.device)).flatten()
+    return pages(torch.cat([part.long() for part in parts]), int(allocator.page_size))
 
 
 def cached(cache: Any, method: str = CACHED) -> Tensor:
@@ -294,20 +286,20 @@ def cached(cache: Any, method: str = CACHED) -> Tensor:
 
 
 def at_rest(cache: Any) -> bool:
-    """Return whether a prefix cache copies nothing and has no host slots that wait to be freed."""
-    controller = getattr(cache, "cache_controller", None)
-    queue = getattr(controller, "host_mem_release_queue", None)
+    """Return whether a prefix cache copies nothing, and no host slot waits to be freed."""
+    controller = maybe(cache, "cache_controller")
+    queue = maybe(controller, "host_mem_release_queue")
     waiting = queue is not None and not queue.empty()
-    return not waiting and not any(getattr(cache, name, None) for name in UNDER_WAY)
+    return not waiting and not any(maybe(cache, name) for name in UNDER_WAY)
 
 
 def slots_of(cache: Any) -> dict[str, HostSlots]:
     """Return the slots of each host pool of a prefix cache, by name. Raises NotRecognisedError.
 
-    Caches with a single host pool, as of releases before 0.5.17, have none.
+    Caches of releases before 0.5.17, with a single host pool, have none.
     """
-    group = getattr(cache, "host_pool_group", None) or getattr(cache, "token_to_kv_pool_host", None)
-    entries = (getattr(group, "entry_map", None) or {}).items()
+    group = maybe(cache, "host_pool_group") or maybe(cache, "token_to_kv_pool_host")
+    entries = (maybe(group, "entry_map") or {}).items()
     named = {str(getattr(name, "value", name)): entry.host_pool for name, entry in entries}
     pools = {name: pool for name, pool in named.items() if name in POOLS}
     held: dict[str, list[Tensor]] = {name: [torch.empty(0, dtype=torch.int64)] for name in pools}
@@ -335,6 +327,6 @@ def slots_of(cache: Any) -> dict[str, HostSlots]:
 
 def free_of(pool: Any) -> Tensor:
     """Return the free slots of a host pool. Raises NotRecognisedError."""
-    if not isinstance(getattr(pool, "free_slots", None), Tensor):
+    if not isinstance(maybe(pool, "free_slots"), Tensor):
         raise NotRecognisedError(f"the free slots of a {type(pool).__name__}")
     return torch.cat([pool.free_slots, *getattr(pool, "release_slots", ())]).cpu()

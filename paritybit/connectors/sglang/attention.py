@@ -5,7 +5,7 @@
 | triton | all positions; of a window, all but its first key | cached positions |
 | fa3 | a table of all positions; the kernel masks the window | the same |
 
-Triton's decode reads one key fewer than its extend, as reported in sgl-project/sglang#32087.
+Triton's decode reads one key fewer than its extend: see sgl-project/sglang#32087.
 
 When a draft model computes accepted tokens, releases up to 0.5.12 also list these. Each draft step
 has its own lists, with a row per branch and one more position than the step before.
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.following import expected, offsets
-from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sglang.pools import SglangPool
 from paritybit.connectors.sglang.rows import EXTENDS, MODES, PREFILLS, Rows
 from paritybit.watch.facts import IndexList, StaticInput
@@ -29,7 +29,7 @@ TRITON, FLASH = "TritonAttnBackend", "FlashAttentionBackend"
 
 
 def attending(backend: Any) -> Any:
-    """Return the backend for attention layers in a backend that also has one for others."""
+    """Return the backend for attention layers in one that also has others."""
     return getattr(backend, "full_attn_backend", backend)
 
 
@@ -111,12 +111,12 @@ def steps(backend: Any, pool: SglangPool, size: int) -> list[IndexList]:
 
 
 def flash_lists(backend: Any, pool: SglangPool, mode: str, size: int) -> list[IndexList]:
-    """Return the tables of FlashAttentionBackend. Its latest metadata also has those of graphs."""
+    """Return the tables of FlashAttentionBackend, from its latest metadata, also for graphs."""
     meta, page = backend.forward_metadata, int(backend.page_size)
     pages = (meta.cache_seqlens_int32[:size].long() + page - 1) // page
     found = []
     for sliding, name in ((False, "page_table"), (True, "swa_page_table")):
-        group, table = pool.group_of(sliding), getattr(meta, name, None)
+        group, table = pool.group_of(sliding), maybe(meta, name)
         if group is None or table is None:
             continue
         table = table[: len(pages), : int(pages.max())]
@@ -128,17 +128,17 @@ def flash_lists(backend: Any, pool: SglangPool, mode: str, size: int) -> list[In
 
 
 def tree_of(backend: Any, mode: str) -> bool:
-    """Return whether FlashAttentionBackend verifies a tree, apart from the cached positions."""
+    """Return whether FlashAttentionBackend verifies a tree apart from the cached positions."""
     return mode == VERIFY and int(getattr(backend, "topk", 0) or 0) > 1
 
 
 def metadata_of(
     backend: Any, mode: str, batch: Any, found: Rows, graph: bool, drafts: bool = False
 ) -> Iterator[StaticInput]:
-    """Yield the other metadata of a backend for a batch, with the values that the rows imply.
+    """Yield the other metadata of a backend, with the values that the rows imply.
 
-    With `graph`, a graph reads the metadata. With `drafts`, it belongs to a draft model: only the
-    computation of accepted tokens by the Triton backend is then supported.
+    With `graph`, a graph reads it. With `drafts`, it belongs to a draft model, of which only
+    Triton's computation of accepted tokens is supported.
     """
     kind = type(backend).__name__
     judged = MODES if not drafts else EXTENDS if kind == TRITON else ()
@@ -170,20 +170,20 @@ def triton_metadata(
 ) -> tuple[dict[str, Any], dict[str, list[int]]]:
     """Return the metadata of TritonAttnBackend, and the expected values, by name.
 
-    `qo_indptr` and `mask_indptr` say where each request's queries and part of the mask begin,
-    `window_kv_offsets` the position of the first key in its window. `max_extend_len` is an upper
-    bound for the queries of a request: the grid of the kernel.
+    `qo_indptr` and `mask_indptr` say where each request's queries and part of the mask begin, and
+    `window_kv_offsets` the position of the first key in its window. `max_extend_len` bounds the
+    queries of a request: it is the grid of the kernel.
     """
     names, holder = ("qo_indptr", "mask_indptr"), backend if graph else backend.forward_metadata
-    held = {name: getattr(holder, name, None) for name in names}
+    held = {name: maybe(holder, name) for name in names}
     key = "cuda_graph_window_kv_offsets" if graph else "window_kv_offsets"
-    held["window_kv_offsets"] = getattr(holder, key, None)
+    held["window_kv_offsets"] = maybe(holder, key)
     right = dict[str, list[int]]()
     if mode != "decode":
         right["qo_indptr"] = offsets(computed for _, computed in spans)
         if not graph:
             longest = max(computed for _, computed in spans)
-            given = getattr(holder, "max_extend_len", None)
+            given = maybe(holder, "max_extend_len")
             if isinstance(given, int):  # It may be larger.
                 held["max_extend_len"] = torch.tensor([min(given, longest)])
                 right["max_extend_len"] = [longest]

@@ -1,7 +1,6 @@
 """Follows the engine in this process. Each method that `hooks` names wraps functions of it.
 
-Only forwards within a batch of the scheduler are watched. Warm-ups and captures before the first
-batch are not.
+Only forwards within a batch of the scheduler are watched: no warm-ups and captures before.
 """
 
 import dataclasses
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.following import attributes, tensors
-from paritybit.connectors.hooking import Call, NotRecognisedError
+from paritybit.connectors.hooking import Call, NotRecognisedError, maybe
 from paritybit.connectors.sampling import ROUNDING, moves
 from paritybit.connectors.sglang import attention, graphs, rows, sampling
 from paritybit.connectors.sglang.allocations import at_rest
@@ -35,7 +34,7 @@ class SglangForward:
     """The current forward, and the graph runner that replays it, if there is one.
 
     `call` runs the batch, and `arguments` are those of the runner. `replays` counts replays of
-    whole graphs, and `pieces` of graphs of parts. `listed`: whether index lists were judged.
+    whole graphs, and `pieces` those of parts. `listed`: whether index lists were judged.
     """
 
     model: SglangModel
@@ -78,12 +77,12 @@ class SglangEngine(Models):
 
     # The models, and the start.
 
-    def model_runner(self, original: Call, runner: Any) -> None:
+    def model_runner(self, runner: Any) -> None:
         """Remember each model runner of the engine."""
         self.runners.append(weakref.ref(runner))
 
     def start(self, scheduler: Any, batch: Any) -> Watcher:
-        """Describe the models of the engine and start the watcher. Called at the first batch."""
+        """Start the watcher at the first batch."""
         watcher = self.watch(self.described())
         if self.dropped:
             watcher.lose()  # Slots may have been written before it began.
@@ -110,9 +109,9 @@ class SglangEngine(Models):
         """Watch the forwards of one batch of the scheduler."""
         if self.watcher is None:
             self.watcher = self.start(scheduler, batch)
-        self.requests, self.drafting = batch.reqs, type(getattr(batch, "spec_info", None))
-        info = getattr(batch, "sampling_info", None)
-        self.penalizers = getattr(info, "penalizer_orchestrator", None)
+        self.requests, self.drafting = batch.reqs, type(maybe(batch, "spec_info"))
+        info = maybe(batch, "sampling_info")
+        self.penalizers = maybe(info, "penalizer_orchestrator")
         try:
             with self.learning():
                 original()
@@ -146,7 +145,7 @@ class SglangEngine(Models):
         only_pieces = now.pieces > pieces and now.replays == replays
         if only_pieces and self.watcher is not None and self.watcher.watching:
             live = len(now.batch.input_ids)
-            sizes = getattr(runner, "capture_num_tokens", None) or [live]
+            sizes = maybe(runner, "capture_num_tokens") or [live]
             bucket = min((size for size in sizes if size >= live), default=live)
             self.watcher.replay(
                 Replay(runner, type(runner).__name__, live, bucket, (), tuple, once=PIECES)
@@ -155,15 +154,14 @@ class SglangEngine(Models):
     def watched(self, run: Call, runner: Any, batch: Any, graph_runner: Any) -> None:
         """Run a forward, and watch it if it is one of a batch of the scheduler."""
         watcher, requests, model = self.watcher, self.requests, self.model_of(runner)
-        if watcher is not None:
-            watcher.lines.stop()
+        self.learned()
         if watcher is None or requests is None or self.capturing or self.now is not None:
             return
         mode = rows.mode_of(batch)
         if model is not None and model.shares:
             self.journal.scope(drafts_not_watched="a draft that reads the KV of its target")
             return
-        located = mode == "idle" or getattr(batch, "out_cache_loc", None) is not None
+        located = mode == "idle" or maybe(batch, "out_cache_loc") is not None
         if model is not None and not located:
             self.journal.undecided(f"a {mode} batch without the slots it writes is not watched")
         if model is None or not located:
@@ -177,15 +175,14 @@ class SglangEngine(Models):
         forward, found = self.facts(model, batch, requests, graph_runner)
         implied = rows.with_dimensions(model.implied(found, forward.kind), batch)
         self.hook_lists(runner)
-        watcher.begin(forward)
         now = SglangForward(model, batch, forward, found, implied)
-        self.judge(watcher, now, requests)
-        running = nullcontext() if graph_runner is None else self.running(graph_runner, run)
-        with self.forward_of(now), running:
-            run()
+        with self.forward_of(now, forward):
+            self.judge(watcher, now, requests)
+            with nullcontext() if graph_runner is None else self.running(graph_runner, run):
+                run()
 
     def ended(self, now: Any) -> None:
-        """Report what a forward did besides what was judged before it."""
+        """Report what was not judged before the forward."""
         if self.watcher is None:
             return
         if now.forward.rows and not now.listed and not now.model.drafts:
@@ -225,7 +222,7 @@ class SglangEngine(Models):
         return Forward(kind, (), pool.slots(batch.out_cache_loc)), rows.Rows()
 
     def run_batch(self, original: Call, runner: Any, batch: Any) -> None:
-        """Run a batch of the current forward. Some batches of prompts without graphs run again."""
+        """Run a batch of the current forward. Some prompts without graphs run again."""
         now, states = self.now, self.states
         if now is None or self.watcher is None or batch is not now.batch:
             return
@@ -262,9 +259,9 @@ class SglangEngine(Models):
         self, watcher: Watcher, batch: Any, implied: Mapping[str, Tensor], model: SglangModel
     ) -> None:
         """Judge the fields of the engine's batch whose values the rows imply."""
-        if not implied or getattr(batch, "encoder_lens", None) is not None:
+        if not implied or maybe(batch, "encoder_lens") is not None:
             return
-        ids, positions = batch.input_ids, getattr(batch, "positions", None)
+        ids, positions = batch.input_ids, maybe(batch, "positions")
         listed = ids is not None and len(ids) == len(implied.get("out_cache_loc", ()))
         # The ids of draft steps belong to no request. Their positions are judged below.
         told = not model.drafts or (model.ahead and rows.mode_of(batch) != "decode")
@@ -279,7 +276,7 @@ class SglangEngine(Models):
 
     def judge_rows(self, batch: Any, requests: Sequence[Any], mode: str) -> None:
         """Judge what the sampler uses for each row of a batch."""
-        if (info := getattr(batch, "sampling_info", None)) is None or mode == "idle":
+        if (info := maybe(batch, "sampling_info")) is None or mode == "idle":
             return
         with self.recognising("rows"):
             mine, before = rows.requests_of(batch, requests, mode), self.placed
@@ -288,23 +285,23 @@ class SglangEngine(Models):
             begins = mode in rows.PREFILLS
             by = moves(before, now, info, "from_schedule_batch" if begins else MERGE, FILTER)
             kept = self.penalizers if mine == list(requests) else None
-            self.rows("sampler", lambda: sampling.rows(info, mine, asked, mode, kept), by)
+            self.rows("sampler", sampling.rows(info, mine, asked, mode, kept), by)
             if mode == "target_verify":
                 by = moves(before, now, self.drafting, MERGE, FILTER)
-                self.rows("drafts", lambda: rows.roots(batch, mine), by)
+                self.rows("drafts", rows.roots(batch, mine), by)
             if not begins:
                 self.placed = now
 
     def logits(
-        self, original: Call, processor: Any, _: Any, hidden: Tensor, head: Any, batch: Any
+        self, result: Any, processor: Any, _: Any, hidden: Tensor, head: Any, batch: Any
     ) -> None:
         """Judge the logits of prompts. Those of a GPU are rounded more."""
-        result, now = original(), self.now
+        now = self.now
         if now is None or now.model.drafts or now.forward.kind not in rows.PREFILLS:
             return
         if now.rows.rows and hidden.dtype == torch.float32:
             given = processor, hidden, head, batch, result, now.rows, self.requests
-            self.rows("logits", lambda: sampling.of_prompts(*given))
+            self.rows("logits", sampling.of_prompts(*given))
 
     def verifies(
         self, original: Call, drafts: Any, batch: Any, output: Any, mask: Any = None
@@ -325,9 +322,9 @@ class SglangEngine(Models):
             yield RowValues("logits", names, held.cpu(), raw.cpu(), ROUNDING)
 
         # The engine replaces what is not a number, and all logits for a watermark.
-        others = getattr(info, "has_watermark_candidates", False) or bool(raw.isnan().any())
+        others = maybe(info, "has_watermark_candidates") or bool(raw.isnan().any())
         if len(held) == len(names) and not others:
-            self.rows("drafts", judged)
+            self.rows("drafts", judged())
 
     def decodes(self, original: Call, batch: Any) -> None:
         """Judge how many slots the scheduler expects the next tokens of a batch to take."""
@@ -345,7 +342,7 @@ class SglangEngine(Models):
                 torch.tensor([one]) for one in (expected, before - pool.available_size())
             )
             names = [", ".join(request.rid for request in batch.reqs)]
-            self.rows("scheduler", lambda: [RowValues("expected slots", names, held, right)])
+            self.rows("scheduler", [RowValues("expected slots", names, held, right)])
 
     def hook_lists(self, runner: Any) -> None:
         """Wrap the method that builds index lists, once per class of attention backend."""
@@ -361,7 +358,7 @@ class SglangEngine(Models):
             self.judge_lists(now, backend, int(batch.batch_size), graph=False)
 
     def judge_lists(self, now: SglangForward, backend: Any, size: int, graph: bool) -> None:
-        """Pass the index lists and the metadata of the current forward to the watcher."""
+        """Judge the index lists and the metadata of the current forward."""
         if self.watcher is None or not self.watcher.watching or not now.rows.batch_rows:
             return
         now.listed = True
@@ -385,12 +382,12 @@ class SglangEngine(Models):
             self.capturing -= 1
         if self.capturing == 0:
             self.captured(runner)
-            model = getattr(runner, "model_runner", None)
-            if getattr(model, "attn_backend", None) is not None:
+            model = maybe(runner, "model_runner")
+            if maybe(model, "attn_backend") is not None:
                 self.hook_lists(model)  # Now, so that forks of this process need not do it.
 
     def captured(self, runner: Any) -> None:
-        """Pass the inputs of a runner's graphs to the watcher, or keep them until it starts."""
+        """Note the inputs of a runner's graphs."""
         kind = type(runner).__name__
         for key, graph in graphs.graphs_of(runner).items():
             bucket = graphs.bucket_of(key)
@@ -403,8 +400,7 @@ class SglangEngine(Models):
     def replay(self, original: Call, graph: Any) -> None:
         """Judge the replay of a whole graph, and count the replay of a piece."""
         now, watcher = self.now, self.watcher
-        if watcher is not None:
-            watcher.lines.stop()
+        self.learned()
         if now is None or now.runner is None or watcher is None or not watcher.watching:
             return
         known = graphs.graphs_of(now.runner).items()
@@ -443,20 +439,18 @@ class SglangEngine(Models):
 
     # Idle moments.
 
-    def idle(self, original: Call, scheduler: Any) -> None:
+    def idle(self, scheduler: Any) -> None:
         """Judge which slots are free or cached, once each time that no batch can run."""
         cache = scheduler.tree_cache
         if self.watcher is not None:
             # The cache may be flushed between two calls, without a forward.
             sizes, quiet = self.sizes(cache, "evictable_size"), nothing_runs(scheduler)
             if self.idle_since((self.forwards, quiet, sizes, at_rest(cache))):
-                held = getattr(getattr(scheduler, "session_controller", None), "sessions", None)
+                held = maybe(scheduler, "session_controller.sessions")
                 # An open session may keep rows.
                 free = None if held else ([*self.request_table.free_slots], self.all_rows)
-                try:
+                with self.needing("{} are not watched"):
                     self.judge_idle(cache, free, quiet)
-                except NotRecognisedError as error:
-                    self.journal.undecided(f"{error} are not watched")
 
 
 def nothing_runs(scheduler: Any) -> bool:

@@ -1,8 +1,8 @@
 """The static inputs and outputs of a graph runner.
 
 A runner keeps its graphs by a key that contains the batch size. An input has the same number of
-entries per row in all graphs. Its value is the argument of the same name that the runner gets, or
-the attribute of that name in the engine's batch, or in the draft's input.
+entries per row in all graphs. Its value is the argument of the same name, or the attribute of that
+name in the engine's batch or in the draft's input.
 """
 
 import contextlib
@@ -12,11 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from paritybit.connectors.following import attributes, padding, tensors
+from paritybit.connectors.hooking import maybe
 from paritybit.connectors.sglang.attention import attending
 from paritybit.watch.facts import StaticInput
 
 AXES = {"mrope_positions": 1}
-"""The axis along which an input is padded, if that is not the first axis."""
+"""The axis along which an input is padded, if it is not the first."""
 
 TOKENS = ("input_ids", "positions", "mrope_positions", "out_cache_loc", "out_cache_loc_swa")
 ROWS = ("req_pool_indices", "seq_lens", "seq_lens_cpu")
@@ -33,7 +34,7 @@ REFRESHED = {
     "EAGLEDraftCudaGraphRunner": DRAFT,
     "EAGLEDraftExtendCudaGraphRunner": (*TOKENS, *ROWS, "hidden_states", *ACCEPTED),
 }
-"""For each kind of runner, the inputs that the batch must fill before each replay."""
+"""The inputs that the batch must fill before each replay, by kind of runner."""
 
 OF_BACKENDS = (
     "kv_indptr",
@@ -57,13 +58,13 @@ SLID = "cuda_graph_swa_out_cache_loc"
 def graphs_of(runner: Any) -> Mapping[Any, Any]:
     """Return the graphs of whole models that a runner captured, by key.
 
-    With drafts of different number per request, keys have numbers of tokens. There are none then.
+    There are none if requests have different numbers of drafts: the keys then count tokens.
     """
     found: dict[Any, Any] = {}
-    if getattr(runner, "ragged_verify_mode", False):
+    if maybe(runner, "ragged_verify_mode"):
         return found
-    for holder, name in ((runner, "graphs"), (getattr(runner, "backend", None), "_graphs")):
-        graphs = getattr(holder, name, None)
+    for holder, name in ((runner, "graphs"), (maybe(runner, "backend"), "_graphs")):
+        graphs = maybe(holder, name)
         if isinstance(graphs, dict):
             found.update(graphs)
     return found
@@ -73,8 +74,8 @@ def outputs_of(
     runner: Any, key: Any, live: int, bucket: int
 ) -> tuple[dict[str, Tensor], list[Tensor]]:
     """Return the outputs of a graph that have rows: live parts by name, and padded parts."""
-    backend = getattr(runner, "backend", None)
-    holders = getattr(runner, "output_buffers", None), getattr(backend, "_outputs", None)
+    backend = maybe(runner, "backend")
+    holders = maybe(runner, "output_buffers"), maybe(backend, "_outputs")
     output = next((one[key] for one in holders if isinstance(one, dict) and key in one), None)
     parts = [
         (name, tensor, len(tensor) // bucket * live)
@@ -89,7 +90,7 @@ def eager(watching: Any, now: Any) -> Callable[[], dict[str, Tensor]] | None:
     runner = now.model.runner
     if now.forward.kind != "decode" or now.call is None:
         return None
-    if getattr(runner, "lora_manager", None) is not None:
+    if maybe(runner, "lora_manager") is not None:
         return None  # Adapters are prepared for the graph.
 
     def run() -> dict[str, Tensor]:
@@ -106,7 +107,7 @@ def as_after_the_first(watching: Any, model_runner: Any) -> Iterator[None]:
     """Hide a run from the connector, and keep what the engine set for the first run."""
     backend, pool = attending(model_runner.attn_backend), model_runner.token_to_kv_pool
     set_by_it = ((backend, "forward_metadata"), (pool, "swa_loc"))
-    kept = [(owner, name, getattr(owner, name, None)) for owner, name in set_by_it]
+    kept = [(owner, name, maybe(owner, name)) for owner, name in set_by_it]
     with watching.hidden(), attributes((watching, "requests", None), *kept):
         yield
 
@@ -125,9 +126,9 @@ def inputs_of(
 ) -> list[StaticInput]:
     """Return the static inputs of a runner for a forward, or as at capture."""
     buffers, backend = getattr(runner, "buffers", runner), backend_of(runner)
-    of_requests = getattr(runner, "_prefill_static_buffers", None) or {}
+    of_requests = maybe(runner, "_prefill_static_buffers") or {}
     held = {name: one for name, one in {**of_requests, **vars(buffers)}.items() if name != LOGITS}
-    held |= {name: getattr(backend, name, None) for name in (*OF_BACKENDS, SLID)}
+    held |= {name: maybe(backend, name) for name in (*OF_BACKENDS, SLID)}
     tensors = {name: one for name, one in held.items() if isinstance(one, Tensor)}
     found = list[StaticInput]()
     for name, tensor in tensors.items():
@@ -158,8 +159,8 @@ def tails_of(runner: Any, live: int, bucket: int) -> list[StaticInput]:
 
     A padded row with the length of an earlier request attends to as many slots.
     """
-    lengths = getattr(getattr(runner, "buffers", runner), "seq_lens", None)
-    right = getattr(runner, "seq_len_fill_value", None)
+    lengths = maybe(getattr(runner, "buffers", runner), "seq_lens")
+    right = maybe(runner, "seq_len_fill_value")
     if right is None or not isinstance(lengths, Tensor):
         return []
     return padding("seq_lens", lengths[live:bucket], int(right), lengths)
@@ -180,15 +181,15 @@ def given_to(name: str, runner: Any, now: Any) -> Tensor | None:
         locations = now.implied.get("out_cache_loc", given_to("out_cache_loc", runner, now))
         return None if locations is None else pool.mapping[locations.long()]
     if name in REFRESHED.get(type(runner).__name__, ()):
-        holders = now.batch, getattr(now.batch, "spec_info", None)
-        found += [getattr(holder, name, None) for holder in holders]
+        holders = now.batch, maybe(now.batch, "spec_info")
+        found += [maybe(holder, name) for holder in holders]
     return next((one for one in found if isinstance(one, Tensor) and one.ndim), None)
 
 
 def backend_of(runner: Any) -> Any:
     """Return the attention backend whose index lists the graphs of a runner read."""
     for name in ("attn_backend", "draft_attn_backend", "draft_extend_attn_backend"):
-        backend = getattr(runner, name, None)
+        backend = maybe(runner, name)
         if backend is not None:
             return attending(backend)
     return None

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.pools import SglangPool, described
 from paritybit.connectors.sglang.recurrent import NAME, States
@@ -37,7 +37,7 @@ UNWATCHED = {
     "enable_lmcache": (None, False),
     "enable_flexkv": (None, False),
 }
-"""The values of settings that the connector supports. Other values have no verdict."""
+"""The supported values of settings. Other values have no verdict."""
 
 RANKS = dict.fromkeys(
     ("tp_size", "dp_size", "pp_size", "ep_size", "attn_cp_size", "moe_dp_size"), (None, 0, 1)
@@ -55,7 +55,7 @@ EFFECTS = {
 
 def others(arguments: Any, accepted: Mapping[str, tuple[Any, ...]]) -> list[str]:
     """Return the settings of the server with other values than those that are accepted."""
-    given = {name: getattr(arguments, name, None) for name in accepted}
+    given = {name: maybe(arguments, name) for name in accepted}
     return [f"{name}={value!r}" for name, value in given.items() if value not in accepted[name]]
 
 
@@ -63,7 +63,7 @@ def others(arguments: Any, accepted: Mapping[str, tuple[Any, ...]]) -> list[str]
 class SglangModel:
     """One model of the engine. It may share its pool, or get at each position the next token.
 
-    `loaded` has the adapter in each buffer, and `weights` the sums of the weights of each adapter.
+    `loaded` has the adapter in each buffer, and `weights` the sums of each adapter's weights.
     """
 
     pool: SglangPool
@@ -85,8 +85,8 @@ class SglangModel:
 class Models(Allocations):
     """The part of an engine that describes its models.
 
-    `request_table` is its request table, and `table` has the location of each position of a row.
-    `ranges` are the values that padding may have. `rewrites`: a slot may be written twice.
+    `table` has the location of each position of a row of the `request_table`. `ranges` are the
+    values that padding may have. `rewrites`: a slot may be written twice.
     """
 
     target: Any = Weakly()
@@ -108,16 +108,16 @@ class Models(Allocations):
         return model if model is not None and model.runner is runner else None
 
     def described(self) -> list[Group]:
-        """Return the groups of all models. Those of the target come first."""
+        """Return the groups of all models, the target's first."""
         groups: dict[str, Group] = {}
         runners = [runner for runner in (ref() for ref in self.runners) if runner is not None]
         for runner in sorted(runners, key=lambda runner: bool(runner.is_draft_worker)):
             drafts = sum(model.drafts for model in self.models.values())
             draft = bool(runner.is_draft_worker)
-            try:
+            pool = None
+            with self.needing():
                 pool = self.pool_of(runner, f"draft{drafts or ''}." if draft else "")
-            except NotRecognisedError as error:
-                self.journal.undecided(f"{error} is not watched")
+            if pool is None:
                 continue
             shares = any(model.pool is pool for model in self.models.values())
             groups.update(pool.groups)
@@ -137,12 +137,12 @@ class Models(Allocations):
 
     def pool_of(self, runner: Any, prefix: str) -> SglangPool:
         """Return the pool of a model. Models with the same pool get the same object."""
-        context = getattr(getattr(runner, "model", None), "kv_context", None)
-        pool = getattr(context, "target_token_to_kv_pool", None) or runner.token_to_kv_pool
+        context = maybe(runner, "model.kv_context")
+        pool = maybe(context, "target_token_to_kv_pool") or runner.token_to_kv_pool
         for model in self.models.values():
             if model.pool.pool is pool:
                 return model.pool
-        if getattr(runner.model_config, "attention_chunk_size", None) is not None:
+        if maybe(runner.model_config, "attention_chunk_size") is not None:
             raise NotRecognisedError("attention in chunks")
         size = runner.sliding_window_size
         return described(pool, None if size is None else int(size) + 1, prefix)
@@ -163,7 +163,7 @@ class Models(Allocations):
             self.once = f"{effect} has effects of its own"
         if others(arguments, RANKS):
             self.once = "it waits for other ranks"
-        self.rewrites = getattr(arguments, "speculative_algorithm", None) is not None
+        self.rewrites = maybe(arguments, "speculative_algorithm") is not None
         try:
             self.states = States.of(runner.req_to_token_pool)
         except NotRecognisedError as error:

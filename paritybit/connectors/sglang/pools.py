@@ -1,8 +1,8 @@
 """The KV groups of a pool: the tensors of its layers, and the slots of a location.
 
-A *location* is the number that the scheduler and `req_to_token` use for a token. It is the slot in
-a pool without sliding windows, and in the full sub-pool of a hybrid pool. A mapping gives the slot
-in the sliding sub-pool.
+A *location* is the number that the scheduler and `req_to_token` use for a token: its slot in a pool
+without sliding windows, and in the full sub-pool of a hybrid pool. A mapping gives the slot in the
+sliding sub-pool.
 """
 
 import weakref
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.watch.bits import in_numbers
 from paritybit.watch.facts import Group, Layer
 from paritybit.watch.weak import Weakly, weakened
@@ -58,7 +58,7 @@ class SglangPool:
     @cached_property
     def dtype_of_windows(self) -> torch.dtype | None:
         """The dtype of slots in the sliding sub-pool, by a copy of the pool: it may keep them."""
-        translate = getattr(copy(self.pool), "translate_loc_from_full_to_swa", None)
+        translate = maybe(copy(self.pool), "translate_loc_from_full_to_swa")
         if self.sliding is None or translate is None:
             return None
         dtype: torch.dtype = translate(self.mapping.new_zeros(1, dtype=torch.int64)).dtype
@@ -70,9 +70,9 @@ def described(pool: Any, window: int | None, prefix: str = "") -> SglangPool:
     kind = type(pool).__name__
     found = SglangPool(pool, window)
     if hasattr(pool, "swa_kv_pool") and hasattr(pool, "full_kv_pool"):
-        if getattr(pool, "full_to_swa_index_mapping", None) is None or (window or 0) <= 1:
+        if maybe(pool, "full_to_swa_index_mapping") is None or (window or 0) <= 1:
             raise NotRecognisedError(f"a {kind} without a mapping or a window")
-        if getattr(pool, "swa_req_ring_size", None) is not None:
+        if maybe(pool, "swa_req_ring_size") is not None:
             raise NotRecognisedError(f"a {kind} that keeps a ring of slots per request")
         parts = {"full": (pool.full_kv_pool, None), "swa": (pool.swa_kv_pool, window)}
         found.sliding = prefix + "swa"
@@ -100,7 +100,7 @@ def layers(pool: Any) -> Iterator[Layer]:
         raise NotRecognisedError(f"a {kind} with the layout {pool.kv_cache_layout}")
     names = (("k_buffer", "v_buffer"), ("kv_buffer",))
     for buffers in names:
-        lists = [getattr(pool, name, None) for name in buffers]
+        lists = [maybe(pool, name) for name in buffers]
         if all(isinstance(tensors, (list, tuple)) for tensors in lists):
             break
     else:
@@ -108,5 +108,5 @@ def layers(pool: Any) -> Iterator[Layer]:
     for number, tensors in enumerate(zip(*lists, strict=True)):
         if any(len(tensor) != pool.size + pool.page_size for tensor in tensors):
             raise NotRecognisedError(f"a {kind} whose first axis is not the slot")
-        held = tuple(in_numbers(tensor, getattr(pool, "dtype", None)) for tensor in tensors)
+        held = tuple(in_numbers(tensor, maybe(pool, "dtype")) for tensor in tensors)
         yield Layer(f"layer {number + int(pool.start_layer or 0)}", held)

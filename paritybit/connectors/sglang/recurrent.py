@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.following import expected
-from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sglang.rows import PREFILLS, Rows, mode_of
 from paritybit.watch.facts import Forward, Group, Layer
 from paritybit.watch.watcher import Watcher
@@ -37,9 +37,9 @@ UNKNOWN = ("replayssm_d", "replayssm_k", "replayssm_g")
 class States:
     """The states of the requests in a table of requests.
 
-    `due` are the copies that the current forward must make first, and `seen` those that it made.
-    Both map the target slot of a copy to its source slot. A row with nothing cached must start from
-    the initial state: its source is NONE.
+    `due` are the copies that the current forward must make first, and `seen` those that it made,
+    each by target slot. A row with nothing cached must start from the initial state: its source is
+    NONE.
     """
 
     table: Any = Weakly()
@@ -49,15 +49,15 @@ class States:
     @classmethod
     def of(cls, table: Any) -> "States | None":
         """Return the states of a table, or None if it has none. Raises NotRecognisedError."""
-        pool = getattr(table, "mamba_pool", None)
+        pool = maybe(table, "mamba_pool")
         if pool is None:
             return None
-        if getattr(table, "enable_mamba_extra_buffer", False):
+        if maybe(table, "enable_mamba_extra_buffer"):
             raise NotRecognisedError("states that are tracked in slots of their own")
-        if getattr(table, "mamba_ckpt_pool", None) is not None or "Unified" in type(pool).__name__:
+        if maybe(table, "mamba_ckpt_pool") is not None or "Unified" in type(pool).__name__:
             raise NotRecognisedError("states that are kept in another form")
         held = pool.mamba_cache
-        unknown = any(getattr(held, name, None) is not None for name in UNKNOWN)
+        unknown = any(maybe(held, name) is not None for name in UNKNOWN)
         if unknown or hasattr(held, "intermediate_conv_window"):
             raise NotRecognisedError("states of drafts")
         return cls(table)
@@ -75,7 +75,7 @@ class States:
 
     def parts(self) -> Iterator[tuple[Any, str]]:
         """Yield the objects that allocate and copy slots, with the name of the group."""
-        for part in (self.table.mamba_pool, getattr(self.table, "mamba_allocator", None)):
+        for part in (self.table.mamba_pool, maybe(self.table, "mamba_allocator")):
             if part is not None:
                 yield part, NAME
 
@@ -93,7 +93,7 @@ class States:
     def with_states(self, batch: Any, forward: Forward, found: Rows) -> tuple[Forward, Rows]:
         """Add the slots of states to the facts and the rows of a forward."""
         mine, listed = self.written(batch)[NAME].tolist(), dict[int, int]()
-        ends = (getattr(batch, f"mamba_cow_{end}_indices", None) for end in ("dst", "src"))
+        ends = (maybe(batch, f"mamba_cow_{end}_indices") for end in ("dst", "src"))
         pairs = [one.tolist() for one in ends if isinstance(one, Tensor)]
         if len(pairs) == 2 and mode_of(batch) in PREFILLS:  # From a cached prefix.
             listed = dict(zip(*pairs, strict=True))

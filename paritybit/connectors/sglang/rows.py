@@ -1,18 +1,19 @@
 """The live rows of a batch: the tokens, lengths and slots of each request.
 
-A draft's KV at a position has the location of the target's. With EAGLE it also depends on the
-next token. In a graph of draft steps, each step writes one position per branch, except the last
-one, which only samples. Their tokens are unknown before the replay.
+A draft's KV at a position has the location of the target's. With EAGLE it also depends on the next
+token. In a graph of draft steps, each step but the last writes one position per branch. Their
+tokens are unknown before the replay.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.following import expected
+from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sampling import untried
 from paritybit.connectors.sglang.pools import SglangPool
 from paritybit.watch.facts import Forward, Row, RowValues, StaticInput
@@ -31,7 +32,7 @@ MODES = (*PREFILLS, "decode", "target_verify")
 class Rows:
     """The rows of a forward, and the row of the engine's batch that each belongs to.
 
-    A tree of draft tokens has one row of the forward per branch. Otherwise both are the same.
+    They differ for a tree of drafts, which has one row of the forward per branch.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -49,8 +50,8 @@ def mode_of(batch: Any) -> str:
 
 
 def request_row(request: Any) -> int | None:
-    """Return the row of a request in the request table. Releases keep it in different places."""
-    holders: tuple[Any, ...] = (getattr(request, "kv", None), request)
+    """Return the row of a request in the request table, which releases keep in different places."""
+    holders: tuple[Any, ...] = (maybe(request, "kv"), request)
     for holder in holders:
         if hasattr(holder, "req_pool_idx"):
             row: int | None = holder.req_pool_idx
@@ -104,7 +105,7 @@ def requests_of(batch: Any, requests: Sequence[Any], mode: str) -> list[Any]:
 
 
 def implied(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
-    """Return the inputs that rows imply, by name. For a tree of drafts, there are none."""
+    """Return the inputs that rows imply, by name. There are none for a tree of drafts."""
     rows = found.rows
     if not rows or found.batch_rows != list(range(len(rows))):
         return {}
@@ -121,8 +122,8 @@ def implied(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
 
 def with_dimensions(implied: dict[str, Tensor], batch: Any) -> dict[str, Tensor]:
     """Return implied inputs with the positions of text in all dimensions of a model for images."""
-    held = getattr(batch, "mrope_positions", None)
-    images = any(one is not None for one in getattr(batch, "mm_inputs", None) or ())
+    held = maybe(batch, "mrope_positions")
+    images = any(one is not None for one in maybe(batch, "mm_inputs") or ())
     positions = implied.get("positions")
     if held is None or images or positions is None or held.shape[-1] != len(positions):
         return implied
@@ -131,9 +132,9 @@ def with_dimensions(implied: dict[str, Tensor], batch: Any) -> dict[str, Tensor]
 
 def fields_of(batch: Any, implied: Mapping[str, Tensor], names: Iterable[str]) -> list[StaticInput]:
     """Return fields of a batch with the values that its rows imply."""
-    given = {name: getattr(batch, name, None) for name in names if name in implied}
+    given = {name: maybe(batch, name) for name in names if name in implied}
     return [
-        StaticInput(name, tensor, len(tensor), len(tensor), expected=implied[name])
+        expected(name, tensor, implied[name])
         for name, tensor in given.items()
         if isinstance(tensor, Tensor)
     ]
@@ -148,42 +149,43 @@ def lengths(batch: Any, mode: str) -> list[tuple[int, int]]:
     totals = batch.seq_lens.tolist()
     if mode == "decode":
         return [(total - 1, 1) for total in totals]
-    if getattr(batch.spec_info, "ragged_verify_layout", None) is not None:
+    if maybe(batch.spec_info, "ragged_verify_layout") is not None:
         raise NotRecognisedError("draft tokens of different number per request")
     drafted = int(batch.spec_info.draft_token_num)
     return [(total, drafted) for total in totals]
 
 
-def roots(batch: Any, requests: Sequence[Any]) -> list[RowValues]:
-    """Return the token with which the drafts of each row of a batch begin, if the host knows it."""
+def roots(batch: Any, requests: Sequence[Any]) -> Iterator[RowValues]:
+    """Yield the token with which the drafts of each row of a batch begin, if the host knows it."""
     info, names = batch.spec_info, [one.rid for one in requests]
-    ragged = getattr(info, "ragged_verify_layout", None) is not None
+    ragged = maybe(info, "ragged_verify_layout") is not None
     if ragged or not type(info).__name__.startswith("Eagle"):
-        return list(untried("input_ids", names, "the kind of drafts is not known"))
+        yield from untried("input_ids", names, "the kind of drafts is not known")
+        return
     held, cached = batch.input_ids.cpu()[:: int(info.draft_token_num)], batch.seq_lens.tolist()
     right, late = held.clone(), list[str]()
     if not len(held) == len(names) == len(cached):
-        return []
+        return
     for row, (request, place) in enumerate(zip(requests, cached, strict=True)):
         known = [*request.origin_input_ids, *request.output_ids]
         if place < len(known):
             right[row] = known[place]
         else:
             late.append(request.rid)
-    found = RowValues("input_ids", names, held, right, filled=batch.input_ids)
-    return [found, *untried("input_ids", late, "the host does not know the last token yet")]
+    yield RowValues("input_ids", names, held, right, filled=batch.input_ids)
+    yield from untried("input_ids", late, "the host does not know the last token yet")
 
 
 def host(values: Any, tensor: Any) -> list[int]:
-    """Return lengths as a list: those of the host if there are any, else those of the device."""
+    """Return lengths of the host, or else of the device, as a list."""
     values = tensor if values is None else values
     return values.tolist() if isinstance(values, Tensor) else list(values)
 
 
 def paths_of(info: Any, index: int) -> list[list[int]] | None:
     """Return the paths from the root to the leaves of a tree of drafts, or None for a chain."""
-    children = getattr(info, "retrieve_next_token", None)
-    siblings = getattr(info, "retrieve_next_sibling", None)
+    children = maybe(info, "retrieve_next_token")
+    siblings = maybe(info, "retrieve_next_sibling")
     if children is None or siblings is None:
         if getattr(info, "topk", 1) == 1:
             return None
@@ -203,8 +205,8 @@ def paths_of(info: Any, index: int) -> list[list[int]] | None:
 
 def space(request: Any) -> str:
     """Return everything except tokens that the KV of a request depends on."""
-    parts = [getattr(request, name, None) for name in ("lora_id", "extra_key", "cache_salt")]
-    if getattr(request, "input_embeds", None) is not None:
+    parts = [maybe(request, name) for name in ("lora_id", "extra_key", "cache_salt")]
+    if maybe(request, "input_embeds") is not None:
         parts.append(request.rid)
     return repr(parts) if any(parts) else ""
 
@@ -213,9 +215,9 @@ def space(request: Any) -> str:
 
 
 def reads_ahead(runner: Any) -> bool:
-    """Return whether the draft model of a runner gets, at each position, the next token."""
-    algorithm = getattr(runner, "spec_algorithm", None)
-    layers = getattr(getattr(runner, "server_args", None), "enable_multi_layer_eagle", False)
+    """Return whether a draft model gets the next token at each position."""
+    algorithm = maybe(runner, "spec_algorithm")
+    layers = maybe(runner, "server_args.enable_multi_layer_eagle")
     return algorithm is not None and bool(algorithm.is_eagle()) and not layers
 
 
@@ -228,8 +230,8 @@ def draft_forward_of(
     ahead: bool = False,
 ) -> tuple[Forward, Rows]:
     """Return the facts of a forward of a draft model. `runner` may replay a graph of steps."""
-    mode, topk = mode_of(batch), getattr(runner, "topk", None)
-    count = getattr(runner, "speculative_num_steps", None)
+    mode, topk = mode_of(batch), maybe(runner, "topk")
+    count = maybe(runner, "speculative_num_steps")
     if mode in (*PREFILLS, *EXTENDS):
         found = Rows()
         computed = host(batch.extend_seq_lens_cpu, batch.extend_seq_lens)
@@ -291,8 +293,8 @@ def kept_ids(batch: Any, requests: Sequence[Any], names_next: bool) -> list[int]
     """Return, for each row, how many of its computed ids belong to the tokens of its request.
 
     The ids of draft steps and of rejected drafts do not. After a chunk of a prompt, the last id is
-    the sampled token, unless the release passes the next token of the prompt (`names_next`). It
-    never does so for tokens that the request generated before a retraction. For images, models get
+    the sampled token, unless the release passes the next token of the prompt (`names_next`), which
+    it never does for tokens that the request generated before a retraction. For images, models get
     other ids than the request has.
     """
     mode, totals = mode_of(batch), batch.seq_lens.tolist()
@@ -300,14 +302,14 @@ def kept_ids(batch: Any, requests: Sequence[Any], names_next: bool) -> list[int]
     if mode in PREFILLS or mode == "draft_extend":
         kept = list(host(batch.extend_seq_lens_cpu, batch.extend_seq_lens))
     else:
-        lengths = getattr(batch.spec_info, "num_accept_tokens", None) if mode in EXTENDS else None
+        lengths = maybe(batch.spec_info, "num_accept_tokens") if mode in EXTENDS else None
         kept = [0] * len(totals) if lengths is None else lengths.tolist()
     for index, (request, total) in enumerate(zip(of_rows, totals, strict=True)):
         prompt = len(request.origin_input_ids)
         last = total >= prompt + len(request.output_ids)
         if mode in PREFILLS and not (last or (names_next and total < prompt)):
             kept[index] -= 1
-        if getattr(request, "multimodal_inputs", None) is not None:
+        if maybe(request, "multimodal_inputs") is not None:
             kept[index] = 0
     return kept
 

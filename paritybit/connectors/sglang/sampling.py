@@ -1,4 +1,4 @@
-"""What the sampler and the adapters use for each row of a batch, and what its request asked for."""
+"""What the sampler and the adapters use for each row, and what its request asked for."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.following import expected
-from paritybit.connectors.hooking import place_of
+from paritybit.connectors.hooking import maybe, place_of
 from paritybit.connectors.sampling import MOST, ROUNDING, rows_of
 from paritybit.connectors.sglang.attention import spans_of
 from paritybit.connectors.sglang.models import SglangModel
@@ -25,13 +25,10 @@ OF_TOKENS = "acc_additive_penalties of tokens"
 """The name of penalties of tokens."""
 
 OF_ENDS = "acc_additive_penalties of ends"
-"""The name of masks of tokens that end a request, unless a known wrong count explains them.
-
-Masks that it explains have the field's name.
-"""
+"""The masks of tokens that end a request, unless a known wrong count explains them."""
 
 MORE_ENDS = "additional_stop_token_ids"
-"""The attribute of a tokenizer with tokens that end a request, besides the one that it names."""
+"""The attribute of a tokenizer with more tokens that end a request."""
 
 PARAMETERS = {
     "temperatures": ("temperature", 1.0),
@@ -58,8 +55,8 @@ def rows(
 ) -> Iterator[RowValues]:
     """Yield the engine's SamplingBatchInfo by row.
 
-    `requests` are those of the rows, in order, and `asked` are their parameters. `penalizers` is
-    the BatchedPenalizerOrchestrator of the scheduler's batch, if there is one.
+    `requests` are those of the rows, in order, and `asked` their parameters. `penalizers` is the
+    BatchedPenalizerOrchestrator of the scheduler's batch, if there is one.
     """
     names = [one.rid for one in requests]
     size, greedy = len(names), info.is_all_greedy
@@ -71,7 +68,7 @@ def rows(
             held = torch.full((size,), GREEDY[name])
         elif not getattr(info, f"need_{part}_sampling", True):
             held = torch.full((len(held),), plain)
-        elif name == "top_ks" and (most := getattr(info, "max_top_k", None)) is not None:
+        elif name == "top_ks" and (most := maybe(info, "max_top_k")) is not None:
             held = held.clamp(max=most)  # The sampler looks at no more tokens.
         if name in GREEDY or not greedy:
             right = [getattr(one, part) for one in asked]
@@ -79,7 +76,7 @@ def rows(
     if penalizers is not None:
         ready = [one for one in penalizers.penalizers.values() if one.is_prepared()]
         for name, (part, plain) in KEPT.items():
-            found = [getattr(one, name, None) for one in ready if penalizers.is_required]
+            found = [maybe(one, name) for one in ready if penalizers.is_required]
             filled = next((one for one in found if one is not None), None)
             held = torch.full((size,), plain) if filled is None else filled
             yield rows_of(name, names, held, [getattr(one, part) for one in asked], filled=filled)
@@ -155,7 +152,7 @@ def counted(request: Any) -> int:
     count, steps = len(request.output_ids), int(getattr(request, "spec_verify_ct", 0))
     if not getattr(request, "retraction_count", 1):
         return steps or count
-    end: int | None = getattr(request, "extend_end", None)
+    end: int | None = maybe(request, "extend_end")
     if steps or end is None:
         return 0  # It is not known.
     return count - max(0, end - len(request.origin_input_ids))
@@ -167,7 +164,7 @@ def ended(masked: Tensor, request: Any, count: int) -> Tensor:
     They are until it has enough tokens. Some releases do not mask those of the model's own.
     """
     asked, words = request.sampling_params, request.tokenizer
-    known = getattr(words, "eos_token_id", None), *(getattr(words, MORE_ENDS, None) or ())
+    known = maybe(words, "eos_token_id"), *(maybe(words, MORE_ENDS) or ())
     always = {*(asked.stop_token_ids or ()), *known}
     ends = {*always, *(request.eos_token_ids or ())} if count <= asked.min_new_tokens + 1 else ()
     due = always if count + SETTLED < asked.min_new_tokens else ()
@@ -181,7 +178,7 @@ def ended(masked: Tensor, request: Any, count: int) -> Tensor:
 
 
 def allowed(held: Tensor, request: Any, tokens: Sequence[int], mode: str) -> Tensor:
-    """Return the penalties that are nearest to those of a row, and that its tokens allow."""
+    """Return the nearest penalties to those of a row that its tokens allow."""
     asked, right = request.sampling_params, torch.zeros_like(held)
     frequency, presence = asked.frequency_penalty, asked.presence_penalty
     most = len(request.output_ids) + 1
@@ -202,8 +199,7 @@ def of_prompts(
 ) -> Iterator[RowValues]:
     """Yield the logits after each prompt, and the log-likelihoods of its tokens.
 
-    `given` has those of the engine's logits `processor` for the `hidden` states of all tokens, to
-    which the `head` is applied here again.
+    `given` has those of the engine's `processor`. The `head` is applied to `hidden` here again.
     """
     logits, cap = hidden @ head.weight.T, processor.final_logit_softcapping
     logits = cap * (logits / cap).tanh() if cap else logits
@@ -229,7 +225,7 @@ def of_prompts(
 # LoRA adapters.
 
 BASE, TWICE = -1, -2
-"""Stand for a token that no adapter is applied to, and for one that several segments have.
+"""Stand for a token without an adapter, and for one that several segments have.
 
 The engine keeps the weights of a few adapters in numbered buffers. A batch has segments of tokens
 with a buffer each. A buffer with the rank 0 stands for the base model.
@@ -240,17 +236,17 @@ def buffers_used(
     model: SglangModel, batch: Any, found: Rows, requests: Sequence[Any]
 ) -> list[StaticInput]:
     """Return the buffers that the tokens of a prepared batch use."""
-    manager = getattr(model.runner, "lora_manager", None)
-    pool = getattr(manager, "memory_pool", None)
-    info = getattr(getattr(manager, "lora_backend", None), "batch_info", None)
+    manager = maybe(model.runner, "lora_manager")
+    pool = maybe(manager, "memory_pool")
+    info = maybe(manager, "lora_backend.batch_info")
     # With data-parallel attention, the forward itself prepares the batch.
-    late = model.drafts or getattr(manager, "attn_dp_enabled", False)
+    late = model.drafts or maybe(manager, "attn_dp_enabled")
     if late or pool is None or info is None or not found.rows:
         return []
     places = {name: place for place, name in reversed([*enumerate(pool.buffer_id_to_uid)])} | {
         None: BASE
     }
-    names = {request.rid: getattr(request, "lora_id", None) for request in requests}
+    names = {request.rid: maybe(request, "lora_id") for request in requests}
     of_rows = dict(zip(found.batch_rows, found.rows, strict=True))
     spans = spans_of(batch, mode_of(batch), found)
     wanted = [
@@ -268,8 +264,8 @@ def weights_loaded(
 ) -> Iterator[StaticInput]:
     """Yield sums of the weights in LoRA buffers that were loaded since their last use.
 
-    They must equal those of the first load of the same adapter. Adapters of a lower rank are left
-    out, because they leave a part of their buffer as it was.
+    They must equal those of the adapter's first load. An adapter of a lower rank is left out,
+    because it leaves a part of its buffer as it was.
     """
     for place, name in enumerate(pool.buffer_id_to_uid):
         full = ranks[place] == pool.max_lora_rank
@@ -285,7 +281,7 @@ def weights_loaded(
 
 def used_by(info: Any, count: int) -> list[int]:
     """Return the buffer of the adapter that is applied to each of the first `count` tokens."""
-    ranks, order = info.lora_ranks.tolist(), getattr(info, "permutation", None)
+    ranks, order = info.lora_ranks.tolist(), maybe(info, "permutation")
     places = range(count) if order is None else order.tolist()
     found = [BASE] * count
     for buffer, first, last in segments(info):
@@ -299,7 +295,7 @@ def used_by(info: Any, count: int) -> list[int]:
 
 def segments(info: Any) -> Iterator[tuple[int, int, int]]:
     """Yield the buffer of each segment that the kernels read, its start and its end."""
-    starts, lengths = info.seg_indptr.tolist(), getattr(info, "seg_lens", None)
+    starts, lengths = info.seg_indptr.tolist(), maybe(info, "seg_lens")
     buffers = info.weight_indices.tolist()
     if lengths is not None and bool(lengths.any()):
         lengths = lengths.tolist()

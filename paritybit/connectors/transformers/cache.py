@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.following import pages
+from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.watch.facts import Group, HostSlots, Layer
 from paritybit.watch.weak import Weakly
 
@@ -53,8 +54,7 @@ class LayerGroup:
 
     def of_blocks(self, blocks: Iterable[int]) -> Tensor:
         """Return all slots of some blocks."""
-        first = torch.tensor(list(blocks), dtype=torch.int64)[:, None] * self.page
-        return (first + torch.arange(self.page)).flatten()
+        return pages([*blocks], self.page)
 
     def held(self) -> set[int]:
         """Return the blocks that requests or the prefix cache hold."""
@@ -88,7 +88,7 @@ def part_of(name: str, allocator: Any) -> LayerGroup:
         rows=int(allocator.block_physical_stride),
         blocks=int(allocator.num_blocks) + 2 * int(allocator.blocks_per_sector),
         per_sector=int(allocator.blocks_per_sector),
-        window=getattr(allocator, "sliding_window", None),
+        window=maybe(allocator, "sliding_window"),
         trash=(
             int(allocator.read_trash_index),
             int(allocator.sentinel_index),

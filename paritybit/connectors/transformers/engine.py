@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.following import HOST, Following
-from paritybit.connectors.hooking import Call, guarded
+from paritybit.connectors.hooking import Call, guarded, maybe
 from paritybit.connectors.transformers import cache as caches
 from paritybit.connectors.transformers.batch import (
     LARGEST_MASK,
@@ -39,8 +39,6 @@ from paritybit.watch.weak import Weakly
 
 KIND = "ModelRunner"
 """The engine's class that replays graphs."""
-
-PROCESSORS = "logits processors"
 
 
 class WatchedGraph:
@@ -107,15 +105,17 @@ class FollowedCache(Following):
                 writer.synchronize()
             batch = TransformersBatch(planned, given, self.parts)
             owned = caches.owned(self.parts, batch.written())
-            if self.warming:
-                self.watcher.begin(Forward("warmup", (), owned))
-            else:
-                self.watcher.begin(Forward(batch.kind, batch.rows(), owned))
+            forward = Forward("warmup", (), owned)
+            if not self.warming:
+                forward = Forward(batch.kind, batch.rows(), owned)
+            with self.forward_of((runner, model, batch), forward):
+                if self.warming:
+                    original()
+                    return
                 masks = {f"attention_mask[{name}]": one for name, one in masks_of(batch).items()}
                 sources = filled(inputs, self.prepared, self.names) | masks
                 self.judge(runner, batch, sources, unordered(early, inputs))
-            with self.forward_of((runner, model, batch)):
-                original() if self.warming else self.run(runner, model, batch, original)
+                self.run(runner, model, batch, original)
 
     def skipped(
         self, planned: list[PlannedRequest], given: Mapping[str, Any], run: Callable[[], Any]
@@ -156,7 +156,7 @@ class FollowedCache(Following):
         for one in implied:
             one.copied = sources.get(one.name.partition(" (")[0])
         watcher.judge_inputs("batch", [*implied, *early])
-        self.rows(PROCESSORS, lambda: rows(batch, processors))
+        self.rows("logits processors", rows(batch, processors))
         if any(mask.numel() > LARGEST_MASK for mask in masks_of(batch).values()):
             self.journal.scope(masks_not_watched=f"those of more than {LARGEST_MASK} entries")
 
@@ -198,9 +198,8 @@ class FollowedCache(Following):
         found = original()
         return None if found is None else WatchedGraph(self, io, found)
 
-    def capture(self, original: Call, io: Any, graph: Any) -> None:
+    def capture(self, result: Any, io: Any, graph: Any) -> None:
         """Note a graph that was captured over the static inputs of a batch."""
-        original()
         given = [] if self.now is None else given_of(self.now[2])
         self.watcher.captured(graph, KIND, [*statics_of(io, None), *given])
 
@@ -243,12 +242,11 @@ class FollowedCache(Following):
 
     # Blocks.
 
-    def allocate(self, original: Call, pool: Any, index: int) -> None:
+    def allocate(self, result: Any, pool: Any, index: int) -> None:
         """Note the blocks that the pool allocates."""
-        blocks = original()
-        self.note("allocated", index, blocks or ())
+        self.note("allocated", index, result or ())
 
-    def free(self, original: Call, pool: Any, index: int, block_ids: Any) -> None:
+    def free(self, pool: Any, index: int, block_ids: Any) -> None:
         """Note the blocks that the engine frees."""
         self.note("freed", index, block_ids)
 
@@ -279,17 +277,15 @@ class FollowedCache(Following):
         if blocks:
             getattr(self.watcher, method)(part.name, torch.tensor(blocks) * part.page)
 
-    def copy(self, original: Call, cache: Any, copies: Any) -> None:
+    def copy(self, result: Any, cache: Any, copies: Any) -> None:
         """Note the blocks that the engine copies within the cache."""
-        original()
         for name, (source, target) in copies.items():
             part = self.parts[name]
             self.watcher.copied(name, part.of_blocks(source), part.of_blocks(target))
 
-    def store(self, original: Call, manager: Any, victims: Any, tables: Any) -> None:
+    def store(self, result: Any, manager: Any, victims: Any, tables: Any) -> None:
         """Note the blocks of requests that the engine copies to the host."""
-        requests = original()
-        for request in requests:
+        for request in result:
             for name, blocks in manager._request_id_to_cpu_blocks[request].items():
                 part = self.parts[name]
                 size = manager._cpu_pool.num_sectors * part.per_sector * part.page
@@ -308,9 +304,8 @@ class FollowedCache(Following):
                 places = part.of_blocks(blocks[: len(mine)])
                 self.watcher.load(HOST, name, part.of_blocks(mine), places)
 
-    def idle(self, original: Call, processor: Any) -> None:
+    def idle(self, result: Any, processor: Any) -> None:
         """Judge which slots are free or cached, once after each forward pass, if nothing runs."""
-        result = original()
         if result or processor.has_pending_requests() or not self.idle_since(self.forwards):
             return
         locked = {
@@ -328,7 +323,7 @@ def computed(runner: Any, model: Any, run: Callable[[], Any]) -> tuple[Any, ...]
     hook = None
 
     def note(output: Any) -> None:
-        if isinstance(logits := getattr(output, "logits", None), Tensor):
+        if isinstance(logits := maybe(output, "logits"), Tensor):
             found.append(logits)
 
     if model is not None:

@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 
 from paritybit.connectors.failures import judge
 from paritybit.connectors.following import Following
-from paritybit.connectors.hooking import Call, NotRecognisedError, fitting
+from paritybit.connectors.hooking import Call, fitting
 from paritybit.connectors.transformers.batch import ASKED, asked_of
 from paritybit.connectors.transformers.engine import FollowedCache
 from paritybit.watch.journal import Journal
@@ -48,18 +48,15 @@ class Hooks(Following):
         self.engines: WeakKeyDictionary[Any, FollowedCache] = WeakKeyDictionary()
         """The engines, by cache and by its pool of blocks."""
 
-    def made(
-        self, original: Call, cache: Any, config: Any, continuous_batching_config: Any
-    ) -> None:
+    def made(self, result: Any, cache: Any, config: Any, continuous_batching_config: Any) -> None:
         """Start to watch a cache."""
-        original()
         if self.lacking:
             self.report_lacking()
             return
-        try:
+        engine = None
+        with self.needing(f"transformers {self.release}: {{}} is not recognised"):
             engine = FollowedCache(cache, self.release, self.journal, self.settings)
-        except NotRecognisedError as error:
-            self.journal.undecided(f"transformers {self.release}: {error} is not recognised")
+        if engine is None:
             return
         owners = (part.allocator for part in engine.parts.values())
         self.engines |= dict.fromkeys((cache, cache.pool, *owners), engine)
@@ -71,25 +68,22 @@ class Hooks(Following):
             device=str(cache.device),
         )
 
-    def failed(self, original: Call, manager: Any, error: Any) -> None:
+    def failed(self, manager: Any, error: Any) -> None:
         """Judge an error that ends the generation loop."""
         judge(error, self.journal, self.settings)
 
-    def reset(self, original: Call, state: Any) -> None:
+    def reset(self, result: Any, state: Any) -> None:
         """Remember the parameters of sampling of a request that is queued again from scratch."""
-        setattr(original(), ASKED, asked_of(state))
+        setattr(result, ASKED, asked_of(state))
 
     def method_of(self, name: str) -> Callable[..., Any]:
         """Return a hook that calls the method `name` of the engine that follows a cache."""
         if hasattr(self, name):
             return super().method_of(name)
-        method = fitting(getattr(FollowedCache, name))
 
-        def hook(original: Call, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        def hook(original: Call, owner: Any) -> Any:
             engine = self.engines.get(getattr(owner, "cache", owner))
-            if engine is None:
-                return None
-            return method(engine, original, owner, *args, **kwargs)
+            return None if engine is None else original.made(fitting(getattr(engine, name)))
 
         return hook
 

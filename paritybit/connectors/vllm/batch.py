@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.following import offsets, padding
-from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.vllm.pools import GROUP, VllmPool
 from paritybit.watch.facts import Forward, IndexList, StaticInput
 from paritybit.watch.reading import ranges
@@ -109,7 +109,7 @@ def of_runner(
     if not isinstance(metadata, dict) or any(one.layer not in metadata for one in pool.targets):
         raise NotRecognisedError("attention metadata that is not by layer")
     mine = tuple(metadata[one.layer] for one in pool.targets)
-    lacking = [name for name in NEEDED if not isinstance(getattr(mine[0], name, None), Tensor)]
+    lacking = [name for name in NEEDED if not isinstance(maybe(mine[0], name), Tensor)]
     if lacking:
         kind = type(mine[0]).__name__
         raise NotRecognisedError(f"a {kind} without {', '.join(lacking)}")

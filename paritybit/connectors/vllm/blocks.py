@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import HOST, Following
-from paritybit.connectors.hooking import Call
-from paritybit.connectors.vllm.pools import VllmPool, pages
+from paritybit.connectors.following import HOST, Following, pages
+from paritybit.connectors.hooking import maybe
+from paritybit.connectors.vllm.pools import VllmPool
 from paritybit.watch.facts import HostSlots
 from paritybit.watch.watcher import Watcher
 
@@ -34,25 +34,21 @@ class Blocks(Following):
             for group in self.pool.names:
                 watcher.copied(group, source, self.pool.slots(target))
 
-    def frees(self, original: Call, queue: Any, blocks: Any) -> None:
+    def frees(self, result: Any, queue: Any, blocks: Any) -> None:
         """Report the blocks that the engine puts into the queue of free blocks."""
-        original()
         self.report(queue, blocks, "freed")
 
-    def takes(self, original: Call, queue: Any, given: Any = None) -> None:
+    def takes(self, result: Any, queue: Any, given: Any = None) -> None:
         """Report the blocks that the engine takes out of the queue of free blocks."""
-        result = original()
         self.report(queue, given if result is None else result, "allocated")
 
-    def shares(self, original: Call, pool: Any, blocks: Sequence[Any]) -> None:
+    def shares(self, result: Any, pool: Any, blocks: Sequence[Any]) -> None:
         """Report the blocks that a request gets from the prefix cache."""
-        original()
         mine = [block for block in blocks if not block.is_null]
         self.report(pool.free_block_queue, mine, "shared")
 
-    def transfer(self, original: Call, handler: Any, _: int, source: Any, target: Any) -> None:
+    def transfer(self, result: Any, handler: Any, _: int, source: Any, target: Any) -> None:
         """Report the blocks of each engine group that were copied to the host or back."""
-        original()
         pool, stores = self.pool, handler.gpu_to_cpu
         if pool is None:
             return
@@ -65,11 +61,8 @@ class Blocks(Following):
             names = pool.names_of(number) if count else ()
             self.carried(stores, names, device.block_ids[mine], host.block_ids[mine], size)
 
-    def launches(
-        self, original: Call, backend: Any, source: Any, target: Any, is_store: bool
-    ) -> None:
+    def launches(self, result: Any, backend: Any, source: Any, target: Any, is_store: bool) -> None:
         """Report the blocks that the simple connector copied to the host or back."""
-        original()
         if self.pool is not None:
             device, host = (source, target) if is_store else (target, source)
             size = connector_of(self.scheduler).scheduler_manager.num_cpu_blocks
@@ -91,15 +84,14 @@ class Blocks(Following):
 
     def emptied(
         self,
-        original: Call,
+        result: Any,
         scheduler: Any,
         reset_running_requests: bool = False,
         reset_connector: bool = False,
     ) -> None:
         """Report that the prefix cache was emptied, unless it was refused or the host keeps KV."""
-        done = original()
         keeps = connector_of(scheduler) is not None and not reset_connector
-        if done and self.watcher is not None and not keeps:
+        if result and self.watcher is not None and not keeps:
             self.watcher.emptied()
 
     def report(self, queue: Any, blocks: Any, method: str) -> None:
@@ -112,12 +104,11 @@ class Blocks(Following):
             for group in self.pool.names:
                 getattr(self.watcher, method)(group, slots)
 
-    def idle(self, original: Call, scheduler: Any) -> None:
+    def idle(self, result: Any, scheduler: Any) -> None:
         """Judge whether all blocks are free, when no request is left."""
-        original()
         connector = connector_of(scheduler)
-        waits = scheduler.requests or getattr(scheduler, "deferred_frees", None)
-        waits = waits or copies(getattr(connector, "scheduler_manager", None))
+        waits = scheduler.requests or maybe(scheduler, "deferred_frees")
+        waits = waits or copies(maybe(connector, "scheduler_manager"))
         if self.watcher is None or self.pool is None or waits:
             return
         if self.idle_since(self.forwards):
@@ -134,7 +125,7 @@ class Blocks(Following):
 
 def connector_of(scheduler: Any) -> Any:
     """Return the KV connector of a scheduler, or None."""
-    return getattr(scheduler, "connector", None)
+    return maybe(scheduler, "connector")
 
 
 def unfollowed(transfer: Any) -> list[str]:

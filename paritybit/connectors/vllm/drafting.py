@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.following import expected
-from paritybit.connectors.hooking import Call
+from paritybit.connectors.hooking import Call, maybe
 from paritybit.connectors.vllm.blocks import Blocks
 from paritybit.connectors.vllm.pools import DRAFTED, EngineGroup, VllmPool
 from paritybit.connectors.vllm.requests import (
@@ -167,8 +167,8 @@ class Turn:
 
 def draft_layers(runner: Any) -> set[str]:
     """Return the names of the attention layers of a runner's draft model, if it has one."""
-    older = getattr(getattr(runner, "drafter", None), "_draft_attn_layer_names", ())
-    return set(older or getattr(getattr(runner, "speculator", None), "draft_attn_layer_names", ()))
+    older = maybe(runner, "drafter._draft_attn_layer_names")
+    return set(older or maybe(runner, "speculator.draft_attn_layer_names") or ())
 
 
 class Drafting(Blocks):
@@ -269,7 +269,7 @@ class Drafting(Blocks):
         turn = self.turn_of(names_of(original, owner), owner)
         if turn is None or self.watcher is None or not self.checked:
             return
-        with self.forward_of(turn, "turn"), self.learning():
+        with self.forward_of(turn, attribute="turn"), self.learning():
             original()
 
     def turn_of(self, names: list[str], owner: Any) -> Turn | None:
@@ -289,7 +289,7 @@ class Drafting(Blocks):
         self.undrafted = []
         self.watcher.begin(turn.extended())
         self.watcher.judge_inputs("draft", turn.inputs(ids, positions, mapping))
-        self.watcher.lines.stop()  # The draft model runs next.
+        self.learned()
         chunks = sum(one.computed < len(one.tokens) - 1 for one in turn.progress)
         self.journal.count(ends_of_chunks=0 if turn.names_next else chunks)
 
@@ -300,7 +300,7 @@ class Drafting(Blocks):
             buffers = original.having("input_ids")
             self.take_up(self.turn, buffers.input_ids, buffers.positions)
 
-    def steps(self, original: Call, owner: Any) -> None:
+    def steps(self, owner: Any) -> None:
         """Begin to watch the steps that compute all drafts but the first. Judge their inputs."""
         turn, watcher = self.turn, self.watcher
         if turn is not None and watcher is not None:
@@ -319,9 +319,8 @@ class Drafting(Blocks):
             self.watcher.end()
             self.watcher.begin(turn.stepped())
 
-    def draft_metadata(self, original: Call, owner: Any) -> None:
+    def draft_metadata(self, result: Any, owner: Any) -> None:
         """Judge the attention inputs of a draft model."""
-        result = original()
         turn, watcher, older = self.turn, self.watcher, isinstance(result, tuple)
         layers = result[1] if older else result
         if turn is None or watcher is None or layers is None:

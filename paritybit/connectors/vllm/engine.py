@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import attributes, expected, tensors
-from paritybit.connectors.hooking import Call, NotRecognisedError
+from paritybit.connectors.following import attributes, expected, tensors, whole
+from paritybit.connectors.hooking import Call, maybe
 from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm.blocks import unfollowed
 from paritybit.connectors.vllm.drafting import draft_layers
@@ -20,21 +20,21 @@ from paritybit.connectors.vllm.requests import unjudged
 from paritybit.connectors.vllm.sampling import JudgedRows
 from paritybit.connectors.vllm.states import States
 from paritybit.watch.captures import Captures
-from paritybit.watch.facts import PIECES, Forward, Replay, StaticInput
-from paritybit.watch.journal import Journal
+from paritybit.watch.facts import PIECES, Forward, Replay
 from paritybit.watch.lines import LISTS
-from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
 from paritybit.watch.weak import Weakly
 
-SCOPE = (
-    ("cache_config", "block_size"), ("cache_config", "enable_prefix_caching"),
-    ("cache_config", "cache_dtype"), ("scheduler_config", "max_num_seqs"),
-    ("scheduler_config", "max_num_batched_tokens"), ("scheduler_config", "async_scheduling"),
-    ("scheduler_config", "enable_chunked_prefill"), ("compilation_config", "cudagraph_mode"),
-    ("compilation_config", "cudagraph_capture_sizes"), ("model_config", "model"),
-    ("speculative_config", "method"), ("speculative_config", "num_speculative_tokens"),
-)  # fmt: skip
+SCOPE = {
+    "cache_config": ("block_size", "enable_prefix_caching", "cache_dtype"),
+    "scheduler_config": (
+        *("max_num_seqs", "max_num_batched_tokens", "async_scheduling"),
+        "enable_chunked_prefill",
+    ),
+    "compilation_config": ("cudagraph_mode", "cudagraph_capture_sizes"),
+    "model_config": ("model",),
+    "speculative_config": ("method", "num_speculative_tokens"),
+}
 """Settings of the engine that are reported if a release has them."""
 
 PREPARED = "input_batch", "slot_mappings", "kv_cache_config"
@@ -45,9 +45,9 @@ ALONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
 """Numbers of ranks that must be 1."""
 
 EFFECTS = {
-    ("parallel_config", "enable_eplb"): "it counts the load of experts",
-    ("model_config", "enable_return_routed_experts"): "it records the experts of tokens",
-    ("cache_config", "calculate_kv_scales"): "it sets the scales of KV",
+    "parallel_config.enable_eplb": "it counts the load of experts",
+    "model_config.enable_return_routed_experts": "it records the experts of tokens",
+    "cache_config.calculate_kv_scales": "it sets the scales of KV",
 }
 """Settings that, if true, give a forward pass an effect of its own, so it may run only once."""
 
@@ -79,8 +79,8 @@ class VllmEngine(JudgedRows):
     package = "vllm"
     runner: Any = Weakly()
 
-    def __init__(self, release: str, journal: Journal, settings: Settings) -> None:
-        super().__init__(release, journal, settings)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self.runner = None
         self.drop()
 
@@ -99,21 +99,18 @@ class VllmEngine(JudgedRows):
     # The start.
 
     def pools(
-        self, original: Call, runner: Any, kv_cache_config: Any, is_profiling: bool = False
+        self, result: Any, runner: Any, kv_cache_config: Any, is_profiling: bool = False
     ) -> None:
         """Describe the KV caches of a model when they have been created."""
-        original()
         if is_profiling:
             return
         self.runner = None
         self.drop()
         self.runner = runner
         weakref.finalize(runner, self.drop)
-        try:
+        with self.needing():
             context = runner.vllm_config.compilation_config.static_forward_context
             self.pool = described(runner.kv_cache_config, context, draft_layers(runner))
-        except NotRecognisedError as error:
-            self.journal.undecided(f"{error} is not watched")
 
     def raised(self, original: Call, runner: Any) -> None:
         """Remember the first error of a runner, after which the engine may begin another step."""
@@ -123,7 +120,7 @@ class VllmEngine(JudgedRows):
             self.error = self.error or error
             raise
 
-    def schedule(self, original: Call, scheduler: Any) -> None:
+    def schedule(self, scheduler: Any) -> None:
         """Remember the scheduler."""
         self.scheduler = weakref.proxy(scheduler)
 
@@ -147,16 +144,12 @@ class VllmEngine(JudgedRows):
         if self.account is not None:
             self.journal.count(drafts=0, accepted_drafts=0, rejected_drafts=0)
         self.journal.scope(
-            **{name: getattr(getattr(config, part), name, None) for part, name in SCOPE},
+            **{name: maybe(config, f"{part}.{name}") for part in SCOPE for name in SCOPE[part]},
             runner=type(runner).__module__,
             windows=[one.window for one in self.pool.targets],
         )
         watcher = self.watch(self.pool.groups)
-        effects = (
-            effect
-            for (part, name), effect in EFFECTS.items()
-            if getattr(getattr(config, part), name, False)
-        )
+        effects = (effect for name, effect in EFFECTS.items() if maybe(config, name))
         self.once = next(effects, None)
         self.capturing = None
         # States that a forward computes without being watched have other bits.
@@ -233,11 +226,12 @@ class VllmEngine(JudgedRows):
         """Run a forward that is not checked, and report only the slots that it writes."""
         assert self.pool is not None
         pool, firsts = self.pool, self.first_unknown(list(output.num_scheduled_tokens))
-        numbers = {
-            group: [one.number for one in pool.targets if group in one.names]
-            for group in pool.names
+        owned = {
+            name: self.requests.since(
+                firsts, pool, [of.number for of in pool.targets if name in of.names]
+            )
+            for name in pool.names
         }
-        owned = {group: self.requests.since(firsts, pool, numbers[group]) for group in numbers}
         if pool.draft is not None:
             self.unwatched = self.requests.since(firsts, pool, [pool.draft.number])
         run()
@@ -246,12 +240,11 @@ class VllmEngine(JudgedRows):
     def metadata(self, original: Call, owner: Any, *, logits_indices: Any = None) -> None:
         """Begin the forward when its attention metadata has been built."""
         result = original()
-        if self.watcher is not None:
-            self.watcher.lines.stop()
+        self.learned()
         found = result[0] if isinstance(result, tuple) else result
         given = original.having("req_ids")
         now, pool = self.now, self.pool
-        try:
+        with self.needing():
             if pool is not None and pool.of_draft(found):
                 self.capturing = None
             elif now is None and pool is not None and self.watcher is None:
@@ -265,8 +258,6 @@ class VllmEngine(JudgedRows):
                 if given is not None:
                     parts = now.runner, owner, found, original, self.hidden
                     now.whole = in_place_of_a_graph(*parts)
-        except NotRecognisedError as error:
-            self.journal.undecided(f"{error} is not watched")
 
     def begin(self, now: VllmForward, pool: VllmPool, metadata: Any, given: Any) -> None:
         """Report the facts of a forward to the watcher, and judge its inputs."""
@@ -305,13 +296,12 @@ class VllmEngine(JudgedRows):
     def model(self, original: Call, owner: Any, **kwargs: Any) -> None:
         """Judge the reads of a forward that replays no graph of the whole model."""
         now, watcher, context = self.now, self.watcher, context_of()
-        if watcher is not None:
-            watcher.lines.stop()
+        self.learned()
         if watcher is None or now is None or now.batch is None or now.called:
             return
         runner, live = now.runner, now.batch.live[1]
-        known = runner, runner.get_model(), getattr(runner, "cudagraph_manager", None)
-        replays = getattr(getattr(context, "cudagraph_runtime_mode", None), "name", "FULL")
+        known = runner, runner.get_model(), maybe(runner, "cudagraph_manager")
+        replays = getattr(maybe(context, "cudagraph_runtime_mode"), "name", "FULL")
         if replays == "FULL" or owner not in known:  # A graph of the whole model replays.
             return
         now.called = True
@@ -321,7 +311,7 @@ class VllmEngine(JudgedRows):
             watcher.judge_inputs(
                 "model", [expected("positions", positions, right, size=len(positions))]
             )
-        threads = "it runs on two threads" if getattr(context, "ubatch_slices", None) else None
+        threads = "it runs on two threads" if maybe(context, "ubatch_slices") else None
         before = [(context, *one) for one in vars(context).items()]
         self.run_without_graph(
             original,
@@ -332,17 +322,12 @@ class VllmEngine(JudgedRows):
             kind=f"{now.forward.kind} forward",
             rows=live,
             bucket=live,
-            inputs=[
-                StaticInput(name, one, len(one), len(one))
-                for name, one in tensors(kwargs)
-                if one.ndim
-            ],
+            inputs=[whole(name, one) for name, one in tensors(kwargs) if one.ndim],
             once=self.once or threads,
         )
 
-    def captured(self, original: Call, graph: Any) -> None:
+    def captured(self, result: Any, graph: Any) -> None:
         """Record the static inputs of a captured graph."""
-        original()
         if self.capturing is not None and self.watcher is None:
             self.captures.note(graph, type(graph).__name__, self.capturing.inputs())
 
@@ -360,15 +345,14 @@ class VllmEngine(JudgedRows):
     def replay(self, original: Call, graph: Any) -> None:
         """Judge the replay of a graph."""
         now, watcher = self.now, self.watcher
-        if watcher is not None:
-            watcher.lines.stop()
+        self.learned()
         if now is None or watcher is None or now.batch is None:
             return
         wrapper = None if now.wrapped is None else now.wrapped.args[0]
-        mode = getattr(getattr(wrapper, "runtime_mode", None), "name", "FULL")
+        mode = getattr(maybe(wrapper, "runtime_mode"), "name", "FULL")
         if wrapper is None or mode != "FULL":  # Its graphs hold parts of the model.
-            batch = getattr(context_of(), "batch_descriptor", None)
-            now.pieces = now.pieces or getattr(batch, "num_tokens", None) or now.batch.padded[1]
+            batch = maybe(context_of(), "batch_descriptor")
+            now.pieces = now.pieces or maybe(batch, "num_tokens") or now.batch.padded[1]
             return
         live, padded = now.batch.live[1], now.batch.padded[1]
 
@@ -403,7 +387,7 @@ class VllmEngine(JudgedRows):
 
 def output_of(wrapper: Any, graph: Any) -> Tensor | None:
     """Return the output of a graph, with its padding."""
-    output = getattr(wrapper, "hidden_states", None)
+    output = maybe(wrapper, "hidden_states")
     for entry in getattr(wrapper, "concrete_cudagraph_entries", {}).values():
         if entry.cudagraph is graph:
             output = entry.output

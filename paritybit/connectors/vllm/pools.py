@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.following import pages
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.watch.bits import in_numbers
 from paritybit.watch.facts import Group, Layer
@@ -89,12 +90,6 @@ class VllmPool:
         numbers = torch.as_tensor(blocks, dtype=torch.int64)
         slots = pages(numbers, self.page)
         return slots.masked_fill((numbers == 0).repeat_interleave(self.page), -1)
-
-
-def pages(numbers: Any, page: int) -> Tensor:
-    """Return the slots of pages with these numbers, int64 [numbers * page]."""
-    starts = torch.as_tensor(numbers, dtype=torch.int64)[:, None] * page
-    return (starts + torch.arange(page)).flatten()
 
 
 def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> VllmPool:

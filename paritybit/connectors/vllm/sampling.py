@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.following import offsets, tensors
-from paritybit.connectors.hooking import Call, place_of
+from paritybit.connectors.hooking import Call, maybe, place_of
 from paritybit.connectors.sampling import (
     AskedSampling,
     Sampled,
@@ -81,7 +81,7 @@ BUILT_IN = {
 def asked_of(request: Any, vocabulary: int) -> AskedSampling | None:
     """Return what a request of the scheduler asks of its sampling. None if it is not judged."""
     given = request.sampling_params
-    if given is None or getattr(given, "thinking_token_budget", None) is not None:
+    if given is None or maybe(given, "thinking_token_budget") is not None:
         return None
     return AskedSampling(
         temperature=given.temperature if given.temperature >= GREEDY else 0.0,
@@ -160,8 +160,8 @@ class SampledBatch:
             for place in range(drafts + last)
         ]
 
-    def logits_indices(self, given: Tensor) -> RowValues:
-        """Return the indices of the tokens whose logits are sampled."""
+    def logits_indices(self, given: Tensor) -> Iterator[RowValues]:
+        """Yield the indices of the tokens whose logits are sampled."""
         counts = [
             len(row.tokens) - cached for row, cached in zip(self.rows, self.cached, strict=True)
         ]
@@ -171,7 +171,7 @@ class SampledBatch:
             for place in range(drafts + 1)
         ]
         names = [row.request for row in self.every()]
-        return rows_of("logits_indices", names, given, places, None, given)
+        yield rows_of("logits_indices", names, given, places, None, given)
 
     def asked(self, part: str, rows: Sequence[Sampled]) -> list[Any]:
         """Return what the requests of rows ask for as one parameter of their sampling."""
@@ -280,7 +280,7 @@ def adapters(
 
     `loaded` has the adapter in each slot, and the sums of a slot's weights for each adapter's.
     """
-    manager: Any = getattr(getattr(runner, "lora_manager", None), "_adapter_manager", None)
+    manager = maybe(runner, "lora_manager._adapter_manager")
     wrappers = list(getattr(manager, "punica_wrapper_mapping", {}).values())
     if not wrappers:
         return
@@ -324,7 +324,7 @@ class JudgedRows(Drafting):
         of, counts = self.scheduler.requests, output.num_scheduled_tokens
         with self.recognising("rows"):
             before, self.placed = self.placed, {name: row for row, name in enumerate(names)}
-            holder = getattr(runner, "input_batch", None) or runner.req_states
+            holder = maybe(runner, "input_batch") or runner.req_states
             self.moves = moves(before, self.placed, holder, "add_request", "condense")
             self.sampling = SampledBatch.of(
                 forward,
@@ -335,21 +335,21 @@ class JudgedRows(Drafting):
                 int(runner.vllm_config.model_config.get_vocab_size()),
                 self.account,
             )
-        self.rows("adapters", lambda: adapters(runner, names, of, counts, self.loaded), self.moves)
+        self.rows("adapters", adapters(runner, names, of, counts, self.loaded), self.moves)
 
     def indices(self, given: Any) -> None:
         """Judge which tokens a runner samples after."""
         if (sampling := self.sampling) is not None and isinstance(given, Tensor):
-            self.rows(SAMPLER, lambda: [sampling.logits_indices(given)])
+            self.rows(SAMPLER, sampling.logits_indices(given))
 
     def sampled(self, original: Call, runner: Any) -> None:
         """Judge what a sampler uses for each row, then count the drafts that it accepts."""
         sampling, batch = self.sampling, original.having("req_ids")
         if sampling is not None and self.checked and batch is None:
             verified = original.having("num_draft_tokens")
-            self.rows(SAMPLER, lambda: sampling.older(runner, verified), self.moves)
+            self.rows(SAMPLER, sampling.older(runner, verified), self.moves)
         elif sampling is not None and self.checked:
-            self.rows(SAMPLER, lambda: sampling.newer(runner, batch), self.moves)
+            self.rows(SAMPLER, sampling.newer(runner, batch), self.moves)
             if len(batch.expanded_idx_mapping) == len(sampling.every()):
                 self.indices(batch.logits_indices)
         try:
@@ -364,5 +364,5 @@ class JudgedRows(Drafting):
             return
         raw = logits if metadata is None else logits.clone()
         result = original()
-        given = owner, raw, result, metadata, place_of(original.function)
-        self.rows(SAMPLER, lambda: sampling.logits(*given), self.moves)
+        source = place_of(original.function)
+        self.rows(SAMPLER, sampling.logits(owner, raw, result, metadata, source), self.moves)

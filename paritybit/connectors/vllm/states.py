@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from paritybit.connectors.following import expected
+from paritybit.connectors.hooking import maybe
 from paritybit.connectors.vllm.pools import VllmPool
 from paritybit.connectors.vllm.requests import Request
 from paritybit.watch.bits import Checksums
@@ -38,7 +39,7 @@ class States:
                 "has_initial_states_p": [row.cached > 0 for _, row in rows[given.num_decodes :]],
             }
             for name, values in right.items():
-                held = getattr(given, name, None)
+                held = maybe(given, name)
                 if values and held is not None:
                     yield expected(f"{name} {number}", held.flatten()[: len(values)], values)
 
