@@ -63,8 +63,8 @@ def entry_points() -> str:
 def environment_with(environment: Mapping[str, str], folder: Path, settings: str) -> dict[str, str]:
     """Return an environment in which processes import from `folder` and are watched.
 
-    `settings` is the value of `PARITYBIT_WATCH`. A variable that already restricts an engine's
-    plugins is extended; one that is not set, or empty, allows all plugins and stays.
+    `settings` is the value of `PARITYBIT_WATCH`. A variable that is not empty restricts an engine's
+    plugins, and is extended.
     """
     path = filter(None, [str(folder), environment.get("PYTHONPATH")])
     lists = {

@@ -21,10 +21,10 @@ KNOWN_FINDINGS = "paritybit-known.json"
 
 
 def cache_folder() -> Path:
-    """Return the folder in the user's cache for files that are large and can be made again.
+    """Return the folder in the user's cache for large files that can be made again.
 
-    Follows the XDG base directory specification: a relative `XDG_CACHE_HOME` is ignored. A user
-    without a home folder, as in some containers, gets a folder that cannot be created.
+    As XDG specifies, a relative `XDG_CACHE_HOME` is ignored. A user without a home folder, as in
+    some containers, gets a folder that cannot be created.
     """
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if named.is_absolute():

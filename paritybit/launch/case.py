@@ -1,7 +1,6 @@
 """Cases of the sanitizer: the requests that reproduce a finding in a whole engine.
 
-A case contains a request script. It contains no command and no option, and it does not determine
-which engine runs.
+A case contains no command, and does not determine which engine runs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,12 +18,7 @@ from paritybit.launch.words import all_causes
 
 
 class WatchCase(File, frozen=True, tag="paritybit-watch-case"):
-    """A finding, and the script that reproduces it.
-
-    - `config`: the name of the configuration in which it was found.
-    - `key`, `text`: the key of the finding, and its description.
-    - `forward`: the forward in which it first occurred.
-    """
+    """A finding, and the script that reproduces it. `forward` is where it first occurred."""
 
     engine: str
     config: str
@@ -41,7 +35,7 @@ class WatchCase(File, frozen=True, tag="paritybit-watch-case"):
         require_sense(self.script)
 
     def with_few_checks(self) -> Iterator["WatchCase"]:
-        """Yield the case with its own check alone, which takes less time, then as it is."""
+        """Yield the case with its own check alone, which is faster, then as it is."""
         own = self.key.split(" | ")[0]
         if own in check_names() and self.checks != (own,):
             yield replace(self, checks=(own,))
@@ -51,8 +45,7 @@ class WatchCase(File, frozen=True, tag="paritybit-watch-case"):
 def cases_of(record: WatchRecord, outcomes: Iterable[ConfigOutcome]) -> dict[str, WatchCase]:
     """Return the cases for the findings of a record, by file name.
 
-    Findings of the same check and cause share the case of the first one. A user's command has no
-    cases.
+    Findings of the same check and cause share the first one's. A user's command has none.
     """
     tallies = {outcome.name: outcome.tally for outcome in outcomes}
     firsts: dict[tuple[str, str], RecordedFinding] = {}
@@ -77,12 +70,12 @@ def cases_of(record: WatchRecord, outcomes: Iterable[ConfigOutcome]) -> dict[str
 
 
 def case_key(finding: RecordedFinding) -> tuple[str, str]:
-    """Return what findings with the same case have in common: their check and their cause."""
+    """Return what findings with the same case have in common."""
     return finding.check, finding.cause_name
 
 
 def with_cases(record: WatchRecord, cases: Mapping[str, WatchCase]) -> WatchRecord:
-    """Return a record whose findings have the file name of their case."""
+    """Return a record whose findings name their cases."""
     names = {case.key: name for name, case in cases.items()}
     of = {case_key(one): names[one.key] for one in record.findings if one.key in names}
     findings = tuple(replace(one, case=of.get(case_key(one))) for one in record.findings)

@@ -33,7 +33,7 @@ def changes(before: WatchRecord, now: WatchRecord) -> tuple[CauseChange, ...]:
 
 
 def became(cause: str, before: WatchRecord, now: WatchRecord) -> str:
-    """Return the change of a cause that a run has."""
+    """Return the change of a cause."""
     earlier, later = (
         [one for one in run.findings if one.cause_name == cause] for run in (before, now)
     )
@@ -49,8 +49,7 @@ def became(cause: str, before: WatchRecord, now: WatchRecord) -> str:
 def checked(finding: RecordedFinding, run: WatchRecord, other: WatchRecord) -> bool:
     """Return whether another run could have made a finding of this run.
 
-    It ran the same check at no lower rate, with the same settings. There, it reached each place
-    that this run reached, and as many forwards as the finding took.
+    It ran the same check at no lower rate, with the same settings, and `reached` as much there.
     """
     if other.every > run.every or (other.checks is not None and finding.check not in other.checks):
         return False
@@ -62,7 +61,7 @@ def checked(finding: RecordedFinding, run: WatchRecord, other: WatchRecord) -> b
 
 
 def alike(one: ConfigRecord, other: ConfigRecord) -> bool:
-    """Return whether two configurations have the same values of the settings that both state."""
+    """Return whether two configurations agree in the settings that both state."""
     return all(
         set(values) <= set(other.settings.get(name, values))
         for name, values in one.settings.items()
@@ -71,7 +70,7 @@ def alike(one: ConfigRecord, other: ConfigRecord) -> bool:
 
 
 def reached(finding: RecordedFinding, mine: ConfigRecord, theirs: ConfigRecord) -> bool:
-    """Return whether a configuration reached what the one of a finding reached."""
+    """Return whether a configuration reached each place, and the forward, of a finding's one."""
     names = [
         name
         for name, number in mine.counts.items()

@@ -24,10 +24,7 @@ PAUSE = 0.05
 
 
 class Running:
-    """A command that was started.
-
-    Its processes end when this process ends, in whatever way.
-    """
+    """A command that was started. Its processes end when this process ends, in whatever way."""
 
     def __init__(
         self,
@@ -37,10 +34,9 @@ class Running:
         folder: Path | None = None,
         warm: Warm | None = None,
     ) -> None:
-        """Start the command, in `folder` if it is passed, with its output in `output`.
+        """Start the command, in a fork of `warm` if it serves an engine.
 
-        With `warm`, a command that serves an engine runs in a fork of a process that has imported
-        the engine. Raises MalformedError for a program that cannot be executed.
+        Raises MalformedError for a program that cannot be executed.
         """
         self.asked_to_stop = False
         self.process: Guarded | Fork
@@ -62,10 +58,10 @@ class Running:
             os.killpg(self.process.pid, number)
 
     def ask_to_stop(self, number: int) -> None:
-        """Ask the command to stop.
+        """Ask the command to stop. SIGINT is sent to its session, as by Ctrl-C.
 
-        SIGINT is sent to all processes of its session, as by Ctrl-C. Another signal is sent to the
-        first one: a server needs its other processes to complete its requests.
+        Another signal is sent to the first process, as a server needs the others to complete its
+        requests.
         """
         self.asked_to_stop = True
         if number == signal.SIGINT:
@@ -74,13 +70,13 @@ class Running:
             self.process.send_signal(number)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the command has ended, for at most `seconds`. Returns whether it has ended."""
+        """Wait for at most `seconds`. Returns whether the command has ended."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
         return self.process.returncode is not None
 
     def clear(self) -> None:
-        """Stop the processes that an ended command left behind, and kill those that remain."""
+        """Stop the processes that an ended command left behind, and kill what remains."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             self.send(number)
             for process in self.process.left():

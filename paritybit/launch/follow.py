@@ -1,4 +1,4 @@
-"""Follows a command until it ends: reads its journals, handles signals, and stops it if needed."""
+"""Follows a command until it ends: reads its journals, and stops it if needed."""
 
 import signal
 import time
@@ -18,10 +18,7 @@ PAUSE = 0.1
 """Seconds between two reads of the journals."""
 
 AGAIN = 1.0
-"""Seconds after a first signal. A later signal kills the command.
-
-A process may get a signal twice at once, for example from a supervisor and from the terminal.
-"""
+"""Seconds after a first signal, which may come twice at once. A later signal kills the command."""
 
 Show = Callable[[Tally, RecordedFinding | None], object]
 """Shows a tally, and its new finding, if there is one."""
@@ -43,7 +40,7 @@ class Stops:
             self.hurried = True
 
     def heard(self) -> AbstractContextManager[None]:
-        """Return a context in which signals are recorded here and raise no exception."""
+        """Return a context in which signals are recorded."""
         return heard_by(self.hear)
 
 
@@ -51,8 +48,7 @@ class Stops:
 class StopLimits:
     """When to stop a command that does not end by itself.
 
-    - `seconds`: the longest time that it may run. None means no limit.
-    - `after_finding`: the time that it may run after its first finding. None means no limit.
+    - `seconds`, `after_finding`: how long it may run, also after its first finding, or None.
     - `found`: the times of findings that count, in all commands that stop together.
     - `sought`: the key of the only finding that counts. None: all that are not `known`.
     """
@@ -92,7 +88,7 @@ class Follower:
         return time.monotonic() - self.started
 
     def follow(self) -> Tally:
-        """Return the tally of the journals when all processes of the command have ended."""
+        """Return the tally when all processes of the command have ended."""
         while not self.running.wait(PAUSE):
             self.read()
             self.stop_if_due()
@@ -114,7 +110,7 @@ class Follower:
         self.show(self.tally, None)
 
     def stop_if_due(self) -> None:
-        """Ask the command to stop if there is a reason, and kill it if it does not stop."""
+        """Ask the command to stop if there is a reason, and kill it if it does not."""
         now = time.monotonic()
         if self.asked_at is None:
             number = self.reason()

@@ -1,7 +1,6 @@
 """Reads the journals of the processes of a command while they are written.
 
-A journal is a file of JSON lines, `process-PID.jsonl`. `paritybit.watch.journal` describes the
-lines.
+See `paritybit.watch.journal`.
 """
 
 import json
@@ -29,10 +28,7 @@ class Journals:
         self.unreadable: dict[Path, str] = {}
 
     def entries(self) -> Iterator[tuple[str, Entry]]:
-        """Yield the entries that were written since the last call, each with its process.
-
-        An incomplete line is left for the next call, and a line that is no entry is skipped.
-        """
+        """Yield the entries of complete lines since the last call, each with its process."""
         for path in sorted(self.folder.glob(PATTERN)):
             process = path.stem.removeprefix("process-")
             self.unreadable.pop(path, None)
@@ -52,7 +48,6 @@ class Journals:
             yield f"the journal of {path.stem} cannot be read: {why}"
 
     def _lines(self, path: Path) -> Iterator[bytes]:
-        """Yield the complete lines of a journal that have not been read yet."""
         try:
             with path.open("rb") as file:
                 while True:
@@ -61,7 +56,7 @@ class Journals:
                     whole = text[: text.rfind(b"\n") + 1]
                     if not whole and len(text) < MOST_BYTES:
                         return
-                    # Without an end in so many bytes, it is no line of ours.
+                    # Without an end in so many bytes, it is no line of a journal.
                     self.read[path] = self.read.get(path, 0) + len(whole or text)
                     yield from whole.splitlines()
         except OSError as error:

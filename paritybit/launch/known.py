@@ -6,12 +6,9 @@ The file is JSON:
       {"check": "wrong list", "cause": "cuda_graph_kv_indices",
        "thread": "https://github.com/example/engine/issues/1", "expires": "2027-01-31"}]}
 
-`check` and `cause` are copied from the report of the finding. An unknown cause is written as the
-report shows it, such as "not known (leak, swa)". From the day after `expires`, the finding fails a
-run again.
-
-The findings in a baseline, the record of an earlier run, are known, too. However, a finding with an
-expired entry fails a run even if the baseline has it.
+`check` and `cause` are copied from the report of the finding, also an unknown cause such as "not
+known (leak, swa)". From the day after `expires`, the finding fails a run again, even if it is in
+the baseline, the record of an earlier run, whose findings are known, too.
 """
 
 import datetime
@@ -69,10 +66,9 @@ class Known:
 
 
 def known_findings(file: Path | None, engine: str | None, baseline: Path | None = None) -> Known:
-    """Return the known findings in a file and in a baseline.
+    """Return the known findings in a file, or else in that of a source tree, and in a baseline.
 
-    Without a file, the file in the watched source tree is read, if there is one. Raises
-    MalformedError for a baseline that is not a record of `watch`.
+    Raises MalformedError for a file of another kind.
     """
     with suppress(OSError):  # The name of the engine may be no path.
         if file is None and engine is not None and (Path(engine) / KNOWN_FINDINGS).is_file():

@@ -1,7 +1,4 @@
-"""Makes and writes the record of `paritybit watch`.
-
-The module does not import torch, so that the command stops quickly.
-"""
+"""Makes and writes the record of `paritybit watch`, without torch, whose import is slow."""
 
 import importlib
 import math
@@ -45,9 +42,8 @@ class WatchOptions:
     """The options of `watch`. `checks` is None for all.
 
     - `command`: the command line of paritybit, for the record.
-    - `program`: the words of the user's command, if there is one.
+    - `program`: the user's command, if there is one.
     - `base`: the engine whose differences from `engine` may be the cause of a finding.
-    - `known`: the findings that do not fail the run.
     - `warn`: whether a run without a verdict ends with exit code 0.
     """
 
@@ -71,7 +67,7 @@ class WatchOptions:
 
 
 def check_names() -> tuple[str, ...]:
-    """Return the names of all checks. The import is slow."""
+    """Return the names of all checks."""
     return tuple(importlib.import_module("paritybit.watch.checks").CHECKS)
 
 
@@ -85,10 +81,10 @@ def make(
 ) -> WatchRecord:
     """Return the record of a run.
 
-    `interrupted` is the name of the signal that interrupted the run, or None. `not_run` are the
-    configurations of the plan that did not run, with the reasons, and `pairs` the pairs of settings
-    that the covering array has. `changes` are those of the engine that findings need, by their
-    keys. Findings of the same check and cause need the same ones.
+    `interrupted` is the name of the signal that interrupted it, or None. `not_run` has the reasons
+    why configurations did not run, and `pairs` the pairs of settings of the covering array.
+    `changes` are those of the engine that findings need, by their keys. Findings of the same check
+    and cause need the same ones.
     """
     counts: Counter[str] = Counter()
     for outcome in outcomes:
@@ -142,10 +138,7 @@ def make(
 
 
 def of_journals(folder: Path) -> WatchRecord | None:
-    """Return the record of a run that was killed before it wrote one, or None without journals.
-
-    It is not known how the commands ended.
-    """
+    """Return the record of a run that was killed before it wrote one, or None without journals."""
     outcomes, starts = list[ConfigOutcome](), list[Mapping[str, Any]]()
     for place in (folder, *sorted((folder / "configs").glob("*/"))):
         journals, tally, times = Journals(place), Tally(), list[float]()
@@ -212,8 +205,5 @@ def findings_of(outcome: ConfigOutcome) -> Iterator[RecordedFinding]:
 
 
 def write(data: Any, path: Path) -> None:
-    """Write a record, a case or plain data as JSON, without the paths of this machine.
-
-    Raises CannotRunError if the file cannot be written.
-    """
+    """Write data as JSON, without the paths of this machine. Raises as `save` does."""
     save(without_paths(msgspec.to_builtins(data)), path)

@@ -1,7 +1,6 @@
-"""The record of `paritybit watch`: what was watched and what was found.
+"""The record of `paritybit watch`, of which the page is made.
 
-The page is made from this record only. The record is plain data, without torch. It contains no host
-name, no user name and no absolute path.
+It is plain data, without torch, host names, user names and absolute paths.
 """
 
 from collections.abc import Mapping
@@ -23,10 +22,7 @@ Verdict = Literal["finding", "no finding", "undecided"]
 
 
 class Who(msgspec.Struct, frozen=True):
-    """A request at a position in a forward, or a line of the engine. Unknown fields are None.
-
-    `via` tells which lines called this line.
-    """
+    """A request at a position in a forward, or a line of the engine, called `via` other lines."""
 
     request: str | int | None = None
     position: int | None = None
@@ -69,10 +65,8 @@ class RecordedFinding(msgspec.Struct, frozen=True):
 
     The fields up to `excerpt` are those of a line in a journal; see `paritybit.watch.journal`.
 
-    - `excerpt`: the engine's source around the line of the cause, or else the line that freed the
-      slot.
+    - `excerpt`: the engine's source around the line of the cause, or else of the free.
     - `number`: the number of findings with this key.
-    - `config`: the configuration in which it was found.
     - `after`: the cause of an earlier finding about the same request, slot or forward.
     - `changes`: the changes of the engine's source without which it does not appear.
     - `case`: the file name of its case.
@@ -104,10 +98,7 @@ class RecordedFinding(msgspec.Struct, frozen=True):
 
     @property
     def cause_name(self) -> str:
-        """A name that is equal for findings with the same cause.
-
-        For an unknown cause, it is equal for findings with the same check and group.
-        """
+        """The name of the cause. An unknown one is named by the check and the group."""
         if self.cause is not None:
             return self.cause.input or self.cause.what or NOT_KNOWN
         return f"{NOT_KNOWN} ({self.check}, {self.group or 'no group'})"
@@ -119,10 +110,7 @@ class RecordedFinding(msgspec.Struct, frozen=True):
 
 
 def finding_of(entry: Mapping[str, Any]) -> RecordedFinding:
-    """Return the finding in a line of a journal.
-
-    If a value has a wrong type, because the journal is corrupted, only the texts are kept.
-    """
+    """Return the finding in a line of a journal. With a value of a wrong type, it is only texts."""
     try:
         return msgspec.convert(entry, RecordedFinding, strict=False)
     except msgspec.ValidationError:
@@ -144,7 +132,7 @@ class ProcessRecord(msgspec.Struct, frozen=True):
 class ConfigRecord(msgspec.Struct, frozen=True):
     """A watched command, or one configuration of a plan: an engine with some settings.
 
-    - `ending`, `code`: how it ended, and its exit code, which is negative for a signal.
+    - `code`: its exit code, which is negative for a signal.
     - `settings`: all values that were in use, by the name of the setting.
     - `stand_ins`: the replaced parts of the engine, with the reasons.
     """
@@ -161,7 +149,7 @@ class ConfigRecord(msgspec.Struct, frozen=True):
 
 
 class Untried(msgspec.Struct, frozen=True):
-    """Something that the verdict does not cover, and why. `configs` are those that it is about."""
+    """Something that the verdict does not cover, why, and in which configurations."""
 
     what: str
     why: str
@@ -182,9 +170,8 @@ class WatchRecord(File, frozen=True, tag="paritybit-watch"):
 
     - `engine`: None for a user's command.
     - `checks`: None for all checks.
-    - `revision`: the commit of the engine's source tree. None for any other engine.
-    - `baseline`: the name of the run that is the baseline, or None.
-    - `changes`: the change of each cause since the baseline.
+    - `revision`: the commit of the engine's source tree, if it is one.
+    - `baseline`, `changes`: the name of an earlier run, and the change of each cause since then.
     """
 
     environment: RunEnvironment

@@ -1,4 +1,4 @@
-"""Lists what a run did not test: configurations, checks, and states that it did not reach."""
+"""Lists what a run did not test."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -25,11 +25,11 @@ PARTS: Mapping[str, tuple[str, str]] = {
 """Maps a count to what was not reached if it is not zero, and the reason."""
 
 PAIRS, SERVED_PAIRS = "pairs of settings", "served pairs of settings"
-"""The counts of the pairs of settings that the covering array has, and of those served."""
+"""The counts of the pairs of settings of the covering array, and of those served."""
 
 CUT_SHORT = "the time was over before it had served enough"
 ENDED = "an error of the engine ended it before it had served enough"
-"""Why a configuration is listed that was served in part."""
+"""Why a configuration was served in part."""
 
 FEW = 3
 """The most configurations with one reason that are listed one by one."""
@@ -43,8 +43,8 @@ def not_tried(
 ) -> Iterator[Untried]:
     """Yield what the verdict does not cover, over all processes.
 
-    `unselected` are the checks that were switched off. `configs` has the configurations that were
-    not served, or not as a whole, with the reasons. `kernels` are Triton kernels that never ran.
+    `unselected` checks were switched off. `configs` has the configurations that were not served, or
+    in part, with the reasons. `kernels` never ran.
     """
     yield from not_served(configs or {})
     if missing := counts.get(PAIRS, 0) - counts.get(SERVED_PAIRS, 0):
@@ -68,7 +68,7 @@ def not_tried(
 def not_compared(counts: Mapping[str, int]) -> Iterator[Untried]:
     """Yield each check that compared nothing in the whole run, and comparisons that proved nothing.
 
-    A comparison that could not have failed has the count "not tried: CHECK: REASON".
+    The latter have counts "not tried: CHECK: REASON".
     """
     reasons: dict[str, dict[str, int]] = {}
     for name, number in counts.items():
@@ -86,7 +86,7 @@ def not_compared(counts: Mapping[str, int]) -> Iterator[Untried]:
 
 
 def not_served(configs: Mapping[str, str]) -> Iterator[Untried]:
-    """Yield the configurations that were not served, in one entry per reason if they are many."""
+    """Yield the configurations that were not served, with many of them in one entry per reason."""
     reasons: dict[str, list[str]] = {}
     for name, why in configs.items():
         reasons.setdefault(why, []).append(name)

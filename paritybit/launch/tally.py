@@ -35,10 +35,10 @@ def subjects_of(finding: RecordedFinding) -> Iterator[tuple[object, ...]]:
 
 @dataclass
 class Process:
-    """One process that wrote a journal.
+    """A process that wrote a journal.
 
-    `counts` and `findings` (by key) are its last totals. `written` counts the findings that were
-    written, by key.
+    `counts` and `findings` are its last totals, and `written` the number of written findings by
+    key.
     """
 
     started: ProcessRecord | None = None
@@ -55,9 +55,8 @@ class Process:
 class Tally:
     """Totals over processes.
 
-    `findings` has the first finding of each key, and `orders` when it occurred. `played` has the
-    process of that finding as it was then, with the waves that it had been served. `kernels` tells
-    whether a function for Triton ran.
+    `findings` has the first finding of each key, `orders` when it occurred, and `played` its
+    process as it was then, with its waves. `kernels` tells whether a function for Triton ran.
     """
 
     processes: dict[str, Process] = field(default_factory=dict)
@@ -70,10 +69,7 @@ class Tally:
     kernels: dict[str, bool] = field(default_factory=dict)
 
     def take(self, process: str, entry: Entry) -> RecordedFinding | None:
-        """Add an entry. Returns a finding if it is the first of its key.
-
-        Paths of this machine are shortened to their last part.
-        """
+        """Add an entry. Returns a finding if it is the first of its key."""
         entry = without_paths(entry)
         mine = self.processes.setdefault(process, Process())
         match entry["kind"]:
@@ -141,10 +137,7 @@ class Tally:
         return min(earlier)[1] if earlier else None
 
     def script(self, key: str) -> Script | None:
-        """Return the script served until the finding with a key, or None if it is too long.
-
-        For a user's command, there is none.
-        """
+        """Return the script until the finding with a key, or None if it is too long or missing."""
         process = self.played[key]
         with suppress(ValueError):
             if "settings" in process.script and len(process.waves) <= MOST_WAVES:
@@ -167,14 +160,14 @@ class Tally:
 
     def count(self, name: str) -> int:
         """Return a count over all processes."""
-        return sum(process.counts.get(name, 0) for process in self.processes.values())
+        return self.counts().get(name, 0)
 
     def counts(self) -> dict[str, int]:
         """Return all counts over all processes, by name."""
-        names = dict.fromkeys(
-            name for process in self.processes.values() for name in process.counts
-        )
-        return {name: self.count(name) for name in names}
+        total = Counter[str]()
+        for process in self.processes.values():
+            total.update(process.counts)
+        return dict(total)
 
     def number(self, key: str) -> int:
         """Return the number of findings with a key. A kill may lose the last counts."""
@@ -185,6 +178,6 @@ class Tally:
 
 
 def values_of(value: object, kind: type[Value]) -> dict[str, Value]:
-    """Return the entries of an object whose values are of a type."""
+    """Return the entries of a JSON object whose values are of a type."""
     entries = value.items() if isinstance(value, Mapping) else ()
     return {str(without_paths(name)): one for name, one in entries if type(one) is kind}

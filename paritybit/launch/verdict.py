@@ -22,8 +22,8 @@ NEEDED: Mapping[str, str] = {
     "reads": "no read of a KV slot was checked",
     "replays": "no graph was replayed",
 }
-"""Counts that must not be zero, with the message if one is zero. A configuration may be allowed to
-replay no graph, but at least one must replay one."""
+"""Counts that must not be zero, with the message if one is. Some configurations, but not all, may
+replay no graph."""
 
 DRAFTS: Mapping[str, str] = {
     "drafts": "no draft was verified",
@@ -38,10 +38,10 @@ ENGINE_ERROR = "engine error"
 """The check whose finding says why an engine ended."""
 
 LONGEST_LINE = 160
-"""The most characters of the last line of a command that failed."""
+"""The most characters of the error of a command that failed."""
 
 MOST_NAMED = 4
-"""The most untested items in the line of the verdict. The page lists all of them."""
+"""The most untested items in the line of the verdict."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,7 @@ class ConfigOutcome:
     - `replays`: whether it must have replayed a graph.
     - `stopped`: the command was asked to stop.
     - `too_long`: it was asked to stop because it did not end in time.
-    - `log`: the name of the file with its output, if the output is not shown.
-    - `error`: the last error in the output.
+    - `log`, `error`: the file with its output, and the last error in that.
     """
 
     name: str
@@ -73,12 +72,12 @@ class ConfigOutcome:
 
     @property
     def short(self) -> bool:
-        """Whether the time was over before the floor of the configuration was reached."""
+        """Whether the time was over before enough was served."""
         return self.tally.counts().get(WHOLE) == 0
 
     @property
     def judged(self) -> bool:
-        """Whether a finding says why the engine of a configuration ended."""
+        """Whether a finding says why the engine ended."""
         errors = (one for one in self.tally.findings.values() if one.check == ENGINE_ERROR)
         return self.code == 1 and bool(self.values) and any(errors)
 
@@ -139,7 +138,7 @@ def open_questions(outcomes: Sequence[ConfigOutcome]) -> Iterator[str]:
 
 
 def missing_counts(outcome: ConfigOutcome) -> Iterator[str]:
-    """Yield the message for each count of a configuration that is zero and must not be."""
+    """Yield the message for each count that is zero and must not be."""
     for name, sentence in NEEDED.items():
         if not outcome.tally.count(name) and (outcome.replays or name != "replays"):
             yield sentence

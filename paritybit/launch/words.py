@@ -32,13 +32,13 @@ def text_of(finding: RecordedFinding) -> str:
 
 
 def changed_at(change: EngineChange) -> str:
-    """Return the line and the function of a change, and the engine since which it is one."""
+    """Return a change as text."""
     function = f" in {change.function}" if change.function else ""
     return f"{change.source}{function}, since {change.base}"
 
 
 def where(finding: RecordedFinding) -> Iterator[str]:
-    """Yield the location of a finding: group, layer, slots, forward."""
+    """Yield the parts of the location of a finding."""
     if finding.group is not None:
         yield f"group {finding.group}"
     if finding.layer is not None:
@@ -54,26 +54,26 @@ def where(finding: RecordedFinding) -> Iterator[str]:
 
 
 def by(who: Who) -> str:
-    """Return a request, its position and its forward as text."""
+    """Return who wrote or read a slot, as text."""
     name = f"request {who.request}" if who.request is not None else "a request that is not known"
     place = f", position {who.position}" if who.position is not None else ""
     return f"{name}{place}{f', in forward {who.forward}' if who.forward is not None else ''}"
 
 
 def at(who: Who) -> str:
-    """Return the request, the forward and the line of a free as text, as far as they are known."""
+    """Return what is known of a free, as text."""
     request = f" by request {who.request}" if who.request is not None else ""
     forward = f" before forward {who.forward}" if who.forward is not None else ""
     return f"{request}{forward}{f' by {called(who)}' if who.source is not None else ''}"
 
 
 def called(who: Who | Cause) -> str:
-    """Return a line of the engine with the lines that called it."""
+    """Return a line of the engine and its callers."""
     return f"{who.source}{f', {who.via}' if who.via is not None else ''}"
 
 
 def why(finding: RecordedFinding) -> str:
-    """Return the cause as text. For a static input, it has the name and the line that fills it."""
+    """Return the cause as text."""
     cause = finding.cause
     if cause is None:
         return "not known"
@@ -84,10 +84,7 @@ def why(finding: RecordedFinding) -> str:
 
 
 def source_of(finding: RecordedFinding) -> tuple[str, int] | None:
-    """Return the file and line of a change that causes a finding, of its cause, or of the free.
-
-    Returns None if none is known.
-    """
+    """Return the file and line of a change that causes a finding, of its cause, or of the free."""
     changed = [one.source for one in finding.changes[:1]]
     for source in (*changed, finding.source, finding.freed and finding.freed.source):
         path, _, line = (source or "").rpartition(":")
@@ -109,21 +106,18 @@ class CauseGroup:
 
     @property
     def shown(self) -> bool:
-        """Whether an experiment has shown the cause, and no earlier one can have led to it.
-
-        An input that is stale may be so because of another one.
-        """
+        """Whether an experiment has shown the cause. A stale input may still have another cause."""
         stale = any(one.check == STALE for one in self.findings)
         return not stale and any(one.cause is not None and one.cause.shown for one in self.findings)
 
     @property
     def tier(self) -> int:
-        """The number of the tier of SEVERITY with its most severe finding."""
+        """The index in SEVERITY of the tier of its most severe finding."""
         return TIER.get(self.findings[0].check, len(SEVERITY))
 
     @property
     def known(self) -> str | None:
-        """Where the cause is known from, if all of its findings are known."""
+        """Where all of its findings are known from, or None."""
         known = [one.known for one in self.findings]
         return None if None in known else known[0]
 
@@ -137,7 +131,7 @@ class CauseGroup:
 
     @property
     def followed(self) -> str | None:
-        """How many causes may follow from this one, as text, or None if there are none."""
+        """How many causes may follow from this one, as text, or None."""
         if not self.consequences:
             return None
         number = sum(one.number for cause in self.consequences for one in cause.findings)
@@ -166,9 +160,8 @@ TIER = {check: number for number, tier in enumerate(SEVERITY) for check in tier}
 def all_causes(findings: Sequence[RecordedFinding]) -> list[CauseGroup]:
     """Group findings by cause.
 
-    Causes that fail the run come first. Those with a severe finding come before others, and then
-    the earlier one before the later one. In one forward, a known cause comes before one that
-    is not known, and then the more severe one first.
+    Causes that fail the run come first, then those with the most severe findings, then the earliest
+    ones. In one forward, known causes come first, and then the most severe ones.
     """
     groups: dict[str, list[RecordedFinding]] = {}
     for finding in findings:
@@ -194,9 +187,9 @@ def all_causes(findings: Sequence[RecordedFinding]) -> list[CauseGroup]:
 def causes_of(findings: Sequence[RecordedFinding]) -> list[CauseGroup]:
     """Group findings by cause, as `all_causes`, with consequences under the cause before them.
 
-    A cause that no experiment has shown may be the consequence of another one if each of its
-    findings is about a request, a slot or a forward that an earlier finding was about. A cause is
-    one if it needs the same changes of the engine as an earlier one.
+    A cause may be a consequence if no experiment has shown it, and each of its findings is about a
+    request, a slot or a forward of an earlier finding. It is one if it needs the same changes of
+    the engine as an earlier cause.
     """
     groups = {group.name: group for group in all_causes(findings)}
     roots = {name: root_of(group, groups) for name, group in groups.items()}
@@ -211,7 +204,7 @@ def causes_of(findings: Sequence[RecordedFinding]) -> list[CauseGroup]:
 def root_of(group: CauseGroup, groups: Mapping[str, CauseGroup]) -> CauseGroup:
     """Return the first of the causes that a cause may follow from, or the cause itself.
 
-    No cause follows from a less severe one, or from one that does not fail the run as it does.
+    No cause follows from a less severe one, or a known one from an unknown one, or vice versa.
     """
     changes = group.findings[0].changes
     alike = (one for one in groups.values() if changes and one.findings[0].changes == changes)

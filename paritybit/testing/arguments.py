@@ -15,7 +15,7 @@ ONE_GROUP = "kv"
 
 
 def groups_of(kv: KV, reserved: Collection[int], block_size: int | None) -> list[Group]:
-    """Return the KV tensors as groups. Raises ValueError if there are none, or they do not fit."""
+    """Return the KV tensors as groups. Raises ValueError if they do not fit."""
     parts = kv if isinstance(kv, Mapping) else {ONE_GROUP: kv}
     groups = [group_of(name, kv, frozenset(reserved), block_size) for name, kv in parts.items()]
     if not groups:

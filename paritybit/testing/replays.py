@@ -1,8 +1,4 @@
-"""Judges one replay of a CUDA graph in a test.
-
-No connector is needed. The test specifies the KV tensors, the slots that the replay may write, and
-the padded inputs.
-"""
+"""Judges one replay of a CUDA graph in a test, without a connector."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -38,7 +34,7 @@ GRAPH = "the graph"
 
 @dataclass
 class InMemory(Journal):
-    """A journal that writes no file. It collects findings, and what could not be judged."""
+    """A journal that keeps findings, and what could not be judged, in place of a file."""
 
     found: list[Finding] = field(default_factory=list)
     unsure: list[str] = field(default_factory=list)
@@ -115,7 +111,7 @@ def check_replay(
 
 
 def report(finding: Finding) -> str:
-    """Return the report of a finding: a line per known fact, and the violated invariant."""
+    """Return the report of a finding."""
     found = finding_of(asdict(finding))
     return f"ERROR: paritybit: {text_of(found)}\n  invariant: {CHECKS[found.check].invariant}"
 
@@ -192,7 +188,7 @@ def tensors_of(groups: Sequence[Group]) -> list[Tensor]:
 
 @contextmanager
 def as_made(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Run in inference mode if a tensor was created in it, as it can only be changed there."""
+    """Run in inference mode if a tensor was made in it, as it can only be changed there."""
     made_there = any(tensor.is_inference() for tensor in tensors)
     with torch.inference_mode() if made_there else nullcontext():
         yield
@@ -223,7 +219,7 @@ def at_capture(static: StaticInput, captured: Mapping[str, Tensor]) -> Captured:
 
 
 def named(outputs: Outputs) -> dict[str, Tensor]:
-    """Return outputs by name, in floats if all are integers, so that they are compared, too."""
+    """Return outputs by name, in floats if all are integers, so that they are compared."""
     if outputs is None:
         return {"no output": torch.empty(0)}
     if isinstance(outputs, Tensor):
