@@ -100,7 +100,8 @@ class Player:
         """Return the arrivals, aborts and actions of this poll. Raises PlayedError at the end."""
         given: list[Any] = []
         if not self._leaving and self.stop():
-            self._leave(given)
+            self._leaving, self._waiting = True, []
+            given += self._operator.leave()
         self._calm = 0 if self._open else self._calm + 1
         if not self._open and not self._waiting and not self._operator.busy:
             self._quiet += 1
@@ -116,7 +117,7 @@ class Player:
             self._arrive(planned, given)
         for name, planned in self._open.items():
             late = planned.aborted is not None and self._poll >= planned.aborted
-            if late and name not in self._aborted:
+            if (late or self._leaving) and name not in self._aborted:
                 self._aborted.add(name)
                 given.append(self.engine.abort(name))
         return given
@@ -151,15 +152,6 @@ class Player:
         self._open[planned.name] = planned
         self._prompts[planned.name] = prompt
         given.append(self.engine.arrive(planned, prompt))
-
-    def _leave(self, given: list[Any]) -> None:
-        self._leaving = True
-        self._waiting = []
-        given += self._operator.leave()
-        for name in self._open:
-            if name not in self._aborted:
-                self._aborted.add(name)
-                given.append(self.engine.abort(name))
 
 
 class Engine(ABC):

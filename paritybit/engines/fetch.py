@@ -14,7 +14,6 @@ from pathlib import Path
 
 from paritybit.harness.errors import CannotRunError, MalformedError, quote
 
-from paritybit.engines.loading import folder_of_package
 from paritybit.engines.packages import PACKAGES, SGLANG, Package
 from paritybit.places import cache_folder
 
@@ -61,7 +60,7 @@ def find(spec: str) -> EngineFolder:
     version = version_in(spec, package)
     if version is not None:
         return fetch(version, package)
-    home = folder_of_package(Path(spec), package.name, package.marker)
+    home = package.folder_in(Path(spec))
     assert home is not None
     _require_dependencies(package)
     return EngineFolder(f"{package.name} in {Path(spec).name or spec}", home.resolve())
@@ -97,7 +96,7 @@ def version_in(spec: str, package: Package) -> str | None:
 def has(spec: str, package: Package) -> bool:
     """Return whether a folder contains an engine."""
     try:
-        return folder_of_package(Path(spec), package.name, package.marker) is not None
+        return package.folder_in(Path(spec)) is not None
     except (OSError, ValueError):  # The text cannot be a path.
         return False
 
@@ -111,17 +110,19 @@ def require_release(version: str, package: Package = SGLANG) -> None:
 def fetch(version: str, package: Package = SGLANG) -> EngineFolder:
     """Return an unpacked release. Downloads it if necessary. Raises as `find` does."""
     require_release(version, package)
-    name, marker = package.name, package.marker
+    name = package.name
     home = folder() / f"{name}-{version}"
-    if folder_of_package(home, name, marker) is None:
+    if package.folder_in(home) is None:
         with filling(home) as unpacked, tempfile.TemporaryDirectory() as scratch:
             with zipfile.ZipFile(_download(version, Path(scratch), package)) as archive:
                 needed = [one for one in archive.namelist() if not one.endswith(package.unneeded)]
                 archive.extractall(unpacked, needed)
-            if folder_of_package(unpacked, name, marker) is None:
-                raise CannotRunError(f"the wheel of {name} {version} contains no {name}/{marker}")
+            if package.folder_in(unpacked) is None:
+                raise CannotRunError(
+                    f"the wheel of {name} {version} contains no {name}/{package.marker}"
+                )
     _require_dependencies(package)
-    found = folder_of_package(home, name, marker)
+    found = package.folder_in(home)
     assert found is not None
     return EngineFolder(f"{name} {version}", found)
 

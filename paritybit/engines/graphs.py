@@ -171,7 +171,7 @@ def emulate(ops: Ops) -> None:
     for module in (held.cuda, held.cpu):
         module.graph, module.Event = recording, CpuEvent
         module.graph_pool_handle = lambda: NO_POOL
-        module.current_stream = lambda *arguments: STREAM
+        module.current_stream = lambda *arguments, **named: STREAM
 
 
 def unpin_memory() -> None:

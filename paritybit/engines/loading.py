@@ -46,17 +46,6 @@ class EngineModules:
             raise PartMissingError(f"the engine has no {place}") from error
 
 
-def folder_of_package(engine: Path, name: str, marker: str) -> Path | None:
-    """Return the folder of a package in an unpacked wheel or a source checkout, or None.
-
-    It is called `name` and has a folder called `marker`.
-    """
-    for folder in (engine / name, engine / "python" / name, engine / "src" / name):
-        if (folder / marker).is_dir():
-            return folder
-    return None
-
-
 def named(made: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
     """Return `made` with those of the arguments that are in its signature."""
     known = inspect.signature(made).parameters

@@ -1,6 +1,7 @@
 """The packages of engines."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 DEPENDENCIES = "dependencies"
 
@@ -23,6 +24,17 @@ class Package:
     dependencies: tuple[str, ...]
     unneeded: tuple[str, ...] = ()
     imported: bool = False
+
+    def folder_in(self, engine: Path) -> Path | None:
+        """Return its folder in an unpacked wheel or a source checkout, or None without one."""
+        for folder in (
+            engine / self.name,
+            engine / "python" / self.name,
+            engine / "src" / self.name,
+        ):
+            if (folder / self.marker).is_dir():
+                return folder
+        return None
 
 
 SGLANG = Package(

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from paritybit.engines import fetch as engines
-from paritybit.engines.loading import folder_of_package
 from paritybit.engines.packages import PACKAGES, SGLANG
 
 ASKED_FOR = "PARITYBIT_RELEASES"
@@ -26,8 +25,7 @@ def package_of(version: str, engine: str = SGLANG.name) -> Path:
     """
     require_asked()
     home = engines.folder() / f"{engine}-{version}"
-    marker = PACKAGES[engine].marker
-    package = folder_of_package(home, engine, marker)
+    package = PACKAGES[engine].folder_in(home)
     if package is None:
         asked = version if engine == SGLANG.name else f"{engine}=={version}"
         pytest.skip(f"engine trials were not run: `paritybit engine {asked}` fetches one")

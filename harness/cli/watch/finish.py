@@ -21,7 +21,6 @@ from paritybit.reports.sanitizer import report_of
 from paritybit.reports.sarif import sarif_of
 
 from paritybit.drive.adapters import adapter_of
-from paritybit.engines.loading import folder_of_package
 from paritybit.launch import case as cases
 from paritybit.launch import record as records
 from paritybit.launch.record import WatchOptions
@@ -106,7 +105,7 @@ def prefix_of(engine: str | None) -> str:
     if engine is None:
         return ""
     package = adapter_of(engine).package
-    home = folder_of_package(Path(engine), package.name, package.marker)
+    home = package.folder_in(Path(engine))
     inside = "." if home is None else home.parent.relative_to(engine).as_posix()
     return "" if inside == "." else f"{inside}/"
 

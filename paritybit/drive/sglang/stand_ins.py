@@ -22,8 +22,6 @@ from paritybit.drive.stand_ins import attention, convolutions, kernels, trees
 from paritybit.drive.stand_ins.installing import StandIns, found, initialise
 from paritybit.drive.stand_ins.packages import replaced
 from paritybit.engines.graphs import (
-    STREAM,
-    CpuEvent,
     CpuStream,
     emulate_device,
     implement_on_cpu,
@@ -80,12 +78,10 @@ def _stand_in_for_graphs() -> None:
     emulate_device(Ops())
     for module in (torch.cuda, torch.cpu):
         held: Any = module
-        held.Stream, held.Event = CpuStream, CpuEvent
+        held.Stream, held.default_stream = CpuStream, held.current_stream
         # Torch's compiler rejects one function under two of its names.
         held.StreamContext = lambda stream: contextlib.nullcontext(stream)  # noqa: PLW0108
         held.stream = lambda stream: contextlib.nullcontext(stream)  # noqa: PLW0108
-        for name in ("current_stream", "default_stream"):
-            setattr(held, name, lambda *arguments, **named: STREAM)
         for name in ("set_stream", "set_device", "synchronize", "empty_cache"):
             setattr(held, name, lambda *arguments, **named: None)
 
