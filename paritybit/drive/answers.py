@@ -129,11 +129,6 @@ class Likely(NamedTuple):
             yield f"token {self.token} was taken, and another one is likelier"
 
 
-def step_of(ranked: Likely) -> LikelyStep:
-    """Return the likeliest tokens in descending order."""
-    return LikelyStep(ranked.token, sorted(ranked.likeliest.items(), key=lambda one: -one[1]))
-
-
 NUMBER = "the number of tokens"
 """What ends an answer to which nothing else puts an end."""
 
@@ -172,6 +167,15 @@ class Answer:
     others: Collection[int] = ()
     greedy: bool = False
     counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> list[LikelyStep]:
+        """The tokens with log-likelihoods, and the likeliest ones at their places."""
+        return [
+            LikelyStep(one.token, sorted(one.likeliest.items(), key=lambda pair: -pair[1]))
+            for one in self.ranked
+            if one.value is not None
+        ]
 
     def ends(self, count: int) -> Mapping[str | int, str]:
         """Return what may end it after so many tokens, each with the text that it then has."""

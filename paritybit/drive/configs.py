@@ -202,13 +202,8 @@ class Table:
             values = chance.sample(list(axis), len(axis))
             values.sort(key=lambda value: -self.weight((value,)))
             able = [value for value in values if self.completed((*row, value)) is not None]
-            row.append(max(able, key=lambda value: gain_of(value, row, missing)))
+            row.append(max(able, key=lambda value: gain((*row, value), missing)))
         return row
-
-
-def gain_of(value: str, row: Collection[str], missing: Mapping[SettingPair, float]) -> float:
-    """Return the weight of a value, if it is missing, and of its missing pairs with a row."""
-    return sum(missing.get(frozenset((value, other)), 0.0) for other in (*row, value))
 
 
 def gain(row: Collection[str], missing: Mapping[SettingPair, float]) -> float:

@@ -191,7 +191,6 @@ def pin_of(wanted: str) -> str | None:
 
 
 def _require_dependencies(package: Package) -> None:
-    """Install the dependencies of an engine, unless they exist."""
     for name in package.dependencies:
         install(name, PINS / f"engine-{name}.txt")
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,18 +126,15 @@ def graph_of(
     """Return a `Replay` that waits for the devices, and returns the last outputs."""
     outputs: dict[str, Tensor] = {}
 
-    def run() -> object:
-        result = replay()
-        synchronize(devices)
-        outputs.clear()
-        outputs.update(named(result))
-        return result
-
-    def eager() -> Mapping[str, Tensor]:
-        assert run_eager is not None
-        result = run_eager()
+    def ran(function: Callable[[], Outputs]) -> dict[str, Tensor]:
+        result = function()
         synchronize(devices)
         return named(result)
+
+    def run() -> None:
+        found = ran(replay)
+        outputs.clear()
+        outputs.update(found)
 
     return Replay(
         GRAPH,
@@ -147,7 +145,7 @@ def graph_of(
         [replace(one, expected=None) for one in static_inputs],
         run,
         outputs=lambda: dict(outputs),
-        eager=None if run_eager is None else eager,
+        eager=None if run_eager is None else partial(ran, run_eager),
     )
 
 

@@ -23,7 +23,6 @@ from paritybit.drive.answers import (
     Answer,
     Likely,
     report,
-    step_of,
     strings_of,
     text_of,
 )
@@ -283,7 +282,6 @@ class Sglang(Engine):
                     self._end(request, reason)
 
     def _end(self, request: str, reason: Mapping[str, Any]) -> None:
-        """Judge the answer to a request, and report its end to the player."""
         if reason["type"] == "abort":
             self._aborted.add(request)
         answer = self._answers.pop(request, None)
@@ -293,7 +291,7 @@ class Sglang(Engine):
             cut = request in self._aborted or len(answer.prompt) + answer.most > room
             answer.judge(request, cut=cut)
             if self.likely is not None:
-                self.likely[request] = [step_of(one) for one in answer.ranked]
+                self.likely[request] = answer.steps
         self.player.ended(request, answer.tokens if answer is not None else ())
 
 

@@ -61,13 +61,10 @@ SPECULATION = ("eagle", "standalone")
 """Kinds of draft models: a layer over the hidden states of the target, or a second such model."""
 
 SLIDING_DRAFTS = "layers/attention/triton_backend.py", "window_rail"
-"""A file of the engine, and a name in it if draft models may have sliding windows."""
-
 PLAIN_DRAFTS = "model_executor/model_runner.py", "lora and not self.is_draft_worker"
-"""A file of the engine, and a text in it if draft models are served without adapters."""
-
 LISTED = "layers/logprob_processor.py", "row = logprobs.new_empty((0,))"
-"""A file of the engine, and a text in it if only some requests may list tokens for likelihoods."""
+"""Files of the engine, and a text in each if draft models may have sliding windows, if they are
+served without adapters, and if only some requests may list tokens for likelihoods."""
 
 
 @cache

@@ -208,7 +208,6 @@ class TorchOnACpu(ModuleType):
     """The module torch with the CPU as device `cuda`, which older releases use."""
 
     def __getattr__(self, name: str) -> Any:
-        """Return the attribute of torch."""
         return getattr(torch, name)
 
     def device(self, kind: Any, *index: int) -> torch.device:
@@ -256,8 +255,6 @@ def _use_runner_of_cuda() -> None:
 
 
 def _runner_of_cuda(module: Any) -> Callable[[Any], Any]:
-    """Return a function that builds the graph runner of this release for CUDA."""
-
     def built(model_runner: Any) -> Any:
         if hasattr(model_runner, "_decode_cuda_graph_runner_cls"):
             return model_runner._decode_cuda_graph_runner_cls()(model_runner)
@@ -331,8 +328,6 @@ class AsCuda(str):
 
 
 def _as_on_cuda(capture: Any, module: Any) -> Any:
-    """Return a method that captures graphs as on CUDA."""
-
     def captured(worker: Any, *arguments: Any, **named: Any) -> Any:
         target = getattr(worker, "target_worker", None)
         if target is None or target.device == "cuda":

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -72,7 +73,7 @@ def quicken_kernels() -> None:
             slowly(executor, *arguments, **named)
         elif kernel.tried < TRIED:
             kernel.tried += 1
-            _try(kernel, executor.grid, slowly, executor, arguments, named)
+            _try(kernel, partial(slowly, executor), executor.grid, arguments, named)
         else:
             kernel.launch(executor.grid, arguments, named)
 
@@ -88,16 +89,15 @@ ON_NUMPY = StandIn(
 
 def _try(
     kernel: Kernel,
-    grid: Any,
     slowly: Callable[..., None],
-    executor: Any,
+    grid: Any,
     arguments: Sequence[Any],
     named: dict[str, Any],
 ) -> None:
     """Launch a kernel in both ways. If the results differ, refuse it."""
     memory = list(_memory((*arguments, *named.values())))
     before = [held.clone() for held in memory]
-    slowly(executor, *arguments, **named)
+    slowly(*arguments, **named)
     right = [held.clone() for held in memory]
     for held, kept in zip(memory, before, strict=True):
         held.copy_(kept)

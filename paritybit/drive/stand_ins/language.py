@@ -201,8 +201,6 @@ for _name, _function in COMPARISONS.items():
 
 
 def _function_of(function: Any) -> Any:
-    """Return a function of the language, which takes no keyword."""
-
     def applied(language: "Language", *given: Any, **unused: Any) -> Value:
         return Value(function(*map(bare, given)))
 

@@ -189,7 +189,6 @@ class Transformers(Engine):
         return partial(self.manager.add_request, prompt, one.name, **how)
 
     def _sampled(self, name: str) -> tuple[str, ...]:
-        """Return the engine's names of the samples of a request."""
         return (name, *(f"{name}{SAMPLE}{n}" for n in range(self.served.samples - 1)))
 
     @override

@@ -22,7 +22,6 @@ from paritybit.drive.answers import (
     Likely,
     outside,
     report,
-    step_of,
     strings_of,
 )
 from paritybit.drive.configs import LackingError
@@ -95,7 +94,6 @@ class Vllm(Engine):
                 self._step()
 
     def _step(self) -> None:
-        """Run one step, and report requests that have ended to the player."""
         outputs, ran = self._core.step_fn()
         self._core.post_step(ran)
         self.forwards += bool(ran)
@@ -127,11 +125,9 @@ class Vllm(Engine):
                 self._end(name)
 
     def _end(self, name: str) -> None:
-        """Judge the answer to a request, and report its end to the player."""
         answer = self._answers.pop(name)
         if self.likely is not None:
-            known = (one for one in answer.ranked if one.value is not None)
-            self.likely[name] = list(map(step_of, known))
+            self.likely[name] = answer.steps
         answer.judge(name, cut=len(answer.prompt) + answer.most >= CONTEXT)
         self.player.ended(name, answer.tokens)
 
@@ -207,7 +203,6 @@ class Vllm(Engine):
         return acts_of(self._core)
 
     def _adapter(self, one: Planned) -> Any:
-        """Return the engine's request for the adapter of a request, or None."""
         if one.adapter is None:
             return None
         requests: Any = importlib.import_module("vllm.lora.request")

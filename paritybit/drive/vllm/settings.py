@@ -73,7 +73,6 @@ LAZY, DECODED = {"lazy_offload": True}, {"offload_prompt_only": False}
 """Settings of the simple and of the other connector for KV on the host, if the seed is odd."""
 
 AGAIN = "again "
-"""How the name of a repeated request begins."""
 
 DRAFTS = 3
 """The number of drafts of a request in a forward."""

@@ -35,7 +35,6 @@ SLOW = "Triton's interpreter takes a second for each step"
 OPTIONAL = (
     *("cpuinfo", "gguf", "diskcache", "llguidance", "mistral_common", "openai_harmony", "uvloop"),
 )
-"""Packages that the engine does not use here."""
 
 HIDDEN = ("vllm.parser", "vllm.reasoning", "vllm.tool_parsers")
 """Modules of the engine that parse the output of models. They import further packages."""
