@@ -14,8 +14,7 @@ from torch import Tensor
 
 from paritybit.connectors.following import expected
 from paritybit.connectors.hooking import Call, maybe
-from paritybit.connectors.vllm.blocks import Blocks
-from paritybit.connectors.vllm.pools import DRAFTED, EngineGroup, VllmPool
+from paritybit.connectors.vllm.pools import DRAFTED, Blocks, EngineGroup, VllmPool
 from paritybit.connectors.vllm.requests import (
     Account,
     Progress,

@@ -13,12 +13,10 @@ from torch import Tensor
 from paritybit.connectors.following import attributes, expected, tensors, whole
 from paritybit.connectors.hooking import Call, maybe
 from paritybit.connectors.vllm import batch as batches
-from paritybit.connectors.vllm.blocks import unfollowed
 from paritybit.connectors.vllm.drafting import draft_layers
-from paritybit.connectors.vllm.pools import VllmPool, described
+from paritybit.connectors.vllm.pools import VllmPool, described, unfollowed
 from paritybit.connectors.vllm.requests import unjudged
 from paritybit.connectors.vllm.sampling import JudgedRows
-from paritybit.connectors.vllm.states import States
 from paritybit.watch.captures import Captures
 from paritybit.watch.facts import PIECES, Forward, Replay
 from paritybit.watch.lines import LISTS
@@ -91,7 +89,7 @@ class VllmEngine(JudgedRows):
             self.captures = Captures(self.journal)
             self.capturing: batches.VllmBatch | None = None
             self.unscheduled = 0
-            self.states: States | None = None
+            self.states: batches.States | None = None
             self.error = None
             self.once: str | None = None
             """Why a forward may run only once, or None."""
@@ -154,7 +152,7 @@ class VllmEngine(JudgedRows):
         self.capturing = None
         # States that a forward computes without being watched have other bits.
         watches = bool(self.pool.states) and self.settings.every == 1
-        self.states = States(self.pool) if watches else None
+        self.states = batches.States(self.pool) if watches else None
         self.hook(type(runner.get_model()), "__call__", self.model)
         return watcher
 
@@ -289,7 +287,7 @@ class VllmEngine(JudgedRows):
             rows = list(zip(of_rows, forward.rows, strict=False))
             given = self.states.inputs(rows, metadata)
             watcher.judge_inputs("states", [self.states.begin(rows), *given])
-        self.begin_rows(now.runner, now.output, names, forward, batch)
+        self.begin_rows(now, names)
 
     # Replays.
 

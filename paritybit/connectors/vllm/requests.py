@@ -4,6 +4,7 @@ The state that a worker keeps of a request is not used, because paritybit checks
 the scheduler's and the worker's counts of accepted drafts.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,29 +74,24 @@ class Account:
         self, of: Mapping[str, Any], ids: Mapping[str, Sequence[int]]
     ) -> list[StaticInput]:
         """Return the scheduler's state of requests, and the drafts that the model gets."""
-        computed, tokens, drafts = list[int](), list[int](), list[int]()
-        right_computed, right_tokens, right_drafts = list[int](), list[int](), list[int]()
+        held, right = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
         for name, said in self.said.items():
             mine, told = self.requests[name], of[name].all_token_ids
             late = self.ahead and said != mine.computed
-            computed.append(said)
-            right_computed.append(mine.computed + late * mine.rejected)
+            held["num_computed_tokens"].append(said)
+            right["num_computed_tokens"].append(mine.computed + late * mine.rejected)
             first = max(0, len(mine.tokens) - LAST)
             last = min(len(told), len(mine.tokens)) if self.ahead else len(mine.tokens)
-            tokens += told[first:]
-            right_tokens += mine.tokens[first:last]
+            held["all_token_ids"] += told[first:]
+            right["all_token_ids"] += mine.tokens[first:last]
         for name, row in ids.items():
             mine = self.requests[name]
             given = row[len(mine.tokens) - mine.computed :]
             proposed = given if mine.proposed is None else mine.proposed
             pairs = [pair for pair in zip(given, proposed, strict=False) if pair[0] >= 0]
-            drafts += [held for held, _ in pairs]
-            right_drafts += [one for _, one in pairs]
-        return [
-            expected("num_computed_tokens", torch.tensor(computed).long(), right_computed),
-            expected("all_token_ids", torch.tensor(tokens).long(), right_tokens),
-            expected("drafts", torch.tensor(drafts).long(), right_drafts),
-        ]
+            held["drafts"] += [one for one, _ in pairs]
+            right["drafts"] += [one for _, one in pairs]
+        return [expected(name, torch.tensor(one).long(), right[name]) for name, one in held.items()]
 
     def sampled(self, names: Sequence[str], made: Sequence[Sequence[int]]) -> tuple[int, int]:
         """Record sampled tokens. Returns the numbers of verified and of accepted drafts."""

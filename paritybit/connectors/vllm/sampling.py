@@ -5,7 +5,7 @@ keeps them by a slot that a request has until it ends.
 """
 
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -23,10 +23,9 @@ from paritybit.connectors.sampling import (
     rows_of,
     untried,
 )
-from paritybit.connectors.vllm.batch import VllmBatch
 from paritybit.connectors.vllm.drafting import Drafting
 from paritybit.connectors.vllm.requests import Account
-from paritybit.watch.facts import Forward, RowValues
+from paritybit.watch.facts import RowValues
 from paritybit.watch.stacks import Stack
 
 SAMPLER = "sampler"
@@ -117,21 +116,16 @@ class SampledBatch:
 
     @classmethod
     def of(
-        cls,
-        forward: Forward,
-        names: Sequence[str],
-        of: Mapping[str, Any],
-        drafts: Mapping[str, Sequence[int]],
-        ids: Callable[[], Mapping[str, Sequence[int]]],
-        vocabulary: int,
-        account: Account | None,
+        cls, now: Any, names: Sequence[str], of: Mapping[str, Any], account: Account | None
     ) -> "SampledBatch | None":
         """Return the rows of a forward, or None if what a request asks is not judged."""
+        vocabulary = int(now.runner.vllm_config.model_config.get_vocab_size())
         asked = [asked_of(of[name], vocabulary) for name in names]
-        rows, given = list[Sampled](), dict[str, Sequence[int]]()
+        rows, given = list[Sampled](), dict[str, list[int]]()
+        drafts, found = now.output.scheduled_spec_decode_tokens, now.forward.rows
         if any(one is not None and (one.counts or one.least) for one in asked):
-            given = dict(ids())
-        for name, row, one in zip(names, forward.rows, asked, strict=False):
+            given = now.batch.by_row(names, now.output.num_scheduled_tokens)
+        for name, row, one in zip(names, found, asked, strict=False):
             if one is None:
                 return None
             known = list(row.tokens[: row.cached + row.computed])
@@ -139,7 +133,7 @@ class SampledBatch:
                 known[place] = token if known[place] is None else known[place]
             used = len(known) >= len(of[name].all_token_ids)
             rows.append(Sampled(name, one, int(of[name].num_prompt_tokens), known, used))
-        cached = [row.cached for row in forward.rows[: len(names)]]
+        cached = [row.cached for row in found[: len(names)]]
         counts = [len(drafts.get(name, ())) for name in names]
         begun = {} if account is None else account.requests
         added = {
@@ -162,13 +156,13 @@ class SampledBatch:
 
     def logits_indices(self, given: Tensor) -> Iterator[RowValues]:
         """Yield the indices of the tokens whose logits are sampled."""
-        counts = [
+        ends = accumulate(
             len(row.tokens) - cached for row, cached in zip(self.rows, self.cached, strict=True)
-        ]
+        )
         places = [
-            end - drafts - 1 + place
-            for end, drafts in zip(accumulate(counts), self.drafts, strict=True)
-            for place in range(drafts + 1)
+            place
+            for end, drafts in zip(ends, self.drafts, strict=True)
+            for place in range(end - drafts - 1, end)
         ]
         names = [row.request for row in self.every()]
         yield rows_of("logits_indices", names, given, places, None, given)
@@ -296,9 +290,7 @@ def adapters(
             loaded[at] = weakref.ref(adapter)
             given = tensors([(one.lora_a, one.lora_b) for one in adapter.loras.values()])
             key = number, *(float(one.double().sum()) for _, one in given)
-            layers = [
-                getattr(layer, part, ()) for layer in manager.modules.values() for part in STACKS
-            ]
+            layers = [maybe(one, part) for one in manager.modules.values() for part in STACKS]
             sums = torch.stack([one[at].double().sum() for _, one in tensors(layers)])
             mine, source = loaded.setdefault(key, sums), place_of(manager.activate_adapter)
             yield rows_of("weights of an adapter", [name] * len(sums), sums, mine.tolist(), source)
@@ -317,24 +309,14 @@ class JudgedRows(Drafting):
         self.placed: dict[str, int] = {}
         """The row of each request in the last forward that was judged."""
 
-    def begin_rows(
-        self, runner: Any, output: Any, names: Sequence[str], forward: Forward, batch: VllmBatch
-    ) -> None:
+    def begin_rows(self, now: Any, names: Sequence[str]) -> None:
         """Note what the requests of a forward asked for, and judge the adapters of its tokens."""
-        of, counts = self.scheduler.requests, output.num_scheduled_tokens
+        of, runner, counts = self.scheduler.requests, now.runner, now.output.num_scheduled_tokens
         with self.recognising("rows"):
             before, self.placed = self.placed, {name: row for row, name in enumerate(names)}
             holder = maybe(runner, "input_batch") or runner.req_states
             self.moves = moves(before, self.placed, holder, "add_request", "condense")
-            self.sampling = SampledBatch.of(
-                forward,
-                names,
-                of,
-                output.scheduled_spec_decode_tokens,
-                lambda: batch.by_row(names, counts),
-                int(runner.vllm_config.model_config.get_vocab_size()),
-                self.account,
-            )
+            self.sampling = SampledBatch.of(now, names, of, self.account)
         self.rows("adapters", adapters(runner, names, of, counts, self.loaded), self.moves)
 
     def indices(self, given: Any) -> None:
