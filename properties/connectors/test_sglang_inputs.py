@@ -153,7 +153,7 @@ def judged(info: SimpleNamespace, model: SglangModel) -> set[str]:
     )
     requests = [parts.Part(rid=f"{n}", lora_id=name) for n, name in enumerate(NAMES)][::-1]
     batch = SimpleNamespace(forward_mode=SimpleNamespace(name="EXTEND"))
-    return set(stale(buffers_used(model, batch, found, requests)))
+    return set(stale(buffers_used(Part(model=model, batch=batch, rows=found), requests)))
 
 
 WRONG = {"weight_indices"}
@@ -448,7 +448,8 @@ def test_a_request_keeps_the_parameters_of_its_first_batch(
     batch, found = Part(req_pool_indices=torch.arange(3), sampling_info=info), list[RowValues]()
     monkeypatch.setattr(engine, "rows", lambda _, values, by: found.extend(values))
     for _ in range(2):
-        engine.judge_rows(batch, requests, "decode")
+        engine.requests = requests
+        engine.judge_rows(batch, "decode")
         requests[0].sampling_params.temperature = 1.0  # As if retraction reset it.
     held = [one.right.tolist() for one in found if one.name == "temperatures"]
     assert held == [pytest.approx([0.5, 1.0, 0.9])] * 2

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from typing import Any
@@ -58,7 +58,8 @@ class SglangEngine(Models):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.requests: Sequence[Any] | None = None
+        self.requests: Any = None
+        """Those of the current batch of the scheduler, in order."""
         self.capturing = 0
         self.placed: dict[str, int] = {}
         """The row that each request had in the last batch that decoded."""
@@ -153,9 +154,9 @@ class SglangEngine(Models):
 
     def watched(self, run: Call, runner: Any, batch: Any, graph_runner: Any) -> None:
         """Run a forward, and watch it if it is one of a batch of the scheduler."""
-        watcher, requests, model = self.watcher, self.requests, self.model_of(runner)
+        watcher, model = self.watcher, self.model_of(runner)
         self.learned()
-        if watcher is None or requests is None or self.capturing or self.now is not None:
+        if watcher is None or self.requests is None or self.capturing or self.now is not None:
             return
         mode = rows.mode_of(batch)
         if model is not None and model.shares:
@@ -172,12 +173,12 @@ class SglangEngine(Models):
         if self.unwatched:
             self.skipped(watcher, model, batch, run)
             return
-        forward, found = self.facts(model, batch, requests, graph_runner)
+        forward, found = self.facts(model, batch, graph_runner)
         implied = rows.with_dimensions(model.implied(found, forward.kind), batch)
         self.hook_lists(runner)
         now = SglangForward(model, batch, forward, found, implied)
         with self.forward_of(now, forward):
-            self.judge(watcher, now, requests)
+            self.judge(watcher, now)
             with nullcontext() if graph_runner is None else self.running(graph_runner, run):
                 run()
 
@@ -201,16 +202,14 @@ class SglangEngine(Models):
             run()
         watcher.skipped(owned)
 
-    def facts(
-        self, model: SglangModel, batch: Any, requests: Sequence[Any], runner: Any
-    ) -> tuple[Forward, rows.Rows]:
+    def facts(self, model: SglangModel, batch: Any, runner: Any) -> tuple[Forward, rows.Rows]:
         """Return the facts of a forward, and its rows. If these are unknown, only owned slots."""
-        mode, pool, table = rows.mode_of(batch), model.pool, self.table
+        mode, pool, given = rows.mode_of(batch), model.pool, (batch, self.requests, model.pool)
         kind = f"draft {mode}" if model.drafts else mode
         try:
             if model.drafts:
-                return rows.draft_forward_of(batch, requests, pool, table, runner, model.ahead)
-            facts, states = rows.forward_of(batch, requests, pool, table), self.states
+                return rows.draft_forward_of(*given, self.table, runner, model.ahead)
+            facts, states = rows.forward_of(*given, self.table), self.states
             if states is None or not facts[1].rows:
                 return facts
             return states.with_states(batch, *facts)
@@ -246,45 +245,43 @@ class SglangEngine(Models):
 
     # Inputs, index lists and replays.
 
-    def judge(self, watcher: Watcher, now: SglangForward, requests: Sequence[Any]) -> None:
+    def judge(self, watcher: Watcher, now: SglangForward) -> None:
         """Judge what a forward that has just begun gets."""
         model, batch, table = now.model, now.batch, self.table
         watcher.lines.note(SLOTS, {f"req_to_token {name}": table for name in model.pool.groups})
         if not model.drafts:
-            self.judge_rows(batch, requests, rows.mode_of(batch))
-        self.judge_batch(watcher, batch, now.implied, model)
-        watcher.judge_inputs("LoRA", sampling.buffers_used(model, batch, now.rows, requests))
+            self.judge_rows(batch, rows.mode_of(batch))
+        if now.implied and maybe(batch, "encoder_lens") is None:
+            self.judge_batch(watcher, batch, now.implied, model)
+        watcher.judge_inputs("LoRA", sampling.buffers_used(now, self.requests))
 
     def judge_batch(
         self, watcher: Watcher, batch: Any, implied: Mapping[str, Tensor], model: SglangModel
     ) -> None:
         """Judge the fields of the engine's batch whose values the rows imply."""
-        if not implied or maybe(batch, "encoder_lens") is not None:
-            return
         ids, positions = batch.input_ids, maybe(batch, "positions")
         listed = ids is not None and len(ids) == len(implied.get("out_cache_loc", ()))
         # The ids of draft steps belong to no request. Their positions are judged below.
         told = not model.drafts or (model.ahead and rows.mode_of(batch) != "decode")
         if listed and told:
             same = positions is not None and positions.shape == ids.shape
-            requests = self.requests or ()
-            kept = rows.kept_ids(batch, requests, self.names_next) if model.drafts else None
+            kept = rows.kept_ids(batch, self.requests, self.names_next) if model.drafts else None
             watcher.judge_tokens(ids, positions if same else None, kept)
         own = ["positions"] if model.drafts else []
         names = ("seq_lens", "out_cache_loc", "mrope_positions", *own)
         watcher.judge_inputs("batch", rows.fields_of(batch, implied, names))
 
-    def judge_rows(self, batch: Any, requests: Sequence[Any], mode: str) -> None:
+    def judge_rows(self, batch: Any, mode: str) -> None:
         """Judge what the sampler uses for each row of a batch."""
         if (info := maybe(batch, "sampling_info")) is None or mode == "idle":
             return
         with self.recognising("rows"):
-            mine, before = rows.requests_of(batch, requests, mode), self.placed
+            mine, before = rows.requests_of(batch, self.requests, mode), self.placed
             now = {request.rid: row for row, request in enumerate(mine)}
             asked = [self.asked.setdefault(one, copy(one.sampling_params)) for one in mine]
             begins = mode in rows.PREFILLS
             by = moves(before, now, info, "from_schedule_batch" if begins else MERGE, FILTER)
-            kept = self.penalizers if mine == list(requests) else None
+            kept = self.penalizers if mine == list(self.requests) else None
             self.rows("sampler", sampling.rows(info, mine, asked, mode, kept), by)
             if mode == "target_verify":
                 by = moves(before, now, self.drafting, MERGE, FILTER)
@@ -416,8 +413,7 @@ class SglangEngine(Models):
             backend = attention.attending(model.runner.attn_backend)
         if backend is not None:
             self.judge_lists(now, backend, bucket, graph=True)
-        used = sampling.buffers_used(model, batch, now.rows, self.requests or ())
-        watcher.judge_inputs("LoRA", used)
+        watcher.judge_inputs("LoRA", sampling.buffers_used(now, self.requests))
         by_tokens = hasattr(runner, "capture_num_tokens") and not hasattr(runner, "capture_bs")
         live = len(batch.input_ids) if by_tokens else int(batch.batch_size)
         watcher.judge_inputs("graph", graphs.tails_of(runner, live, bucket))

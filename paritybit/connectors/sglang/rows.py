@@ -17,6 +17,7 @@ from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sampling import untried
 from paritybit.connectors.sglang.pools import SglangPool
 from paritybit.watch.facts import Forward, Row, RowValues, StaticInput
+from paritybit.watch.reading import ranges
 
 PREFILLS = ("extend", "mixed")
 """Modes that compute prompts."""
@@ -68,25 +69,36 @@ def forward_of(
         return Forward(mode, ()), Rows()
     if mode not in MODES:
         raise NotRecognisedError(f"a forward with the mode {mode}")
-    found = Rows()
-    of_rows, spans = requests_of(batch, requests, mode), lengths(batch, mode)
-    held = slots_of(batch, pool, table, max(sum(span) for span in spans))
-    ids = batch.input_ids.tolist() if mode == "target_verify" else []
-    for index, (request, (cached, computed)) in enumerate(zip(of_rows, spans, strict=True)):
-        slots = {name: block[index, : cached + computed] for name, block in held.items()}
-        if mode != "target_verify":
-            found.add(index, row_of(request, cached, computed, slots))
-            continue
-        known = [*request.origin_input_ids, *request.output_ids]
-        before = [*known[:cached], *[None] * (cached - len(known))]
-        drafts = ids[index * computed : (index + 1) * computed]
-        for path in paths_of(batch.spec_info, index) or [[*range(computed)]]:
-            places = torch.cat((torch.arange(cached), cached + torch.tensor(path)))
-            mine = {name: one[places] for name, one in slots.items()}
+    plain = plain_rows(batch, requests, pool, table, lengths(batch, mode))
+    if mode != "target_verify":
+        return Forward(mode, tuple(plain.rows)), plain
+    found, ids = Rows(), batch.input_ids.tolist()
+    for index, row in enumerate(plain.rows):
+        before = row.tokens[: row.cached]
+        drafts = ids[index * row.computed : (index + 1) * row.computed]
+        for path in paths_of(batch.spec_info, index) or [[*range(row.computed)]]:
+            places = torch.cat((torch.arange(row.cached), row.cached + torch.tensor(path)))
+            mine = {name: one[places] for name, one in row.slots.items()}
             tokens = [*before, *(drafts[node] for node in path)]
-            row = Row(request.rid, tokens, cached, len(path), mine, space(request))
-            found.add(index, row)
+            found.add(index, replace(row, tokens=tokens, computed=len(path), slots=mine))
     return Forward(mode, tuple(found.rows)), found
+
+
+def plain_rows(
+    batch: Any,
+    requests: Sequence[Any],
+    pool: SglangPool,
+    table: Tensor,
+    spans: Sequence[tuple[int, int]],
+    ahead: bool = False,
+) -> Rows:
+    """Return one row per request. `spans` are the numbers of cached and computed positions."""
+    found, held = Rows(), slots_of(batch, pool, table, max(map(sum, spans)))
+    of_rows = requests_of(batch, requests, mode_of(batch))
+    for at, (request, (cached, computed)) in enumerate(zip(of_rows, spans, strict=True)):
+        slots = {name: block[at, : cached + computed] for name, block in held.items()}
+        found.add(at, row_of(request, cached, computed, slots, ahead))
+    return found
 
 
 def slots_of(batch: Any, pool: SglangPool, table: Tensor, longest: int) -> dict[str, Tensor]:
@@ -110,14 +122,15 @@ def implied(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
     if not rows or found.batch_rows != list(range(len(rows))):
         return {}
     spans = [(row.cached, row.cached + row.computed) for row in rows]
-    slots = [row.slots[group][first:last] for row, (first, last) in zip(rows, spans, strict=True)]
-    inputs = {
-        "positions": torch.cat([torch.arange(first, last) for first, last in spans]),
-        "out_cache_loc": torch.cat(slots),
-    }
+    inputs = {"positions": ranges(spans), "out_cache_loc": slots_written(rows, group)}
     if mode != "target_verify":
         inputs["seq_lens"] = torch.tensor([last for _, last in spans])
     return inputs
+
+
+def slots_written(rows: Sequence[Row], group: str) -> Tensor:
+    """Return the slots of the computed positions of rows, one after the other."""
+    return torch.cat([row.slots[group][row.cached :] for row in rows])
 
 
 def with_dimensions(implied: dict[str, Tensor], batch: Any) -> dict[str, Tensor]:
@@ -233,14 +246,10 @@ def draft_forward_of(
     mode, topk = mode_of(batch), maybe(runner, "topk")
     count = maybe(runner, "speculative_num_steps")
     if mode in (*PREFILLS, *EXTENDS):
-        found = Rows()
         computed = host(batch.extend_seq_lens_cpu, batch.extend_seq_lens)
-        totals = batch.seq_lens.tolist()
-        held = slots_of(batch, pool, table, max(totals))
-        for at, request in enumerate(requests_of(batch, requests, mode)):
-            end, count = totals[at], computed[at]
-            slots = {name: block[at, :end] for name, block in held.items()}
-            found.add(at, row_of(request, end - count, count, slots, ahead))
+        pairs = zip(batch.seq_lens.tolist(), computed, strict=True)
+        spans = [(end - count, count) for end, count in pairs]
+        found = plain_rows(batch, requests, pool, table, spans, ahead)
     elif mode == "decode" and topk is not None and count is not None:
         found = stepped(batch, requests, pool, table, (int(topk), int(count)), ahead)
     else:
@@ -322,6 +331,6 @@ def implied_by_draft(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
     starts = {at: row.cached for at, row in zip(found.batch_rows, rows, strict=True)}
     return {
         "positions": torch.tensor([row.cached for row in rows]),
-        "out_cache_loc": torch.cat([row.slots[group][row.cached :] for row in rows]),
+        "out_cache_loc": slots_written(rows, group),
         "seq_lens": torch.tensor(list(starts.values())),
     }

@@ -232,10 +232,9 @@ with a buffer each. A buffer with the rank 0 stands for the base model.
 """
 
 
-def buffers_used(
-    model: SglangModel, batch: Any, found: Rows, requests: Sequence[Any]
-) -> list[StaticInput]:
-    """Return the buffers that the tokens of a prepared batch use."""
+def buffers_used(now: Any, requests: Sequence[Any]) -> list[StaticInput]:
+    """Return the buffers that the tokens of the current forward use."""
+    model, found = now.model, now.rows
     manager = maybe(model.runner, "lora_manager")
     pool = maybe(manager, "memory_pool")
     info = maybe(manager, "lora_backend.batch_info")
@@ -248,7 +247,7 @@ def buffers_used(
     }
     names = {request.rid: maybe(request, "lora_id") for request in requests}
     of_rows = dict(zip(found.batch_rows, found.rows, strict=True))
-    spans = spans_of(batch, mode_of(batch), found)
+    spans = spans_of(now.batch, mode_of(now.batch), found)
     wanted = [
         places.get(names[row.request], TWICE - 1)
         for at, row in of_rows.items()
