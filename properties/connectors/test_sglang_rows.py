@@ -15,7 +15,7 @@ from paritybit.connectors.sglang.rows import (
     Rows,
     draft_forward_of,
     forward_of,
-    implied_by_draft,
+    implied,
     kept_ids,
     paths_of,
     space,
@@ -122,7 +122,7 @@ def test_only_ids_that_belong_to_the_tokens_of_a_request_are_judged(
 @pytest.mark.parametrize("batch", [chain(), tree(), accepted()], ids=["chain", "tree", "accepted"])
 def test_rows_imply_what_a_right_batch_holds(batch: Any) -> None:
     forward, found, _ = described_by(batch, 2 if len(batch.out_cache_loc) == 12 else 1)
-    inputs = implied_by_draft(found, forward.kind, "draft.full")
+    inputs = implied(found, forward.kind, "draft.full")
     assert inputs["out_cache_loc"].tolist() == batch.out_cache_loc.tolist()
     assert inputs["positions"][0] == (3 if "extend" in forward.kind else 4)
     assert inputs["seq_lens"].tolist() == batch.seq_lens.tolist()

@@ -304,6 +304,9 @@ def slots_of(cache: Any) -> dict[str, HostSlots]:
     pools = {name: pool for name, pool in named.items() if name in POOLS}
     held: dict[str, list[Tensor]] = {name: [torch.empty(0, dtype=torch.int64)] for name in pools}
     locked = dict.fromkeys(pools, 0)
+    for pool in pools.values():
+        if not isinstance(maybe(pool, "free_slots"), Tensor):
+            raise NotRecognisedError(f"the free slots of a {type(pool).__name__}")
     try:
         nodes = [cache.root_node] if pools else []  # Those of a tree in Rust raise an error.
         for node in nodes:
@@ -317,16 +320,9 @@ def slots_of(cache: Any) -> dict[str, HostSlots]:
     return {
         f"host {name}": HostSlots(
             int(getattr(pool, "logical_size", pool.size)),
-            free_of(pool),
+            torch.cat([pool.free_slots, *getattr(pool, "release_slots", ())]).cpu(),
             torch.cat(held[name]),
             locked[name],
         )
         for name, pool in pools.items()
     }
-
-
-def free_of(pool: Any) -> Tensor:
-    """Return the free slots of a host pool. Raises NotRecognisedError."""
-    if not isinstance(maybe(pool, "free_slots"), Tensor):
-        raise NotRecognisedError(f"the free slots of a {type(pool).__name__}")
-    return torch.cat([pool.free_slots, *getattr(pool, "release_slots", ())]).cpu()

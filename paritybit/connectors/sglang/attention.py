@@ -160,8 +160,7 @@ def spans_of(batch: Any, mode: str, found: Rows) -> dict[int, tuple[int, int]]:
     """Return the numbers of cached and of computed positions, per row of the batch."""
     drafted = int(batch.spec_info.draft_token_num) if mode == VERIFY else None
     return {
-        at: (row.cached, row.computed if drafted is None else drafted)
-        for at, row in zip(found.batch_rows, found.rows, strict=True)
+        at: (row.cached, row.computed if drafted is None else drafted) for at, row in found.pairs
     }
 
 

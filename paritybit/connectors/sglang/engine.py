@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import attributes, tensors
+from paritybit.connectors.following import attributes, expected, tensors
 from paritybit.connectors.hooking import Call, NotRecognisedError, maybe
 from paritybit.connectors.sampling import ROUNDING, moves
 from paritybit.connectors.sglang import attention, graphs, rows, sampling
@@ -267,9 +267,11 @@ class SglangEngine(Models):
             same = positions is not None and positions.shape == ids.shape
             kept = rows.kept_ids(batch, self.requests, self.names_next) if model.drafts else None
             watcher.judge_tokens(ids, positions if same else None, kept)
-        own = ["positions"] if model.drafts else []
-        names = ("seq_lens", "out_cache_loc", "mrope_positions", *own)
-        watcher.judge_inputs("batch", rows.fields_of(batch, implied, names))
+        names = {"seq_lens", "out_cache_loc", "mrope_positions"} & implied.keys()
+        names |= {"positions"} & implied.keys() if model.drafts else set()
+        held = {name: maybe(batch, name) for name in sorted(names)}
+        given = [(name, one) for name, one in held.items() if isinstance(one, Tensor)]
+        watcher.judge_inputs("batch", [expected(name, one, implied[name]) for name, one in given])
 
     def judge_rows(self, batch: Any, mode: str) -> None:
         """Judge what the sampler uses for each row of a batch."""
@@ -332,12 +334,10 @@ class SglangEngine(Models):
             return
         sizes = functools.partial(self.sizes, batch.tree_cache, "evictable_size")
         pool, evictable = getattr(pool, "full_attn_allocator", pool), sizes()
-        expected, before = batch.new_tokens_required_next_decode(), pool.available_size()
+        needed, before = batch.new_tokens_required_next_decode(), pool.available_size()
         original()
         if sizes() == evictable:
-            held, right = (
-                torch.tensor([one]) for one in (expected, before - pool.available_size())
-            )
+            held, right = (torch.tensor([one]) for one in (needed, before - pool.available_size()))
             names = [", ".join(request.rid for request in batch.reqs)]
             self.rows("scheduler", [RowValues("expected slots", names, held, right)])
 

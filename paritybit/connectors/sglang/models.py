@@ -11,7 +11,7 @@ from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.pools import SglangPool, described
 from paritybit.connectors.sglang.recurrent import NAME, States
-from paritybit.connectors.sglang.rows import Rows, implied, implied_by_draft, reads_ahead
+from paritybit.connectors.sglang.rows import Rows, implied
 from paritybit.watch.facts import Group
 from paritybit.watch.weak import Weakly
 
@@ -78,8 +78,7 @@ class SglangModel:
     def implied(self, found: Rows, kind: str) -> dict[str, Tensor]:
         """Return the inputs that the rows of a forward imply, by name."""
         group = self.pool.group_of(sliding=False)
-        implies = implied_by_draft if self.drafts else implied
-        return {} if group is None else implies(found, kind, group)
+        return {} if group is None else implied(found, kind, group)
 
 
 class Models(Allocations):
@@ -122,7 +121,10 @@ class Models(Allocations):
             shares = any(model.pool is pool for model in self.models.values())
             groups.update(pool.groups)
             self.follow((part(), name) for name, part in pool.parts.items())
-            ahead = draft and not shares and reads_ahead(runner)
+            algorithm = maybe(runner, "spec_algorithm")
+            eagle = algorithm is not None and bool(algorithm.is_eagle())
+            each = maybe(runner, "server_args.enable_multi_layer_eagle")
+            ahead = draft and not shares and eagle and not each
             self.models[id(runner)] = SglangModel(pool, draft, shares, ahead, runner=runner)
             if not draft:
                 self.served(runner)

@@ -99,7 +99,7 @@ class States:
             listed = dict(zip(*pairs, strict=True))
         self.due, self.seen = {}, {}
         rows = []
-        for row, at in zip(found.rows, found.batch_rows, strict=True):
+        for at, row in found.pairs:
             slots = torch.full((row.cached + row.computed,), -1)
             slots[-1] = mine[at]
             if row.cached:

@@ -5,18 +5,17 @@ token. In a graph of draft steps, each step but the last writes one position per
 tokens are unknown before the replay.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import expected
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sampling import untried
 from paritybit.connectors.sglang.pools import SglangPool
-from paritybit.watch.facts import Forward, Row, RowValues, StaticInput
+from paritybit.watch.facts import Forward, Row, RowValues
 from paritybit.watch.reading import ranges
 
 PREFILLS = ("extend", "mixed")
@@ -38,6 +37,11 @@ class Rows:
 
     rows: list[Row] = field(default_factory=list)
     batch_rows: list[int] = field(default_factory=list)
+
+    @property
+    def pairs(self) -> list[tuple[int, Row]]:
+        """Each row with that of the batch."""
+        return list(zip(self.batch_rows, self.rows, strict=True))
 
     def add(self, batch_row: int, row: Row) -> None:
         """Add a row of the forward that belongs to a row of the batch."""
@@ -116,14 +120,21 @@ def requests_of(batch: Any, requests: Sequence[Any], mode: str) -> list[Any]:
     return [by_row[at] for at in table_rows]
 
 
-def implied(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
+def implied(found: Rows, kind: str, group: str) -> dict[str, Tensor]:
     """Return the inputs that rows imply, by name. There are none for a tree of drafts."""
     rows = found.rows
+    if kind == "draft decode":
+        starts = {at: row.cached for at, row in found.pairs}
+        return {
+            "positions": torch.tensor([row.cached for row in rows]),
+            "out_cache_loc": slots_written(rows, group),
+            "seq_lens": torch.tensor(list(starts.values())),
+        }
     if not rows or found.batch_rows != list(range(len(rows))):
         return {}
     spans = [(row.cached, row.cached + row.computed) for row in rows]
     inputs = {"positions": ranges(spans), "out_cache_loc": slots_written(rows, group)}
-    if mode != "target_verify":
+    if kind != "target_verify":
         inputs["seq_lens"] = torch.tensor([last for _, last in spans])
     return inputs
 
@@ -141,16 +152,6 @@ def with_dimensions(implied: dict[str, Tensor], batch: Any) -> dict[str, Tensor]
     if held is None or images or positions is None or held.shape[-1] != len(positions):
         return implied
     return {**implied, "mrope_positions": positions.expand(len(held), -1)}
-
-
-def fields_of(batch: Any, implied: Mapping[str, Tensor], names: Iterable[str]) -> list[StaticInput]:
-    """Return fields of a batch with the values that its rows imply."""
-    given = {name: maybe(batch, name) for name in names if name in implied}
-    return [
-        expected(name, tensor, implied[name])
-        for name, tensor in given.items()
-        if isinstance(tensor, Tensor)
-    ]
 
 
 def lengths(batch: Any, mode: str) -> list[tuple[int, int]]:
@@ -225,13 +226,6 @@ def space(request: Any) -> str:
 
 
 # Draft models.
-
-
-def reads_ahead(runner: Any) -> bool:
-    """Return whether a draft model gets the next token at each position."""
-    algorithm = maybe(runner, "spec_algorithm")
-    layers = maybe(runner, "server_args.enable_multi_layer_eagle")
-    return algorithm is not None and bool(algorithm.is_eagle()) and not layers
 
 
 def draft_forward_of(
@@ -321,16 +315,3 @@ def kept_ids(batch: Any, requests: Sequence[Any], names_next: bool) -> list[int]
         if maybe(request, "multimodal_inputs") is not None:
             kept[index] = 0
     return kept
-
-
-def implied_by_draft(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
-    """Return the inputs of a draft's forward that its rows imply, by name."""
-    if mode != "draft decode":
-        return implied(found, mode, group)
-    rows = found.rows
-    starts = {at: row.cached for at, row in zip(found.batch_rows, rows, strict=True)}
-    return {
-        "positions": torch.tensor([row.cached for row in rows]),
-        "out_cache_loc": slots_written(rows, group),
-        "seq_lens": torch.tensor(list(starts.values())),
-    }

@@ -246,7 +246,7 @@ def buffers_used(now: Any, requests: Sequence[Any]) -> list[StaticInput]:
         None: BASE
     }
     names = {request.rid: maybe(request, "lora_id") for request in requests}
-    of_rows = dict(zip(found.batch_rows, found.rows, strict=True))
+    of_rows = dict(found.pairs)
     spans = spans_of(now.batch, mode_of(now.batch), found)
     wanted = [
         places.get(names[row.request], TWICE - 1)

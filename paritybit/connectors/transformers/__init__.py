@@ -1,9 +1,7 @@
 """The connector of transformers with continuous batching.
 
-`engine` follows one paged cache. `batch` reads the rows of a forward from the engine's own index
-lists, and compares these, masks and static inputs. `cache` describes the KV groups.
-
-Importing this package imports neither torch nor transformers.
+`engine` follows one paged cache, whose KV groups `cache` describes. `batch` reads a forward from
+the engine's own index lists. Importing this package imports neither torch nor transformers.
 """
 
 from paritybit.connectors import begin

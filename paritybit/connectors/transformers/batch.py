@@ -2,8 +2,8 @@
 
 A row's slots are those in the index lists that attention gets, so the layout of a window in its
 pages does not matter. A forward reads its inputs on the compute stream, and must wait for the
-stream that writes them. The connector copies them there without any wait of its own, so it sees
-what the forward may read.
+stream that writes them. The connector copies them there without a wait, so it sees what the forward
+may read.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ HELD = {
 """The inputs that the engine copies from the host, and its attributes with their tensors."""
 
 LARGEST_MASK = 2**24
-"""The most entries of a mask that is judged. To judge a mask, its expected value is built."""
+"""The most entries of a mask that is judged, as its expected value is built."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class TransformersBatch:
         )
 
     def _slots(self, part: LayerGroup, lists: IndexLists) -> list[Tensor]:
-        """Return the slot of each position of each row, or -1 for a position without a slot."""
+        """Return the slot of each position of each row, or -1 for none."""
         read, write = part.slots(lists.read).cpu(), self._written(part, lists)
         found, place, begin = [], 0, 0
         for one, end in zip(self.requests, lists.ends, strict=True):
@@ -131,7 +131,7 @@ class TransformersBatch:
         return {name: slots[slots >= 0] for name, slots in found.items()}
 
     def _written(self, part: LayerGroup, lists: IndexLists) -> Tensor:
-        """Return the slot of each new token, or -1 for the slot that absorbs unused writes."""
+        """Return the slot of each new token, or -1 for the slot of unused writes."""
         slots = part.slots(lists.write).cpu()
         return slots.masked_fill(slots == part.slots(torch.tensor(part.trash[2:])), -1)
 
@@ -213,7 +213,7 @@ def implied_inputs(batch: TransformersBatch) -> Iterator[StaticInput]:
 
 
 def masks_of(batch: TransformersBatch) -> dict[str, Tensor]:
-    """Return the masks of a batch by group. Groups whose kernel needs no mask are omitted."""
+    """Return the masks of a batch by group, without groups whose kernel needs none."""
     given = batch.given.get("attention_mask")
     masks = given if isinstance(given, dict) else dict.fromkeys(batch.parts, given)
     return {name: mask for name, mask in masks.items() if mask is not None}
@@ -251,32 +251,37 @@ def mask_of(batch: TransformersBatch, part: LayerGroup, mask: Tensor) -> StaticI
     return expected(name, held, right, size=queries)
 
 
-def statics_of(io: Any, batch: TransformersBatch | None) -> list[StaticInput]:
-    """Return the static inputs of graphs. Without a batch, they are described as at capture."""
-    count = size = padded = rows = predicted = reads = 0
-    if batch is not None:
-        count, size, padded = len(batch.requests), batch.size, batch.padded
-        rows, predicted = len(batch.given["cu_seq_lens_q"]) - 1, batch.predicted
-        reads = max((int(one.numel()) for one in batch.given["read_index"]), default=0)
+def buffers_of(io: Any) -> dict[str, Tensor]:
+    """Return the static inputs of graphs by name."""
+    found = inputs_by_name(held_by(io), dict(enumerate(io.cache.cache_allocators)))
+    found |= {f"attention_mask[{name}]": mask for name, mask in (io.attention_mask or {}).items()}
+    found["carry_over_ids"] = io.carry_over_ids
+    return found | ({"block_table": io.block_table} if io.block_table.numel() else {})
+
+
+def statics_of(io: Any, batch: TransformersBatch) -> list[StaticInput]:
+    """Return the static inputs of graphs for a batch."""
+    size, rows = batch.size, len(batch.given["cu_seq_lens_q"]) - 1
+    reads = max((int(one.numel()) for one in batch.given["read_index"]), default=0)
     valid = {
         "input_ids": (0, int(io.config.vocab_size)),
         "position_ids": (0, int(io.cache.max_tokens_read)),
         "logits_indices": (0, max(size, 1)),
     }
-    tokens, bounds = (size, padded), (count + 1, rows + 1)
+    tokens, bounds = (size, batch.padded), (len(batch.requests) + 1, rows + 1)
     spans = {
         **dict.fromkeys(("input_ids", "position_ids", "carry_over_ids", "write_index"), tokens),
         **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), bounds),
-        **{"logits_indices": (predicted, rows), "read_index": (0, 0), "attention_mask": (1, 1)},
+        **{
+            "logits_indices": (batch.predicted, rows),
+            "read_index": (0, 0),
+            "attention_mask": (1, 1),
+        },
     }
-    for name, lists in ({} if batch is None else batch.lists).items():
+    for name, lists in batch.lists.items():
         spans[f"read_index[{name}]"] = [0, *lists.ends][-1], reads
-    held = inputs_by_name(held_by(io), dict(enumerate(io.cache.cache_allocators)))
-    held |= {f"attention_mask[{name}]": mask for name, mask in (io.attention_mask or {}).items()}
-    held |= {"carry_over_ids": io.carry_over_ids}
-    held |= {"block_table": io.block_table} if io.block_table.numel() else {}
     found = []
-    for name, tensor in held.items():
+    for name, tensor in buffers_of(io).items():
         whole = len(tensor), len(tensor)
         live, used = spans.get(name) or spans.get(name.partition("[")[0], whole)
         found.append(StaticInput(name, tensor, live, max(live, used), valid=valid.get(name)))
@@ -296,7 +301,7 @@ def inputs_by_name(given: Mapping[str, Any], names: Mapping[int, str]) -> dict[s
     """Return the inputs in HELD by name, with one for each group where there are several.
 
     `given` are the model's arguments, or the inputs that the engine holds for them. `names` has the
-    names of groups by their numbers.
+    groups by number.
     """
     found = dict[str, Tensor]()
     for kind in HELD:
@@ -310,7 +315,7 @@ def inputs_by_name(given: Mapping[str, Any], names: Mapping[int, str]) -> dict[s
 
 
 def held_by(io: Any) -> dict[str, Any]:
-    """Return the same inputs of the model as the engine's object with the tensors holds them."""
+    """Return the same inputs as an object of the engine holds them."""
     return {name: getattr(io, attribute) for name, attribute in HELD.items()}
 
 

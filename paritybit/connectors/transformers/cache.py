@@ -1,10 +1,10 @@
 """The KV groups of a paged cache, and the slots of its indices.
 
-The engine has one flat tensor that is divided into *sectors*. Each sector belongs to one kind of
-layers at a time. It is divided into blocks of one page per layer, with K before V. An index is a
-row of the flat tensor: the row of a token's K in the first layer of the kind. In this connector, a
-slot is block * page + offset in the page. A sector may later belong to another kind of layers.
-Slots of different groups can therefore share bytes; they are *shadows* of one another.
+The engine has one flat tensor that is divided into *sectors*, each of one kind of layers at a time.
+A sector is divided into blocks of one page per layer, with K before V. An index is a row of the
+flat tensor: that of a token's K in the first layer of the kind. In this connector, a slot is block
+* page + offset in the page. As a sector may later belong to another kind of layers, slots of
+different groups can share bytes; they are *shadows* of one another.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,13 +19,15 @@ from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.watch.facts import Group, HostSlots, Layer
 from paritybit.watch.weak import Weakly
 
+TRASH = "read_trash_index", "sentinel_index", "write_trash_index"
+"""The indices that padding uses: to read, to stand for new tokens, and to write."""
+
 
 @dataclass(frozen=True)
 class LayerGroup:
     """The group of one kind of layers: its allocator, and the layout of its blocks.
 
-    `rows` is the number of rows of a block in the flat tensor. `trash` has the indices that padding
-    uses: to read, to stand for new tokens, and to write.
+    `rows` is the number of rows of a block in the flat tensor. `trash` has the indices of TRASH.
     """
 
     name: str
@@ -34,7 +36,7 @@ class LayerGroup:
     blocks: int
     per_sector: int
     window: int | None
-    trash: tuple[int, int, int]
+    trash: tuple[int, ...]
     allocator: Any = Weakly()
 
     def slots(self, indices: Tensor) -> Tensor:
@@ -46,7 +48,7 @@ class LayerGroup:
         return found
 
     def shadows(self, other: "LayerGroup", slots: Tensor) -> Tensor:
-        """Return the slots of another group that share bytes with some slots of this group."""
+        """Return the slots of another group that share bytes with slots of this one."""
         first = slots // self.page * self.rows + slots % self.page
         rows = first[:, None] + torch.arange(0, self.rows, self.page, device=slots.device)
         found: Tensor = (rows // other.rows * other.page + rows % other.page).flatten()
@@ -62,14 +64,26 @@ class LayerGroup:
         return {block for table in tables for block in table} | self.cached()
 
     def cached(self) -> set[int]:
-        """Return the blocks that are held only by the prefix cache."""
+        """Return the blocks that only the prefix cache holds."""
         return set(self.allocator.ledger.cached_blocks)
 
 
 def parts_of(cache: Any) -> dict[str, LayerGroup]:
     """Return the groups of a PagedAttentionCache by name. Raises NotRecognisedError."""
     try:
-        found = {name: part_of(name, one) for name, one in cache.cache_allocators.items()}
+        found = {
+            name: LayerGroup(
+                name=name,
+                allocator=one,
+                page=int(one.tokens_per_page),
+                rows=int(one.block_physical_stride),
+                blocks=int(one.num_blocks) + 2 * int(one.blocks_per_sector),
+                per_sector=int(one.blocks_per_sector),
+                window=maybe(one, "sliding_window"),
+                trash=tuple(int(getattr(one, which)) for which in TRASH),
+            )
+            for name, one in cache.cache_allocators.items()
+        }
         pages = {part.page for part in found.values()}
         widths = {layers_of(part)[0].tensors[0].shape[2:] for part in found.values()}
     except (AttributeError, KeyError, RuntimeError, TypeError) as error:
@@ -77,24 +91,6 @@ def parts_of(cache: Any) -> dict[str, LayerGroup]:
     if len(pages) != 1 or len(widths) != 1:
         raise NotRecognisedError("a cache whose kinds of layers have pages of several sizes")
     return found
-
-
-def part_of(name: str, allocator: Any) -> LayerGroup:
-    """Return the group of one allocator."""
-    return LayerGroup(
-        name=name,
-        allocator=allocator,
-        page=int(allocator.tokens_per_page),
-        rows=int(allocator.block_physical_stride),
-        blocks=int(allocator.num_blocks) + 2 * int(allocator.blocks_per_sector),
-        per_sector=int(allocator.blocks_per_sector),
-        window=maybe(allocator, "sliding_window"),
-        trash=(
-            int(allocator.read_trash_index),
-            int(allocator.sentinel_index),
-            int(allocator.write_trash_index),
-        ),
-    )
 
 
 def layers_of(part: LayerGroup) -> tuple[Layer, ...]:
@@ -135,7 +131,7 @@ def groups_of(parts: Mapping[str, LayerGroup]) -> list[Group]:
 
 
 def shadows_of(parts: Mapping[str, LayerGroup], written: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return, per group, the shadows of the slots that a forward writes in the other groups."""
+    """Return, per group, the shadows of the slots that a forward writes in other groups."""
     found = {}
     for name, part in parts.items():
         others = (other for other in parts.values() if other is not part)
@@ -174,7 +170,7 @@ def free_and_cached(parts: Mapping[str, LayerGroup], pool: Any) -> dict[str, tup
 
 
 def on_host(pool: Any) -> dict[str, HostSlots]:
-    """Return the sectors of a pool to which requests are offloaded, and which of them are free."""
+    """Return the sectors of a pool to which requests are offloaded, and the free ones."""
     if pool is None:
         return {}
     free = [

@@ -1,7 +1,4 @@
-"""Follows one paged cache of the engine.
-
-`hooks.TARGETS` says which functions of the engine each method wraps.
-"""
+"""Follows one paged cache of the engine. `hooks.TARGETS` says what each method wraps."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +14,7 @@ from paritybit.connectors.transformers.batch import (
     LARGEST_MASK,
     PlannedRequest,
     TransformersBatch,
+    buffers_of,
     filled,
     given_of,
     implied_inputs,
@@ -201,7 +199,8 @@ class FollowedCache(Following):
     def capture(self, result: Any, io: Any, graph: Any) -> None:
         """Note a graph that was captured over the static inputs of a batch."""
         given = [] if self.now is None else given_of(self.now[2])
-        self.watcher.captured(graph, KIND, [*statics_of(io, None), *given])
+        held = [StaticInput(name, one, 0, 0) for name, one in buffers_of(io).items()]
+        self.watcher.captured(graph, KIND, [*held, *given])
 
     def replay(self, original: Call, io: Any, graph: Any) -> None:
         """Judge the replay of a graph."""
@@ -293,7 +292,7 @@ class FollowedCache(Following):
                 self.watcher.store(HOST, name, slots, part.of_blocks(blocks), size)
 
     def load(self, original: Call, manager: Any, requests: Any) -> None:
-        """Note the blocks that the engine copies from the host to the first blocks of requests."""
+        """Note the blocks that the engine copies from the host to requests' first blocks."""
         names = [one.state.request_id for one in requests if one.state.is_cpu_offloaded]
         tables = {name: manager._request_id_to_cpu_blocks[name] for name in names}
         original()
@@ -305,7 +304,7 @@ class FollowedCache(Following):
                 self.watcher.load(HOST, name, part.of_blocks(mine), places)
 
     def idle(self, result: Any, processor: Any) -> None:
-        """Judge which slots are free or cached, once after each forward pass, if nothing runs."""
+        """Judge which slots are free or cached, once after each forward, if nothing runs."""
         if result or processor.has_pending_requests() or not self.idle_since(self.forwards):
             return
         locked = {

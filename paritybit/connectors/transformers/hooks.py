@@ -39,7 +39,7 @@ TARGETS["share"] = tuple(
 
 
 class Hooks(Following):
-    """Passes each call to the `FollowedCache` that follows the cache of the call."""
+    """Passes each call to the `FollowedCache` of its cache."""
 
     package, imported = "transformers", True
 
@@ -73,7 +73,7 @@ class Hooks(Following):
         judge(error, self.journal, self.settings)
 
     def reset(self, result: Any, state: Any) -> None:
-        """Remember the parameters of sampling of a request that is queued again from scratch."""
+        """Remember the parameters of sampling of a request that starts again."""
         setattr(result, ASKED, asked_of(state))
 
     def method_of(self, name: str) -> Callable[..., Any]:

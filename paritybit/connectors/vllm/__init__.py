@@ -1,9 +1,7 @@
-"""The connector of vLLM, for its engine core (V1) and both of its model runners.
+"""The connector of vLLM V1, for releases that have the plugin group `vllm.general_plugins`.
 
-`VllmEngine` has four layers: `blocks`, `drafting`, `sampling` and `engine`. All groups of layers
-share one pool of blocks, so they are one KV group here: a request has a row for each of them.
-
-Importing this package imports neither torch nor vllm.
+`engine` follows forwards and replays, and `pools` the blocks in between. Importing this package
+imports neither torch nor vllm.
 """
 
 from paritybit.connectors import begin

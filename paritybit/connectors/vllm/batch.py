@@ -47,7 +47,7 @@ class VllmBatch:
         )
 
     def by_row(self, names: Sequence[str], counts: Mapping[str, int]) -> dict[str, list[int]]:
-        """Return the token ids that the model gets for each request, in the order of the rows."""
+        """Return the token ids that the model gets for each request, in order."""
         parts = self.ids[: self.live[1]].split([counts[name] for name in names])
         return {name: part.tolist() for name, part in zip(names, parts, strict=True)}
 

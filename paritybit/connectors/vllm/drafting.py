@@ -1,8 +1,8 @@
 """Follows the drafts of an engine: which are proposed, and which its sampler accepts.
 
-A draft model first computes the tokens that the target computed, each with the hidden state of
-the position before it, so its KV also depends on the next token. Then it computes one draft per
-step. The KV of drafts is reported with a token that no request has, and is written again later.
+A draft model first computes the tokens that the target computed, each with the hidden state of the
+position before it, so its KV also depends on the next token. Then it computes one draft per step.
+The KV of drafts is reported with a token that no request has, and is written again later.
 """
 
 import functools
@@ -19,7 +19,6 @@ from paritybit.connectors.vllm.requests import (
     Account,
     Progress,
     Requests,
-    copy_of_result,
     padded,
     space_of,
     tokens_of,
@@ -193,7 +192,7 @@ class Drafting(Blocks):
         """Whether the last forward of the target was checked."""
 
     def follow_drafts(self, runner: Any, output: Any, begun: dict[str, int]) -> None:
-        """Read the output of the scheduler about requests with drafts, before a forward."""
+        """Read what the scheduler says about requests with drafts, before a forward."""
         if self.scheduler is None:
             return
         config = runner.vllm_config
@@ -241,8 +240,10 @@ class Drafting(Blocks):
             self.give_up("sampling failed, so later forwards are not watched")
             raise
         if self.account is not None:
+            first, *rest = result if isinstance(result, tuple) else (result,)
+            made = [one.clone() for one in (first.sampled_token_ids, *rest[:1])]
             names = names_of(original, runner)
-            self.later(functools.partial(self.count, self.account, names, copy_of_result(result)))
+            self.later(functools.partial(self.count, self.account, names, made))
 
     def count(self, account: Account, names: list[str], result: Any) -> None:
         """Count the drafts that a sampler accepted."""
@@ -253,7 +254,7 @@ class Drafting(Blocks):
             )
 
     def proposed(self, original: Call, owner: Any, batch: Any, given: Any = None) -> None:
-        """Record the proposed drafts: the result of a drafter, or those that are `given` on."""
+        """Record the proposed drafts: a drafter's result, or those that are `given` on."""
         result = original()
         if self.account is not None:
             drafts = given if result is None else result

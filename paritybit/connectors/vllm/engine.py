@@ -47,7 +47,7 @@ EFFECTS = {
     "model_config.enable_return_routed_experts": "it records the experts of tokens",
     "cache_config.calculate_kv_scales": "it sets the scales of KV",
 }
-"""Settings that, if true, give a forward pass an effect of its own, so it may run only once."""
+"""Settings that give a forward pass an effect of its own, so it may run only once."""
 
 WARM_UP = 100
 """The most forwards that a runner computes before a scheduler exists."""
@@ -64,7 +64,7 @@ class VllmForward:
     wrapped: Call | None = None
     """The call of the wrapper of the graph that replays."""
     pieces: int | None = None
-    """The number of tokens of the replayed graphs that hold parts of the model, or None."""
+    """The number of tokens of the replayed graphs of parts of the model, or None."""
     called: bool = False
     """Whether the model was called without a graph that holds all of it."""
     whole: Callable[[], Any] | None = None
@@ -83,7 +83,7 @@ class VllmEngine(JudgedRows):
         self.drop()
 
     def drop(self) -> None:
-        """Stop watching, and forget all that is known, unless the engine still has its runner."""
+        """Stop watching, and forget all that is known, unless the runner is still there."""
         if self.runner is None:
             self.forget()
             self.captures = Captures(self.journal)
@@ -111,7 +111,7 @@ class VllmEngine(JudgedRows):
             self.pool = described(runner.kv_cache_config, context, draft_layers(runner))
 
     def raised(self, original: Call, runner: Any) -> None:
-        """Remember the first error of a runner, after which the engine may begin another step."""
+        """Remember the first error of a runner, which may begin another step after it."""
         try:
             original()
         except Exception as error:
@@ -166,7 +166,7 @@ class VllmEngine(JudgedRows):
         intermediate_tensors: Any = None,
         dummy_run: bool = False,
     ) -> None:
-        """Watch one forward of a runner. Its facts are known when its metadata has been built."""
+        """Watch one forward of a runner. Its facts are known once its metadata is built."""
         output = scheduler_output
         if self.now is not None or dummy_run:
             return
@@ -198,7 +198,7 @@ class VllmEngine(JudgedRows):
         self.checked = now.forward is not None
 
     def ended(self, now: Any) -> None:
-        """Report the replays of parts of the model at the end of a forward."""
+        """Report the replays of parts of the model."""
         if self.watcher is None or not isinstance(now, VllmForward):
             return
         if now.forward is None:
@@ -330,7 +330,7 @@ class VllmEngine(JudgedRows):
             self.captures.note(graph, type(graph).__name__, self.capturing.inputs())
 
     def wrapper(self, original: Call, wrapper: Any) -> None:
-        """Remember the wrapper of a graph, which can run without the graph and has its outputs."""
+        """Remember the wrapper of a graph, which can run without it and has its outputs."""
         now = self.now
         if now is None:
             return
@@ -430,7 +430,7 @@ def in_place_of_a_graph(
 
 
 def context_of() -> Any:
-    """Return what the layers of the model are given for the current forward, or None."""
+    """Return what the model's layers get for the current forward, or None."""
     module = sys.modules.get("vllm.forward_context")
     if module is None or not module.is_forward_context_available():
         return None

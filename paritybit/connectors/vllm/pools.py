@@ -1,4 +1,4 @@
-"""The pool of blocks of an engine: its tensors by slot, and the groups that share it.
+"""The pool of blocks of an engine: its tensors by slot, its groups, and what happens to its blocks.
 
 Slot s is token s % size of block s // size. A block table has block 0 in place of a missing block.
 The tensors with layers of a draft model are a separate KV group. Only the draft writes their blocks
@@ -31,7 +31,7 @@ FLOATS = {
 """The dtypes of KV that the engine stores as plain bytes, by the engine's names."""
 
 KINDS = {"FullAttentionSpec": False, "SlidingWindowSpec": True}
-"""The supported kinds of groups of attention layers, and whether each has a window."""
+"""The supported kinds of attention layers, and whether each has a window."""
 
 RECURRENT = "MambaSpec"
 """The kind of groups of recurrent layers."""
@@ -55,9 +55,9 @@ class VllmPool:
     """The pool of blocks.
 
     `targets` are the engine's groups with layers of the target, `draft` that of a draft model, and
-    `states` those of recurrent layers, by number: a request's last block there is a slot for its
-    state, which depends on all tokens up to some position.
-    `frees` is False if requests keep blocks that their window has left.
+    `states` those of recurrent layers, by number: a request's last block there is the slot of its
+    state, which depends on all tokens up to some position. `frees` is False if requests keep blocks
+    that their window has left.
     """
 
     groups: tuple[Group, ...]
@@ -73,7 +73,7 @@ class VllmPool:
         return tuple(group.name for group in self.groups)
 
     def names_of(self, number: int) -> list[str]:
-        """Return the names of the KV groups that have layers of one of the engine's groups."""
+        """Return the KV groups that have layers of one of the engine's groups."""
         known = (*self.targets, *(() if self.draft is None else (self.draft,)))
         return sorted({name for one in known if one.number == number for name in one.names})
 

@@ -1,7 +1,7 @@
 """The requests of an engine, as the scheduler announces them to its workers, and their drafts.
 
-The state that a worker keeps of a request is not used, because paritybit checks this state. So are
-the scheduler's and the worker's counts of accepted drafts.
+paritybit checks the state that a worker keeps of a request, and the scheduler's and the worker's
+counts of accepted drafts, so it uses neither.
 """
 
 from collections import defaultdict
@@ -48,7 +48,7 @@ class Account:
         self.requests: dict[str, Progress] = {}
         self.counts: Mapping[str, int] = {}
         self.said: dict[str, int] = {}
-        """The numbers of computed tokens that the scheduler assumes for older requests."""
+        """The computed tokens that the scheduler assumes for older requests."""
 
     def follow(
         self, output: Any, begun: Mapping[str, int], tokens: Mapping[str, list[int]]
@@ -132,12 +132,6 @@ def unjudged(config: Any, drafted: bool) -> list[str]:
     return [] if drops else ["speculation with disable_eagle_block_drop"]
 
 
-def copy_of_result(result: Any) -> list[Tensor]:
-    """Return a copy of what a sampler returned, for `tokens_of`. Waits for no device."""
-    first, *rest = result if isinstance(result, tuple) else (result,)
-    return [one.clone() for one in (first.sampled_token_ids, *rest[:1])]
-
-
 def tokens_of(made: Tensor, counts: Tensor | None = None) -> list[list[int]]:
     """Return the sampled tokens of each request. The newer runner also counts them."""
     if counts is None:
@@ -147,7 +141,7 @@ def tokens_of(made: Tensor, counts: Tensor | None = None) -> list[list[int]]:
 
 @dataclass
 class Request:
-    """One request: the numbers of its blocks per group, and how many tokens are computed."""
+    """One request: its blocks per group, and how many tokens are computed."""
 
     blocks: list[list[int]]
     computed: int
@@ -212,7 +206,7 @@ class Requests:
     ) -> Forward:
         """Return the facts of a forward. The rows of the first group come first.
 
-        With drafts, these are the last of the `ids` that the model gets for a request.
+        With drafts, their tokens are the last of the `ids` that the model gets for a request.
         """
         counts = output.num_scheduled_tokens
         rows, owned = list[Row](), None

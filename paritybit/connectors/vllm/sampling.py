@@ -78,7 +78,7 @@ BUILT_IN = {
 
 
 def asked_of(request: Any, vocabulary: int) -> AskedSampling | None:
-    """Return what a request of the scheduler asks of its sampling. None if it is not judged."""
+    """Return what a request asks of its sampling. None if it is not judged."""
     given = request.sampling_params
     if given is None or maybe(given, "thinking_token_budget") is not None:
         return None
@@ -199,7 +199,7 @@ class SampledBatch:
             yield from self.drafts_of(verified)
 
     def drafts_of(self, verified: Any) -> Iterator[RowValues]:
-        """Yield where the older runner's sampler finds the drafts and logits of each request."""
+        """Yield where the older runner's sampler finds the drafts and logits of requests."""
         firsts = offsets(count + 1 for count in self.drafts)
         pairs = zip(firsts, self.drafts, strict=False)
         right = {
@@ -235,9 +235,9 @@ class SampledBatch:
     ) -> Iterator[RowValues]:
         """Yield logits before and after the sampling parameters.
 
-        `owner` is the sampler that changed them, at the line `source`. `given` is the older
-        runner's metadata, or None. Penalties of `added` requests are not judged, nor those of the
-        older runner if it schedules ahead.
+        The sampler `owner` changed them, at the line `source`. `given` is the older runner's
+        metadata, or None. Penalties of `added` requests are not judged, nor those of the older
+        runner if it schedules ahead.
         """
         late, rows = self.account is not None, self.rows
         ahead = given is not None and self.account is not None and self.account.ahead
@@ -272,7 +272,7 @@ def adapters(
 ) -> Iterator[RowValues]:
     """Yield the adapter that kernels apply to each token, if the runner has adapters.
 
-    `loaded` has the adapter in each slot, and the sums of a slot's weights for each adapter's.
+    `loaded` has the adapter in each slot, and the sums of the weights of each adapter.
     """
     manager = maybe(runner, "lora_manager._adapter_manager")
     wrappers = list(getattr(manager, "punica_wrapper_mapping", {}).values())
