@@ -35,10 +35,7 @@ from paritybit.places import cache_folder
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; an error is reported in one sentence.
-
-    Without `arguments` the command line is this process's own, and nothing else was run in it.
-    """
+    """Run one command and return its exit code. Without `arguments`, it is this process's own."""
     own = arguments is None
     # Hypothesis otherwise makes a folder `.hypothesis` where the command runs.
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(cache_folder() / "hypothesis"))

@@ -9,9 +9,9 @@ from paritybit.harness.errors import CannotRunError, MalformedError
 from rich.console import Console
 
 from paritybit.explore.bound import Bound
-from paritybit.explore.case import ExploreCase, violation_of
+from paritybit.explore.case import ExploreCase
 from paritybit.explore.engines import search_of
-from paritybit.explore.search import CopyError, Explored
+from paritybit.explore.search import CopyError, Explored, violation_of
 from paritybit.launch.record import write
 
 NEEDED = "evictions", "shared prefixes", "tombstones"

@@ -157,8 +157,8 @@ class Player:
 class Engine(ABC):
     """An engine. The functions that a player calls return the engine's own requests.
 
-    - `forwards`: the number of batches that ran.
-    - `likely`: if it is not None, it collects the likeliest tokens at each step of each request.
+    `forwards` is the number of batches that ran. `likely` collects the steps of each request if it
+    is not None.
     """
 
     likely: dict[str, list[LikelyStep]] | None = None
@@ -168,16 +168,13 @@ class Engine(ABC):
 
     @abstractmethod
     def start(self, direct: Callable[["Engine"], object]) -> None:
-        """Start the engine, and call `direct` when it is ready. Returns when `direct` has ended.
+        """Start the engine, and call `direct` when it is ready.
 
         Raises EngineFailedError if the engine raises, and LackingError for unsupported settings.
         """
 
     def play(self, waves: Iterator[Wave], stop: Callable[[], bool]) -> Player:
-        """Serve waves until `stop` returns True or none is left, then until the engine is idle.
-
-        Raises EngineFailedError if the engine raises.
-        """
+        """Serve waves until `stop` returns True or none is left, then until the engine is idle."""
         self._polls = self.forwards, 0
         self.player = Player(waves, self, stop)
         self.run()

@@ -1,4 +1,4 @@
-"""Does jobs in forks of a process that has already imported an engine, as this takes longest.
+"""Does jobs in forks of a process that has imported an engine, as this takes longest.
 
 `Warm` runs in the process that starts engines, and `forked` in the process that forks: one per
 engine and environment variables. A forkserver of the standard library has the variables of the
@@ -128,7 +128,7 @@ def forked(descriptor: int) -> str:
 
 
 def become(asked: Mapping[str, str], connection: Connection) -> None:
-    """Turn this process into the process of a job, and report its id."""
+    """Turn this fork into the process of a job, and report its id."""
     os.setsid()
     with open(asked["output"], "ab") as output:  # noqa: PTH123
         os.dup2(output.fileno(), 1)

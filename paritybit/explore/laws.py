@@ -21,7 +21,7 @@ class Shadow:
         self.written[slot] = group, tokens
 
     def read(self, group: int, slots: Sequence[int | None], tokens: Tokens, who: str) -> None:
-        """Check the slots that a query reads: the last positions of `tokens`, None for no slot."""
+        """Check the slots that a query reads for the last positions of `tokens`."""
         first = len(tokens) - len(slots)
         for position, slot in enumerate(slots, first):
             wanted = tokens[: position + 1]
@@ -39,7 +39,7 @@ class Shadow:
                 )
 
     def cached(self, group: int, slots: Iterable[int], prefix: Tokens) -> None:
-        """Check slots in the prefix cache. They belong to the last positions of `prefix`."""
+        """Check the slots in the prefix cache for the last positions of `prefix`."""
         listed = list(slots)
         for position, slot in enumerate(listed, len(prefix) - len(listed)):
             held = self.written.get(slot)

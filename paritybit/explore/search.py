@@ -21,14 +21,14 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from paritybit.connectors.failures import fault_of
-from paritybit.harness.errors import CannotRunError
+from paritybit.harness.errors import CannotRunError, shorten
 from paritybit.harness.machine.garbage import collect_rarely
 
 PROGRESS = 1.0
 """Seconds between two reports of progress."""
 
 MOST_COPIES = 4000
-"""The most machines that a level keeps. Its other states are reached by their paths."""
+"""The most machines that a level keeps. Other states are reached by their paths."""
 
 COMPARED = 200
 """The state after one in COMPARED actions is compared with its replayed path."""
@@ -200,12 +200,10 @@ class Search:
 
     def confirmed(self, path: tuple[str, ...]) -> str:
         """Return the violation at the end of a path. Raises CopyError if there is none."""
-        try:
-            with judging_errors():
-                replayed(self.make, path).check()
-        except ViolationError as error:
-            return str(error)
-        raise CopyError(f"no violation at the end of {', '.join(path)}, from the start")
+        violation = violation_of(self.make(), path)
+        if violation is None:
+            raise CopyError(f"no violation at the end of {', '.join(path)}, from the start")
+        return violation
 
 
 def replayed(make: Callable[[], Machine], path: tuple[str, ...]) -> Machine:
@@ -214,6 +212,23 @@ def replayed(make: Callable[[], Machine], path: tuple[str, ...]) -> Machine:
     for action in path:
         machine.act(action)
     return machine
+
+
+def violation_of(machine: Machine, actions: tuple[str, ...]) -> str | None:
+    """Perform actions and return the first violation, or None.
+
+    Raises CannotRunError for an action that is not possible.
+    """
+    for action in actions:
+        if action not in machine.actions():
+            raise CannotRunError(f"the action {shorten(action)!r} is not possible in this state")
+        try:
+            with judging_errors():
+                machine.act(action)
+                machine.check()
+        except ViolationError as error:
+            return str(error)
+    return None
 
 
 def digest(machine: Machine) -> bytes:

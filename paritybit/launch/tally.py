@@ -121,8 +121,8 @@ class Tally:
     def after(self, key: str) -> str | None:
         """Return the first cause with an earlier finding about the same request or slot.
 
-        If the cause of the finding with this key is not known, this may also be a cause with a
-        finding in the same forward. In a forward, findings with a known cause come first.
+        If no cause is known, it may also have a finding in the same forward, in which findings with
+        a known cause come first.
         """
         finding, process = self.findings[key], self.played[key]
         subjects = [*subjects_of(finding)]

@@ -123,7 +123,7 @@ def graph_of(
     static_inputs: Sequence[StaticInput],
     devices: Collection[torch.device],
 ) -> Replay:
-    """Return a `Replay` that waits for the devices, and returns the last outputs."""
+    """Return a replay that waits for the devices."""
     outputs: dict[str, Tensor] = {}
 
     def ran(function: Callable[[], Outputs]) -> dict[str, Tensor]:
@@ -193,7 +193,7 @@ def as_made(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 
 def synchronize(devices: Collection[torch.device]) -> None:
-    """Wait for all streams of devices, because a graph may be replayed on any stream."""
+    """Wait for all streams of devices."""
     for device in devices:
         if device.type != "cpu":
             torch.get_device_module(device).synchronize(device)
@@ -210,7 +210,7 @@ def row_of(owned: Mapping[str, Tensor]) -> Row:
 
 
 def at_capture(static: StaticInput, captured: Mapping[str, Tensor]) -> Captured:
-    """Return the state of a static input at capture, with zeros as its safe values."""
+    """Return the state of a static input at capture. Zeros are its safe values."""
     tensor = captured.get(static.name, static.tensor)
     value = torch.zeros_like(static.tensor)
     return Captured(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), value)

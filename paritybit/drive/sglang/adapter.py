@@ -28,7 +28,7 @@ CHUNKS = (
     "few window pages",
 )
 TELLING = ("decode graphs", "prefix cache", "tree in Python", "chunks of 64")
-"""Values of which each model has a row early, because others leave a part of the engine out."""
+"""Values that each model has in an early row, because others leave a part of the engine out."""
 
 OTHER_MODELS = ("states of convolutions", "positions of images")
 

@@ -154,7 +154,7 @@ def load(found: fetch.EngineFolder) -> EngineModules:
 
 
 class World:
-    """Creates the engine's objects for a bound. Its settings are published to the engine once."""
+    """Creates the engine's objects for a bound."""
 
     def __init__(self, engine: EngineModules, bound: Bound) -> None:
         self.engine, self.bound = engine, bound
