@@ -43,14 +43,16 @@ def transfer(
 ) -> tuple[dict[Name, Tensor], dict[Name, Tensor]]:
     """Return every list as an int64 tensor on the host, and on the device.
 
-    All lists cross in one blocking copy, so none is still in flight. On a CPU both dictionaries
-    share storage.
+    All lists cross in one blocking copy, so none is still in flight. On a CPU both dictionaries are
+    the same.
     """
     sizes = [len(values) for values in lists.values()]
-    together = np.fromiter(chain.from_iterable(lists.values()), np.int64, sum(sizes))
-    on_host = torch.from_numpy(together)
-    on_device = on_host.to(device)
-    host, arrived = (
-        dict(zip(lists, both.split_with_sizes(sizes), strict=True)) for both in (on_host, on_device)
+    together = torch.from_numpy(
+        np.fromiter(chain.from_iterable(lists.values()), np.int64, sum(sizes))
     )
-    return host, arrived
+
+    def split(values: Tensor) -> dict[Name, Tensor]:
+        return dict(zip(lists, values.split_with_sizes(sizes), strict=True))
+
+    on_host = split(together)
+    return on_host, on_host if device.type == "cpu" else split(together.to(device))

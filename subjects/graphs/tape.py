@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial, wraps
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -31,6 +32,9 @@ UNTAGGED = frozenset({"aten::lift_fresh", "aten::repeat_interleave"})
 
 SEVERAL = frozenset({"aten::max", "aten::sort", "aten::topk"})
 """Calls that return several tensors whose shapes do not depend on values."""
+
+COPIES = frozenset({"aten::to", "aten::_to_copy", "aten::clone", "aten::contiguous"})
+"""Calls that return their first argument, or copy its elements to a new tensor of its shape."""
 
 INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
 
@@ -80,12 +84,12 @@ class _Recorder(UncompiledMode):
         value = func._op(*args, **kwargs)
         if traits.leaves_nothing:
             pass
-        elif func._schema.is_mutable:
-            self.calls.append(partial(func, *args, **kwargs))
-        elif not _is_view(value, args):  # Its storage is an argument's.
+        elif traits.mutates:
+            self.calls.append(partial(func._op, *args, **kwargs))
+        elif not (traits.may_alias and _is_view(value, args[0])):
             if not isinstance(value, Tensor) and traits.name not in SEVERAL:
                 raise UncapturableError(f"{traits.name} does not return one tensor")
-            self.calls.append(_copying(value, partial(func, *args, **kwargs)))
+            self.calls.append(_writing(traits, value, args, kwargs, func._op))
         return value
 
 
@@ -97,15 +101,12 @@ def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
     return refuse
 
 
-def _is_view(value: Any, args: tuple[Any, ...]) -> bool:
-    """Whether every tensor of `value` shares the storage of an argument."""
+def _is_view(value: Any, argument: Tensor) -> bool:
+    """Whether every tensor of `value` shares the storage of `argument`."""
     # A schema also calls a possible copy an alias, as for `to`.
-    known = {one.untyped_storage()._cdata for one in args if isinstance(one, Tensor)}
-    if isinstance(value, Tensor):
-        return value.untyped_storage()._cdata in known
-    return isinstance(value, list | tuple) and all(
-        isinstance(part, Tensor) and part.untyped_storage()._cdata in known for part in value
-    )
+    known = argument.untyped_storage()._cdata
+    parts = (value,) if isinstance(value, Tensor) else value
+    return all(part.untyped_storage()._cdata == known for part in parts)
 
 
 def _by_mask(indices: Sequence[Tensor | None]) -> bool:
@@ -113,8 +114,82 @@ def _by_mask(indices: Sequence[Tensor | None]) -> bool:
     return any(index is not None and index.dtype in MASKS for index in indices)
 
 
-def _copying(recorded: Any, call: RecordedCall) -> RecordedCall:
-    """Return a call whose value, a tensor or several, is copied to the recorded one."""
+@dataclass(frozen=True)
+class _Traits:
+    """How a tape treats calls of one overload.
+
+    - `leaves_nothing`: a replay skips the call. It is a span of the profiler, or an allocation,
+      whose memory is allocated once at capture and never cleared.
+    - `may_alias`: the result may be a view of the first argument.
+    - `into`: the function of torch that writes the same result to its argument `out`, if any.
+    """
+
+    name: str
+    refused: bool
+    indexes: bool
+    leaves_nothing: bool
+    mutates: bool
+    may_alias: bool
+    into: Callable[..., Any] | None
+
+
+@cache
+def _traits(func: Any) -> _Traits:
+    """Return the traits of an overload. Torch never changes overloads."""
+    schema = func._schema
+    name, indexes = schema.name, func.overloadpacket in INDEXING
+    refused = bool(NOT_CAPTURABLE & set(func.tags)) or name in UNTAGGED
+    if func is torch.ops.aten.repeat_interleave.self_int:  # Its shape depends on a number only.
+        refused = False
+    return _Traits(
+        name,
+        refused=refused and not indexes,
+        indexes=indexes,
+        leaves_nothing=name in ALLOCATIONS or name.startswith("profiler::"),
+        mutates=schema.is_mutable,
+        may_alias=any(one.alias_info is not None for one in schema.returns),
+        into=_into(func),
+    )
+
+
+def _into(func: Any) -> Callable[..., Any] | None:
+    """Return the function of torch that has an overload as `func`, with a further argument `out`.
+
+    An `out` that torch generates is not used, because it also computes the result and copies it.
+    """
+    packet, arguments = func.overloadpacket, _signature(func._schema.arguments)
+    function = getattr(torch, packet.__name__, None)
+    others = [getattr(packet, name) for name in packet.overloads()]
+    found = any(
+        _signature(other._schema.arguments[:-1]) == arguments
+        for other in others
+        if any(one.is_out for one in other._schema.arguments[-1:])
+        and torch.Tag.generated not in other.tags
+    )
+    return function if found and isinstance(function, BuiltinFunctionType) else None
+
+
+def _signature(arguments: Sequence[Any]) -> list[tuple[str, str]]:
+    """Return the name and type of each argument."""
+    return [(one.name, str(one.type)) for one in arguments]
+
+
+def _writing(
+    traits: _Traits,
+    recorded: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    function: Callable[..., Any],
+) -> RecordedCall:
+    """Return a call of `function` that writes its value into the recorded one.
+
+    The value is a tensor, or several. Where torch can, it is computed in place of the recorded one.
+    """
+    if traits.name in COPIES:
+        return partial(recorded.copy_, args[0])
+    if traits.into is not None:
+        return partial(traits.into, *args, **kwargs, out=recorded)
+    call = partial(function, *args, **kwargs)
     if isinstance(recorded, Tensor):
         return lambda: recorded.copy_(call())
 
@@ -123,28 +198,3 @@ def _copying(recorded: Any, call: RecordedCall) -> RecordedCall:
             result.copy_(value)
 
     return run
-
-
-@dataclass(frozen=True)
-class _Traits:
-    """How a tape treats calls of one overload.
-
-    A replay skips a call that `leaves_nothing`: a span of the profiler, or an allocation, whose
-    memory is allocated once at capture and never cleared.
-    """
-
-    name: str
-    refused: bool
-    indexes: bool
-    leaves_nothing: bool
-
-
-@cache
-def _traits(func: Any) -> _Traits:
-    """Return the traits of an overload. Torch never changes overloads."""
-    name, indexes = func._schema.name, func.overloadpacket in INDEXING
-    refused = bool(NOT_CAPTURABLE & set(func.tags)) or name in UNTAGGED
-    if func is torch.ops.aten.repeat_interleave.self_int:  # Its shape depends on a number only.
-        refused = False
-    leaves_nothing = name in ALLOCATIONS or name.startswith("profiler::")
-    return _Traits(name, refused and not indexes, indexes, leaves_nothing)

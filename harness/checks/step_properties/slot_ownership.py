@@ -145,19 +145,25 @@ def required_mapping(
     page that no token was written to may also map to 0. All other slots map to 0, and the last
     element of the mapping is -1.
     """
+    offsets = np.arange(size)
     right = np.full(len(ownership.mapping), ANY)
-    for page in (0, *ownership.all.full_pages):
-        right[page * size : (page + 1) * size] = 0
+    right[_slots((0, *ownership.all.full_pages), offsets)] = 0
     right[-1] = -1
     other = right.copy()
     for owner in ownership.holders:
-        for place, (page, swa) in enumerate(zip(owner.full_pages, owner.swa_pages, strict=False)):
-            slots = np.arange(size)
-            mapped = 0 if swa is None else swa * size + slots
-            right[page * size + slots] = mapped
-            written = place * size + slots < owner.length
-            other[page * size + slots] = np.where(written, mapped, 0)
+        pages = list(zip(owner.full_pages, owner.swa_pages, strict=False))
+        slots = _slots([page for page, _ in pages], offsets)
+        has_swa = np.array([[swa is not None] for _, swa in pages], dtype=bool).reshape(-1, 1)
+        mapped = np.where(has_swa, _slots([swa or 0 for _, swa in pages], offsets), 0)
+        right[slots] = mapped
+        written = _slots(range(len(pages)), offsets) < owner.length
+        other[slots] = np.where(written, mapped, 0)
     return right, other
+
+
+def _slots(pages: Sequence[int], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the slots of pages, [pages, page size]. `offsets` are those of a page's slots."""
+    return np.array(pages, dtype=np.int64).reshape(-1, 1) * len(offsets) + offsets
 
 
 SLOT_OWNERSHIP = Property(
