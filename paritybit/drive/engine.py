@@ -57,7 +57,7 @@ def judge_failure(failed: BaseException) -> None:
 
 
 class PlayedError(BaseException):
-    """Ends the event loop of a scheduler when all waves are played. No handler catches it."""
+    """Ends the event loop of a scheduler when all waves are played. Engines do not catch it."""
 
 
 @dataclass
@@ -174,14 +174,17 @@ class Engine(ABC):
         """
 
     def play(self, waves: Iterator[Wave], stop: Callable[[], bool]) -> Player:
-        """Serve waves until `stop` returns True or none is left, then until the engine is idle."""
+        """Serve waves until `stop` returns True or none is left, then until the engine is idle.
+
+        Raises EngineFailedError if the engine raises.
+        """
         self._polls = self.forwards, 0
         self.player = Player(waves, self, stop)
         self.run()
         return self.player
 
     def require_progress(self, waiting: int) -> None:
-        """Raise StalledError if the engine has run no batch in MOST_POLLS polls."""
+        """Raise StalledError if requests wait and MOST_POLLS polls have run no batch."""
         before, polls = self._polls
         self._polls = self.forwards, polls + 1 if waiting and before == self.forwards else 1
         if self._polls[1] > MOST_POLLS:

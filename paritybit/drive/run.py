@@ -68,7 +68,7 @@ def run(engine: Engine, served: Common, job: Job) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process, although threads of the engine may still run."""
+    """End this process immediately, because threads of the engine may still run."""
     if (lines := journal.of_process()) is not None:
         lines.settle()
     sys.stdout.flush()

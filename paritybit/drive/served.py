@@ -109,7 +109,10 @@ class Common:
 
 
 def extras_with_drafts(drafts: bool, forced: bool) -> tuple[str, ...]:
-    """Return the extras of an engine. No grammar allows drafts that are accepted by force."""
+    """Return the extras of an engine.
+
+    No grammar allows drafts that are accepted by force, and processors are not for drafts.
+    """
     grammars = () if forced else ("grammar",)
     processors = () if drafts else ("processor",)
     return (*grammars, *processors, "likelihoods", "ignore_eos")

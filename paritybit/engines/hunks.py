@@ -110,9 +110,9 @@ def nearest(package: Path, kind: Package) -> fetch.EngineFolder | None:
 
 
 def linked_copy(source: Path, target: Path, changed: Mapping[str, str]) -> None:
-    """Make a folder of links to what is in another one, except for `changed` files.
+    """Make a folder of links to what is in another one, except for some files.
 
-    These have their text. Raises OSError if `target` cannot be written.
+    `changed` has their text by their path. Raises OSError if `target` cannot be written.
     """
     _link(source.resolve(), target, [Path(name).parts for name in changed])
     for name, text in changed.items():

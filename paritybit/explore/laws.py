@@ -21,7 +21,7 @@ class Shadow:
         self.written[slot] = group, tokens
 
     def read(self, group: int, slots: Sequence[int | None], tokens: Tokens, who: str) -> None:
-        """Check the slots that a query reads for the last positions of `tokens`."""
+        """Check the slots that a query reads: the last positions of `tokens`, None for no slot."""
         first = len(tokens) - len(slots)
         for position, slot in enumerate(slots, first):
             wanted = tokens[: position + 1]

@@ -47,9 +47,10 @@ class CopyError(Exception):
 
 @contextmanager
 def judging_errors() -> Iterator[None]:
-    """Raise ViolationError for an error of the engine's own code, and CannotRunError for others.
+    """Raise ViolationError for an error that the engine's own code raises, and else CannotRunError.
 
-    A call with wrong arguments is another one. The first step must have succeeded: see `search_of`.
+    A call with wrong arguments is no error of the engine. The first step of an engine must have
+    succeeded before: see `search_of`.
     """
     try:
         yield

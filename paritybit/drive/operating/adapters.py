@@ -19,7 +19,7 @@ RANK = 4
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 ADAPTED = (MODULES, ("q_proj", "v_proj"), ("o_proj",))
-"""The modules that adapters change, in turn."""
+"""The modules that adapters change, in turn. An engine clears what an evicted one had in others."""
 
 LOADED = 2
 """The most adapters of a batch, including the base model: fewer than there are."""

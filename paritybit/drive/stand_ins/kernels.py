@@ -1,8 +1,8 @@
 """Runs Triton kernels on numpy, which is much faster than Triton's own interpreter.
 
 The Python code of a kernel runs unchanged, with a small replacement of Triton's language on numpy
-arrays. Kernels with other operations, and those whose first launches have other results than in
-Triton's interpreter, run in that.
+arrays. Triton's interpreter runs kernels with other operations, and kernels whose first launches
+have other results on numpy.
 """
 
 import importlib

@@ -139,7 +139,7 @@ def _stand_in_for_flash_attention() -> None:
 
 
 def captures_flash() -> bool:
-    """Return whether this release captures flash attention. Older ones read from the device."""
+    """Return whether this release captures flash attention. Older ones read on the host."""
     masks: Any = importlib.import_module("transformers.masking_utils")
     return "cache" in signature(masks.create_causal_mask).parameters
 
