@@ -103,8 +103,7 @@ class Planned:
       began.
     - `follows`: the name of an earlier request of the wave. The prompt is then the conversation of
       that request, followed by `prompt`. It arrives `arrives` polls after that request has ended.
-    - `adapter`: the number of a LoRA adapter.
-    - `space`: the number of a namespace of the prefix cache. Namespaces share no KV.
+    - `adapter`, `space`: the numbers of a LoRA adapter, and of a namespace of the prefix cache.
 
     The name of an aborted request must not be a prefix of another name, because engines abort all
     requests whose names have the prefix.

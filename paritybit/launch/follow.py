@@ -50,7 +50,7 @@ class StopLimits:
 
     - `seconds`, `after_finding`: how long it may run, also after its first finding, or None.
     - `found`: the times of findings that count, in all commands that stop together.
-    - `sought`: the key of the only finding that counts. None: all that are not `known`.
+    - `sought`: the key of the only finding that counts, or None for all that are not `known`.
     """
 
     seconds: float | None = None

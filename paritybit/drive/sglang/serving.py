@@ -93,7 +93,6 @@ class Sglang(Engine):
         self._answers: dict[str, Answer] = {}
         self._aborted = set[str]()
         self._first: list[Any] = []
-        self.arguments: Any = None
 
     @property
     def structures(self) -> Any:
@@ -119,12 +118,11 @@ class Sglang(Engine):
         module: Any = importlib.import_module("sglang.srt.managers.scheduler")
         configuration: Any = importlib.import_module("sglang.srt.server_args")
         with tempfile.TemporaryDirectory(prefix="paritybit-") as folder:
-            self.arguments = self._settle(configuration, Path(folder))
+            arguments = self._settle(configuration, Path(folder))
             self._intercept(module, direct)
-            ports = configuration.PortArgs.init_new(self.arguments)
             given = {
-                "server_args": self.arguments,
-                "port_args": ports,
+                "server_args": arguments,
+                "port_args": configuration.PortArgs.init_new(arguments),
                 "pipe_writer": SimpleNamespace(send=lambda told: None),
             }
             start = module.run_scheduler_process

@@ -237,9 +237,12 @@ class SglangServed(Common):
 
     def _graphs(self, known: frozenset[str]) -> Options:
         """Return the options for captured graphs. Their names depend on the release."""
-        if "--cuda-graph-config" in known:
-            return {"cuda-graph-config": json.dumps(self._phases())}
         prefills = self.graphs == "breakable"
+        if "--cuda-graph-config" in known:
+            decode = {"backend": "full", "bs": BUCKETS, "max_bs": BUCKETS[-1]}
+            sizes = {"bs": TOKEN_BUCKETS, "max_bs": TOKEN_BUCKETS[-1]} if prefills else {}
+            prefill = {"backend": "breakable" if prefills else "disabled", **sizes}
+            return {"cuda-graph-config": json.dumps({"decode": decode, "prefill": prefill})}
         return {
             "cuda-graph-max-bs": BUCKETS[-1],
             "cuda-graph-bs": BUCKETS,
@@ -249,14 +252,6 @@ class SglangServed(Common):
             "enable-breakable-cuda-graph": prefills,
             "enforce-piecewise-cuda-graph": prefills,
         }
-
-    def _phases(self) -> dict[str, dict[str, object]]:
-        decode = {"backend": "full", "bs": list(BUCKETS), "max_bs": BUCKETS[-1]}
-        prefill: dict[str, object] = {"backend": "disabled"}
-        if self.graphs == "breakable":
-            sizes = {"bs": list(TOKEN_BUCKETS), "max_bs": TOKEN_BUCKETS[-1]}
-            prefill = {"backend": "breakable", **sizes}
-        return {"decode": decode, "prefill": prefill}
 
     def _speculation(self, folder: Path, package: Path) -> Options:
         if self.speculative is None:

@@ -1,7 +1,7 @@
 """Attention in torch, over the same index lists that the engine's kernels get.
 
-A buffer of S slots has shape [S, KV heads, width] or [pages, page size, KV heads, width]. T queries
-have shape [T, heads, width of K], and outputs [T, heads, width of V]. Row r lists the slots
+A buffer for G KV heads has shape [slots, G, width] or [pages, page size, G, width]. T queries have
+shape [T, heads, width of K], and outputs [T, heads, width of V]. Row r lists the slots
 `kv_indices[kv_indptr[r] : kv_indptr[r + 1]]`. Its queries begin at `qo_indptr[r]`.
 
 A kernel can read outside of its tensors, where torch would raise. Such reads are clamped.
