@@ -38,7 +38,6 @@ ACCELERATOR: type[BaseException] = getattr(torch, "AcceleratorError", torch.OutO
 """torch's class for errors of a device. Older releases raise a RuntimeError."""
 
 COMPILERS = ("torch._dynamo.", "torch._inductor.")
-"""Modules whose errors concern a compiler."""
 
 DEVICE_CODE = ("cuda", "accelerator", "xpu", "_ops.py", "_utils.py")
 """Parts of torch that raise an error if the device or a library of ops is missing."""

@@ -13,7 +13,7 @@ from paritybit.connectors import hooking
 from paritybit.connectors.failures import judge
 from paritybit.connectors.hooking import Call, NotRecognisedError
 from paritybit.watch.captures import Captures
-from paritybit.watch.facts import Forward, Group, Replay, RowValues, StaticInput
+from paritybit.watch.facts import Forward, Group, IndexList, Replay, RowValues, StaticInput
 from paritybit.watch.journal import Journal, of_process
 from paritybit.watch.settings import Settings, active
 from paritybit.watch.stacks import Stack
@@ -23,7 +23,6 @@ UNKNOWN = NotRecognisedError, AttributeError, KeyError, TypeError, ValueError, I
 """Errors of a release whose parts the connector does not know."""
 
 HOST = "host"
-"""The name of a pool on the host."""
 
 
 class Following:
@@ -252,6 +251,16 @@ def padding(name: str, tail: Tensor, value: int, copied: Tensor | None = None) -
     """Return the padding of an input, which must have a value, if there is any."""
     values = [value] * len(tail)
     return [expected(f"{name} (padding)", tail, values, copied)] if values else []
+
+
+def table_of(
+    name: str, group: str, table: Tensor, counts: Tensor, page: int, computed: int | None
+) -> IndexList:
+    """Return the list of a table [rows, width] of pages, of which a row uses the first `counts`."""
+    starts = torch.arange(len(table), device=table.device) * table.shape[1]
+    return IndexList(
+        name, group, table.flatten(), starts, counts, computed=computed, exact=False, page=page
+    )
 
 
 def pages(numbers: Any, page: int) -> Tensor:

@@ -16,7 +16,6 @@ from paritybit.watch.journal import of_process
 from paritybit.watch.stacks import first_line
 
 HOOK = "_paritybit_hook"
-"""The attribute of a function that is wrapped."""
 
 
 class NotRecognisedError(Exception):

@@ -32,9 +32,9 @@ class AskedSampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    repetition: float = 1.0
-    frequency: float = 0.0
-    presence: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
     bias: Mapping[int, float] = field(default_factory=dict)
     allowed: Collection[int] | None = None
     forbidden: Sequence[Sequence[int]] = ()
@@ -45,7 +45,11 @@ class AskedSampling:
     @property
     def penalised(self) -> bool:
         """Whether tokens are penalised that the request has."""
-        return (self.repetition, self.frequency, self.presence) != (1.0, 0.0, 0.0)
+        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (
+            1.0,
+            0.0,
+            0.0,
+        )
 
     @property
     def drops(self) -> bool:
@@ -98,10 +102,10 @@ class Sampled:
         if asked.penalised:
             counts, prompt = Counter(output), self.tokens[: self.prompt]
             seen = sorted({one for one in prompt if one is not None} | set(counts))
-            mine, factor = found[seen], asked.repetition
+            mine, factor = found[seen], asked.repetition_penalty
             found[seen] = torch.where(mine > 0, mine / factor, mine * factor)
             for token, count in counts.items():
-                found[token] -= asked.frequency * count + asked.presence
+                found[token] -= asked.frequency_penalty * count + asked.presence_penalty
         for *before, last in asked.forbidden:
             if output[len(output) - len(before) :] == before:
                 found[last] = -torch.inf

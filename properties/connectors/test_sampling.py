@@ -30,9 +30,9 @@ def told(*values: RowValues, moves: Mapping[str, tuple[Stack, str]] | None = Non
 @pytest.mark.parametrize(
     ("asked", "right"),
     [
-        (AskedSampling(repetition=2.0), [1.0, -4.0, 0.5, 0.5, -2.0, 3.0]),
-        (AskedSampling(frequency=0.5), [2.0, -2.0, 0.0, 0.5, -1.5, 3.0]),
-        (AskedSampling(presence=0.5), [2.0, -2.0, 0.5, 0.5, -1.5, 3.0]),
+        (AskedSampling(repetition_penalty=2.0), [1.0, -4.0, 0.5, 0.5, -2.0, 3.0]),
+        (AskedSampling(frequency_penalty=0.5), [2.0, -2.0, 0.0, 0.5, -1.5, 3.0]),
+        (AskedSampling(presence_penalty=0.5), [2.0, -2.0, 0.5, 0.5, -1.5, 3.0]),
         (AskedSampling(bias={3: 2.0}), [2.0, -2.0, 1.0, 2.5, -1.0, 3.0]),
         (AskedSampling(allowed=[1, 5]), [-INF, -2.0, -INF, -INF, -INF, 3.0]),
         (AskedSampling(forbidden=[[5], [2, 4, 0], [4, 4, 1]]), [-INF, -2.0, 1.0, 0.5, -1.0, -INF]),
@@ -49,7 +49,7 @@ def test_logits_follow_the_parameters(asked: AskedSampling, right: list[float]) 
 @pytest.mark.parametrize(
     "other",
     [
-        AskedSampling(repetition=1.5),
+        AskedSampling(repetition_penalty=1.5),
         AskedSampling(bias={3: -2.0}),
         AskedSampling(allowed=[0, 1, 2]),
         AskedSampling(least=4, stops=[5]),
@@ -70,17 +70,20 @@ def test_a_row_with_the_parameters_of_another_request_is_found(other: AskedSampl
 
 
 def test_the_tokens_of_another_request_are_found() -> None:
-    rows = [row(AskedSampling(frequency=1.0)), row(AskedSampling(), "b", [3, 3])]
+    rows = [row(AskedSampling(frequency_penalty=1.0)), row(AskedSampling(), "b", [3, 3])]
     raw = torch.stack([RAW, RAW])
     held = torch.stack(
-        [row(AskedSampling(frequency=1.0), "a", [3, 3]).logits(RAW, heated=False), RAW]
+        [row(AskedSampling(frequency_penalty=1.0), "a", [3, 3]).logits(RAW, heated=False), RAW]
     )
     (text,) = told(*logits_of(rows, raw, held))
     assert text.endswith("it has the penalties for the tokens of request b")
 
 
 def test_a_count_of_tokens_that_is_wrong_is_not_blamed_on_another_request() -> None:
-    rows = [row(AskedSampling(least=3, stops=[5])), row(AskedSampling(frequency=1.0), "b", [3])]
+    rows = [
+        row(AskedSampling(least=3, stops=[5])),
+        row(AskedSampling(frequency_penalty=1.0), "b", [3]),
+    ]
     raw = torch.stack([RAW, RAW])
     held = torch.stack([one.logits(RAW, heated=False) for one in rows])
     held[0, 5] = -INF
@@ -90,8 +93,8 @@ def test_a_count_of_tokens_that_is_wrong_is_not_blamed_on_another_request() -> N
 
 
 def test_rows_that_are_not_sampled_or_whose_tokens_are_not_known_are_not_judged() -> None:
-    unknown = replace(row(AskedSampling(frequency=1.0)), tokens=[0, 1, None])
-    unused = replace(row(AskedSampling(frequency=1.0)), used=False)
+    unknown = replace(row(AskedSampling(frequency_penalty=1.0)), tokens=[0, 1, None])
+    unused = replace(row(AskedSampling(frequency_penalty=1.0)), used=False)
     assert list(logits_of([unknown, unused], torch.stack([RAW, RAW]), torch.zeros(2, 6))) == []
 
 

@@ -19,9 +19,9 @@ from properties.support.watching import lines_in
 
 VOCABULARY = 8
 ASKED = (
-    AskedSampling(temperature=0.5, top_k=3, frequency=-1.0, seed=7),
-    AskedSampling(temperature=0.0, repetition=1.5, seed=9),
-    AskedSampling(temperature=0.9, top_p=0.5, min_p=0.25, presence=0.5),
+    AskedSampling(temperature=0.5, top_k=3, frequency_penalty=-1.0, seed=7),
+    AskedSampling(temperature=0.0, repetition_penalty=1.5, seed=9),
+    AskedSampling(temperature=0.9, top_p=0.5, min_p=0.25, presence_penalty=0.5),
 )
 
 
@@ -160,7 +160,7 @@ def test_the_drafts_before_a_row_are_penalised(
 
 def penalised(tokens: list[int]) -> tuple[Sampled, torch.Tensor]:
     """Return a row with a penalty for each token after the first two, and logits."""
-    return Sampled("a", AskedSampling(frequency=1.0), 2, tokens), torch.ones(1, VOCABULARY)
+    return Sampled("a", AskedSampling(frequency_penalty=1.0), 2, tokens), torch.ones(1, VOCABULARY)
 
 
 def untried(values: list[RowValues]) -> dict[str, list[str]]:

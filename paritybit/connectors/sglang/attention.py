@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import expected, offsets
+from paritybit.connectors.following import expected, offsets, table_of
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sglang.pools import SglangPool
 from paritybit.connectors.sglang.rows import EXTENDS, MODES, PREFILLS, Rows
@@ -26,6 +26,9 @@ from paritybit.watch.facts import IndexList, StaticInput
 
 VERIFY = "target_verify"
 TRITON, FLASH = "TritonAttnBackend", "FlashAttentionBackend"
+
+BY_WINDOW = (False, ""), (True, "window_")
+"""How the names of lists begin, without and with a window."""
 
 
 def attending(backend: Any) -> Any:
@@ -70,22 +73,23 @@ def triton_lists(
     holder, before = (backend, "cuda_graph_") if graph else (backend.forward_metadata, "")
     return [
         flat(
-            f"{before}{start}kv_indices",
-            pool.group_of(sliding) or pool.group_of(not sliding),
-            getattr(holder, f"{before}{start}kv_indices"),
+            *(pool, sliding, name := f"{before}{start}kv_indices"),
+            getattr(holder, name),
             getattr(holder, f"{start}kv_indptr")[: size + 1],
             computed=None if decode else 0,
             window=window - decode if sliding else None,
         )
-        for sliding, start in ((False, ""), (True, "window_"))
+        for sliding, start in BY_WINDOW
         if not sliding or window > 1
     ]
 
 
-def flat(name: str, group: str | None, entries: Tensor, bounds: Tensor, **more: Any) -> IndexList:
+def flat(
+    pool: SglangPool, sliding: bool, name: str, entries: Tensor, bounds: Tensor, **more: Any
+) -> IndexList:
     """Return the list of rows that begin and end at some bounds of a flat tensor."""
+    group, ends = pool.group_of(sliding) or pool.group_of(not sliding), bounds.long()
     assert group is not None
-    ends = bounds.long()
     return IndexList(name, group, entries, ends[:-1], ends[1:] - ends[:-1], **more)
 
 
@@ -96,15 +100,13 @@ def steps(backend: Any, pool: SglangPool, size: int) -> list[IndexList]:
     rows = size * int(backend.topk)
     return [
         flat(
-            name,
-            pool.group_of(sliding) or pool.group_of(not sliding),
-            entries[step],
+            *(pool, sliding, name, entries[step]),
             getattr(backend, start + "kv_indptr")[step, : rows + 1],
             computed=1,
             step=step,
             window=(pool.window or 1) - 1 if sliding else None,
         )
-        for sliding, start in ((False, ""), (True, "window_"))
+        for sliding, start in BY_WINDOW
         if (entries := getattr(backend, name := f"cuda_graph_{start}kv_indices", None)) is not None
         for step in range(len(backend.attn_backends))
     ]
@@ -120,10 +122,8 @@ def flash_lists(backend: Any, pool: SglangPool, mode: str, size: int) -> list[In
         if group is None or table is None:
             continue
         table = table[: len(pages), : int(pages.max())]
-        offsets = torch.arange(len(pages), device=table.device) * table.shape[1]
-        entries, computed = table.contiguous().flatten(), 0 if tree_of(backend, mode) else None
-        parts = name, group, entries, offsets, pages
-        found.append(IndexList(*parts, computed=computed, exact=False, page=page))
+        computed = 0 if tree_of(backend, mode) else None
+        found.append(table_of(name, group, table, pages, page, computed))
     return found
 
 

@@ -59,7 +59,6 @@ class SglangEngine(Models):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.requests: Any = None
-        """Those of the current batch of the scheduler, in order."""
         self.capturing = 0
         self.placed: dict[str, int] = {}
         """The row that each request had in the last batch that decoded."""
@@ -68,7 +67,6 @@ class SglangEngine(Models):
         self.asked: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         """The parameters of each request at its first batch. Retracting it keeps them."""
         self.penalizers: Any = None
-        """The penalizers of the current batch of the scheduler."""
         self.all_rows = 0
         self.dropped = False
         self.drafting: type = object
@@ -328,9 +326,8 @@ class SglangEngine(Models):
     def decodes(self, original: Call, batch: Any) -> None:
         """Judge how many slots the scheduler expects the next tokens of a batch to take."""
         pool = batch.token_to_kv_pool_allocator
-        if self.unwatched or not hasattr(pool, "check_decode_capacity"):
-            return
-        if not batch.spec_algorithm.is_none():
+        plain = hasattr(pool, "check_decode_capacity") and batch.spec_algorithm.is_none()
+        if self.unwatched or not plain:
             return
         sizes = functools.partial(self.sizes, batch.tree_cache, "evictable_size")
         pool, evictable = getattr(pool, "full_attn_allocator", pool), sizes()

@@ -1,4 +1,4 @@
-"""Lists the functions of the engine that are wrapped."""
+"""The functions of the engine that each method of `SglangEngine` wraps."""
 
 from paritybit.connectors.hooking import defined
 from paritybit.connectors.sglang.engine import SglangEngine
@@ -39,7 +39,6 @@ def of_allocator(kind: str, *names: str) -> tuple[str, ...]:
 TOKENS, PAGES, WINDOWS, BASE = (
     f"{one}TokenToKVPoolAllocator" for one in ("", "Paged", "SWA", "Base")
 )
-"""The classes of allocators."""
 
 TARGETS: dict[str, tuple[str, ...]] = {
     "model_runner": (f"{EXECUTOR}.model_runner.ModelRunner.__init__",),
@@ -90,7 +89,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "load": tuple(f"{CACHE}.memory_pool.{pool}.load_cpu_copy" for pool in POOLS),
 }
-"""Maps each method of `SglangEngine` to the functions that it wraps."""
 
 
 def install() -> None:

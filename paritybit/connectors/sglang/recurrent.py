@@ -21,7 +21,6 @@ from paritybit.watch.watcher import Watcher
 from paritybit.watch.weak import Weakly, weakened
 
 NAME = "state"
-"""The name of the group."""
 
 WINDOW = 2
 """The positions that a query reads: its own, and the one before, whose state has all others."""

@@ -22,7 +22,6 @@ SETTLED = 4
 """The number of generated tokens of which at least one is penalised."""
 
 OF_TOKENS = "acc_additive_penalties of tokens"
-"""The name of penalties of tokens."""
 
 OF_ENDS = "acc_additive_penalties of ends"
 """The masks of tokens that end a request, unless a known wrong count explains them."""

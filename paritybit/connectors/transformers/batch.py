@@ -69,9 +69,8 @@ class TransformersBatch:
     ) -> None:
         self.requests, self.given, self.parts = requests, given, parts
         self.size = sum(one.computed for one in requests)
-        """The number of computed tokens, without padding."""
         self.padded = int(given["input_ids"].shape[-1])
-        """The number of computed tokens, with padding."""
+        """The numbers of computed tokens, without and with padding."""
         self.predicted = sum(one.predicted for one in requests)
         self.kind = "decode" if all(one.computed == 1 for one in requests) else "prefill"
         self.lists = {name: self._lists_of(part) for name, part in parts.items()}
@@ -161,8 +160,9 @@ def lists_of(batch: TransformersBatch) -> Iterator[IndexList]:
             continue
         part, begins = batch.parts[name], [0, *lists.ends[:-1]]
         # Layers with a window get the K and V of new tokens directly.
-        new = [one.computed if part.window is not None else 0 for one in batch.requests]
-        counts = [e - b - n for b, e, n in zip(begins, lists.ends, new, strict=True)]
+        direct = part.window is not None
+        rows = zip(begins, lists.ends, batch.requests, strict=True)
+        counts = [end - begin - direct * one.computed for begin, end, one in rows]
         entries = part.slots(lists.read).cpu()
         yield IndexList(
             f"read_index[{name}]",
@@ -170,7 +170,7 @@ def lists_of(batch: TransformersBatch) -> Iterator[IndexList]:
             entries,
             torch.tensor([*begins, lists.ends[-1]]),
             torch.tensor([*counts, len(entries) - lists.ends[-1]]),
-            computed=0 if part.window is not None else None,
+            computed=0 if direct else None,
             exact=False,
         )
 
@@ -272,11 +272,9 @@ def statics_of(io: Any, batch: TransformersBatch) -> list[StaticInput]:
     spans = {
         **dict.fromkeys(("input_ids", "position_ids", "carry_over_ids", "write_index"), tokens),
         **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), bounds),
-        **{
-            "logits_indices": (batch.predicted, rows),
-            "read_index": (0, 0),
-            "attention_mask": (1, 1),
-        },
+        "logits_indices": (batch.predicted, rows),
+        "read_index": (0, 0),
+        "attention_mask": (1, 1),
     }
     for name, lists in batch.lists.items():
         spans[f"read_index[{name}]"] = [0, *lists.ends][-1], reads

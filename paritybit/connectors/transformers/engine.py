@@ -36,7 +36,6 @@ from paritybit.watch.watcher import Watcher
 from paritybit.watch.weak import Weakly
 
 KIND = "ModelRunner"
-"""The engine's class that replays graphs."""
 
 
 class WatchedGraph:

@@ -1,4 +1,4 @@
-"""Lists the methods of the engine that are wrapped. Each cache has its own `FollowedCache`."""
+"""What each method of `Hooks` or `FollowedCache` wraps. Each cache has its own `FollowedCache`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +35,6 @@ TARGETS["share"] = tuple(
     f"transformers.generation.continuous_batching.cache_allocators.cache_allocator.CacheAllocator.{name}"
     for name in ("fork_blocks", "acquire_prefix_blocks", "mark_complete_blocks")
 )
-"""Maps each method of `Hooks` or `FollowedCache` to what it wraps."""
 
 
 class Hooks(Following):

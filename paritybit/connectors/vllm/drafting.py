@@ -7,12 +7,13 @@ The KV of drafts is reported with a token that no request has, and is written ag
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import expected
+from paritybit.connectors.following import expected, table_of
 from paritybit.connectors.hooking import Call, maybe
 from paritybit.connectors.vllm.pools import DRAFTED, Blocks, EngineGroup, VllmPool
 from paritybit.connectors.vllm.requests import (
@@ -69,8 +70,8 @@ class Turn:
     def extended(self) -> Forward:
         """Return the forward that computes the tokens of the batch."""
         rows = [
-            self.row(at, first, count, mine.rejected)
-            for at, (mine, (count, first)) in enumerate(zip(self.progress, self.spans, strict=True))
+            self.row(at, first, count, self.progress[at].rejected)
+            for at, (count, first) in enumerate(self.spans)
         ]
         return Forward("draft extend", tuple(rows), model="draft ")
 
@@ -99,34 +100,22 @@ class Turn:
 
     def inputs(self, ids: Tensor, positions: Tensor, mapping: Tensor | None) -> list[StaticInput]:
         """Return the inputs of the first forward, except those of rejected drafts."""
-        tokens, where, slots, kept = list[int](), list[int](), list[int](), list[bool]()
-        for mine, table, (_, first) in zip(self.progress, self.tables, self.spans, strict=True):
-            tokens += mine.tokens[first + 1 : mine.computed + 1]
+        tokens, where, slots = list[int](), list[int](), list[int]()
+        at, known, begin = list[int](), list[int](), 0
+        for mine, table, (count, first) in zip(self.progress, self.tables, self.spans, strict=True):
+            places = range(begin, begin + mine.computed - first)
+            named = self.names_next or mine.computed == len(mine.tokens) - 1
+            known += places if named else places[:-1]
+            tokens += mine.tokens[first + 1 : mine.computed + named]
+            at += places
             where += range(first, mine.computed)
-            kept += [True] * (mine.computed - first - 1)
-            kept.append(self.names_next or mine.computed == len(mine.tokens) - 1)
             slots += padded(table[: mine.computed], mine.computed)[first:].tolist()
-        at, known = self.places(ids), torch.tensor(kept)
-        right = torch.tensor(tokens)[known]
+            begin += count
         found = [
-            expected("input_ids (draft)", ids[at[known.to(at.device)]], right, ids),
+            expected("input_ids (draft)", ids[known], tokens, ids),
             expected("positions (draft)", positions[at], where, positions),
         ]
-        return found if mapping is None else [*found, self.mapped(mapping, mapping[at], slots)]
-
-    def mapped(self, mapping: Tensor, held: Tensor, slots: list[int]) -> StaticInput:
-        """Return a mapping of slots, with those that tokens must be written to."""
-        found = expected("slot_mapping (draft)", held, slots, mapping)
-        found.writes = DRAFTED
-        return found
-
-    def places(self, given: Tensor) -> Tensor:
-        """Return the indices of the tokens in an input, except those of rejected drafts."""
-        places, begin = list[int](), 0
-        for done, (count, first) in zip(self.done, self.spans, strict=True):
-            places += range(begin, begin + done - first)
-            begin += count
-        return torch.tensor(places, dtype=torch.int64, device=given.device)
+        return found if mapping is None else [*found, mapped(mapping, at, slots)]
 
     def fits(self, step: int) -> bool:
         """Return whether every request has a position for its draft of a step."""
@@ -147,20 +136,19 @@ class Turn:
             return found
         pairs = zip(self.tables, ends, strict=True)
         slots = [int(padded(table[:end], end)[-1]) for table, end in pairs]
-        return [*found, self.mapped(mapping, mapping[:rows], slots)]
+        return [*found, mapped(mapping, [*range(rows)], slots)]
 
     def lists(self, table: Tensor, lengths: Tensor) -> IndexList:
         """Return the block table of the draft model, with padded rows last."""
-        return IndexList(
-            "block_table (draft)",
-            DRAFTED,
-            table.flatten(),
-            torch.arange(len(table)) * table.shape[1],
-            -(-lengths[: len(table)].long() // self.page),
-            computed=self.step or None,
-            exact=False,
-            page=self.page,
-        )
+        counts = -(-lengths[: len(table)].long() // self.page)
+        given = "block_table (draft)", DRAFTED, table, counts, self.page
+        return table_of(*given, self.step or None)
+
+
+def mapped(mapping: Tensor, places: list[int], slots: list[int]) -> StaticInput:
+    """Return a mapping of slots, with those that the tokens at some places must be written to."""
+    found = expected("slot_mapping (draft)", mapping[places], slots, mapping)
+    return replace(found, writes=DRAFTED)
 
 
 def draft_layers(runner: Any) -> set[str]:
@@ -189,14 +177,11 @@ class Drafting(Blocks):
         self.undrafted: list[str] = []
         """Requests whose last tokens the draft model has not computed."""
         self.checked = False
-        """Whether the last forward of the target was checked."""
 
     def follow_drafts(self, runner: Any, output: Any, begun: dict[str, int]) -> None:
         """Read what the scheduler says about requests with drafts, before a forward."""
-        if self.scheduler is None:
-            return
         config = runner.vllm_config
-        if config.speculative_config is None:
+        if self.scheduler is None or config.speculative_config is None:
             return
         if self.account is None:
             self.account = Account(bool(config.scheduler_config.async_scheduling))

@@ -1,4 +1,4 @@
-"""Lists the functions of the engine that are wrapped. Each needs one that the release has."""
+"""The functions of the engine that each method of `VllmEngine` wraps: at least one each."""
 
 import functools
 
@@ -72,7 +72,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "emptied": (f"{SCHEDULER}.reset_prefix_cache",),
     "idle": (f"{SCHEDULER}.update_from_output", f"{SCHEDULER}.finish_requests"),
 }
-"""Maps each method of `VllmEngine` to the functions that it wraps."""
 
 
 @functools.cache

@@ -34,7 +34,6 @@ KINDS = {"FullAttentionSpec": False, "SlidingWindowSpec": True}
 """The supported kinds of attention layers, and whether each has a window."""
 
 RECURRENT = "MambaSpec"
-"""The kind of groups of recurrent layers."""
 
 MORE = "num_speculative_blocks", "num_prefill_checkpoint_blocks"
 """Numbers of blocks for further states of a request, which are not supported."""

@@ -29,7 +29,6 @@ from paritybit.watch.facts import RowValues
 from paritybit.watch.stacks import Stack
 
 SAMPLER = "sampler"
-"""What uses the values of rows, for reports."""
 
 GREEDY = 1e-5
 """Requests with a lower temperature get the likeliest token."""
@@ -37,34 +36,16 @@ GREEDY = 1e-5
 COUNTED = "it is not known which tokens the engine counts for a request that was just added"
 FEWER = "the engine verifies fewer drafts than were scheduled"
 LATE = "the engine may count drafts that are rejected"
-"""Why values are not judged."""
 
 NONE = -1
 """Stands for the seed of a request without one."""
 
-OF_OLDER = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "frequency_penalties": "frequency",
-    "presence_penalties": "presence",
-    "repetition_penalties": "repetition",
-}
-OF_NEWER = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition",
-    "frequency_penalty": "frequency",
-    "presence_penalty": "presence",
-    "seeds": "seed",
-}
+PENALTIES = "frequency_penalty", "presence_penalty", "repetition_penalty"
+OF_OLDER = "temperature", "top_k", "top_p", *PENALTIES
+OF_NEWER = *OF_OLDER, "min_p", "seed"
 """The parameters that the samplers keep by row or by slot, as fields of `AskedSampling`."""
 
-WITHOUT = {
-    "temperature": 0.0, "top_p": 1.0, "frequency": 0.0, "presence": 0.0, "repetition": 1.0
-}  # fmt: skip
+WITHOUT = {"temperature": 0.0, "top_p": 1.0, **dict.fromkeys(PENALTIES, 0.0), PENALTIES[2]: 1.0}
 """What a sampler uses that does not look at a parameter. For `top_k`, it is the vocabulary."""
 
 STACKS = "lora_a_stacked", "lora_b_stacked"
@@ -87,15 +68,13 @@ def asked_of(request: Any, vocabulary: int) -> AskedSampling | None:
         top_k=given.top_k if 0 < given.top_k < vocabulary else 0,
         top_p=given.top_p,
         min_p=given.min_p,
-        repetition=given.repetition_penalty,
-        frequency=given.frequency_penalty,
-        presence=given.presence_penalty,
         bias=given.logit_bias or {},
         allowed=given.allowed_token_ids or None,
         forbidden=given.bad_words_token_ids or (),
         least=given.min_tokens,
         stops=given.all_stop_token_ids,
         seed=given.seed,
+        **{name: getattr(given, name) for name in PENALTIES},
     )
 
 
@@ -176,12 +155,13 @@ class SampledBatch:
         """Yield what the older runner uses by row. `verified` says where drafts are, or is None."""
         batch, names, size = runner.input_batch, self.names, len(self.rows)
         given = batch.sampling_metadata
-        for name, part in OF_OLDER.items():
+        for part in OF_OLDER:
+            name = part.replace("penalty", "penalties")
             right, held = self.asked(part, self.rows), getattr(given, name)
-            if name == "temperature" and given.all_random:
+            if part == "temperature" and given.all_random:
                 held = held.masked_fill(held < GREEDY, torch.inf)
-            unused = given.no_penalties if name.endswith("penalties") else False
-            if held is None or unused or (given.all_greedy and name == "temperature"):
+            unused = given.no_penalties and part in PENALTIES
+            if held is None or unused or (given.all_greedy and part == "temperature"):
                 held = torch.full((size,), WITHOUT.get(part, float(self.vocabulary)))
             filled = getattr(batch, f"{name}_cpu_tensor")
             yield rows_of(name, names, held[:size], right, None, filled)
@@ -221,8 +201,8 @@ class SampledBatch:
             yield from untried("parameters of sampling", names, FEWER)
             return
         slots = batch.expanded_idx_mapping.long()
-        for name, part in OF_NEWER.items():
-            owner = penalties if name.endswith("penalty") else states
+        for part in OF_NEWER:
+            owner, name = penalties if part in PENALTIES else states, part.replace("seed", "seeds")
             held, right = getattr(owner, name), self.asked(part, rows)
             source = place_of(owner.add_request)
             mine = [at for at, value in enumerate(right) if value is not None]
@@ -307,7 +287,6 @@ class JudgedRows(Drafting):
         self.moves: dict[str, tuple[Stack, str]] = {}
         """How each request came into its row, since the forward before that was judged."""
         self.placed: dict[str, int] = {}
-        """The row of each request in the last forward that was judged."""
 
     def begin_rows(self, now: Any, names: Sequence[str]) -> None:
         """Note what the requests of a forward asked for, and judge the adapters of its tokens."""
