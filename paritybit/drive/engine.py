@@ -66,15 +66,13 @@ class Player:
 
     When `stop` returns True, the player aborts the running requests. It ends as soon as the engine
     is idle, after that or after the last wave. `made` has the tokens of each ended request of the
-    current wave, by name. `served` counts ended requests, and `played` counts waves.
+    current wave, by name.
     """
 
     waves: Iterator[Wave]
     engine: "Engine"
     stop: Callable[[], bool]
     idle_polls: int = 2
-    served: int = 0
-    played: int = 0
     made: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _open: dict[str, Planned] = field(default_factory=dict)
     _waiting: list[Planned] = field(default_factory=list)
@@ -126,7 +124,6 @@ class Player:
         """Record that a request has ended with these tokens."""
         if self._open.pop(name, None) is not None:
             self._ended[name], self.made[name] = self._poll, tuple(tokens)
-            self.served += 1
 
     def _begin(self, wave: Wave, given: list[Any]) -> None:
         if self._flush:
@@ -135,7 +132,6 @@ class Player:
         self._ended, self._prompts, self._aborted, self.made = {}, {}, set(), {}
         self._poll, self._quiet, self._flush = 0, 0, wave.flush
         self._operator.begin(wave.actions)
-        self.played += 1
 
     def _due(self, planned: Planned) -> bool:
         if planned.follows is None:
@@ -173,7 +169,7 @@ class Engine(ABC):
         Raises EngineFailedError if the engine raises, and LackingError for unsupported settings.
         """
 
-    def play(self, waves: Iterator[Wave], stop: Callable[[], bool]) -> Player:
+    def play(self, waves: Iterator[Wave], stop: Callable[[], bool]) -> None:
         """Serve waves until `stop` returns True or none is left, then until the engine is idle.
 
         Raises EngineFailedError if the engine raises.
@@ -181,7 +177,6 @@ class Engine(ABC):
         self._polls = self.forwards, 0
         self.player = Player(waves, self, stop)
         self.run()
-        return self.player
 
     def require_progress(self, waiting: int) -> None:
         """Raise StalledError if requests wait and MOST_POLLS polls have run no batch."""
