@@ -10,8 +10,7 @@ from torch import Tensor
 
 from paritybit.connectors.following import HOST, Following, pages
 from paritybit.connectors.hooking import Call, NotRecognisedError, callers, maybe
-from paritybit.connectors.sglang.pools import SglangPool
-from paritybit.connectors.sglang.recurrent import NAME, States
+from paritybit.connectors.sglang.pools import NAME, SglangPool, States
 from paritybit.watch.facts import HostSlots
 from paritybit.watch.stacks import Stack
 from paritybit.watch.weak import ByObject

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from paritybit.connectors.following import expected, offsets, table_of
 from paritybit.connectors.hooking import NotRecognisedError, maybe
-from paritybit.connectors.sglang.pools import SglangPool
-from paritybit.connectors.sglang.rows import EXTENDS, MODES, PREFILLS, Rows
+from paritybit.connectors.sglang.pools import PREFILLS, SglangPool
+from paritybit.connectors.sglang.rows import EXTENDS, MODES, Rows
 from paritybit.watch.facts import IndexList, StaticInput
 
 VERIFY = "target_verify"

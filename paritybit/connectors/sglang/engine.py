@@ -21,6 +21,7 @@ from paritybit.connectors.sampling import ROUNDING, moves
 from paritybit.connectors.sglang import attention, graphs, rows, sampling
 from paritybit.connectors.sglang.allocations import at_rest
 from paritybit.connectors.sglang.models import Models, SglangModel
+from paritybit.connectors.sglang.pools import PREFILLS
 from paritybit.watch.facts import PIECES, Forward, Replay, RowValues
 from paritybit.watch.lines import SLOTS
 from paritybit.watch.watcher import Watcher
@@ -224,7 +225,7 @@ class SglangEngine(Models):
         if now is None or self.watcher is None or batch is not now.batch:
             return
         now.call = original
-        if now.model.drafts or now.forward.kind not in rows.PREFILLS:
+        if now.model.drafts or now.forward.kind not in PREFILLS:
             return
         live = len(batch.input_ids)
         copies = states is not None and states.due  # Made by the first run alone.
@@ -279,7 +280,7 @@ class SglangEngine(Models):
             mine, before = rows.requests_of(batch, self.requests, mode), self.placed
             now = {request.rid: row for row, request in enumerate(mine)}
             asked = [self.asked.setdefault(one, copy(one.sampling_params)) for one in mine]
-            begins = mode in rows.PREFILLS
+            begins = mode in PREFILLS
             by = moves(before, now, info, "from_schedule_batch" if begins else MERGE, FILTER)
             kept = self.penalizers if mine == list(self.requests) else None
             self.rows("sampler", sampling.rows(info, mine, asked, mode, kept), by)
@@ -294,7 +295,7 @@ class SglangEngine(Models):
     ) -> None:
         """Judge the logits of prompts. Those of a GPU are rounded more."""
         now = self.now
-        if now is None or now.model.drafts or now.forward.kind not in rows.PREFILLS:
+        if now is None or now.model.drafts or now.forward.kind not in PREFILLS:
             return
         if now.rows.rows and hidden.dtype == torch.float32:
             given = processor, hidden, head, batch, result, now.rows, self.requests

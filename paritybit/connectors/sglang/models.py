@@ -9,8 +9,7 @@ from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sglang.allocations import Allocations
-from paritybit.connectors.sglang.pools import SglangPool, described
-from paritybit.connectors.sglang.recurrent import NAME, States
+from paritybit.connectors.sglang.pools import NAME, SglangPool, States, described
 from paritybit.connectors.sglang.rows import Rows, implied
 from paritybit.watch.facts import Group
 from paritybit.watch.weak import Weakly

@@ -14,12 +14,9 @@ from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sampling import untried
-from paritybit.connectors.sglang.pools import SglangPool
+from paritybit.connectors.sglang.pools import PREFILLS, SglangPool
 from paritybit.watch.facts import Forward, Row, RowValues
 from paritybit.watch.reading import ranges
-
-PREFILLS = ("extend", "mixed")
-"""Modes that compute prompts."""
 
 EXTENDS = ("draft_extend", "draft_extend_v2")
 """Modes in which a draft computes the tokens that were accepted."""
