@@ -129,4 +129,3 @@ PRESETS: dict[str, ModelConfig] = {
         full_rope_theta=5_000_000.0,
     ),
 }
-"""The models of trials, by name."""

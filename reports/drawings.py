@@ -27,7 +27,6 @@ MOST_STEPS, MOST_ROWS, MOST_SLOTS = 40, 64, 1024
 """The last steps, the batch rows and the slots that are drawn."""
 
 COLUMNS = 32
-"""The number of slots in a row."""
 
 
 def bits(property_name: str, where: Mapping[str, Any]) -> Bits | None:

@@ -22,7 +22,6 @@ NOTHING_EXPECTED = 16
 """The divisor of these schedules for a task that is to find nothing."""
 
 BugOnRunner = tuple[str, str]
-"""A bug and a runner, by name."""
 
 
 def all_hunts(runners: Iterable[str] = tuple(RUNNERS)) -> tuple[BugOnRunner, ...]:

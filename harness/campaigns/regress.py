@@ -34,7 +34,6 @@ SECONDS = 1800
 """The time limit of a test. It is many times the time on a slow machine."""
 
 RESTARTS = 20
-"""The most workers that are replaced."""
 
 
 def run_tests(run: Run, console: Console, cache: Path, options: Sequence[str] = ()) -> None:

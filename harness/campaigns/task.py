@@ -138,7 +138,6 @@ class TaskRunner:
 
 
 run_in_turn = TaskRunner()
-"""Runs the tasks of this process."""
 
 
 def run_task(task: Task) -> TrialRow:

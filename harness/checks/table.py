@@ -40,7 +40,6 @@ _ORDER = (
 )
 
 PROPERTIES: Mapping[str, Property] = {one.id: one for one in _ORDER}
-"""Every property of this build, by id."""
 
 CHEAP_PROPERTIES = frozenset(one.id for one in _ORDER if one.cheap)
 """The properties that are checked by default."""

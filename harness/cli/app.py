@@ -23,20 +23,16 @@ UsageError: Any = typer.BadParameter.__base__
 """The class of all errors in a command line. Its module depends on the release of typer."""
 
 ENGINES, FINDINGS, LABORATORY = "Test an engine", "Handle a finding", "The laboratory"
-"""The groups of commands."""
 
 MOST = 999_999_999
-"""The maximum of a number."""
 
 LATEST = OUT / "latest"
-"""The link to the folder of the last run."""
 
 
 ABOUT = (
     "Find what CUDA-graph replay does to the KV caches of LLM engines. Exit codes: 0 as expected, "
     "1 finding, 2 malformed input, 125 no verdict, 130 interrupted."
 )
-"""The first paragraph of `paritybit --help`."""
 
 
 Function = TypeVar("Function", bound=Callable[..., int])

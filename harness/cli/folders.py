@@ -10,10 +10,8 @@ from pathlib import Path
 from paritybit.harness.errors import CannotRunError, MalformedError
 
 OUT = Path("paritybit-out")
-"""The default folder for runs."""
 
 LATEST = "latest"
-"""The name of the link to the folder of the last run."""
 
 
 def for_record(word: str) -> str:

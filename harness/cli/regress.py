@@ -15,7 +15,7 @@ from paritybit.harness.machine.stopping import heard_at_the_end
 from paritybit.harness.records.codec import save
 from paritybit.harness.records.environment import device_name
 from paritybit.harness.records.files import write_whole
-from paritybit.harness.records.schema import Record, Status
+from paritybit.harness.records.schema import Status
 from paritybit.reference.config import PRESETS
 from paritybit.reports import terminal
 from paritybit.reports.annotations import annotations, on_github
@@ -66,7 +66,9 @@ def finish(console: Console, run: Run, folder: Path) -> int:
     print_errors(error for error in errors if error is not None)
     if not run.tasks:
         report_error("no trial or hunt was selected", CANNOT_RUN)
-    code = code_of_run(run, data)
+    code = {"green": OK, "red": FINDING, "interrupted": INTERRUPTED}[data.verdict]
+    if code == FINDING and run.undecided:
+        code = CANNOT_RUN
     try:
         for name, case in cases_of(data).items():
             save(case, folder / "cases" / name)
@@ -77,10 +79,3 @@ def finish(console: Console, run: Run, folder: Path) -> int:
         return report_error(error, FINDING if code == FINDING else CANNOT_RUN)
     console.print(f"{data.seconds:.0f} s; page: {folder / 'index.html'}", soft_wrap=True)
     return code
-
-
-def code_of_run(run: Run, data: Record) -> int:
-    """Return the exit code for the record of a run."""
-    if data.verdict == "red" and run.undecided:
-        return CANNOT_RUN
-    return {"green": OK, "red": FINDING, "interrupted": INTERRUPTED}[data.verdict]

@@ -17,10 +17,8 @@ from paritybit.launch.record import of_journals
 from paritybit.launch.schema import WatchRecord
 
 PAGE = "index.html"
-"""The page of a run, next to its record."""
 
 RECORDS = "watch.json", "run.json"
-"""The records that the folder of a run may have."""
 
 
 def run_report(path: Path, later: Path | None, *, markdown: bool) -> int:
@@ -33,7 +31,12 @@ def run_report(path: Path, later: Path | None, *, markdown: bool) -> int:
     if markdown:
         print(summary(report_of(record)), end="")
         return OK
-    return write_page(record, (path if path.is_dir() else path.parent) / PAGE)
+    page = (path if path.is_dir() else path.parent) / PAGE
+    write_whole(page, render(report_of(record)))
+    verdict = "" if record.message.startswith(record.verdict) else f"{record.verdict}: "
+    print(f"{verdict}{record.message}")
+    print(page)
+    return OK
 
 
 def load_run(path: Path) -> Record | WatchRecord:
@@ -68,15 +71,6 @@ def require_watch(record: Record | WatchRecord, path: Path) -> WatchRecord:
     if not isinstance(record, WatchRecord):
         raise MalformedError(f"{path} is a record of regress; this needs one of watch (watch.json)")
     return record
-
-
-def write_page(record: Record | WatchRecord, page: Path) -> int:
-    """Write the page of a record, and print its verdict and the path of the page."""
-    write_whole(page, render(report_of(record)))
-    verdict = "" if record.message.startswith(record.verdict) else f"{record.verdict}: "
-    print(f"{verdict}{record.message}")
-    print(page)
-    return OK
 
 
 def compare(before: WatchRecord, after: WatchRecord) -> int:

@@ -17,7 +17,6 @@ SuspectName = Literal[
     "engine state",
     "overlapping steps",
 ]
-"""What may be to blame for a violation."""
 
 ResetOutcome = Literal["holds", "violated", "fails", "nothing to reset"]
 """What the violated property says once a suspect is reset, and nothing else."""

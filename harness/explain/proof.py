@@ -1,6 +1,6 @@
 """An explanation as a short proof: Let …, then …, but …, so …."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from paritybit.harness.explain.facts import (
     CAPTURE,
@@ -57,8 +57,9 @@ def prove(found: Explanation, message: str) -> Iterator[str]:
 def _but(found: Explanation) -> str:
     cause, holds = found.cause, f"and nothing else changed, {found.property_id} holds"
     if cause is not None and cause.elements:
-        wrong = _element(cause.elements[0])
-        return f"But {wrong}. With {_right(cause.elements)}, {holds}."
+        first, more = cause.elements[0], len(cause.elements) - 1
+        others = f" and {more} more element{'s' * (more > 1)}" if more else ""
+        return f"But {_element(first)}. With {first.name} = {first.right}{others}, {holds}."
     if cause is not None:
         return f"But {RESETS[cause.name]}, {holds}."
     without = [f"the {one.name}" for one in found.suspects if one.outcome == "violated"]
@@ -71,12 +72,6 @@ def _but(found: Explanation) -> str:
         return "But the cause is not known, because no repetition of a forward can show it."
     reset = " or ".join(without)
     return f"But the cause is not known, because a reset of {reset} does not help."
-
-
-def _right(elements: Sequence[WrongElement]) -> str:
-    first = f"{elements[0].name} = {elements[0].right}"
-    more = len(elements) - 1
-    return first if not more else f"{first} and {more} more element{'s' * (more > 1)}"
 
 
 def _element(one: WrongElement) -> str:

@@ -152,9 +152,7 @@ class RequestBook:
     def planned(self, mode: Mode, spans: Iterable[RequestSpan | None]) -> PlannedForward | None:
         """Return the forward over the spans that are not None, or None if there are none."""
         found = [span for span in spans if span is not None]
-        if not found:
-            return None
-        return self.forward_of(mode, found)
+        return self.forward_of(mode, found) if found else None
 
     def forward_of(self, mode: Mode, spans: Sequence[RequestSpan]) -> PlannedForward:
         """Write the slots of some spans to the tables, and return the forward over them."""

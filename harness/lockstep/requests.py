@@ -88,10 +88,10 @@ class SlotOwners:
         for span in self.spans:
             if slot in (span.full_slots if kind is Kind.FULL else span.swa_slots):
                 return f"request {self.serial_at(span.row)}"
-        found = (owner.serial for owner in self.owners if slot in owner.slots(kind))
-        return next((f"request {serial}" for serial in found), "nobody")
+        found = (f"request {one.serial}" for one in self.owners if slot in one.slots(kind))
+        return next(found, "nobody")
 
     def owner_of_state(self, slot: int) -> str:
         """Describe the owner of a slot of recurrent states."""
-        found = (owner.serial for owner in self.owners if owner.state_slot == slot)
-        return next((f"request {serial}" for serial in found), "nobody")
+        found = (f"request {one.serial}" for one in self.owners if one.state_slot == slot)
+        return next(found, "nobody")

@@ -154,12 +154,6 @@ def descendants(ancestor: int) -> Iterator[int]:
     yield from found[1:]
 
 
-def adopt_orphans() -> None:
-    """Let orphans among the descendants of this process become its children."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
 def reaped(child: int) -> int | None:
     """Collect children that have ended. Returns the exit code of `child` if it is one of them."""
     code = None
@@ -204,7 +198,8 @@ def pass_signals_on() -> None:
 def main(descriptor: int, passed: str, words: Sequence[str]) -> None:
     """Run a command, report its start and its end, and keep its processes until the asker ends."""
     pass_signals_on()
-    adopt_orphans()
+    with suppress(OSError, AttributeError):  # Orphans become children of this process.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     connection = Connection(descriptor)
     given = [] if passed == "-" else [int(passed)]
     try:

@@ -41,11 +41,6 @@ class Stop:
         self.received, self.at = number, now
         raise KeyboardInterrupt
 
-    def send_again(self) -> None:
-        """Send the last signal again, once the code that dropped its exception has returned."""
-        number, self.received = self.received, None
-        threading.Timer(AGAIN, os.kill, (os.getpid(), number)).start()
-
     def raise_if_swallowed(self) -> None:
         """Raise KeyboardInterrupt if a signal arrived and its exception was caught since."""
         if self.received is not None:
@@ -80,7 +75,9 @@ def listening(stop: Stop) -> Iterator[None]:
 
     def hook(dropped: Any) -> None:
         if stop.received is not None and issubclass(dropped.exc_type, KeyboardInterrupt):
-            stop.send_again()
+            # Once the code that dropped the exception has returned.
+            number, stop.received = stop.received, None
+            threading.Timer(AGAIN, os.kill, (os.getpid(), number)).start()
         else:
             before(dropped)
 

@@ -20,8 +20,13 @@ def read_bytes(path: Path) -> bytes:
     Raises MalformedError for a device or a pipe, and for a file that is too large or unreadable.
     """
     name = path.name or str(path)
+
+    def opened(path: str, flags: int) -> int:
+        # A pipe without a process at its other end does not block.
+        return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
     try:
-        with open(path, "rb", opener=_opened) as file:
+        with open(path, "rb", opener=opened) as file:
             regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
             content = file.read(MOST_BYTES + 1) if regular else b""
     except (OSError, ValueError) as error:  # ValueError: an invalid file name.
@@ -32,11 +37,6 @@ def read_bytes(path: Path) -> bytes:
     if len(content) > MOST_BYTES:
         raise MalformedError(f"{name} is larger than {MOST_BYTES >> 20} MiB")
     return content
-
-
-def _opened(path: str, flags: int) -> int:
-    """Open a file. A pipe without a process at its other end does not block."""
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -127,7 +127,6 @@ Step = (
     | Resume
     | Idle
 )
-"""A step of any kind."""
 
 
 def idle_modes(modes: Collection[Mode]) -> list[Mode]:

@@ -121,7 +121,7 @@ class _Traits:
     - `leaves_nothing`: a replay skips the call. It is a span of the profiler, or an allocation,
       whose memory is allocated once at capture and never cleared.
     - `may_alias`: the result may be a view of the first argument.
-    - `into`: the function of torch that writes the same result to its argument `out`, if any.
+    - `into`: what writes the same result to its argument `out`, or None.
     """
 
     name: str
@@ -153,25 +153,25 @@ def _traits(func: Any) -> _Traits:
 
 
 def _into(func: Any) -> Callable[..., Any] | None:
-    """Return the function of torch that has an overload as `func`, with a further argument `out`.
+    """Return what computes the same as an overload, with a further argument `out`, or None.
 
     An `out` that torch generates is not used, because it also computes the result and copies it.
     """
-    packet, arguments = func.overloadpacket, _signature(func._schema.arguments)
+    packet, wanted = func.overloadpacket, _signature(func)
     function = getattr(torch, packet.__name__, None)
-    others = [getattr(packet, name) for name in packet.overloads()]
-    found = any(
-        _signature(other._schema.arguments[:-1]) == arguments
-        for other in others
-        if any(one.is_out for one in other._schema.arguments[-1:])
-        and torch.Tag.generated not in other.tags
-    )
-    return function if found and isinstance(function, BuiltinFunctionType) else None
+    for other in (getattr(packet, name) for name in packet.overloads()):
+        if (
+            _signature(other) == [*wanted, ("out", "Tensor")]
+            and torch.Tag.generated not in other.tags
+        ):
+            # A function of torch parses its arguments faster than an overload.
+            return function if isinstance(function, BuiltinFunctionType) else other._op
+    return None
 
 
-def _signature(arguments: Sequence[Any]) -> list[tuple[str, str]]:
-    """Return the name and type of each argument."""
-    return [(one.name, str(one.type)) for one in arguments]
+def _signature(func: Any) -> list[tuple[str, str]]:
+    """Return the name and type of each argument of an overload."""
+    return [(one.name, str(one.type)) for one in func._schema.arguments]
 
 
 def _writing(

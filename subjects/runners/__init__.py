@@ -26,7 +26,6 @@ An engine has one runner per mode.
 """
 
 RUNNERS: dict[str, type[GraphRunner]] = {runner.name: runner for runner, _ in TABLE}
-"""All runners by name."""
 
 
 def engine_runners(runner: str) -> tuple[type[GraphRunner], ...]:

@@ -39,7 +39,11 @@ class Display:
         with self.lock:
             self.tallies[config] = tally
             if finding is not None:
-                self.put_new(finding)
+                self.found += 1
+                if self.found <= MOST:
+                    self.put(f"{finding.check}: {finding.text}", style="bold red")
+                elif self.found == MOST + 1:
+                    self.put("there are further findings; the page at the end has all")
             now = time.monotonic()
             if now >= self.next:
                 self.put(self.progress(config, now))
@@ -56,14 +60,6 @@ class Display:
         seen = scope_of(counts) if loaded else "no engine loaded yet"
         name = f"{config}: " if config else ""
         return f"{now - self.started:.0f} s: {name}{seen}: {found}"
-
-    def put_new(self, finding: RecordedFinding) -> None:
-        """Print the headline of a new finding. The page has those after MOST."""
-        self.found += 1
-        if self.found <= MOST:
-            self.put(f"{finding.check}: {finding.text}", style="bold red")
-        elif self.found == MOST + 1:
-            self.put("there are further findings; the page at the end has all")
 
     def put(self, line: str, style: str | None = None) -> None:
         """Print a line with the prefix of paritybit, because the command also prints."""

@@ -33,14 +33,15 @@ if TYPE_CHECKING:
 PAGE, RECORD, RESULTS, SUITE = "index.html", "watch.json", "findings.sarif", "junit.xml"
 
 CODES: Mapping[str, int] = {"finding": FINDING, "no finding": OK, "undecided": CANNOT_RUN}
-"""Exit codes by verdict."""
 
 
 def finish(run: "WatchRun") -> int:
     """Write record, cases and page, show the verdict, and return the exit code."""
     options = run.options
     with heard_at_the_end():
-        number = interruption(run, options)
+        number = run.stops.received
+        if number == signal.SIGTERM and options.engine is None:
+            number = None  # The usual way to stop a server: the command is not interrupted.
         interrupted = None if number is None else signal_name(number)
         stated = replace(options, engine=options.engine and for_record(options.engine))
         given = interrupted, run.not_run, run.pairs, run.changes
@@ -108,12 +109,3 @@ def prefix_of(engine: str | None) -> str:
     home = package.folder_in(Path(engine))
     inside = "." if home is None else home.parent.relative_to(engine).as_posix()
     return "" if inside == "." else f"{inside}/"
-
-
-def interruption(run: "WatchRun", options: WatchOptions) -> int | None:
-    """Return the signal that interrupted a run, or None.
-
-    SIGTERM is the usual way to stop a server, so a command that it ends is not interrupted.
-    """
-    number = run.stops.received
-    return None if number == signal.SIGTERM and options.engine is None else number

@@ -25,7 +25,6 @@ from paritybit.launch.schema import WatchRecord
 from paritybit.launch.words import plural
 
 NEWEST = "newest"
-"""Stands for the newest release."""
 
 MATRIX = "releases.md"
 

@@ -64,7 +64,6 @@ LONGEST_NAME = 100
 """The most characters of a configuration's name in the name of its folder."""
 
 ONLY_ENGINE = ("base", "model", "device", "seed", "seconds", "settings", "keep_going")
-"""Options that need --engine."""
 
 SECONDS = 300
 """The default budget of a run with --engine in seconds, with the starts of the engine."""
@@ -230,16 +229,13 @@ def prepared(options: WatchOptions, spec: str) -> tuple[WatchOptions, "ConfigSer
         raise MalformedError(str(error)) from error
     configs = configs_of(table, seed, options.settings)
     engine = adapter.prepare(spec)
-    base = None if options.base is None else base_of(options.base, adapter)
+    base = None
+    if options.base is not None:
+        if fetch.package_of(options.base) != adapter.package:
+            raise MalformedError(f"--base {quote(options.base)} is not {adapter.package.name}")
+        base = fetch.find(options.base)
     options = replace(options, device=device, seed=seed, revision=commit_of(Path(spec)))
     return options, ConfigServer(adapter, engine, configs, table.array.pairs, base)
-
-
-def base_of(spec: str, adapter: Adapter) -> EngineFolder:
-    """Return the engine of --base. Raises errors as `fetch.find` does, and for another engine."""
-    if fetch.package_of(spec) != adapter.package:
-        raise MalformedError(f"--base {quote(spec)} is not {adapter.package.name}")
-    return fetch.find(spec)
 
 
 @dataclass
