@@ -173,7 +173,7 @@ class SglangEngine(Models):
             self.skipped(watcher, model, batch, run)
             return
         forward, found = self.facts(model, batch, graph_runner)
-        implied = rows.with_dimensions(model.implied(found, forward.kind), batch)
+        implied = model.implied(batch, found, forward.kind)
         self.hook_lists(runner)
         now = SglangForward(model, batch, forward, found, implied)
         with self.forward_of(now, forward):

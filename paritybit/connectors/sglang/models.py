@@ -74,10 +74,16 @@ class SglangModel:
     _: dataclasses.KW_ONLY
     runner: Any = Weakly()
 
-    def implied(self, found: Rows, kind: str) -> dict[str, Tensor]:
+    def implied(self, batch: Any, found: Rows, kind: str) -> dict[str, Tensor]:
         """Return the inputs that the rows of a forward imply, by name."""
         group = self.pool.group_of(sliding=False)
-        return {} if group is None else implied(found, kind, group)
+        inputs = {} if group is None else implied(found, kind, group)
+        # A model for images has the positions of text in all dimensions.
+        held, positions = maybe(batch, "mrope_positions"), inputs.get("positions")
+        images = any(one is not None for one in maybe(batch, "mm_inputs") or ())
+        if not (held is None or images or positions is None or held.shape[-1] != len(positions)):
+            inputs["mrope_positions"] = positions.expand(len(held), -1)
+        return inputs
 
 
 class Models(Allocations):

@@ -141,16 +141,6 @@ def slots_written(rows: Sequence[Row], group: str) -> Tensor:
     return torch.cat([row.slots[group][row.cached :] for row in rows])
 
 
-def with_dimensions(implied: dict[str, Tensor], batch: Any) -> dict[str, Tensor]:
-    """Return implied inputs with the positions of text in all dimensions of a model for images."""
-    held = maybe(batch, "mrope_positions")
-    images = any(one is not None for one in maybe(batch, "mm_inputs") or ())
-    positions = implied.get("positions")
-    if held is None or images or positions is None or held.shape[-1] != len(positions):
-        return implied
-    return {**implied, "mrope_positions": positions.expand(len(held), -1)}
-
-
 def lengths(batch: Any, mode: str) -> list[tuple[int, int]]:
     """Return the numbers of cached and of computed positions, per row."""
     if mode in PREFILLS:

@@ -242,20 +242,21 @@ class VllmEngine(JudgedRows):
         found = result[0] if isinstance(result, tuple) else result
         given = original.having("req_ids")
         now, pool = self.now, self.pool
+        if pool is None:
+            return
         with self.needing():
-            if pool is not None and pool.of_draft(found):
+            if pool.of_draft(found):
                 self.capturing = None
-            elif now is None and pool is not None and self.watcher is None:
+            elif now is None and self.watcher is None:
                 runner = owner if given is None else None
                 self.capturing = batches.of_runner(runner, found, pool, given, (0, 0))
-            elif now is not None and now.forward is None and pool is not None:
+            elif now is not None and now.forward is None:
                 self.begin(now, pool, found, given)
                 self.indices(logits_indices)
                 if self.watcher is not None:
                     self.watcher.lines.start()  # The model's arguments are prepared next.
                 if given is not None:
-                    parts = now.runner, owner, found, original, self.hidden
-                    now.whole = in_place_of_a_graph(*parts)
+                    now.whole = in_place_of_a_graph(now.runner, owner, found, original, self.hidden)
 
     def begin(self, now: VllmForward, pool: VllmPool, metadata: Any, given: Any) -> None:
         """Report the facts of a forward to the watcher, and judge its inputs."""
@@ -265,21 +266,20 @@ class VllmEngine(JudgedRows):
         of, account = self.scheduler.requests, self.account
         live = len(names), int(now.output.total_num_scheduled_tokens)
         batch = batches.of_runner(now.runner, metadata, pool, given, live)
-        ids = {} if account is None else batch.by_row(names, now.output.num_scheduled_tokens)
-        forward = self.requests.forward(now.output, names, of, pool, account, ids)
+        given_ids = {} if account is None else batch.by_row(names, now.output.num_scheduled_tokens)
+        forward = self.requests.forward(now.output, names, of, pool, account, given_ids)
         now.forward, now.batch, self.undrafted = forward, batch, names
         watcher.begin(forward)
         if account is not None:
-            watcher.judge_inputs("batch", account.compared(of, ids))
+            watcher.judge_inputs("batch", account.compared(of, given_ids))
         made_of = [two for one in batch.metadata for two in (one.block_table, one.seq_lens)]
         watcher.lines.note(LISTS, {"block_table": made_of})
-        watcher.judge_lists(
-            [batch.lists(pool, name) for name in {one.names[0] for one in pool.targets}]
+        kinds = {one.names[0] for one in pool.targets}
+        watcher.judge_lists([batch.lists(pool, name) for name in kinds])
+        ids, positions = (
+            one[: live[1]].repeat(len(pool.targets)) for one in (batch.ids, batch.positions)
         )
-        groups = len(pool.targets)
-        watcher.judge_tokens(
-            batch.ids[: live[1]].repeat(groups), batch.positions[: live[1]].repeat(groups)
-        )
+        watcher.judge_tokens(ids, positions)
         inputs = batch.judged(forward, now.runner.vllm_config.model_config)
         watcher.judge_inputs("batch", [*inputs, *batch.tails()])
         if self.states is not None:

@@ -245,7 +245,7 @@ class Blocks(Following):
         """Report the blocks that the simple connector copied to the host or back."""
         if self.pool is not None:
             device, host = (source, target) if is_store else (target, source)
-            size = connector_of(self.scheduler).scheduler_manager.num_cpu_blocks
+            size = self.scheduler.connector.scheduler_manager.num_cpu_blocks
             self.carried(is_store, self.pool.names, device, host, size)
 
     def carried(
@@ -270,7 +270,7 @@ class Blocks(Following):
         reset_connector: bool = False,
     ) -> None:
         """Report that the prefix cache was emptied, unless it was refused or the host keeps KV."""
-        keeps = connector_of(scheduler) is not None and not reset_connector
+        keeps = maybe(scheduler, "connector") is not None and not reset_connector
         if result and self.watcher is not None and not keeps:
             self.watcher.emptied()
 
@@ -286,7 +286,7 @@ class Blocks(Following):
 
     def idle(self, result: Any, scheduler: Any) -> None:
         """Judge whether all blocks are free, when no request is left."""
-        connector = connector_of(scheduler)
+        connector = maybe(scheduler, "connector")
         waits = scheduler.requests or maybe(scheduler, "deferred_frees")
         waits = waits or copies(maybe(connector, "scheduler_manager"))
         if self.watcher is None or self.pool is None or waits:
@@ -301,11 +301,6 @@ class Blocks(Following):
                 dict.fromkeys(self.pool.names, locked * self.pool.page),
                 hosts=on_host(connector),
             )
-
-
-def connector_of(scheduler: Any) -> Any:
-    """Return the KV connector of a scheduler, or None."""
-    return maybe(scheduler, "connector")
 
 
 def unfollowed(transfer: Any) -> list[str]:
