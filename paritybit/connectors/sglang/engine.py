@@ -266,11 +266,10 @@ class SglangEngine(Models):
             same = positions is not None and positions.shape == ids.shape
             kept = rows.kept_ids(batch, self.requests, self.names_next) if model.drafts else None
             watcher.judge_tokens(ids, positions if same else None, kept)
-        names = {"seq_lens", "out_cache_loc", "mrope_positions"} & implied.keys()
-        names |= {"positions"} & implied.keys() if model.drafts else set()
-        held = {name: maybe(batch, name) for name in sorted(names)}
-        given = [(name, one) for name, one in held.items() if isinstance(one, Tensor)]
-        watcher.judge_inputs("batch", [expected(name, one, implied[name]) for name, one in given])
+        names = "seq_lens", "out_cache_loc", "mrope_positions", *(["positions"] * model.drafts)
+        held = [(name, maybe(batch, name)) for name in names if name in implied]
+        given = [expected(name, one, implied[name]) for name, one in held if one is not None]
+        watcher.judge_inputs("batch", given)
 
     def judge_rows(self, batch: Any, mode: str) -> None:
         """Judge what the sampler uses for each row of a batch."""
