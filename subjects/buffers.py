@@ -94,9 +94,7 @@ class StaticInputs:
         """Reset the padding of a padded batch as the contract says, then copy the live values.
 
         `live_values` maps a row's name to its live values, along the row's axis. Host rows are
-        reset if `padded_on_host`, which defaults to `padded`. The copies are batched by
-        (destination dtype, source dtype), because one batched copy needs the same pair of dtypes
-        throughout. Host buffers are copied separately.
+        reset if `padded_on_host`, which defaults to `padded`.
         """
         padded_on_host = padded if padded_on_host is None else padded_on_host
         for row in self.contract:

@@ -73,8 +73,7 @@ class ReplayResult:
 class ForwardResult:
     """The outcome of one forward: its output for live rows, and its replay, if any.
 
-    - `keys`: the lists by which it read KV, valid until the engine's next forward. None if it
-      read none.
+    `keys` are those of `ReplayResult`, valid until the engine's next forward.
     """
 
     output: Output
@@ -86,8 +85,7 @@ class ForwardResult:
 class ReplayFacts:
     """What a replay relied on: buffers at its capture and now, and what its graph contains.
 
-    The numbers of translations from full to SWA slots, and whether attention is in the graph, are
-    given as found and as expected.
+    `translations` are those from full to SWA slots.
     """
 
     captured_buffers: Mapping[str, BufferFacts]

@@ -143,8 +143,7 @@ run_in_turn = TaskRunner()
 def run_task(task: Task) -> TrialRow:
     """Run one task. A clean trial is checked for all properties, a hunt for `hunt_properties`.
 
-    A finding is played again in a fresh process. If a bug must be detected, that process starts in
-    advance, so that it initialises its device and captures during the hunt.
+    If a bug must be detected, the fresh process starts in advance, and captures during the hunt.
     """
     started = time.monotonic()
     player = cached_player(task.trial)

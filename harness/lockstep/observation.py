@@ -110,10 +110,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class StepEnd:
-    """The owners in both runs after a step, with or without a forward.
-
-    `index` is the index of the step in its schedule. `sizes` are the sizes of each run's pools.
-    """
+    """The owners in both runs after step number `index`, with or without a forward."""
 
     index: int
     sizes: PoolSizes
