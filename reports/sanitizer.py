@@ -201,7 +201,8 @@ def environment(record: WatchRecord) -> Iterator[Fact]:
     """Yield the environment of a run and of its processes."""
     yield from environment_facts(record.environment)
     yield Fact.of("checks", comma_separated(record.checks) if record.checks else "all")
-    yield Fact.of("checked", f"one forward pass in {record.every}")
+    limit = f", within {record.overhead:g} % of the time" if record.overhead else ""
+    yield Fact.of("checked", f"one forward pass in {record.every}{limit}")
     if record.engine:
         yield Fact.of("model", record.model or "several models")
         yield Fact.of("device, seed", f"{record.device}, {record.seed}")

@@ -208,6 +208,14 @@ def watch(
     keep_going: bool = flag("keep-going", "Serve the other configurations after a finding, too"),
     checks: list[str] = names_option("Checks to run, such as stray-write"),
     every: int = number(1, "Check about one in N forward passes"),
+    overhead: float = typer.Option(
+        0.0,
+        metavar="PERCENT",
+        min=0.0,
+        max=100.0,
+        help="Check as many forward passes as take at most this share of the time",
+        show_default="any",
+    ),
     known: Path | None = file(
         None,
         "Known findings, which do not fail the run",
@@ -241,6 +249,7 @@ def watch(
         keep_going=keep_going,
         checks=checks_of(checks),
         every=every,
+        overhead=overhead,
         known=known_findings(known, engine, baseline),
         warn=undecided == "warn",
         out=out,

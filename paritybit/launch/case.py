@@ -58,7 +58,7 @@ def cases_of(record: WatchRecord, outcomes: Iterable[ConfigOutcome]) -> dict[str
             engine=record.engine or NOT_KNOWN,
             config=finding.config,
             script=script,
-            every=record.every,
+            every=1 if record.overhead else record.every,
             checks=record.checks,
             key=finding.key,
             text=finding.text,

@@ -44,12 +44,14 @@ class WatchOptions:
     - `command`: the command line of paritybit, for the record.
     - `program`: the user's command, if there is one.
     - `base`: the engine whose differences from `engine` may be the cause of a finding.
+    - `overhead`: the percentage of the time that checks may take, or 0 for no limit.
     - `warn`: whether a run without a verdict ends with exit code 0.
     """
 
     command: str
     program: Sequence[str] = ()
     every: int = 1
+    overhead: float = 0.0
     checks: tuple[str, ...] | None = None
     engine: str | None = None
     base: str | None = None
@@ -120,7 +122,7 @@ def make(
         model=options.model,
         device=options.device,
         seed=options.seed,
-        every=options.every,
+        every=rate(counts) if options.overhead else options.every,
         checks=options.checks,
         seconds=round(sum(outcome.seconds for outcome in outcomes), 1),
         counts=dict(counts),
@@ -130,6 +132,7 @@ def make(
         not_tried=untried,
         started=options.started,
         revision=options.revision,
+        overhead=options.overhead,
     )
     baseline = options.known.baseline
     if baseline is None:
@@ -167,6 +170,12 @@ def of_journals(folder: Path) -> WatchRecord | None:
         engine=engines.pop() if len(engines) == 1 and outcomes[0].name != "command" else None,
     )
     return make(options, outcomes)
+
+
+def rate(counts: Mapping[str, int]) -> int:
+    """Return N if about one in N forwards was checked."""
+    checked = counts.get("forwards", 0)
+    return max(1, round((checked + counts.get("skipped_forwards", 0)) / max(1, checked)))
 
 
 def idle_kernels(outcomes: Sequence[ConfigOutcome]) -> list[str]:

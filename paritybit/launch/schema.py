@@ -172,6 +172,7 @@ class WatchRecord(File, frozen=True, tag="paritybit-watch"):
     - `checks`: None for all checks.
     - `revision`: the commit of the engine's source tree, if it is one.
     - `baseline`, `changes`: the name of an earlier run, and the change of each cause since then.
+    - `overhead`: the percentage of the time that checks were allowed to take, or 0 for no limit.
     """
 
     environment: RunEnvironment
@@ -195,4 +196,5 @@ class WatchRecord(File, frozen=True, tag="paritybit-watch"):
     revision: str | None = None
     baseline: str | None = None
     changes: tuple[CauseChange, ...] = ()
+    overhead: float = 0.0
     version: Literal[6] = 6

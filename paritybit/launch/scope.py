@@ -15,7 +15,7 @@ STATES: Mapping[str, tuple[str, str]] = {
 """Maps a count to what was not reached if it is zero, and the reason."""
 
 PARTS: Mapping[str, tuple[str, str]] = {
-    "skipped_forwards": ("forward passes", "not selected by --every"),
+    "skipped_forwards": ("forward passes", "not selected by --every or --overhead"),
     "ends_of_chunks": (
         "tokens after a part of a prompt, as a draft model is given them",
         "the older runner of vLLM gives the prompt's last token, not the next one",

@@ -16,6 +16,7 @@ from paritybit.launch.schema import RecordedFinding, Untried, Verdict
 from paritybit.launch.scope import PAIRS, SERVED_PAIRS
 from paritybit.launch.tally import Tally
 from paritybit.launch.words import causes_of, plural
+from paritybit.watch.settings import ELAPSED, TAKEN
 
 NEEDED: Mapping[str, str] = {
     "forwards": "no forward pass was checked",
@@ -198,5 +199,6 @@ def scope_of(counts: Mapping[str, int]) -> str:
             else ""
         )
         + (f", {plural(actions, 'action')}" if actions else "")
+        + (f", {count(TAKEN) / count(ELAPSED):.1%} of the time" if count(ELAPSED) else "")
         + (f", {count(SERVED_PAIRS)} of {count(PAIRS)} {PAIRS}" if PAIRS in counts else "")
     )

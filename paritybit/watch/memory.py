@@ -1,10 +1,11 @@
-"""The sanitizer's own GPU memory, apart from the pool that the engine allocates from.
+"""What the sanitizer uses: its time, and GPU memory apart from the pool of the engine.
 
-Otherwise, the engine would find other garbage behind its tensors than without the sanitizer, and
-less memory. On a CPU, nothing here has an effect.
+With memory from that pool, the engine would find other garbage behind its tensors than without the
+sanitizer, and less memory.
 """
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -13,8 +14,9 @@ import torch
 
 
 class _State(threading.local):
-    """What this thread has entered: the context in which it allocates from the own pool, if any."""
+    """Since when this thread runs the sanitizer, and the context in which it allocates, if any."""
 
+    since: float | None = None
     entered: AbstractContextManager[Any] | None = None
 
 
@@ -22,6 +24,14 @@ _STATE = _State()
 
 _POOLS: dict[torch.device, Any] = {}
 """The pool of each GPU with a watcher."""
+
+_SPENT = [0.0]
+"""The seconds that this process spent in the sanitizer."""
+
+
+def seconds() -> float:
+    """Return how many seconds this process spent in the sanitizer, without those under way."""
+    return _SPENT[0]
 
 
 def prepare(device: torch.device) -> None:
@@ -33,6 +43,7 @@ def prepare(device: torch.device) -> None:
 
 def _enter() -> None:
     """Allocate from the pool of the current device from now on, unless a graph is captured."""
+    _STATE.since = time.perf_counter()
     if not _POOLS or torch.cuda.is_current_stream_capturing():
         return
     pool = _POOLS.get(torch.device("cuda", torch.cuda.current_device()))
@@ -43,17 +54,20 @@ def _enter() -> None:
 
 
 def _leave() -> bool:
-    """Allocate as the engine does. Returns whether the own pool was in use."""
+    """Allocate as the engine does. Returns whether the sanitizer was running."""
     entered, _STATE.entered = _STATE.entered, None
+    since, _STATE.since = _STATE.since, None
     if entered is not None:
         entered.__exit__(None, None, None)
-    return entered is not None
+    if since is not None:
+        _SPENT[0] += time.perf_counter() - since
+    return since is not None
 
 
 @contextmanager
 def ours() -> Iterator[None]:
-    """Allocate from the own pool in this context."""
-    if _STATE.entered is not None:
+    """Allocate from the own pool in this context, whose time is the sanitizer's."""
+    if _STATE.since is not None:
         yield
         return
     _enter()
@@ -65,7 +79,7 @@ def ours() -> Iterator[None]:
 
 @contextmanager
 def theirs() -> Iterator[None]:
-    """Allocate as the engine does in this context, which runs its code."""
+    """Allocate as the engine does in this context, which runs its code in its time."""
     left = _leave()
     try:
         yield

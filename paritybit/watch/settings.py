@@ -11,6 +11,9 @@ TRIED = "tried: "
 NOT_TRIED = "not tried: "
 """The prefix of counts of comparisons that could not have failed: a check and a reason follow."""
 
+TAKEN, ELAPSED = "microseconds of the sanitizer", "microseconds of the engine"
+"""The counts of the time that the sanitizer took, and of the whole time between forwards."""
+
 VARIABLE = "PARITYBIT_WATCH"
 
 
@@ -21,11 +24,14 @@ class Settings:
     - `out`: the folder of the journals.
     - `checks`: the names of the checks to run. None means all.
     - `every`: checks one forward in `every` on average. The ledger follows the writes of the rest.
+    - `overhead`: if it is positive, chooses the forwards so that the sanitizer takes at most this
+      percentage of the time. `every` is then more than 1.
     """
 
     out: str
     checks: tuple[str, ...] | None = None
     every: int = 1
+    overhead: float = 0.0
 
     def text(self) -> str:
         """Return these settings as the value of the environment variable."""
@@ -43,11 +49,15 @@ def parsed(text: str) -> Settings:
     Raises ValueError if the value is malformed.
     """
     given = json.loads(text)
-    match {"checks": None, "every": 1, **given} if isinstance(given, dict) else None:
-        case {"out": str(out), "checks": None, "every": int(every)} if every > 0:
-            return Settings(out, None, every)
-        case {"out": str(out), "checks": [*names], "every": int(every)} if every > 0:
-            return Settings(out, tuple(map(str, names)), every)
+    match {**asdict(Settings("")), **given} if isinstance(given, dict) else None:
+        case {
+            "out": str(out),
+            "checks": None | [*_] as names,
+            "every": int(every),
+            "overhead": float(overhead),
+        } if out and every > 0:
+            checks = None if names is None else tuple(map(str, names))
+            return Settings(out, checks, every, overhead)
     raise ValueError(f"{VARIABLE} has no folder `out`, list `checks` or positive `every`: {text}")
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from paritybit.watch import memory, reading
 from paritybit.watch.between import FILLED, MOST_NOTED
 from paritybit.watch.boundary import guarded
+from paritybit.watch.budget import Budget
 from paritybit.watch.facts import Forward, Group, IndexList, Row, RowValues, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Overwrite
@@ -31,7 +32,7 @@ from paritybit.watch.lines import LISTS
 from paritybit.watch.observations import GivenList, Outside, RowsGiven, Unwritten
 from paritybit.watch.origins import Origins
 from paritybit.watch.replays.replaying import BEFORE, Replaying, WatchedForward
-from paritybit.watch.settings import Settings
+from paritybit.watch.settings import ELAPSED, TAKEN, Settings
 from paritybit.watch.stacks import Stack
 
 ROW = "wrong row"
@@ -65,6 +66,7 @@ class Watcher(Replaying):
         with memory.ours():
             super().__init__(groups, journal, settings, engine)
         self.wait, self.gaps = 0, random.Random(0)
+        self.budget = Budget(settings.overhead / 100) if settings.overhead else None
         self.origins = Origins(self.lines)
         self.missed: Callable[[], None] = lambda: None
         """Tells the connector that one of its hooks failed, and may have missed something."""
@@ -97,13 +99,16 @@ class Watcher(Replaying):
     # Forwards.
 
     def due(self) -> bool:
-        """Return whether to check the next forward. On average this is one forward in `every`.
+        """Return whether to check the next forward: one in `every`, or what the budget allows.
 
         Call it exactly once per forward. If it returns False, call `skipped` in place of `begin`
         and `end`.
         """
+        full = any(len(one.noted) >= MOST_NOTED for one in self.changes.values())
+        if self.budget is not None:
+            return self.budget.due() or full
         self.wait -= 1
-        if self.wait >= 0 and all(len(one.noted) < MOST_NOTED for one in self.changes.values()):
+        if self.wait >= 0 and not full:
             return False
         # With a constant gap, the checked forwards could all be of one kind.
         self.wait = self.gaps.randint(0, 2 * self.settings.every - 2)
@@ -177,6 +182,10 @@ class Watcher(Replaying):
             unresolved_reads=open_,
             **{f"forwards: {forward.kind}": 1},
         )
+        if self.budget is not None:
+            spent, self.budget.taken = self.budget.taken, 0.0
+            passed, self.budget.elapsed = self.budget.elapsed, 0.0
+            self.journal.count(**{TAKEN: round(1e6 * spent), ELAPSED: round(1e6 * passed)})
 
     @guarded
     def offered(self, group: str, request: str, tokens: Sequence[int], slots: Tensor) -> None:

@@ -94,7 +94,9 @@ class WatchRun:
 
     def settings(self, out: Path) -> str:
         """Return the value of PARITYBIT_WATCH for a folder with journals."""
-        return Settings(str(out.resolve()), self.options.checks, self.options.every).text()
+        options = self.options
+        every = max(2, options.every) if options.overhead else options.every
+        return Settings(str(out.resolve()), options.checks, every, options.overhead).text()
 
     def new_folder(self, name: str) -> Path:
         """Create the folder of a configuration. Its name is short, as some file systems want it."""
@@ -339,6 +341,8 @@ def reason_to_skip(run: WatchRun) -> str | None:
 
 def require_sense(options: WatchOptions) -> None:
     """Raise MalformedError unless there is one thing to watch, with options that apply to it."""
+    if options.overhead and options.every > 1:
+        raise MalformedError("--overhead chooses the forward passes, so --every does not apply")
     if options.engine is not None:
         if options.program:
             raise MalformedError("--engine takes no command: it generates requests itself")

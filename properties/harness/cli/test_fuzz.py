@@ -80,6 +80,7 @@ ODD: list[Any] = [
 LINES = (
     "watch --engine sglang==0.5.12 --settings overlap --seconds 3",
     "watch --every 2 -- python serve.py",
+    "watch --overhead 3 -- python serve.py",
     "releases --engine vllm --releases 0.33.0",
     "explore --engine sglang==0.5.23 --page-size 2",
     "engine 0.5.12",

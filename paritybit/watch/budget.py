@@ -1,0 +1,72 @@
+"""Chooses which forwards are checked, so that the sanitizer takes a given share of the time."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from statistics import median
+
+from paritybit.watch import memory
+
+IDLE = 1.0
+"""The most seconds between two forwards that count as time of the engine."""
+
+RECENT = 16
+"""The number of checked forwards from which the cost of the next one is estimated."""
+
+MOST_SAVED, MOST_OWED = 2, 8
+"""The limits of the credit, as multiples of that cost.
+
+So an engine that was idle is not slowed down for long, and a compilation does not stop the checks.
+"""
+
+
+@dataclass
+class Budget:
+    """A share of the time, such as 0.03. `clock` and `spent` return seconds.
+
+    A forward is checked once the credit covers what a check has cost. Each forward adds its share
+    of the time since the one before, and takes what the sanitizer spent meanwhile, in checked and
+    in skipped forwards. The first check is free, because it compiles kernels.
+    """
+
+    share: float
+    clock: Callable[[], float] = time.perf_counter
+    spent: Callable[[], float] = memory.seconds
+    random: Random = field(default_factory=lambda: Random(0))
+    elapsed: float = 0.0
+    taken: float = 0.0
+    credit: float = 0.0
+    checked: int = 0
+    costs: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    before: tuple[float, float] | None = None
+    """The time and the seconds spent at the last call."""
+    checking: bool = False
+
+    def due(self) -> bool:
+        """Return whether to check the next forward. Call it once per forward."""
+        now, spent = self.clock(), self.spent()
+        if self.before is not None:
+            self.account(min(now - self.before[0], IDLE), spent - self.before[1])
+        self.before = now, spent
+        # With a constant threshold, the checked forwards could all be of one kind.
+        self.checking = self.credit >= self.cost * self.random.uniform(0.5, 1.5)
+        self.checked += self.checking
+        return self.checking
+
+    @property
+    def cost(self) -> float:
+        """The seconds that a checked forward is expected to cost."""
+        return median(self.costs) if self.costs else 0.0
+
+    def account(self, passed: float, cost: float) -> None:
+        """Add a forward that took `passed` seconds, `cost` of which the sanitizer spent."""
+        self.elapsed += passed
+        self.taken += cost
+        if self.checking and self.checked == 1:
+            return
+        if self.checking:
+            self.costs.append(cost)
+        credit = self.credit + self.share * passed - cost
+        self.credit = min(max(credit, -MOST_OWED * self.cost), MOST_SAVED * self.cost)

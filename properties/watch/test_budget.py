@@ -1,0 +1,50 @@
+"""The budget chooses as many forwards to check as its share of the time allows."""
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from paritybit.watch.budget import IDLE, Budget
+
+FORWARD, SKIPPED, CHECKED, FIRST = 0.01, 2e-5, 0.02, 2.0
+"""The seconds of a forward, and those of the sanitizer in it."""
+
+
+def served(share: float, forwards: int, *, idle: float = 0.0) -> tuple[Budget, list[int]]:
+    """Serve forwards of an engine. Returns the budget, and the numbers of the checked ones.
+
+    The first check costs more, because kernels are compiled. Every thousandth forward comes after
+    `idle` seconds.
+    """
+    now, spent, checked, random = 0.0, 0.0, list[int](), Random(1)
+    budget = Budget(share, lambda: now, lambda: spent)
+    for number in range(forwards):
+        now += idle if number % 1000 == 999 else 0.0
+        cost = SKIPPED
+        if budget.due():
+            cost = CHECKED * random.uniform(0.5, 2.0) if checked else FIRST
+            checked.append(number)
+        now, spent = now + FORWARD + cost, spent + cost
+    return budget, checked
+
+
+@pytest.mark.parametrize("share", [0.01, 0.03, 0.2])
+@pytest.mark.parametrize("idle", [0.0, 60.0])
+def test_the_share_is_used_and_not_exceeded(share: float, idle: float) -> None:
+    budget, checked = served(share, 20_000, idle=idle)
+    assert 0.8 * share < (budget.taken - FIRST) / budget.elapsed < 1.05 * share
+    assert checked[0] == 0
+    gaps = {after - before for before, after in pairwise(checked)}
+    assert len(gaps) > 5  # A constant gap could miss one kind of forward.
+
+
+def test_time_without_forwards_is_no_time_of_the_engine() -> None:
+    quiet, _ = served(0.03, 5_000)
+    paused, _ = served(0.03, 5_000, idle=600.0)
+    assert paused.elapsed - quiet.elapsed < 5 * 1.1 * IDLE
+
+
+def test_nothing_is_checked_if_following_the_engine_takes_the_whole_share() -> None:
+    _, checked = served(0.5 * SKIPPED / FORWARD, 5_000)
+    assert checked == [0, 1]  # The second one is needed to learn the cost.
