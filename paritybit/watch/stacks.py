@@ -65,6 +65,7 @@ def name_of(code: CodeType) -> str:
     return name.replace("<locals>.", "")
 
 
+@cache
 def line_of(path: str, line: int, code: CodeType) -> str:
     """Return a line of the engine as text, with the function that it belongs to."""
     return f"{path}:{line} in {name_of(code)}"
@@ -82,6 +83,7 @@ def split(line: str) -> tuple[str, int, str]:
     return path, int(number) if number.isdecimal() else 0, function
 
 
+@cache
 def wraps(code: CodeType) -> bool:
     """Return whether a function has no arguments of its own, and passes on whatever it gets."""
     any_of = code.co_flags & CO_VARARGS and code.co_flags & CO_VARKEYWORDS
