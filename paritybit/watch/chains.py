@@ -57,10 +57,10 @@ class Chains:
         chain = self.chains.get(request)
         if chain is None:
             within = f"{self.emptied} {space}" if self.emptied else space
-            chain = self.chains[request] = Chain(start(within))
+            chain = self.chains[request] = Chain(hash(within) & ~1 if within else UNKNOWN)
         self.chains.move_to_end(request)
         before = len(chain.tokens)
-        update(chain, request, list(tokens[:length]), self.aliases)
+        self.update(chain, request, list(tokens[:length]))
         self.token_count += len(chain.tokens) - before
         while self.token_count > MOST_TOKENS and len(self.chains) > 1:
             _, old = self.chains.popitem(last=False)
@@ -86,57 +86,49 @@ class Chains:
 
     def final(self, value: int) -> int:
         """Return the final hash for a provisional hash, or the value itself if none is known."""
-        return final(value, self.aliases)
+        for _ in range(8):
+            if value & 1 and value in self.aliases:
+                value = self.aliases[value]
+        return value
 
+    def update(self, chain: Chain, request: str, tokens: list[int | None]) -> None:
+        """Update a chain to `tokens`. Does nothing if they are the first tokens of the chain.
 
-def final(value: int, aliases: OrderedDict[int, int]) -> int:
-    """Follow the aliases of a provisional hash. Returns the value itself without an alias."""
-    for _ in range(8):
-        if value & 1 and value in aliases:
-            value = aliases[value]
-    return value
-
-
-def update(
-    chain: Chain, request: str, tokens: list[int | None], aliases: OrderedDict[int, int]
-) -> None:
-    """Update a chain to `tokens`. Does nothing if they are the first tokens of the chain.
-
-    As long as the only difference is that tokens became known, each old hash gets an alias to the
-    new one.
-    """
-    old_tokens, old_hashes = chain.tokens, chain.hashes
-    if len(tokens) <= len(old_tokens) and old_tokens[: len(tokens)] == tokens:
-        return
-    first = first_difference(old_tokens, tokens)
-    hashes = old_hashes[:first]
-    previous = old = hashes[-1] if hashes else chain.start
-    same, again = True, min(len(old_tokens), len(tokens))
-    for position in range(first, again):
-        token, old_token, before = tokens[position], old_tokens[position], previous
-        previous = following(before, token, request, position)
-        hashes.append(previous)
-        before_old, old = old, old_hashes[position]
-        same = same and old_token in (token, None)
-        if same and old != previous:
-            aliases[old] = previous
-        if not same and old_token is not None and old & 1:
-            replaced = chain.replaced.setdefault(position, [])
-            replaced.append((before_old, old, old_token))
-            del replaced[:-MOST_REPLACED]
-        if token is not None:
-            for earlier, value, known in chain.replaced.pop(position, ()):
-                if known == token and final(earlier, aliases) == final(before, aliases):
-                    aliases[value] = previous
-    if not previous & 1:
-        rest = tokens[max(first, again) :]
-        known_tokens = rest[: rest.index(None)] if None in rest else rest
-        hashes.extend(final_hashes(previous, known_tokens))
-        previous = hashes[-1] if hashes else chain.start
-    for position in range(len(hashes), len(tokens)):
-        previous = following(previous, tokens[position], request, position)
-        hashes.append(previous)
-    chain.tokens, chain.hashes = tokens, hashes
+        As long as the only difference is that tokens became known, each old hash gets an alias to
+        the new one.
+        """
+        old_tokens, old_hashes = chain.tokens, chain.hashes
+        if len(tokens) <= len(old_tokens) and old_tokens[: len(tokens)] == tokens:
+            return
+        first = first_difference(old_tokens, tokens)
+        hashes = old_hashes[:first]
+        previous = old = hashes[-1] if hashes else chain.start
+        same, again = True, min(len(old_tokens), len(tokens))
+        for position in range(first, again):
+            token, old_token, before = tokens[position], old_tokens[position], previous
+            previous = following(before, token, request, position)
+            hashes.append(previous)
+            before_old, old = old, old_hashes[position]
+            same = same and old_token in (token, None)
+            if same and old != previous:
+                self.aliases[old] = previous
+            if not same and old_token is not None and old & 1:
+                replaced = chain.replaced.setdefault(position, [])
+                replaced.append((before_old, old, old_token))
+                del replaced[:-MOST_REPLACED]
+            if token is not None:
+                for earlier, value, known in chain.replaced.pop(position, ()):
+                    if known == token and self.final(earlier) == self.final(before):
+                        self.aliases[value] = previous
+        if not previous & 1:
+            rest = tokens[max(first, again) :]
+            known_tokens = rest[: rest.index(None)] if None in rest else rest
+            hashes.extend(final_hashes(previous, known_tokens))
+            previous = hashes[-1] if hashes else chain.start
+        for position in range(len(hashes), len(tokens)):
+            previous = following(previous, tokens[position], request, position)
+            hashes.append(previous)
+        chain.tokens, chain.hashes = tokens, hashes
 
 
 def first_difference(one: list[int | None], other: list[int | None]) -> int:
@@ -145,11 +137,6 @@ def first_difference(one: list[int | None], other: list[int | None]) -> int:
     if one[:shared] == other[:shared]:
         return shared
     return next(index for index in range(shared) if one[index] != other[index])
-
-
-def start(space: str) -> int:
-    """Return the value that precedes the first hash in a space."""
-    return hash(space) & ~1 if space else UNKNOWN
 
 
 def final_hashes(previous: int, tokens: Sequence[int | None]) -> list[int]:
