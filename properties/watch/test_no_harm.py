@@ -241,7 +241,7 @@ EXPERIMENTS: dict[str, Callable[[Rerun, Ledger, torch.Tensor], object]] = {
     "poison": lambda rerun, ledger, slots: explain(rerun, ledger, slots, []),
     "inversion": rewritten,
     "rewind": lambda rerun, *_: rerun.rewind(),
-    "repetition": lambda rerun, *_: rerun.repeat({}),
+    "repetition": lambda rerun, *_: rerun.run(),
     "eager": lambda rerun, *_: rerun.run_eagerly(),
     "other content": other_content,
     "slots": lambda _, ledger, slots: SavedSlots.of(ledger, slots).inverted().restore(),

@@ -50,9 +50,7 @@ class Suspect:
         """Return whether an invariant that a rerun violates holds with this input reset."""
         other = self.reset(rerun)
         other.again()
-        values = other.values()
-        outputs = {name: value.clone() for name, value in values.outputs.items()}
-        other.first = type(values)(outputs, values.owned)
+        other.first = other.values().kept()
         return not violated(other)
 
 

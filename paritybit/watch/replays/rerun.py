@@ -10,7 +10,7 @@ both while the engine may copy KV elsewhere.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 import torch
 from torch import Tensor
@@ -119,6 +119,10 @@ class Values:
     owned: list[SavedSlots]
     altered: bool = False
 
+    def kept(self) -> "Values":
+        """Return the results with copies of the outputs, which the next run overwrites."""
+        return replace(self, outputs={name: one.clone() for name, one in self.outputs.items()})
+
 
 @dataclass
 class Rerun:
@@ -143,17 +147,17 @@ class Rerun:
     """Whether the replay ran with other inputs, and may have changed other slots."""
 
     def __post_init__(self) -> None:
-        self.inputs = Saved.of(static.tensor for static in self.replay.inputs if to_save(static))
-        self.barred = self.replay.once or (None if self.small() else TOO_LARGE)
-        self.slots = [] if self.barred else self.owned_slots()
-
-    def small(self) -> bool:
-        """Return whether the owned slots are small enough to be saved."""
-        owned = sum(
+        self.inputs = Saved.of(
+            static.tensor
+            for static in self.replay.inputs
+            if static.tensor.nbytes <= SMALL or static.live < static.size
+        )
+        size = sum(
             len(self.owned[name]) * ledger.checksums.bytes_per_slot
             for name, ledger in self.ledgers.items()
         )
-        return owned <= LARGEST
+        self.barred = self.replay.once or (TOO_LARGE if size > LARGEST else None)
+        self.slots = [] if self.barred else self.owned_slots()
 
     def owned_slots(self) -> list[SavedSlots]:
         """Return copies of the owned slots of all groups."""
@@ -164,10 +168,10 @@ class Rerun:
         self.barred = self.barred or self.gate()
         if self.barred:
             return
-        outputs = self.replay.outputs()
+        values = self.values()
+        self.first = values.kept()
         inputs = [tensor for tensor, _ in self.inputs.pairs]
-        self.first = Values({k: v.clone() for k, v in outputs.items()}, self.owned_slots())
-        saved = Saved.of([*inputs, *outputs.values(), *tensors_in(result)])
+        saved = Saved.of([*inputs, *values.outputs.values(), *tensors_in(result)])
         self.after = [saved, *self.first.owned]
         self.saved = len(saved.pairs) > len(self.inputs.pairs)
         self.barred = None if self.saved else NO_OUTPUTS
@@ -209,16 +213,12 @@ class Rerun:
         """Run the batch without the graph, from the state before the replay."""
         assert self.replay.eager is not None
         self.rewind()
-        outputs = {name: value.clone() for name, value in self.replay.eager().items()}
-        return Values(outputs, self.owned_slots())
+        outputs = self.replay.eager()
+        return Values(outputs, self.owned_slots()).kept()
 
     def again(self, changes: Mapping[str, Tensor] = {}) -> None:
         """Repeat the replay from the state before it, with changed tails of some inputs."""
         self.rewind()
-        self.repeat(changes)
-
-    def repeat(self, changes: Mapping[str, Tensor]) -> None:
-        """Repeat the replay from the current state, with changed tails of some inputs."""
         self.changed |= bool(changes)
         for static in self.replay.inputs:
             if static.name in changes:
@@ -241,23 +241,18 @@ class Rerun:
         return Values(self.replay.outputs(), self.owned_slots())
 
 
-def to_save(static: StaticInput) -> bool:
-    """Return whether to save an input: it is small, or it has a tail that can be changed."""
-    return static.tensor.nbytes <= SMALL or static.live < static.size
-
-
 def tail(static: StaticInput, tensor: Tensor) -> Tensor:
     """Return a view of the padded part of a static input, or of a tensor with its shape."""
     return tensor.narrow(static.axis, static.live, static.size - static.live)
 
 
-def overwritten(rerun: Rerun, poison: SavedSlots, changes: Mapping[str, Tensor] = {}) -> Tensor:
+def overwritten(rerun: Rerun, poison: SavedSlots) -> Tensor:
     """Repeat the replay over poisoned slots. Returns which slots it overwrites, bool [n]."""
     checksums = poison.ledger.checksums
     rerun.rewind()
     poison.restore()
     before = checksums.of(poison.slots)
-    rerun.repeat(changes)
+    rerun.run()
     return checksums.of(poison.slots) != before
 
 

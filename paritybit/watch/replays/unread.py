@@ -130,8 +130,7 @@ def responses(
         for step in range(STEPS if fixed else 0):
             fixed = [replace(one, draw=ValueSeed(one.draw.seed, step, sign)) for one in fixed]
             with changed(rerun, reads, fixed, keep=False) as values:
-                outputs = {key: value.clone() for key, value in values.outputs.items()}
-                base = Values(outputs, values.owned)
+                base = values.kept()
                 if beyond(rerun.first, values):
                     break
         for draw in draws(moved[0].draw.seed):
