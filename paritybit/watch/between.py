@@ -9,7 +9,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import groupby
 
 import torch
@@ -26,8 +25,7 @@ from paritybit.watch.settings import Settings
 from paritybit.watch.stacks import Stack, stack
 
 MOST_WAITING = 4096
-"""Number of requests whose ids wait for their tokens."""
-
+"""The most requests whose ids wait for their tokens."""
 
 FREED, FILLED = "freed", "filled"
 
@@ -75,7 +73,7 @@ class Change:
 
 
 LedgerUpdate = Callable[[Ledger], None]
-"""A change of a ledger that is applied by itself."""
+"""Another change of a ledger."""
 
 
 @dataclass
@@ -228,8 +226,7 @@ class Between(Boundary):
     def note_copy(self, fills: bool = False) -> None:
         """Note that the engine enqueued a copy of slots, on the current stream.
 
-        With `fills`, the copy fills slots. A connector that reports a copy before it is enqueued
-        calls this afterwards.
+        With `fills`, it fills slots. If a copy is reported before, call this once it is enqueued.
         """
         self.copying.add(threading.get_ident())
         if self.gpu is not None:
@@ -246,23 +243,23 @@ class Between(Boundary):
     @guarded
     def allocated(self, group: str, slots: Tensor) -> None:
         """Record that the engine allocated slots, or the pages that begin at these slots."""
-        self.note(group, ALLOCATED, slots, self.call())
+        self.changes[group].note(ALLOCATED, slots, self.call())
 
     @guarded
     def shared(self, group: str, slots: Tensor) -> None:
-        """Record that a request got slots from the prefix cache, or of another request.
+        """Record that a request got slots of the prefix cache, or of another request.
 
-        It may name the pages that begin at these slots. This is only reported.
+        They may be the first slots of pages. This is only reported.
         """
-        self.note(group, SHARED, slots, self.call())
+        self.changes[group].note(SHARED, slots, self.call())
 
     @guarded
     def freed(self, group: str, slots: Tensor, lines: Stack | None = None) -> None:
         """Record that the engine freed slots, or the pages that begin at these slots.
 
-        `lines` are those of the engine that called for it, if they are not those that call now.
+        `lines` are the engine's that called for it, by default those that call now.
         """
-        self.note(group, FREED, slots, self.call(lines))
+        self.changes[group].note(FREED, slots, self.call(lines))
 
     def call(self, lines: Stack | None = None) -> SlotCall:
         """Return the call of the engine under way, before the next forward."""
@@ -275,12 +272,13 @@ class Between(Boundary):
     @guarded
     def copied(self, group: str, source: Tensor, target: Tensor) -> None:
         """Record that the engine copied each slot `source[i]` to `target[i]`."""
-        self.later(group, partial(self._copied, SlotCopy(source), SlotCopy(target), self.call()))
+        old, new, call = SlotCopy(source), SlotCopy(target), self.call()
 
-    def _copied(self, source: SlotCopy, target: SlotCopy, call: SlotCall, ledger: Ledger) -> None:
-        new = target.slots
-        ledger.copy(source.slots, new)
-        ledger.note_sources(new, [("copied from another slot", call)])
+        def copy(ledger: Ledger) -> None:
+            ledger.copy(old.slots, new.slots)
+            ledger.note_sources(new.slots, [("copied from another slot", call)])
+
+        self.later(group, copy)
 
     @guarded
     def store(self, pool: str, group: str, slots: Tensor, places: Tensor, size: int) -> None:
@@ -290,27 +288,18 @@ class Between(Boundary):
         on the stream of the copy, but the watcher does not wait for the copy.
         """
         self.note_copy()
-        step = partial(
-            self._store, (pool, group), SlotCopy(slots), SlotCopy(places), size, self.call()
-        )
-        self.later(group, step)
+        key, call, mine, at = (pool, group), self.call(), SlotCopy(slots), SlotCopy(places)
 
-    def _store(
-        self,
-        key: tuple[str, str],
-        slots: SlotCopy,
-        places: SlotCopy,
-        size: int,
-        call: SlotCall,
-        ledger: Ledger,
-    ) -> None:
-        entries = ledger.entries(slots.slots)
-        entries.append(torch.full_like(entries[-1], ledger.note_call(STORED, call)))
-        if key not in self.stored:
-            with torch.inference_mode(False):  # They are also changed outside of forwards.
-                self.stored[key] = [torch.zeros_like(one[:1]).repeat(size) for one in entries]
-        for column, known in zip(self.stored[key], entries, strict=True):
-            column[places.slots] = known
+        def store(ledger: Ledger) -> None:
+            entries = ledger.entries(mine.slots)
+            entries.append(torch.full_like(entries[-1], ledger.note_call(STORED, call)))
+            if key not in self.stored:
+                with torch.inference_mode(False):  # They are also changed outside of forwards.
+                    self.stored[key] = [torch.zeros_like(one[:1]).repeat(size) for one in entries]
+            for column, known in zip(self.stored[key], entries, strict=True):
+                column[at.slots] = known
+
+        self.later(group, store)
 
     @guarded
     def load(self, pool: str, group: str, slots: Tensor, places: Tensor) -> None:
@@ -323,27 +312,19 @@ class Between(Boundary):
         if self.settings.every > 1:
             self.forget(group, slots)
             return
-        step = partial(self._load, (pool, group), SlotCopy(slots), SlotCopy(places), self.call())
-        self.later(group, step)
+        call, mine, at = self.call(), SlotCopy(slots), SlotCopy(places)
 
-    def _load(
-        self,
-        key: tuple[str, str],
-        slots: SlotCopy,
-        places: SlotCopy,
-        call: SlotCall,
-        ledger: Ledger,
-    ) -> None:
-        mine = slots.slots
-        if key not in self.stored:
-            ledger.forget(mine)
-            return
-        at = places.slots
-        *entries, calls = (column[at] for column in self.stored[key])
-        ledger.enter(mine, entries)
-        before = ledger.calls.get(int(calls[0])) if len(calls) else None
-        come = [(RESTORED, call)] if before is None else [(RESTORED, call), (STORED, before)]
-        ledger.note_sources(mine, come)
+        def load(ledger: Ledger) -> None:
+            if (known := self.stored.get((pool, group))) is None:
+                ledger.forget(mine.slots)
+                return
+            *entries, calls = (column[at.slots] for column in known)
+            ledger.enter(mine.slots, entries)
+            before = ledger.calls.get(int(calls[0])) if len(calls) else None
+            come = [(RESTORED, call)] if before is None else [(RESTORED, call), (STORED, before)]
+            ledger.note_sources(mine.slots, come)
+
+        self.later(group, load)
 
     @guarded
     def forget(self, group: str, slots: Tensor | None) -> None:
@@ -355,15 +336,11 @@ class Between(Boundary):
             self.later(group, Ledger.forget_all)
             slots = torch.arange(self.ledgers[group].slots)
         else:
-            self.note(group, FILLED, slots)
+            self.changes[group].note(FILLED, slots)
         self.loading.setdefault(group, []).append(SlotCopy(slots))
 
-    def note(self, group: str, what: str, slots: Tensor, call: SlotCall | None = None) -> None:
-        """Note a change of slots. It is applied later, together with others."""
-        self.changes[group].note(what, slots, call)
-
     def later(self, group: str, step: LedgerUpdate) -> None:
-        """Note a change of a ledger. It is applied later, in order."""
+        """Note a change of a ledger. `settle` applies it."""
         noted = self.changes[group].noted
         if not (noted and noted[-1] is step):
             noted.append(step)

@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec
 
@@ -11,7 +11,7 @@ import torch
 from paritybit.watch import memory
 from paritybit.watch.attach import of_signal, where
 from paritybit.watch.checks import selected
-from paritybit.watch.journal import Finding, Journal
+from paritybit.watch.journal import Journal
 from paritybit.watch.observations import Check
 from paritybit.watch.settings import TRIED, Settings
 
@@ -78,17 +78,13 @@ class Boundary:
         """Run the selected checks of a stage and write their findings."""
         for check in self.of_stage.get(stage, ()):
             self.journal.count(**{f"{TRIED}{check.name}": check.compares(observation)})
-            self.write(check.judge(observation))
+            for finding in check.judge(observation):
+                self.journal.finding(finding)
 
     def compared(self, stage: str, number: int) -> None:
         """Count comparisons of a stage whose observations exist only where something is wrong."""
         for check in self.of_stage.get(stage, ()):
             self.journal.count(**{f"{TRIED}{check.name}": number})
-
-    def write(self, findings: Iterable[Finding]) -> None:
-        """Write findings to the journal."""
-        for finding in findings:
-            self.journal.finding(finding)
 
     def undecided(self, what: str) -> None:
         """Report that something could not be judged."""

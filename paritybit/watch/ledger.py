@@ -108,7 +108,8 @@ class Ledger:
         self.numbers = torch.zeros(6, self.slots + 1, dtype=torch.int32)
         self.extended = [chain, *(self.numbers[number] for number in range(6))]
         """The columns, each with one more entry, which absorbs writes to invalid slot numbers."""
-        self.chain, self.checksum, self.scanned, self.request, self.position, *rest = self.columns()
+        columns = (column[: self.slots] for column in self.extended)
+        self.chain, self.checksum, self.scanned, self.request, self.position, *rest = columns
         self.forward, self.freed = rest
         self.open = False
         """Whether `Rerun.restoring` lets slots change now."""
@@ -139,10 +140,6 @@ class Ledger:
         self.calls: OrderedDict[int, SlotCall] = OrderedDict()
         self.last_calls: dict[str, int] = {}
 
-    def columns(self) -> list[Tensor]:
-        """Return all columns, each of shape [slots]."""
-        return [column[: self.slots] for column in self.extended]
-
     def index(self, slots: Tensor) -> Tensor:
         """Return the valid slot numbers as int64 on the host. Drops all others."""
         slots = slots.to("cpu", torch.int64).flatten()
@@ -157,11 +154,10 @@ class Ledger:
         return slots.clamp(-1, self.slots).remainder(self.slots + 1)  # -1 becomes the last index.
 
     def scan(self, expected: Tensor | None = None) -> Tensor | None:
-        """Compute the checksums of all slots.
+        """Compute the checksums of all slots. Returns which changed since the last scan.
 
-        Returns which slots changed since the last scan, bool [slots]. With a snapshot, it computes
-        only checksums of slots whose bytes changed, or that are `expected` to change, int64 [n].
-        The result is then None if nothing changed.
+        With a snapshot, it computes only those of slots whose bytes changed, or that are `expected`
+        to, int64 [n]. The result, bool [slots], is then None if nothing changed.
         """
         if self.snapshot is not None:
             if not self.entered and self.snapshot.same():
@@ -185,10 +181,7 @@ class Ledger:
         return changed
 
     def look(self, slots: Tensor) -> Tensor:
-        """Compute the checksums of some slots, int64 [n].
-
-        Returns which of them changed since the last time, bool [slots].
-        """
+        """Scan some slots, int64 [n]. Returns which changed since the last time, bool [slots]."""
         changed, now = torch.zeros(self.slots, dtype=torch.bool), self.checksums.of(slots)
         changed[slots] = now != self.scanned[slots]
         self.scanned[slots] = now
@@ -258,16 +251,11 @@ class Ledger:
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Record that the engine copied slots `source` to `target`."""
         old, new = self.indices(source), self.indices(target)
-        for column in self.extended[:-1]:
-            column[new] = column[old]
-        self.note_entered(new)
-        if not self.overwrites:
-            return
-        told = [self.overwrites.get(slot) for slot in old.tolist()]
-        self.forget_history(new)
-        for slot, overwrite in zip(new.tolist(), told, strict=True):
-            if overwrite is not None:
-                self.note_overwrite([slot], overwrite)
+        pairs = zip(old.tolist(), new.tolist(), strict=True)
+        moved = [(to, self.overwrites[slot]) for slot, to in pairs if slot in self.overwrites]
+        self.enter(new, self.entries(old))
+        for slot, overwrite in moved:
+            self.note_overwrite([slot], overwrite)
 
     def entries(self, slots: Tensor) -> list[Tensor]:
         """Return the columns of some slots, except `freed`."""
@@ -356,11 +344,16 @@ class Ledger:
         call = self.calls.get(int(calls.max())) if len(calls) else None
         return None if call is None else f"other slots of the request were freed {call}"
 
+    def freed_since(self, slot: int, forward: int) -> dict[str, Any] | None:
+        """Return the call that freed a slot last, if it is later than a forward."""
+        call = self.calls.get(abs(int(self.freed[slot])))
+        return call.who if call is not None and call.forward > forward else None
+
     def last_free(self, slot: int, reused: bool = False) -> dict[str, Any] | None:
         """Return the call that freed a slot, or None if the slot is in use.
 
         With `reused`, return it for a slot in use, too, if it is later than the forward that wrote
-        the present tokens, or than the one that wrote those before them.
+        the present or the previous tokens.
         """
         freed = int(self.freed[slot])
         call = self.calls.get(abs(freed))

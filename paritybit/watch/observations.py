@@ -125,15 +125,9 @@ class Reads(InForward):
 
         With `reused`, the finding names the last call that freed the slot, even if it is in use.
         """
-        if not bool(wrong.any()):
-            return
-        places = wrong.nonzero().flatten().tolist()
-        rows: dict[int, list[int]] = {}
-        row = self.row.tolist()
-        for place in places:
-            rows.setdefault(row[place], []).append(place)
-        for number, mine in rows.items():
-            yield self._finding(check, self.forward.rows[number], mine, what, reused)
+        for number in self.row[wrong].unique().tolist():
+            places = (wrong & (self.row == number)).nonzero().flatten().tolist()
+            yield self._finding(check, self.forward.rows[number], places, what, reused)
 
     def _finding(self, check: str, row: Row, places: list[int], what: str, reused: bool) -> Finding:
         """Return the finding for entries of one row."""
@@ -141,28 +135,28 @@ class Reads(InForward):
         slot, position = int(self.slots[first]), int(self.position[first])
         missing = bool(self.missing[first])
         group = self.ledger.group.name
+        cause: dict[str, Any] | None = None
         overwrite = None if missing else self.ledger.overwrites.get(slot)
-        cause = (
-            None if overwrite is None else {"what": overwrite.what, "forward": overwrite.forward}
-        )
-        if cause is None and self.offer is not None:
+        if overwrite is not None:
+            cause = {**(overwrite.cause or {"what": overwrite.what}), "forward": overwrite.forward}
+        elif self.offer is not None:
             cause = {"what": OFFERED, **self.offer.who}
-        if overwrite is not None and overwrite.cause is not None:
-            cause = {**overwrite.cause, "forward": overwrite.forward}
         place = "has no slot" if missing else f"slot {slot}"
         verb = "reads" if self.offer is None else "offers"
         # Who freed the slot of another position says nothing of this one.
         freed = None if missing else self.ledger.last_free(slot, reused)
-        origin, moved = None, False
-        if self.origins is not None and missing:
-            freed, origin = self.origins.lost(self.forward, row, position, slot, self.ledger)
-        elif self.origins is not None:
-            given = self.number, self.forward, row, position, slot, self.ledger
-            origin = self.origins.of(*given) or None
-            moved = self.origins.before(*given[1:-1], group) is not None
-            if moved and cause is None:
-                source, via = self.origins.lines.of_slots(group)
-                cause = {"what": MOVED, "source": source, "via": via}
+        origin = None
+        if self.origins is not None:
+            had = self.origins.before(self.forward, row, position, slot, group)
+            if not missing:
+                given = self.number, self.forward, row, position, slot, self.ledger
+                origin = "; ".join(self.origins.of(*given)) or None
+                if had is not None and cause is None:
+                    source, via = self.origins.lines.of_slots(group)
+                    cause = {"what": MOVED, "source": source, "via": via}
+            elif had is not None:
+                freed = self.ledger.freed_since(had[1], had[0])
+                origin = f"position {position} had slot {had[1]} in forward {had[0]}"
         return self.found(
             check,
             f"request {request} {verb} position {position} ({place}, {group}): {what}",
@@ -338,20 +332,6 @@ class Relation(InForward):
     kind: str
     result: Difference | Wrong
     cause: Mapping[str, Any] | None = None
-
-    def finding(self, check: str, what: str) -> Finding:
-        """Return the finding of a check for a difference."""
-        assert isinstance(self.result, Difference)
-        group, where, size = self.result.group, self.result.where, self.result.size
-        why = "" if self.cause is None else f"; {self.cause['what']}"
-        return self.found(
-            check,
-            f"{what}: {where} differs by {size:.2g} of its largest value{why}",
-            group=group,
-            replay=self.kind,
-            layer=where if group else None,
-            cause=self.cause,
-        )
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from paritybit.watch.facts import Forward, Row
 from paritybit.watch.ledger import ALLOCATED, Ledger
@@ -61,40 +60,25 @@ class Origins:
 
     def of(
         self, number: int, forward: Forward, row: Row, position: int, slot: int, ledger: Ledger
-    ) -> str:
-        """Return how a row got the slot of a position that it reads, as text, or ''."""
-        name, group = name_of(forward, row), ledger.group.name
-        life, found = self.life(number, name, row), list[str]()
+    ) -> Iterator[str]:
+        """Yield how a row got the slot of a position that it reads, as texts."""
+        life = self.life(number, name_of(forward, row), row)
         if position < life.matched:
             hit = "" if forward.model else ": a prefix hit"
-            found.append(
-                f"cached before the first forward of the request, which is {life.since}{hit}"
-            )
-        if (before := self.before(forward, row, position, slot, group)) is not None:
-            found.append(f"position {position} had slot {before[1]} in forward {before[0]}")
-        found += [f"{what} {call}" for what, call in ledger.sources.get(slot, ())]
+            yield f"cached before the first forward of the request, which is {life.since}{hit}"
+        if (had := self.before(forward, row, position, slot, ledger.group.name)) is not None:
+            yield f"position {position} had slot {had[1]} in forward {had[0]}"
+        yield from (f"{what} {call}" for what, call in ledger.sources.get(slot, ()))
         given, written = ledger.last_allocation(slot), int(ledger.forward[slot])
         if given is not None and slot not in ledger.sources:
             what, call = given
-            found.append(f"{what} {call}")
+            yield f"{what} {call}"
             if what == ALLOCATED and 0 < written < call.forward:
-                found.append("not written since")
-        found += next(sharing(forward, row, slot, group), [])
-        return "; ".join(found)
-
-    def lost(
-        self, forward: Forward, row: Row, position: int, slot: int, ledger: Ledger
-    ) -> tuple[dict[str, Any] | None, str | None]:
-        """Return the call that freed the slot of a position that has none now, and where it was."""
-        had = self.before(forward, row, position, slot, ledger.group.name)
-        if had is None:
-            return None, None
-        call = ledger.calls.get(abs(int(ledger.freed[had[1]])))
-        since = call is not None and call.forward > had[0]
-        return (
-            call.who if call and since else None,
-            f"position {position} had slot {had[1]} in forward {had[0]}",
-        )
+                yield "not written since"
+        for other, places in forward.having(ledger.group.name, slot):
+            if other is not row:
+                yield f"request {other.request} has it, too, at position {places[-1]}"
+                return
 
     def before(
         self, forward: Forward, row: Row, position: int, slot: int, group: str
@@ -108,15 +92,6 @@ class Origins:
         held = None if last is None else last[1].slots.get(group)
         old = slot if held is None or position >= len(held) else int(held[position])
         return None if last is None or old in (slot, -1) else (last[0], old)
-
-
-def sharing(forward: Forward, row: Row, slot: int, group: str) -> Iterator[list[str]]:
-    """Yield, for each other row that has a slot of a row, a text that says so."""
-    for other in forward.rows:
-        held = None if other is row else other.slots.get(group)
-        places = [] if held is None else (held == slot).nonzero().flatten().tolist()
-        if places:
-            yield [f"request {other.request} has it, too, at position {places[-1]}"]
 
 
 def name_of(forward: Forward, row: Row) -> str:

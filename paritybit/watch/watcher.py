@@ -121,18 +121,17 @@ class Watcher(Replaying):
 
     @guarded
     def skipped(self, owned: Mapping[str, Tensor] | None) -> None:
-        """Record a forward that is not checked.
+        """Record a forward that is not checked. Waits for no device.
 
-        `owned` are the slots that it writes, per group. It may omit slots that were allocated since
-        the last checked forward. None means that the written slots are unknown. The call waits for
-        no device.
+        `owned` are the slots that it writes, per group, or None if they are unknown. It may omit
+        slots that were allocated since the last checked forward.
         """
         self.lines.done()
         for name in self.ledgers if owned is None else owned:
             if owned is None:
                 self.later(name, Ledger.forget_all)
             else:
-                self.note(name, FILLED, owned[name])
+                self.changes[name].note(FILLED, owned[name])
         self.loading.clear()
         self.careful = max(1, self.careful)
         self.relayed.waiting.clear()  # The forward may have recomputed their positions.
@@ -327,35 +326,25 @@ class Watcher(Replaying):
                 now.changed[name] |= ledger.look(now.owned[name])
             elif len(stray := self.stray(ledger, now)):
                 self.judge_stray(ledger, now, self.proved(ledger, now, stray, ()))
-            if now.forward.owned is not None:
-                self.note_owned(ledger, now, name)
+            if now.forward.owned is not None:  # It is not known for which tokens it wrote them.
+                slots = now.owned[name]
+                slots = slots[now.changed[name][slots]]
+                ledger.forget(slots)
+                ledger.mark_in_use(slots)
+                ledger.checksum[slots] = ledger.scanned[slots]
             if (writes := now.writes[name]) is not None:
                 changed, warm = now.changed[name], not now.rewritten
                 missing = reading.note(
                     now.forward, writes, ledger, self.chains, changed, now.number, warm
                 )
                 self.compared("writes", int(writes.must.sum()))
-                self.judge_missing(ledger, now, writes, missing)
+                if bool(missing.any()):
+                    left = (one[missing] for one in (writes.slots, writes.row, writes.position))
+                    slots, rows, positions = left
+                    given = now.number, now.forward, ledger, slots, rows, positions, now.replayed
+                    self.judge("writes", Unwritten(*given))
         self.loading.clear()
         self.compared("error", 1)
-
-    def judge_missing(
-        self, ledger: Ledger, now: WatchedForward, writes: reading.Writes, missing: Tensor
-    ) -> None:
-        """Judge the slots that the forward did not write although it must. `missing` is a mask."""
-        if bool(missing.any()):
-            slots, rows = writes.slots[missing], writes.row[missing]
-            position, replay = writes.position[missing], now.replayed
-            found = Unwritten(now.number, now.forward, ledger, slots, rows, position, replay)
-            self.judge("writes", found)
-
-    def note_owned(self, ledger: Ledger, now: WatchedForward, name: str) -> None:
-        """Record writes to owned slots whose tokens are unknown."""
-        mine = now.owned[name]
-        slots = mine[now.changed[name][mine]]
-        ledger.forget(slots)
-        ledger.mark_in_use(slots)
-        ledger.checksum[slots] = ledger.scanned[slots]
 
     @guarded
     def abandon(self) -> None:
@@ -367,4 +356,4 @@ class Watcher(Replaying):
         if now is not None:
             self.journal.count(**{f"failed forwards: {now.forward.kind}": 1})
             for name, slots in now.owned.items():
-                self.note(name, FILLED, slots)
+                self.changes[name].note(FILLED, slots)

@@ -3,14 +3,25 @@
 from collections.abc import Iterable
 
 from paritybit.watch.journal import Finding
-from paritybit.watch.observations import Check, Relation, uncounted
+from paritybit.watch.observations import Check, Difference, Relation, uncounted
 
 
 def check(name: str, invariant: str, what: str) -> Check:
     """Return a check that the relation with its name holds. `what` says what a replay does."""
 
     def judge(relation: Relation) -> Iterable[Finding]:
-        yield relation.finding(name, f"the replay of {relation.kind}{what}")
+        found, kind, cause = relation.result, relation.kind, relation.cause
+        assert isinstance(found, Difference)
+        why = "" if cause is None else f"; {cause['what']}"
+        yield relation.found(
+            name,
+            f"the replay of {kind}{what}: {found.where} differs by {found.size:.2g} of its largest "
+            f"value{why}",
+            group=found.group,
+            replay=kind,
+            layer=found.where if found.group else None,
+            cause=cause,
+        )
 
     return Check(name, name, invariant, judge, uncounted)
 
