@@ -3,8 +3,7 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # The line above is for the kernel, because values in Triton have no Python types.
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -76,15 +75,12 @@ def checksum_kernel(
     tl.atomic_add(out + entry, tl.sum(total, 1), mask=inside)
 
 
-@dataclass(frozen=True)
-class Alike:
-    """Tensors whose slots have the same layout. One launch reads all of them.
+class Layout(NamedTuple):
+    """The layout of the slots of tensors that one launch reads.
 
     `stride` is the distance of two slots of a block and `apart` that of two blocks, in words.
     """
 
-    addresses: Tensor
-    scales: Tensor
     word: torch.dtype
     stride: int
     apart: int
@@ -96,62 +92,49 @@ class Launcher:
     """Launches the kernel over the tensors of a group."""
 
     def __init__(self, checksums: Checksums) -> None:
-        self.device, self.table = checksums.device, checksums.table
-        self.parts, self.block = list(alike(checksums)), checksums.block or 0
+        self.table, self.block = checksums.table, checksums.block or 0
+        alike: dict[Layout, list[tuple[int, int]]] = {}
+        for tensor, scale in zip(checksums.tensors, checksums.scales, strict=True):
+            viewed = in_place(tensor, checksums.block)
+            assert viewed is not None, "the kernel cannot address these slots"
+            words, apart = viewed
+            address, stride, size = words.data_ptr(), words.stride(0), words.element_size()
+            aligned = not any(one % 16 for one in (address, stride * size, apart * size))
+            layout = Layout(words.dtype, stride, apart, words.shape[1], aligned)
+            alike.setdefault(layout, []).append((address, scale))
+        self.parts = {
+            layout: torch.tensor(members, dtype=torch.int64).T.contiguous().to(checksums.device)
+            for layout, members in alike.items()
+        }
+        """The addresses and the scales of the tensors with each layout, int64 [2, n]."""
 
     def of(self, slots: Tensor) -> Tensor:
         """Return the checksums of some slots, int64 [n]."""
         # 64 bits, because a pool may have more than 2^31 words.
         slots = slots.to(torch.int64).contiguous()
         out = torch.zeros_like(slots)
-        for part in self.parts if len(slots) else ():
-            columns = min(WIDEST, triton.next_power_of_2(part.width))
+        for layout, (addresses, scales) in self.parts.items() if len(slots) else ():
+            columns = min(WIDEST, triton.next_power_of_2(layout.width))
             rows = TILE // columns
-            tensors = len(part.addresses)
+            tensors = len(addresses)
             grid = (triton.cdiv(len(out), rows), triton.cdiv(tensors, TENSORS))
             checksum_kernel[grid](
-                part.addresses,
-                part.scales,
-                self.table(part.width),
+                addresses,
+                scales,
+                self.table(layout.width),
                 slots,
                 out,
                 len(out),
                 tensors,
-                part.stride,
-                part.apart,
-                part.width,
+                layout.stride,
+                layout.apart,
+                layout.width,
                 BLOCK=self.block,
-                WORD=TYPES[part.word],
-                ALIGNED=part.aligned,
+                WORD=TYPES[layout.word],
+                ALIGNED=layout.aligned,
                 ROWS=rows,
                 COLUMNS=columns,
                 TENSORS=TENSORS,
                 num_warps=WARPS,
             )
         return out
-
-
-def alike(checksums: Checksums) -> Iterable[Alike]:
-    """Yield the tensors of a group, grouped by the layout of their slots."""
-    found: dict[tuple[torch.dtype, int, int, int, bool], list[tuple[int, int]]] = {}
-    for tensor, scale in zip(checksums.tensors, checksums.scales, strict=True):
-        viewed = in_place(tensor, checksums.block)
-        assert viewed is not None, "the kernel cannot address these slots"
-        words, distance = viewed
-        row, width, size = words.stride(0), words.shape[1], words.element_size()
-        aligned = not any(one % 16 for one in (words.data_ptr(), row * size, distance * size))
-        key = (words.dtype, row, distance, width, aligned)
-        found.setdefault(key, []).append((words.data_ptr(), scale))
-    for (word, stride, distance, width, aligned), members in found.items():
-        table = torch.tensor(members, dtype=torch.int64)
-        addresses, scales = table.unbind(1)
-        device = checksums.device
-        yield Alike(
-            addresses.contiguous().to(device),
-            scales.contiguous().to(device),
-            word,
-            stride,
-            distance,
-            width,
-            aligned,
-        )
