@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from paritybit.watch.facts import StaticInput
 from paritybit.watch.stacks import NOWHERE, OWN, Stack, described, engine_file, line_of, stack
 from paritybit.watch.statements import changed_at, stored_by
-from paritybit.watch.weak import ByObject, ReleasedError, WeakTensor
+from paritybit.watch.weak import ByObject, ReleasedError, WeakTensor, span
 
 LARGEST = 2**16
 """The most bytes of a tensor that is followed."""
@@ -75,15 +75,6 @@ def tensors_in(given: Any) -> Iterator[Tensor]:
     for one in given if isinstance(given, list | tuple) else (given,):
         if type(one) is Tensor and one.layout == torch.strided and one.device.type != "meta":
             yield one
-
-
-def span(tensor: Tensor) -> tuple[int, int]:
-    """Return the first byte of a tensor in its memory, and the byte after its last one."""
-    size, first = tensor.element_size(), int(tensor.storage_offset())
-    if not tensor.numel():
-        return first * size, first * size
-    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return first * size, (first + last + 1) * size
 
 
 class Filled:

@@ -191,7 +191,7 @@ class Journal:
         self.path = self.path.with_name(f"process-{self.pid}.jsonl")
         self.counts, self.findings, self.said = {}, {}, set()
         self.waiting, self.lost = [], False
-        self.settle_at_end()
+        util.Finalize(None, self.settle, exitpriority=0)
 
     def go_on_in(self, folder: Path) -> None:
         """Continue in a file of this process in a folder. Copies the lines written so far."""
@@ -207,10 +207,6 @@ class Journal:
             watcher.settled()
         if self.waiting:
             self._append()
-
-    def settle_at_end(self) -> None:
-        """Arrange that `settle` is called when this process ends, also one of multiprocessing."""
-        util.Finalize(None, self.settle, exitpriority=0)
 
     def end(self) -> None:
         """Write the counts and the last line, and close the file. Does nothing in a fork."""
@@ -236,7 +232,7 @@ def of_process(settings: Settings | None = None) -> Journal | None:
     if settings is None:
         return None
     _OPEN[:] = [Journal(settings.folder / f"process-{os.getpid()}.jsonl")]
-    _OPEN[0].settle_at_end()
+    util.Finalize(None, _OPEN[0].settle, exitpriority=0)  # A process of multiprocessing ends so.
     return _OPEN[0]
 
 

@@ -36,16 +36,23 @@ class ReleasedError(RuntimeError):
     """The engine released the memory of its KV cache."""
 
 
+def span(tensor: Tensor) -> tuple[int, int]:
+    """Return the first byte of a tensor in its memory, and the byte after its last one."""
+    size, first = tensor.element_size(), int(tensor.storage_offset())
+    if not tensor.numel():
+        return first * size, first * size
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return first * size, (first + last + 1) * size
+
+
 class WeakTensor:
     """A tensor whose memory belongs to the engine. A call returns the tensor."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.storage = StorageWeakRef(tensor.untyped_storage())
         self.view = tensor.storage_offset(), tensor.size(), tensor.stride()
-        self.dtype, size = tensor.dtype, tensor.element_size()
-        self.first = int(tensor.storage_offset()) * size
-        last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-        self.end = self.first + (last + 1) * size if tensor.numel() else 0
+        self.dtype = tensor.dtype
+        self.first, self.end = span(tensor)
 
     def __call__(self) -> Tensor:
         """Return the tensor. Raises ReleasedError if its memory was released."""

@@ -127,7 +127,7 @@ def test_no_operation_of_a_forward_pass_is_dispatched_to_the_sanitizer(scene: Sc
     with torch.inference_mode(), lines.learning():
         lines.stop()
         torch._C._dispatch_tls_set_dispatch_key_included("Python", True)  # As torch.tensor does.
-        scene.watcher.quieten()
+        scene.watcher.lines.fills.stop()
         assert not torch._C._dispatch_tls_is_dispatch_key_included("Python")
 
 

@@ -53,7 +53,11 @@ def difference(one: Values, other: Values, *, kernels: bool = False) -> Differen
 
 def beyond(one: Values, other: Values) -> bool:
     """Return whether two runs differ by more than rounding."""
-    found = difference(one, other)
+    return matters(difference(one, other))
+
+
+def matters(found: Difference | None) -> bool:
+    """Return whether there is a difference that rounding cannot explain."""
     return found is not None and found.beyond_rounding
 
 

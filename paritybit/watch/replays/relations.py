@@ -11,7 +11,7 @@ from torch import Tensor
 from paritybit.watch.observations import Difference, Wrong
 from paritybit.watch.replays.aimed import aimed
 from paritybit.watch.replays.causes import Suspect
-from paritybit.watch.replays.differences import difference
+from paritybit.watch.replays.differences import difference, matters
 from paritybit.watch.replays.influence import FOREIGN, NO_ROWS, LiveReads, Result, foreign
 from paritybit.watch.replays.rerun import Rerun, other_tails
 from paritybit.watch.replays.unread import Shown, unread
@@ -133,7 +133,7 @@ class Relations:
                 yield self.leak(rerun, leak, tails, suspects)
         if EAGER in names and rerun.replay.eager is not None:
             yield self.eager(rerun, suspects)
-        if READ in names and leak is not None and leak.beyond_rounding:
+        if READ in names and matters(leak):
             yield Tried(READ, reason=COUPLED)
         elif READ in names:
             yield from self.read(rerun, reads, number, suspects, single=leak is None)
@@ -156,8 +156,7 @@ class Relations:
         if tried.found is None or tried.cause is not None:
             return tried
         for name, value in tails.items():
-            alone = with_tails(rerun, {name: value})
-            if alone is not None and alone.beyond_rounding:
+            if matters(with_tails(rerun, {name: value})):
                 mine = next(one for one in rerun.replay.inputs if one.name == name)
                 what = f"the padding in {name} matters"
                 return replace(tried, cause={"what": what, **mine.place})
@@ -269,26 +268,23 @@ class Relations:
         if not all(isinstance(way(rerun, seed), Wrong) for seed in seeds):
             return Tried(READ)
 
-        def violated(rerun: Rerun) -> bool:
-            return way(rerun, number) is not None
-
         # The padding of an input cannot keep live rows from reading what they must.
         able = [
             suspect for suspect in suspects if suspect.live or not found.key.endswith("not read")
         ]
-        cause = cause_among(able, rerun, violated)
+        cause = cause_among(able, rerun, lambda rerun: way(rerun, number) is not None)
         return Tried(READ, replace(found, cause=cause or found.cause), cause=cause)
 
     def judged(self, rerun: Rerun, name: str, found: Difference | None) -> Tried:
         """Return the result for a difference between two runs."""
         key = (name, rerun.replay.kind)
-        beyond = found is not None and found.beyond_rounding
-        self.streaks[key] = self.streaks.get(key, 0) + 1 if beyond else 0
-        lone = found is not None and not found.kv and name != REPEAT
-        if beyond and not (lone and self.streaks[key] < self.streak):
+        if found is None or not found.beyond_rounding:
+            self.streaks[key] = 0
+            return Tried(name)
+        self.streaks[key] = self.streaks.get(key, 0) + 1
+        if found.kv or name == REPEAT or self.streaks[key] >= self.streak:
             return Tried(name, found)
-        if beyond:
-            self.again[rerun.replay.kind] = AGAIN
+        self.again[rerun.replay.kind] = AGAIN
         return Tried(name)
 
 
@@ -302,12 +298,8 @@ def explained(tried: Tried, rerun: Rerun, suspects: Sequence[Suspect], differs: 
     """Return a result with its cause. `differs` tests the relation on a rerun."""
     if tried.found is None:
         return tried
-
-    def violated(rerun: Rerun) -> bool:
-        found = differs(rerun)
-        return found is not None and found.beyond_rounding
-
-    return replace(tried, cause=cause_among(suspects, rerun, violated))
+    cause = cause_among(suspects, rerun, lambda rerun: matters(differs(rerun)))
+    return replace(tried, cause=cause)
 
 
 def cause_among(

@@ -146,14 +146,10 @@ class Replaying(Between):
         if self.now is None or self.busy:
             return replay.run()
         self._prepare(replay)
-        self.quieten()
+        self.lines.fills.stop()
         result = replay.run()
         self._replayed(replay, result)
         return result
-
-    def quieten(self) -> None:
-        """Follow no operation of torch any more, because a forward pass runs now."""
-        self.lines.fills.stop()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -195,10 +191,8 @@ class Replaying(Between):
             for name, ledger in self.ledgers.items()
             if now.scanned or not self.sparing(ledger, now)
         }
-        strays = {name: self.stray(ledger, now) for name, ledger in scanned.items()}
-        strays = {name: stray for name, stray in strays.items() if len(stray)}
-        quiet = {name: self.quiet(ledger, now) for name, ledger in scanned.items()}
-        quiet = {name: slots for name, slots in quiet.items() if len(slots)}
+        strays = {n: slots for n, one in scanned.items() if len(slots := self.stray(one, now))}
+        quiet = {n: slots for n, one in scanned.items() if len(slots := self.quiet(one, now))}
         if strays or due or quiet:
             rerun.ran(result)
         for name in due:
@@ -232,7 +226,7 @@ class Replaying(Between):
         first `run.run()`.
         """
         due = NAMES[-1] in self.relations.due(run.kind, 0, NAMES[-1:])
-        self.quieten()
+        self.lines.fills.stop()
         if self.now is None or self.busy or not due:
             return run.run()
         self._prepare(run)
@@ -258,11 +252,9 @@ class Replaying(Between):
 
     def quiet(self, ledger: Ledger, now: WatchedForward) -> Tensor:
         """Return the slots that the forward must write and that look unwritten, int64 [n]."""
-        changed = now.changed[ledger.group.name]
-        if bool(changed[now.owned[ledger.group.name]].all()):
-            return ledger.reserved[:0]
-        writes = now.writes[ledger.group.name]
-        if writes is None:
+        name = ledger.group.name
+        changed, writes = now.changed[name], now.writes[name]
+        if writes is None or bool(changed[now.owned[name]].all()):
             return ledger.reserved[:0]
         return writes.slots[writes.must & ~reading.written(writes, ledger, changed)]
 
@@ -363,8 +355,7 @@ class Replaying(Between):
         name = ledger.group.name
         changed = ledger.scan(now.owned[name])
         if changed is None:
-            if name not in now.changed:
-                now.changed[name] = torch.zeros_like(ledger.usable[:-1])
+            now.changed.setdefault(name, torch.zeros_like(ledger.usable[:-1]))
             return ledger.reserved[:0]
         self.compared("scan", 1)
         before = now.changed.get(name)

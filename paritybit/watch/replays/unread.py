@@ -15,7 +15,7 @@ from paritybit.watch.bits import as_integers
 from paritybit.watch.ledger import Ledger
 from paritybit.watch.observations import Difference, Wrong
 from paritybit.watch.reading import slots_read
-from paritybit.watch.replays.differences import beyond, difference, first_layer
+from paritybit.watch.replays.differences import beyond, difference, first_layer, matters
 from paritybit.watch.replays.influence import (
     HIDDEN,
     NOTHING_READ,
@@ -99,8 +99,7 @@ def writes_zeros(reads: LiveReads, ledger: Ledger, numbers: Sequence[int]) -> bo
         for row in reads.forward.rows
         if row.cached and name in row.slots
     ]
-    slots = torch.cat(own) if own else torch.empty(0, dtype=torch.int64)
-    slots = slots[slots >= 0]
+    slots = ledger.index(torch.cat(own)) if own else ledger.reserved[:0]
     written = SavedSlots.of(ledger, slots, numbers).rows if len(slots) else []
     numeric = [rows.float() if rows.is_floating_point() else as_integers(rows) for rows in written]
     return bool(numeric) and not any(bool((rows != 0).any()) for rows in numeric)
@@ -157,10 +156,7 @@ def neighbours_show(rerun: Rerun, reads: LiveReads, ledger: Ledger, tensor: int,
             alike = [numbers[which] for numbers in layers]
             fixed.append(replace(whole, tensors=[n for n in every if n not in alike]))
             moved.append(replace(whole, tensors=alike))
-    return bool(moved) and any(
-        found is not None and found.beyond_rounding
-        for found, _ in responses(rerun, reads, fixed, moved)
-    )
+    return bool(moved) and any(matters(found) for found, _ in responses(rerun, reads, fixed, moved))
 
 
 def lasts(rerun: Rerun, reads: LiveReads, values: Values) -> bool:
