@@ -1,12 +1,12 @@
 """Finds the connectors of engines and starts them in this process.
 
-A connector is an entry point in the group `paritybit.connectors`. Its name is the top-level package
-of the engine. It loads as a function `connect()` without arguments that hooks the engine. The
-result of the function is ignored. It runs at most once per process and name.
+A connector is an entry point in the group `paritybit.connectors`, named as the top-level package of
+the engine. It loads as a function `connect()` that hooks the engine, and whose result is ignored.
+It runs at most once per process and name.
 
 - An engine with a plugin mechanism calls `connect(NAME)` of this module from its plugin.
-- For any other engine, `install()` runs at the start of the process, before the engine is
-  imported. It calls `connect(NAME)` as soon as the top-level package has been imported.
+- For any other engine, `install()` runs at the start of the process. It calls `connect(NAME)` as
+  soon as the top-level package has been imported.
 
 Both do nothing if `PARITYBIT_WATCH` is not set. If a connector fails, the run has no verdict, and
 the engine continues.
@@ -64,7 +64,7 @@ def sitecustomize(then: str) -> str:
 
 
 def connectors() -> dict[str, EntryPoint]:
-    """Return the entry points of all installed connectors, by name."""
+    """Return the installed connectors by name."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 

@@ -1,8 +1,7 @@
 """Follows what happens between forwards: allocations, frees, copies, and tokens that become known.
 
-Each change is first noted as a copy of its slot numbers, without synchronising with a GPU. `settle`
-then waits for the copies, and applies all noted changes to the ledgers, in order. It runs before
-anything else is judged.
+Each change is first noted as a copy of its slot numbers, without synchronising with a GPU. Before
+anything is judged, `settle` waits for the copies, and applies the changes to the ledgers in order.
 """
 
 import threading
@@ -37,9 +36,9 @@ MOST_NOTED = 2**15
 
 
 class SlotCopy:
-    """A copy of slot numbers. The engine may modify its own tensor afterwards.
+    """A copy of slot numbers, from a GPU in the order of the current stream.
 
-    Numbers on a GPU are copied to the host in the order of the current stream.
+    The engine may modify its own tensor afterwards.
     """
 
     def __init__(self, slots: Tensor) -> None:
@@ -88,7 +87,7 @@ class Changes:
     noted: list[Change | LedgerUpdate] = field(default_factory=list)
 
     def note(self, what: str, slots: Tensor, call: SlotCall | None = None) -> None:
-        """Note a change of slots by a call. The engine may modify the tensor afterwards."""
+        """Note a change of slots by a call."""
         size = slots.numel()
         if size:
             number = 0 if call is None else self.ledger.note_call(what, call)
@@ -161,9 +160,8 @@ class Relayed:
     def known(self, forward: Forward) -> StaticInput | None:
         """Return the kept ids whose tokens the rows of a forward now know, and drop them.
 
-        The result has the tokens as `expected`. Ids at positions that the forward computes again
-        are dropped, because an engine discards the last tokens of a request that it retracts, and
-        may sample others.
+        Ids at positions that the forward computes again are dropped, too: an engine discards the
+        last tokens of a request that it retracts, and may sample others.
         """
         ids, expected = [], []
         for row in forward.rows:
@@ -284,8 +282,8 @@ class Between(Boundary):
     def store(self, pool: str, group: str, slots: Tensor, places: Tensor, size: int) -> None:
         """Record that the engine copied the content of slots to a pool on the host.
 
-        `places`, int64 [n], are the slots in the pool, which has `size` slots. The call may be made
-        on the stream of the copy, but the watcher does not wait for the copy.
+        `places`, int64 [n], are the slots in the pool, which has `size` slots. The watcher does not
+        wait for the copy.
         """
         self.note_copy()
         key, call, mine, at = (pool, group), self.call(), SlotCopy(slots), SlotCopy(places)
@@ -305,8 +303,7 @@ class Between(Boundary):
     def load(self, pool: str, group: str, slots: Tensor, places: Tensor) -> None:
         """Record that the engine copied into slots what is in the slots `places` of a pool.
 
-        A connector may call it once per layer. If forwards are sampled, what a pool holds is
-        unknown.
+        It may be called once per layer. If forwards are sampled, what a pool holds is unknown.
         """
         self.note_copy(fills=True)
         if self.settings.every > 1:
@@ -359,7 +356,7 @@ class Between(Boundary):
                 self.judge("freeing", freeing)
 
     def lose(self) -> None:
-        """Forget everything that is known, and what was only noted. Nothing here can fail."""
+        """Forget everything that is known or noted. Nothing here can fail."""
         with self.lock:
             self.lost = True
             for changes in self.changes.values():
@@ -390,9 +387,9 @@ class Between(Boundary):
     ) -> None:
         """Judge the free slots and the slots in the prefix cache while no request runs.
 
-        `groups` has both for each group. `locked` counts, per group, the cached slots that the
-        engine reports as locked. `rows` are the free rows of the request table and the number of
-        all rows. `hosts` are the pools on the host, by name.
+        `groups` has both for each group, and `locked` counts the cached slots that the engine
+        reports as locked. `rows` are the free rows of the request table and the number of all rows.
+        `hosts` are the pools on the host, by name.
         """
         self.settle()
         for name, (free, cached) in groups.items():

@@ -19,7 +19,7 @@ from paritybit.watch.weak import WeakTensor
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 CHUNK = {"cpu": 2**17}
-"""Number of words that the torch implementation multiplies at once. They fit a core's cache."""
+"""Number of words that torch multiplies at once. They fit a core's cache."""
 
 LARGE_CHUNK = 2**22
 """The same number for other devices: 32 MiB."""
@@ -73,10 +73,10 @@ def words_of(tensor: Tensor) -> Tensor:
 
 
 def in_place(tensor: Tensor, block: int | None) -> tuple[Tensor, int] | None:
-    """Return the words of a tensor's slots where they are, and the distance of its rows in words.
+    """Return a view of a tensor's slots, [slots, words], and the distance of its rows in words.
 
-    The words are [slots, words]. With blocks they are those of the first block, and the distance is
-    that of two blocks. None if some slots cannot be viewed as words, or if there are none.
+    With blocks, it is that of the first one, and the distance is that of two blocks. None if some
+    slots cannot be viewed as words, or if there are none.
     """
     if not len(tensor):
         return None
@@ -136,9 +136,9 @@ class Checksums:
 
     @property
     def fast(self) -> Any:
-        """The launcher of the kernel, or None. It has the addresses of the tensors only.
+        """The launcher of the kernel, or None. It has the present addresses of the tensors.
 
-        If the engine moved them, it gets the new ones. Raises ReleasedError.
+        Raises ReleasedError.
         """
         if self.launcher is not None and self.addresses != (
             now := [one.address for one in self.held]
@@ -174,10 +174,7 @@ class Checksums:
         return tensor[:1].numel() // (self.block or 1)
 
     def all(self, first: int = 0, last: int | None = None) -> Tensor:
-        """Return the checksums of the slots from `first` to `last` - 1, int32 [slots].
-
-        They are on the device of the KV tensors.
-        """
+        """Return the checksums from slot `first` to `last` - 1, int32, on the KV's device."""
         last = self.slots if last is None else last
         return self._of(torch.arange(first, last, device=self.device))
 
@@ -195,8 +192,7 @@ class Checksums:
     def changed(self, known: Tensor) -> tuple[Tensor, Tensor]:
         """Return the slots whose checksums are not the `known` ones, and the new checksums.
 
-        Both are on the host, [n]. `known`, int32 [slots], is on the device of the KV tensors, and
-        gets the new checksums, too.
+        Both are on the host, [n]. `known`, int32 [slots], on the KV's device, gets the new ones.
         """
         changed = torch.empty(self.slots, dtype=torch.bool, device=self.device)
         for first in range(0, self.slots, AT_ONCE):
@@ -228,9 +224,9 @@ class Checksums:
 
 
 class GroupSnapshot:
-    """The words of all slots of a group, as they were at the last `update`.
+    """The words of all slots of a group at the last `update`.
 
-    A comparison of words takes less time on a CPU than a checksum, and it is exact.
+    On a CPU, comparing them is exact, and takes less time than checksums.
     """
 
     def __init__(self, checksums: Checksums) -> None:

@@ -22,10 +22,7 @@ LONGEST = 500
 
 
 def guarded(method: Callable[P, None]) -> Callable[P, None]:
-    """Catch errors of the sanitizer.
-
-    An error becomes a line in the journal, and the watcher forgets everything that it knows.
-    """
+    """Catch errors of the sanitizer: the journal has them, and the watcher forgets all it knows."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> None:

@@ -26,9 +26,9 @@ So an engine that was idle is not slowed down for long, and a compilation does n
 class Budget:
     """A share of the time, such as 0.03. `clock` and `spent` return seconds.
 
-    A forward is checked once the credit covers what a check has cost. Each forward adds its share
-    of the time since the one before, and takes what the sanitizer spent meanwhile, in checked and
-    in skipped forwards. The first check is free, because it compiles kernels.
+    A forward is checked once the credit covers what a check has cost. Each forward adds the share
+    of the time since the one before, and takes what the sanitizer spent meanwhile. The first check
+    is free, because it compiles kernels.
     """
 
     share: float

@@ -37,8 +37,8 @@ class Chain:
 class Chains:
     """The chains of recent requests.
 
-    If a request was forgotten, it is hashed again from its tokens. If an alias was forgotten, its
-    provisional hash stays unresolved, and slots with this hash cannot be judged.
+    A request that was forgotten is hashed again. If an alias was forgotten, slots with its
+    provisional hash cannot be judged.
     """
 
     chains: OrderedDict[str, Chain] = field(default_factory=OrderedDict)
@@ -75,10 +75,7 @@ class Chains:
         self.token_count, self.emptied = 0, self.emptied + 1
 
     def token(self, request: str, position: int, value: int) -> int | None:
-        """Return the token of a request at a position, or None if it is not known any more.
-
-        `value` is the final hash that the request had there.
-        """
+        """Return the token of a request at a position with this final hash, or None if unknown."""
         chain = self.chains.get(request)
         if chain is None or position >= len(chain.tokens):
             return None
@@ -94,8 +91,7 @@ class Chains:
     def update(self, chain: Chain, request: str, tokens: list[int | None]) -> None:
         """Update a chain to `tokens`. Does nothing if they are the first tokens of the chain.
 
-        As long as the only difference is that tokens became known, each old hash gets an alias to
-        the new one.
+        As long as tokens only became known, each old hash gets an alias to the new one.
         """
         old_tokens, old_hashes = chain.tokens, chain.hashes
         if len(tokens) <= len(old_tokens) and old_tokens[: len(tokens)] == tokens:

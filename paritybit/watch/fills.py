@@ -1,10 +1,9 @@
 """Follows which entries of its tensors an engine fills before each replay of a graph.
 
-A graph reads tensors at fixed addresses. For a batch, the engine fills the first entries of such a
-tensor. What an earlier batch left in the entries after them must not matter. Nothing here depends
-on the names of tensors: each write by an operation of torch is seen while the engine prepares a
-forward pass. A tensor that anything else changes, or that the engine does not fill from its first
-entries on, is left out.
+A graph reads tensors at fixed addresses, of which the engine fills the first entries for a batch.
+What an earlier batch left in the entries after them must not matter. Each write by an operation of
+torch is seen while the engine prepares a forward pass, so no names of tensors are needed. A tensor
+that anything else changes, or that is not filled from its first entries on, is left out.
 """
 
 import sys
@@ -78,7 +77,7 @@ def tensors_in(given: Any) -> Iterator[Tensor]:
 
 
 class Filled:
-    """The memory of a tensor, and what is known of its first `ever` entries that were filled.
+    """The memory of a tensor, whose first `ever` entries were filled.
 
     `spans` are the entries that were filled since the last look, `content` is what it held then,
     and `held` what it held before the last replays of each graph.
@@ -104,13 +103,10 @@ class Filled:
             self.reason = SCATTERED.format(self.name)
 
     def filled(self) -> int:
-        """Return how many first entries were filled since the last look, and forget it.
-
-        The first of all may be a constant, such as the 0 at which offsets begin.
-        """
+        """Return how many first entries were filled since the last look, and forget it."""
         end = 0
         for first, last in sorted(self.spans):
-            if first > max(end, 1):
+            if first > max(end, 1):  # Entry 0 may be a constant, as where offsets begin.
                 self.reason = SCATTERED.format(self.name)
             end = max(end, last)
         self.spans.clear()
@@ -206,8 +202,8 @@ class Fills(TorchDispatchMode):
         """Follow nothing until `start`.
 
         The mode is not left if the engine may have entered an inference mode meanwhile: at its end,
-        torch dispatches to modes again, and fails if there is none. `torch.tensor` also does so,
-        and each operation after it takes several times as long. So this is called often.
+        torch dispatches to modes again, and fails if there is none. So does `torch.tensor`, which
+        slows down each operation after it. So this is called often.
         """
         if not self.mine:
             return
@@ -289,7 +285,7 @@ class Fills(TorchDispatchMode):
         self._note_write(memory.data_ptr(), memory, Write(*span(tensor), here))
 
     def _note_write(self, address: int, owner: torch.UntypedStorage, write: Write) -> None:
-        """Note a write to the memory at an address. It is forgotten when `owner` is released."""
+        """Note a write to the memory at an address until `owner` is released."""
         held, writes = self.written.get(address, (None, []))
         if held is None or held.expired():
             held, writes = StorageWeakRef(owner), []

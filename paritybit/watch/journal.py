@@ -101,9 +101,9 @@ class Journal:
     """The watchers that write to this journal. They live as long as their connectors keep them."""
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append one line. `kind` is one of KINDS. Values that JSON does not have become text.
+        """Append a line of one of KINDS, or try again with the next line.
 
-        A line that cannot be written is tried again with the next one.
+        Values that JSON does not have become text.
         """
         assert kind in KINDS, kind
         line = {"kind": kind, "time": round(time.time(), 3), **fields}
@@ -168,7 +168,7 @@ class Journal:
             self.write(kind, **fields)
 
     def undecided(self, what: str) -> None:
-        """Report, once, that something could not be judged. The run cannot end with exit code 0."""
+        """Report, once, that something could not be judged, so that the run has no verdict."""
         self.once("undecided", what=what)
 
     def lose(self) -> None:
@@ -194,7 +194,7 @@ class Journal:
         util.Finalize(None, self.settle, exitpriority=0)
 
     def go_on_in(self, folder: Path) -> None:
-        """Continue in a file of this process in a folder. Copies the lines written so far."""
+        """Continue in a file of this process in a folder, with the lines written so far."""
         before, self.pid, self.file = self.path, os.getpid(), None
         self.path = folder / f"process-{self.pid}.jsonl"
         if before.exists():

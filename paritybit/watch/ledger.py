@@ -1,8 +1,7 @@
 """The ledger records the last write and the last free of each slot in a group.
 
-It takes 44 bytes per slot, and one for a mask, on the host. The device of the KV tensors has four
-bytes per slot: its checksum at the last scan. On a CPU, a small group has a snapshot instead: a
-copy of its bytes, which is compared in place of checksums.
+It takes 45 bytes per slot on the host, and four on the device of the KV tensors: the checksum at
+the last scan. On a CPU, a small group has a snapshot instead: a copy of its bytes.
 
 | field | bytes | meaning |
 |---|---|---|
@@ -85,10 +84,9 @@ class Names:
 
 @dataclass(frozen=True)
 class Overwrite:
-    """A change of a slot by a forward that does not own the slot, or between forwards.
+    """A change of a slot by a forward that does not own it, or between forwards.
 
-    `forward` is the forward during or before which it was found, `what` describes the change, and
-    `cause` explains it.
+    `forward` is the one during or before which it was found.
     """
 
     forward: int
@@ -146,10 +144,7 @@ class Ledger:
         return slots[(slots >= 0) & (slots < self.slots)]
 
     def indices(self, slots: Tensor) -> Tensor:
-        """Return the indices of slots in the columns of `extended`, int64 [n].
-
-        An invalid slot number becomes the last index.
-        """
+        """Return the indices of slots in `extended`, int64 [n], of invalid slots the last index."""
         slots = slots.to("cpu", torch.int64).flatten()
         return slots.clamp(-1, self.slots).remainder(self.slots + 1)  # -1 becomes the last index.
 
@@ -296,7 +291,7 @@ class Ledger:
             self.sources.popitem(last=False)
 
     def writer(self, slot: int) -> dict[str, Any] | None:
-        """Return the last writer of a slot, or None if it is unknown or there is none."""
+        """Return the last writer of a slot, or None if none is known."""
         forward = int(self.forward[slot])
         if forward <= 0:
             return None
@@ -307,10 +302,7 @@ class Ledger:
         }
 
     def note_call(self, what: str, call: SlotCall) -> int:
-        """Record a call that frees, allocates or stores slots. Returns its number.
-
-        `Changes.apply` later writes the number to `freed` or `allocations`. Numbers grow.
-        """
+        """Record a call that frees, allocates or stores slots. Returns its number. Numbers grow."""
         if self.calls.get(self.last_calls.get(what, 0)) != call:
             self.last_calls[what] = 1 + max(self.last_calls.values(), default=0)
             self.calls[self.last_calls[what]] = call
@@ -325,10 +317,7 @@ class Ledger:
         return None if call is None else (what, call)
 
     def still_exclusive(self, slot: int) -> bool:
-        """Return whether a slot was neither freed since it was written, nor shared since allocated.
-
-        Returns False if this is not known.
-        """
+        """Return whether a slot is known to be neither freed since it was written, nor shared."""
         freed = self.calls.get(abs(int(self.freed[slot])))
         given, shared = (
             self.calls.get(int(self.allocations[one][slot])) for one in (ALLOCATED, SHARED)

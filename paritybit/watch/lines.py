@@ -1,7 +1,7 @@
 """Knows which lines of an engine write its inputs.
 
-Each operation of torch that writes or makes a tensor is seen while the engine prepares a forward
-pass, with the lines of the engine that called for it.
+While the engine prepares a forward pass, each operation of torch that writes or makes a tensor is
+seen, with the lines of the engine that called for it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,8 +50,7 @@ class Lines:
     ) -> tuple[str | None, str | None]:
         """Return the line that wrote an input last, and text about the lines around it, if known.
 
-        If none wrote it for this kind of forward pass, it is one that wrote it for another kind, or
-        the given line.
+        It may have written it for another kind of forward pass. If none is known, it is the given.
         """
         mine = kind, self.forward, name
         alike = [key for key in self.known if (key[0], key[2]) == (kind, name) and key != mine]
@@ -94,10 +93,7 @@ class Lines:
 
     @contextmanager
     def learning(self) -> Iterator[None]:
-        """Follow what the engine writes within this context, except during a forward pass.
-
-        An engine may prepare several forward passes in one such context.
-        """
+        """Follow what the engine writes in this context, except during the forward passes in it."""
         self.open += 1
         self.start()
         try:

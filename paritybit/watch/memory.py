@@ -1,7 +1,6 @@
 """What the sanitizer uses: its time, and GPU memory apart from the pool of the engine.
 
-With memory from that pool, the engine would find other garbage behind its tensors than without the
-sanitizer, and less memory.
+With memory from that pool, the engine would find other garbage behind its tensors, and less memory.
 """
 
 import threading

@@ -28,8 +28,8 @@ class Check:
     """One check: its name, its stage, and its invariant in one sentence.
 
     `judge` gets the observation of the stage and yields findings. `compares` returns how many
-    comparisons an observation stands for that could have failed. A stage whose observations exist
-    only where something is wrong has `uncounted`, and the watcher counts its comparisons.
+    comparisons of an observation could have failed. It is `uncounted` if observations exist only
+    where something is wrong.
     """
 
     name: str
@@ -54,7 +54,7 @@ def key_of(check: str, group: str | None, cause: Mapping[str, Any] | None) -> st
 class Evidence:
     """What a check judges: something in, or after, the forward with this number.
 
-    If a forward runs, `during` is its kind.
+    If one runs, `during` is its kind.
     """
 
     number: int
@@ -69,7 +69,7 @@ class Evidence:
         why: str | None = None,
         **more: Any,
     ) -> Finding:
-        """Return a finding. `why` tells it from others of its check and group without a cause."""
+        """Return a finding. `why` is the cause in its key."""
         key = key_of(check, group, cause if why is None else {"what": why})
         kind = getattr(self, "during", "")
         return Finding(check, text, key, self.number, kind, group=group, cause=cause, **more)
@@ -123,7 +123,7 @@ class Reads(InForward):
     ) -> Iterable[Finding]:
         """Yield a finding for each row with wrong entries. `wrong` is a mask, bool [n].
 
-        With `reused`, the finding names the last call that freed the slot, even if it is in use.
+        `reused` is that of `Ledger.last_free`.
         """
         for number in self.row[wrong].unique().tolist():
             places = (wrong & (self.row == number)).nonzero().flatten().tolist()
@@ -214,8 +214,8 @@ class GivenList(InForward):
 class Freeing:
     """Slots that the engine freed, int64 [n]. A slot occurs as often as it was freed.
 
-    `call` has the number of the freeing call in the ledger. `before` has the number of the previous
-    freeing call, which is not positive if the slot was in use.
+    `call` has the number of the freeing call in the ledger, and `before` that of the previous one,
+    which is not positive if the slot was in use.
     """
 
     ledger: Ledger
@@ -373,8 +373,7 @@ class Inputs(InForward):
     ) -> Finding:
         """Return the finding about one input.
 
-        `reader` is the request of the wrong entry. `slots` are values that slots to write have and
-        must have.
+        `reader` is the request of the wrong entry. `slots` are the wrong and the right values.
         """
         writes = static.writes if slots else None
         shown = [slot for part in slots for slot in part[: SHOWN // 2] if writes and slot >= 0]

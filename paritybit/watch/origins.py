@@ -17,7 +17,7 @@ LATEST = 8
 
 @dataclass(frozen=True)
 class Life:
-    """A request since it began, or since the engine took its KV away and it began again.
+    """A request since it began, or began again because the engine took its KV away.
 
     - `since`: its first forward, in which it had `matched` cached positions.
     - `cached`: the number of its cached positions in its last forward.

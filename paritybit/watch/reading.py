@@ -83,8 +83,8 @@ def first_read(row: Row, group: Group) -> int:
 def outside(row: Row, earlier: Sequence[Row], ledger: Ledger) -> Tensor | None:
     """Return the slots that a row holds although its window left them, int64 [n].
 
-    `earlier` are the rows of the last two forwards of its request. The result is None if the window
-    has left none. It lacks slots that something else wrote or needs.
+    `earlier` are the rows of the last two forwards of its request. Slots that something else wrote
+    or needs are left out. Returns None if the window has left none.
     """
     group = ledger.group
     if not row.frees or group.name not in row.slots or len(earlier) < 2:
@@ -166,9 +166,8 @@ def reads(
 ) -> Reads | None:
     """Return the reads of the rows in a group, or None if there are none.
 
-    The ledger must have just been scanned. `chain` has the hashes of each row, `fresh` the writes
-    of the forward, and `origins` how its requests got their slots. Odd hashes are provisional (see
-    `chains`): call `resolve` before judging.
+    The ledger must have just been scanned. `chain` has the hashes of each row, and `fresh` the
+    writes of the forward. Call `resolve` before judging, because hashes may be provisional.
     """
     spans = [(first_read(row, ledger.group), row.cached) for row in forward.rows]
     if (flat := flattened(forward, ledger, chain, spans)) is None:
@@ -207,9 +206,8 @@ def reads(
 def written_now(reads: Reads, fresh: Writes) -> None:
     """Update reads of slots that another row of the same forward writes.
 
-    Each layer writes before it reads, so a row can share a prefix while another row computes it. A
-    row's own writes are not considered: they replace tokens that have left the window of the row,
-    which reads them before.
+    Each layer writes before it reads, so a row can share a prefix while another row computes it.
+    Its own writes replace tokens that have left its window, after it has read them.
     """
     order = fresh.slots.argsort()
     slots = fresh.slots[order]
@@ -286,10 +284,9 @@ def left(
 
     The slot is entry `at` of `writes`, and its bytes did not change. Keys depend on the position
     and the token, so equal bytes for another position or another token mean that the slot was not
-    written, if slots are distinct at all. With the same token after other ones, the bytes of the
-    first layer are equal, and those of later layers may be. With `warm`, a slot that was never
-    written while it was watched may have got its content from a warm-up. `fresh` are the slots that
-    the forward wrote.
+    written, if slots are distinct at all. With the same token after other ones, the bytes may be
+    equal. With `warm`, a slot that was never written while it was watched may have got its content
+    from a warm-up. `fresh` are the slots that the forward wrote.
     """
     slot, position = int(writes.slots[at]), int(writes.position[at])
     held = int(ledger.chain[slot])
@@ -343,13 +340,11 @@ def note(
     number: int,
     warm: bool = False,
 ) -> Tensor:
-    """Record the writes of a forward in the ledger. The ledger must have just been scanned.
+    """Record the writes of a forward in the ledger, which must have just been scanned.
 
-    `warm` is that of `left`.
-
-    Returns which slots the forward did not write although it must, bool [n]. Such a slot keeps its
-    old entry, so later reads of it are judged against that entry. The content of a slot that may or
-    may not have been written is unknown.
+    `warm` is that of `left`. Returns which slots the forward did not write although it must, bool
+    [n]. Such a slot keeps its entry, against which later reads are judged. The content of a slot
+    that may or may not have been written is unknown.
     """
     wrote = written(writes, ledger, changed)
     missing = torch.zeros_like(wrote)

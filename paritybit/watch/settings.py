@@ -44,10 +44,7 @@ class Settings:
 
 
 def parsed(text: str) -> Settings:
-    """Return the settings in a value of the environment variable.
-
-    Raises ValueError if the value is malformed.
-    """
+    """Return the settings in a value of the variable. Raises ValueError if it is malformed."""
     given = json.loads(text)
     match {**asdict(Settings("")), **given} if isinstance(given, dict) else None:
         case {
@@ -62,9 +59,6 @@ def parsed(text: str) -> Settings:
 
 
 def active() -> Settings | None:
-    """Return the settings of this process, or None if the variable is not set.
-
-    Raises ValueError if the variable is malformed.
-    """
+    """Return the settings of this process, or None without any. Raises ValueError as `parsed`."""
     text = os.environ.get(VARIABLE)
     return None if not text else parsed(text)

@@ -101,7 +101,7 @@ def stack(package: str, frame: FrameType | None = None, inner: tuple[str, ...] =
     """Return the innermost lines of an engine, from a frame or the caller on.
 
     What is in a file whose path has an `inner` part, such as an allocator's, acts on behalf of its
-    caller. A function that passes on whatever arguments it gets does not count.
+    caller. A function that passes on any arguments does not count.
     """
     found, outer = list[str](), 0
     frame = frame or sys._getframe(1)
@@ -127,10 +127,7 @@ def brief(line: str) -> str:
 
 
 def described(given: Stack, also: Sequence[Stack] = ()) -> tuple[str | None, str | None]:
-    """Return the leading line of a stack, and as text the lines around it.
-
-    `also` are other writes to the same value.
-    """
+    """Return the leading line of a stack, and as text the lines around it and of other writes."""
     lines, lead = given
     if not lines:
         return None, None
@@ -155,8 +152,8 @@ def lines_in(path: str) -> list[str]:
 def excerpt(*parts: Mapping[str, Any] | None) -> list[tuple[int, str]]:
     """Return the numbers and texts of the lines that the journal keeps with a finding.
 
-    `parts` are its cause and its free. The lines are those around the first readable `source`. That
-    is a file and a line, such as `engine/pool.py:12`, below a folder of the import path.
+    `parts` are its cause and its free. The lines are those around the first readable `source`, such
+    as `engine/pool.py:12`, below a folder of the import path.
     """
     for one in parts:
         path, number, _ = split(str((one or {}).get("source") or ""))

@@ -43,10 +43,10 @@ class Watcher(Replaying):
     """Watches the KV groups of one engine in this process.
 
     For each checked forward, the watcher scans the slots (computes their checksums) before the
-    forward, after each replay and at the end. In a group without a snapshot, which is large or on a
-    GPU, it scans once, after the forward, and looks only at slots that are read and owned before.
-    A slot that changed is then judged if a replay that runs again writes it. Otherwise, the next
-    CAREFUL forwards are scanned before as well.
+    forward, after each replay and at the end. In a group without a snapshot, it scans once, after
+    the forward, and looks only at slots that are read and owned before. A slot that changed is then
+    judged if a replay that runs again writes it. Otherwise, the next CAREFUL forwards are scanned
+    before as well.
 
     Slots are passed as integer tensors of any shape and device. -1 means "no slot".
     """
@@ -220,8 +220,7 @@ class Watcher(Replaying):
     def moved_between(self, ledger: Ledger, forward: Forward, owned: Tensor | None) -> None:
         """Remember the slots that changed since the last scan, to explain later reads.
 
-        If `owned` are given, it looks only at these and at those that the forward reads, unless the
-        group has a snapshot.
+        With `owned`, it looks only at these and those that are read, unless there is a snapshot.
         """
         if owned is None or ledger.snapshot is not None:
             changed = ledger.scan()
@@ -266,8 +265,7 @@ class Watcher(Replaying):
     ) -> None:
         """Judge values that the engine uses for the rows of the last forward, which may have ended.
 
-        `kind` says what uses them, such as the sampler. `moves` has, for each request that came
-        into its row since the last forward, the lines that put it there, and a text about it.
+        `kind` says what uses them, such as the sampler. `moves` are those of `RowsGiven`.
         """
         for one in values:
             if one.untried is not None:

@@ -93,7 +93,7 @@ def weakened(group: Group) -> Group:
 
 
 class ByObject(Generic[V]):
-    """Maps objects to values by identity. The value of an object is dropped when the object dies.
+    """Maps objects to values by identity, and drops a value when its object dies.
 
     Names and numbers, which cannot be referenced weakly, are compared by value.
     """

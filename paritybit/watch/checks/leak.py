@@ -2,8 +2,7 @@
 
 So is a cached slot that stays locked or can never be evicted, a row of the request table that is
 not freed, and a slot that a running request holds although its window has left it. The same holds
-for a pool on the host. The opposite is reported, too: a row that is free twice, for example, is
-given to two requests.
+for a pool on the host. The opposite is reported, too, such as a row that is free twice.
 """
 
 from collections.abc import Iterable
@@ -49,7 +48,7 @@ def judge(idle: IdleSlots | IdleRows | Cached | Outside) -> Iterable[Finding]:
 
 
 def of_slots(idle: IdleSlots) -> Iterable[Finding]:
-    """Yield the findings about the free and the cached slots of a group or a pool on the host."""
+    """Yield the findings about the free and the cached slots of a group or a host pool."""
     what = "slots of the prefix cache are locked"
     more = "slots of the prefix cache are unlocked twice"
     yield from wrong_count(idle, idle.group, idle.locked, what, more)
@@ -68,10 +67,7 @@ def of_slots(idle: IdleSlots) -> Iterable[Finding]:
 def wrong_count(
     idle: Evidence, group: str | None, count: int, what: str, fewer: str
 ) -> Iterable[Finding]:
-    """Yield a finding unless `count` is 0.
-
-    `what` describes what is counted, and `fewer` what a negative count means.
-    """
+    """Yield a finding unless `count` is 0. If it is negative, `fewer` says what that means."""
     where = "" if group is None else f" ({group})"
     if count:
         count, what = abs(count), what if count > 0 else fewer

@@ -8,10 +8,7 @@ from paritybit.watch.observations import Captured, Check, Inputs
 
 
 def judge(inputs: Inputs) -> Iterable[Finding]:
-    """Yield a finding per static input that moved or has another shape.
-
-    One whose dtype changed is a tensor of its own, too: "changed dtype" reports it.
-    """
+    """Yield a finding per static input that moved. "changed dtype" reports other dtypes."""
     for static in inputs.inputs:
         captured = inputs.captured.get(static.name)
         if captured is None or static.tensor.dtype != captured.dtype:

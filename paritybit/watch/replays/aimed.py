@@ -1,8 +1,8 @@
 """Changes one cached key of one layer, to see which queries read it.
 
-The KV that the next layer computes for a token depends on what the token's query read. So the next
-layer says, for each query, whether it read the changed key. The KV of the layer itself, and of the
-layers before it, depends on no key of this layer.
+The KV that the next layer computes for a token depends on what the token's query read, so it says
+whether the query read the changed key. The KV of the layer itself, and of the layers before it,
+depends on no key of this layer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -73,7 +73,7 @@ class Aim:
 class Moved:
     """By how much the KV of a row's queries changed in a layer, relative to its largest value.
 
-    `sizes` has the queries whose KV is known. `exact` is whether it has 32 bits or more.
+    `sizes` has the queries whose KV is known, and `exact` whether it has 32 bits or more.
     """
 
     group: str
@@ -149,10 +149,7 @@ def read_by(
 def dependent(
     rerun: Rerun, values: Values, aim: Aim, own: Sequence[Moved], after: Moved | None, held: Held
 ) -> Wrong | None:
-    """Return what depends on the key and must not.
-
-    `own` are the layers of the row, and `after` is the one after the key's.
-    """
+    """Return what depends on the key and must not. `after` is the layer after the key's."""
     sharing = {sequence(aim.row), *(sequence(row) for row, places in held if places)}
     others = [row for row, places in held if not places and sequence(row) not in sharing]
     touched = [row for row in others if any(one.by(MUCH) for one in moved(rerun, values, row))]
@@ -171,10 +168,7 @@ def dependent(
 
 
 def moved_by_all(rerun: Rerun, reads: LiveReads, aim: Aim, held: Held, seed: int) -> frozenset[int]:
-    """Return the queries that other values in all keys which the row reads move.
-
-    It is the control for queries that no change of the one key moves.
-    """
+    """Return the queries that other values in all keys of the row move, as a control."""
     ledger, row = rerun.ledgers[aim.group], aim.row
     keys = ledger.index(row.slots[aim.group][first_read(row, ledger.group) : row.cached])
     every = Replacement.fitting(
@@ -193,9 +187,8 @@ def next_layer(
 ) -> Moved | None:
     """Return the layer after the key's, with the queries of the row's request that changed there.
 
-    Queries that read the key change in the next layer, and those that read these queries only
-    later. So it is the layer with the fewest changed queries. If no query changed in any layer, it
-    is the next one of the same group, if there is one.
+    It is the layer with the fewest changed queries, because those that read these queries change
+    only later. If no query changed, it is the next one of the same group, if there is one.
     """
     found = [*own]
     for row, places in held:
@@ -250,15 +243,14 @@ def drawn(rerun: Rerun, reads: LiveReads, random: Random) -> Aim | None:
 
 
 def sequence(row: Row) -> tuple[object, ...]:
-    """Return what rows of one request have in common, of which an engine may have one per group."""
+    """Return what rows of one request, such as one per group, have in common."""
     return row.cached, row.computed, tuple(row.tokens)
 
 
 def held_at(row: Row, group: Group, slot: int) -> set[int]:
     """Return the positions at which a row reads or computes a slot.
 
-    The slots of a row also name those that its window has left. The engine may have given such a
-    slot to another row, even of the same request.
+    A slot that its window has left may be another row's, even of the same request.
     """
     slots, first = row.slots.get(group.name), first_read(row, group)
     if slots is None:

@@ -92,8 +92,8 @@ def explain(
 ) -> Explained:
     """Find the static inputs that cause stray writes.
 
-    The stray slots are filled with poison, and the replay runs again. It is repeated with one input
-    reset. If the replay then leaves a slot alone, this input is the cause for the slot.
+    The replay runs again over poison in the stray slots. If it leaves a slot alone once one input
+    is reset, this input is the cause for the slot.
     """
     saved = SavedSlots.of(ledger, stray)
     poison = saved.inverted()

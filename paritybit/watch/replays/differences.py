@@ -1,8 +1,8 @@
 """Measures the difference between the results of two runs, and whether rounding can explain it.
 
-Rounding starts small: it changes the last bits in the first layer whose KV differs. Later layers
-may then differ by any amount, for example if a router chooses another expert. The size of a
-difference is therefore measured in the first layer of each group that differs.
+Rounding changes the last bits in the first layer whose KV differs. Later layers may then differ by
+any amount, for example if a router chooses another expert. So the size of a difference is measured
+in the first layer of each group that differs.
 """
 
 import math
@@ -27,8 +27,7 @@ OPAQUE = 2.0**-3
 def difference(one: Values, other: Values, *, kernels: bool = False) -> Difference | None:
     """Return the difference between two runs, or None if all bits are equal.
 
-    If the runs use other `kernels`, KV whose dtype has no numbers is not compared: one bit of it
-    may be a rounding.
+    With other `kernels`, KV whose dtype has no numbers is not compared: a bit may be a rounding.
     """
     held = [rows for saved in one.owned for rows in saved.rows]
     floats = filter(is_float, (*one.outputs.values(), *held))

@@ -99,9 +99,9 @@ class LiveReads:
     def others(self, rerun: Rerun, draw: ValueSeed) -> list[Replacement]:
         """Return the slots whose content must not matter.
 
-        These are the slots that no live row reads, with those that it computes: it writes them
-        before it reads them. If there are too many to be saved, some layers are drawn, then slots.
-        Those that the rows hold, but do not read, come first.
+        These are the slots that no live row reads, and those that it computes, which it writes
+        first. If there are too many to be saved, some layers are drawn, then slots. Those that the
+        rows hold, but do not read, come first.
         """
         found, most = [], LARGEST // (2 * len(rerun.ledgers))
         for number, (name, ledger) in enumerate(rerun.ledgers.items()):
@@ -153,10 +153,7 @@ def layers_of(ledger: Ledger) -> list[range]:
 
 
 def some_layers(ledger: Ledger, slots: int, most: int, seed: int) -> list[int]:
-    """Return the tensors of as many layers as fit into `most` bytes with some slots, at least one.
-
-    Which layers these are depends on the seed.
-    """
+    """Return the tensors of drawn layers, as many as fit into `most` bytes with some slots, or one."""
     layers = layers_of(ledger)
     each = max(1, slots * ledger.checksums.bytes_per_slot // len(layers))
     chosen = sampled(torch.arange(len(layers)), max(1, most // each), seed).tolist()
@@ -175,8 +172,8 @@ def foreign(
 ) -> Result:
     """Return a wrong read if other values in slots that no live row reads make a difference.
 
-    As a control, slots that live rows read get values of the same size. If there are no such slots,
-    `shown` is whether a control has shown before. With `named`, the slot is sought.
+    As a control, slots that live rows read get values of the same size. Without such slots, `shown`
+    is whether a control has shown before. With `named`, the slot is sought.
     """
     draw = ValueSeed(seed)
     certain = reads.certain(rerun, draw)

@@ -106,10 +106,9 @@ class Relations:
     ) -> Iterator[Tried]:
         """Test relations on a replay. The caller restores the state. `reads` are of its live rows.
 
-        If two equal runs differ, the remaining relations are meaningless and are skipped. Wrong
-        reads are not judged if padding matters, because a live row may show what a padded one read.
-        If it matters by rounding alone, single keys are not tried.
-        `suspects` are the inputs that may explain a relation that does not hold.
+        If two equal runs differ, the other relations are skipped. Wrong reads are not judged if
+        padding matters, because a live row may show what a padded one read. If it matters by
+        rounding alone, single keys are not tried.
         """
         if names != (EAGER,):
             rerun.again()
@@ -198,8 +197,7 @@ class Relations:
         """Test which slots a replay reads, in one of three ways. `single` allows single keys.
 
         The state that a row goes on from is tried each time, because few forwards have such rows.
-        The keys of a draft are not tried one by one: its next step depends on what the one before
-        drafted.
+        Single keys of a draft are not tried: its next step depends on what the one before drafted.
         """
         if not any(row.computed for row in reads.forward.rows):
             yield Tried(READ, reason=NO_ROWS)
@@ -311,10 +309,7 @@ def cause_among(
 
 
 def against_eager(rerun: Rerun) -> Difference | None:
-    """Return the difference between the replay and an eager run.
-
-    Returns None if it is within the variation between eager runs.
-    """
+    """Return the difference of an eager run, or None if it is within that between eager runs."""
     eager = rerun.run_eagerly()
     found = difference(rerun.first, eager, kernels=True)
     if found is None or not found.beyond_rounding:

@@ -279,7 +279,7 @@ class Replaying(Between):
     ) -> Tensor:
         """Return the slots that the forward certainly changed, int64 [n].
 
-        If they were not scanned before it, these are those that a replay wrote again.
+        If they were not scanned before it, a replay must have written them again.
         """
         if not self.sparing(ledger, now):
             return stray
@@ -299,8 +299,7 @@ class Replaying(Between):
     ) -> None:
         """Judge stray writes, and remember them for later reads.
 
-        `kind` is that of the replay that wrote them. With None, no replay was seen to, and what
-        holds the slots is the cause.
+        `kind` is that of the replay that wrote them. Without it, what holds the slots is the cause.
         """
         if not len(stray):
             return
@@ -330,9 +329,8 @@ class Replaying(Between):
     def check_restored(self, now: WatchedForward, rerun: Rerun) -> None:
         """Look for slots that changed only when the replay was repeated.
 
-        The first run may have written these slots, too, with the bytes that they already held. To
-        find out, the replay runs again with its first inputs over poisoned slots. Slots that it
-        overwrites are stray writes.
+        The first run may have written these slots, too, with the bytes that they already held. So
+        the replay runs again over poisoned slots, and those that it overwrites are stray writes.
         """
         for ledger in self.ledgers.values():
             slots = self.stray(ledger, now)

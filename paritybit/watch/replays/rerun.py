@@ -185,8 +185,7 @@ class Rerun:
     def restoring(self, stray: Sequence[SavedSlots] = ()) -> Iterator[None]:
         """Allow changes of slots. Restore the state after the first run at the end, in any case.
 
-        A replay may draw random numbers. The next ones that the engine draws stay as they are.
-        Raises BarredError.
+        The random numbers that the engine draws next stay as they are. Raises BarredError.
         """
         if (reason := self.gate()) is not None:
             raise BarredError(reason)
@@ -267,8 +266,7 @@ def other_tails(inputs: Sequence[StaticInput], number: int) -> dict[str, Tensor]
     """Return other valid values for padded tails, by the name of the input.
 
     Inputs without a tail or without other valid values are omitted. Values are those of an earlier
-    replay. Otherwise, each is drawn at random and differs from the present one. `number` is the
-    seed.
+    replay, or drawn with the seed `number`, each other than the present one.
     """
     found = {static.name: static.earlier for static in inputs if static.earlier is not None}
     drawing = torch.Generator().manual_seed(number)

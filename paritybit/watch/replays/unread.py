@@ -1,8 +1,8 @@
 """Gives one tensor of a layer other values in the slots that live rows read.
 
-Something must then change. If nothing does, the tensor is not read, or the arithmetic of the model
-lets no change of it through. Controls tell these apart: the other tensors of the layer show, or the
-tensor itself showed in another forward; and so does the same tensor of the other layers.
+If nothing changes then, the tensor is not read, or the arithmetic of the model lets no change of it
+through. Controls tell these apart: the other tensors of the layer show, or the tensor itself showed
+in another forward; and so does the same tensor of the other layers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -119,10 +119,10 @@ def slots_for(reads: LiveReads, ledger: Ledger, number: int) -> Tensor:
 def responses(
     rerun: Rerun, reads: LiveReads, fixed: Sequence[Replacement], moved: Sequence[Replacement]
 ) -> Iterator[tuple[Difference | None, bool]]:
-    """Yield, for values of all sizes in `moved`, the difference that they make.
+    """Yield, for values of all sizes in `moved`, the difference, and whether both show clearly.
 
     Meanwhile, the values in `fixed` differ from slot to slot, and just show: keys do not show, for
-    example, if all values are alike or tiny. Also yields whether both show beyond rounding.
+    example, if all values are alike or tiny.
     """
     fixed, base = [change for change in fixed if change.tensors], rerun.first
     for sign in (1, -1) if fixed else (1,):

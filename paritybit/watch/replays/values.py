@@ -37,8 +37,8 @@ SAMPLE = 256
 class ValueSeed:
     """Which values are drawn: a seed, the number of the size, and a sign.
 
-    Two draws that differ in sign have opposite numbers. A query that ignores a large key under one
-    of them attends to it under the other.
+    Draws that differ in sign have opposite numbers: a query that ignores a large key under one
+    attends to it under the other.
     """
 
     seed: int
