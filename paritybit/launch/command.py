@@ -58,10 +58,9 @@ class Running:
             os.killpg(self.process.pid, number)
 
     def ask_to_stop(self, number: int) -> None:
-        """Ask the command to stop. SIGINT is sent to its session, as by Ctrl-C.
+        """Ask the command to stop: SIGINT goes to its session, as by Ctrl-C.
 
-        Another signal is sent to the first process, as a server needs the others to complete its
-        requests.
+        Another signal goes to the first process, as a server completes its requests with others.
         """
         self.asked_to_stop = True
         if number == signal.SIGINT:

@@ -109,7 +109,11 @@ def make(
         counts.update({PAIRS: len(pairs), SERVED_PAIRS: len(served & pairs)})
     cut = {one.name: ENDED if one.judged else CUT_SHORT for one in outcomes if one.short}
     configs = {**not_run, **cut, **unseen}
-    untried = tuple(not_tried(counts, unselected, configs, idle_kernels(outcomes)))
+    ran = Counter[str]()
+    for outcome in outcomes:
+        ran.update(outcome.tally.kernels)
+    idle_kernels = sorted(name for name, times in ran.items() if not times)
+    untried = tuple(not_tried(counts, unselected, configs, idle_kernels))
     undecided = tuple(dict.fromkeys(open_questions(outcomes)))
     verdict, message = verdict_of(findings, undecided, counts, untried, interrupted)
     record = WatchRecord(
@@ -176,14 +180,6 @@ def rate(counts: Mapping[str, int]) -> int:
     """Return N if about one in N forwards was checked."""
     checked = counts.get("forwards", 0)
     return max(1, round((checked + counts.get("skipped_forwards", 0)) / max(1, checked)))
-
-
-def idle_kernels(outcomes: Sequence[ConfigOutcome]) -> list[str]:
-    """Return the names of the kernels that never ran."""
-    ran: Counter[str] = Counter()
-    for outcome in outcomes:
-        ran.update(outcome.tally.kernels)
-    return sorted(name for name, times in ran.items() if not times)
 
 
 def config_of(outcome: ConfigOutcome) -> ConfigRecord:

@@ -59,7 +59,9 @@ def not_tried(
     for name, (what, why) in STATES.items():
         if not counts.get(name):
             yield Untried(what, why)
-    yield from unreached(kernels)
+    if kernels:
+        what = f"{len(kernels)} Triton kernels, or functions of kernels"
+        yield Untried(what, f"no request that was served ran them: {', '.join(kernels)}")
     for name, number in counts.items():
         if name.startswith(COUNT) and not number:
             yield Untried(name, "the release lacks it, or the run was too short")
@@ -97,10 +99,3 @@ def not_served(configs: Mapping[str, str]) -> Iterator[Untried]:
             yield Untried(what, "; ".join(names), tuple(names))
         else:
             yield from (Untried(f"configuration {name}", why, (name,)) for name in names)
-
-
-def unreached(kernels: Sequence[str]) -> Iterator[Untried]:
-    """Yield the kernels that no request reached."""
-    if kernels:
-        what = f"{len(kernels)} Triton kernels, or functions of kernels"
-        yield Untried(what, f"no request that was served ran them: {', '.join(kernels)}")

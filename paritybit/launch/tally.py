@@ -121,8 +121,7 @@ class Tally:
     def after(self, key: str) -> str | None:
         """Return the first cause with an earlier finding about the same request or slot.
 
-        If no cause is known, it may also have a finding in the same forward, in which findings with
-        a known cause come first.
+        If no cause is known, one in the same forward counts, too: known causes come first in it.
         """
         finding, process = self.findings[key], self.played[key]
         subjects = [*subjects_of(finding)]

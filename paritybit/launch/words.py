@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from paritybit.launch.schema import Cause, EngineChange, RecordedFinding, Who
+from paritybit.launch.schema import Cause, RecordedFinding, Who
 
 
 def lines_of(finding: RecordedFinding) -> Iterator[tuple[str, str]]:
@@ -19,7 +19,10 @@ def lines_of(finding: RecordedFinding) -> Iterator[tuple[str, str]]:
         yield "read", f"read by {by(finding.reader)}"
     yield "cause", why(finding)
     if finding.changes:
-        changed = "; ".join(map(changed_at, finding.changes))
+        changed = "; ".join(
+            f"{one.source}{f' in {one.function}' if one.function else ''}, since {one.base}"
+            for one in finding.changes
+        )
         yield "changed", f"{changed}; undone, the finding does not appear"
     if finding.known is not None:
         yield "known", finding.known
@@ -29,12 +32,6 @@ def text_of(finding: RecordedFinding) -> str:
     """Return a finding and its lines as text."""
     lines = [f"  {name}: {text}" for name, text in lines_of(finding)]
     return "\n".join([f"{finding.check}: {finding.text}", *lines])
-
-
-def changed_at(change: EngineChange) -> str:
-    """Return a change as text."""
-    function = f" in {change.function}" if change.function else ""
-    return f"{change.source}{function}, since {change.base}"
 
 
 def where(finding: RecordedFinding) -> Iterator[str]:
@@ -160,23 +157,22 @@ TIER = {check: number for number, tier in enumerate(SEVERITY) for check in tier}
 def all_causes(findings: Sequence[RecordedFinding]) -> list[CauseGroup]:
     """Group findings by cause.
 
-    Causes that fail the run come first, then those with the most severe findings, then the earliest
-    ones. In one forward, known causes come first, and then the most severe ones.
+    Causes that fail the run come first, then the most severe, then the earliest ones. In one
+    forward, known causes come first, and then the most severe ones.
     """
     groups: dict[str, list[RecordedFinding]] = {}
     for finding in findings:
         groups.setdefault(finding.cause_name, []).append(finding)
     configs = list(dict.fromkeys(finding.config for finding in findings))
 
+    def severity(finding: RecordedFinding) -> int:
+        return RANK.get(finding.check, len(RANK))
+
     def order(group: CauseGroup) -> tuple[object, ...]:
         worst = [one for one in group.findings if TIER.get(one.check, len(SEVERITY)) == group.tier]
         first = min((configs.index(one.config), one.forward or 0) for one in worst)
         unknown = all(one.cause is None for one in group.findings)
-        rank = RANK.get(worst[0].check, len(RANK))
-        return group.known is not None, group.tier, *first, unknown, rank
-
-    def severity(finding: RecordedFinding) -> int:
-        return RANK.get(finding.check, len(RANK))
+        return group.known is not None, group.tier, *first, unknown, severity(worst[0])
 
     found = [
         CauseGroup(name, tuple(sorted(members, key=severity))) for name, members in groups.items()
