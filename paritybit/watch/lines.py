@@ -4,13 +4,14 @@ While the engine prepares a forward pass, each operation of torch that writes or
 seen, with the lines of the engine that called for it.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
 
 from paritybit.watch.fills import Fills, Write
-from paritybit.watch.stacks import Stack, described, named_in
+from paritybit.watch.stacks import Stack, described
 from paritybit.watch.statements import leading
 
 SLOTS = "slots"
@@ -60,7 +61,7 @@ class Lines:
                 return described(Stack((otherwise,)))
             return None, UNSEEN if (kind, name) in self.noted else None
         last, *others = self.known[key]
-        first = leading(last.stack, named_in(name))
+        first = leading(last.stack, re.findall(r"[A-Za-z]\w{2,}", name))
         source, via = described(first, [one.stack for one in others])
         if key != mine:
             via = f"that is before {key[1]} forwards; {via}"

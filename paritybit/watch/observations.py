@@ -44,12 +44,6 @@ def uncounted(_: Any) -> int:
     return 0
 
 
-def key_of(check: str, group: str | None, cause: Mapping[str, Any] | None) -> str:
-    """Return the key of findings with this check, group and cause."""
-    why = "not known" if cause is None else cause.get("input") or cause["what"]
-    return f"{check} | {group or '-'} | {why}"
-
-
 @dataclass(frozen=True)
 class Evidence:
     """What a check judges: something in, or after, the forward with this number.
@@ -70,7 +64,9 @@ class Evidence:
         **more: Any,
     ) -> Finding:
         """Return a finding. `why` is the cause in its key."""
-        key = key_of(check, group, cause if why is None else {"what": why})
+        if why is None:
+            why = "not known" if cause is None else cause.get("input") or cause["what"]
+        key = f"{check} | {group or '-'} | {why}"
         kind = getattr(self, "during", "")
         return Finding(check, text, key, self.number, kind, group=group, cause=cause, **more)
 

@@ -5,7 +5,6 @@ A line of the engine is text such as `engine/pool.py:12 in Pool.free`.
 
 import inspect
 import linecache
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -69,11 +68,6 @@ def name_of(code: CodeType) -> str:
 def line_of(path: str, line: int, code: CodeType) -> str:
     """Return a line of the engine as text, with the function that it belongs to."""
     return f"{path}:{line} in {name_of(code)}"
-
-
-def named_in(name: str) -> list[str]:
-    """Return the words in the name of an input that may be names in the engine's source."""
-    return re.findall(r"[A-Za-z]\w{2,}", name)
 
 
 def split(line: str) -> tuple[str, int, str]:

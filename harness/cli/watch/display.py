@@ -13,10 +13,7 @@ from paritybit.launch.verdict import scope_of
 from paritybit.launch.words import plural
 
 FIRST_LINE, RAREST_LINE = 5.0, 300.0
-"""Seconds before the first line of progress, and the maximum between two lines.
-
-The interval doubles from line to line.
-"""
+"""Seconds before the first line of progress, and at most between two. They double each time."""
 
 MOST = 12
 """The number of findings that are printed when they occur."""

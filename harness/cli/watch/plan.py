@@ -1,9 +1,9 @@
 """The plan of a run: which configurations an engine is served with, in which order, and how long.
 
 A run has a budget of wall time, which includes the starts of the engine. The configurations of the
-covering array are served one after another, `workers` at a time, until the budget is spent. Each
-ends when its share of the time is over and its floor is reached: LEAST forwards and AT_LEAST waves.
-Configurations that are named on the command line have no floor.
+covering array are served, `workers` at a time, until it is spent. Each ends when its share of the
+time is over and its floor is reached: LEAST forwards and AT_LEAST waves. Configurations that are
+named on the command line have no floor.
 """
 
 import threading

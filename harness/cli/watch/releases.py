@@ -58,8 +58,7 @@ def result_of(
 ) -> tuple[Release, bool]:
     """Return the result of a release, and whether its run was interrupted now.
 
-    It is watched unless its record is complete. Findings of an interrupted run are kept, and the
-    next run watches the release again.
+    It is watched unless its record is complete. Findings of an interrupted run are kept.
     """
     spec, latest = f"{engine}=={version}", home / "latest"
     found = record_in(latest)

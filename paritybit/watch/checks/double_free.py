@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from paritybit.watch.journal import Finding
-from paritybit.watch.observations import SHOWN, Check, Freeing, key_of
+from paritybit.watch.observations import SHOWN, Check, Evidence, Freeing
 
 
 def judge(freeing: Freeing) -> Iterable[Finding]:
@@ -16,11 +16,9 @@ def judge(freeing: Freeing) -> Iterable[Finding]:
         mine = again[calls == call]
         slots = freeing.slots[mine]
         slot, before = int(slots[0]), ledger.calls.get(int(freeing.before[mine[0]]))
-        yield Finding(
-            check=CHECK.name,
-            text=f"slot {slot} ({group}) is freed twice",
-            key=key_of(CHECK.name, group, None),
-            forward=ledger.calls[call].forward - 1,
+        yield Evidence(ledger.calls[call].forward - 1).found(
+            CHECK.name,
+            f"slot {slot} ({group}) is freed twice",
             group=group,
             slots=tuple(slots[:SHOWN].tolist()),
             count=len(slots),

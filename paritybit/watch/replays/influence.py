@@ -153,7 +153,7 @@ def layers_of(ledger: Ledger) -> list[range]:
 
 
 def some_layers(ledger: Ledger, slots: int, most: int, seed: int) -> list[int]:
-    """Return the tensors of drawn layers, as many as fit into `most` bytes with some slots, or one."""
+    """Draw as many layers as fit into `most` bytes with some slots, or one. Returns its tensors."""
     layers = layers_of(ledger)
     each = max(1, slots * ledger.checksums.bytes_per_slot // len(layers))
     chosen = sampled(torch.arange(len(layers)), max(1, most // each), seed).tolist()
