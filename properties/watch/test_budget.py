@@ -12,10 +12,9 @@ FORWARD, SKIPPED, CHECKED, FIRST = 0.01, 2e-5, 0.02, 2.0
 
 
 def served(share: float, forwards: int, *, idle: float = 0.0) -> tuple[Budget, list[int]]:
-    """Serve forwards of an engine. Returns the budget, and the numbers of the checked ones.
+    """Serve forwards, every thousandth of which comes after `idle` seconds.
 
-    The first check costs more, because kernels are compiled. Every thousandth forward comes after
-    `idle` seconds.
+    Returns the budget, and the numbers of the checked forwards.
     """
     now, spent, checked, random = 0.0, 0.0, list[int](), Random(1)
     budget = Budget(share, lambda: now, lambda: spent)
