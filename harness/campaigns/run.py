@@ -41,9 +41,9 @@ class Run:
 
     @property
     def undecided(self) -> bool:
-        """Whether a run that is not green has no wrong result, but too few."""
-        wrong = [result for result in self.results if not result.status.expected]
-        return all(result.status in OPEN and result.finding is None for result in wrong)
+        """Whether no result is wrong. If the run is not green, results or verdicts are missing."""
+        unexpected = [result for result in self.results if not result.status.expected]
+        return all(result.status in OPEN and result.finding is None for result in unexpected)
 
 
 def verdict(run: Run) -> tuple[RunVerdict, str]:

@@ -50,7 +50,10 @@ def first_difference(
 
 
 def first_output_difference(left: Output, right: Output) -> dict[str, Any] | None:
-    """Return where two outputs, [rows, columns] each, first differ in bits, shape or dtype."""
+    """Return where two outputs, [rows, columns] each, first differ in bits, shape or dtype.
+
+    `eager_bits` are those of `left`, which is right.
+    """
     if form(left) != form(right):
         return {"tensor": "output", "row": 0, "eager": str(form(left)), "graph": str(form(right))}
     for name in left:

@@ -37,7 +37,7 @@ class Property:
     | `judge_end` | judges who owns which slots after a step, with or without a forward |
     | `judge_schedule` | judges a whole schedule, by samples of the logits of all its requests |
     | `extra_run` | runs each step once more beforehand; `judge` gets its result in `extra[id]` |
-    | `cheap` | in the default set. A clean trial checks all; a hunt, its target and `diverges` |
+    | `cheap` | checked by default. A hunt checks only its target and those with `diverges` |
     | `diverges` | a violation leaves the eager and the graph run different, so playing stops |
     """
 

@@ -304,8 +304,8 @@ class Difference:
 class Wrong:
     """What a forward reads or ignores and must not. `text` says what it does.
 
-    `group`, `layer` and `slots` name what it reads or ignores, as far as they are known. `once`
-    says that one occurrence is enough.
+    `group`, `layer` and `slots` name what it reads or ignores, as far as they are known. A
+    `certain` one is a finding at its first occurrence.
     """
 
     text: str
@@ -313,7 +313,7 @@ class Wrong:
     layer: str | None = None
     slots: tuple[int, ...] = ()
     cause: Mapping[str, Any] | None = None
-    once: bool = False
+    certain: bool = False
 
     @property
     def key(self) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.attention import lists_of
-from paritybit.connectors.sglang.pools import NAME, SglangPool, States, described
+from paritybit.connectors.sglang.pools import NAME, SglangPool, SglangStates, described
 from paritybit.connectors.sglang.rows import (
     Rows,
     draft_forward_of,
@@ -208,7 +208,7 @@ def told(kind: str = "extend", **more: Any) -> tuple[list[list[int]], dict[int, 
 
     A keyword argument is a field of the batch.
     """
-    states = States.of(table())
+    states = SglangStates.of(table())
     assert states is not None
     rows = [
         Row("a", [1, 2, 3, 4], 2, 2, {"full": torch.arange(4)}),
@@ -261,7 +261,7 @@ def test_states_are_copied_between_forwards_and_freed() -> None:
     allocations = Allocations("0", None, None)
     allocations.watcher = watcher  # type: ignore[assignment]
     allocations.follow([(pool, NAME), (allocator, NAME)])
-    allocations.states = states = States(parts.kept(parts.Part()))
+    allocations.states = states = SglangStates(parts.kept(parts.Part()))
     for watching in (True, False):
         watcher.watching = watching
         hooked(allocations.copy_state, lambda *given: None, pool, slots, slots + 1)
@@ -285,7 +285,7 @@ def test_the_states_that_are_free_and_cached_are_reported_while_nothing_runs() -
     pool = SimpleNamespace(slots=lambda _: {}, sliding=None)
     allocations.pool = pool  # type: ignore[assignment]
     owner = parts.Part(mamba_pool=parts.Part(), mamba_allocator=parts.Part(free_slots=free))
-    allocations.states = States(parts.kept(owner))
+    allocations.states = SglangStates(parts.kept(owner))
     cache = SimpleNamespace(
         all_values_flatten=lambda: cached,
         all_mamba_values_flatten=lambda: cached,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paritybit.connectors.following import HOST, Following, pages
 from paritybit.connectors.hooking import Call, NotRecognisedError, callers, maybe
-from paritybit.connectors.sglang.pools import NAME, SglangPool, States
+from paritybit.connectors.sglang.pools import NAME, SglangPool, SglangStates
 from paritybit.watch.facts import HostSlots
 from paritybit.watch.stacks import Stack
 from paritybit.watch.weak import ByObject
@@ -40,7 +40,7 @@ class Allocations(Following):
         """The group of each pool and allocator."""
         self.pool: SglangPool | None = None
         self.serving: dict[str, weakref.ref[Any]] = {}
-        self.states: States | None = None
+        self.states: SglangStates | None = None
         self.collected: list[tuple[str, Tensor, Stack]] = []
         """The group, slots and lines of each call that allocators collect for a later free."""
 

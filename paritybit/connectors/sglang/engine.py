@@ -1,6 +1,7 @@
 """Follows the engine in this process. Each method that `hooks` names wraps functions of it.
 
-Only forwards within a batch of the scheduler are watched: no warm-ups and captures before.
+If a method does not call `original`, its hook does so afterwards. Only forwards within a batch of
+the scheduler are watched: no warm-ups and captures before.
 """
 
 import dataclasses

@@ -104,7 +104,7 @@ def eager(watching: Any, now: Any) -> Callable[[], dict[str, Tensor]] | None:
 
 @contextlib.contextmanager
 def as_after_the_first(watching: Any, model_runner: Any) -> Iterator[None]:
-    """Hide a run from the connector, and keep what the engine set for the first run."""
+    """Hide a further run from the connector. What the first run had set is put back afterwards."""
     backend, pool = attending(model_runner.attn_backend), model_runner.token_to_kv_pool
     set_by_it = ((backend, "forward_metadata"), (pool, "swa_loc"))
     kept = [(owner, name, maybe(owner, name)) for owner, name in set_by_it]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sglang.allocations import Allocations
-from paritybit.connectors.sglang.pools import NAME, SglangPool, States, described
+from paritybit.connectors.sglang.pools import NAME, SglangPool, SglangStates, described
 from paritybit.connectors.sglang.rows import Rows, implied
 from paritybit.watch.facts import Group
 from paritybit.watch.weak import Weakly
@@ -172,7 +172,7 @@ class Models(Allocations):
             self.once = "it waits for other ranks"
         self.rewrites = maybe(arguments, "speculative_algorithm") is not None
         try:
-            self.states = States.of(runner.req_to_token_pool)
+            self.states = SglangStates.of(runner.req_to_token_pool)
         except NotRecognisedError as error:
             self.journal.undecided(f"{error} are not watched")
             self.once = f"it changes {error}"

@@ -138,7 +138,7 @@ UNKNOWN = ("replayssm_d", "replayssm_k", "replayssm_g")
 
 
 @dataclass
-class States:
+class SglangStates:
     """The states of the requests in a table of requests.
 
     `due` are the copies that the current forward must make first, and `seen` those that it made,
@@ -151,7 +151,7 @@ class States:
     seen: dict[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, table: Any) -> "States | None":
+    def of(cls, table: Any) -> "SglangStates | None":
         """Return the states of a table, or None if it has none. Raises NotRecognisedError."""
         pool = maybe(table, "mamba_pool")
         if pool is None:

@@ -74,10 +74,11 @@ class VllmBatch:
             found += padding(f"seq_lens {number}", lengths[rows:], 0, lengths)
         return found
 
-    def judged(self, forward: Forward, config: Any) -> list[StaticInput]:
-        """Return the inputs with the values that the rows of a forward imply."""
+    def to_judge(self, forward: Forward, config: Any) -> list[StaticInput]:
+        """Return the inputs with the values that rows imply, and those that padding may have."""
         valid = {
             "input_ids": (0, int(config.get_vocab_size())),
+            # Those of a draft grow with each of its steps.
             "positions": (0, max(1, int(config.max_model_len) // 2)),
         }
         right, inputs = self.expected(forward), self.inputs()
@@ -130,7 +131,7 @@ MOST = 10_000
 """The number of states that are remembered."""
 
 
-class States:
+class VllmStates:
     """The checksums of states after forwards, by the tokens that each depends on.
 
     Several forwards may compute a state, with other bits.

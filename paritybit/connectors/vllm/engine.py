@@ -89,7 +89,7 @@ class VllmEngine(JudgedRows):
             self.captures = Captures(self.journal)
             self.capturing: batches.VllmBatch | None = None
             self.unscheduled = 0
-            self.states: batches.States | None = None
+            self.states: batches.VllmStates | None = None
             self.error = None
             self.once: str | None = None
             """Why a forward may run only once, or None."""
@@ -152,7 +152,7 @@ class VllmEngine(JudgedRows):
         self.capturing = None
         # States that a forward computes without being watched have other bits.
         watches = bool(self.pool.states) and self.settings.every == 1
-        self.states = batches.States(self.pool) if watches else None
+        self.states = batches.VllmStates(self.pool) if watches else None
         self.hook(type(runner.get_model()), "__call__", self.model)
         return watcher
 
@@ -280,7 +280,7 @@ class VllmEngine(JudgedRows):
             one[: live[1]].repeat(len(pool.targets)) for one in (batch.ids, batch.positions)
         )
         watcher.judge_tokens(ids, positions)
-        inputs = batch.judged(forward, now.runner.vllm_config.model_config)
+        inputs = batch.to_judge(forward, now.runner.vllm_config.model_config)
         watcher.judge_inputs("batch", [*inputs, *batch.tails()])
         if self.states is not None:
             of_rows = [self.requests.known[name] for name in names]
@@ -373,7 +373,7 @@ class VllmEngine(JudgedRows):
                 type(wrapper).__name__,
                 live,
                 padded,
-                now.batch.judged(now.forward, now.runner.vllm_config.model_config),
+                now.batch.to_judge(now.forward, now.runner.vllm_config.model_config),
                 original,
                 outputs,
                 eagerly if now.whole or hasattr(wrapper, "runnable") else None,

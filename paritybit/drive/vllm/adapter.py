@@ -101,7 +101,10 @@ TABLE = Table(
 
 
 def require_compiled(environment: Environment, served: Common) -> Mapping[str, str]:
-    """Raise CannotRunError for a GPU if the engine has no compiled code, like downloaded ones."""
+    """Return no variables. Raises CannotRunError for a GPU if the engine has no compiled code.
+
+    A downloaded release has none.
+    """
     compiled = (environment.source / VLLM.name).glob("_C*.so")
     if served.device != "cpu" and not any(compiled):
         raise CannotRunError(

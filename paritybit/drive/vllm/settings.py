@@ -229,6 +229,7 @@ class VllmServed(Common):
             "load_format": "dummy",
             "seed": self.seed,
             "block_size": self.page_size,
+            # Hits end inside of a block.
             "prefix_match_unit": self.page_size // 2 if self.shape is LFM2 else None,
             "max_model_len": CONTEXT,
             "max_num_seqs": ROWS,

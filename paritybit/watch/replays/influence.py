@@ -58,6 +58,7 @@ class NotTried:
 
 
 Result = Wrong | NotTried | None
+"""What a test shows: a wrong read, why it could not have failed, or None if it passed."""
 
 
 @dataclass(frozen=True)
@@ -168,12 +169,13 @@ def written(rerun: Rerun, number: int) -> Sequence[int]:
 
 
 def foreign(
-    reads: LiveReads, shown: bool, rerun: Rerun, seed: int, *, named: bool = False
+    reads: LiveReads, shown: bool, rerun: Rerun, seed: int, *, seek: bool = False
 ) -> Result:
     """Return a wrong read if other values in slots that no live row reads make a difference.
 
     As a control, slots that live rows read get values of the same size. Without such slots, `shown`
-    is whether a control has shown before. With `named`, the slot is sought.
+    is whether a control has shown before. A difference within rounding passes, because the other
+    values did reach the results. With `seek`, the slot is sought.
     """
     draw = ValueSeed(seed)
     certain = reads.certain(rerun, draw)
@@ -189,7 +191,7 @@ def foreign(
     if found is not None:
         if not found.beyond_rounding:
             return None
-        return blamed_slot(rerun, reads, others) if named else replace(FOREIGN, once=found.kv)
+        return blamed_slot(rerun, reads, others) if seek else replace(FOREIGN, certain=found.kv)
     if shown and altered:
         return None
     return NotTried(SAME_BYTES if shown else HIDDEN if certain else NOTHING_READ)

@@ -221,7 +221,7 @@ class Relations:
                 self.streaks.pop((FOREIGN.key, kind), None)
             tried = self.wrongly(rerun, of_slots, found, number, suspects)
             if tried.found is not None:
-                which = of_slots(rerun, number, named=True)
+                which = of_slots(rerun, number, seek=True)
                 if isinstance(which, Wrong):
                     tried = replace(tried, found=replace(which, cause=tried.cause or which.cause))
             yield tried
@@ -260,7 +260,7 @@ class Relations:
             return Tried(READ, reason=None if found is None else found.reason)
         key = found.key, rerun.replay.kind
         self.streaks[key] = self.streaks.get(key, 0) + 1
-        if not found.once and self.streaks[key] < self.streak:
+        if not found.certain and self.streaks[key] < self.streak:
             self.again[rerun.replay.kind] = AGAIN
             return Tried(READ)
         if not all(isinstance(way(rerun, seed), Wrong) for seed in seeds):
