@@ -11,6 +11,9 @@ GLOSSARY: Mapping[str, str] = {
         "A bucket is a batch size for which a graph was captured. A smaller batch is filled "
         "up to the next bucket with padded rows, which belong to no request."
     ),
+    "live row, tail": (
+        "A live row belongs to a request. The tail of a static input is its part for padded rows."
+    ),
     "schedule": (
         "A list of steps: admit a request, decode, draft, verify, finish. Each schedule is "
         "played twice, once with eager forwards (the eager run) and once with graph replay "
@@ -37,6 +40,7 @@ GLOSSARY: Mapping[str, str] = {
         "execution produce the same bits”. A violated property is a finding."
     ),
     "check": "A rule by which the sanitizer judges an engine, for example “stray write”.",
+    "verdict": "Whether a run has a finding, no finding, or is undecided.",
     "suspect, cause": (
         "A suspect is what may be to blame for a violation, such as the static inputs. Each is "
         "reset alone, and the step runs again. The cause is the first suspect whose reset makes "
@@ -75,6 +79,7 @@ GLOSSARY: Mapping[str, str] = {
         "Steps of a schedule that combine boundary conditions: fill a bucket, let something "
         "happen, for example an eviction, and replay again."
     ),
+    "oracle": "A dense computation of a forward pass, without slots.",
     "tape": "The recorded torch calls of a forward pass, which replace a CUDA graph on a CPU.",
     "model, preset": (
         "A small model with the attention layers of a published one: gemma3, gpt_oss or mimo."
@@ -102,6 +107,11 @@ GLOSSARY: Mapping[str, str] = {
     "rerun": (
         "A replay that the sanitizer repeats, with nothing or one thing changed, and then undoes."
     ),
+    "relation, control": (
+        "A relation must hold between two runs of a replay. A control is a change that must show. "
+        "Without it, the test of a relation proves nothing."
+    ),
+    "scan": "A computation of the checksums of all slots, which shows those that changed.",
     "journal": "The file in which a watched process writes its findings and counts, line by line.",
     "configuration": (
         "One combination of an engine's settings, served in a process of its own. Its files are "
@@ -112,6 +122,7 @@ GLOSSARY: Mapping[str, str] = {
         "least once."
     ),
     "wave": "Requests that are sent to an engine together. A request script is a list of waves.",
+    "company": "Other requests that an engine serves at the same time.",
     "stand-in": "A replacement for a part of an engine that cannot run on a CPU.",
 }
 """The terms and their definitions. A term comes after those that its definition uses."""
