@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from paritybit import __version__
 from paritybit.places import PACKAGE
 from paritybit.watch import attach
 
@@ -40,14 +41,14 @@ if sys.version_info >= (3, 10) and os.environ.get("PARITYBIT_WATCH"):
 """Watches the engines of a process. Processes of the command may have an older Python."""
 
 
-def prepare(folder: Path, version: str) -> None:
+def prepare(folder: Path) -> None:
     """Fill an empty folder for `PYTHONPATH`. Raises OSError where it cannot be written."""
     (folder / PACKAGE.name).symlink_to(PACKAGE)
     (folder / "sitecustomize.py").write_text(SITECUSTOMIZE, encoding="utf-8")
-    metadata = folder / f"{PACKAGE.name}-{version}.dist-info"
+    metadata = folder / f"{PACKAGE.name}-{__version__}.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {PACKAGE.name}\nVersion: {version}\n", encoding="utf-8"
+        f"Metadata-Version: 2.1\nName: {PACKAGE.name}\nVersion: {__version__}\n", encoding="utf-8"
     )
     (metadata / "entry_points.txt").write_text(entry_points(), encoding="utf-8")
 

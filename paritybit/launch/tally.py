@@ -85,7 +85,10 @@ class Tally:
             case "undecided":
                 self.undecided.setdefault(str(entry.get("what")))
             case "scope":
-                self._set(entry.get("settings"))
+                settings = entry.get("settings")
+                for name, value in settings.items() if isinstance(settings, Mapping) else ():
+                    values = self.settings.setdefault(str(name), [])
+                    values += [str(value)] if str(value) not in values else []
             case "stand_in":
                 self.stand_ins.setdefault(str(entry.get("what")), str(entry.get("why")))
             case "script":
@@ -145,12 +148,6 @@ class Tally:
                 require_sense(script)
                 return script
         return None
-
-    def _set(self, settings: object) -> None:
-        for name, value in settings.items() if isinstance(settings, Mapping) else ():
-            values = self.settings.setdefault(str(name), [])
-            if str(value) not in values:
-                values.append(str(value))
 
     @property
     def started(self) -> tuple[ProcessRecord, ...]:

@@ -21,7 +21,7 @@ def injected(tmp_path: Path) -> Path:
     """The folder for PYTHONPATH."""
     folder = tmp_path / "injected"
     folder.mkdir()
-    prepare(folder, __version__)
+    prepare(folder)
     return folder
 
 

@@ -11,7 +11,6 @@ from paritybit.harness.cli.watch.run import WatchRun
 from paritybit.harness.errors import CannotRunError, MalformedError, report_error, shorten
 from paritybit.harness.machine.gpus import visible_gpus
 
-from paritybit import __version__
 from paritybit.drive.adapters import adapter_of
 from paritybit.drive.configs import LACKING
 from paritybit.inject import prepare
@@ -42,7 +41,7 @@ def replay_watched(cases: Sequence[tuple[WatchCase, str]], spec: str | None) -> 
     display = Display()
     codes: list[int] = []
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
-        prepare(Path(scratch), __version__)
+        prepare(Path(scratch))
         stops = Stops()
         for number, (case, name) in enumerate(cases):
             folder = Path(scratch) / f"case-{number}"

@@ -30,7 +30,6 @@ from paritybit.harness.errors import (
 from paritybit.harness.machine.gpus import device_of
 from paritybit.harness.records.environment import commit_of
 
-from paritybit import __version__
 from paritybit.drive.adapters import Adapter, Environment, adapter_of
 from paritybit.drive.configs import LACKING, Config, SettingPair
 from paritybit.drive.job import Job, command, comparisons
@@ -78,7 +77,7 @@ class WatchRun:
 
     `outcomes` has the configurations that ended, and `not_run` why others did not run. `pairs` are
     the pairs of settings that the covering array has. `found` is whether an unknown finding was
-    shown. `changes` are those of the engine that findings need, by the keys of the findings.
+    shown. `changes` are those of the engine that findings need, by their keys.
     """
 
     folder: Path
@@ -194,7 +193,7 @@ def run_watch(options: WatchOptions) -> int:
             run_folder(options.out) as folder,
             stops.heard(),
         ):
-            prepare(Path(scratch), __version__)
+            prepare(Path(scratch))
             run = WatchRun(folder, Path(scratch), display, stops, options)
             if server is None:
                 watch_command(run)

@@ -14,7 +14,6 @@ from paritybit.harness.cli.watch.replay import require_here
 from paritybit.harness.errors import CannotRunError
 from paritybit.harness.records.codec import load
 
-from paritybit import __version__
 from paritybit.drive.adapters import Adapter, Environment, adapter_of
 from paritybit.drive.job import Job, command
 from paritybit.drive.script import Script, read
@@ -119,7 +118,7 @@ def run_shrink(path: Path, spec: str, seconds: int) -> int:
 
     display.put(f"shrink {path.name}: {size_of(case.script)}")
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch, stops.heard():
-        prepare(Path(scratch), __version__)
+        prepare(Path(scratch))
         with warm(Path(scratch), "cpu") as importers:
             search = Shrinking(adapter, engine, Path(scratch), stops, say, importers)
             found = search.smallest(case, float(seconds))
