@@ -13,7 +13,6 @@ from paritybit.watch.chains import UNKNOWN, Chains
 from paritybit.watch.facts import Forward, Group, Row
 from paritybit.watch.ledger import NEVER, Ledger
 from paritybit.watch.observations import Reads
-from paritybit.watch.origins import Origins
 
 DISTINCT = 0.75
 """The share of elements in which slots of different tokens must differ on average.
@@ -162,7 +161,6 @@ def reads(
     ledger: Ledger,
     chain: list["array[int]"],
     fresh: Writes | None,
-    origins: Origins | None = None,
 ) -> Reads | None:
     """Return the reads of the rows in a group, or None if there are none.
 
@@ -193,7 +191,6 @@ def reads(
         request=request,
         written=written,
         freed=freed,
-        origins=origins,
     )
     if fresh is not None and len(fresh.slots):
         mine = torch.zeros_like(ledger.usable)

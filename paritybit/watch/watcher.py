@@ -151,18 +151,18 @@ class Watcher(Replaying):
         owned = {
             name: reading.owned(forward, one, writes[name]) for name, one in self.ledgers.items()
         }
+        origins = self.origins if self.settings.every == 1 else None
         read = shared = open_ = 0
         unmapped = False
         careful, self.careful = self.careful > 0, max(0, self.careful - 1)
         for name, ledger in self.ledgers.items():
             self.moved_between(ledger, forward, None if careful else owned[name])
             self.judge_outside(forward, ledger)
-            parts = forward, self.number, ledger, chain, writes[name]
-            reads = reading.reads(*parts, self.origins if self.settings.every == 1 else None)
+            reads = reading.reads(forward, self.number, ledger, chain, writes[name])
             if reads is None:
                 continue
             open_ += reading.resolve(reads, self.chains)
-            self.judge("reads", reads)
+            self.judge("reads", replace(reads, origins=origins))
             read += len(reads.slots)
             unmapped |= bool(reads.missing.any())
             mine = [ledger.names.number(row.request) for row in forward.rows]
@@ -322,8 +322,8 @@ class Watcher(Replaying):
         for name, ledger in self.ledgers.items():
             if now.scanned and self.sparing(ledger, now):
                 now.changed[name] |= ledger.look(now.owned[name])
-            elif len(stray := self.stray(ledger, now)):
-                self.judge_stray(ledger, now, self.proved(ledger, now, stray, ()))
+            else:
+                self.judge_stray(ledger, now, self.stray(ledger, now))
             if now.forward.owned is not None:  # It is not known for which tokens it wrote them.
                 slots = now.owned[name]
                 slots = slots[now.changed[name][slots]]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -95,8 +95,8 @@ class Replaying(Between):
     def barred(self) -> str | None:
         """Return why slots may not be changed for a moment, or None. Waits for copies of slots.
 
-        `Rerun.restoring` asks here before each change of slots: poison, other values, and the
-        repetition of a replay, which first takes slots back to what they held before.
+        `Rerun.restoring` asks here before slots change: poison, other values, and the repetition of
+        a replay, which first restores what they held before.
         """
         if self.copied_elsewhere is not None:
             return self.copied_elsewhere
@@ -208,8 +208,7 @@ class Replaying(Between):
             for name, stray in strays.items():
                 ledger = self.ledgers[name]
                 found = self.explained(ledger, stray, rerun)
-                sure = self.proved(ledger, now, stray, found.layers)
-                self.judge_stray(ledger, now, sure, replay.kind, found)
+                self.judge_stray(ledger, now, stray, replay.kind, found)
             if due and not strays and rerun.possible:
                 reads = LiveReads.of(now.forward, self.ledgers)
                 with rerun.restoring():
@@ -274,21 +273,6 @@ class Replaying(Between):
         """Return whether a group is scanned only once in the forward."""
         return ledger.snapshot is None and not now.careful
 
-    def proved(
-        self, ledger: Ledger, now: WatchedForward, stray: Tensor, written: Collection[int]
-    ) -> Tensor:
-        """Return the slots that the forward certainly changed, int64 [n].
-
-        If they were not scanned before it, a replay must have written them again.
-        """
-        if not self.sparing(ledger, now):
-            return stray
-        sure = torch.isin(stray, torch.tensor([*written], dtype=torch.int64))
-        if not bool(sure.all()):
-            self.careful = CAREFUL
-            ledger.note_overwrite(stray[~sure].tolist(), Overwrite(now.number, BEFORE))
-        return stray[sure]
-
     def judge_stray(
         self,
         ledger: Ledger,
@@ -300,10 +284,17 @@ class Replaying(Between):
         """Judge stray writes, and remember them for later reads.
 
         `kind` is that of the replay that wrote them. Without it, what holds the slots is the cause.
+        Slots that were not scanned before the forward are only judged if a replay wrote them again.
         """
+        causes, layers = ([], {}) if explained is None else (explained.causes, explained.layers)
+        if self.sparing(ledger, now):
+            sure = torch.isin(stray, torch.tensor([*layers], dtype=torch.int64))
+            if not bool(sure.all()):
+                self.careful = CAREFUL
+                ledger.note_overwrite(stray[~sure].tolist(), Overwrite(now.number, BEFORE))
+            stray = stray[sure]
         if not len(stray):
             return
-        causes, layers = ([], {}) if explained is None else (explained.causes, explained.layers)
         if kind is None:
             causes = list(held_by(now.holding, ledger.group.name, stray))
         found = StrayWrites(now.number, now.forward, ledger, stray, kind, causes, layers)
@@ -342,8 +333,7 @@ class Replaying(Between):
                 explained = self.explained(ledger, slots, rerun)
             self.stray(ledger, now)
             hit = torch.tensor([*explained.layers], dtype=torch.int64)
-            if len(hit):
-                self.judge_stray(ledger, now, hit, rerun.replay.kind, explained)
+            self.judge_stray(ledger, now, hit, rerun.replay.kind, explained)
             if len(rest := slots[~torch.isin(slots, hit)]):
                 self.undecided("a replay that ran again changed slots that it does not own")
                 ledger.forget(rest)
