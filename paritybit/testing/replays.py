@@ -101,9 +101,11 @@ def check_replay(
     owned = owned_of(owned_slots, groups)
     require_inputs(static_inputs, captured, groups)
     known = {one.name: at_capture(one, captured) for one in static_inputs}
-    tensors = tensors_of(groups)
-    graph = graph_of(replay, run_eager, static_inputs, {one.device for one in tensors})
+    tensors = [one for group in groups for layer in group.layers for one in layer.tensors]
+    devices = {one.device for one in tensors}
+    graph = graph_of(replay, run_eager, static_inputs, devices)
     with as_made([*tensors, *(one.tensor for one in static_inputs)]):
+        synchronize(devices)
         journal = judged(graph, groups, owned, known, static_inputs)
     if journal.found:
         raise AssertionError("\n\n".join(map(report, journal.found)))
@@ -154,11 +156,10 @@ def judged(
     groups: Sequence[Group],
     owned: Mapping[str, Tensor],
     known: Mapping[str, Captured],
-    given: Sequence[StaticInput] = (),
+    given: Sequence[StaticInput],
 ) -> InMemory:
     """Judge a replay that writes the owned slots, and return the journal."""
     journal = InMemory(Path())
-    synchronize({tensor.device for tensor in tensors_of(groups)})
     watcher = Watcher(groups, engine="test", release="", journal=journal, settings=Settings(""))
     watcher.captures[graph.graph] = dict(known)
     watcher.relations.streak = 1
@@ -177,11 +178,6 @@ def stale(static: StaticInput) -> bool:
         return False
     live = static.tensor.narrow(static.axis, 0, static.live)
     return not torch.equal(live, static.expected.to(live.device, live.dtype))
-
-
-def tensors_of(groups: Sequence[Group]) -> list[Tensor]:
-    """Return the KV tensors of groups."""
-    return [tensor for group in groups for one in group.layers for tensor in one.tensors]
 
 
 @contextmanager

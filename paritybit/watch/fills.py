@@ -202,8 +202,8 @@ class Fills(TorchDispatchMode):
         """Follow nothing until `start`.
 
         The mode is not left if the engine may have entered an inference mode meanwhile: at its end,
-        torch dispatches to modes again, and fails if there is none. So does `torch.tensor`, which
-        slows down each operation after it. So this is called often.
+        torch dispatches to modes again, and fails if there is none. `torch.tensor` also makes it do
+        so, which slows down all later operations. So this is called often.
         """
         if not self.mine:
             return

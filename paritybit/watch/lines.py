@@ -51,7 +51,7 @@ class Lines:
     ) -> tuple[str | None, str | None]:
         """Return the line that wrote an input last, and text about the lines around it, if known.
 
-        It may have written it for another kind of forward pass. If none is known, it is the given.
+        It may have written it for another kind of forward pass. If none did, it is `otherwise`.
         """
         mine = kind, self.forward, name
         alike = [key for key in self.known if (key[0], key[2]) == (kind, name) and key != mine]

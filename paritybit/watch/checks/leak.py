@@ -6,6 +6,7 @@ for a pool on the host. The opposite is reported, too, such as a row that is fre
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,7 +87,14 @@ def found(
     """Yield one finding for all wrong slots, int64 [n], if there are any."""
     if not len(slots):
         return
-    slot = int(slots[0])
+    slot, known = int(slots[0]), dict[str, Any]()
+    if ledger is not None:
+        given = " ".join(map(str, ledger.last_allocation(slot) or ()))
+        known = {
+            "writer": ledger.writer(slot),
+            "freed": ledger.last_free(slot),
+            "origin": "; ".join(filter(None, (given, ledger.freed_beside(slot)))) or None,
+        }
     yield idle.found(
         CHECK.name,
         f"{when} slot {slot} ({group}) {what}",
@@ -94,17 +102,8 @@ def found(
         why=what,
         slots=tuple(slots[:SHOWN].tolist()),
         count=len(slots),
-        writer=None if ledger is None else ledger.writer(slot),
-        freed=None if ledger is None else ledger.last_free(slot),
-        origin=None if ledger is None else origin_of(ledger, slot),
+        **known,
     )
-
-
-def origin_of(ledger: Ledger, slot: int) -> str | None:
-    """Return which lines allocated a slot, and freed others of its request, if they are known."""
-    given = ledger.last_allocation(slot)
-    text, beside = None if given is None else " ".join(map(str, given)), ledger.freed_beside(slot)
-    return "; ".join(filter(None, (text, beside))) or None
 
 
 CHECK = Check(

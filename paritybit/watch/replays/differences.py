@@ -30,9 +30,9 @@ def difference(one: Values, other: Values, *, kernels: bool = False) -> Differen
     With other `kernels`, KV whose dtype has no numbers is not compared: a bit may be a rounding.
     """
     held = [rows for saved in one.owned for rows in saved.rows]
-    floats = filter(is_float, (*one.outputs.values(), *held))
+    floats = filter(torch.is_floating_point, (*one.outputs.values(), *held))
     limit = max([LEAST, *(ROUNDINGS * torch.finfo(tensor.dtype).eps for tensor in floats)])
-    if kernels and not all(map(is_float, held)):
+    if kernels and not all(map(torch.is_floating_point, held)):
         limit = max(limit, ROUNDINGS * OPAQUE)
     pairs = zip(one.owned, other.owned, strict=True)
     firsts = [first for pair in pairs if (first := first_layer(*pair, numbers=kernels)) is not None]
@@ -41,7 +41,7 @@ def difference(one: Values, other: Values, *, kernels: bool = False) -> Differen
         return Difference(where, group, size, limit, kv=True)
     shared = [name for name in one.outputs if name in other.outputs]
     sizes = {name: relative(one.outputs[name], other.outputs[name]) for name in shared}
-    numbers = {name: size for name, size in sizes.items() if is_float(one.outputs[name])}
+    numbers = {name: size for name, size in sizes.items() if one.outputs[name].is_floating_point()}
     differing = {name: size for name, size in sizes.items() if size > 0}
     if not differing or not numbers:
         return None  # Without floats, integers may depend on values that are not visible here.
@@ -60,11 +60,6 @@ def matters(found: Difference | None) -> bool:
     return found is not None and found.beyond_rounding
 
 
-def is_float(tensor: Tensor) -> bool:
-    """Return whether a tensor has a floating-point dtype."""
-    return tensor.dtype.is_floating_point
-
-
 def first_layer(
     one: SavedSlots, other: SavedSlots, *, numbers: bool = False
 ) -> tuple[str, str, float] | None:
@@ -76,7 +71,7 @@ def first_layer(
     group = one.ledger.group
     for layer in group.layers:
         pairs = [next(parts) for _ in layer.tensors]
-        sizes = [relative(*pair) for pair in pairs if is_float(pair[0]) or not numbers]
+        sizes = [relative(*pair) for pair in pairs if pair[0].is_floating_point() or not numbers]
         if any(sizes):
             return layer.name, group.name, max(sizes)
     return None
@@ -88,7 +83,7 @@ def relative(one: Tensor, other: Tensor) -> float:
         return math.inf
     if torch.equal(as_integers(one.contiguous()), as_integers(other.contiguous())):
         return 0.0
-    if not is_float(one):
+    if not one.is_floating_point():
         return math.inf
     left, right = one.to(torch.float64), other.to(torch.float64)
     if not torch.equal(left.isfinite(), right.isfinite()):

@@ -154,7 +154,7 @@ def layers_of(ledger: Ledger) -> list[range]:
 
 
 def some_layers(ledger: Ledger, slots: int, most: int, seed: int) -> list[int]:
-    """Draw as many layers as fit into `most` bytes with some slots, or one. Returns its tensors."""
+    """Return the tensors of as many drawn layers as fit into `most` bytes, at least of one."""
     layers = layers_of(ledger)
     each = max(1, slots * ledger.checksums.bytes_per_slot // len(layers))
     chosen = sampled(torch.arange(len(layers)), max(1, most // each), seed).tolist()

@@ -68,17 +68,12 @@ def typical(ledger: Ledger, read: Tensor) -> Tensor:
     return torch.cat((some, sampled(others, SAMPLE - len(some), 0)))
 
 
-def largest(rows: Tensor) -> float:
-    """Return the largest absolute value of the finite numbers in rows, or 0.0 if there is none."""
+def size_of(rows: Tensor, step: int) -> float:
+    """Return a size from the geometric row from the largest number in rows to the largest size."""
     sizes = rows.float().abs()
     sizes = sizes[sizes.isfinite()]
-    return float(sizes.amax()) if sizes.numel() else 0.0
-
-
-def size_of(own: float, step: int, dtype: torch.dtype) -> float:
-    """Return a size from the geometric row between a tensor's own size and the largest one."""
-    most = min(LARGE, math.sqrt(torch.finfo(dtype).max))
-    own = min(own, most) or 1.0
+    most = min(LARGE, math.sqrt(torch.finfo(rows.dtype).max))
+    own = (min(float(sizes.amax()), most) if sizes.numel() else 0.0) or 1.0
     return own * math.pow(most / own, step / (STEPS - 1))
 
 
@@ -91,7 +86,7 @@ def other_values(saved: SavedSlots, read: Tensor, draw: ValueSeed) -> SavedSlots
         drawing = torch.Generator(rows.device).manual_seed(seed)
         (own,) = SavedSlots.of(ledger, source, [number]).rows
         if rows.dtype in NUMBERS:
-            size = draw.sign * size_of(largest(own), draw.step, rows.dtype)
+            size = draw.sign * size_of(own, draw.step)
             noise = torch.empty(rows.shape, device=rows.device)
             found.append(noise.uniform_(-1, 1, generator=drawing).mul_(size).to(rows.dtype))
         elif len(own):
