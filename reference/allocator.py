@@ -65,19 +65,19 @@ class PageAllocator:
             return None
         return PageAllocation(self.free_rows.pop(), self.free_states.pop())
 
-    def extend(self, allocation: PageAllocation, length: int, count: int) -> list[int] | None:
-        """Allocate slots for `count` tokens after the first `length`, and return their full slots.
+    def extend(self, allocation: PageAllocation, length: int, count: int) -> bool:
+        """Allocate slots for `count` tokens after the first `length`.
 
-        Returns None, and changes nothing, if either sub-pool has too few pages.
+        Returns False, and changes nothing, if either sub-pool has too few pages.
         """
         pages = -(-(length + count) // self.page_size) - len(allocation.full_pages)
         if pages > min(len(self.free_full), len(self.free_swa)):
-            return None
+            return False
         for _ in range(pages):
             allocation.full_pages.append(self.free_full.pop())
             allocation.swa_pages.append(self.free_swa.pop())
         self.on_change()
-        return self.full_slots(allocation, length, length + count)
+        return True
 
     def full_slots(self, allocation: PageAllocation, begin: int, end: int) -> list[int]:
         """Return the full slots of the tokens begin .. end-1."""
@@ -92,8 +92,8 @@ class PageAllocator:
         pages = {index: page for index, page in enumerate(allocation.swa_pages) if page is not None}
         return [pages[token // size] * size + token % size for token in range(begin, end)]
 
-    def evict(self, allocation: PageAllocation, tokens: int) -> int:
-        """Free the SWA pages that contain only the first `tokens` tokens. Return how many."""
+    def evict(self, allocation: PageAllocation, tokens: int) -> None:
+        """Free the SWA pages that contain only the first `tokens` tokens."""
         pages = [
             index
             for index, page in enumerate(allocation.swa_pages[: tokens // self.page_size])
@@ -102,7 +102,6 @@ class PageAllocator:
         if pages:
             self.order.evicting()
         self._free_swa(allocation, pages)
-        return len(pages)
 
     def truncate(self, allocation: PageAllocation, tokens: int) -> None:
         """Free the pages that contain none of the first `tokens` tokens, last page first."""
@@ -184,11 +183,6 @@ class Owner(NamedTuple):
     seen_from: int = NEVER_SEEN
     token_row: int = 0
     known: int = 0
-
-    def slot(self, kind: Kind, column: int) -> int:
-        """Return the slot of one token. 0 if its page left the window."""
-        page = (self.full_pages if kind is Kind.FULL else self.swa_pages)[column // self.page_size]
-        return 0 if page is None else page * self.page_size + column % self.page_size
 
     def slots(self, kind: Kind) -> list[int]:
         """Return the slots of one sub-pool that hold a token of this request."""

@@ -52,14 +52,14 @@ class ModelConfig:
     name: str
     source: str
     layers: tuple[Kind, ...]
-    hidden: int
-    intermediate: int
-    heads: int
     full: AttentionShape
     swa: AttentionShape
     window: int
-    vocab: int
-    max_context: int
+    hidden: int = 32
+    intermediate: int = 64
+    heads: int = 4
+    vocab: int = 96
+    max_context: int = 48
     full_rope_theta: float = 1_000_000.0
     swa_rope_theta: float = 10_000.0
 
@@ -90,27 +90,17 @@ PRESETS: dict[str, ModelConfig] = {
         name="gemma3",
         source="Gemma 3 12B, published configuration, with SiLU in place of GELU",
         layers=_pattern("SSSSSF"),
-        hidden=32,
-        intermediate=64,
-        heads=4,
         full=AttentionShape(kv_heads=2, head_dim=16),
         swa=AttentionShape(kv_heads=2, head_dim=16),
         window=12,
-        vocab=96,
-        max_context=48,
     ),
     "gpt_oss": ModelConfig(
         name="gpt_oss",
         source="gpt-oss-20b, model card; one expert's width",
         layers=_pattern("SFSF"),
-        hidden=32,
-        intermediate=64,
-        heads=4,
         full=AttentionShape(kv_heads=1, head_dim=16),
         swa=AttentionShape(kv_heads=1, head_dim=16),
         window=8,
-        vocab=96,
-        max_context=48,
         full_rope_theta=150_000.0,
         swa_rope_theta=150_000.0,
     ),
@@ -118,14 +108,9 @@ PRESETS: dict[str, ModelConfig] = {
         name="mimo",
         source="MiMo-V2-Flash, published configuration: 39 SWA and 9 full layers; one value width",
         layers=_pattern("FSSSF"),
-        hidden=32,
-        intermediate=64,
-        heads=4,
         full=AttentionShape(kv_heads=1, head_dim=32),
         swa=AttentionShape(kv_heads=2, head_dim=16),
         window=8,
-        vocab=96,
-        max_context=48,
         full_rope_theta=5_000_000.0,
     ),
 }

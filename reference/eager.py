@@ -92,7 +92,7 @@ class EagerKV:
         """Store key and value at the batch's slots, then attend to the slots each token sees."""
         config = self.model.config
         kind = config.layers[layer]
-        cache = self.pool.cache(self.borrowed.get(layer, layer))
+        cache = self.pool.caches[self.borrowed.get(layer, layer)]
         if kind in self.write:
             loc = self.write[kind].to(LOC_DTYPE[kind])
             self.ops.store_kv(cache, loc, LOC_DTYPE[kind], key, value)
@@ -155,38 +155,45 @@ class EagerDecoder:
 
     def _draft_extend(self, batch: ForwardBatch) -> Output:
         """Run the draft model on tokens that the target has accepted."""
-        _, lists = transfer(visible_lists(batch, self.draft.config), batch.positions.device)
-        access = EagerKV(self.ops, self.draft, self.pools[Role.DRAFT], lists, batch.out_cache_loc)
-        tokens = TokenInputs(
-            input_ids=batch.input_ids,
-            payload=self.draft.fuse(self.ops, batch.spec_info["hidden_states"]),
-            positions=batch.positions,
-            live_tokens=batch.num_token_non_padded,
-        )
-        rows = batch.last_rows
-        output = self.draft.forward(self.ops, tokens, access, rows)
+        hidden, rows = batch.spec_info["hidden_states"], batch.last_rows
+        output = self._run_draft(batch, batch.input_ids, hidden, batch.out_cache_loc, rows=rows)
         return likeliest(self.ops, {**output, "hidden": output["hidden"][rows]})
 
     def _draft(self, batch: ForwardBatch) -> Output:
         """Propose tokens with several forwards of the draft model."""
-        frozen = batch.mode is Mode.FROZEN_DRAFT
-        role = Role.TARGET if frozen else Role.DRAFT
-        borrowed = frozen_layers(self.model, self.draft) if frozen else None
         by_step = batch.out_cache_loc.view(-1, DRAFT_STEPS).T.contiguous()
 
         def forward(step: int, input_ids: Tensor, hidden: Tensor) -> Output:
-            ahead = 0 if frozen else step
-            seen = visible_lists(batch, self.draft.config, ahead)
-            _, lists = transfer(seen, batch.positions.device)
-            slots = None if frozen else by_step[step]
-            access = EagerKV(self.ops, self.draft, self.pools[role], lists, slots, borrowed)
-            positions = batch.positions + ahead
-            payload = self.draft.fuse(self.ops, hidden)
-            tokens = TokenInputs(input_ids, payload, positions, batch.num_token_non_padded)
-            return self.draft.forward(self.ops, tokens, access)
+            if batch.mode is Mode.FROZEN_DRAFT:
+                return self._run_draft(batch, input_ids, hidden, None)
+            return self._run_draft(batch, input_ids, hidden, by_step[step], ahead=step)
 
         spec = batch.spec_info
         return propose(self.ops, spec["topk_p"], spec["topk_index"], spec["hidden_states"], forward)
+
+    def _run_draft(
+        self,
+        batch: ForwardBatch,
+        input_ids: Tensor,
+        hidden: Tensor,
+        slots: Tensor | None,
+        *,
+        ahead: int = 0,
+        rows: Tensor | None = None,
+    ) -> Output:
+        """Run one forward of the draft model. Without `slots`, it reads the target's KV."""
+        seen = visible_lists(batch, self.draft.config, ahead)
+        _, lists = transfer(seen, batch.positions.device)
+        pool = self.pools[Role.TARGET if slots is None else Role.DRAFT]
+        borrowed = frozen_layers(self.model, self.draft) if slots is None else None
+        tokens = TokenInputs(
+            input_ids=input_ids,
+            payload=self.draft.fuse(self.ops, hidden),
+            positions=batch.positions + ahead,
+            live_tokens=batch.num_token_non_padded,
+        )
+        access = EagerKV(self.ops, self.draft, pool, lists, slots, borrowed)
+        return self.draft.forward(self.ops, tokens, access, rows)
 
 
 def frozen_layers(target: Decoder, draft: Decoder) -> dict[int, int]:

@@ -118,25 +118,21 @@ class KVLayout:
 class HybridKVPool:
     """K and V of all layers of one model, with a view of the storage per sub-pool.
 
-    `arena[kind]` is indexed by slot number: see `KVLayout.arena_of`.
+    `arena[kind]` is indexed by slot number: see `KVLayout.arena_of`. `caches` has K and V of each
+    layer, [2, slots, kv_heads, head_dim].
     """
 
     def __init__(self, role: Role, layout: KVLayout, storage: Tensor, tables: Tables) -> None:
         self.config = layout.configs[role]
         self.sizes = layout.sizes
         self.device = storage.device
-        self.tables = tables
         self.full_to_swa_index_mapping = tables.full_to_swa_index_mapping
         self.req_to_token = tables.req_to_token
         self.arena = {kind: layout.arena_of(storage, role, kind) for kind in Kind}
-        self._caches = [
+        self.caches = [
             self.arena[kind][self.config.layers_of(kind).index(index)]
             for index, kind in enumerate(self.config.layers)
         ]
-
-    def cache(self, layer: int) -> Tensor:
-        """Return K and V of one layer, [2, slots, kv_heads, head_dim]."""
-        return self._caches[layer]
 
 
 class KVPools:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from paritybit.reference.config import Kind
 from paritybit.reference.model import Decoder, most_keys
-from paritybit.reference.ops import Ops
 from paritybit.subjects.pool import SubjectPool
 from paritybit.subjects.protocol import KeyLists
 from torch import Tensor
@@ -19,14 +18,12 @@ class ListedKV:
 
     def __init__(
         self,
-        ops: Ops,
         model: Decoder,
         pool: SubjectPool,
         out_cache_loc: Tensor | None,
         lists: KeyLists,
         borrowed: Mapping[int, int] | None = None,
     ) -> None:
-        self.ops = ops
         self.model = model
         self.pool = pool
         self.out_cache_loc = out_cache_loc
@@ -43,9 +40,9 @@ class ListedKV:
         if self.out_cache_loc is not None:
             self.pool.set_kv_buffer(layer, self.out_cache_loc, key, value)
         keys = self.lists.swa if kind is Kind.SWA else self.lists.full
-        return self.ops.attention(
+        return self.pool.ops.attention(
             query,
-            self.pool.pool.cache(self.borrowed.get(layer, layer)),
+            self.pool.pool.caches[self.borrowed.get(layer, layer)],
             keys.begin,
             keys.end,
             keys.slots,

@@ -70,7 +70,6 @@ class StaticInputs:
         dtype: torch.dtype,
         hidden: int,
     ) -> None:
-        self.contract = contract
         self.buffers = {
             row.name: pool.get(
                 row.name,
@@ -97,7 +96,7 @@ class StaticInputs:
         reset if `padded_on_host`, which defaults to `padded`.
         """
         padded_on_host = padded if padded_on_host is None else padded_on_host
-        for row in self.contract:
+        for row in self.rows.values():
             if row.policy is Policy.RESET and (padded_on_host if row.host else padded):
                 self.buffers[row.name].fill_(row.value)
         copy_together(

@@ -171,20 +171,16 @@ class ReplicaEngine:
     def reset(self) -> None:
         """Restore static buffers and Python state to their contents after capture."""
         copy_together(self._contents)
-        self.restore(self._state)
+        pools, runners = self._state
+        for role, pool in self.pools.items():
+            pool.state = pools[role]
+        for mode, runner in self.runners.items():
+            runner.state = runners[mode]
 
     def state(self) -> Any:
         """Return the Python state that forwards change: locations of pools, and runners' own."""
         pools = {role: pool.state for role, pool in self.pools.items()}
         return pools, {mode: runner.state for mode, runner in self.runners.items()}
-
-    def restore(self, state: Any) -> None:
-        """Restore a Python state."""
-        pools, runners = state
-        for role, pool in self.pools.items():
-            pool.state = pools[role]
-        for mode, runner in self.runners.items():
-            runner.state = runners[mode]
 
     def equalize_padding(self, mode: Mode, values: Mapping[str, int]) -> None:
         """Fill the KEEP buffers of a runner with `values`, by name. The default is 1.
@@ -206,7 +202,7 @@ class ReplicaEngine:
         lists = fresh_keys(batch, model.config.window, pool, toggles)
         if toggles.scheme is LocationScheme.PRESET:
             pool.set_swa_loc(pool.translate_loc_from_full_to_swa(batch.out_cache_loc))
-        access = ListedKV(self.ops, model, pool, batch.out_cache_loc, lists)
+        access = ListedKV(model, pool, batch.out_cache_loc, lists)
         tokens = TokenInputs(
             input_ids=batch.input_ids,
             payload=self._payload(batch, model),

@@ -92,7 +92,7 @@ class SubjectPool:
         if kind is Kind.SWA:
             preset = self.state.swa_loc
             loc = preset if preset is not None else self.translate_loc_from_full_to_swa(loc)
-        self.ops.store_kv(self.pool.cache(layer), loc, LOC_DTYPE[kind], key, value)
+        self.ops.store_kv(self.pool.caches[layer], loc, LOC_DTYPE[kind], key, value)
 
     def _gather(self, loc: Tensor) -> Tensor:
         self.ops.record(TRANSLATE)

@@ -184,12 +184,11 @@ class RequestBook:
 
         If there are not enough, pages that left the windows of running requests are evicted first.
         """
-        slots = self.allocator.extend(allocation, length, count)
-        if slots is None:
-            for request in self.running:
-                self.evict(request)
-            slots = self.allocator.extend(allocation, length, count)
-        return slots is not None
+        if self.allocator.extend(allocation, length, count):
+            return True
+        for request in self.running:
+            self.evict(request)
+        return self.allocator.extend(allocation, length, count)
 
     def advance(self, request: ScheduledRequest, length: int) -> None:
         """Advance `request` to `length` cached tokens; discard drafts made for a shorter prefix."""

@@ -8,18 +8,17 @@ CHUNK = 4
 
 
 class EvictsByChunk(PageAllocator):
-    def evict(self, allocation: PageAllocation, tokens: int) -> int:
+    def evict(self, allocation: PageAllocation, tokens: int) -> None:
         held = len(allocation.swa_pages) * self.page_size
-        return super().evict(allocation, max(tokens, held - CHUNK))
+        super().evict(allocation, max(tokens, held - CHUNK))
 
 
 class LeavesMappingOfEvicted(PageAllocator):
-    def evict(self, allocation: PageAllocation, tokens: int) -> int:
+    def evict(self, allocation: PageAllocation, tokens: int) -> None:
         mapping = self.pool.full_to_swa_index_mapping
         before = mapping.clone()
-        evicted = super().evict(allocation, tokens)
+        super().evict(allocation, tokens)
         mapping.copy_(before)
-        return evicted
 
 
 BUGS = (

@@ -99,7 +99,10 @@ class GraphRunner(ABC):
         config, extents = self.target.config, self.extents(self.buckets[-1])
         self.window = config.window
         self.inputs = StaticInputs(contract, extents, buffers, self.target.dtype, config.hidden)
-        self.metadata = StaticLists(self.metadata_sizes(self.buckets[-1]), buffers)
+        tokens = self.listed_tokens(self.buckets[-1])
+        lists = self.buckets[-1] if self.lists_per_request else tokens
+        sizes = list_sizes(lists, tokens, config) if self.static_metadata else {}
+        self.metadata = StaticLists(sizes, buffers)
         self.captured: dict[int, Capture[Any]] = {}
 
     @abstractmethod
@@ -244,14 +247,6 @@ class GraphRunner(ABC):
     def listed_tokens(self, bucket: int) -> int:
         """Return how many tokens of a bucket, in all its forwards, read a key list."""
         return bucket * self.tokens_per_request
-
-    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
-        """Return elements and dtype of each static metadata buffer for a bucket, by name."""
-        if not self.static_metadata:
-            return {}
-        tokens = self.listed_tokens(bucket)
-        lists = bucket if self.lists_per_request else tokens
-        return list_sizes(lists, tokens, self.target.config)
 
     def static_keys(self, bucket: int) -> KeyLists:
         """Return the key lists that a bucket's graph reads."""

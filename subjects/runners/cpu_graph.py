@@ -69,7 +69,7 @@ class CpuGraphRunner(GraphRunner):
             positions=inputs["positions"],
             live_tokens=self.scalar(bucket),
         )
-        access = ListedKV(self.ops, self.target, self.pool, inputs["out_cache_loc"], self.listed)
+        access = ListedKV(self.target, self.pool, inputs["out_cache_loc"], self.listed)
         self.ops.log = self.ran[bucket] = []
         try:
             return self.target.forward(self.ops, tokens, access)

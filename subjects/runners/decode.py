@@ -70,5 +70,5 @@ class DecodeRunner(GraphRunner):
             live_tokens=self.view("num_token_non_padded", bucket),
         )
         loc, keys = self.view("out_cache_loc", bucket), self.static_keys(bucket)
-        access = ListedKV(self.ops, self.target, self.pool, loc, keys)
+        access = ListedKV(self.target, self.pool, loc, keys)
         return self.target.forward(self.ops, tokens, access)

@@ -68,7 +68,7 @@ class EagleDraftRunner(GraphRunner):
             self.pool.invalidate_loc_cache()
         slots = self.view("out_cache_loc", bucket).view(bucket, DRAFT_STEPS)
         keys = keys_of(self.metadata.buffers, step * bucket, bucket)
-        access = ListedKV(self.ops, self.draft, self.pool, slots[:, step].contiguous(), keys)
+        access = ListedKV(self.draft, self.pool, slots[:, step].contiguous(), keys)
         positions = self.view("positions", bucket) + step
         payload = self.draft.fuse(self.ops, hidden)
         tokens = TokenInputs(input_ids, payload, positions, self.scalar(bucket))

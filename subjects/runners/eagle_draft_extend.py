@@ -77,7 +77,7 @@ class EagleDraftExtendRunner(GraphRunner):
             live_tokens=self.scalar(bucket * K),
         )
         loc, keys = self.view("out_cache_loc", bucket), self.static_keys(bucket)
-        access = ListedKV(self.ops, self.draft, self.pool, loc, keys)
+        access = ListedKV(self.draft, self.pool, loc, keys)
         hidden = self.draft.run_layers(self.ops, tokens, access)
         counts = self.view("extend_seq_lens", bucket)
         ends = self.query_ends(counts)

@@ -46,7 +46,7 @@ class FrozenKvMtpRunner(EagleDraftRunner):
     @override
     def draft_forward(self, bucket: int, step: int, input_ids: Tensor, hidden: Tensor) -> Output:
         borrowed, keys = frozen_layers(self.target, self.draft), self.static_keys(bucket)
-        access = ListedKV(self.ops, self.draft, self.pool, None, keys, borrowed)
+        access = ListedKV(self.draft, self.pool, None, keys, borrowed)
         tokens = TokenInputs(
             input_ids=input_ids,
             payload=self.draft.fuse(self.ops, hidden),

@@ -68,7 +68,6 @@ class PrefillRunner(GraphRunner):
         keep("mamba_track_indices", Axis.REQUEST, torch.int64),
     )
     access: ListedKV | None = None
-    tokens = 0
 
     @override
     def extents(self, bucket: int) -> Extents:
@@ -103,10 +102,9 @@ class PrefillRunner(GraphRunner):
         if self.toggles.scheme is LocationScheme.PRESET:
             self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket))
         if batch is not None:
-            self.tokens = batch.live_tokens
-            loc = self.view("out_cache_loc", bucket)[: self.tokens]
+            loc = self.view("out_cache_loc", bucket)[: batch.live_tokens]
             keys = fresh_keys(batch, self.window, self.pool, self.toggles)
-            self.access = ListedKV(self.ops, self.target, self.pool, loc, keys)
+            self.access = ListedKV(self.target, self.pool, loc, keys)
         return super().launch(batch, bucket, captured=captured)
 
     def replay(
@@ -119,7 +117,7 @@ class PrefillRunner(GraphRunner):
         try:
             replay = super().replay(batch, overrides)
         finally:
-            self.access, self.tokens = None, 0
+            self.access = None
         hidden = replay.output["hidden"][: replay.live_size]
         live_output = {"hidden": hidden}
         if batch is not None:
@@ -149,7 +147,7 @@ class PrefillRunner(GraphRunner):
     def attend(self, layer: int, heads: tuple[Tensor, Tensor, Tensor], mixed: Tensor) -> None:
         """Run a layer's attention on the live tokens, into their rows of `mixed`."""
         if self.access is not None:
-            n = self.tokens
+            n = len(self.access.lists.full.begin)
             mixed[:n] = self.access.attend(layer, *(values[:n] for values in heads))
 
     @override

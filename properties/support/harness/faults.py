@@ -135,11 +135,10 @@ def still_mapped(player: SchedulePlayer, runner: str, monkeypatch: pytest.Monkey
     allocator = player.pair.graph_scheduler.allocator
     evict, mapping = allocator.evict, player.pair.graph_pools.tables.full_to_swa_index_mapping
 
-    def mapped(allocation: PageAllocation, tokens: int) -> int:
+    def mapped(allocation: PageAllocation, tokens: int) -> None:
         before = mapping.clone()
-        pages = evict(allocation, tokens)
+        evict(allocation, tokens)
         mapping.copy_(before)
-        return pages
 
     monkeypatch.setattr(allocator, "evict", mapped)
 

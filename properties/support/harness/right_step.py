@@ -45,6 +45,13 @@ def holders(owners: Sequence[Owner], spans: Sequence[RequestSpan]) -> tuple[Owne
     return tuple(found)
 
 
+def slot_of(owner: Owner, kind: Kind, column: int) -> int:
+    """Return the slot of one token. 0 if its page left the window."""
+    pages = owner.full_pages if kind is Kind.FULL else owner.swa_pages
+    page = pages[column // owner.page_size]
+    return 0 if page is None else page * owner.page_size + column % owner.page_size
+
+
 def right_keys(
     mode: Mode,
     spans: Sequence[RequestSpan],
@@ -62,7 +69,7 @@ def right_keys(
                 owner = next(one for one in owners if one.row == span.row)
                 for last in (position + ahead for position in span.positions(mode)):
                     seen = range(max(0, last + 1 - window), last + 1)
-                    rows.append([owner.slot(kind, column) for column in seen])
+                    rows.append([slot_of(owner, kind, column) for column in seen])
             rows.append([0])  # A padded row.
         counts = torch.tensor([len(row) for row in rows])
         slots = torch.tensor([slot for row in rows for slot in row])
