@@ -104,7 +104,7 @@ def outcome_of(recorded: RecordedForward, rule: Property, reset: Reset) -> Reset
     if seen is None:
         return "fails" if recorded.failed is None else "violated"
     if first is None or rule.judge is None:
-        return "violated" if seen.changes.differing.any() else "holds"
+        return "violated" if seen.differing.any() else "holds"
     # The fresh engine is not heard, and no replay runs all lines of the function.
     if reset.fresh or not reset.captured:
         seen = replace(seen, warnings=first.warnings)

@@ -11,26 +11,8 @@ import torch
 from paritybit.harness.lockstep.request_book import RequestBook
 from paritybit.reference.batch import ForwardBatch
 from paritybit.reference.config import DRAFT_TOKENS, Kind, ModelConfig
-from paritybit.reference.pool import KVPools, PoolSizes
+from paritybit.reference.pool import KVPools
 from torch import Tensor
-
-
-def index_bounds(config: ModelConfig, sizes: PoolSizes) -> Mapping[str, int]:
-    """Return the exclusive upper bound of valid values, per static buffer of indices."""
-    return {
-        "input_ids": config.vocab,
-        "topk_index": config.vocab,
-        "positions": config.max_context,
-        "req_pool_indices": sizes.rows + 1,
-        "seq_lens": config.window,
-        "seq_lens_cpu": config.window,
-        "out_cache_loc": sizes.slots(Kind.FULL),
-        "out_cache_loc_swa": sizes.slots(Kind.SWA),
-        "mamba_track_indices": sizes.rows + 1,
-        "kv_indices": sizes.slots(Kind.FULL),
-        "window_kv_indices": sizes.slots(Kind.SWA),
-    }
-
 
 COUNTS = frozenset(
     {"num_correct_drafts", "num_accept_tokens", "extend_seq_lens", "extend_seq_lens_cpu"}
@@ -39,11 +21,27 @@ COUNTS = frozenset(
 
 
 class Noise:
-    """Noise for one pool and its static buffers. Equal seeds give equal noise."""
+    """Noise for one pool and its static buffers. Equal seeds give equal noise.
+
+    `bounds` has the exclusive upper bound of valid values, per static buffer of indices.
+    """
 
     def __init__(self, config: ModelConfig, pools: KVPools, seed: int) -> None:
         self.pools = pools
-        self.bounds = index_bounds(config, pools.sizes)
+        sizes = pools.sizes
+        self.bounds = {
+            "input_ids": config.vocab,
+            "topk_index": config.vocab,
+            "positions": config.max_context,
+            "req_pool_indices": sizes.rows + 1,
+            "seq_lens": config.window,
+            "seq_lens_cpu": config.window,
+            "out_cache_loc": sizes.slots(Kind.FULL),
+            "out_cache_loc_swa": sizes.slots(Kind.SWA),
+            "mamba_track_indices": sizes.rows + 1,
+            "kv_indices": sizes.slots(Kind.FULL),
+            "window_kv_indices": sizes.slots(Kind.SWA),
+        }
         self.generator = torch.Generator().manual_seed(seed)
 
     def owned(self, book: RequestBook, batch: ForwardBatch | None) -> Tensor:
@@ -53,9 +51,9 @@ class Noise:
         slots: dict[Kind, list[int]] = {Kind.FULL: [], Kind.SWA: []}
         spans = batch.spans if batch is not None else ()
         for span in spans:
-            full, swa = book.owned(book.request_of(span.row))
-            slots[Kind.FULL] += [*full, *span.full_slots]
-            slots[Kind.SWA] += [*swa, *span.swa_slots]
+            owner = book.owner(book.request_of(span.row))
+            slots[Kind.FULL] += [*owner.slots(Kind.FULL), *span.full_slots]
+            slots[Kind.SWA] += [*owner.slots(Kind.SWA), *span.swa_slots]
         for _, kind, arena in self.pools.layout.arenas_of(mask):
             arena[:, :, slots[kind]] = True
         # An engine without recurrent states only has the reserved slot.

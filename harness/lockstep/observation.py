@@ -13,7 +13,6 @@ from paritybit.harness.lockstep.bits import unequal
 from paritybit.harness.lockstep.requests import SlotOwners
 from paritybit.reference.allocator import Owner, Ownership
 from paritybit.reference.batch import ForwardBatch, Mode, RequestSpan
-from paritybit.reference.config import Kind
 from paritybit.reference.model import Output
 from paritybit.reference.pool import KVLayout, PoolSizes
 from paritybit.subjects.protocol import KeyLists, ReplayFacts, ReplayResult
@@ -43,49 +42,6 @@ class RunSnapshot(SlotOwners):
     @override
     def spans(self) -> tuple[RequestSpan, ...]:
         return self.batch.spans if self.batch is not None else ()
-
-
-class StepChanges:
-    """What a step changed, as masks in the storages' layout. Each is computed at most once.
-
-    `differing` are the compared elements that differ between the runs after the step.
-    """
-
-    def __init__(self, observation: "Observation") -> None:
-        self._observation = observation
-        self._outside: dict[str, Tensor] = {}
-        eager, graph = observation.eager.after, observation.graph.after
-        self.differing = unequal(eager, graph).logical_and_(observation.compared)
-
-    def outside_frame(self, run: str) -> Tensor:
-        """Return which elements the eager or the graph run wrote outside the step's frame.
-
-        The frame is the slots of out_cache_loc in the pool of the writing model, and the state of
-        the batch's requests that the mode writes. Padded rows may write to reserved slots and
-        places, but a draft over frozen KV writes no KV at all.
-        """
-        if run not in self._outside:
-            self._outside[run] = self._changed_outside(getattr(self._observation, run))
-        return self._outside[run]
-
-    def _changed_outside(self, side: RunSnapshot) -> Tensor:
-        layout, mode = self._observation.layout, self._observation.mode
-        changed = unequal(side.after, side.before)
-        if side.batch is not None and mode.written is not None:
-            full = side.batch.out_cache_loc
-            for kind, slots in ((Kind.FULL, full), (Kind.SWA, side.mapping[full])):
-                arena = layout.arena_of(changed, mode.written, kind)
-                arena.index_fill_(2, slots, value=False)
-        states = layout.states_of(changed)
-        if side.batch is not None and mode.advances_states:
-            # A verify writes the states after its tokens, and not the request's own.
-            rows = slice(1, None) if mode is Mode.TARGET_VERIFY else slice(1)
-            slots = side.batch.mamba_track_indices
-            states[:, rows].index_fill_(0, slots, value=False)
-        if mode is not Mode.FROZEN_DRAFT:
-            return changed.logical_and_(self._observation.compared)
-        states[0] = False
-        return changed
 
 
 @dataclass(frozen=True)
@@ -156,6 +112,6 @@ class Observation:
     samples: tuple[Sample, ...] = ()
 
     @cached_property
-    def changes(self) -> StepChanges:
-        """What the step changed."""
-        return StepChanges(self)
+    def differing(self) -> Tensor:
+        """Mask of the compared elements that differ between the runs after the step."""
+        return unequal(self.eager.after, self.graph.after).logical_and_(self.compared)

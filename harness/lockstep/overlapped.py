@@ -5,7 +5,7 @@ The device work of its decisions runs in the engine's own order: see `subjects/o
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -71,13 +71,7 @@ class StagedForward(PlannedForward):
     `batch` is None until the batch was made on the device.
     """
 
-    listed: tuple[RequestSpan, ...]
-    staged: Staged
-
-    @property
-    @override
-    def spans(self) -> tuple[RequestSpan, ...]:
-        return self.listed
+    staged: Staged = field(kw_only=True)
 
 
 def guard(overlap: Overlap) -> Overlap:
@@ -98,7 +92,8 @@ class OverlappedScheduler(LockstepScheduler):
     """A scheduler whose device work is ordered by `overlap`.
 
     Other arguments are as in its base class. `plan` returns the plan made ahead, if there is one.
-    `planned_ahead` counts the times that one was made while a forward was in flight.
+    `planned_ahead` counts the times that one was made while a forward was in flight. `observed` are
+    all tokens after the last step that was run. Planned steps may write more.
     """
 
     def __init__(self, *args: Any, overlap: Overlap) -> None:
@@ -114,11 +109,6 @@ class OverlappedScheduler(LockstepScheduler):
         super().reset(seed)
         self.observed = self.tokens.clone()
         self.over = self._over()
-
-    @property
-    def observed_tokens(self) -> Tensor:
-        """All tokens after the last step that was run. Planned steps may write more."""
-        return self.observed
 
     @override
     def ownership(self) -> Ownership:
@@ -178,7 +168,7 @@ class OverlappedScheduler(LockstepScheduler):
         values = batch_values(mode, found, self.config.max_context)
         slots = {name: values[name] for name in SLOT_VALUES}
         self.overlap.write(slots, partial(write_slots, self.pools.tables))
-        return StagedForward(mode, None, found, self.overlap.stage(values))
+        return StagedForward(mode, spans=found, staged=self.overlap.stage(values))
 
     def begin(self, forward: int) -> bool:
         """Choose the stream that lags while forward number `forward` runs.
@@ -191,12 +181,12 @@ class OverlappedScheduler(LockstepScheduler):
         return forwards_lag
 
     @override
-    def filled(self, work: PlannedForward) -> PlannedForward:
+    def complete_batch(self, work: PlannedForward) -> ForwardBatch | None:
         if not isinstance(work, StagedForward):
-            return work
+            return work.batch
         if self.overlap.written is not None:
             self.overlap.written.synchronise()
-        return replace(work, batch=self._batch(work, arrived(work.staged.host)))
+        return self._batch(work, arrived(work.staged.host))
 
     def run(
         self,
@@ -255,4 +245,4 @@ class OverlappedScheduler(LockstepScheduler):
 
     def _batch(self, work: StagedForward, values: Arrived) -> ForwardBatch:
         host = work.staged.host
-        return batch_of(work.mode, work.listed, host, values, self.tokens, self.hidden_states)
+        return batch_of(work.mode, work.spans, host, values, self.tokens, self.hidden_states)

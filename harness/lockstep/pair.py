@@ -30,7 +30,7 @@ from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.lockstep.scheduler import LockstepScheduler, samples_of
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, SubjectRuns
 from paritybit.harness.schedules.schedule import Step
-from paritybit.reference.allocator import Owner, PageAllocator
+from paritybit.reference.allocator import PageAllocator
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import Role, draft_config
 from paritybit.reference.eager import EagerDecoder
@@ -198,13 +198,32 @@ class Pair:
             self.eager_after.copy_(self.eager_pools.storage)
             owners = self.graph_scheduler.owners()
             ran = self._run_graph(planned, recorder, upcoming)
-            planned = planned.given(ran.batch)
             warnings = self.log.take()
-            eager, graph = self._snapshots_after(planned, eager_output, ran, owners)
+            eager = RunSnapshot(
+                before=self.eager_before,
+                after=self.eager_after,
+                mapping=self.eager_pools.tables.full_to_swa_index_mapping.clone(),
+                owners=self.eager_scheduler.owners(),
+                batch=batch,
+                output=eager_output,
+            )
+            graph = RunSnapshot(
+                before=self.graph_before,
+                after=self.graph_after,
+                mapping=ran.mapping,
+                owners=owners,
+                batch=ran.batch,
+                output=ran.forward.output if ran.batch is not None else None,
+            )
             replay, engine = ran.forward.replay, recorder.engine or self.engine
             facts = engine.facts(replay) if replay is not None else None
             self.forwards += 1
-            samples = self._commit(planned, eager_output, ran.forward, sampling=sampling)
+            samples: tuple[Sample, ...] = ()
+            if batch is not None and eager_output is not None and ran.batch is not None:
+                rows = self.eager_scheduler.commit(batch, eager_output)
+                self.graph_scheduler.commit(ran.batch, ran.forward.output)
+                if sampling:
+                    samples = samples_of(self.eager_scheduler, index, batch, eager_output, rows)
             self._last_output = replay.output if replay is not None else {}
             return Observation(
                 index=index,
@@ -246,7 +265,7 @@ class Pair:
         """Return the results of the extra runs by name. Empty if no graph can run the step."""
         if not (planned.expected_graph and extra_runs):
             return {}
-        planned = planned.given(self.graph_scheduler.filled(planned.graph).batch)
+        planned = planned.given(self.graph_scheduler.complete_batch(planned.graph))
         found = {}
         for name, run in extra_runs.items():
             try:
@@ -276,51 +295,6 @@ class Pair:
         if self.overlapped is not None:
             return self.overlapped.run(planned.graph, run, upcoming)
         return run(planned.graph.batch, planned.graph.batch)
-
-    def _snapshots_after(
-        self,
-        planned: PlannedStep,
-        eager_output: Output | None,
-        ran: RanForward,
-        graph_owners: tuple[Owner, ...],
-    ) -> tuple[RunSnapshot, RunSnapshot]:
-        """Return snapshots of both runs right after their forwards, the eager run's first."""
-        eager = RunSnapshot(
-            before=self.eager_before,
-            after=self.eager_after,
-            mapping=self.eager_pools.tables.full_to_swa_index_mapping.clone(),
-            owners=self.eager_scheduler.owners(),
-            batch=planned.eager.batch,
-            output=eager_output,
-        )
-        graph = RunSnapshot(
-            before=self.graph_before,
-            after=self.graph_after,
-            mapping=ran.mapping,
-            owners=graph_owners,
-            batch=ran.batch,
-            output=ran.forward.output if ran.batch is not None else None,
-        )
-        return eager, graph
-
-    def _commit(
-        self,
-        planned: PlannedStep,
-        eager_output: Output | None,
-        forward: ForwardResult,
-        *,
-        sampling: bool,
-    ) -> tuple[Sample, ...]:
-        """Pass the outputs to both schedulers. Returns the samples if `sampling`, else none."""
-        batch = planned.eager.batch
-        if batch is None or planned.graph.batch is None:
-            return ()
-        assert eager_output is not None
-        rows = self.eager_scheduler.commit(batch, eager_output)
-        self.graph_scheduler.commit(planned.graph.batch, forward.output)
-        if not sampling:
-            return ()
-        return samples_of(self.eager_scheduler, planned.index, batch, eager_output, rows)
 
     def end(self, index: int) -> StepEnd:
         """Return the owners of all slots in both runs after step number `index`."""

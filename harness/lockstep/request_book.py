@@ -6,10 +6,9 @@ import torch
 from paritybit.harness.lockstep.requests import PlannedForward, ScheduledRequest
 from paritybit.reference.allocator import Numbers, Owner, Ownership, PageAllocation, PageAllocator
 from paritybit.reference.batch import ForwardBatch, Mode, RequestSpan, prepare
-from paritybit.reference.config import Kind, ModelConfig, Role
+from paritybit.reference.config import ModelConfig, Role
 from paritybit.reference.order import InOrder
 from paritybit.reference.pool import KVPools
-from torch import Tensor
 
 
 class RequestBook:
@@ -59,18 +58,13 @@ class RequestBook:
         self.free_token_rows = list(range(self.token_rows))
         self.admitted = 0
 
-    @property
-    def observed_tokens(self) -> Tensor:
-        """All tokens after the last step that was run, int64 [token rows, max_context]."""
-        return self.tokens
-
     def batch_of(self, mode: Mode, spans: Sequence[RequestSpan]) -> ForwardBatch:
         """Write the slots of some spans to the tables, and return the batch."""
         return prepare(mode, spans, self.tokens, self.hidden_states, self.pools.tables)
 
-    def filled(self, work: PlannedForward) -> PlannedForward:
-        """Return a planned forward with its batch."""
-        return work
+    def complete_batch(self, work: PlannedForward) -> ForwardBatch | None:
+        """Return the batch of a planned forward. None if it is idle."""
+        return work.batch
 
     def owners(self) -> tuple[Owner, ...]:
         """Return the owners of pages in the order in which the requests were admitted."""
@@ -118,17 +112,10 @@ class RequestBook:
             free_states=tuple(free.free_states),
             mapping=tables.full_to_swa_index_mapping,
             req_to_token=tables.req_to_token,
-            tokens=self.observed_tokens,
+            tokens=self.tokens,
             free_token_rows=tuple(self.free_token_rows),
             retracted=tuple((request.serial, request.token_row) for request in self.retracted),
         )
-
-    def owned(self, request: ScheduledRequest) -> tuple[list[int], list[int]]:
-        """Return the full and SWA slots that hold a token of `request`."""
-        if request.allocation is None:
-            return [], []
-        owner = self.owner(request)
-        return owner.slots(Kind.FULL), owner.slots(Kind.SWA)
 
     def request_of(self, row: int) -> ScheduledRequest:
         """Return the running request at `row` of req_to_token."""
@@ -156,7 +143,7 @@ class RequestBook:
 
     def forward_of(self, mode: Mode, spans: Sequence[RequestSpan]) -> PlannedForward:
         """Write the slots of some spans to the tables, and return the forward over them."""
-        return PlannedForward(mode, self.batch_of(mode, spans))
+        return PlannedForward(mode, self.batch_of(mode, spans), tuple(spans))
 
     def span(self, request: ScheduledRequest, count: int) -> RequestSpan | None:
         """Return the next `count` tokens of `request` as a span, or None without free slots."""

@@ -31,15 +31,11 @@ class ScheduledRequest:
 
 @dataclass(frozen=True)
 class PlannedForward:
-    """One planned forward of a mode. `batch` is None for an idle replay."""
+    """One planned forward of a mode over some spans. `batch` is None for an idle replay."""
 
     mode: Mode
-    batch: ForwardBatch | None
-
-    @property
-    def spans(self) -> tuple[RequestSpan, ...]:
-        """The spans of the forward. Empty if it is idle."""
-        return self.batch.spans if self.batch is not None else ()
+    batch: ForwardBatch | None = None
+    spans: tuple[RequestSpan, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ class LockstepScheduler(RequestBook):
 
     def _idle(self, step: Idle) -> PlannedForward | None:
         modes = idle_modes(self.modes)
-        return PlannedForward(modes[step.pick % len(modes)], None) if modes else None
+        return PlannedForward(modes[step.pick % len(modes)]) if modes else None
 
     def _evict_one(self, step: Evict) -> None:
         if self.running:

@@ -7,7 +7,7 @@ from paritybit.harness.lockstep.observation import Observation
 
 def judge(observation: Observation) -> Description | None:
     """Name the first slot that differs, its owner and both bit patterns."""
-    different = observation.changes.differing
+    different = observation.differing
     if not different.any():
         return None
     eager, graph = observation.eager.after, observation.graph.after

@@ -28,7 +28,7 @@ def tokens_of(pair: Pair, steps: tuple[Step, ...]) -> torch.Tensor:
         pair.reset(3)
         for place, step in enumerate(steps):
             pair.step(step, place)
-        return pair.graph_scheduler.observed_tokens.clone()
+        return pair.graph_scheduler.ownership().tokens.clone()
 
 
 @pytest.mark.parametrize(("runner", "overlap"), [("piecewise", False), ("breakable", True)])

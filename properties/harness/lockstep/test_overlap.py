@@ -62,7 +62,7 @@ def played(pair: Pair, schedule: Schedule) -> list[Tensor]:
                 found += [values.clone() for values in seen.graph.output.values()]
         return [
             *found,
-            pair.graph_scheduler.observed_tokens.clone(),
+            pair.graph_scheduler.ownership().tokens.clone(),
             pair.graph_pools.storage.clone(),
         ]
 
