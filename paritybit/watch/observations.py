@@ -121,6 +121,8 @@ class Reads(InForward):
 
         `reused` is that of `Ledger.last_free`.
         """
+        if not bool(wrong.any()):
+            return
         for number in self.row[wrong].unique().tolist():
             places = (wrong & (self.row == number)).nonzero().flatten().tolist()
             yield self._finding(check, self.forward.rows[number], places, what, reused)

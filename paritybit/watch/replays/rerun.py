@@ -212,8 +212,7 @@ class Rerun:
         """Run the batch without the graph, from the state before the replay."""
         assert self.replay.eager is not None
         self.rewind()
-        outputs = self.replay.eager()
-        return Values(outputs, self.owned_slots()).kept()
+        return Values(self.replay.eager(), self.owned_slots()).kept()
 
     def again(self, changes: Mapping[str, Tensor] = {}) -> None:
         """Repeat the replay from the state before it, with changed tails of some inputs."""
