@@ -82,6 +82,10 @@ class InForward(Evidence):
         """The kind of the forward."""
         return self.forward.kind
 
+    def by(self, replay: str | None) -> str:
+        """Return what wrote slots, as text: a replay, or the forward."""
+        return f"the replay of {replay}" if replay else f"the {self.forward.kind} forward"
+
 
 @dataclass(frozen=True)
 class Reads(InForward):

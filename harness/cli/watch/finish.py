@@ -23,7 +23,6 @@ from paritybit.reports.sarif import sarif_of
 from paritybit.drive.adapters import adapter_of
 from paritybit.launch import case as cases
 from paritybit.launch import record as records
-from paritybit.launch.record import WatchOptions
 from paritybit.launch.schema import WatchRecord
 from paritybit.launch.verdict import signal_name
 
@@ -54,9 +53,10 @@ def finish(run: "WatchRun") -> int:
             for line in annotations(report, prefix_of(options.engine)):
                 run.display.put_plain(line)
         show(run, record, report)
-        if is_tolerated(record, options):
+        tolerated = record.verdict == "undecided" and options.warn
+        if tolerated:
             run.display.put("without a verdict, this run does not fail: --undecided warn")
-    code = OK if is_tolerated(record, options) else CODES[record.verdict]
+    code = OK if tolerated else CODES[record.verdict]
     if record.verdict != "finding" and number is not None:
         code = STOPPED[number]
     return report_error(errors[0], code or CANNOT_RUN) if errors else code
@@ -94,11 +94,6 @@ def show(run: "WatchRun", record: WatchRecord, report: Report) -> None:
     run.display.put(f"page: {run.folder / PAGE}")
     verdict = "" if record.message.startswith(record.verdict) else f"{record.verdict}: "
     run.display.put(f"{verdict}{record.message}", style="bold")
-
-
-def is_tolerated(record: WatchRecord, options: WatchOptions) -> bool:
-    """Whether a run without a verdict is allowed."""
-    return record.verdict == "undecided" and options.warn
 
 
 def prefix_of(engine: str | None) -> str:

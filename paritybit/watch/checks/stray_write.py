@@ -14,11 +14,7 @@ def judge(writes: StrayWrites) -> Iterable[Finding]:
         if not slots:
             continue
         group, slot = writes.ledger.group.name, slots[0]
-        by = (
-            f"the replay of {writes.replay}"
-            if writes.replay
-            else f"the {writes.forward.kind} forward"
-        )
+        by = writes.by(writes.replay)
         why = "" if cause is None else f"; {cause['what']}"
         yield writes.found(
             CHECK.name,

@@ -10,11 +10,10 @@ def judge(left: Unwritten) -> Iterable[Finding]:
     """Yield a finding for all slots of a group."""
     slot, row, position = int(left.slots[0]), int(left.row[0]), int(left.position[0])
     group, request = left.ledger.group.name, left.forward.rows[row].request
-    by = f"the replay of {left.replay}" if left.replay else f"the {left.forward.kind} forward"
     yield left.found(
         CHECK.name,
-        f"{by} did not write slot {slot} ({group}), which is position {position} of "
-        f"request {request}",
+        f"{left.by(left.replay)} did not write slot {slot} ({group}), which is position {position} "
+        f"of request {request}",
         group=group,
         why=left.replay or left.forward.kind,
         replay=left.replay,
