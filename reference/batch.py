@@ -177,7 +177,7 @@ def prepare(
     All values that the host knows are copied to the device in one blocking copy.
     """
     host, device = transfer(batch_values(mode, spans, tokens.shape[1]), tokens.device)
-    write_slots(tables, device)
+    tables.write(device)
     return batch_of(mode, spans, host, device, tokens, hidden_states)
 
 
@@ -193,7 +193,7 @@ def batch_values(mode: Mode, spans: Sequence[RequestSpan], columns: int) -> dict
 
 
 SLOT_VALUES = ("row", "column", "out_cache_loc", "swa_slot")
-"""The values of a batch that `write_slots` needs."""
+"""The values of a batch that `Tables.write` needs."""
 
 DEVICE_VALUES = (
     *("positions", "token_requests", "token_rows", "token_cells"),
@@ -201,11 +201,6 @@ DEVICE_VALUES = (
     *("extend_lens", "last_rows"),
 )
 """The values that are fields of a batch as they are."""
-
-
-def write_slots(tables: Tables, device: Mapping[str, Tensor]) -> None:
-    """Write the slots of a batch into the index tables, from its values on the device."""
-    tables.write(*(device[name] for name in SLOT_VALUES))
 
 
 def batch_of(

@@ -62,8 +62,7 @@ def operation(
 
     @wraps(method)
     def logged(self: "Ops", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        if self.log is not None:
-            self.log.append(name)
+        self.record(name)
         result = method(self, *args, **kwargs)
         if self.calls is not None:
             self.calls.append(OpCall(name, args, result))

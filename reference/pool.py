@@ -59,10 +59,11 @@ class Tables:
         self.full_to_swa_index_mapping[-1] = -1
         self.req_to_token.zero_()
 
-    def write(self, rows: Tensor, columns: Tensor, full: Tensor, swa: Tensor) -> None:
-        """Map (row, column) to its full slot and the full slot to its SWA slot; all int64 [N]."""
-        self.req_to_token[rows, columns] = full.to(torch.int32)
-        self.full_to_swa_index_mapping[full] = swa
+    def write(self, values: Mapping[str, Tensor]) -> None:
+        """Write the slots of a batch, from its values on the device, int64 [N]."""
+        full = values["out_cache_loc"]
+        self.req_to_token[values["row"], values["column"]] = full.to(torch.int32)
+        self.full_to_swa_index_mapping[full] = values["swa_slot"]
 
 
 class KVLayout:

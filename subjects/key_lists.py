@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from paritybit.reference.batch import ForwardBatch
-from paritybit.reference.config import DRAFT_FORWARDS, ModelConfig
+from paritybit.reference.config import ModelConfig
 from paritybit.subjects.buffers import BufferPool, copy_together
 from paritybit.subjects.pool import SubjectPool
 from paritybit.subjects.protocol import KeyLists, Keys
@@ -143,20 +143,6 @@ def fresh_keys(batch: ForwardBatch, window: int, pool: SubjectPool, toggles: Tog
     )
     lists = list_keys(queries, window, pool.pool.req_to_token)
     return keys_of(translated(lists, pool, toggles), 0, batch.live_tokens)
-
-
-def draft_queries(rows: Tensor, seq_lens: Tensor, seq_lens_cpu: Tensor) -> Queries:
-    """Return the queries of all forwards of a draft: [forwards, B], flat.
-
-    At forward s a request sees its keys and s + 1 drafts.
-    """
-    drafted = torch.arange(1, DRAFT_FORWARDS + 1, dtype=torch.int32)[:, None]
-    return Queries(
-        rows.repeat(DRAFT_FORWARDS),
-        (seq_lens + drafted.to(seq_lens.device)).flatten(),
-        (seq_lens_cpu + drafted).flatten(),
-        DRAFT_FORWARDS * len(rows),
-    )
 
 
 def running_sum(lengths: Ints) -> Ints:

@@ -63,7 +63,7 @@ def slot_of(recorded: RecordedForward, found: Found) -> Slot | None:
         owner = recorded.owner_of_state(slot)
     else:
         owner = recorded.owner_of(Kind(kind), slot)
-    return Slot(model, kind, slot, owner, recorded.written.of(model, kind, slot))
+    return Slot(model, kind, slot, owner, recorded.written.get((model, kind, slot)))
 
 
 def element_of(recorded: RecordedForward, element: NewElement) -> WrongElement:

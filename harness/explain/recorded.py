@@ -7,7 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from paritybit.harness.explain.writers import CAPTURE, ForwardId, SlotWriters, StaticWriters
+from paritybit.harness.explain.writers import (
+    CAPTURE,
+    ForwardId,
+    SlotWriters,
+    StaticWriters,
+    slot_writers,
+)
 from paritybit.harness.lockstep.fresh_run import just_captured
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import NO_RECORDER, ExtraRun, Pair, Recorder
@@ -121,13 +127,13 @@ class RecordedForward(Recorder, SlotOwners):
         self.forward_id = CAPTURE
         buffers = pair.engine.all_static_buffers()
         self.writers = StaticWriters(buffer for some in buffers for buffer in some.values())
-        self.written = SlotWriters(pair.graph_pools)
+        self.written: SlotWriters = {}
         with suppress(SubjectFailedError):
             for index, observation in enumerate(self._play(self, self)):
                 if index == last:
                     self.observation = observation
                 elif observation is not None:
-                    self.written.follow(self.forward_id, self.calls)
+                    self.written |= slot_writers(pair.graph_pools, self.forward_id, self.calls)
         if self.observation is not None:
             static = self.static if self.observation.static else {}
             self.observation = replace(self.observation, static=static)

@@ -56,33 +56,23 @@ def observe(player: SchedulePlayer, schedule: Schedule) -> Observed:
     def see(
         index: int, step: Step, observation: Observation | None, violated: frozenset[str]
     ) -> None:
-        entries.append(timeline_entry(player.pair, index, step, observation, violated))
+        """Add what one step did. Requests are those that run after it."""
+        running = tuple(request.serial for request in player.pair.eager_scheduler.running)
+        entry = TimelineEntry(index, step.name, running, tuple(sorted(violated)))
+        if observation is not None:
+            graph = observation.graph
+            live = tuple(graph.serial_at(span.row) for span in graph.spans)
+            parked = tuple(serial for serial in running if serial not in live)
+            mode = f"idle {observation.mode}" if graph.batch is None else str(observation.mode)
+            entry = replace(entry, mode=mode, live=live, parked=parked)
+            replay = observation.replay
+            if replay is not None:
+                padded = replay.bucket - replay.live_size
+                entry = replace(entry, runner=replay.runner, bucket=replay.bucket, padded=padded)
+        entries.append(entry)
 
     outcome = player.play(schedule, see)
     return Observed(player, schedule, outcome, tuple(entries))
-
-
-def timeline_entry(
-    pair: Pair,
-    index: int,
-    step: Step,
-    observation: Observation | None,
-    violated: frozenset[str],
-) -> TimelineEntry:
-    """Return what one step did. Requests are those that run after it."""
-    running = tuple(request.serial for request in pair.eager_scheduler.running)
-    entry = TimelineEntry(index, step.name, running, tuple(sorted(violated)))
-    if observation is None:
-        return entry
-    graph, replay = observation.graph, observation.replay
-    live = tuple(graph.serial_at(span.row) for span in graph.spans)
-    parked = tuple(serial for serial in running if serial not in live)
-    mode = f"idle {observation.mode}" if graph.batch is None else str(observation.mode)
-    entry = replace(entry, mode=mode, live=live, parked=parked)
-    if replay is None:
-        return entry
-    padded = replay.bucket - replay.live_size
-    return replace(entry, runner=replay.runner, bucket=replay.bucket, padded=padded)
 
 
 def explanation(seen: Observed, target: str | None) -> Explanation | None:

@@ -96,24 +96,19 @@ class StaticWriters(UncompiledMode):
             torch.as_strided(written, *place).fill_(number)
 
 
-class SlotWriters:
-    """The last writer of each slot of the graph run's pools."""
+SlotWriters = dict[tuple[str | None, str | None, int], Writer]
+"""What wrote each slot last, by model, kind and slot number."""
 
-    def __init__(self, pools: KVPools) -> None:
-        self.pools = pools
-        self._writes: dict[tuple[str | None, str | None, int], Writer] = {}
 
-    def follow(self, forward_id: ForwardId, calls: Iterable[OpCall]) -> None:
-        """Follow the stores of a forward."""
-        for store in (store_of(call, self.pools) for call in calls if call.name in STORES):
-            cache, owners = store.cache, forward_id.rows
-            if cache is None:
-                continue
-            for row, place in enumerate(store.rows):
-                request = owners[row] if row < len(owners) else None
-                slot = cache.model, cache.kind, place // cache.slot_rows
-                self._writes[slot] = Writer(forward_id.step, forward_id.runner, row, request)
-
-    def of(self, model: str, kind: str, slot: int) -> Writer | None:
-        """Return what wrote a slot last, or None."""
-        return self._writes.get((model, kind, slot))
+def slot_writers(pools: KVPools, forward_id: ForwardId, calls: Iterable[OpCall]) -> SlotWriters:
+    """Return the writers of the slots that a forward stored in."""
+    found: SlotWriters = {}
+    for store in (store_of(call, pools) for call in calls if call.name in STORES):
+        cache, owners = store.cache, forward_id.rows
+        if cache is None:
+            continue
+        for row, place in enumerate(store.rows):
+            request = owners[row] if row < len(owners) else None
+            slot = cache.model, cache.kind, place // cache.slot_rows
+            found[slot] = Writer(forward_id.step, forward_id.runner, row, request)
+    return found

@@ -64,7 +64,6 @@ class TrialConfig:
     overlap: bool = False
 
     def __post_init__(self) -> None:
-        """Raise MalformedError for settings that cannot be combined."""
         known = {
             "runner": [*RUNNERS],
             "preset": [*PRESETS],

@@ -6,7 +6,6 @@ The device work of its decisions runs in the engine's own order: see `subjects/o
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from paritybit.harness.lockstep.requests import PlannedForward
@@ -27,7 +26,6 @@ from paritybit.reference.batch import (
     RequestSpan,
     batch_of,
     batch_values,
-    write_slots,
 )
 from paritybit.reference.model import Output
 from paritybit.reference.order import Arrived, HostValues
@@ -167,7 +165,7 @@ class OverlappedScheduler(LockstepScheduler):
         found = tuple(spans)
         values = batch_values(mode, found, self.config.max_context)
         slots = {name: values[name] for name in SLOT_VALUES}
-        self.overlap.write(slots, partial(write_slots, self.pools.tables))
+        self.overlap.write(slots, self.pools.tables.write)
         return StagedForward(mode, spans=found, staged=self.overlap.stage(values))
 
     def begin(self, forward: int) -> bool:

@@ -38,7 +38,7 @@ COMMITS: dict[Mode, Callable[[RequestBook, ForwardBatch, Output], list[int]]] = 
     Mode.FROZEN_DRAFT: speculation.propose,
     Mode.DRAFT_EXTEND: speculation.catch_up,
 }
-"""How a scheduler commits a forward, by speculative mode. Other modes sample."""
+"""What `LockstepScheduler.commit` calls, by speculative mode. Other modes sample."""
 
 
 class LockstepScheduler(RequestBook):
@@ -165,10 +165,7 @@ class LockstepScheduler(RequestBook):
 
 
 def sample(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
-    """Append the most likely next token of each request whose known tokens are all in the pool.
-
-    Returns the rows of the logits that give a request's next token.
-    """
+    """Append the most likely next token of each request whose known tokens are all in the pool."""
     rows = count_sampled(book, batch.spans)
     keep_sampled(book, batch, output, rows)
     return rows

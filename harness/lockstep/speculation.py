@@ -1,7 +1,4 @@
-"""The scheduler's part of speculation: drafting, verifying, accepting and freeing.
-
-Both runs use it, each with the outputs of its own forwards.
-"""
+"""The scheduler's part of speculation: drafting, verifying, accepting and freeing."""
 
 import random
 from collections.abc import Sequence
@@ -61,10 +58,7 @@ def draft_extend(book: RequestBook, picks: Sequence[int]) -> PlannedForward | No
 
 
 def accept(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
-    """Keep each request's accepted tokens, and their KV and state. Free the other slots.
-
-    Returns, per request, the row of the logits that give its next token.
-    """
+    """Keep each request's accepted tokens, and their KV and state. Free the other slots."""
     rows = []
     greedy = output["logits"].argmax(-1).tolist()
     for place, span in enumerate(batch.spans):

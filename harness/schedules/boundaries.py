@@ -130,14 +130,8 @@ def steps_of(ground: Ground, scene: BoundaryScene) -> Steps:
         """Return a forward of the runner under test, with `size` requests or tokens."""
         size = max(size, 1)
         picks = everyone[-size:]
-        if mode is Mode.DECODE:
-            return (Decode(picks),)
-        if mode is Mode.TARGET_VERIFY:
-            return (Verify(picks, accepted),)
-        if mode is Mode.DRAFT_EXTEND:
-            return (DraftExtend(picks),)
-        if mode.drafts:
-            return (Draft(picks),)
+        if not extends:
+            return (step_of(mode, picks, accepted),)
         most = {"whole": 1, "chunks": 2, "together": max(ground.buckets)}[scene.prompts]
         parts = min(most, size)
         prompts = tuple((size + place) // parts for place in range(parts))
@@ -153,6 +147,19 @@ def steps_of(ground: Ground, scene: BoundaryScene) -> Steps:
     happens = happening(ground, scene, everyone)
     before = (*EVERYONE_LEAVES, *admitted, *caught_up, *full, *lags, *short)
     return (*before, *happens, *caught_up, *lags, *forward(filled, DRAFT_STEPS))
+
+
+ROUND = (Mode.DECODE, Mode.DRAFT_EXTEND, Mode.DRAFT, Mode.FROZEN_DRAFT, Mode.TARGET_VERIFY)
+"""The modes of forwards over requests that are admitted, in the order of an engine."""
+
+
+def step_of(mode: Mode, picks: tuple[int, ...], accepted: int) -> Step:
+    """Return the step that runs a mode of ROUND. A verify accepts at least `accepted` drafts."""
+    if mode is Mode.DECODE:
+        return Decode(picks)
+    if mode is Mode.TARGET_VERIFY:
+        return Verify(picks, accepted)
+    return Draft(picks) if mode.drafts else DraftExtend(picks)
 
 
 def admissions(scene: BoundaryScene, prompts: tuple[int, ...], tokens: int) -> Steps:
@@ -185,19 +192,12 @@ def happening(ground: Ground, scene: BoundaryScene, everyone: tuple[int, ...]) -
     again: Steps = (Decode(everyone[:2]),) * (window // 2)  # Takes freed slots.
     if mode is not Mode.EXTEND:  # A prefill's requests have finished already.
         again = (Finish(last), *again, Admit(length, length))
-    rounds: Mapping[Mode, Step] = {
-        Mode.DECODE: Decode(everyone),
-        Mode.DRAFT_EXTEND: DraftExtend(everyone),
-        Mode.DRAFT: Draft(everyone),
-        Mode.FROZEN_DRAFT: Draft(everyone),
-        Mode.TARGET_VERIFY: Verify(everyone, 1),
-    }
     on: Steps = Decode((*everyone, last + 1)), *evicted
     everything: Mapping[str, Steps] = {
         "evicted": (*evicted, own) if mode is Mode.EXTEND else (*evicted, own, *on),
         "again": again,
         "replaced": (Finish(last), Admit(2 * window, 2 * window)),
         "resumed": (Retract(last), Resume(0)),
-        "others": tuple(step for other, step in rounds.items() if other in ground.modes),
+        "others": tuple(step_of(other, everyone, 1) for other in ROUND if other in ground.modes),
     }
     return everything[scene.event]

@@ -91,15 +91,16 @@ def _chunk(config: ModelConfig) -> st.SearchStrategy[int]:
 def _step(ground: Ground) -> st.SearchStrategy[tuple[Step, ...]]:
     """Return a strategy of steps, rounds and scenes, drawn according to their weights."""
     config, modes, under_test = ground.config, ground.modes, ground.mode
-    max_bs = max(ground.buckets)
+    max_bs, admit = max(ground.buckets), _admit(ground.config)
     pick = st.integers(0, max_bs - 1)
     some = st.lists(pick, min_size=1, max_size=max_bs).map(tuple)
     first = st.integers(1, max_bs).map(lambda count: tuple(range(count)))
     idle = idle_modes(modes)
+    own_idle = [st.just(Idle(idle.index(under_test)))] * FAVOUR if under_test in idle else []
     many = st.one_of(some, first)
     accept = st.integers(0, DRAFT_STEPS)
     by_mode: dict[Mode, list[tuple[int, st.SearchStrategy[Step]]]] = {
-        Mode.EXTEND: [(3, _admit(config)), (1, st.builds(Extend, pick, _chunk(config)))],
+        Mode.EXTEND: [(3, admit), (1, st.builds(Extend, pick, _chunk(config)))],
         Mode.DECODE: [(2, st.builds(Decode, some)), (2, st.builds(Decode, first))],
         Mode.TARGET_VERIFY: [(2, st.builds(Verify, many, accept))],
         Mode.DRAFT: [(2, st.builds(Draft, many))],
@@ -107,7 +108,7 @@ def _step(ground: Ground) -> st.SearchStrategy[tuple[Step, ...]]:
         Mode.DRAFT_EXTEND: [(3, st.builds(DraftExtend, many))],
     }
     weighted: list[tuple[int, st.SearchStrategy[Step]]] = [
-        (2, _admit(config)),
+        (2, admit),
         *(
             (weight * (FAVOUR if mode is under_test else 1), kind)
             for mode, kinds in by_mode.items()
@@ -116,18 +117,24 @@ def _step(ground: Ground) -> st.SearchStrategy[tuple[Step, ...]]:
         ),
         (1, st.builds(Finish, pick)),
         (2, st.builds(Idle, pick)),
-        *([(FAVOUR, st.just(Idle(idle.index(under_test))))] if under_test in idle else []),
+        *((1, one) for one in own_idle),
         (2, st.builds(Evict, pick)),
         (2, st.builds(Retract, pick)),
         (3, st.builds(Resume, pick)),
     ]
     alone = [st.tuples(kind) for weight, kind in weighted for _ in range(weight)]
     round_weight = 2 * FAVOUR if under_test in SPECULATIVE else 2
-    rounds = [_round(max_bs)] * round_weight if Mode.TARGET_VERIFY in modes else []
+    # One round of speculation: catch up, draft twice, and verify.
+    speculation = st.tuples(
+        st.just(DraftExtend(tuple(range(max_bs)))),
+        st.builds(Draft, first),
+        st.builds(Draft, first),
+        st.builds(Verify, first, accept),
+    )
+    rounds = [speculation] * round_weight if Mode.TARGET_VERIFY in modes else []
     # An engine may idle between any two forwards, even if no slot changes its owner.
-    idling = [st.tuples(_admit(config), st.builds(Idle, pick))] * 2 if idle else []
-    if under_test in idle:
-        idling += [st.tuples(_admit(config), st.just(Idle(idle.index(under_test))))] * FAVOUR
+    idling = [st.tuples(admit, st.builds(Idle, pick))] * 2 if idle else []
+    idling += [st.tuples(admit, one) for one in own_idle]
     kinds: list[st.SearchStrategy[tuple[Step, ...]]] = [*alone, *rounds, *idling]
     # When it schedules a forward, an engine evicts what the next queries cannot see.
     evicting = first.map(_decode_and_evict)
@@ -138,16 +145,3 @@ def _step(ground: Ground) -> st.SearchStrategy[tuple[Step, ...]]:
 def _decode_and_evict(rows: tuple[int, ...]) -> tuple[Step, ...]:
     steps: tuple[Step, ...] = (Decode(rows), *map(Evict, rows))
     return steps * 2
-
-
-def _round(max_bs: int) -> st.SearchStrategy[tuple[Step, ...]]:
-    """Return a strategy of one round of speculation: catch up, draft twice, and verify."""
-    everyone = tuple(range(max_bs))
-    rows = st.integers(1, max_bs).map(lambda count: tuple(range(count)))
-    accept = st.integers(0, DRAFT_STEPS)
-    return st.tuples(
-        st.just(DraftExtend(everyone)),
-        st.builds(Draft, rows),
-        st.builds(Draft, rows),
-        st.builds(Verify, rows, accept),
-    )

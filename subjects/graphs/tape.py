@@ -1,8 +1,7 @@
 """Graphs on a CPU: a tape of aten calls with their concrete tensors.
 
-A tape has the semantics of a CUDA graph. A replay runs no Python of the recorded function and
-writes into the same storages. Recording fails on anything that a graph could not contain, except
-a read into Python by a function that was taken from `Tensor` before.
+Recording fails on anything that a CUDA graph could not contain, except a read into Python by a
+function that was taken from `Tensor` before.
 """
 
 from collections.abc import Callable, Sequence

@@ -14,7 +14,7 @@ from paritybit.reference.model import Output, TokenInputs
 from paritybit.reference.speculative import propose
 from paritybit.subjects.access import ListedKV
 from paritybit.subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Contract, reset
-from paritybit.subjects.key_lists import Queries, draft_queries, keys_of
+from paritybit.subjects.key_lists import Queries, keys_of
 from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.toggles import Site
 from torch import Tensor
@@ -44,12 +44,18 @@ class EagleDraftRunner(GraphRunner):
     def listed_tokens(self, bucket: int) -> int:
         return DRAFT_FORWARDS * bucket
 
-    @override
     def queries(self, bucket: int) -> Queries:
-        return draft_queries(
-            self.view("req_pool_indices", bucket),
-            self.view("seq_lens", bucket),
-            self.view("seq_lens_cpu", bucket),
+        """Return the queries of all forwards, one after another.
+
+        At forward s a request sees its keys and s + 1 drafts.
+        """
+        lengths = self.view("seq_lens", bucket)
+        drafted = torch.arange(1, DRAFT_FORWARDS + 1, dtype=torch.int32)[:, None]
+        return Queries(
+            self.view("req_pool_indices", bucket).repeat(DRAFT_FORWARDS),
+            (lengths + drafted.to(lengths.device)).flatten(),
+            (self.view("seq_lens_cpu", bucket) + drafted).flatten(),
+            self.listed_tokens(bucket),
         )
 
     def forward(self, bucket: int) -> Output:
