@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,9 +43,9 @@ class Subject:
     runner: str
     contract: Contract
     toggles: Toggles
-    shared: RowChanges = field(default_factory=dict)
-    parts: Parts = field(default_factory=Parts)
-    model: Mapping[str, int] = field(default_factory=dict)
+    shared: RowChanges
+    parts: Parts
+    model: Mapping[str, int]
 
 
 def contract(runner: type[GraphRunner], scheme: LocationScheme) -> Contract:
@@ -103,7 +103,6 @@ class ReplicaEngine:
                 buffers=shared if runner.shares_buffers else BufferPool(device),
                 memory_pool=memory_pool,
             )
-        self._by_name = {runner.name: runner for runner in self.runners.values()}
         self._buffers: dict[str, dict[str, BufferFacts]] = {}
         ops.calls = [] if records_ops else None
         for one in self.runners.values():
@@ -157,7 +156,7 @@ class ReplicaEngine:
 
     def facts(self, replay: ReplayResult) -> ReplayFacts:
         """Return what the last replay relied on."""
-        runner = self._by_name[replay.runner]
+        runner = self.runners[RUNNERS[replay.runner].mode]
         operations = runner.operations(replay.bucket)
         return ReplayFacts(
             captured_buffers=self._buffers[runner.name],

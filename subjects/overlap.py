@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
-from paritybit.reference.order import Arrived, HostValues, InOrder
+from paritybit.reference.order import Arrived, HostValues, InOrder, transfer
 from paritybit.subjects.streams import Event, StreamPair
 from torch import Tensor
 
@@ -68,7 +68,7 @@ class Overlap(InOrder):
 
     def write(self, values: HostValues, work: Callable[[Arrived], None]) -> None:
         """Write to tables on the schedule stream, from host memory that is used once."""
-        once = listed(values)
+        once, _ = transfer(values, self.device)
         self.streams.schedule.run(lambda: work(arrived(once)))
         self.written = self.streams.schedule.record()
 
@@ -95,7 +95,8 @@ class Overlap(InOrder):
         if self.copied is not None:
             self.copied.synchronise()
         pinned = {name: self.fill(name, numbers) for name, numbers in values.items()}
-        return Staged(listed(values), pinned)
+        host, _ = transfer(values, self.device)
+        return Staged(host, pinned)
 
     def fill(self, name: str, numbers: Sequence[int]) -> Tensor:
         """Fill the pinned buffer of a name, and return the part that holds the values."""
@@ -126,11 +127,6 @@ class Overlap(InOrder):
         stream.run(lambda: follow(results[0]))
         self.in_flight = stream.record()
         return Flight(stream.record(), results)
-
-
-def listed(values: HostValues) -> dict[str, Tensor]:
-    """Return lists as int64 tensors on the host."""
-    return {name: torch.tensor(numbers, dtype=torch.int64) for name, numbers in values.items()}
 
 
 def arrived(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

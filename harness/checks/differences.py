@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from paritybit.harness.lockstep.bits import bits, first_index, form, hex_bits
+from paritybit.harness.lockstep.bits import first_index, form, hex_bits, unequal
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.model import Output
 from torch import Tensor
@@ -57,7 +57,7 @@ def first_output_difference(left: Output, right: Output) -> dict[str, Any] | Non
     if form(left) != form(right):
         return {"tensor": "output", "row": 0, "eager": str(form(left)), "graph": str(form(right))}
     for name in left:
-        different = bits(left[name]) != bits(right[name])
+        different = unequal(left[name], right[name])
         if different.any():
             row, column = first_index(different)
             return {

@@ -24,6 +24,7 @@ from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
 from paritybit.harness.schedules.schedule import Schedule, Step
 from paritybit.subjects.buffers import SharedBufferError
+from paritybit.subjects.protocol import ReplayResult
 
 
 @dataclass
@@ -51,10 +52,9 @@ class Outcome:
     error: str | None = None
     device_lost: bool = False
 
-    def count(self, observation: Observation) -> None:
-        """Count the forward of one step."""
-        replay = observation.replay
-        under_test = replay is not None and replay.runner == observation.under_test
+    def count(self, replay: ReplayResult | None, runner: str) -> None:
+        """Count the forward of one step. `runner` is under test."""
+        under_test = replay is not None and replay.runner == runner
         self.steps += 1
         self.replays += under_test
         self.padded_replays += under_test and replay is not None and replay.padded
@@ -184,7 +184,7 @@ class SchedulePlayer:
             if observation is None:
                 new = outcome.add(judge_end(self.properties, self.pair.end(index)))
             else:
-                outcome.count(observation)
+                outcome.count(observation.replay, self.trial.runner)
                 new = outcome.add(judge_step(self.properties, observation))
                 samples += observation.samples
             if observer is not None:

@@ -130,13 +130,19 @@ def parts(observation: Observation) -> Iterator[InputPart]:
     replay, static = observation.replay, observation.static
     if replay is None or not (RUNNERS[replay.runner].captures or replay.padded):
         return
-    fills = FILLS[replay.runner]
     rows = {row.name: row for row in RUNNERS[replay.runner].rows}
-    extents = extents_of(observation.mode, replay.bucket)
-    for name, fill in fills.items():
-        if name in static:
-            yield from _parts_of(observation, rows[name], fill, extents)
-    batch = observation.eager.batch
+    extents, batch = extents_of(observation.mode, replay.bucket), observation.eager.batch
+    for name, fill in FILLS[replay.runner].items():
+        if name not in static:
+            continue
+        buffer, end, live = static[name], extents[rows[name].axis], 0
+        if batch is not None:
+            right = live_part(observation, batch, rows[name])
+            live = len(right)
+            yield InputPart(name, True, 0, buffer[:live], right)
+        if fill is not None and end > live:
+            tail = buffer[live:end]
+            yield InputPart(name, False, live, tail, torch.full_like(tail, fill))
     counts = 0 if batch is None else batch.live_tokens, extents[Axis.TOKEN]
     for name, count in zip(TOKEN_COUNTS, counts, strict=True):
         if name in static:
@@ -150,19 +156,6 @@ def extents_of(mode: Mode, bucket: int) -> dict[Axis, int]:
         Axis.TOKEN: bucket * TOKENS_PER_REQUEST.get(mode, 1),
         Axis.DRAFT_SLOT: bucket * DRAFT_STEPS,
     }
-
-
-def _parts_of(
-    observation: Observation, row: ContractRow, fill: int | None, extents: Mapping[Axis, int]
-) -> Iterator[InputPart]:
-    buffer, batch, live = observation.static[row.name], observation.eager.batch, 0
-    if batch is not None:
-        right = live_part(observation, batch, row)
-        live = len(right)
-        yield InputPart(row.name, True, 0, buffer[:live], right)
-    if fill is not None and extents[row.axis] > live:
-        current = buffer[live : extents[row.axis]]
-        yield InputPart(row.name, False, live, current, torch.full_like(current, fill))
 
 
 def live_part(observation: Observation, batch: ForwardBatch, row: ContractRow) -> Tensor:

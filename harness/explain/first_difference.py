@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import torch
 from paritybit.harness.explain.facts import FirstDifference, SlotTaken
-from paritybit.harness.lockstep.bits import bits, first_index, hex_bits
+from paritybit.harness.lockstep.bits import first_index, hex_bits, unequal
 from paritybit.reference.config import Role
 from paritybit.reference.ops import OpCall
 from paritybit.reference.pool import STATE_ROWS, KVPools
@@ -115,7 +115,7 @@ def pair_ops(
 ) -> Iterator[tuple[int, OpCall | None, OpCall]]:
     """Yield each op of `right` with its place and the corresponding op of `left`.
 
-    The corresponding op has the same name and as many earlier ops of that name. It may be None.
+    The corresponding op may be None.
     """
     left_of = dict(zip(_numbered(left), left, strict=True))
     for number, (name, call) in enumerate(zip(_numbered(right), right, strict=True)):
@@ -143,7 +143,7 @@ def _compare_stores(
     for row, (place, value) in enumerate(zip(right.rows, right.values, strict=True)):
         should = left.rows[row] if row < len(left.rows) else None
         one = expected.get(place, contents[cache][place])
-        different = bits(one) != bits(value)
+        different = unequal(one, value)
         harmless = place < cache.slot_rows and should in {None, place}
         if harmless or not different.any():
             continue
@@ -178,7 +178,7 @@ def _compare_results(number: int, left: OpCall, right: OpCall, pools: KVPools) -
     pairs = zip(results_of(left), results_of(right), strict=True)
     for number_of_tensor, (one, other) in enumerate(pairs):
         rows = min(len(one), len(other))
-        different = bits(one[:rows]) != bits(other[:rows])
+        different = unequal(one[:rows], other[:rows])
         if not different.any():
             continue
         place = first_index(different)

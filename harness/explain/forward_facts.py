@@ -18,7 +18,7 @@ from paritybit.harness.explain.first_difference import (
     rows_of,
 )
 from paritybit.harness.explain.recorded import NewElement, RecordedForward
-from paritybit.harness.lockstep.bits import bits
+from paritybit.harness.lockstep.bits import unequal
 from paritybit.reference.config import Kind
 from paritybit.subjects.contracts import Axis
 from torch import Tensor
@@ -102,7 +102,7 @@ def stale(recorded: RecordedForward) -> list[NewElement]:
         current, fresh = recorded.static[name], recorded.fresh[name]
         if fresh.shape != current.shape:
             continue
-        places = (bits(current) != bits(fresh)).flatten().nonzero().flatten().tolist()
+        places = unequal(current, fresh).flatten().nonzero().flatten().tolist()
         writes = recorded.writers.of(buffer) if places else []
         found += [
             (name, place, fresh.view(-1)[place].clone())
@@ -115,8 +115,8 @@ def stale(recorded: RecordedForward) -> list[NewElement]:
 def slot_maps(recorded: RecordedForward) -> tuple[SlotMap, ...]:
     """Return the owner of each slot of each sub-pool after the forward, and which slots differ."""
     pair, after = recorded.pair, recorded.storage
-    different = (bits(recorded.eager_storage) != bits(after)) & pair.compared
-    changed = bits(recorded.graph_before) != bits(after)
+    different = unequal(recorded.eager_storage, after) & pair.compared
+    changed = unequal(recorded.graph_before, after)
     live = tuple(recorded.serial_at(span.row) for span in recorded.spans)
     sizes, maps = pair.graph_pools.sizes, []
     for (role, kind, differing), (_, _, written) in zip(

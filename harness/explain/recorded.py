@@ -40,7 +40,7 @@ class Reset:
     """What a repeated forward has instead of what it had.
 
     - `elements`: values of elements of static buffers and index tables.
-    - `captured`: if False, the captured function runs eagerly over the same static buffers.
+    - `captured`: see `Overrides`.
     - `fresh`: whether a freshly captured engine runs it, over the same static buffers.
     """
 
@@ -70,7 +70,7 @@ def calls_of(ops: Ops, calls: OpCalls | None = None) -> Iterator[OpCalls]:
 
 
 class Resetting(Recorder):
-    """Runs one forward of the subject with a reset. Its ops are added to `calls`."""
+    """Runs one forward of the subject with a reset."""
 
     def __init__(self, reset: Reset, calls: OpCalls | None) -> None:
         self.reset = reset

@@ -15,7 +15,7 @@ from paritybit.harness.checks.static_inputs import FILLS, parts
 from paritybit.harness.explain.facts import ResetOutcome, SuspectName, TriedSuspect, WrongElement
 from paritybit.harness.explain.forward_facts import element_of, stale
 from paritybit.harness.explain.recorded import NO_RESET, NewElement, RecordedForward, Reset
-from paritybit.harness.lockstep.bits import bits
+from paritybit.harness.lockstep.bits import unequal
 
 MOST_TRIED = 64
 """The maximum number of parts of a suspect that are reset one by one."""
@@ -59,7 +59,7 @@ def find_rejected(recorded: RecordedForward) -> Iterator[NewElement]:
             continue
         right, buffer = part.right.to(part.current), seen.static[part.name]
         first = int(part.current.storage_offset() - buffer.storage_offset())
-        for place in (bits(part.current) != bits(right)).nonzero().tolist():
+        for place in unequal(part.current, right).nonzero().tolist():
             strides = zip(place, part.current.stride(), strict=True)
             element = first + sum(at * stride for at, stride in strides)
             yield part.name, element, right[tuple(place)].clone()

@@ -141,8 +141,7 @@ class TrialConfig:
         if batch.mode is Mode.EXTEND:
             fits = batch.live_requests <= MOST_REQUESTS
             return fits and batch.live_tokens <= max(self.token_buckets)
-        longest = max(span.end - span.begin for span in batch.spans)
-        too_long = batch.mode is Mode.DRAFT_EXTEND and longest > DRAFT_TOKENS
+        too_long = batch.mode is Mode.DRAFT_EXTEND and batch.longest > DRAFT_TOKENS
         return batch.live_requests <= max(self.buckets) and not too_long
 
     def ops(self) -> Ops:

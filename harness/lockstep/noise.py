@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from paritybit.harness.lockstep.request_book import RequestBook
 from paritybit.reference.batch import ForwardBatch
-from paritybit.reference.config import DRAFT_TOKENS, Kind, ModelConfig
+from paritybit.reference.config import DRAFT_TOKENS, Kind, Role
 from paritybit.reference.pool import KVPools
 from torch import Tensor
 
@@ -26,9 +26,9 @@ class Noise:
     `bounds` has the exclusive upper bound of valid values, per static buffer of indices.
     """
 
-    def __init__(self, config: ModelConfig, pools: KVPools, seed: int) -> None:
+    def __init__(self, pools: KVPools, seed: int) -> None:
         self.pools = pools
-        sizes = pools.sizes
+        config, sizes = pools[Role.TARGET].config, pools.sizes
         self.bounds = {
             "input_ids": config.vocab,
             "topk_index": config.vocab,

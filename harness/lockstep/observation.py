@@ -95,7 +95,6 @@ class Observation:
 
     index: int
     mode: Mode
-    under_test: str
     layout: KVLayout
     compared: Tensor
     eager: RunSnapshot

@@ -101,7 +101,6 @@ class Pair:
         torch.set_num_threads(1)
         self.trial = trial
         self.records_ops = records_ops or trial.device == "cpu"
-        self.model_config = trial.model
         subject = trial.subject()
         draft, sizes = draft_config(trial.model), trial.sizes
         dtype, device = DTYPES[trial.dtype], torch.device(trial.device)
@@ -130,9 +129,9 @@ class Pair:
                 self.fresh_engine = captured_engine(self, trial.subject(), FRESH_LOGGER)
         self.capture_warnings = self.log.take()
         widest, modes = max(trial.buckets), frozenset(self.engine.runners)
-        self.eager_scheduler = LockstepScheduler(trial.model, self.eager_pools, widest, modes)
+        self.eager_scheduler = LockstepScheduler(self.eager_pools, widest, modes)
         of_graph = (
-            *(trial.model, self.graph_pools, widest, modes),
+            *(self.graph_pools, widest, modes),
             SubjectRuns()(self.engine.ownership_changed),
             subject.parts.of(PageAllocator),
         )
@@ -228,7 +227,6 @@ class Pair:
             return Observation(
                 index=index,
                 mode=planned.mode,
-                under_test=self.trial.runner,
                 layout=self.layout,
                 compared=self.compared,
                 eager=eager,
@@ -278,10 +276,7 @@ class Pair:
     def _run_graph(
         self, planned: PlannedStep, recorder: Recorder, upcoming: Iterable[Step]
     ) -> RanForward:
-        """Run the engine's forward. Padded rows get the same values as in the fresh engine.
-
-        `run` gets the batch as it arrived on the device, and as the host staged it.
-        """
+        """Run the engine's forward. Padded rows get the same values as in the fresh engine."""
         with recorder.equalizing():
             self.engine.equalize_padding(planned.mode, POISON)
 

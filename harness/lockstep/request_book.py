@@ -1,12 +1,12 @@
 """The requests of one run with their rows, slots and tokens, and the batches made of them."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from paritybit.harness.lockstep.requests import PlannedForward, ScheduledRequest
 from paritybit.reference.allocator import Numbers, Owner, Ownership, PageAllocation, PageAllocator
 from paritybit.reference.batch import ForwardBatch, Mode, RequestSpan, prepare
-from paritybit.reference.config import ModelConfig, Role
+from paritybit.reference.config import Role
 from paritybit.reference.order import InOrder
 from paritybit.reference.pool import KVPools
 
@@ -23,19 +23,18 @@ class RequestBook:
 
     def __init__(
         self,
-        config: ModelConfig,
         pools: KVPools,
         max_bs: int,
-        modes: Collection[Mode] = frozenset(Mode),
+        modes: frozenset[Mode],
         on_change: Callable[[], None] = lambda: None,
         allocator: type[PageAllocator] = PageAllocator,
         *,
         order: InOrder | None = None,
     ) -> None:
-        self.config = config
+        self.config = config = pools[Role.TARGET].config
         self.pools = pools
         self.max_bs = max_bs
-        self.modes = frozenset(modes)
+        self.modes = modes
         self.draft_mode = next((mode for mode in Mode if mode.drafts and mode in modes), None)
         self.order = order or InOrder(pools.storage.device)
         self.allocator = allocator(pools[Role.TARGET], on_change, self.order)

@@ -110,10 +110,7 @@ class PrefillRunner(GraphRunner):
     def replay(
         self, batch: ForwardBatch | None, overrides: Overrides = NOTHING_OVERRIDDEN
     ) -> ReplayResult:
-        """Replay the graphs, then compute the logits of each request's last token eagerly.
-
-        The replay includes the key lists of the batch. The runner does not keep them.
-        """
+        """Replay the graphs, then compute the logits of each request's last token eagerly."""
         try:
             replay = super().replay(batch, overrides)
         finally:

@@ -60,14 +60,12 @@ def judge(observation: Observation) -> Description | None:
 
 def in_order(batch: ForwardBatch, output: Output, order: tuple[int, ...]) -> Output:
     """Return the rows of an output for the requests in `order`, in that order."""
-    requests = {
-        rows: batch.requests_of_rows(rows) for rows in {len(values) for values in output.values()}
-    }
-    rows_of = {
-        rows: [row for request in order for row in range(rows) if owners[row] == request]
-        for rows, owners in requests.items()
-    }
-    return {name: values[rows_of[len(values)]] for name, values in output.items()}
+    found = {}
+    for name, values in output.items():
+        owners = batch.requests_of_rows(len(values))
+        rows = [row for request in order for row, owner in enumerate(owners) if owner == request]
+        found[name] = values[rows]
+    return found
 
 
 BATCH_INVARIANCE = Property(

@@ -14,7 +14,7 @@ from paritybit.harness.checks.static_inputs import (
     parts,
     required_room,
 )
-from paritybit.harness.lockstep.bits import unequal
+from paritybit.harness.lockstep.bits import first_index, unequal
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import Role
@@ -73,7 +73,7 @@ def _wrong_part(replay: ReplayResult, part: InputPart) -> Description | None:
     wrong = unequal(current, right)
     if not wrong.any():
         return None
-    place = tuple(wrong.nonzero()[0].tolist())
+    place = first_index(wrong)
     element = [part.first + place[0], *place[1:]]
     value, expected = current[place].item(), right[place].item()
     index = ", ".join(map(str, element))

@@ -35,7 +35,7 @@ class NoisyRun:
 def prepare(pair: Pair, planned: PlannedStep) -> Collect:
     """Write noise to all memory that the batch does not own. The step's place is the seed."""
     pools, batch = pair.graph_pools, planned.graph.batch
-    noise = Noise(pair.model_config, pools, planned.forwards)
+    noise = Noise(pools, planned.forwards)
     pair.fresh_engine.reset()
     for buffers in pair.fresh_engine.all_static_buffers():
         noise.fill_buffers(buffers)

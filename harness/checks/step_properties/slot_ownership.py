@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,11 +113,9 @@ def _wrong_cell(run: str, ownership: Ownership, size: int) -> Description | None
     wrong = (mapping != right_mapping) & (mapping != unwritten) & (right_mapping != ANY)
     if wrong.any():
         slot = int(np.flatnonzero(wrong)[0])
-        value, right = int(mapping[slot]), int(right_mapping[slot])
-        where = {"run": run, "table": "full_to_swa_index_mapping", "slot": slot}
-        where |= {"value": value, "right": right}
-        mapped = f"full slot {slot} is mapped to SWA slot {value}"
-        return f"in the {run} run, {mapped}; expected {right}", where
+        where = {"table": "full_to_swa_index_mapping", "slot": slot}
+        mapped = f"full slot {slot} is mapped to SWA slot"
+        return _describe_cell(run, where, mapped, int(mapping[slot]), int(right_mapping[slot]))
     rows = [(owner.row, np.array(owner.slots(Kind.FULL))) for owner in ownership.holders]
     if 0 not in ownership.all.rows:
         rows.append((0, np.zeros(table.shape[1], dtype=np.int64)))
@@ -124,12 +123,18 @@ def _wrong_cell(run: str, ownership: Ownership, size: int) -> Description | None
         columns = np.flatnonzero(table[row, : len(right_cells)] != right_cells)
         if len(columns):
             column = int(columns[0])
+            where = {"table": "req_to_token", "row": row, "column": column}
+            mapped = f"row {row}, column {column} of req_to_token is full slot"
             value, right = int(table[row, column]), int(right_cells[column])
-            where = {"run": run, "table": "req_to_token", "row": row, "column": column}
-            where |= {"value": value, "right": right}
-            mapped = f"row {row}, column {column} of req_to_token is full slot {value}"
-            return f"in the {run} run, {mapped}; expected {right}", where
+            return _describe_cell(run, where, mapped, value, right)
     return None
+
+
+def _describe_cell(
+    run: str, where: dict[str, Any], mapped: str, value: int, right: int
+) -> Description:
+    message = f"in the {run} run, {mapped} {value}; expected {right}"
+    return message, {"run": run, **where, "value": value, "right": right}
 
 
 ANY = -2

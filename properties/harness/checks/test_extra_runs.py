@@ -177,7 +177,7 @@ def assert_spares_the_batch(
     """Check that noise filled all KV but the batch's own, and kept the cells in use."""
     pair = player.pair
     storage = pair.graph_pools.storage
-    owned = Noise(pair.model_config, pair.graph_pools, 0).owned(pair.graph_scheduler, batch)
+    owned = Noise(pair.graph_pools, 0).owned(pair.graph_scheduler, batch)
     changed = bits(storage) != bits(before["graph: storage"])
     assert not (changed & owned).any()
     for _, _, arena in pair.layout.arenas_of(changed | owned):

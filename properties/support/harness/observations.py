@@ -122,7 +122,6 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
     found = Observation(
         index=3,
         mode=mode,
-        under_test="decode",
         layout=LAYOUT,
         compared=compared,
         eager=eager,
