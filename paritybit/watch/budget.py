@@ -8,6 +8,7 @@ from random import Random
 from statistics import median
 
 from paritybit.watch import memory
+from paritybit.watch.settings import ELAPSED, TAKEN
 
 IDLE = 1.0
 """The most seconds between two forwards that count as time of the engine."""
@@ -27,7 +28,8 @@ class Budget:
     """A share of the time, such as 0.03. `clock` and `spent` return seconds.
 
     A forward is checked once the credit covers what a check has cost. Each forward adds the share
-    of the time since the one before, and takes what the sanitizer spent meanwhile. The first check
+    of the time since the one before, and takes what the sanitizer spent meanwhile. Half of the
+    share is for checks, whatever it costs to follow the engine in skipped forwards. The first check
     is free, because it compiles kernels.
     """
 
@@ -66,7 +68,17 @@ class Budget:
         self.taken += cost
         if self.checking and self.checked == 1:
             return
+        more = self.share * passed
         if self.checking:
             self.costs.append(cost)
-        credit = self.credit + self.share * passed - cost
+            more -= cost
+        else:
+            more -= min(cost, more / 2)
+        credit = self.credit + more
         self.credit = min(max(credit, -MOST_OWED * self.cost), MOST_SAVED * self.cost)
+
+    def counts(self) -> dict[str, int]:
+        """Return the counts of the time since the last call."""
+        found = {TAKEN: round(1e6 * self.taken), ELAPSED: round(1e6 * self.elapsed)}
+        self.taken = self.elapsed = 0.0
+        return found

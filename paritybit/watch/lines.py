@@ -20,8 +20,8 @@ SLOTS = "slots"
 LISTS = "lists"
 """The kind of index lists."""
 
-FEW = 64
-"""The preparations that are followed if not every forward pass is checked."""
+FEW, THEN = 64, 16
+"""The first preparations are all followed, then every `THEN`-th one, if few are."""
 
 UNSEEN = "no line was seen that writes it"
 """What is said of a value whose lines are not known."""
@@ -34,12 +34,12 @@ class Lines:
     """The lines of an engine. `package` is its top-level package.
 
     A connector enters `learning` while the engine prepares a forward pass, or calls `start` before
-    and `stop` after it. `forward` is the kind of the current forward pass. One forward pass in
-    `every` is checked.
+    and `stop` after it. `forward` is the kind of the current forward pass. With `few`, not all
+    preparations are followed.
     """
 
-    def __init__(self, package: str, every: int = 1) -> None:
-        self.every, self.forward = every, ""
+    def __init__(self, package: str, few: bool = False) -> None:
+        self.few, self.forward = few, ""
         self.fills = Fills(package)
         self.known: dict[Key, list[Write]] = {}
         """The writes to each input when it was noted last, if there were any."""
@@ -83,7 +83,7 @@ class Lines:
     def start(self) -> None:
         """Follow what the engine writes, in this thread."""
         self.turn += 1
-        if self.every == 1 or self.turn <= FEW:
+        if not self.few or self.turn <= FEW or self.turn % THEN == 0:
             self.fills.start()
 
     def stop(self) -> None:

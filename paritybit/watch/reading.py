@@ -1,9 +1,10 @@
 """Collects the reads and writes of a forward's rows, as flat tensors on the host."""
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -268,43 +269,63 @@ def written(writes: Writes, ledger: Ledger, changed: Tensor) -> Tensor:
     return changed[slots] | ((ledger.chain[slots] == chain) & (chain != UNKNOWN))
 
 
+class Unchanged(NamedTuple):
+    """A slot that a forward computes, and whose bytes did not change.
+
+    `row`, `position` and `chain` are those of the forward, and the rest is the slot's entry in the
+    ledger. `valid` says that the entry is of the slot's present bytes.
+    """
+
+    slot: int
+    row: int
+    position: int
+    chain: int
+    forward: int
+    held: int
+    held_position: int
+    request: int
+    scanned: int
+    valid: bool
+
+    @classmethod
+    def of(cls, writes: Writes, at: Tensor, ledger: Ledger) -> Iterator["Unchanged"]:
+        """Yield some entries of the writes of a forward."""
+        slots = writes.slots[at]
+        mine = (slots, *(one[at] for one in (writes.row, writes.position, writes.chain)))
+        held = ledger.forward, ledger.chain, ledger.position, ledger.request, ledger.scanned
+        valid = ledger.checksum[slots] == ledger.scanned[slots]
+        columns = (*mine, *(column[slots] for column in held), valid)
+        return map(cls._make, zip(*(column.tolist() for column in columns), strict=True))
+
+
 def left(
-    forward: Forward,
-    writes: Writes,
-    at: int,
-    ledger: Ledger,
-    chains: Chains,
-    warm: bool,
-    fresh: Tensor,
+    forward: Forward, one: Unchanged, ledger: Ledger, chains: Chains, warm: bool, fresh: Tensor
 ) -> bool | None:
     """Return whether a forward left alone a slot that it computes, or None if nobody knows.
 
-    The slot is entry `at` of `writes`, and its bytes did not change. Keys depend on the position
-    and the token, so equal bytes for another position or another token mean that the slot was not
-    written, if slots are distinct at all. With the same token after other ones, the bytes may be
-    equal. With `warm`, a slot that was never written while it was watched may have got its content
-    from a warm-up. `fresh` are the slots that the forward wrote.
+    Keys depend on the position and the token, so equal bytes for another position or another token
+    mean that the slot was not written, if slots are distinct at all. With the same token after
+    other ones, the bytes may be equal. With `warm`, a slot that was never written while it was
+    watched may have got its content from a warm-up. `fresh` are the slots that the forward wrote.
     """
-    slot, position = int(writes.slots[at]), int(writes.position[at])
-    held = int(ledger.chain[slot])
-    if int(ledger.forward[slot]) == NEVER:
-        filled = int(ledger.scanned[slot]) != EMPTY
-        return None if warm and filled else distinct(ledger, slot, fresh) or None
+    if one.forward == NEVER:
+        filled = one.scanned != EMPTY
+        return None if warm and filled else distinct(ledger, one.slot, fresh) or None
     # If something else changed the slot since, its entry says nothing of its bytes.
-    if held == UNKNOWN or int(ledger.checksum[slot]) != int(ledger.scanned[slot]):
+    if one.held == UNKNOWN or not one.valid:
         return None
-    if int(ledger.position[slot]) != position:
-        return distinct(ledger, slot, fresh) or None
-    held, now = chains.final(held), chains.final(int(writes.chain[at]))
-    if held == now:
+    if one.held_position != one.position:
+        return distinct(ledger, one.slot, fresh) or None
+    held = chains.final(one.held)
+    if held == chains.final(one.chain):
         return False
-    writer = ledger.names.name(int(ledger.request[slot]))
+    writer = ledger.names.name(one.request)
     if forward.model or writer is None:  # A draft model may get another token than its row names.
         return None
-    before = chains.token(writer, position, held)
-    token = forward.rows[int(writes.row[at])].tokens[position]
+    before = chains.token(writer, one.position, held)
+    token = forward.rows[one.row].tokens[one.position]
     other = before is not None and token is not None and before != token
-    return (other and distinct(ledger, slot, fresh)) or None
+    return (other and distinct(ledger, one.slot, fresh)) or None
 
 
 def distinct(ledger: Ledger, slot: int, fresh: Tensor) -> bool:
@@ -345,12 +366,13 @@ def note(
     """
     wrote = written(writes, ledger, changed)
     missing = torch.zeros_like(wrote)
-    unknown, fresh = list[int](), writes.slots[wrote]
-    for at in (~wrote).nonzero().flatten().tolist():
-        alone = left(forward, writes, at, ledger, chains, warm, fresh)
-        wrote[at], missing[at] = alone is False, alone is True
+    unknown, fresh, places = list[int](), writes.slots[wrote], (~wrote).nonzero().flatten()
+    for at, one in zip(places.tolist(), Unchanged.of(writes, places, ledger), strict=True):
+        alone = left(forward, one, ledger, chains, warm, fresh)
         if alone is None:
-            unknown.append(int(writes.slots[at]))
+            unknown.append(one.slot)
+        else:
+            wrote[at], missing[at] = not alone, alone
     mine = wrote.nonzero().flatten()
     slots, chain, request, position = (
         values if len(mine) == len(wrote) else values[mine]
@@ -358,7 +380,7 @@ def note(
     )
     ledger.write(slots, chain, request, position, number)
     if unknown:
-        places = torch.tensor(unknown)
-        ledger.forget(places)
-        ledger.mark_in_use(places)
+        slots = torch.tensor(unknown)
+        ledger.forget(slots)
+        ledger.mark_in_use(slots)
     return writes.must & missing

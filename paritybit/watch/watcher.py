@@ -32,7 +32,7 @@ from paritybit.watch.lines import LISTS
 from paritybit.watch.observations import GivenList, Outside, RowsGiven, Unwritten
 from paritybit.watch.origins import Origins
 from paritybit.watch.replays.replaying import BEFORE, Replaying, WatchedForward
-from paritybit.watch.settings import ELAPSED, TAKEN, Settings
+from paritybit.watch.settings import Settings
 from paritybit.watch.stacks import Stack
 
 ROW = "wrong row"
@@ -135,7 +135,8 @@ class Watcher(Replaying):
         self.loading.clear()
         self.careful = max(1, self.careful)
         self.relayed.waiting.clear()  # The forward may have recomputed their positions.
-        self.journal.count(skipped_forwards=1)
+        spent = {} if self.budget is None else self.budget.counts()
+        self.journal.count(skipped_forwards=1, **spent)
 
     @guarded
     def begin(self, forward: Forward) -> None:
@@ -182,9 +183,7 @@ class Watcher(Replaying):
             **{f"forwards: {forward.kind}": 1},
         )
         if self.budget is not None:
-            spent, self.budget.taken = self.budget.taken, 0.0
-            passed, self.budget.elapsed = self.budget.elapsed, 0.0
-            self.journal.count(**{TAKEN: round(1e6 * spent), ELAPSED: round(1e6 * passed)})
+            self.journal.count(**self.budget.counts())
 
     @guarded
     def offered(self, group: str, request: str, tokens: Sequence[int], slots: Tensor) -> None:

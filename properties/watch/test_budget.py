@@ -44,6 +44,8 @@ def test_time_without_forwards_is_no_time_of_the_engine() -> None:
     assert paused.elapsed - quiet.elapsed < 5 * 1.1 * IDLE
 
 
-def test_nothing_is_checked_if_following_the_engine_takes_the_whole_share() -> None:
-    _, checked = served(0.5 * SKIPPED / FORWARD, 5_000)
-    assert checked == [0, 1]  # The second one is needed to learn the cost.
+def test_half_of_the_share_is_for_checks_whatever_it_costs_to_follow_the_engine() -> None:
+    share = 0.2 * SKIPPED / FORWARD
+    budget, checked = served(share, 500_000)
+    checks = budget.taken - FIRST - SKIPPED * (500_000 - len(checked))
+    assert 0.3 * share < checks / budget.elapsed < share

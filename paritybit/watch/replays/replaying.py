@@ -75,8 +75,9 @@ class Replaying(Between):
         self.careful = 1
         """The number of forwards that are still scanned before as well."""
         self.captures = Captures(journal)
-        self.lines = Lines(package, settings.every)
-        self.lines.fills.judging = settings.every == 1 and NAMES[1] in self.relations.names
+        judging = settings.every == 1 and NAMES[1] in tried
+        self.lines = Lines(package, few and not judging)
+        self.lines.fills.judging = judging
         self.before: dict[tuple[str, str], dict[str, tuple[int, Tensor]]] = {}
         """The inputs of each kind and model, in the last forward that had them."""
         self.overlaps = list(sharing(groups))
