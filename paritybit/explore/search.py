@@ -12,8 +12,7 @@ import copy
 import copyreg
 import marshal
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from importlib import import_module
@@ -45,15 +44,16 @@ class CopyError(Exception):
     """A copy of a machine differs from the state at the end of its path."""
 
 
-@contextmanager
-def judging_errors() -> Iterator[None]:
-    """Raise ViolationError for an error that the engine's own code raises, and else CannotRunError.
+def perform(machine: "Machine", action: str) -> None:
+    """Perform an action, and check the laws.
 
-    A call with wrong arguments is no error of the engine. The first step of an engine must have
-    succeeded before: see `search_of`.
+    Raises ViolationError also for an error that the engine's own code raises, and CannotRunError
+    for any other one. A call with wrong arguments is no error of the engine. The first step of an
+    engine must have succeeded before: see `search_of`.
     """
     try:
-        yield
+        machine.act(action)
+        machine.check()
     except (ViolationError, CannotRunError):
         raise
     except Exception as error:
@@ -174,9 +174,7 @@ class Search:
             path = (*state.path, action)
             machine = whole if action == actions[-1] else copy.deepcopy(whole)
             try:
-                with judging_errors():
-                    machine.act(action)
-                    machine.check()
+                perform(machine, action)
             except ViolationError:
                 self.found.path, self.found.violation = path, self.confirmed(path)
                 return new
@@ -224,9 +222,7 @@ def violation_of(machine: Machine, actions: tuple[str, ...]) -> str | None:
         if action not in machine.actions():
             raise CannotRunError(f"the action {shorten(action)!r} is not possible in this state")
         try:
-            with judging_errors():
-                machine.act(action)
-                machine.check()
+            perform(machine, action)
         except ViolationError as error:
             return str(error)
     return None

@@ -3,11 +3,9 @@
 import signal
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import FrameType
 
-from paritybit.harness.machine.stopping import heard_by
 from paritybit.launch.command import GRACE, LEFT_OVER, Running
 from paritybit.launch.journals import Journals
 from paritybit.launch.known import Known
@@ -38,10 +36,6 @@ class Stops:
             self.received, self.at = number, time.monotonic()
         elif time.monotonic() - self.at > AGAIN:
             self.hurried = True
-
-    def heard(self) -> AbstractContextManager[None]:
-        """Return a context in which signals are recorded."""
-        return heard_by(self.hear)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import importlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -20,12 +20,7 @@ from paritybit.harness.records.environment import environment
 from paritybit.launch import changes as since
 from paritybit.launch.journals import Journals
 from paritybit.launch.known import Known
-from paritybit.launch.schema import (
-    ConfigRecord,
-    EngineChange,
-    RecordedFinding,
-    WatchRecord,
-)
+from paritybit.launch.schema import ConfigRecord, EngineChange, WatchRecord
 from paritybit.launch.scope import CUT_SHORT, ENDED, PAIRS, SERVED_PAIRS, not_tried
 from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import (
@@ -91,7 +86,16 @@ def make(
     counts: Counter[str] = Counter()
     for outcome in outcomes:
         counts.update(outcome.tally.counts())
-    found = [one for outcome in outcomes for one in findings_of(outcome)]
+    found = [
+        replace(
+            one,
+            number=max(outcome.tally.number(key), 1),
+            config=outcome.name,
+            after=outcome.tally.after(key),
+        )
+        for outcome in outcomes
+        for key, one in outcome.tally.findings.items()
+    ]
     needed = {(one.check, one.cause_name): changes[one.key] for one in found if one.key in changes}
     findings = tuple(
         replace(
@@ -198,15 +202,6 @@ def config_of(outcome: ConfigOutcome) -> ConfigRecord:
         stand_ins=dict(tally.stand_ins),
         processes=tally.started,
     )
-
-
-def findings_of(outcome: ConfigOutcome) -> Iterator[RecordedFinding]:
-    """Yield the first finding of each key in a configuration."""
-    for key, found in outcome.tally.findings.items():
-        tally = outcome.tally
-        yield replace(
-            found, number=max(tally.number(key), 1), config=outcome.name, after=tally.after(key)
-        )
 
 
 def write(data: Any, path: Path) -> None:

@@ -17,28 +17,21 @@ ONE_GROUP = "kv"
 def groups_of(kv: KV, reserved: Collection[int], block_size: int | None) -> list[Group]:
     """Return the KV tensors as groups. Raises ValueError if they do not fit."""
     parts = kv if isinstance(kv, Mapping) else {ONE_GROUP: kv}
-    groups = [group_of(name, kv, frozenset(reserved), block_size) for name, kv in parts.items()]
-    if not groups:
+    held = {name: (part,) if isinstance(part, Tensor) else part for name, part in parts.items()}
+    if not held or not all(held.values()):
         raise ValueError("kv holds no tensors")
+    groups = list[Group]()
+    for name, tensors in held.items():
+        first = tensors[0].shape[0]
+        shape = [first] if block_size is None else [first, block_size]
+        for number, tensor in enumerate(tensors):
+            if list(tensor.shape[: len(shape)]) != shape:
+                raise ValueError(
+                    f"tensor {number} of {name} is {list(tensor.shape)}: all begin with {shape}"
+                )
+        layers = tuple(Layer(f"tensor {n}", (tensor,)) for n, tensor in enumerate(tensors))
+        groups.append(Group(name, layers, reserved=frozenset(reserved), block=block_size))
     return groups
-
-
-def group_of(
-    name: str, kv: Sequence[Tensor] | Tensor, reserved: frozenset[int], block_size: int | None
-) -> Group:
-    """Return a group with a layer per KV tensor. Raises ValueError as `groups_of` does."""
-    tensors = (kv,) if isinstance(kv, Tensor) else kv
-    if not tensors:
-        raise ValueError("kv holds no tensors")
-    first = tensors[0].shape[0]
-    shape = [first] if block_size is None else [first, block_size]
-    for number, tensor in enumerate(tensors):
-        if list(tensor.shape[: len(shape)]) != shape:
-            raise ValueError(
-                f"tensor {number} of {name} is {list(tensor.shape)}: all begin with {shape}"
-            )
-    layers = tuple(Layer(f"tensor {n}", (tensor,)) for n, tensor in enumerate(tensors))
-    return Group(name, layers, reserved=reserved, block=block_size)
 
 
 def owned_of(slots: Slots, groups: Sequence[Group]) -> dict[str, Tensor]:

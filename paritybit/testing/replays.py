@@ -1,7 +1,7 @@
 """Judges one replay of a CUDA graph in a test, without a connector."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -100,11 +100,17 @@ def check_replay(
     groups = groups_of(kv, reserved_slots, block_size)
     owned = owned_of(owned_slots, groups)
     require_inputs(static_inputs, captured, groups)
-    known = {one.name: at_capture(one, captured) for one in static_inputs}
+    known = dict[str, Captured]()
+    for one in static_inputs:
+        tensor, safe = captured.get(one.name, one.tensor), torch.zeros_like(one.tensor)
+        known[one.name] = Captured(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), safe)
     tensors = [one for group in groups for layer in group.layers for one in layer.tensors]
     devices = {one.device for one in tensors}
     graph = graph_of(replay, run_eager, static_inputs, devices)
-    with as_made([*tensors, *(one.tensor for one in static_inputs)]):
+    # A tensor that was made in inference mode can only be changed there.
+    changed = [*tensors, *(one.tensor for one in static_inputs)]
+    made_there = any(tensor.is_inference() for tensor in changed)
+    with torch.inference_mode() if made_there else nullcontext():
         synchronize(devices)
         journal = judged(graph, groups, owned, known, static_inputs)
     if journal.found:
@@ -180,14 +186,6 @@ def stale(static: StaticInput) -> bool:
     return not torch.equal(live, static.expected.to(live.device, live.dtype))
 
 
-@contextmanager
-def as_made(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Run in inference mode if a tensor was made in it, as it can only be changed there."""
-    made_there = any(tensor.is_inference() for tensor in tensors)
-    with torch.inference_mode() if made_there else nullcontext():
-        yield
-
-
 def synchronize(devices: Collection[torch.device]) -> None:
     """Wait for all streams of devices."""
     for device in devices:
@@ -203,13 +201,6 @@ def row_of(owned: Mapping[str, Tensor]) -> Row:
         for name, slots in owned.items()
     }
     return Row("test", [None] * longest, 0, longest, filled)
-
-
-def at_capture(static: StaticInput, captured: Mapping[str, Tensor]) -> Captured:
-    """Return the state of a static input at capture. Zeros are its safe values."""
-    tensor = captured.get(static.name, static.tensor)
-    value = torch.zeros_like(static.tensor)
-    return Captured(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), value)
 
 
 def named(outputs: Outputs) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.run import WatchRun
 from paritybit.harness.errors import CannotRunError, MalformedError, report_error, shorten
 from paritybit.harness.machine.gpus import visible_gpus
+from paritybit.harness.machine.stopping import heard_by
 
 from paritybit.drive.adapters import adapter_of
 from paritybit.drive.configs import LACKING
@@ -47,7 +48,7 @@ def replay_watched(cases: Sequence[tuple[WatchCase, str]], spec: str | None) -> 
             folder = Path(scratch) / f"case-{number}"
             options = WatchOptions("", every=case.every, checks=case.checks)
             run = WatchRun(folder, Path(scratch), display, stops, options)
-            with stops.heard():
+            with heard_by(stops.hear):
                 outcome = run.play(case, adapter, engine, LONGEST)
             if stops.received is not None and case.key not in outcome.tally.findings:
                 return report_error("interrupted", STOPPED[stops.received])

@@ -28,6 +28,7 @@ from paritybit.harness.errors import (
     require_known,
 )
 from paritybit.harness.machine.gpus import device_of
+from paritybit.harness.machine.stopping import heard_by
 from paritybit.harness.records.environment import commit_of
 
 from paritybit.drive.adapters import Adapter, Environment, adapter_of
@@ -191,7 +192,7 @@ def run_watch(options: WatchOptions) -> int:
         with (
             tempfile.TemporaryDirectory(prefix="paritybit-") as scratch,
             run_folder(options.out) as folder,
-            stops.heard(),
+            heard_by(stops.hear),
         ):
             prepare(Path(scratch))
             run = WatchRun(folder, Path(scratch), display, stops, options)

@@ -12,6 +12,7 @@ from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, STOPPED
 from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.replay import require_here
 from paritybit.harness.errors import CannotRunError
+from paritybit.harness.machine.stopping import heard_by
 from paritybit.harness.records.codec import load
 
 from paritybit.drive.adapters import Adapter, Environment, adapter_of
@@ -117,7 +118,7 @@ def run_shrink(path: Path, spec: str, seconds: int) -> int:
             display.put(f"{time.monotonic() - begun:.0f} s: {sizes[-1]}")
 
     display.put(f"shrink {path.name}: {size_of(case.script)}")
-    with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch, stops.heard():
+    with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch, heard_by(stops.hear):
         prepare(Path(scratch))
         with warm(Path(scratch), "cpu") as importers:
             search = Shrinking(adapter, engine, Path(scratch), stops, say, importers)

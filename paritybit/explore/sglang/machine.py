@@ -127,7 +127,7 @@ class SglangMachine(SglangScheduler):
         """Check the holders of slots, the content of the cache, and the next queries' reads."""
         if self.action in QUIET and not self.idle():
             return  # The engine was not called, so nothing has changed.
-        tree, mapping = self.held, self.held.mapping
+        tree = self.held
         kept = frozenset(slot for node in tree.nodes for slot in node.full)
         if self.action == "step" and self.kept - kept:
             self.reached.add("evictions")
@@ -136,10 +136,10 @@ class SglangMachine(SglangScheduler):
         self.kept = kept
         for request in self.holding():
             computed = int(field_of(request, "kv_committed_len"))
-            self.read(request, computed, computed, mapping)
-            self.check_free(request, computed, tree)
-        self.check_tree(tree, mapping)
-        for group, owners in enumerate(self.owners(tree, mapping)):
+            self.read(request, computed, computed, tree.mapping)
+            self.check_free(request, computed)
+        self.check_tree()
+        for group, owners in enumerate(self.owners()):
             last = self.bound.slots if group == FULL else sliding_pages(self.bound)
             ownership(tree.free[group], owners, range(1, last + 1), f" of the {POOLS[group]} pool")
         sizes = tree.sizes()
@@ -159,9 +159,9 @@ class SglangMachine(SglangScheduler):
                     "request is left"
                 )
 
-    def check_free(self, request: Any, computed: int, tree: Tree) -> None:
+    def check_free(self, request: Any, computed: int) -> None:
         """Check that no slot that the next query reads is free."""
-        row, size = self.row(request, computed), self.bound.page_size
+        row, size, tree = self.row(request, computed), self.bound.page_size, self.held
         sliding = [tree.mapping[slot] for slot in row[max(0, computed - self.bound.window) :]]
         for group, slots in enumerate((row, sliding)):
             free = tree.free[group]
@@ -172,23 +172,23 @@ class SglangMachine(SglangScheduler):
                         f"and {request.rid} reads it"
                     )
 
-    def check_tree(self, tree: Tree, mapping: list[int]) -> None:
+    def check_tree(self) -> None:
         """Check that each cached slot holds the tokens for which it is kept."""
-        for node in tree.nodes:
+        for node in self.held.nodes:
             self.shadows[FULL].cached(FULL, node.full, node.tokens)
             if node.sliding is None:
                 continue
             self.shadows[SLIDING].cached(SLIDING, node.sliding, node.tokens)
-            found = [mapping[slot] for slot in node.full]
+            found = [self.held.mapping[slot] for slot in node.full]
             if found != node.sliding:
                 raise ViolationError(
                     f"wrong list: the prefix cache keeps the sliding slots {node.sliding}, and a "
                     f"request that reuses them reads {found}"
                 )
 
-    def owners(self, tree: Tree, mapping: list[int]) -> tuple[dict[int, list[str]], ...]:
+    def owners(self) -> tuple[dict[int, list[str]], ...]:
         """Return the owners that will free each page, per pool: the cache or requests."""
-        size = self.bound.page_size
+        size, tree = self.bound.page_size, self.held
         found: tuple[dict[int, list[str]], ...] = {}, {}
 
         def own(group: int, slots: Iterable[int], who: str) -> None:
@@ -202,7 +202,7 @@ class SglangMachine(SglangScheduler):
             first = int(field_of(request, "cache_protected_len"))
             row = self.row(request, int(field_of(request, "kv_allocated_len")))[first:]
             own(FULL, row, request.rid)
-            own(SLIDING, [mapping[slot] for slot in row], request.rid)
+            own(SLIDING, [tree.mapping[slot] for slot in row], request.rid)
         return found
 
     def key(self) -> Any:
