@@ -3,10 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from paritybit.reports.model import DataTable, Failure, Report
-
-MOST_CAUSES = 3
-"""The number of causes in a summary. The page has all."""
+from paritybit.reports.model import MOST_CAUSES, DataTable, Failure, Report
 
 
 def summary(report: Report) -> str:

@@ -12,6 +12,9 @@ from typing import ClassVar
 
 from paritybit.harness.records.environment import RunEnvironment
 
+MOST_CAUSES = 3
+"""The number of causes on the terminal and in a summary. The page has all."""
+
 
 @dataclass(frozen=True)
 class Piece:

@@ -52,6 +52,8 @@ def report_of(record: WatchRecord) -> Report:
     names = {group.name: f"cause-{number}" for number, group in enumerate(groups, 1)}
     follows = {one.name: root.name for root in roots for one in root.consequences}
     stopped = f"the run was interrupted ({record.interrupted})"
+    replaced = {what: why for config in record.configs for what, why in config.stand_ins.items()}
+    stand_ins = tuple(Fact.of(what, why) for what, why in replaced.items())
     return Report(
         subject=record.engine or "a command",
         word=headline(record, roots),
@@ -82,17 +84,13 @@ def report_of(record: WatchRecord) -> Report:
                 ),
             ),
             PageSection(
-                "stand-ins", "Parts that are not the engine’s own", tuple(replaced_blocks(record))
+                "stand-ins",
+                "Parts that are not the engine’s own",
+                (Facts(stand_ins),) if stand_ins else (),
             ),
             PageSection("environment", "Environment", (Facts(tuple(environment(record))),)),
         ),
     )
-
-
-def engine_of(record: WatchRecord) -> str:
-    """Return the package of the engine that was watched, such as sglang."""
-    loaded = [process.engine for config in record.configs for process in config.processes]
-    return next(filter(None, loaded), (record.engine or "engine").partition("==")[0])
 
 
 def headline(record: WatchRecord, roots: list[CauseGroup]) -> str:
@@ -188,13 +186,6 @@ def config_cells(config: ConfigRecord) -> tuple[Piece, ...]:
     name = " ".join((config.name, *config.arguments))
     counts = (f"{config.counts.get(name, 0):,}" for name in FIGURES)
     return tuple(map(Piece, (name, config.ending, duration(config.seconds), *counts)))
-
-
-def replaced_blocks(record: WatchRecord) -> Iterator[Block]:
-    """Yield the replaced parts of the engine, with the reasons."""
-    parts = {what: why for config in record.configs for what, why in config.stand_ins.items()}
-    if parts:
-        yield Facts(tuple(Fact.of(what, why) for what, why in parts.items()))
 
 
 def environment(record: WatchRecord) -> Iterator[Fact]:

@@ -5,8 +5,6 @@ Source: OASIS, Static Analysis Results Interchange Format Version 2.1.0.
 
 from typing import Any
 
-from paritybit.reports.sanitizer import engine_of
-
 from paritybit.launch.schema import IN_BASELINE, RecordedFinding, WatchRecord
 from paritybit.launch.words import all_causes, lines_of, source_of
 
@@ -25,7 +23,8 @@ def sarif_of(record: WatchRecord, prefix: str = "") -> dict[str, Any]:
         for group in all_causes(record.findings)
         for finding in reversed(group.findings)
     }
-    package = engine_of(record)
+    loaded = [process.engine for config in record.configs for process in config.processes]
+    package = next(filter(None, loaded), (record.engine or "engine").partition("==")[0])
     results = [result_of(finding, prefix, package) for finding in firsts.values()]
     if record.baseline is not None:
         for result, finding in zip(results, firsts.values(), strict=True):

@@ -4,12 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from string import ascii_uppercase
 
-from paritybit.reports.model import DataTable, Failure, Piece, Report
+from paritybit.reports.model import MOST_CAUSES, DataTable, Failure, Piece, Report
 from rich.markup import escape
 from rich.table import Table as Grid
-
-MOST_CAUSES = 3
-"""The number of causes that are shown. The page has all."""
 
 NAMES = 9
 """The width of the name of a fact, including a space."""

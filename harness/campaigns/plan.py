@@ -97,12 +97,6 @@ class RunConfig:
         return tuple(name for name in RUNNERS if name in under_test)
 
     @property
-    def schemes(self) -> tuple[LocationScheme, ...]:
-        """The location schemes of clean trials: those of the bugs."""
-        hunted = {BUGS[bug].scheme for bug, _ in self.hunts}
-        return tuple(scheme for scheme in LocationScheme if scheme in hunted)
-
-    @property
     def overlapping(self) -> tuple[str, ...]:
         """For each engine, its first runner if that captures graphs and a bug needs overlap."""
         needed = any(BUGS[bug].overlap for bug, _ in self.hunts)
@@ -128,8 +122,9 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
 
 
 def clean_trials(settings: RunConfig) -> Iterator[TrialConfig]:
-    """Yield the trials that a clean build must pass."""
-    schemes = settings.schemes
+    """Yield the trials that a clean build must pass, in the location schemes of the bugs."""
+    hunted = {BUGS[bug].scheme for bug, _ in settings.hunts}
+    schemes = [scheme for scheme in LocationScheme if scheme in hunted]
 
     def in_turn(runners: Iterable[str]) -> Iterator[TrialConfig]:
         for place, runner in enumerate(runners):

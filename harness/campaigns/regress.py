@@ -22,8 +22,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 FOLDER = Path(__file__).parent
 
-TESTS = FOLDER / "test_trials.py"
-
 PLUGINS = "xdist.plugin", "_hypothesis_pytestplugin", "paritybit.harness.campaigns.plugin"
 """The plugins of a run. Other installed plugins are not loaded."""
 
@@ -43,7 +41,7 @@ def run_tests(run: Run, console: Console, cache: Path, options: Sequence[str] = 
     """
     reporter = Reporter(run, console)
     with patch.dict(os.environ, ENVIRONMENT), reporter.bar:
-        words = [str(TESTS), *options_of(run, cache), *options]
+        words = [str(FOLDER / "test_trials.py"), *options_of(run, cache), *options]
         code = pytest.main(words, plugins=[reporter])
     ended = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED}
     run.broken |= code not in ended
@@ -110,7 +108,10 @@ class Reporter:
         name = result.name
         self.bar.update(self.line, advance=1, description=f"{name}: {result.status}")
         if isinstance(result, BugRow) and result.status is Status.CAUGHT:
-            self.console.print(detection(result), soft_wrap=True, highlight=False, markup=False)
+            count = result.schedules
+            after = f"after {count} schedule{'s' * (count > 1)}, {result.seconds:.1f} s"
+            line = f"{name}: {result.detected_by} {after}"
+            self.console.print(line, soft_wrap=True, highlight=False, markup=False)
         elif not result.status.expected:
             self.console.print(f"{name}: [bold red]{escape(result.sentence)}[/]", soft_wrap=True)
 
@@ -118,10 +119,3 @@ class Reporter:
 def name_of(test: str) -> str:
     """Return the name of a task from the name of its test."""
     return test.partition("[")[2].removesuffix("]")
-
-
-def detection(result: BugRow) -> str:
-    """Return which bug was detected by which property, after how many schedules and seconds."""
-    count = result.schedules
-    after = f"after {count} schedule{'s' * (count > 1)}"
-    return f"{result.name}: {result.detected_by} {after}, {result.seconds:.1f} s"

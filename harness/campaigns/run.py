@@ -35,11 +35,6 @@ class Run:
         self.tasks = self.tasks or plan(self.settings)
 
     @property
-    def lost(self) -> int:
-        """The number of selected tasks without a result."""
-        return len(self.tasks) - len(self.results)
-
-    @property
     def undecided(self) -> bool:
         """Whether no result is wrong. If the run is not green, results or verdicts are missing."""
         unexpected = [result for result in self.results if not result.status.expected]
@@ -59,7 +54,7 @@ def verdict(run: Run) -> tuple[RunVerdict, str]:
         f"{len(clean_good)} of {len(clean)} clean trials passed;"
         f" {len(good)} of {len(bugs)} hunts ended as expected"
     )
-    lost = run.lost
+    lost = len(run.tasks) - len(run.results)
     if lost and not run.interrupted:
         message += f"; {lost} of {len(run.tasks)} trials and hunts gave no result"
     if run.interrupted:

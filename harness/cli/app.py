@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import typer
-from paritybit.harness.cli.folders import OUT, command_of
+from paritybit.harness.cli.folders import LATEST, OUT, command_of
 from paritybit.harness.errors import MalformedError, quote
 from paritybit.harness.machine.stopping import Stop
 from typer.core import TyperGroup
@@ -25,8 +25,6 @@ UsageError: Any = typer.BadParameter.__base__
 ENGINES, FINDINGS, LABORATORY = "Test an engine", "Handle a finding", "The laboratory"
 
 MOST = 999_999_999
-
-LATEST = OUT / "latest"
 
 
 ABOUT = (
@@ -183,6 +181,9 @@ def engine_option(default: Any) -> Any:
     return typer.Option(default, "--engine", metavar="ENGINE", help=about)
 
 
+RUNS = file(OUT, "Folder in which each run creates its own folder")
+
+
 @command(ENGINES, allow_interspersed_args=False)
 def watch(
     context: typer.Context,
@@ -225,7 +226,7 @@ def watch(
         None, "Record of an earlier run, whose findings do not fail this one"
     ),
     undecided: Undecided = typer.Option("fail", help="What a run without a verdict does"),
-    out: Path = file(OUT, "Folder in which each run creates its own folder"),
+    out: Path = RUNS,
 ) -> int:
     """Check an engine, or a command's processes, with the sanitizer.
 
@@ -281,7 +282,7 @@ def explore(
     window: int = number(2, "Tokens of the sliding window"),
     keys: int = number(1, "Tokens in a key of sglang's prefix cache; 2 as with EAGLE", most=2),
     seconds: int = number(120, "Seconds after which the search stops"),
-    out: Path = file(OUT, "Folder in which each run creates its own folder"),
+    out: Path = RUNS,
 ) -> int:
     """Explore every schedule of an engine's prefix cache up to a bound."""
     from paritybit.harness.cli.explore import run_explore
@@ -339,7 +340,7 @@ def shrink(
 @command(FINDINGS)
 def report(
     record: Path = typer.Argument(
-        LATEST, parser=path, help="Record or folder of a run; watch may have been killed"
+        OUT / LATEST, parser=path, help="Record or folder of a run; watch may have been killed"
     ),
     later: Path | None = typer.Argument(
         None, parser=path, help="Record or folder of a later run of watch, to compare"
@@ -367,7 +368,7 @@ def regress(
     preset: list[str] = names_option("Models"),
     seed: int = seed_option(),
     device: Device = typer.Option("auto", help="Device to use"),
-    out: Path = file(OUT, "Folder in which each run creates its own folder"),
+    out: Path = RUNS,
 ) -> int:
     """Test the built-in engine without a bug, then with each known bug.
 
@@ -378,7 +379,8 @@ def regress(
     line: Line = context.obj
     if pytest and "--" not in line.words:
         raise MalformedError(f"unexpected argument {pytest[0]!r}; options for pytest come after --")
-    line.stop.raise_if_swallowed()
+    if line.stop.received is not None:  # A library has caught its exception.
+        raise KeyboardInterrupt
     return run_regress(
         bugs=bug,
         runners=runner,

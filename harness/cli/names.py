@@ -12,9 +12,9 @@ from paritybit.subjects.runners import RUNNERS
 from paritybit.watch.checks import CHECKS
 
 
-def all_names() -> dict[str, dict[str, str]]:
-    """Return all names of this build with their descriptions, by kind."""
-    return {
+def run_list(kind: str | None, *, as_json: bool) -> int:
+    """Print the names of one kind with descriptions, or the number of names of each kind."""
+    names: dict[str, dict[str, str]] = {
         "bugs": {name: bug.mechanism for name, bug in BUGS.items()},
         "runners": {
             name: (runner.__doc__ or "").partition("\n")[0] for name, runner in RUNNERS.items()
@@ -24,11 +24,6 @@ def all_names() -> dict[str, dict[str, str]]:
         "findings": {name: check.invariant for name, check in CHECKS.items()},
         "words": dict(GLOSSARY),
     }
-
-
-def run_list(kind: str | None, *, as_json: bool) -> int:
-    """Print the names of one kind with descriptions, or the number of names of each kind."""
-    names = all_names()
     if kind is not None:
         names = {kind: names[kind]}
     if as_json:

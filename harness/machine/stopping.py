@@ -41,11 +41,6 @@ class Stop:
         self.received, self.at = number, now
         raise KeyboardInterrupt
 
-    def raise_if_swallowed(self) -> None:
-        """Raise KeyboardInterrupt if a signal arrived and its exception was caught since."""
-        if self.received is not None:
-            raise KeyboardInterrupt
-
 
 @contextmanager
 def heard_by(hear: Callable[[int, FrameType | None], object]) -> Iterator[None]:

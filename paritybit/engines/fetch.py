@@ -14,7 +14,7 @@ from pathlib import Path
 
 from paritybit.harness.errors import CannotRunError, MalformedError, quote
 
-from paritybit.engines.packages import PACKAGES, SGLANG, Package
+from paritybit.engines.packages import PACKAGES, Package
 from paritybit.places import cache_folder
 
 FOLDER_VARIABLE = "PARITYBIT_ENGINES"
@@ -101,13 +101,13 @@ def has(spec: str, package: Package) -> bool:
         return False
 
 
-def require_release(version: str, package: Package = SGLANG) -> None:
+def require_release(version: str, package: Package) -> None:
     """Raise MalformedError for an invalid version, because it becomes part of a folder's name."""
     if re.fullmatch(VERSION, version) is None:
         raise MalformedError(f"{quote(version)} is not a release number such as {package.example}")
 
 
-def fetch(version: str, package: Package = SGLANG) -> EngineFolder:
+def fetch(version: str, package: Package) -> EngineFolder:
     """Return an unpacked release. Downloads it if necessary. Raises as `find` does."""
     require_release(version, package)
     name = package.name
@@ -148,7 +148,7 @@ def filling(home: Path) -> Iterator[Path]:
             ) from error
 
 
-def newest(package: Package = SGLANG) -> str:
+def newest(package: Package) -> str:
     """Return the newest release on the package index. Raises CannotRunError without an index."""
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         return _download(None, Path(scratch), package).name.split("-")[1]
@@ -162,9 +162,10 @@ def in_order(version: str) -> list[int]:
 def _download(version: str | None, into: Path, package: Package) -> Path:
     """Download the wheel of a release, or of the newest for None. Raises errors as `find` does."""
     wanted = package.name if version is None else f"{package.name}=={version}"
-    words, pins = [wanted], pin_of(wanted)
+    words = [wanted]
+    pins = re.search(rf"^{re.escape(wanted)} \\\n(?: +--hash=.*\n?)+", RELEASES.read_text(), re.M)
     if pins is not None:
-        (into / "pinned.txt").write_text(pins)
+        (into / "pinned.txt").write_text(pins[0])
         words = ["--require-hashes", "-r", str(into / "pinned.txt")]
     output = pip("download", "--no-deps", "--only-binary", ":all:", "--dest", str(into), *words)
     wheels = list(into.glob("*.whl"))
@@ -182,12 +183,6 @@ def _download(version: str | None, into: Path, package: Package) -> Path:
     raise CannotRunError(
         f"{wanted} is not installed and cannot be downloaded because no package index answers"
     )
-
-
-def pin_of(wanted: str) -> str | None:
-    """Return the requirement of a release with its hashes, or None if it is not pinned."""
-    block = re.search(rf"^{re.escape(wanted)} \\\n(?: +--hash=.*\n?)+", RELEASES.read_text(), re.M)
-    return None if block is None else block[0]
 
 
 def _require_dependencies(package: Package) -> None:

@@ -14,7 +14,8 @@ def quicken() -> None:
     """Make all launches of this process faster from now on."""
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     builder = interpreter.interpreter_builder
-    accept_masks(builder)
+    for name, position in MASKED.items():
+        setattr(builder, name, with_boolean_mask(getattr(builder, name), position))
     count_in_tensors(interpreter)
     refuse_small_floats(interpreter)
     if not builder.options.debug:
@@ -27,14 +28,8 @@ MASKED = {"create_masked_load": 1, "create_masked_store": 2, "create_atomic_rmw"
 """The index of the mask among the arguments of each memory access."""
 
 
-def accept_masks(builder: Any) -> None:
-    """Convert the mask of every memory access to booleans, as Triton 3.9 refuses integers."""
-    for name, position in MASKED.items():
-        setattr(builder, name, with_boolean_mask(getattr(builder, name), position))
-
-
 def with_boolean_mask(access: Callable[..., Any], position: int) -> Callable[..., Any]:
-    """Return a memory access that converts its argument at `position` to a boolean mask."""
+    """Return a memory access with a boolean mask at `position`, as Triton 3.9 refuses integers."""
 
     def accessed(*arguments: Any, **named: Any) -> Any:
         mask = arguments[position]

@@ -84,7 +84,10 @@ def result_of(
         return Release(version, None, "no record was written"), False
     stopped = found.interrupted is not None
     if found.verdict == "undecided" and not found.counts.get("forwards"):
-        return Release(version, None, why_not(latest)), stopped
+        # The last line of the first output says why no engine served requests.
+        logs = sorted(latest.glob("configs/*/engine.log"), key=lambda log: log.stat().st_mtime)
+        why = last_line(logs[0]) if logs else "no engine was started"
+        return Release(version, None, why), stopped
     return Release(version, found), stopped
 
 
@@ -92,12 +95,6 @@ def record_in(folder: Path) -> WatchRecord | None:
     """Return the record of a run, or None without one."""
     path = folder / "watch.json"
     return load(path, WatchRecord) if path.exists() else None
-
-
-def why_not(run: Path) -> str:
-    """Return why no engine of a run served requests: the last line of the first output."""
-    logs = sorted(run.glob("configs/*/engine.log"), key=lambda log: log.stat().st_mtime)
-    return last_line(logs[0]) if logs else "no engine was started"
 
 
 def versions_of(engine: str, names: Sequence[str]) -> Sequence[str]:

@@ -123,7 +123,9 @@ class WatchRun:
             running = Running(words, variables, log, out, warm)
             outcome = self.followed(running, config, out, limits)
         file = out / "engine.log"
-        outcome = replace(outcome, log=str(file.relative_to(self.folder)), error=last_error(file))
+        errors = RAISED.findall(file.read_text(encoding="utf-8", errors="replace"))
+        error = errors[-1] if errors else ""
+        outcome = replace(outcome, log=str(file.relative_to(self.folder)), error=error)
         if outcome.code == LACKING:
             self.not_run[config.name] = last_line(file)
         else:
@@ -168,12 +170,6 @@ def last_line(log: Path) -> str:
     """Return the last line of a log that is not empty."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return next(filter(str.strip, reversed(lines)), "no reason was given").strip()
-
-
-def last_error(log: Path) -> str:
-    """Return the last line of a log that names an error, or ''."""
-    lines = RAISED.findall(log.read_text(encoding="utf-8", errors="replace"))
-    return lines[-1] if lines else ""
 
 
 def run_watch(options: WatchOptions) -> int:
