@@ -31,10 +31,7 @@ def _escape(text: str, escapes: Mapping[str, str]) -> str:
 
 
 def annotations(report: Report, prefix: str = "") -> Iterator[str]:
-    """Yield the workflow commands that show each unknown cause at its line.
-
-    `prefix` is the path from the root of the repository to the files of the causes.
-    """
+    """Yield the workflow commands for unknown causes. `prefix` is as in `sarif_of`."""
     for cause in report.causes:
         if not cause.known:
             place: dict[str, object] = {}

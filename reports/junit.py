@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree as ET
 
-from paritybit.launch.schema import ConfigRecord, WatchRecord
+from paritybit.launch.schema import WatchRecord
 from paritybit.launch.words import source_of, text_of
 
 NAME = "paritybit"
@@ -12,10 +12,23 @@ NOT_XML = dict.fromkeys((*range(9), 11, 12, *range(14, 32)), "�")
 
 
 def junit_of(record: WatchRecord, prefix: str = "") -> str:
-    """Return the JUnit file of a record. `prefix` is as in `sarif_of`."""
+    """Return the JUnit file of a record. Unknown findings fail. `prefix` is as in `sarif_of`."""
     suite = ET.Element("testsuite", name=NAME, time=f"{record.seconds:.1f}")
     for config in record.configs:
-        add_config(suite, config, record, prefix)
+        case = case_in(suite, record, config.name)
+        case.set("time", f"{config.seconds:.1f}")
+        findings = [one for one in record.findings if one.config == config.name]
+        failing = [one for one in findings if one.known is None]
+        if source := next(filter(None, map(source_of, failing)), None):
+            case.set("file", f"{prefix}{source[0]}")
+            case.set("line", str(source[1]))
+        if failing:
+            message = f"{failing[0].check}: {failing[0].text}"
+            failure = ET.SubElement(case, "failure", message=message, type=failing[0].check)
+            failure.text = "\n\n".join(map(text_of, failing))
+        if len(failing) < len(findings):
+            known = (one for one in findings if one.known is not None)
+            ET.SubElement(case, "system-out").text = "\n\n".join(map(text_of, known))
     tried = {config.name for config in record.configs}
     for one in record.not_tried:
         for name in sorted({*one.configs} - tried):
@@ -39,21 +52,3 @@ def case_in(suite: ET.Element, record: WatchRecord, name: str) -> ET.Element:
     return ET.SubElement(
         suite, "testcase", classname=f"{NAME}.{record.engine or 'command'}", name=name
     )
-
-
-def add_config(suite: ET.Element, config: ConfigRecord, record: WatchRecord, prefix: str) -> None:
-    """Add the test case of a configuration, which fails if it has an unknown finding."""
-    case = case_in(suite, record, config.name)
-    case.set("time", f"{config.seconds:.1f}")
-    findings = [one for one in record.findings if one.config == config.name]
-    failing = [one for one in findings if one.known is None]
-    if source := next(filter(None, map(source_of, failing)), None):
-        case.set("file", f"{prefix}{source[0]}")
-        case.set("line", str(source[1]))
-    if failing:
-        message = f"{failing[0].check}: {failing[0].text}"
-        failure = ET.SubElement(case, "failure", message=message, type=failing[0].check)
-        failure.text = "\n\n".join(map(text_of, failing))
-    if len(failing) < len(findings):
-        known = (one for one in findings if one.known is not None)
-        ET.SubElement(case, "system-out").text = "\n\n".join(map(text_of, known))

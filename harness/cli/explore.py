@@ -37,7 +37,9 @@ def run_explore(engine: str, bound: Bound, depth: int, seconds: int, out: Path) 
     )
     console.print(f"reached: {', '.join(sorted(found.reached)) or 'nothing'}")
     if found.violation is None:
-        return without(found, console)
+        line, code = verdict_of(found)
+        console.print(line, style="bold")
+        return code
     with run_folder(out) as folder:
         path = folder / "cases" / "explore.json"
         path.parent.mkdir(exist_ok=True)
@@ -48,25 +50,19 @@ def run_explore(engine: str, bound: Bound, depth: int, seconds: int, out: Path) 
     return FINDING
 
 
-def without(found: Explored, console: Console) -> int:
-    """Print the verdict of a search without a violation, and return the exit code."""
+def verdict_of(found: Explored) -> tuple[str, int]:
+    """Return the verdict of a search without a violation, and the exit code."""
     if found.interrupted:
-        console.print("interrupted, no violation until then", style="bold")
-        return INTERRUPTED
+        return "interrupted, no violation until then", INTERRUPTED
     missing = [one for one in NEEDED if one not in found.reached]
     if missing or not found.depth:
         what = ", ".join(missing) or "a complete depth"
-        console.print(f"no verdict: the search did not reach {what}", style="bold")
-        return CANNOT_RUN
+        return f"no verdict: the search did not reach {what}", CANNOT_RUN
     if found.late:
-        console.print(
-            f"no verdict: --seconds ended the search; no violation in {found.depth} actions",
-            style="bold",
-        )
-        return CANNOT_RUN
+        why = f"--seconds ended the search; no violation in {found.depth} actions"
+        return f"no verdict: {why}", CANNOT_RUN
     rest = "no state is left" if found.closed else "longer schedules were not explored"
-    console.print(f"no violation in {found.depth} actions; {rest}", style="bold")
-    return OK
+    return f"no violation in {found.depth} actions; {rest}", OK
 
 
 def show(console: Console, actions: Sequence[str], violation: str) -> None:

@@ -52,7 +52,9 @@ def replay_watched(cases: Sequence[tuple[WatchCase, str]], spec: str | None) -> 
                 outcome = run.play(case, adapter, engine, LONGEST)
             if stops.received is not None and case.key not in outcome.tally.findings:
                 return report_error("interrupted", STOPPED[stops.received])
-            codes.append(judge(display, case, name, outcome))
+            text, code = judge(case, outcome)
+            display.put(f"{name}: {text}", style="bold")
+            codes.append(code)
     if len(cases) == 1:
         return FINDING if codes[0] == OTHER else codes[0]
     wrong = sum(code in (OK, OTHER) for code in codes)
@@ -77,23 +79,17 @@ def require_here(case: WatchCase, name: str, spec: str | None) -> None:
         raise CannotRunError(f"{name} was recorded on a GPU, but none is visible here")
 
 
-def judge(display: Display, case: WatchCase, name: str, outcome: ConfigOutcome) -> int:
-    """Print the result of a case, and return its exit code, or OTHER with other findings only."""
+def judge(case: WatchCase, outcome: ConfigOutcome) -> tuple[str, int]:
+    """Return the result of a case, and its exit code, or OTHER with other findings only."""
     found = outcome.tally.findings
     if case.key in found:
         before = "" if case.forward is None else f", recorded in forward {case.forward}"
         at = f"forward {found[case.key].forward}{before}"
-        display.put(f"{name}: reproduced: the finding appeared in {at}", style="bold")
-        return FINDING
+        return f"reproduced: the finding appeared in {at}", FINDING
     if outcome.code == LACKING:
-        display.put(f"{name}: no verdict: this engine cannot be served so", style="bold")
-        return CANNOT_RUN
+        return "no verdict: this engine cannot be served so", CANNOT_RUN
     if found:
-        others = plural(len(found), "other finding")
-        display.put(f"{name}: not reproduced, but {others}", style="bold")
-        return OTHER
+        return f"not reproduced, but {plural(len(found), 'other finding')}", OTHER
     for reason in open_questions([outcome]):
-        display.put(f"{name}: no verdict: {reason}", style="bold")
-        return CANNOT_RUN
-    display.put(f"{name}: not reproduced: no finding", style="bold")
-    return OK
+        return f"no verdict: {reason}", CANNOT_RUN
+    return "not reproduced: no finding", OK
