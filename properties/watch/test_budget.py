@@ -1,4 +1,4 @@
-"""The budget chooses as many forwards to check as its share of the time allows."""
+"""The budget checks as many forwards as its share of the time allows."""
 
 from itertools import pairwise
 from random import Random
@@ -44,7 +44,7 @@ def test_time_without_forwards_is_no_time_of_the_engine() -> None:
     assert paused.elapsed - quiet.elapsed < 5 * 1.1 * IDLE
 
 
-def test_half_of_the_share_is_for_checks_whatever_it_costs_to_follow_the_engine() -> None:
+def test_half_of_the_share_is_for_checks() -> None:
     share = 0.2 * SKIPPED / FORWARD
     budget, checked = served(share, 500_000)
     checks = budget.taken - FIRST - SKIPPED * (500_000 - len(checked))
