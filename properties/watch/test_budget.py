@@ -35,10 +35,10 @@ def test_the_share_is_used_and_not_exceeded(share: float, idle: float) -> None:
     assert 0.8 * share < (budget.taken - FIRST) / budget.elapsed < 1.05 * share
     assert checked[0] == 0
     gaps = {after - before for before, after in pairwise(checked)}
-    assert len(gaps) > 5  # A constant gap could miss one kind of forward.
+    assert len(gaps) > 5  # A constant gap could miss a kind of forward.
 
 
-def test_time_without_forwards_is_no_time_of_the_engine() -> None:
+def test_idle_time_is_no_time_of_the_engine() -> None:
     quiet, _ = served(0.03, 5_000)
     paused, _ = served(0.03, 5_000, idle=600.0)
     assert paused.elapsed - quiet.elapsed < 5 * 1.1 * IDLE
