@@ -8,7 +8,7 @@ import pytest
 from paritybit.watch.budget import IDLE, Budget
 
 FORWARD, SKIPPED, CHECKED, FIRST = 0.01, 2e-5, 0.02, 2.0
-"""The seconds of a forward, and those of the sanitizer in it."""
+"""Seconds of a forward, and of the sanitizer in it."""
 
 
 def served(share: float, forwards: int, *, idle: float = 0.0) -> tuple[Budget, list[int]]:
