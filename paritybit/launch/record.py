@@ -170,10 +170,12 @@ def of_journals(folder: Path) -> WatchRecord | None:
     chosen = [one["checks"] for one in starts if isinstance(one.get("checks"), list)]
     checks = tuple(name for name in check_names() if any(name in names for names in chosen))
     rates = [one["every"] for one in starts if type(one.get("every")) is int]
+    limits = [one["overhead"] for one in starts if type(one.get("overhead")) is float]
     engines = {f"{one.get('engine')}=={one.get('release')}" for one in starts}
     options = WatchOptions(
         command="unknown: this record was made from journals",
         every=max(rates, default=1),
+        overhead=max(limits, default=0.0),
         checks=checks if 0 < len(checks) < len(check_names()) else None,
         engine=engines.pop() if len(engines) == 1 and outcomes[0].name != "command" else None,
     )

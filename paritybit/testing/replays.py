@@ -168,7 +168,7 @@ def judged(
     journal = InMemory(Path())
     watcher = Watcher(groups, engine="test", release="", journal=journal, settings=Settings(""))
     watcher.captures[graph.graph] = dict(known)
-    watcher.relations.streak = 1
+    watcher.relations.streak, watcher.relations.few = 1, False
     watcher.relations.names = NAMES[:-1]  # It is not known what the replay reads.
     watcher.begin(Forward("test", (row_of(owned),)))
     before = [one for one in given if stale(one)]

@@ -46,14 +46,15 @@ class Budget:
     """The time and the seconds spent at the last call."""
     checking: bool = False
 
-    def due(self) -> bool:
+    def due(self, forced: bool = False) -> bool:
         """Return whether to check the next forward. Call it once per forward."""
         now, spent = self.clock(), self.spent()
         if self.before is not None:
             self.account(min(now - self.before[0], IDLE), spent - self.before[1])
         self.before = now, spent
         # With a constant threshold, the checked forwards could all be of one kind.
-        self.checking = self.credit >= self.cost * self.random.uniform(0.5, 1.5)
+        enough = self.credit >= self.cost * self.random.uniform(0.5, 1.5)
+        self.checking = enough or forced
         self.checked += self.checking
         return self.checking
 

@@ -20,8 +20,11 @@ SLOTS = "slots"
 LISTS = "lists"
 """The kind of index lists."""
 
-FEW, THEN = 64, 16
-"""The first preparations are all followed, then every `THEN`-th one, if few are."""
+FEW, THEN = 64, 17
+"""The first preparations are all followed, then every `THEN`-th one, if few are.
+
+A forward has several, so their number does not divide the prime `THEN`.
+"""
 
 UNSEEN = "no line was seen that writes it"
 """What is said of a value whose lines are not known."""

@@ -153,7 +153,7 @@ def flattened(
     slots = torch.cat([forward.rows[at].slots[name][first:last] for at, (first, last) in mine])
     rows = repeated((at for at, _ in mine), (last - first for _, (first, last) in mine))
     hashed = torch.frombuffer(hashes, dtype=torch.int64)
-    return slots.long(), hashed, rows, ranges([span for _, span in mine])
+    return slots.to("cpu", torch.int64), hashed, rows, ranges([span for _, span in mine])
 
 
 def reads(

@@ -51,10 +51,10 @@ def parsed(text: str) -> Settings:
             "out": str(out),
             "checks": None | [*_] as names,
             "every": int(every),
-            "overhead": float(overhead),
-        } if out and every > 0:
+            "overhead": int(overhead) | float(overhead),
+        } if out and every > bool(overhead):
             checks = None if names is None else tuple(map(str, names))
-            return Settings(out, checks, every, overhead)
+            return Settings(out, checks, every, float(overhead))
     raise ValueError(f"{VARIABLE} has no folder `out`, list `checks` or positive `every`: {text}")
 
 

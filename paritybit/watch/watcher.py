@@ -80,6 +80,7 @@ class Watcher(Replaying):
             device=next((str(one.checksums.device) for one in self.ledgers.values()), None),
             checks=[check.name for check in self.checks],
             every=settings.every,
+            overhead=settings.overhead,
         )
         journal.watchers[self] = None
 
@@ -106,7 +107,7 @@ class Watcher(Replaying):
         """
         full = any(len(one.noted) >= MOST_NOTED for one in self.changes.values())
         if self.budget is not None:
-            return self.budget.due() or full
+            return self.budget.due(full)
         self.wait -= 1
         if self.wait >= 0 and not full:
             return False
@@ -320,7 +321,8 @@ class Watcher(Replaying):
         self.settle()
         for name, ledger in self.ledgers.items():
             if now.scanned and self.sparing(ledger, now):
-                now.changed[name] |= ledger.look(now.owned[name])
+                loading = (ledger.index(one.slots) for one in self.loading.get(name, ()))
+                now.changed[name] |= ledger.look(torch.cat((now.owned[name], *loading)))
             else:
                 self.judge_stray(ledger, now, self.stray(ledger, now))
             if now.forward.owned is not None:  # It is not known for which tokens it wrote them.

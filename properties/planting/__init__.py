@@ -17,8 +17,8 @@ A fault is an edit of an engine's source, listed in one of the tables `*.toml` o
 | `thread` | the public thread whose fix it undoes, or that resembles it |
 
 A table may set a field for all of its faults. The faults of `unseen.toml` were drawn before any of
-them was run. They also have a `class`, the edited `function`, what they `need` to show, their
-`harm`, what the report `named`, and the `commit` of the run.
+them was run. They also have a `class`, the edited `function`, their `harm`, what missed ones `need`
+to show, what the report `named`, and the `commit` of the run.
 
 `run` plants faults and records what finds them; `reports/evidence/planted.json` is that record.
 """

@@ -49,3 +49,10 @@ def test_half_of_the_share_is_for_checks() -> None:
     budget, checked = served(share, 500_000)
     checks = budget.taken - FIRST - SKIPPED * (500_000 - len(checked))
     assert 0.3 * share < checks / budget.elapsed < share
+
+
+def test_a_forced_check_is_paid_for() -> None:
+    times = iter(range(100))
+    budget = Budget(0.1, lambda: next(times) / 10, lambda: float(budget.checked))
+    assert [budget.due(forced=True) for _ in range(3)] == [True] * 3
+    assert not any(budget.due() for _ in range(50))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paritybit.testing import UndecidedError
 from paritybit.testing.replays import InMemory
+from paritybit.watch import bits
 from properties.watch.toy_graph import SLOTS, WIDTH, Toy
 
 Changes = dict[str, Any]
@@ -91,7 +92,13 @@ FAULTS: tuple[tuple[Callable[[Toy], Changes], str], ...] = (
 
 
 @pytest.mark.parametrize(("fault", "says"), FAULTS, ids=[one.__name__ for one, _ in FAULTS])
-def test_each_fault_is_found_and_named(fault: Callable[[Toy], Changes], says: str) -> None:
+@pytest.mark.parametrize("large", [False, True])
+def test_each_fault_is_found_and_named(
+    fault: Callable[[Toy], Changes], says: str, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a large pool, which has no snapshot."""
+    if large:
+        monkeypatch.setattr(bits, "LARGEST_COPY", 0)
     toy = Toy()
     changes = fault(toy)
     with pytest.raises(AssertionError, match=says):

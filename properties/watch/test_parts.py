@@ -138,7 +138,9 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     wanted = settings.Settings("folder", ("leak",), 7)
     monkeypatch.setenv(settings.VARIABLE, wanted.text())
     assert settings.active() == wanted
-    for wrong in ("1", "{}", '{"out": 1}', '{"out": "a", "every": 0}', '{"out": "a", "checks": 3}'):
+    wrong_rate = '{"out": "a", "every": 1, "overhead": 3}'
+    given = ("1", "{}", '{"out": 1}', '{"out": "a", "every": 0}', '{"out": "a", "checks": 3}')
+    for wrong in (*given, wrong_rate):
         with pytest.raises(ValueError):
             settings.parsed(wrong)
 

@@ -3,11 +3,13 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from paritybit.watch import bits
 from paritybit.watch.facts import (
     Forward,
     IndexList,
@@ -15,6 +17,8 @@ from paritybit.watch.facts import (
     RowValues,
     StaticInput,
 )
+from paritybit.watch.replays import replaying
+from paritybit.watch.replays.replaying import UNREPEATED, UNSURE
 from properties.support.watching import Scene, call_at, row
 
 TOKENS = [5, 6, 7, 8, 9, 10, 11, 12]
@@ -25,6 +29,40 @@ SAMPLED = pytest.mark.parametrize("scene", [{"every": 3}], indirect=True)
 EITHER = pytest.mark.parametrize(
     ("scene", "found"), [({}, {"corrupted read"}), ({"every": 3}, set())], indirect=["scene"]
 )
+
+
+def test_a_change_in_a_large_pool_is_a_stray_write_once_it_is_known_when(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a pool is scanned once per forward, until a change that no replay explains."""
+    monkeypatch.setattr(bits, "LARGEST_COPY", 0)
+    scene = Scene(tmp_path)
+    scene.forward("a", TOKENS[:4], 0, SLOTS)
+    scene.forward("b", [1], 0, [20])
+    scene.write([20, 30])
+    scene.forward("a", TOKENS[:5], 4, SLOTS)
+    assert scene.checks() == []
+    assert scene.counts()["not tried: stray write: " + UNREPEATED] == 4
+    for group in ("full", "swa"):
+        assert scene.watcher.ledgers[group].overwrites[20].what == UNSURE
+        assert 30 not in scene.watcher.ledgers[group].overwrites
+    scene.forward("a", TOKENS[:6], 5, SLOTS, stray=[20])
+    assert scene.checks() == ["stray write"] * 2
+    assert scene.watcher.ledgers["full"].overwrites[20].what == "a stray write"
+    scene.close()
+
+
+def test_as_many_stray_slots_are_explained_as_can_be_saved(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explained = list[int]()
+    monkeypatch.setattr(replaying, "LARGEST", 100)
+    monkeypatch.setattr(replaying, "explain", lambda *given: explained.append(len(given[2])))
+    ledger = scene.watcher.ledgers["full"]
+    rerun: Any = SimpleNamespace(possible=True, replay=SimpleNamespace(graph=0, inputs=()))
+    rerun.inputs = SimpleNamespace(pairs=())
+    scene.watcher.explained(ledger, torch.arange(20), rerun)
+    assert explained == [100 // ledger.checksums.bytes_per_slot]
 
 
 def test_a_stray_write_is_found_and_explains_who_reads_it(scene: Scene) -> None:

@@ -75,7 +75,7 @@ class Copies:
             return None
         display = Display()
         display.console.quiet = True
-        options = replace(self.run.options, checks=case.checks, every=case.every)
+        options = replace(self.run.options, checks=case.checks, every=case.every, overhead=0.0)
         folder = self.scratch / "runs"
         trial = replace(
             self.run, folder=folder, display=display, options=options, outcomes=[], not_run={}

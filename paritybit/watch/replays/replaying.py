@@ -23,14 +23,16 @@ from paritybit.watch.observations import Captured, Inputs, Relation, StrayWrites
 from paritybit.watch.replays.causes import Explained, Suspect, explain, suspects_of
 from paritybit.watch.replays.influence import LiveReads
 from paritybit.watch.replays.relations import NAMES, Relations, Tried
-from paritybit.watch.replays.rerun import Rerun, rewritten
+from paritybit.watch.replays.rerun import LARGEST, Rerun, rewritten
 from paritybit.watch.settings import NOT_TRIED, Settings
 
 CAREFUL = 64
 """The number of forwards that are scanned before as well, after a change that none explains."""
 
-BEFORE = "changed before the forward"
-"""Describes a change of slots if nothing more is known about it."""
+BEFORE, UNSURE = "changed before the forward", "changed in the forward or before it"
+"""Describe a change of slots if nothing more is known about it."""
+
+UNREPEATED = "slots changed, and no replay wrote them again"
 
 
 @dataclass
@@ -259,10 +261,11 @@ class Replaying(Between):
         return writes.slots[writes.must & ~reading.written(writes, ledger, changed)]
 
     def explained(self, ledger: Ledger, stray: Tensor, rerun: Rerun) -> Explained:
-        """Find the causes of stray writes by repeating the replay."""
+        """Find the causes of stray writes by repeating the replay, for as many as can be saved."""
         if not rerun.possible:
             return Explained([], {})
-        return explain(rerun, ledger, stray, self.suspects(rerun))
+        most = max(1, LARGEST // ledger.checksums.bytes_per_slot)
+        return explain(rerun, ledger, stray[:most], self.suspects(rerun))
 
     def suspects(self, rerun: Rerun) -> list[Suspect]:
         """Return the static inputs that may explain what a replay does wrong."""
@@ -292,10 +295,15 @@ class Replaying(Between):
             sure = torch.isin(stray, torch.tensor([*layers], dtype=torch.int64))
             if not bool(sure.all()):
                 self.careful = CAREFUL
-                ledger.note_overwrite(stray[~sure].tolist(), Overwrite(now.number, BEFORE))
+                self.not_tried("stray write", UNREPEATED, int((~sure).sum()))
+                unsure = stray[~sure & (ledger.checksum[stray] != 0)]
+                ledger.note_overwrite(unsure.tolist(), Overwrite(now.number, UNSURE))
             stray = stray[sure]
         if not len(stray):
             return
+        for slot in stray.tolist():
+            if (known := ledger.overwrites.get(slot)) is not None and known.what == UNSURE:
+                del ledger.overwrites[slot]
         if kind is None:
             causes = list(held_by(now.holding, ledger.group.name, stray))
         found = StrayWrites(now.number, now.forward, ledger, stray, kind, causes, layers)
