@@ -214,7 +214,7 @@ def watch(
         metavar="PERCENT",
         min=0.0,
         max=100.0,
-        help="Check as many forward passes as take at most this share of the time",
+        help="Check as many forward passes as take about this share of the time",
         show_default="any",
     ),
     known: Path | None = file(

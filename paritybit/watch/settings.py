@@ -24,7 +24,7 @@ class Settings:
     - `out`: the folder of the journals.
     - `checks`: the names of the checks to run. None means all.
     - `every`: checks one forward in `every` on average. The ledger follows the writes of the rest.
-    - `overhead`: if it is positive, chooses the forwards so that the sanitizer takes at most this
+    - `overhead`: if it is positive, chooses the forwards so that the sanitizer takes about this
       percentage of the time. `every` is then more than 1.
     """
 
