@@ -1,21 +1,24 @@
-"""The engine and the connector of the page for engine authors work as they stand."""
+"""The engine, the connector and the test of the page for engine authors work as they stand."""
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from paritybit.testing import UndecidedError, conformance, laws
+from paritybit.watch import journal
 from paritybit.watch.journal import Journal
-from paritybit.watch.settings import Settings
+from paritybit.watch.settings import VARIABLE, Settings
 
-PAGE = Path(__file__).parents[2] / "docs/own-engine.md"
+PAGE = (Path(__file__).parents[2] / "docs/own-engine.md").read_text(encoding="utf-8")
 
 FREES = "        self.free(slots)\n"
 CACHED = "            cached = len(tokens)\n"
-WRITES = "        self.keys[slots[cached:]] = new\n"
+WRITES = "        self.keys[slots[-len(ids) :]] = ids[:, None] / torch.arange(1, 5)\n"
 
 FAULTS = {
     "none": ("", "", None),
@@ -32,30 +35,103 @@ FAULTS = {
         "self.unused[count - 1 :]",
         "wrong owner",
     ),
+    "a list has another slot": (
+        "torch.tensor(slots))",
+        "torch.tensor([31, *slots[1:]]))",
+        "wrong list",
+    ),
+    "a token is another": ("torch.tensor(tokens[", "1 + torch.tensor(tokens[", "stale input"),
+    "a parameter is another": ("sample(name, state, most)", "sample(name, state, 40)", "wrong row"),
 }
 """What is changed in the engine, and the check that finds it."""
+
+Made = Callable[..., Any]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """Return what makes the modules of the page, with a change, and returns that of its test."""
+
+    def make(old: str = "", new: str = "") -> Any:
+        for name, code in zip(
+            ("toy", "connector", "test"),
+            re.findall(r"```python\n(.*?)```", PAGE, re.S),
+            strict=True,
+        ):
+            module = ModuleType(name)
+            monkeypatch.setitem(sys.modules, name, module)
+            exec(code.replace(old, new) if old else code, vars(module))
+        return sys.modules["test"]
+
+    return make
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_connector_of_the_page_finds_faults(
-    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new, found = FAULTS[fault]
-    engine, connector = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
-    toy: Any = ModuleType("toy")
-    names: dict[str, Any] = {"__name__": "connector"}
-    exec(engine.replace(old, new) if old else engine, vars(toy))
-    monkeypatch.setitem(sys.modules, "toy", toy)
-    journal = Journal(tmp_path / "process-1.jsonl")
-    exec(connector, names)
-    names |= {"of_process": lambda: journal, "active": lambda: Settings(str(tmp_path))}
-    names["connect"]()
-    served = toy.Toy()
-    for name in "ab":
-        served.generate(name, [1, 2, 3], 4)
-    journal.settle()
-    checks = {key.split(" | ")[0] for key in journal.findings}
+    lines = Journal(tmp_path / "process-1.jsonl")
+    monkeypatch.setenv(VARIABLE, Settings(str(tmp_path)).text())
+    monkeypatch.setattr(journal, "_OPEN", [lines])
+    made(old, new).serve()
+    lines.settle()
+    checks = {key.split(" | ")[0] for key in lines.findings}
     assert checks == set() if found is None else found in checks
-    assert journal.counts["forwards"] == 8
-    assert not [text for text in journal.said if "undecided" in text]
-    journal.end()
+    assert lines.counts["forwards"] == 8
+    assert not [text for text in lines.said if "undecided" in text]
+    lines.end()
+
+
+def test_the_laws_that_fire_are_those_of_the_page(made: Made) -> None:
+    rows = re.findall(r"^\| ((?:fires|not \w+).*?) \| (.*) \|$", PAGE, re.M)
+    assert laws(made().serve) == {
+        check: verdict for verdict, checks in rows for check in checks.split(", ")
+    }
+
+
+@pytest.fixture
+def double_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inject a fault for one check alone."""
+    monkeypatch.setattr(conformance, "CHECKS", {"double free": None})
+
+
+@pytest.mark.usefixtures("double_free")
+def test_a_law_needs_the_calls_of_the_connector(made: Made) -> None:
+    assert laws(made('"free", ', "").serve) == {"double free": "not reported: Watcher.freed"}
+
+
+@pytest.mark.usefixtures("double_free")
+@pytest.mark.parametrize(
+    ("inject", "verdict"),
+    [
+        (conformance.free_twice, "fires"),
+        (lambda *given: conformance.free_twice(*given) < 0, "not reported: "),
+        (lambda *_: True, "silent"),
+        (lambda *_: 1 / 0, "undecided: the connector failed: ZeroDivisionError"),
+    ],
+)
+def test_the_verdict_says_what_a_fault_showed(
+    inject: Any, verdict: str, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = conformance.Fault(inject, "", ("freed",))
+    monkeypatch.setattr(conformance, "FAULTS", {"double free": fault})
+    assert laws(made().serve)["double free"].startswith(verdict)
+
+
+def test_a_finding_without_a_fault_is_reported(made: Made) -> None:
+    with pytest.raises(AssertionError, match="is freed twice"):
+        laws(made(FREES, FREES * 2).serve)
+
+
+def test_without_a_connector_nothing_is_judged() -> None:
+    with pytest.raises(UndecidedError, match="no forward pass was reported"):
+        laws(lambda: None)
+
+
+def test_a_process_that_is_watched_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "_OPEN", [Journal(tmp_path / "process-1.jsonl")])
+    with pytest.raises(RuntimeError, match="paritybit watch"):
+        laws(lambda: None)

@@ -221,19 +221,19 @@ class Replaying(Between):
         if rerun.changed:
             self.check_restored(now, rerun)
 
-    def run_without_graph(self, run: Replay, again: Callable[[], bool]) -> object:
+    def run_without_graph(self, replay: Replay, again: Callable[[], bool]) -> object:
         """Run a forward that replays no graph, and repeat some to see which slots they read.
 
         After the first run, `again` returns whether it may be repeated. Returns the result of the
-        first `run.run()`.
+        first `replay.run()`.
         """
-        due = NAMES[-1] in self.relations.due(run.kind, 0, NAMES[-1:])
+        due = NAMES[-1] in self.relations.due(replay.kind, 0, NAMES[-1:])
         self.lines.fills.stop()
         if self.now is None or self.busy or not due:
-            return run.run()
-        self._prepare(run)
-        result = run.run()
-        self._ran(run, result, again)
+            return replay.run()
+        self._prepare(replay)
+        result = replay.run()
+        self._ran(replay, result, again)
         return result
 
     @guarded
