@@ -176,13 +176,14 @@ class Checksums:
     def all(self, first: int = 0, last: int | None = None) -> Tensor:
         """Return the checksums from slot `first` to `last` - 1, int32, on the KV's device."""
         last = self.slots if last is None else last
-        return self._of(torch.arange(first, last, device=self.device))
+        return self.there(torch.arange(first, last, device=self.device))
 
     def of(self, slots: Tensor) -> Tensor:
         """Return the checksums of some slots, int32 [n], on the host. The slots are int64 [n]."""
-        return self._of(slots.to(self.device)).cpu()
+        return self.there(slots.to(self.device)).cpu()
 
-    def _of(self, slots: Tensor) -> Tensor:
+    def there(self, slots: Tensor) -> Tensor:
+        """Return the checksums of some slots, int32 [n]. Both are on the KV's device."""
         if (fast := self.fast) is not None:
             return folded(fast.of(slots))
         step = max(1, self.chunk // max(1, self.bytes_per_slot // torch.int64.itemsize))

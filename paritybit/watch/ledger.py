@@ -176,11 +176,12 @@ class Ledger:
         return changed
 
     def look(self, slots: Tensor) -> Tensor:
-        """Scan some slots, int64 [n]. Returns which changed since the last time, bool [slots]."""
-        changed, now = torch.zeros(self.slots, dtype=torch.bool), self.checksums.of(slots)
-        changed[slots] = now != self.scanned[slots]
+        """Scan some slots, int64 [n], without a snapshot. Returns which changed, bool [slots]."""
+        changed, there = torch.zeros(self.slots, dtype=torch.bool), slots.to(self.on_device.device)
+        self.on_device[there] = now = self.checksums.there(there)
+        now = now.cpu()
+        changed[slots] = now != self.scanned.index_select(0, slots)
         self.scanned[slots] = now
-        self.note_entered(slots)
         return changed
 
     def _rescan(self, snapshot: GroupSnapshot, slots: Tensor, changed: Tensor) -> None:

@@ -87,7 +87,7 @@ def outside(row: Row, earlier: Sequence[Row], ledger: Ledger) -> Tensor | None:
     or needs are left out. Returns None if the window has left none.
     """
     group = ledger.group
-    if not row.frees or group.name not in row.slots or len(earlier) < 2:
+    if group.name not in row.slots or len(earlier) < 2:
         return None
     first = min(first_read(one, group) for one in (row, *earlier)) // group.page_size
     slots = row.slots[group.name][: first * group.page_size]
@@ -172,10 +172,11 @@ def reads(
     if (flat := flattened(forward, ledger, chain, spans)) is None:
         return None
     slots, hashed, row, position = flat
-    missing = ~ledger.usable[ledger.indices(slots)]
+    missing = ~ledger.usable.index_select(0, ledger.indices(slots))
     place = slots.masked_fill(missing, 0)
-    held = ledger.chain[place]
-    checksum, now, request, _, written, freed = ledger.numbers[:, place].unbind()
+    held = ledger.chain.index_select(0, place)
+    numbers = (column.index_select(0, place) for column in ledger.numbers)
+    checksum, now, request, _, written, freed = numbers
     found = Reads(
         number=number,
         forward=forward,
@@ -196,7 +197,7 @@ def reads(
     if fresh is not None and len(fresh.slots):
         mine = torch.zeros_like(ledger.usable)
         mine[fresh.slots] = True
-        if bool(mine[place].any()):
+        if bool(mine.index_select(0, place).any()):
             written_now(found, fresh)
     return found
 

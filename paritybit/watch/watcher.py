@@ -156,7 +156,7 @@ class Watcher(Replaying):
         origins = self.origins if self.settings.every == 1 else None
         read = shared = open_ = 0
         unmapped = False
-        careful, self.careful = self.careful > 0, max(0, self.careful - 1)
+        careful, self.careful = self.passing and self.careful > 0, max(0, self.careful - 1)
         for name, ledger in self.ledgers.items():
             self.moved_between(ledger, forward, None if careful else owned[name])
             self.judge_outside(forward, ledger)
@@ -213,6 +213,8 @@ class Watcher(Replaying):
         if self.copied_elsewhere is not None:  # A copy may need them.
             return
         for row in forward.rows:
+            if not row.frees or (row.window or ledger.group.window) is None:
+                continue
             slots = reading.outside(row, self.origins.earlier(forward, row), ledger)
             if slots is not None:
                 self.judge("idle", Outside(self.number, forward, ledger, row, slots))
@@ -224,12 +226,12 @@ class Watcher(Replaying):
         """
         if owned is None or ledger.snapshot is not None:
             changed = ledger.scan()
+            slots = ledger.reserved[:0] if changed is None else changed.nonzero().flatten()
         else:
-            changed = ledger.look(torch.cat((reading.slots_read(forward, ledger), owned)))
-        if changed is None:
-            return
-        changed = changed & (ledger.checksum != 0) & (ledger.scanned != ledger.checksum)
-        slots = changed.nonzero().flatten()
+            looked = torch.cat((reading.slots_read(forward, ledger), owned))
+            slots = looked[ledger.look(looked).index_select(0, looked)]
+        known, now = ledger.checksum[slots], ledger.scanned[slots]
+        slots = slots[(known != 0) & (known != now)]
         if len(slots):
             ledger.note_overwrite(slots.tolist(), Overwrite(self.number, BEFORE))
 
@@ -321,10 +323,9 @@ class Watcher(Replaying):
         self.settle()
         for name, ledger in self.ledgers.items():
             if now.scanned and self.sparing(ledger, now):
-                loading = (ledger.index(one.slots) for one in self.loading.get(name, ()))
-                now.changed[name] |= ledger.look(torch.cat((now.owned[name], *loading)))
+                self.look(ledger, now)
             else:
-                self.judge_stray(ledger, now, self.stray(ledger, now))
+                self.judge_stray(ledger, now, self.passed(ledger, now))
             if now.forward.owned is not None:  # It is not known for which tokens it wrote them.
                 slots = now.owned[name]
                 slots = slots[now.changed[name][slots]]

@@ -17,6 +17,7 @@ from paritybit.watch.facts import (
     RowValues,
     StaticInput,
 )
+from paritybit.watch.ledger import Ledger
 from paritybit.watch.replays import replaying
 from paritybit.watch.replays.replaying import UNREPEATED, UNSURE
 from properties.support.watching import Scene, call_at, row
@@ -49,6 +50,23 @@ def test_a_change_in_a_large_pool_is_a_stray_write_once_it_is_known_when(
     scene.forward("a", TOKENS[:6], 5, SLOTS, stray=[20])
     assert scene.checks() == ["stray write"] * 2
     assert scene.watcher.ledgers["full"].overwrites[20].what == "a stray write"
+    scene.close()
+
+
+def test_a_large_pool_is_not_scanned_for_checks_of_rows_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bits, "LARGEST_COPY", 0)
+    scene = Scene(tmp_path, checks=("corrupted read", "unwritten slot"))
+    monkeypatch.setattr(Ledger, "scan", None)
+    scene.forward("a", TOKENS[:4], 0, SLOTS)
+    scene.forward("a", TOKENS[:5], 4, SLOTS, stray=[30])
+    assert scene.checks() == []
+    scene.run(Forward("extend", (row("a", TOKENS[:6], 5, SLOTS),)))
+    scene.write([SLOTS[1]])
+    scene.forward("b", [1], 0, [20])
+    scene.forward("a", TOKENS[:5], 4, SLOTS)
+    assert scene.checks() == ["unwritten slot"] * 2 + ["corrupted read"] * 2
     scene.close()
 
 

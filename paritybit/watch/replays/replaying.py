@@ -74,6 +74,8 @@ class Replaying(Between):
         tried = tuple(name for name in NAMES if name in {check.name for check in self.checks})
         few = settings.every > 1 or any(one.snapshot is None for one in self.ledgers.values())
         self.relations = Relations(few, tried)
+        self.passing = any(check.stage == "scan" for check in self.checks)
+        """Whether a check needs a pass over each pool. Without it, owned slots are enough."""
         self.careful = 1
         """The number of forwards that are still scanned before as well."""
         self.captures = Captures(journal)
@@ -194,7 +196,7 @@ class Replaying(Between):
             for name, ledger in self.ledgers.items()
             if now.scanned or not self.sparing(ledger, now)
         }
-        strays = {n: slots for n, one in scanned.items() if len(slots := self.stray(one, now))}
+        strays = {n: slots for n, one in scanned.items() if len(slots := self.passed(one, now))}
         quiet = {n: slots for n, one in scanned.items() if len(slots := self.quiet(one, now))}
         if strays or due or quiet:
             rerun.ran(result)
@@ -346,6 +348,21 @@ class Replaying(Between):
             if len(rest := slots[~torch.isin(slots, hit)]):
                 self.undecided("a replay that ran again changed slots that it does not own")
                 ledger.forget(rest)
+
+    def passed(self, ledger: Ledger, now: WatchedForward) -> Tensor:
+        """Scan one group as far as a check needs it. Returns the same as `stray`."""
+        if self.passing or not self.sparing(ledger, now):
+            return self.stray(ledger, now)
+        self.look(ledger, now)
+        return ledger.reserved[:0]
+
+    def look(self, ledger: Ledger, now: WatchedForward) -> None:
+        """Scan the slots that the forward owns, and those that a load fills meanwhile."""
+        name = ledger.group.name
+        loading = (ledger.index(one.slots) for one in self.loading.get(name, ()))
+        changed = ledger.look(torch.cat((now.owned[name], *loading)))
+        before = now.changed.get(name)
+        now.changed[name] = changed if before is None else before | changed
 
     def stray(self, ledger: Ledger, now: WatchedForward) -> Tensor:
         """Scan one group. Returns the changed slots that the forward does not own."""
