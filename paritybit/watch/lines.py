@@ -20,11 +20,13 @@ SLOTS = "slots"
 LISTS = "lists"
 """The kind of index lists."""
 
-FEW, THEN = 64, 17
-"""The first preparations are all followed, then every `THEN`-th one, if few are.
+ALL, FEW, FEWEST = 1, 17, 257
+"""Of how many preparations one is followed, after the FIRST.
 
-A forward has several, so their number does not divide the prime `THEN`.
+A forward has several, so their number does not divide these primes.
 """
+
+FIRST = 64
 
 UNSEEN = "no line was seen that writes it"
 """What is said of a value whose lines are not known."""
@@ -37,12 +39,12 @@ class Lines:
     """The lines of an engine. `package` is its top-level package.
 
     A connector enters `learning` while the engine prepares a forward pass, or calls `start` before
-    and `stop` after it. `forward` is the kind of the current forward pass. With `few`, not all
-    preparations are followed.
+    and `stop` after it. `forward` is the kind of the current forward pass. After the FIRST
+    preparations, one in `rate` is followed.
     """
 
-    def __init__(self, package: str, few: bool = False) -> None:
-        self.few, self.forward = few, ""
+    def __init__(self, package: str, rate: int = ALL) -> None:
+        self.rate, self.forward = rate, ""
         self.fills = Fills(package)
         self.known: dict[Key, list[Write]] = {}
         """The writes to each input when it was noted last, if there were any."""
@@ -86,7 +88,7 @@ class Lines:
     def start(self) -> None:
         """Follow what the engine writes, in this thread."""
         self.turn += 1
-        if not self.few or self.turn <= FEW or self.turn % THEN == 0:
+        if self.turn <= FIRST or self.turn % self.rate == 0:
             self.fills.start()
 
     def stop(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from paritybit.watch import lines as module
 from paritybit.watch import stacks
 from paritybit.watch.lines import Lines
 from paritybit.watch.stacks import Stack, described, stack
@@ -162,6 +163,21 @@ def test_an_input_has_the_kernel_that_stores_to_it(engine: dict[str, Any]) -> No
     assert source == place("launch(kernel")
     assert via == f"in run; which calls {brief('tl.store')} in scatter"
     assert lines.of("batch", "ids")[0] == place("tensor.fill_")
+
+
+def test_one_preparation_in_so_many_is_followed_after_the_first(
+    engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST", 2)
+    lines, given, seen = Lines("engine", 5), torch.zeros(4), list[bool]()
+    for _ in range(12):
+        lines.fills.written.clear()
+        with lines.learning():
+            engine["fill"](given, 1)
+        seen.append(bool(lines.fills.writes(given)))
+        lines.begin("decode")
+        lines.done()
+    assert [number for number, one in enumerate(seen, 1) if one] == [1, 2, 5, 10]
 
 
 def test_an_input_of_the_engine_is_not_kept_alive(engine: dict[str, Any]) -> None:

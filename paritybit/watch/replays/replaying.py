@@ -18,7 +18,7 @@ from paritybit.watch.captures import SMALL, Captures
 from paritybit.watch.facts import Forward, Group, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Overwrite
-from paritybit.watch.lines import Lines
+from paritybit.watch.lines import ALL, FEW, FEWEST, Lines
 from paritybit.watch.observations import Captured, Inputs, Relation, StrayWrites, Wrong
 from paritybit.watch.replays.causes import Explained, Suspect, explain, suspects_of
 from paritybit.watch.replays.influence import LiveReads
@@ -80,7 +80,8 @@ class Replaying(Between):
         """The number of forwards that are still scanned before as well."""
         self.captures = Captures(journal)
         judging = settings.every == 1 and NAMES[1] in tried
-        self.lines = Lines(package, few and not judging)
+        rate = FEWEST if settings.every > 1 else FEW if few else ALL
+        self.lines = Lines(package, ALL if judging else rate)
         self.lines.fills.judging = judging
         self.before: dict[tuple[str, str], dict[str, tuple[int, Tensor]]] = {}
         """The inputs of each kind and model, in the last forward that had them."""
