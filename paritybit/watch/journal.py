@@ -41,8 +41,11 @@ KINDS = (
 MOST_ALIKE = 20
 """Number of findings of one key that are written in full. Further ones are only counted."""
 
-PAUSE = 0.5
-"""Seconds between two `counts` lines."""
+PAUSE, SHARE = 0.5, 1 / 1000
+"""The least seconds between two `counts` lines, also as a share of the time of the process.
+
+A day of counts takes about 10 MB so, and not 240.
+"""
 
 MOST_WAITING = 10_000
 """The most lines that wait until they can be written, apart from findings."""
@@ -92,6 +95,7 @@ class Journal:
     said: set[str] = field(default_factory=set)
     pid: int = field(default_factory=os.getpid)
     file: FileIO | None = None
+    begun: float = field(default_factory=time.monotonic)
     counted: float = 0.0
     lost: bool = False
     """Whether lines wait that could not be written. stderr says so, and the engine continues."""
@@ -148,11 +152,12 @@ class Journal:
             self.write("finding", **asdict(finding), excerpt=excerpt(finding.cause, finding.freed))
 
     def count(self, **more: int) -> None:
-        """Add to the counts. Writes them if a name is new, or PAUSE seconds after the last time."""
+        """Add to the counts. Writes them if a name is new, or some time after the last time."""
         new = not more.keys() <= self.counts.keys()
         for name, number in more.items():
             self.counts[name] = self.counts.get(name, 0) + number
-        if new or time.monotonic() - self.counted > PAUSE:
+        now = time.monotonic()
+        if new or now - self.counted > max(PAUSE, SHARE * (now - self.begun)):
             self.write_counts()
 
     def write_counts(self) -> None:

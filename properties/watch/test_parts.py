@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -194,3 +195,16 @@ def test_a_connector_that_fails_makes_the_run_undecided(
     assert told[1:] == ["no connector is installed for missing"]
     assert current.path == tmp_path / f"process-{os.getpid()}.jsonl"
     sys.modules.pop("broken_connector", None)
+
+
+def test_a_day_of_counts_takes_few_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, written = [0.0], list[int]()
+    monkeypatch.setattr(journal, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    lines = journal.Journal(tmp_path / "process-1.jsonl", begun=0.0)
+    monkeypatch.setattr(lines, "write", lambda kind, counts, **_: written.append(counts["seconds"]))
+    for second in range(1, 24 * 60 * 60):
+        now[0] = second
+        lines.count(seconds=1)
+    assert written[:500] == [*range(1, 501)]
+    assert len(written) < 7000
+    assert lines.counts["seconds"] - written[-1] < 100
