@@ -322,12 +322,12 @@ def run(serve: Callable[[], object], fault: Fault | None, check: str = "") -> st
 
     for kept in (LINES.found, LINES.unsure, LINES.counts, LINES.said):
         kept.clear()
-    for watcher in [*LINES.watchers]:
+    for watcher in [one for one in LINES.watchers if isinstance(one, Watcher)]:
         state = {name: vars(watcher)[name] for name in STATE}
         groups = [ledger.group for ledger in watcher.ledgers.values()]
-        given = {"engine": watcher.package, "journal": LINES, "settings": watcher.settings}
+        given: Given = {"journal": LINES, "settings": watcher.settings}
         with suppress(ReleasedError):
-            Watcher.__init__(watcher, groups, release="", **given)
+            Watcher.__init__(watcher, groups, engine=watcher.package, release="", **given)
             vars(watcher).update(state)
     names = {"begin", *(fault.at if fault else ())}
     with attributes(*((Watcher, name, tapped(name)) for name in names)):
