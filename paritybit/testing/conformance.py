@@ -6,7 +6,7 @@ Nothing else is known of the engine.
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial, wraps
@@ -54,8 +54,7 @@ def flip(ledger: Ledger, slot: Tensor, all_bits: bool = False) -> bool:
 def spoil(watcher: Watcher) -> None:
     """Make the result of a replay wrong: a slot that the forward pass owns."""
     owned = {} if watcher.now is None else watcher.now.owned
-    name = next((name for name, slots in owned.items() if len(slots)), None)
-    if name is not None:
+    for name in [name for name, slots in owned.items() if len(slots)][:1]:
         flip(watcher.ledgers[name], owned[name][:1], all_bits=True)
 
 
@@ -94,11 +93,6 @@ def hand_out(
             given["forward"] = replace(forward, rows=tuple(rows))
             return True
     return False
-
-
-def never(ledger: Ledger, slot: int) -> Tensor:
-    """Return the slots that were never written."""
-    return ledger.forward == NEVER
 
 
 def decidable(ledger: Ledger, slot: int) -> Tensor:
@@ -168,7 +162,7 @@ def other(tensor: Tensor, place: int = 0) -> Tensor | None:
 
 
 def depend(
-    on: Callable[[Watcher, Given], Iterator[Tensor]], watcher: Watcher, given: Given
+    on: Callable[[Watcher, Given], Iterable[Tensor]], watcher: Watcher, given: Given
 ) -> bool:
     """Make the result of a replay wrong whenever something differs from now."""
     replay, was = given["replay"], [*on(watcher, given)]
@@ -182,11 +176,6 @@ def depend(
 
     given["replay"] = replace(replay, run=run)
     return bool(was)
-
-
-def rerun(watcher: Watcher, _: Given) -> Iterator[Tensor]:
-    """Yield whether the sanitizer runs the replay again."""
-    yield torch.tensor(watcher.busy)
 
 
 def tails(_: Watcher, given: Given) -> Iterator[Tensor]:
@@ -240,7 +229,7 @@ FAULTS: Mapping[str, Fault | str] = {
     "unwritten slot": Fault(misplace, COMPUTES),
     "wrong owner": Fault(partial(hand_out, foreign), f"{READS} after another request, Row.tokens"),
     "corrupted read": Fault(corrupt, READS),
-    "uninitialised read": Fault(partial(hand_out, never), READS),
+    "uninitialised read": Fault(partial(hand_out, lambda one, _: one.forward == NEVER), READS),
     "freed in use": Fault(free, f"Watcher.freed, then {READS}"),
     "wrong list": Fault(
         partial(
@@ -255,7 +244,9 @@ FAULTS: Mapping[str, Fault | str] = {
     "double free": Fault(free_twice, "Watcher.freed", ("freed",)),
     "leak": Fault(lose, "Watcher.idle", ("idle",)),
     "engine error": "only the code of the engine can raise it",
-    "unrepeatable replay": Fault(partial(depend, rerun), "Watcher.replay", GRAPH),
+    "unrepeatable replay": Fault(
+        partial(depend, lambda watcher, _: [torch.tensor(watcher.busy)]), "Watcher.replay", GRAPH
+    ),
     "padding leak": Fault(partial(depend, tails), "StaticInput.valid of a padded input", GRAPH),
     "graph and eager differ": Fault(differ, "Replay.eager", GRAPH),
     "wrong read": Fault(

@@ -26,14 +26,13 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
             importlib.import_module(names[1]).connect()
         engine = toyengine.Engine()
         first, other = engine.add("a", [1, 2, 3]), engine.add("b", [4, 5, 6, 7, 8, 9])
-        for _ in range(4):
-            engine.decode()
+        engine.decode()
+        engine.decode()
         engine.finish(first, keep=2)
         last = engine.add("c", [1, 2, 4])
-        for _ in range(2):
-            engine.decode()
-        engine.finish(other)
         engine.decode()
+        engine.finish(other)
+        engine.decode()  # With a padded row.
         engine.finish(last)
 
     yield call
