@@ -174,10 +174,10 @@ class Following:
 
         `values` is a generator, so that parts that it does not know are reported.
         """
+        watcher = self.watcher
         with self.recognising("rows"):
-            found = list(values)
-            if self.watcher is not None:
-                self.watcher.judge_rows(kind, found, moves)
+            if watcher is not None and "rows" in watcher.of_stage:
+                watcher.judge_rows(kind, list(values), moves)
 
     # Forwards without graphs.
 

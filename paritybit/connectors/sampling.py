@@ -142,7 +142,7 @@ def logits_of(
         return explained(mine, at, raw[places[at]], given[at], heated)
 
     names = [row.request for row in mine]
-    yield RowValues(UNTOLD, names, given.cpu(), right.cpu(), ROUNDING, source, explain=explain)
+    yield RowValues(UNTOLD, names, given, right, ROUNDING, source, explain=explain)
 
 
 def explained(

@@ -36,7 +36,7 @@ MOST_NOTED = 2**15
 
 
 class SlotCopy:
-    """A copy of slot numbers, from a GPU in the order of the current stream.
+    """A copy of slot numbers or token ids, from a GPU in the order of the current stream.
 
     The engine may modify its own tensor afterwards.
     """
@@ -145,15 +145,16 @@ class Changes:
 class Relayed:
     """Token ids that a model got before the host knew them. They are kept until the host does."""
 
-    waiting: OrderedDict[str, list[tuple[int, Tensor]]] = field(default_factory=OrderedDict)
+    waiting: OrderedDict[str, list[tuple[int, SlotCopy, int]]] = field(default_factory=OrderedDict)
+    """By model and request, each position, and the copy of all ids with the place of its id."""
 
-    def add(self, model: str, row: Row, ids: Tensor) -> None:
-        """Keep the ids of a row whose tokens are unknown. `ids`, int [n], begin at `cached`."""
-        tokens = row.tokens[row.cached :][: len(ids)]
-        unknown = [place for place, token in enumerate(tokens) if token is None]
+    def add(self, model: str, ids: Tensor, unknown: Sequence[tuple[Row, int, int]]) -> None:
+        """Keep the ids, int [n], of some rows and positions. The last number is the place."""
         if unknown:
+            copy = SlotCopy(ids)
+        for row, position, place in unknown:
             mine = self.waiting.setdefault(f"{model}{row.request}", [])
-            mine += [(row.cached + place, ids[place].clone()) for place in unknown]
+            mine.append((position, copy, place))
         while len(self.waiting) > MOST_WAITING:
             self.waiting.popitem(last=False)
 
@@ -163,23 +164,23 @@ class Relayed:
         Ids at positions that the forward computes again are dropped, too: an engine discards the
         last tokens of a request that it retracts, and may sample others.
         """
-        ids, expected = [], []
+        ids, expected = list[int](), list[int]()
         for row in forward.rows:
             rest, name = [], f"{forward.model}{row.request}"
-            for position, value in self.waiting.pop(name, ()):
+            for position, copy, place in self.waiting.pop(name, ()):
                 if position >= row.cached:
                     continue
                 token = row.tokens[position] if position < len(row.tokens) else None
                 if token is None:
-                    rest.append((position, value))
+                    rest.append((position, copy, place))
                 else:
-                    ids.append(value)
+                    ids.append(int(copy.slots[place]))
                     expected.append(token)
             if rest:
                 self.waiting[name] = rest
         if not ids:
             return None
-        given, wanted = torch.stack(ids), torch.tensor(expected)
+        given, wanted = torch.tensor(ids), torch.tensor(expected)
         return StaticInput("input_ids", given, len(ids), len(ids), expected=wanted)
 
 

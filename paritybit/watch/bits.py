@@ -88,6 +88,20 @@ def in_place(tensor: Tensor, block: int | None) -> tuple[Tensor, int] | None:
     return None if rest or copied else (words, distance)
 
 
+def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors, or copies of those of a GPU, which are copied together."""
+    far = [one for one in tensors if one.is_cuda]
+    if not far:
+        return list(tensors)
+    flat = torch.cat([one.contiguous().flatten().view(torch.uint8) for one in far]).cpu()
+    parts = iter(flat.split([one.nbytes for one in far]))
+    # The copy of a part is aligned.
+    return [
+        next(parts).clone().view(one.dtype).view(one.shape) if one.is_cuda else one
+        for one in tensors
+    ]
+
+
 def taken(tensor: Tensor, slots: Tensor, block: int | None) -> Tensor:
     """Return a copy of the rows of some slots, [n, ...]. Works for every dtype."""
     bits, slots = as_integers(tensor), slots.to(tensor.device)

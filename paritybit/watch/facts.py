@@ -208,7 +208,7 @@ class RowValues(Located):
 
     - `requests`: the request of each row. A request may have several rows.
     - `held`, `right`: what the engine uses, and what the request of the row asked for or has
-      computed, on the host, [rows, ...].
+      computed, [rows, ...] on one device.
     - `within`: the largest difference that is rounding, relative to the largest value of the row.
     - `source`: the line that fills it, if none is seen to write `filled`.
     - `filled`: the engine's tensor with these values, for the line that fills it.

@@ -17,6 +17,7 @@ def module_of(path: str) -> ast.Module:
         return ast.Module([], [])
 
 
+@lru_cache(maxsize=4096)
 def statement_at(line: str) -> ast.stmt | None:
     """Return the innermost statement with a line of an engine, or None."""
     path, number, _ = split(line)

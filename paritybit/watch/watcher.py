@@ -294,10 +294,13 @@ class Watcher(Replaying):
         forward, rows = self.now.forward, self.now.forward.rows
         counts = [row.computed for row in rows] if judged is None else judged
         wanted, places, start = list[int](), list[int](), 0
+        unknown = list[tuple[Row, int, int]]()
         for row, count in zip(rows, counts, strict=True):
-            for place, token in enumerate(row.tokens[row.cached :][:count], start):
-                if token is not None:
-                    places.append(place)
+            for place, token in enumerate(row.tokens[row.cached :][:count]):
+                if token is None:
+                    unknown.append((row, row.cached + place, start + place))
+                else:
+                    places.append(start + place)
                     wanted.append(token)
             start += row.computed
         known = torch.tensor(places, dtype=torch.int64, device=ids.device)
@@ -309,9 +312,7 @@ class Watcher(Replaying):
             size = len(positions)
             given.append(StaticInput("positions", positions, size, size, expected=right))
         self.judge_inputs("batch", given)
-        parts = ids.split([row.computed for row in rows])
-        for row, mine, count in zip(rows, parts, counts, strict=True):
-            self.relayed.add(forward.model, row, mine[:count])
+        self.relayed.add(forward.model, ids, unknown)
 
     @guarded
     def end(self) -> None:

@@ -84,10 +84,13 @@ def rows(
         held = info.sampling_seed
         yield rows_of("sampling_seed", names, held, seeds, filled=held)
     if size * info.vocab_size <= MOST:
-        every, given = torch.zeros(size, info.vocab_size), info.logit_bias
+        given, asks = info.logit_bias, [one.logit_bias or {} for one in asked]
+        # Without biases of the engine, entries after the last asked one need no comparison.
+        width = 1 + max((int(token) for one in asks for token in one), default=-1)
+        every = torch.zeros(size, width if given is None else info.vocab_size)
         held = every.clone() if given is None else given.float().cpu()
-        for row, one in enumerate(asked):
-            for token, bias in (one.logit_bias or {}).items():
+        for row, one in enumerate(asks):
+            for token, bias in one.items():
                 every[row, int(token)] = bias
         yield RowValues("logit_bias", names, held, every, filled=given)
         yield from penalties(info, requests, mode)

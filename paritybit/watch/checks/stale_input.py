@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
-from paritybit.watch.bits import as_integers
+from paritybit.watch.bits import as_integers, on_host
 from paritybit.watch.equal import equals, row_at
 from paritybit.watch.journal import Finding
 from paritybit.watch.observations import Check, Inputs
@@ -12,12 +12,13 @@ from paritybit.watch.observations import Check, Inputs
 
 def judge(inputs: Inputs) -> Iterable[Finding]:
     """Yield a finding per stale input."""
-    for static in inputs.inputs:
-        if static.expected is None:
-            continue
-        size = static.tensor.shape[static.axis]
-        live = static.tensor.narrow(static.axis, 0, min(static.live, size))
-        expected = static.expected.to(live.device, live.dtype)
+    known = [static for static in inputs.inputs if static.expected is not None]
+    parts = [
+        one.tensor.narrow(one.axis, 0, min(one.live, one.tensor.shape[one.axis])) for one in known
+    ]
+    for static, live in zip(known, on_host(parts), strict=True):
+        assert static.expected is not None
+        expected = static.expected.to("cpu", live.dtype)
         if live.shape != expected.shape:
             what = f"{static.name} has {list(live.shape)} live, not {list(expected.shape)}"
             yield inputs.finding(CHECK.name, static, what)

@@ -73,14 +73,16 @@ class SavedSlots:
         """Save slots of a group in the tensors with these numbers, by default in all."""
         tensors, block = ledger.checksums.tensors, ledger.group.block
         numbers = range(len(tensors)) if numbers is None else numbers
-        return cls(ledger, slots, numbers, [taken(tensors[n], slots, block) for n in numbers])
+        there = slots.to(ledger.checksums.device)  # Once, and not for each tensor.
+        return cls(ledger, slots, numbers, [taken(tensors[n], there, block) for n in numbers])
 
     def restore(self) -> None:
         """Restore the content of the slots. The ledger must be open."""
         if not self.ledger.open:
             raise RuntimeError(NOT_OPEN)
+        tensors, there = self.ledger.checksums.tensors, self.slots.to(self.ledger.checksums.device)
         for number, rows in zip(self.numbers, self.rows, strict=True):
-            put(self.ledger.checksums.tensors[number], self.slots, rows, self.ledger.group.block)
+            put(tensors[number], there, rows, self.ledger.group.block)
 
     def same(self, other: "SavedSlots") -> bool:
         """Return whether other content of the same slots has the same bits."""
