@@ -100,7 +100,7 @@ def decidable(ledger: Ledger, slot: int) -> Tensor:
     return (ledger.forward > 0) | (ledger.scanned == EMPTY)
 
 
-def foreign(ledger: Ledger, slot: int) -> Tensor:
+def of_others(ledger: Ledger, slot: int) -> Tensor:
     """Return the slots that other requests wrote for other tokens."""
     others = (ledger.forward > 0) & (ledger.request != ledger.request[slot])
     return others & (ledger.chain != UNKNOWN) & (ledger.chain != ledger.chain[slot])
@@ -185,15 +185,25 @@ def tails(_: Watcher, given: Given) -> Iterator[Tensor]:
     yield from (tail(one, one.tensor).clone() for one in inputs if one.name in names)
 
 
-def unread(watcher: Watcher, _: Given) -> Iterator[Tensor]:
-    """Yield the checksums of the slots that no row has."""
+def foreign(watcher: Watcher) -> Iterator[tuple[Ledger, Tensor]]:
+    """Yield the slots of each group that no row of the forward pass has, int64 [n]."""
     if (now := watcher.now) is None:
         return
     for name, ledger in watcher.ledgers.items():
         others = ledger.usable[:-1].clone()
         rows = [row.slots[name] for row in now.forward.rows if name in row.slots]
         others[ledger.index(torch.cat([now.owned[name], *rows]))] = False
-        yield ledger.checksums.of(others.nonzero().flatten())
+        yield ledger, others.nonzero().flatten()
+
+
+def stray(watcher: Watcher, _: Given) -> bool:
+    """Change a slot that no row has."""
+    return any(flip(ledger, slots[:1]) for ledger, slots in foreign(watcher) if len(slots))
+
+
+def unread(watcher: Watcher, _: Given) -> list[Tensor]:
+    """Return the checksums of the slots that no row has."""
+    return [ledger.checksums.of(slots) for ledger, slots in foreign(watcher)]
 
 
 def differ(watcher: Watcher, given: Given) -> bool:
@@ -217,17 +227,20 @@ class Fault(NamedTuple):
     at: tuple[str, ...] = ("begin",)
 
 
-READS, COMPUTES = "a row that reads slots", "a row that computes slots"
+READS = "a row that reads slots"
 CAPTURED = "Watcher.captured with an input of a Replay"
 GRAPH, INPUTS = ("replay",), ("_judge_inputs",)
 
-misplace = partial(hand_out, decidable, computed=True)
 of_input = partial(partial, change, "inputs", "tensor")
 
 FAULTS: Mapping[str, Fault | str] = {
-    "stray write": Fault(misplace, COMPUTES),
-    "unwritten slot": Fault(misplace, COMPUTES),
-    "wrong owner": Fault(partial(hand_out, foreign), f"{READS} after another request, Row.tokens"),
+    "stray write": Fault(stray, "Watcher.end", ("end",)),
+    "unwritten slot": Fault(
+        partial(hand_out, decidable, computed=True), "a row that computes slots"
+    ),
+    "wrong owner": Fault(
+        partial(hand_out, of_others), f"{READS} after another request, Row.tokens"
+    ),
     "corrupted read": Fault(corrupt, READS),
     "uninitialised read": Fault(partial(hand_out, lambda one, _: one.forward == NEVER), READS),
     "freed in use": Fault(free, f"Watcher.freed, then {READS}"),

@@ -90,18 +90,23 @@ def test_the_laws_that_fire_are_those_of_the_page(made: Made) -> None:
     }
 
 
-@pytest.fixture
-def double_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inject a fault for one check alone."""
-    monkeypatch.setattr(conformance, "CHECKS", {"double free": None})
+OWNED = '(row,), {"kv": torch.tensor(slots[cached:])})'
 
 
-@pytest.mark.usefixtures("double_free")
-def test_a_law_needs_the_calls_of_the_connector(made: Made) -> None:
-    assert laws(made('"free", ', "").serve) == {"double free": "not reported: Watcher.freed"}
+@pytest.mark.parametrize(
+    ("check", "old", "new", "verdict"),
+    [
+        ("double free", '"free", ', "", "not reported: Watcher.freed"),
+        ("stray write", "(row,))", OWNED, "fires"),
+    ],
+)
+def test_a_verdict_depends_on_what_the_connector_reports(
+    check: str, old: str, new: str, verdict: str, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conformance, "CHECKS", {check: None})
+    assert laws(made(old, new).serve) == {check: verdict}
 
 
-@pytest.mark.usefixtures("double_free")
 @pytest.mark.parametrize(
     ("inject", "verdict"),
     [
@@ -115,6 +120,7 @@ def test_the_verdict_says_what_a_fault_showed(
     inject: Any, verdict: str, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = conformance.Fault(inject, "", ("freed",))
+    monkeypatch.setattr(conformance, "CHECKS", {"double free": None})
     monkeypatch.setattr(conformance, "FAULTS", {"double free": fault})
     assert laws(made().serve)["double free"].startswith(verdict)
 
