@@ -238,6 +238,12 @@ def whole(name: str, tensor: Tensor) -> StaticInput:
     return StaticInput(name, tensor, len(tensor), len(tensor))
 
 
+def alike(computed: Iterable[int]) -> tuple[str, int]:
+    """Return the kind of a forward whose rows compute so many tokens, and the number of rows."""
+    counts = [*computed]
+    return "decode" if max(counts, default=0) == 1 else "prompts", len(counts)
+
+
 def expected(
     name: str, tensor: Tensor, values: Any, copied: Tensor | None = None, size: int | None = None
 ) -> StaticInput:

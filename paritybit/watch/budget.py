@@ -1,7 +1,7 @@
 """Chooses which forwards are checked, so that the sanitizer takes a given share of the time."""
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -22,6 +22,16 @@ MOST_SAVED, MOST_OWED = 2, 8
 So an engine that was idle is not slowed down for long, and a compilation does not stop the checks.
 """
 
+AHEAD = 6
+"""How much credit, in the same unit, may be used ahead of time."""
+
+TOGETHER = 3
+"""The forwards of a model that are checked in a row.
+
+The second one reads what the first one wrote and what was copied since, and the host may know their
+tokens only at the third one.
+"""
+
 
 @dataclass
 class Budget:
@@ -30,7 +40,8 @@ class Budget:
     A forward is checked once the credit covers what a check has cost. Each forward adds the share
     of the time since the one before, and takes what the sanitizer spent meanwhile. Half of the
     share is for checks, whatever it costs to follow the engine in skipped forwards. The first check
-    is free, because it compiles kernels.
+    is free, because it compiles kernels. Forwards of the kind that was checked least need least
+    credit. TOGETHER forwards of a model are checked in a row, the rest of them on credit.
     """
 
     share: float
@@ -41,21 +52,44 @@ class Budget:
     taken: float = 0.0
     credit: float = 0.0
     checked: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    """How many forwards of each kind were checked first in a row."""
+    kind: str = ""
+    """The kind of the last one, or of the one that may be wrong."""
+    model: str = ""
+    """The model of the last one."""
+    more: int = 0
+    """How many of the next forwards of the model are to be checked, too."""
     costs: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     before: tuple[float, float] | None = None
     """The time and the seconds spent at the last call."""
     checking: bool = False
 
-    def due(self, forced: bool = False) -> bool:
-        """Return whether to check the next forward. Call it once per forward."""
+    def due(
+        self, kind: str = "", model: str = "", *, forced: bool = False, again: bool = False
+    ) -> bool:
+        """Return whether to check the next forward, of a kind and model. Call it once per forward.
+
+        `again` says that the last checked forward may be wrong, which more of its kind would show.
+        """
         now, spent = self.clock(), self.spent()
         if self.before is not None:
             self.account(min(now - self.before[0], IDLE), spent - self.before[1])
         self.before = now, spent
         # With a constant threshold, the checked forwards could all be of one kind.
-        enough = self.credit >= self.cost * self.random.uniform(0.5, 1.5)
-        self.checking = enough or forced
-        self.checked += self.checking
+        least = self.kinds[kind] <= min(self.kinds.values(), default=0)
+        needed = self.random.uniform(0.5, 1.0) if least else self.random.uniform(1.0, 2.0)
+        together = self.more > 0 and model == self.model
+        if together or (again and kind == self.kind):
+            needed = -AHEAD
+        self.checking = forced or self.credit >= self.cost * needed
+        self.more -= together
+        if self.checking:
+            if not together and not again:
+                self.model, self.more = model, TOGETHER - 1
+                self.kinds[kind] += 1
+            self.checked += 1
+            self.kind = self.kind if again else kind
         return self.checking
 
     @property

@@ -235,16 +235,24 @@ def resolve(reads: Reads, chains: Chains) -> int:
     return sum(open_)
 
 
-def adopt(reads: Reads) -> None:
-    """Record the hashes and checksums that rows imply for slots that were written unwatched."""
-    if not bool(((reads.held == UNKNOWN) | (reads.checksum == 0)).any()):
+def adopt_hashes(reads: Reads) -> None:
+    """Record the hashes that rows imply for slots that were written unwatched.
+
+    If rows read such a slot for different tokens, at most one is right. The others are judged.
+    """
+    unseen = (reads.held == UNKNOWN) & ~reads.missing & (reads.written != NEVER)
+    if not bool(unseen.any()):
         return
-    ledger = reads.ledger
-    written = ~reads.missing & (reads.written != NEVER)
-    unseen = written & (reads.held == UNKNOWN)
-    ledger.chain[reads.slots[unseen]] = reads.expected[unseen]
-    slots = reads.slots[written & (reads.checksum == 0)]
-    ledger.checksum[slots] = ledger.scanned[slots]
+    slots, expected, chain = reads.slots[unseen], reads.expected[unseen], reads.ledger.chain
+    chain[slots] = expected
+    reads.held[unseen] = chain[slots]
+    reads.judged[unseen] = chain[slots] != expected
+
+
+def adopt_checksums(reads: Reads) -> None:
+    """Record the checksums of slots that were written unwatched and that rows read."""
+    slots = reads.slots[~reads.missing & (reads.written != NEVER) & (reads.checksum == 0)]
+    reads.ledger.checksum[slots] = reads.ledger.scanned[slots]
 
 
 def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Writes | None:

@@ -99,15 +99,18 @@ class Watcher(Replaying):
 
     # Forwards.
 
-    def due(self) -> bool:
+    def due(self, kind: str = "", rows: int = 0, model: str = "") -> bool:
         """Return whether to check the next forward: one in `every`, or what the budget allows.
 
-        Call it exactly once per forward. If it returns False, call `skipped` in place of `begin`
-        and `end`.
+        The budget chooses alike among forwards of each kind, and about so many rows. `model` is
+        that of `Forward`. Call it exactly once per forward. If it returns False, call `skipped` in
+        place of `begin` and `end`.
         """
         full = any(len(one.noted) >= MOST_NOTED for one in self.changes.values())
         if self.budget is not None:
-            return self.budget.due(full)
+            again = any(self.relations.again.values())
+            kind = f"{model}{kind} {rows.bit_length()}"
+            return self.budget.due(kind, model, forced=full, again=again)
         self.wait -= 1
         if self.wait >= 0 and not full:
             return False
@@ -163,6 +166,7 @@ class Watcher(Replaying):
             reads = reading.reads(forward, self.number, ledger, chain, writes[name])
             if reads is None:
                 continue
+            reading.adopt_hashes(reads)
             open_ += reading.resolve(reads, self.chains)
             self.judge("reads", replace(reads, origins=origins))
             read += len(reads.slots)
@@ -170,7 +174,7 @@ class Watcher(Replaying):
             mine = [ledger.names.number(row.request) for row in forward.rows]
             others = reads.request != torch.tensor(mine)[reads.row]
             shared += int((others & reads.judged).sum())
-            reading.adopt(reads)
+            reading.adopt_checksums(reads)
         self.origins.note(self.number, forward)
         self.now = WatchedForward(self.number, forward, owned, writes, unmapped, careful)
         self.judge_layers(self.now)

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from paritybit.watch.budget import IDLE, Budget
+from paritybit.watch.budget import IDLE, TOGETHER, Budget
 
 FORWARD, SKIPPED, CHECKED, FIRST = 0.01, 2e-5, 0.02, 2.0
 """Seconds of a forward, and of the sanitizer in it."""
@@ -55,4 +55,44 @@ def test_a_forced_check_is_paid_for() -> None:
     times = iter(range(100))
     budget = Budget(0.1, lambda: next(times) / 10, lambda: float(budget.checked))
     assert [budget.due(forced=True) for _ in range(3)] == [True] * 3
-    assert not any(budget.due() for _ in range(50))
+    assert not any([budget.due() for _ in range(50)][TOGETHER - 1 :])
+
+
+def test_the_kind_that_was_checked_least_is_preferred() -> None:
+    """Without it, one in twenty checked forwards would be of the rare kind."""
+    now, spent = 0.0, 0.0
+    budget = Budget(0.03, lambda: now, lambda: spent)
+    for number in range(20_000):
+        due = budget.due("extend" if number % 20 == 0 else "decode")
+        now, spent = now + FORWARD + CHECKED * due, spent + CHECKED * due
+    assert 0.7 < budget.kinds["extend"] / budget.kinds["decode"] <= 1.1
+
+
+def test_forwards_of_a_model_are_checked_in_a_row() -> None:
+    now, spent = 0.0, 0.0
+    budget = Budget(0.03, lambda: now, lambda: spent)
+    checked = list[int]()
+    for number in range(20_000):
+        due = budget.due(model="draft " if number % 2 else "")
+        checked += [number] * due
+        now, spent = now + FORWARD + CHECKED * due, spent + CHECKED * due
+    later = [number for number in checked if number > 10]
+    assert len(later) > 60
+    gaps = [after - before for before, after in pairwise(later)]
+    assert set(gaps[::TOGETHER]) == set(gaps[1::TOGETHER]) == {2}
+    assert min(gaps[2::TOGETHER]) > 10
+
+
+def test_what_may_be_wrong_is_checked_again_at_once() -> None:
+    """On credit, and forwards of the same kind."""
+    now, spent = 0.0, 0.0
+    budget = Budget(0.03, lambda: now, lambda: spent)
+    dues = list[int]()
+    for number in range(600):
+        due = budget.due(f"{number % 4}", again=number > 500)
+        dues += [number] * due
+        now, spent = now + FORWARD + CHECKED * due, spent + CHECKED * due
+    later = [number for number in dues if number > 500]
+    alike = [number for number in later if f"{number % 4}" == budget.kind]
+    assert alike[2] < 530
+    assert len(later) <= len(alike) + TOGETHER

@@ -15,7 +15,7 @@ from paritybit.testing.replays import InMemory
 from paritybit.watch.bits import as_integers
 from paritybit.watch.facts import Forward, Group, Layer, Replay, Row, StaticInput
 from paritybit.watch.replays.influence import HIDDEN, LiveReads
-from paritybit.watch.replays.relations import FEW_THEN, NAMES, STREAK, Relations
+from paritybit.watch.replays.relations import FEW_AT_FIRST, FEW_THEN, NAMES, STREAK, THEN, Relations
 from paritybit.watch.replays.rerun import Rerun, SavedSlots
 from paritybit.watch.replays.unread import ZEROS
 from paritybit.watch.settings import Settings
@@ -439,8 +439,14 @@ def test_rounding_in_the_next_layer_does_not_hide_it() -> None:
 
 
 def test_relations_take_turns_if_few_are_tested() -> None:
+    """The least tested of a bucket, then of its kind. Padding is last if nothing is padded."""
     relations = Relations(True, NAMES)
     dues = [relations.due("decode", 8) for _ in range(3 * FEW_THEN)]
-    assert [due for due in dues if due] == [(name,) for name in (*NAMES, *NAMES[1:3])]
-    for kind, bucket in (("verify", 8), ("decode", 4)):  # Each has turns of its own.
-        assert relations.due(kind, bucket) == NAMES[:1]
+    turns = [(name,) for name in NAMES[1:]]
+    assert [due for due in dues if due] == [*turns, *turns]
+    assert relations.due("verify", 8) == relations.due("decode", 4) == turns[0]
+    assert relations.due("decode", 2, padded=False) == turns[1]
+    assert relations.due("decode", 1, padded=False) == turns[2]
+    sampled = Relations(True, NAMES, sampled=True)
+    tested = [number for number in range(FEW_THEN) if sampled.due("decode", 8)]
+    assert tested == [*range(FEW_AT_FIRST), *range(FEW_AT_FIRST, FEW_THEN, THEN)]

@@ -510,6 +510,20 @@ def test_sampling_follows_the_writes_of_skipped_forwards(scene: Scene) -> None:
     assert len(scene.checks()) == 2
 
 
+@SAMPLED
+@pytest.mark.parametrize("same", [True, False])
+def test_rows_that_share_a_slot_are_compared_if_its_content_is_unknown(
+    scene: Scene, same: bool
+) -> None:
+    """At most one of several rows reads a slot for the right tokens."""
+    tokens = [*TOKENS[:3], 8] if same else [5, 6, 70, 8]
+    pair = (("a", [*TOKENS[:3], 9], 10), ("b", tokens, 11))
+    rows = tuple(row(name, ids, 3, [*SLOTS[:3], slot]) for name, ids, slot in pair)
+    scene.run(Forward("decode", rows), {"full": [10, 11], "swa": [10, 11]})
+    assert scene.checks() == ([] if same else ["wrong owner"] * 2)
+    assert scene.counts()["tried: wrong owner"] == (0 if same else 2)
+
+
 def test_forwards_of_a_draft_model_may_name_what_they_own_alone(scene: Scene) -> None:
     """Who writes these slots, and for which position, is then unknown."""
     scene.forward("a", TOKENS[:4], 0, SLOTS)

@@ -169,7 +169,7 @@ class SglangEngine(Models):
             watcher.skipped(None)
             return
         self.forwards += 1
-        self.unwatched = not watcher.due()
+        self.unwatched = not watcher.due(mode, len(self.requests), "draft " * model.drafts)
         if self.unwatched:
             self.skipped(watcher, model, batch, run)
             return

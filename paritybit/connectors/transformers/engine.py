@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import HOST, Following
+from paritybit.connectors.following import HOST, Following, alike
 from paritybit.connectors.hooking import Call, guarded, maybe
 from paritybit.connectors.transformers import cache as caches
 from paritybit.connectors.transformers.batch import (
@@ -93,7 +93,7 @@ class FollowedCache(Following):
         with on_stream(runner) as writer:
             planned, self.planned = self.planned, []
             self.forwards += 1
-            if not self.watcher.due():
+            if not self.watcher.due(*alike(one.computed for one in planned)):
                 self.skipped(planned, given, original)
                 return
             inputs, early = inputs_by_name(given, self.names), dict[str, Tensor]()

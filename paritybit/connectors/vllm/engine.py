@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import attributes, expected, tensors, whole
+from paritybit.connectors.following import alike, attributes, expected, tensors, whole
 from paritybit.connectors.hooking import Call, maybe
 from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm.drafting import draft_layers
@@ -178,6 +178,7 @@ class VllmEngine(JudgedRows):
             self.follow_drafts(runner, output, self.requests.follow(output))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             self.give_up(f"what the scheduler says is not recognised: {error!r}")
+        counts = output.num_scheduled_tokens
         if not output.total_num_scheduled_tokens:
             return
         if self.watcher is None:
@@ -187,7 +188,7 @@ class VllmEngine(JudgedRows):
             return
         self.copies(self.watcher, output)
         self.forwards += 1
-        if not self.watcher.due():
+        if not self.watcher.due(*alike(counts.values())):
             self.skipped(self.watcher, output, original)
             return
         self.skipping = False

@@ -37,7 +37,7 @@ CHECKS = (
         "wrong owner",
         "every slot that a live row reads was last written for exactly that row's tokens",
         lambda reads: reads.judged & (reads.held != reads.expected),
-        "it was last written for other tokens, or with another adapter or salt",
+        "it was last written, or is read, for other tokens, or with another adapter or salt",
         lambda reads: reads.judged,
         reused=True,
     ),

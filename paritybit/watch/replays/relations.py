@@ -1,5 +1,6 @@
 """Relations between two runs that hold for a correct replay, and how often each is tested."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -68,22 +69,34 @@ class Tried:
 
 @dataclass
 class Relations:
-    """Tests relations: all on many replays, or if `few`, one at a time on some of each bucket."""
+    """Tests relations: all on many replays, or if `few`, one at a time on some of each bucket.
+
+    If forwards are `sampled`, the first of each bucket are tested and then every `THEN`-th one.
+    """
 
     few: bool
     names: tuple[str, ...]
+    sampled: bool = False
     streak: int = STREAK
     replays: dict[tuple[str, int], int] = field(default_factory=dict)
     again: dict[str, int] = field(default_factory=dict)
     """How many of the next replays of a kind are tested, because a difference may occur again."""
     streaks: dict[tuple[str, str], int] = field(default_factory=dict)
     turns: dict[str, int] = field(default_factory=dict)
+    tests: Counter[tuple[object, ...]] = field(default_factory=Counter)
+    """How often each relation was tested alone, per kind, and per kind and bucket."""
     tensors: dict[str, int] = field(default_factory=dict)
     shown: Shown = field(default_factory=set)
     """The tensors of groups whose other values have shown clearly."""
 
-    def due(self, kind: str, bucket: int, able: Sequence[str] = NAMES) -> tuple[str, ...]:
-        """Return the relations to test on the next replay of a kind, of those that are `able`."""
+    def due(
+        self, kind: str, bucket: int, able: Sequence[str] = NAMES, padded: bool = True
+    ) -> tuple[str, ...]:
+        """Return the relations to test on the next replay of a kind, of those that are `able`.
+
+        A single one is the least tested of the bucket, then of the kind. Padding comes first in a
+        replay with padded rows, and last in another one. A repetition is part of the other tests.
+        """
         names = tuple(name for name in self.names if name in able)
         key = kind, bucket if self.few else 0
         number = self.replays[key] = self.replays.get(key, -1) + 1
@@ -91,10 +104,17 @@ class Relations:
         self.again[kind] = max(0, again - 1)
         if not self.few or again:
             return names if again or number < AT_FIRST or number % THEN == 0 else ()
-        if not names or (number >= FEW_AT_FIRST and number % FEW_THEN):
+        then = THEN if self.sampled else FEW_THEN
+        if not names or (number >= FEW_AT_FIRST and number % then):
             return ()
-        turn = number if number < FEW_AT_FIRST else number // FEW_THEN
-        return (names[turn % len(names)],)
+        names = tuple(name for name in names if name != REPEAT) or names
+        turns = [
+            (self.tests[kind, bucket, name], self.tests[kind, name], (name == PADDING) != padded)
+            for name in names
+        ]
+        name = names[turns.index(min(turns))]
+        self.tests.update([(kind, bucket, name), (kind, name)])
+        return (name,)
 
     def tried(
         self,

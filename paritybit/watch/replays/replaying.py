@@ -73,7 +73,7 @@ class Replaying(Between):
         self.rerun: Rerun | None = None
         tried = tuple(name for name in NAMES if name in {check.name for check in self.checks})
         few = settings.every > 1 or any(one.snapshot is None for one in self.ledgers.values())
-        self.relations = Relations(few, tried)
+        self.relations = Relations(few, tried, settings.every > 1)
         self.passing = any(check.stage == "scan" for check in self.checks)
         """Whether a check needs a pass over each pool. Without it, owned slots are enough."""
         self.careful = 1
@@ -187,7 +187,7 @@ class Replaying(Between):
         self.rerun, now.replayed = None, replay.kind
         padded = int(replay.rows < replay.bucket)
         self.journal.count(replays=1, padded_replays=padded, **{f"replays: {replay.kind}": 1})
-        due = self.relations.due(replay.kind, replay.bucket)
+        due = self.relations.due(replay.kind, replay.bucket, padded=bool(padded))
         if now.unmapped:
             due = tuple(name for name in due if name == NAMES[0])
         # What cannot run again explains nothing, so the scan at the end is enough.
