@@ -142,7 +142,9 @@ class Following:
         return attributes((self, "now", None))
 
     def idle_since(self, state: Any) -> bool:
-        """Return whether the engine was not idle in this state before."""
+        """Return whether the engine, which is idle, was not so in this state before."""
+        if self.watcher is not None and self.watcher.budget is not None:
+            self.watcher.budget.rest()
         before, self.idle_at = self.idle_at, state
         return bool(before != state)
 

@@ -64,6 +64,7 @@ class Budget:
     before: tuple[float, float] | None = None
     """The time and the seconds spent at the last call."""
     checking: bool = False
+    resting: bool = False
 
     def due(
         self, kind: str = "", model: str = "", *, forced: bool = False, again: bool = False
@@ -72,10 +73,8 @@ class Budget:
 
         `again` says that the last checked forward may be wrong, which more of its kind would show.
         """
-        now, spent = self.clock(), self.spent()
-        if self.before is not None:
-            self.account(min(now - self.before[0], IDLE), spent - self.before[1])
-        self.before = now, spent
+        self.look()
+        self.resting = False
         # With a constant threshold, the checked forwards could all be of one kind.
         least = self.kinds[kind] <= min(self.kinds.values(), default=0)
         needed = self.random.uniform(0.5, 1.0) if least else self.random.uniform(1.0, 2.0)
@@ -91,6 +90,18 @@ class Budget:
             self.checked += 1
             self.kind = self.kind if again else kind
         return self.checking
+
+    def rest(self) -> None:
+        """Note that the engine is idle. Until its next forward, no time counts."""
+        self.look()
+        self.checking, self.resting = False, True
+
+    def look(self) -> None:
+        """Add what happened since the last call, unless the engine was idle then."""
+        now, spent = self.clock(), self.spent()
+        if self.before is not None and not self.resting:
+            self.account(min(now - self.before[0], IDLE), spent - self.before[1])
+        self.before = now, spent
 
     @property
     def cost(self) -> float:

@@ -44,6 +44,21 @@ def test_idle_time_is_no_time_of_the_engine() -> None:
     assert paused.elapsed - quiet.elapsed < 5 * 1.1 * IDLE
 
 
+def test_what_the_sanitizer_spends_while_the_engine_is_idle_does_not_count() -> None:
+    now = spent = 0.0
+    budget = Budget(0.03, lambda: now, lambda: spent)
+    for number in range(2_000):
+        due = budget.due()
+        now, spent = now + FORWARD + CHECKED * due, spent + CHECKED * due
+        if number % 10 == 0:
+            for _ in range(100):
+                budget.rest()
+                now, spent = now + 0.1, spent + 0.05
+    assert budget.elapsed == pytest.approx(2_000 * FORWARD, rel=0.1)
+    assert budget.cost == pytest.approx(CHECKED)
+    assert budget.taken - CHECKED < 0.035 * budget.elapsed
+
+
 def test_half_of_the_share_is_for_checks() -> None:
     share = 0.2 * SKIPPED / FORWARD
     budget, checked = served(share, 500_000)
