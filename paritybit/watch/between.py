@@ -240,9 +240,12 @@ class Between(Boundary):
         self.chains.empty()
 
     @guarded
-    def allocated(self, group: str, slots: Tensor) -> None:
-        """Record that the engine allocated slots, or the pages that begin at these slots."""
-        self.changes[group].note(ALLOCATED, slots, self.call())
+    def allocated(self, group: str, slots: Tensor, lines: Stack | None = None) -> None:
+        """Record that the engine allocated slots, or the pages that begin at these slots.
+
+        `lines` are the engine's that called for it, by default those that call now.
+        """
+        self.changes[group].note(ALLOCATED, slots, self.call(lines))
 
     @guarded
     def shared(self, group: str, slots: Tensor) -> None:
@@ -254,10 +257,7 @@ class Between(Boundary):
 
     @guarded
     def freed(self, group: str, slots: Tensor, lines: Stack | None = None) -> None:
-        """Record that the engine freed slots, or the pages that begin at these slots.
-
-        `lines` are the engine's that called for it, by default those that call now.
-        """
+        """Record that the engine freed slots. The arguments are those of `allocated`."""
         self.changes[group].note(FREED, slots, self.call(lines))
 
     def call(self, lines: Stack | None = None) -> SlotCall:
