@@ -34,10 +34,9 @@ class Engine:
         self.agent = Part(
             cache_config=config,
             cache_engine=cache,
-            spec_agent=SimpleNamespace(is_enabled=lambda: False),
             dist_config=SimpleNamespace(world_size=1),
             backend_config=SimpleNamespace(eager_mode=True),
-            model_config=SimpleNamespace(vocab_size=100),
+            model_config=SimpleNamespace(vocab_size=100, model_paradigm="ar"),
         )
         hooked(self.connector.made, lambda agent: None, self.agent)
 

@@ -76,8 +76,8 @@ class Lmdeploy(Following):
         self.agent, self.watcher, config = agent, None, agent.cache_config
         self.sent.clear()
         with self.needing():
-            if agent.spec_agent.is_enabled() or agent.dist_config.world_size > 1:
-                raise NotRecognisedError("speculative decoding, or more than one rank,")
+            if agent.model_config.model_paradigm != "ar" or agent.dist_config.world_size > 1:
+                raise NotRecognisedError("speculation, diffusion or more than one rank")
             for path in UNFOLLOWED:
                 if maybe(agent, path):
                     raise NotRecognisedError(path)
