@@ -20,6 +20,7 @@ from paritybit.watch.facts import (
 from paritybit.watch.ledger import Ledger
 from paritybit.watch.replays import replaying
 from paritybit.watch.replays.replaying import UNREPEATED, UNSURE
+from paritybit.watch.replays.rerun import SavedSlots
 from properties.support.watching import Scene, call_at, row
 
 TOKENS = [5, 6, 7, 8, 9, 10, 11, 12]
@@ -59,6 +60,10 @@ def test_a_large_pool_is_not_scanned_for_checks_of_rows_alone(
     monkeypatch.setattr(bits, "LARGEST_COPY", 0)
     scene = Scene(tmp_path, checks=("corrupted read", "unwritten slot"))
     monkeypatch.setattr(Ledger, "scan", None)
+    monkeypatch.setattr(SavedSlots, "of", None)  # Nothing runs a replay again.
+    scene.watcher.begin(Forward("decode", (row("b", [1], 0, [20]),)))
+    scene.watcher.replay(replay(scene, 20, torch.zeros(())))
+    scene.watcher.end()
     scene.forward("a", TOKENS[:4], 0, SLOTS)
     scene.forward("a", TOKENS[:5], 4, SLOTS, stray=[30])
     assert scene.checks() == []
@@ -67,6 +72,8 @@ def test_a_large_pool_is_not_scanned_for_checks_of_rows_alone(
     scene.forward("b", [1], 0, [20])
     scene.forward("a", TOKENS[:5], 4, SLOTS)
     assert scene.checks() == ["unwritten slot"] * 2 + ["corrupted read"] * 2
+    assert scene.counts()["replays"] == 1
+    assert not scene.lines("undecided")
     scene.close()
 
 

@@ -34,6 +34,9 @@ BEFORE, UNSURE = "changed before the forward", "changed in the forward or before
 
 UNREPEATED = "slots changed, and no replay wrote them again"
 
+UNNEEDED = "no relation is due, and no other slots are scanned"
+"""Why the state before a replay was not saved."""
+
 
 @dataclass
 class WatchedForward:
@@ -151,10 +154,12 @@ class Replaying(Between):
         """Replay a graph and judge the replay. Returns the result of the first `replay.run()`."""
         if self.now is None or self.busy:
             return replay.run()
-        self._prepare(replay)
+        padded = replay.rows < replay.bucket
+        due = self.relations.due(replay.kind, replay.bucket, padded=padded)
+        self._prepare(replay, due)
         self.lines.fills.stop()
         result = replay.run()
-        self._replayed(replay, result)
+        self._replayed(replay, result, due)
         return result
 
     @contextmanager
@@ -165,8 +170,11 @@ class Replaying(Between):
             yield
 
     @guarded
-    def _prepare(self, replay: Replay) -> None:
-        """Judge the static inputs, and save the state before the replay."""
+    def _prepare(self, replay: Replay, due: tuple[str, ...]) -> None:
+        """Judge the static inputs, and save the state before a replay that may run again.
+
+        It may if a relation is `due`, or to explain slots that a scan finds changed.
+        """
         if self.now is None:
             return
         captured = self.captures.get(replay.graph) or {}
@@ -175,10 +183,12 @@ class Replaying(Between):
         replay = dataclasses.replace(replay, inputs=given)
         for reason in self.lines.fills.reasons():
             self.not_tried(NAMES[1], reason)
-        self.rerun = Rerun(replay, self.now.owned, self.ledgers, self.barred)
+        scanned = any(self.scans(one, self.now) for one in self.ledgers.values())
+        why = None if due or scanned else UNNEEDED
+        self.rerun = Rerun(replay, self.now.owned, self.ledgers, self.barred, why)
 
     @guarded
-    def _replayed(self, replay: Replay, result: object) -> None:
+    def _replayed(self, replay: Replay, result: object, due: tuple[str, ...]) -> None:
         """Judge the slots that a replay changed, then repeat the replay if a test is due."""
         now, rerun = self.now, self.rerun
         if now is None or rerun is None:
@@ -187,7 +197,6 @@ class Replaying(Between):
         self.rerun, now.replayed = None, replay.kind
         padded = int(replay.rows < replay.bucket)
         self.journal.count(replays=1, padded_replays=padded, **{f"replays: {replay.kind}": 1})
-        due = self.relations.due(replay.kind, replay.bucket, padded=bool(padded))
         if now.unmapped:
             due = tuple(name for name in due if name == NAMES[0])
         # What cannot run again explains nothing, so the scan at the end is enough.
@@ -234,7 +243,7 @@ class Replaying(Between):
         self.lines.fills.stop()
         if self.now is None or self.busy or not due:
             return replay.run()
-        self._prepare(replay)
+        self._prepare(replay, NAMES[-1:])
         result = replay.run()
         self._ran(replay, result, again)
         return result
@@ -350,9 +359,13 @@ class Replaying(Between):
                 self.undecided("a replay that ran again changed slots that it does not own")
                 ledger.forget(rest)
 
+    def scans(self, ledger: Ledger, now: WatchedForward) -> bool:
+        """Return whether all slots of a group are scanned after the forward."""
+        return self.passing or not self.sparing(ledger, now)
+
     def passed(self, ledger: Ledger, now: WatchedForward) -> Tensor:
         """Scan one group as far as a check needs it. Returns the same as `stray`."""
-        if self.passing or not self.sparing(ledger, now):
+        if self.scans(ledger, now):
             return self.stray(ledger, now)
         self.look(ledger, now)
         return ledger.reserved[:0]

@@ -137,14 +137,14 @@ class Rerun:
     owned: Mapping[str, Tensor]
     ledgers: Mapping[str, Ledger]
     gate: Callable[[], str | None]
+    barred: str | None = None
+    """Why the replay may not be repeated, or None if nothing is known against it."""
     inputs: Saved = field(init=False)
     slots: list[SavedSlots] = field(init=False)
     after: list[Saved | SavedSlots] = field(init=False, default_factory=list)
     first: Values = field(init=False)
     saved: bool = field(init=False, default=False)
     """Whether all results of the first run can be restored."""
-    barred: str | None = field(init=False)
-    """Why the replay may not be repeated, or None if nothing is known against it."""
     changed: bool = field(init=False, default=False)
     """Whether the replay ran with other inputs, and may have changed other slots."""
 
@@ -158,7 +158,7 @@ class Rerun:
             len(self.owned[name]) * ledger.checksums.bytes_per_slot
             for name, ledger in self.ledgers.items()
         )
-        self.barred = self.replay.once or (TOO_LARGE if size > LARGEST else None)
+        self.barred = self.barred or self.replay.once or (TOO_LARGE if size > LARGEST else None)
         self.slots = [] if self.barred else self.owned_slots()
 
     def owned_slots(self) -> list[SavedSlots]:
