@@ -327,10 +327,10 @@ class Watcher(Replaying):
             return
         self.settle()
         for name, ledger in self.ledgers.items():
-            if now.scanned and self.sparing(ledger, now):
+            if self.sparing(ledger, now) and (now.scanned or not self.passing):
                 self.look(ledger, now)
             else:
-                self.judge_stray(ledger, now, self.passed(ledger, now))
+                self.judge_stray(ledger, now, self.stray(ledger, now))
             if now.forward.owned is not None:  # It is not known for which tokens it wrote them.
                 slots = now.owned[name]
                 slots = slots[now.changed[name][slots]]

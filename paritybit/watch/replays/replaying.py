@@ -204,9 +204,9 @@ class Replaying(Between):
         scanned = {
             name: ledger
             for name, ledger in self.ledgers.items()
-            if now.scanned or not self.sparing(ledger, now)
+            if self.scans(ledger, now) and (now.scanned or not self.sparing(ledger, now))
         }
-        strays = {n: slots for n, one in scanned.items() if len(slots := self.passed(one, now))}
+        strays = {n: slots for n, one in scanned.items() if len(slots := self.stray(one, now))}
         quiet = {n: slots for n, one in scanned.items() if len(slots := self.quiet(one, now))}
         if strays or due or quiet:
             rerun.ran(result)
@@ -362,13 +362,6 @@ class Replaying(Between):
     def scans(self, ledger: Ledger, now: WatchedForward) -> bool:
         """Return whether all slots of a group are scanned after the forward."""
         return self.passing or not self.sparing(ledger, now)
-
-    def passed(self, ledger: Ledger, now: WatchedForward) -> Tensor:
-        """Scan one group as far as a check needs it. Returns the same as `stray`."""
-        if self.scans(ledger, now):
-            return self.stray(ledger, now)
-        self.look(ledger, now)
-        return ledger.reserved[:0]
 
     def look(self, ledger: Ledger, now: WatchedForward) -> None:
         """Scan the slots that the forward owns, and those that a load fills meanwhile."""
