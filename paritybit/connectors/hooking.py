@@ -77,7 +77,7 @@ class Call:
         if not args and not kwargs:
             args, kwargs = self.args, dict(self.kwargs)
         try:
-            with memory.theirs():
+            with memory.Theirs():
                 result = self.function(*args, **kwargs)
         except BaseException as error:
             self.raised.append(error)
@@ -85,12 +85,14 @@ class Call:
         self.results.append(result)
         return result
 
+    def result(self) -> Any:
+        """Return the result of the call, which is made if it was not."""
+        return self.results[0] if self.results else self()
+
     def made(self, method: Callable[..., Any]) -> Any:
         """Return what a hook returns, or else the result of the call, which it need not make."""
         found = method(self, *self.args, **self.kwargs)
-        if found is not None:
-            return found
-        return self.results[0] if self.results else self()
+        return self.result() if found is None else found
 
     def having(self, name: str) -> Any:
         """Return the first argument with an attribute, apart from the first of all, or None."""
@@ -119,7 +121,7 @@ def fitting(method: Callable[..., Any]) -> Callable[..., Any]:
         if "original" in parameters:
             args = call, *args
         elif "result" in parameters:
-            args = call(), *args
+            args = call.result(), *args
         if inspect.Parameter.VAR_KEYWORD not in kinds:
             kwargs = {name: one for name, one in kwargs.items() if name in parameters}
         return method(*args[:count], **kwargs)
@@ -132,14 +134,19 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
 
     `fitting` says what the method gets. If it returns None, the result is that of the original.
     """
-    fits = fitting(method)
+    fits, names = fitting(method), inspect.signature(method).parameters
+    after = "result" in names and "original" not in names
 
     @functools.wraps(method)
     def hook(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         call = Call(original, args, kwargs)
         try:
-            with memory.ours():
-                return call.made(fits)
+            if after:
+                call()
+            with memory.Ours():
+                found = fits(call, *args, **kwargs)
+            # Here, the call need not leave the sanitizer and enter it again.
+            return call.result() if found is None else found
         except BaseException as error:
             if error in call.raised:
                 raise

@@ -27,7 +27,7 @@ def guarded(method: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> None:
         watcher: Any = args[0]
-        with watcher.lock, memory.ours():
+        with watcher.lock, memory.Ours():
             if watcher.busy:
                 return
             try:

@@ -63,7 +63,7 @@ class Watcher(Replaying):
         layers = (layer for group in groups for layer in group.layers)
         for device in {tensor.device for layer in layers for tensor in layer.tensors}:
             memory.prepare(device)
-        with memory.ours():
+        with memory.Ours():
             super().__init__(groups, journal, settings, engine)
         self.wait, self.gaps = 0, random.Random(0)
         self.budget = Budget(settings.overhead / 100) if settings.overhead else None

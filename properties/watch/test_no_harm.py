@@ -165,7 +165,7 @@ def test_the_code_of_the_engine_never_allocates_from_the_sanitizer_s_own_memory(
         yield
         used.pop()
 
-    monkeypatch.setattr(memory, "_POOLS", {torch.device("cuda", 0): "our pool"})
+    monkeypatch.setattr(memory, "_POOLS", {0: "our pool"})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "use_mem_pool", use)
@@ -185,9 +185,21 @@ def test_the_code_of_the_engine_never_allocates_from_the_sanitizer_s_own_memory(
     monkeypatch.setattr(reading, "hashes", lambda *_: places.update(watcher=[*used]) or [])
     hooked = functools.partial(hooking.guarded(hook), engine)
     hooked("engine", lambda: hooked("engine within"))
+
+    def before(_: str) -> None:
+        places["before"] = [*used]
+
+    def after(result: None) -> None:
+        places["after"] = [*used]
+
+    for method in (before, after):
+        hooking.guarded(method)(engine, f"engine {method.__name__}")
     ours = {place for place, pools in places.items() if pools == ["our pool"]}
-    assert ours == {"hook", "watcher", "end of the hook"}
-    assert places["engine"] == places["engine within"] == used == []
+    assert ours == {"hook", "watcher", "end of the hook", "before", "after"}
+    assert {place for place in places if not places[place]} == {
+        *("engine", "engine within", "engine before", "engine after")
+    }
+    assert used == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
