@@ -90,16 +90,21 @@ def in_place(tensor: Tensor, block: int | None) -> tuple[Tensor, int] | None:
 
 def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return tensors, or copies of those of a GPU, which are copied together."""
-    far = [one for one in tensors if one.is_cuda]
-    if not far:
-        return list(tensors)
-    flat = torch.cat([one.contiguous().flatten().view(torch.uint8) for one in far]).cpu()
-    parts = iter(flat.split([one.nbytes for one in far]))
-    # The copy of a part is aligned.
-    return [
-        next(parts).clone().view(one.dtype).view(one.shape) if one.is_cuda else one
-        for one in tensors
-    ]
+    far = iter(copied([one for one in tensors if one.is_cuda]))
+    return [next(far) if one.is_cuda else one for one in tensors]
+
+
+def copied(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return copies of tensors of one device on the host, by one transfer."""
+    if not tensors:
+        return []
+    # With a last dimension of one, any strides can be viewed as bytes.
+    parts = [one.flatten().unsqueeze(1).view(torch.uint8).flatten() for one in tensors]
+    sizes = [part.numel() for part in parts]
+    parts = [*torch.cat(parts).cpu().split(sizes)]
+    # The clone of a part is aligned.
+    pairs = zip(parts, tensors, strict=True)
+    return [part.clone().view(one.dtype).view(one.shape) for part, one in pairs]
 
 
 def taken(tensor: Tensor, slots: Tensor, block: int | None) -> Tensor:

@@ -41,7 +41,8 @@ class Budget:
     of the time since the one before, and takes what the sanitizer spent meanwhile. Half of the
     share is for checks, whatever it costs to follow the engine in skipped forwards. The first check
     is free, because it compiles kernels. Forwards of the kind that was checked least need least
-    credit. TOGETHER forwards of a model are checked in a row, the rest of them on credit.
+    credit. The first of a kind, and the rest of the TOGETHER forwards of a model that are checked in
+    a row, are checked on credit.
     """
 
     share: float
@@ -79,7 +80,7 @@ class Budget:
         least = self.kinds[kind] <= min(self.kinds.values(), default=0)
         needed = self.random.uniform(0.5, 1.0) if least else self.random.uniform(1.0, 2.0)
         together = self.more > 0 and model == self.model
-        if together or (again and kind == self.kind):
+        if together or (again and kind == self.kind) or not self.kinds[kind]:
             needed = -AHEAD
         self.checking = forced or self.credit >= self.cost * needed
         self.more -= together

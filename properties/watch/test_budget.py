@@ -83,6 +83,15 @@ def test_the_kind_that_was_checked_least_is_preferred() -> None:
     assert 0.7 < budget.kinds["extend"] / budget.kinds["decode"] <= 1.1
 
 
+def test_the_first_of_each_kind_is_checked_on_credit() -> None:
+    now, spent, dear = 0.0, 0.0, 100 * CHECKED
+    budget = Budget(0.03, lambda: now, lambda: spent)
+    for number in range(50):
+        due = budget.due("decode" if number > 10 else "extend")
+        now, spent = now + FORWARD + dear * due, spent + dear * due
+    assert {*budget.kinds} == {"extend", "decode"}
+
+
 def test_forwards_of_a_model_are_checked_in_a_row() -> None:
     now, spent = 0.0, 0.0
     budget = Budget(0.03, lambda: now, lambda: spent)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paritybit.watch import attach, journal, settings
-from paritybit.watch.bits import Checksums
+from paritybit.watch.bits import Checksums, copied
 from paritybit.watch.chains import MOST_ALIASES, Chains
 from paritybit.watch.facts import Group, Layer
 from properties.support.harness.command_line import python
@@ -56,6 +56,20 @@ def test_the_kernel_takes_the_same_checksums(device: str) -> None:
         return
     done = run_interpreted("properties.watch.checksums_agree")
     assert done.returncode == 0, done.stderr
+
+
+def test_tensors_of_any_kind_are_copied_together() -> None:
+    base = torch.arange(1200).view(2, 600)
+    given = [
+        *(base[:1, 5], base[:, 7], base.t()[3:9, 1:], base[0, :3].int()),  # Any strides.
+        *(torch.empty(0, 3), torch.tensor([True, False, True]), torch.tensor(5)),
+        *(torch.randn(3, 2).bfloat16(), torch.zeros(1, 1, 1).expand(4, 1, 1)),
+        torch.randn(2, 3).to(torch.float8_e4m3fn),
+    ]
+    for one, copy in zip(given, copied(given), strict=True):
+        assert (one.dtype, one.shape) == (copy.dtype, copy.shape)
+        assert torch.equal(one.float(), copy.float())
+    assert copied([]) == []
 
 
 def test_a_draft_that_was_accepted_is_known_once_its_token_is() -> None:
