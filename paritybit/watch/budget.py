@@ -41,8 +41,8 @@ class Budget:
     of the time since the one before, and takes what the sanitizer spent meanwhile. Half of the
     share is for checks, whatever it costs to follow the engine in skipped forwards. The first check
     is free, because it compiles kernels. Forwards of the kind that was checked least need least
-    credit. The first of a kind, and the rest of the TOGETHER forwards of a model that are checked in
-    a row, are checked on credit.
+    credit. Some are checked on credit: the first of a kind, and the rest of the TOGETHER forwards
+    of a model in a row.
     """
 
     share: float
