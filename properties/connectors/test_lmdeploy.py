@@ -13,6 +13,7 @@ import torch
 from paritybit.connectors.lmdeploy.engine import Lmdeploy
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
+from paritybit.watch.watcher import Watcher
 from properties.connectors.parts import Part, hooked
 
 PAGE, BLOCKS = 2, 16
@@ -144,3 +145,26 @@ def test_another_block_in_the_table_of_the_model_is_found(engine: Engine) -> Non
     sent.table = torch.tensor([[3, 2]])
     engine.run(sent)
     assert "wrong list" in engine.found
+
+
+def test_a_forward_sent_after_a_hook_failed_is_not_taken_for_the_one_before(engine: Engine) -> None:
+    request = engine.request(0, [5, 6, 7, 8, 9], [1, 2, 3])
+    engine.run(engine.send(request, 0, 3))
+    sent = engine.send(request, 3, 1)
+    engine.connector.missed()
+    engine.send(request, 4, 1)
+    engine.run(sent)
+    assert not engine.journal.findings
+    (said,) = [one for one in engine.journal.said if json.loads(one)[0] == "undecided"]
+    assert "another order" in said
+
+
+def test_what_is_sampled_after_a_skipped_forward_is_not_read(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on the GPU, and reading it would wait."""
+    monkeypatch.setattr(Watcher, "due", lambda _, *kind: kind != ("prefill", 1))
+    engine.run(engine.send(engine.request(0, [5, 6, 7], [1, 2]), 0, 3))
+    assert engine.journal.counts["skipped_forwards"] == 1
+    monkeypatch.setattr(engine.connector, "rows", None)
+    hooked(engine.connector.sample, lambda *_: None, engine.agent, None, None, None, None)

@@ -148,6 +148,7 @@ class Lmdeploy(Following):
     def missed(self) -> None:
         """Forget what is sent, so that the next forward leaves no verdict."""
         self.sent.clear()
+        self.sent.append([])  # A forward may be sent before the next one runs.
 
     def send(self, original: Call, maker: Any) -> None:
         """Note a forward that the scheduler sends."""
@@ -194,12 +195,13 @@ class Lmdeploy(Following):
             self.last = self.taken(inputs)
         if not self.last:
             self.watcher = None
-        elif watcher.due():
+        elif watcher.due(self.kind, len(self.last)):
             with self.learning(), self.forward_of(self.last):
                 original()
         else:
             original()
             watcher.skipped({KV: torch.cat([row.slots[row.cached :] for row in self.last])})
+            self.last = []  # What it samples is not judged, which would wait for the GPU.
 
     def begin(self, held: Mapping[str, Any]) -> list[StaticInput]:
         """Begin the forward, and judge its lists. Returns its inputs."""
