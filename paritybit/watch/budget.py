@@ -80,12 +80,13 @@ class Budget:
         least = self.kinds[kind] <= min(self.kinds.values(), default=0)
         needed = self.random.uniform(0.5, 1.0) if least else self.random.uniform(1.0, 2.0)
         together = self.more > 0 and model == self.model
-        if together or (again and kind == self.kind) or not self.kinds[kind]:
+        wrong = again and kind == self.kind
+        if together or wrong or not self.kinds[kind]:
             needed = -AHEAD
         self.checking = forced or self.credit >= self.cost * needed
         self.more -= together
         if self.checking:
-            if not together and not again:
+            if not together and not wrong:
                 self.model, self.more = model, TOGETHER - 1
                 self.kinds[kind] += 1
             self.checked += 1

@@ -120,3 +120,16 @@ def test_what_may_be_wrong_is_checked_again_at_once() -> None:
     alike = [number for number in later if f"{number % 4}" == budget.kind]
     assert alike[2] < 530
     assert len(later) <= len(alike) + TOGETHER
+
+
+def test_other_kinds_count_while_one_may_be_wrong_that_never_comes_again() -> None:
+    now, spent = 0.0, 0.0
+    budget = Budget(0.03, lambda: now, lambda: spent)
+    checked = list[int]()
+    for number in range(20_000):
+        due = budget.due(f"{number > 0}", again=number > 0)
+        checked += [number] * due
+        now, spent = now + FORWARD + CHECKED * due, spent + CHECKED * due
+    gaps = [after - before for before, after in pairwise(checked)]
+    assert gaps.count(1) > len(gaps) / 2
+    assert budget.kinds["True"] > 50
