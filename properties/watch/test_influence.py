@@ -447,6 +447,7 @@ def test_relations_take_turns_if_few_are_tested() -> None:
     assert relations.due("verify", 8) == relations.due("decode", 4) == turns[0]
     assert relations.due("decode", 2, padded=False) == turns[1]
     assert relations.due("decode", 1, padded=False) == turns[2]
+    assert Relations(True, NAMES[:3:2]).due("decode", 8) == NAMES[:1]  # Nothing else repeats it.
     sampled = Relations(True, NAMES, sampled=True)
     tested = [number for number in range(FEW_THEN) if sampled.due("decode", 8)]
     assert tested == [*range(FEW_AT_FIRST), *range(FEW_AT_FIRST, FEW_THEN, THEN)]

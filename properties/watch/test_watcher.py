@@ -77,6 +77,24 @@ def test_a_large_pool_is_not_scanned_for_checks_of_rows_alone(
     scene.close()
 
 
+def test_what_changed_before_a_replay_ran_again_is_not_its_doing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large pool is not scanned if no check needs it, unless a replay gets other padding."""
+    monkeypatch.setattr(bits, "LARGEST_COPY", 0)
+    scene = Scene(tmp_path, checks=("padding leak",))
+    scene.write([30])  # As a copy does.
+    padded = StaticInput("ids", torch.zeros(2), 1, 2, valid=(0, 9))
+    given = replace(replay(scene, 20, out := torch.zeros(())), inputs=[padded])
+    seen = replace(given, padding=lambda: [padded.tensor + out])
+    scene.watcher.begin(Forward("decode", (row("b", [1], 0, [20]),)))
+    scene.watcher.replay(seen)
+    scene.watcher.end()
+    assert scene.checks() == []
+    assert scene.counts()["tried: padding leak"] == 1
+    scene.close()
+
+
 def test_as_many_stray_slots_are_explained_as_can_be_saved(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

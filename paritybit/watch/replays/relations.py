@@ -95,7 +95,8 @@ class Relations:
         """Return the relations to test on the next replay of a kind, of those that are `able`.
 
         A single one is the least tested of the bucket, then of the kind. Padding comes first in a
-        replay with padded rows, and last in another one. A repetition is part of the other tests.
+        replay with padded rows, and last in another one. A repetition is part of the other tests,
+        except of the one against an eager run.
         """
         names = tuple(name for name in self.names if name in able)
         key = kind, bucket if self.few else 0
@@ -107,7 +108,8 @@ class Relations:
         then = THEN if self.sampled else FEW_THEN
         if not names or (number >= FEW_AT_FIRST and number % then):
             return ()
-        names = tuple(name for name in names if name != REPEAT) or names
+        if {PADDING, READ} & {*names}:
+            names = tuple(name for name in names if name != REPEAT)
         turns = [
             (self.tests[kind, bucket, name], self.tests[kind, name], (name == PADDING) != padded)
             for name in names

@@ -225,6 +225,7 @@ class Replaying(Between):
                 found = self.explained(ledger, stray, rerun)
                 self.judge_stray(ledger, now, stray, replay.kind, found)
             if due and not strays and rerun.possible:
+                self.scan_rest(now)
                 reads = LiveReads.of(now.forward, self.ledgers)
                 with rerun.restoring():
                     suspects = self.suspects(rerun)
@@ -337,6 +338,12 @@ class Replaying(Between):
     def not_tried(self, check: str, reason: str, number: int = 1) -> None:
         """Count reruns of a check that could not have failed."""
         self.journal.count(**{f"{NOT_TRIED}{check}: {reason}": number})
+
+    def scan_rest(self, now: WatchedForward) -> None:
+        """Scan the groups that were not scanned, so that `check_restored` finds later changes."""
+        for ledger in self.ledgers.values():
+            if not self.scans(ledger, now):
+                self.stray(ledger, now)
 
     def check_restored(self, now: WatchedForward, rerun: Rerun) -> None:
         """Look for slots that changed only when the replay was repeated.
