@@ -20,6 +20,7 @@ ENTRY_POINTS: Mapping[str, Mapping[str, str]] = {
     "sglang.srt.plugins": {"paritybit": "paritybit.connectors.sglang:load"},
     "vllm.general_plugins": {"paritybit": "paritybit.connectors.vllm:load"},
     "paritybit.connectors": {
+        "lmdeploy": "paritybit.connectors.lmdeploy:connect",
         "sglang": "paritybit.connectors.sglang:connect",
         "transformers": "paritybit.connectors.transformers:connect",
         "vllm": "paritybit.connectors.vllm:connect",

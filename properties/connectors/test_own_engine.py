@@ -51,6 +51,8 @@ Made = Callable[..., Any]
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     """Return what makes the modules of the page, with a change, and returns that of its test."""
+    monkeypatch.setattr(journal, "_OPEN", [])
+    monkeypatch.delenv(VARIABLE, raising=False)
 
     def make(old: str = "", new: str = "") -> Any:
         for name, code in zip(

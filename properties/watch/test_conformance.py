@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from paritybit.testing import conformance, laws
+from paritybit.watch import journal
 from paritybit.watch.checks import CHECKS
+from paritybit.watch.settings import VARIABLE
 from properties.watch.conftest import THREADS, TOY
 
 
@@ -17,6 +19,8 @@ from properties.watch.conftest import THREADS, TOY
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Serve requests that share a prefix. The first call installs the connector."""
     monkeypatch.syspath_prepend(TOY)
+    monkeypatch.setattr(journal, "_OPEN", [])
+    monkeypatch.delenv(VARIABLE, raising=False)
     names = "toyengine", "toyengine_paritybit"
     torch.set_num_threads(1)
 
@@ -38,7 +42,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     yield call
     torch.set_num_threads(THREADS)
     for name in names:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
 
 
 def test_each_law_of_an_engine_with_graphs_fires(serve: Callable[[], None]) -> None:
