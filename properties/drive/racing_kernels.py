@@ -23,9 +23,12 @@ from paritybit.watch.checks.kernel_race import CHECK
 from paritybit.watch.settings import VARIABLE, Settings
 from properties.support.watching import lines_in
 
-FOLDER = tempfile.mkdtemp(prefix="paritybit-")
-os.environ[VARIABLE] = Settings(FOLDER).text()
-races.look_for_races()
+FOLDER = ""
+
+if __name__ == "__main__":
+    FOLDER = tempfile.mkdtemp(prefix="paritybit-")
+    os.environ[VARIABLE] = Settings(FOLDER).text()
+    races.look_for_races()
 
 import triton  # noqa: E402  # The check is installed before the engine.
 import triton.language as tl  # noqa: E402
