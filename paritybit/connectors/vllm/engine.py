@@ -178,7 +178,6 @@ class VllmEngine(JudgedRows):
             self.follow_drafts(runner, output, self.requests.follow(output))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             self.give_up(f"what the scheduler says is not recognised: {error!r}")
-        counts = output.num_scheduled_tokens
         if not output.total_num_scheduled_tokens:
             return
         if self.watcher is None:
@@ -188,7 +187,7 @@ class VllmEngine(JudgedRows):
             return
         self.copies(self.watcher, output)
         self.forwards += 1
-        if not self.watcher.due(*alike(counts.values())):
+        if not self.watcher.due(*alike(output.num_scheduled_tokens.values())):
             self.skipped(self.watcher, output, original)
             return
         self.skipping = False

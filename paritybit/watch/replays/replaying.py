@@ -371,12 +371,8 @@ class Replaying(Between):
         return self.passing or not self.sparing(ledger, now)
 
     def look(self, ledger: Ledger, now: WatchedForward) -> None:
-        """Scan the slots that the forward owns, and those that a load fills meanwhile."""
-        name = ledger.group.name
-        loading = (ledger.index(one.slots) for one in self.loading.get(name, ()))
-        changed = ledger.look(torch.cat((now.owned[name], *loading)))
-        before = now.changed.get(name)
-        now.changed[name] = changed if before is None else before | changed
+        """Scan the slots that the forward may write."""
+        self.note_changed(now, ledger, ledger.look(self.allowed(ledger, now)))
 
     def stray(self, ledger: Ledger, now: WatchedForward) -> Tensor:
         """Scan one group. Returns the changed slots that the forward does not own."""
@@ -386,10 +382,19 @@ class Replaying(Between):
             now.changed.setdefault(name, torch.zeros_like(ledger.usable[:-1]))
             return ledger.reserved[:0]
         self.compared("scan", 1)
-        before = now.changed.get(name)
-        now.changed[name] = changed if before is None else before | changed
-        loading = [ledger.index(one.slots) for one in self.loading.get(name, ())]
-        return ledger.outside(changed, torch.cat([now.owned[name], *loading]))
+        self.note_changed(now, ledger, changed)
+        return ledger.outside(changed, self.allowed(ledger, now))
+
+    def allowed(self, ledger: Ledger, now: WatchedForward) -> Tensor:
+        """Return the slots that may change: those the forward owns, and those a load fills."""
+        name = ledger.group.name
+        loading = (ledger.index(one.slots) for one in self.loading.get(name, ()))
+        return torch.cat((now.owned[name], *loading))
+
+    def note_changed(self, now: WatchedForward, ledger: Ledger, changed: Tensor) -> None:
+        """Add slots to those that changed in the forward. `changed` is bool [slots]."""
+        before = now.changed.get(ledger.group.name)
+        now.changed[ledger.group.name] = changed if before is None else before | changed
 
 
 def sharing(groups: Sequence[Group]) -> Iterator[Wrong]:
