@@ -1,5 +1,6 @@
 """The budget checks as many forwards as its share of the time allows."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 
@@ -9,6 +10,23 @@ from paritybit.watch.budget import IDLE, TOGETHER, Budget
 
 FORWARD, SKIPPED, CHECKED, FIRST = 0.01, 2e-5, 0.02, 2.0
 """Seconds of a forward, and of the sanitizer in it."""
+
+
+def asked(
+    forwards: int, due: Callable[[Budget, int], bool], *, checked: float = CHECKED
+) -> tuple[Budget, list[int]]:
+    """Serve forwards with a share of 3 %, in which a check takes `checked` seconds.
+
+    `due` asks the budget about the forward with a number. Returns the budget, and the numbers of
+    the checked forwards.
+    """
+    now, spent, numbers = 0.0, 0.0, list[int]()
+    budget = Budget(0.03, lambda: now, lambda: spent)
+    for number in range(forwards):
+        cost = checked * due(budget, number)
+        numbers += [number] * bool(cost)
+        now, spent = now + FORWARD + cost, spent + cost
+    return budget, numbers
 
 
 def served(share: float, forwards: int, *, idle: float = 0.0) -> tuple[Budget, list[int]]:
@@ -75,31 +93,18 @@ def test_a_forced_check_is_paid_for() -> None:
 
 def test_the_kind_that_was_checked_least_is_preferred() -> None:
     """Without it, one in twenty checked forwards would be of the rare kind."""
-    now, spent = 0.0, 0.0
-    budget = Budget(0.03, lambda: now, lambda: spent)
-    for number in range(20_000):
-        due = budget.due("extend" if number % 20 == 0 else "decode")
-        now, spent = now + FORWARD + CHECKED * due, spent + CHECKED * due
+    budget, _ = asked(20_000, lambda one, n: one.due("extend" if n % 20 == 0 else "decode"))
     assert 0.7 < budget.kinds["extend"] / budget.kinds["decode"] <= 1.1
 
 
 def test_the_first_of_each_kind_is_checked_on_credit() -> None:
-    now, spent, dear = 0.0, 0.0, 100 * CHECKED
-    budget = Budget(0.03, lambda: now, lambda: spent)
-    for number in range(50):
-        due = budget.due("decode" if number > 10 else "extend")
-        now, spent = now + FORWARD + dear * due, spent + dear * due
+    dear = 100 * CHECKED
+    budget, _ = asked(50, lambda one, n: one.due("decode" if n > 10 else "extend"), checked=dear)
     assert {*budget.kinds} == {"extend", "decode"}
 
 
 def test_forwards_of_a_model_are_checked_in_a_row() -> None:
-    now, spent = 0.0, 0.0
-    budget = Budget(0.03, lambda: now, lambda: spent)
-    checked = list[int]()
-    for number in range(20_000):
-        due = budget.due(model="draft " if number % 2 else "")
-        checked += [number] * due
-        now, spent = now + FORWARD + CHECKED * due, spent + CHECKED * due
+    _, checked = asked(20_000, lambda one, n: one.due(model="draft " if n % 2 else ""))
     later = [number for number in checked if number > 10]
     assert len(later) > 60
     gaps = [after - before for before, after in pairwise(later)]
@@ -109,13 +114,7 @@ def test_forwards_of_a_model_are_checked_in_a_row() -> None:
 
 def test_what_may_be_wrong_is_checked_again_at_once() -> None:
     """On credit, and forwards of the same kind."""
-    now, spent = 0.0, 0.0
-    budget = Budget(0.03, lambda: now, lambda: spent)
-    dues = list[int]()
-    for number in range(600):
-        due = budget.due(f"{number % 4}", again=number > 500)
-        dues += [number] * due
-        now, spent = now + FORWARD + CHECKED * due, spent + CHECKED * due
+    budget, dues = asked(600, lambda one, n: one.due(f"{n % 4}", again=n > 500))
     later = [number for number in dues if number > 500]
     alike = [number for number in later if f"{number % 4}" == budget.kind]
     assert alike[2] < 530
@@ -123,13 +122,7 @@ def test_what_may_be_wrong_is_checked_again_at_once() -> None:
 
 
 def test_other_kinds_count_while_one_may_be_wrong_that_never_comes_again() -> None:
-    now, spent = 0.0, 0.0
-    budget = Budget(0.03, lambda: now, lambda: spent)
-    checked = list[int]()
-    for number in range(20_000):
-        due = budget.due(f"{number > 0}", again=number > 0)
-        checked += [number] * due
-        now, spent = now + FORWARD + CHECKED * due, spent + CHECKED * due
+    budget, checked = asked(20_000, lambda one, n: one.due(f"{n > 0}", again=n > 0))
     gaps = [after - before for before, after in pairwise(checked)]
     assert gaps.count(1) > len(gaps) / 2
     assert budget.kinds["True"] > 50
