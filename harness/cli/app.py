@@ -207,6 +207,9 @@ def watch(
         "Configurations, such as 'page size 16 + overlap'", "the seed's covering array"
     ),
     keep_going: bool = flag("keep-going", "Serve the other configurations after a finding, too"),
+    tp: int = number(1, "Tensor-parallel ranks of the engine", most=8),
+    pp: int = number(1, "Pipeline-parallel ranks of the engine", most=8),
+    dp: int = number(1, "Data-parallel ranks of the engine", most=8),
     checks: list[str] = names_option("Checks to run, such as stray-write"),
     every: int = number(1, "Check about one in N forward passes"),
     overhead: float = typer.Option(
@@ -248,6 +251,7 @@ def watch(
         seconds=seconds,
         settings=settings,
         keep_going=keep_going,
+        parallel={name: n for name, n in (("tp", tp), ("pp", pp), ("dp", dp)) if n > 1},
         checks=checks_of(checks),
         every=every,
         overhead=overhead,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import prod
 from typing import Annotated, ClassVar, TypeVar
 
 import msgspec
@@ -29,6 +30,11 @@ Kind = TypeVar("Kind", bound="Common")
 Size = Annotated[int, Meta(ge=1, le=LARGEST)]
 Adapters = Annotated[int, Meta(ge=0, le=MOST_ADAPTERS)]
 
+PARALLEL = {"tp": "tensor parallelism", "pp": "pipeline parallelism", "dp": "data parallelism"}
+"""The settings with numbers of ranks."""
+
+Ranks = Annotated[int, Meta(ge=1, le=8)]
+
 
 def one_of(names: Iterable[str]) -> Meta:
     """Return the limit of a setting that has one of some values."""
@@ -43,11 +49,15 @@ class Common:
     - `priorities`: requests have priorities, by which the engine schedules them.
     - `actions`: an operator performs those of ACTIONS that the release supports.
 
-    SIMPLIFIED are the settings that `shrink` sets to their defaults, in order.
+    - `tp`, `pp`, `dp`: the numbers of ranks. See PARALLEL.
+
+    SIMPLIFIED are the settings that `shrink` sets to their defaults, in order. SEVERAL are those of
+    PARALLEL that may be greater than 1.
     """
 
     ACTIONS: ClassVar[Sequence[str]] = ("flush",)
     SIMPLIFIED: ClassVar[Sequence[str]] = ()
+    SEVERAL: ClassVar[Sequence[str]] = ()
 
     model: Annotated[str, one_of(MODELS)] = "gemma4"
     device: Annotated[str, one_of(DEVICES)] = "cpu"
@@ -58,6 +68,9 @@ class Common:
     alone: bool = False
     actions: bool = False
     priorities: bool = False
+    tp: Ranks = 1
+    pp: Ranks = 1
+    dp: Ranks = 1
 
     @classmethod
     def of(cls: type[Kind], settings: Mapping[str, Setting]) -> Kind:
@@ -75,6 +88,11 @@ class Common:
     def shape(self) -> Model:
         """The model's configuration."""
         return MODELS[self.model]
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks, each of which is a process."""
+        return prod(getattr(self, name) for name in PARALLEL)
 
     @property
     def aborts(self) -> bool:

@@ -39,6 +39,7 @@ class WatchOptions:
     - `command`: the command line of paritybit, for the record.
     - `program`: the user's command, if there is one.
     - `base`: the engine whose differences from `engine` may be the cause of a finding.
+    - `parallel`: the numbers of ranks that are greater than 1.
     - `overhead`: the percentage of the time that checks may take, or 0 for no limit.
     - `warn`: whether a run without a verdict ends with exit code 0.
     """
@@ -55,6 +56,7 @@ class WatchOptions:
     seed: int | None = None
     seconds: int | None = None
     settings: Sequence[str] = ()
+    parallel: Mapping[str, int] = field(default_factory=dict)
     keep_going: bool = False
     known: Known = field(default_factory=Known)
     warn: bool = False

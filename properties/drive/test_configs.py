@@ -11,7 +11,7 @@ import pytest
 from paritybit.drive import ENGINES
 from paritybit.drive.adapters import Adapter, adapter
 from paritybit.drive.configs import AND, Config, Table
-from paritybit.drive.served import DEVICES
+from paritybit.drive.served import DEVICES, PARALLEL
 
 ALIKE: Mapping[tuple[str, str], set[str]] = {
     ("sglang", "cpu"): {"rows", "backend", "alone"},
@@ -143,4 +143,4 @@ def test_rows_are_valid_settings_that_vary_each_setting(one: Adapter, device: st
         assert one.settings.of(served.scope()) == served
         scopes.append(served.scope())
     alike = {name for name in scopes[0] if len({scope[name] for scope in scopes}) == 1}
-    assert alike - {"device", "seed"} == ALIKE[one.package.name, device]
+    assert alike - {"device", "seed", *PARALLEL} == ALIKE[one.package.name, device]

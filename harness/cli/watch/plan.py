@@ -90,9 +90,9 @@ class Plan:
             return ConfigTurn(self.left.pop(0), until, now + share)
 
 
-def workers_of(device: str) -> int:
-    """Return how many configurations are served at a time on a device."""
-    return min(AT_ONCE, cores()) if device == "cpu" else 1
+def workers_of(device: str, ranks: int = 1) -> int:
+    """Return how many configurations, with so many ranks each, are served at a time on a device."""
+    return max(1, min(AT_ONCE, cores()) // ranks) if device == "cpu" else 1
 
 
 def configs_of(table: Table, seed: int, names: Sequence[str] = ()) -> tuple[Config, ...]:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import count
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from paritybit.drive.adapters import Adapter, Environment, adapter_of
 from paritybit.drive.configs import LACKING, Config, SettingPair
 from paritybit.drive.job import Job, command, comparisons
 from paritybit.drive.models import MODELS
+from paritybit.drive.served import PARALLEL
 from paritybit.drive.warm import Warm, warm
 from paritybit.engines import fetch
 from paritybit.engines.fetch import EngineFolder
@@ -221,6 +223,9 @@ def prepared(options: WatchOptions, spec: str) -> tuple[WatchOptions, "ConfigSer
     adapter = adapter_of(spec)
     if options.model is not None:
         require_known("model", options.model, MODELS)
+    for name in options.parallel:
+        if name not in adapter.settings.SEVERAL:
+            raise MalformedError(f"{adapter.package.name} is not served with {PARALLEL[name]}")
     try:
         table = adapter.table.on(device, options.model)
     except ValueError as error:
@@ -255,7 +260,8 @@ class ConfigServer:
     def serve(self, run: WatchRun) -> None:
         """Serve the configurations, some of them at a time."""
         device, run.pairs = str(run.options.device), self.pairs
-        seconds, workers = float(run.options.seconds or SECONDS), workers_of(device)
+        seconds = float(run.options.seconds or SECONDS)
+        workers = workers_of(device, prod(run.options.parallel.values()))
         plan = Plan(self.configs, seconds, workers, named=bool(run.options.settings))
         number = plural(len(self.configs), "configuration")
         run.display.put(f"watch {self.engine.name} on {device}: {number}, {seconds:.0f} s")
@@ -305,6 +311,7 @@ class ConfigServer:
         """Serve a configuration, and return the seconds that the engine took to start."""
         given: dict[str, Any] = {
             **turn.config.settings,
+            **run.options.parallel,
             "device": run.options.device,
             "seed": (run.options.seed or 0) + turn.config.number,
         }
@@ -353,9 +360,8 @@ def require_sense(options: WatchOptions) -> None:
     if "==" in options.program[0]:
         name = quote(options.program[0])
         raise MalformedError(f"{name} is no command: use --engine for a release")
-    for name in ONLY_ENGINE:
-        if getattr(options, name):
-            raise MalformedError(f"--{name.replace('_', '-')} needs --engine")
+    for name in (*filter(lambda name: getattr(options, name), ONLY_ENGINE), *options.parallel):
+        raise MalformedError(f"--{name.replace('_', '-')} needs --engine")
 
 
 def checks_of(requested: Sequence[str]) -> tuple[str, ...] | None:

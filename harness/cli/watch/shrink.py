@@ -108,6 +108,8 @@ def run_shrink(path: Path, spec: str, seconds: int) -> int:
     if case.script.settings["device"] != "cpu":
         raise CannotRunError("a case of a GPU cannot be shrunk: the search forks the engine")
     adapter = adapter_of(spec)
+    if adapter.settings.of(case.script.settings).ranks > 1:
+        raise CannotRunError("a case of several ranks cannot be shrunk: it forks the engine")
     engine = adapter.prepare(spec)
     display, stops = Display(), Stops()
     begun, sizes = time.monotonic(), [""]

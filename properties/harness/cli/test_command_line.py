@@ -89,6 +89,7 @@ MALFORMED_LINES: dict[str, str] = {
     "watch -- no-such-program": "cannot run 'no-such-program': not found",
     "watch -- /": "cannot run '/': Permission denied",
     "watch --keep-going -- true": "--keep-going needs --engine",
+    "watch --tp 2 -- true": "--tp needs --engine",
     "watch --out /dev/null -- true": "cannot write to report folder /dev/null",
     f"watch --baseline {RUN} -- true": "is not a paritybit-watch file",
     "releases --engine trtllm": "'trtllm' is not one of 'sglang', 'transformers', 'vllm'",
