@@ -3,7 +3,7 @@
 from xml.etree import ElementTree as ET
 
 from paritybit.launch.schema import WatchRecord
-from paritybit.launch.words import source_of, text_of
+from paritybit.launch.words import named, source_of, text_of
 
 NAME = "paritybit"
 
@@ -23,7 +23,7 @@ def junit_of(record: WatchRecord, prefix: str = "") -> str:
             case.set("file", f"{prefix}{source[0]}")
             case.set("line", str(source[1]))
         if failing:
-            message = f"{failing[0].check}: {failing[0].text}"
+            message = named(failing[0])
             failure = ET.SubElement(case, "failure", message=message, type=failing[0].check)
             failure.text = "\n\n".join(map(text_of, failing))
         if len(failing) < len(findings):

@@ -20,11 +20,12 @@ from paritybit.reports.model import (
     environment_facts,
 )
 
-from paritybit.launch.schema import ConfigRecord, RecordedFinding, WatchRecord
+from paritybit.launch.schema import ConfigRecord, ProcessRecord, RecordedFinding, WatchRecord
 from paritybit.launch.words import (
     CauseGroup,
     causes_of,
     lines_of,
+    named,
     plural,
     source_of,
 )
@@ -105,7 +106,7 @@ def headline(record: WatchRecord, roots: list[CauseGroup]) -> str:
 def cause_of(group: CauseGroup, anchor: str, engine: str) -> Failure:
     """Return a cause with what is known about its worst finding."""
     first = group.findings[0]
-    about = [("found", f"{first.check}: {first.text}"), *lines_of(first)]
+    about = [("found", named(first)), *lines_of(first)]
     about += [("follows", group.followed)] if group.followed is not None else []
     return Failure(
         name=group.name,
@@ -169,6 +170,10 @@ def tried_blocks(record: WatchRecord) -> Iterator[Block]:
     """Yield the configurations that were served, all counts, and the values of settings."""
     head = ("configuration", "how it ended", "time", *FIGURES.values())
     yield DataTable("configurations", head, tuple(map(config_cells, record.configs)))
+    ranks = [(config, one) for config in record.configs for one in config.processes if one.rank]
+    if ranks:
+        cells = (rank_cells(config.name, one) for config, one in ranks)
+        yield DataTable("ranks", ("rank", "configuration", *FIGURES.values()), tuple(cells))
     counts = [
         Fact.of(name.replace("_", " "), f"{number:,}") for name, number in record.counts.items()
     ]
@@ -188,6 +193,12 @@ def config_cells(config: ConfigRecord) -> tuple[Piece, ...]:
     return tuple(map(Piece, (name, config.ending, duration(config.seconds), *counts)))
 
 
+def rank_cells(config: str, process: ProcessRecord) -> tuple[Piece, ...]:
+    """Return the cells of a rank."""
+    counts = (f"{process.counts.get(name, 0):,}" for name in FIGURES)
+    return tuple(map(Piece, (process.rank, config, *counts)))
+
+
 def environment(record: WatchRecord) -> Iterator[Fact]:
     """Yield the environment of a run and of its processes."""
     yield from environment_facts(record.environment)
@@ -200,5 +211,6 @@ def environment(record: WatchRecord) -> Iterator[Fact]:
     for config in record.configs:
         for one in config.processes:
             closed = "" if one.ended else "; its journal is not closed: it was killed"
+            name = f"{config.name}, rank {one.rank}" if one.rank else config.name
             parts = f"{one.engine} {one.release} on {one.device}, torch {one.torch}"
-            yield Fact.of(config.name, f"{parts}, Python {one.python}{closed}")
+            yield Fact.of(name, f"{parts}, Python {one.python}{closed}")

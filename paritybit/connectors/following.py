@@ -69,6 +69,13 @@ class Following:
         method: Callable[..., Any] = getattr(self, name)
         return method
 
+    def rank(self) -> Mapping[str, tuple[int, int]]:
+        """Return the rank of this process, and the number of ranks, by axis.
+
+        The axes are "dp", "pp", "cp" and "tp". Only those with several ranks have an entry.
+        """
+        return {}
+
     def watch(self, groups: Sequence[Group]) -> Watcher:
         """Return a watcher of KV groups."""
         watcher = Watcher(
@@ -77,6 +84,7 @@ class Following:
             release=self.release,
             journal=self.journal,
             settings=self.settings,
+            rank=self.rank(),
         )
         watcher.captures, watcher.missed = self.captures, self.missed
         watcher.inner = self.inner

@@ -70,7 +70,7 @@ def run(engine: Engine, served: Common, job: Job) -> int:
 def leave(code: int) -> NoReturn:
     """End this process immediately, because threads of the engine may still run."""
     if (lines := journal.of_process()) is not None:
-        lines.settle()
+        lines.end()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

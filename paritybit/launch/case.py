@@ -18,7 +18,10 @@ from paritybit.launch.words import all_causes
 
 
 class WatchCase(File, frozen=True, tag="paritybit-watch-case"):
-    """A finding, and the script that reproduces it. `forward` is where it first occurred."""
+    """A finding, and the script that reproduces it.
+
+    `forward` and `rank` are where it first occurred.
+    """
 
     engine: str
     config: str
@@ -28,6 +31,7 @@ class WatchCase(File, frozen=True, tag="paritybit-watch-case"):
     key: str
     text: str
     forward: int | None
+    rank: str = ""
     version: Literal[3] = 3
 
     def __post_init__(self) -> None:
@@ -63,6 +67,7 @@ def cases_of(record: WatchRecord, outcomes: Iterable[ConfigOutcome]) -> dict[str
             key=finding.key,
             text=finding.text,
             forward=finding.forward,
+            rank=finding.rank,
         )
         for number, (finding, script) in enumerate(found, 1)
         if script is not None

@@ -1,9 +1,12 @@
 """Follows a command until it ends: reads its journals, and stops it if needed."""
 
+import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 
 from paritybit.launch.command import GRACE, LEFT_OVER, Running
@@ -60,6 +63,41 @@ class StopLimits:
         return self.known.where(finding) is None
 
 
+EARLY = 2.0
+"""Seconds between the end of a rank that dies, and that of the last of the others."""
+
+
+@dataclass
+class Lives:
+    """When the processes of ranks were last seen alive, in seconds."""
+
+    seen: dict[str, float] = field(default_factory=dict)
+
+    def look(self, tally: Tally, *, asked: bool) -> None:
+        """Note which ranks are alive, until the command was asked to stop."""
+        now = time.monotonic()
+        if not asked:
+            self.seen |= {one: now for one in tally.agreement.ranks if alive(one)}
+
+    def died(self, tally: Tally) -> tuple[str, ...]:
+        """Return the ranks that ended some time before the others, without closing a journal."""
+        last = max(self.seen.values(), default=0.0)
+        gone = [one for one, seen in self.seen.items() if last - seen > EARLY]
+        processes = (tally.processes[one].started for one in gone)
+        return tuple(sorted({one.rank for one in processes if one is not None and not one.ended}))
+
+
+def alive(process: str) -> bool:
+    """Return whether a process runs. A process that has ended may wait for its parent."""
+    with suppress(OSError, ValueError):
+        if Path("/proc/self/stat").exists():
+            text = Path(f"/proc/{int(process)}/stat").read_text(encoding="utf-8", errors="replace")
+            return text.rpartition(")")[2].split()[0] not in "ZX"
+        os.kill(int(process), 0)
+        return True
+    return False
+
+
 class Follower:
     """Follows a running command and its journals."""
 
@@ -68,7 +106,7 @@ class Follower:
     ) -> None:
         self.running, self.journals, self.stops = running, journals, stops
         self.show, self.limits = show, limits
-        self.tally = Tally()
+        self.tally, self.lives = Tally(), Lives()
         self.started = time.monotonic()
         self.asked_at: float | None = None
         self.starting: float | None = None
@@ -85,9 +123,12 @@ class Follower:
         """Return the tally when all processes of the command have ended."""
         while not self.running.wait(PAUSE):
             self.read()
+            self.lives.look(self.tally, asked=self.asked_at is not None)
             self.stop_if_due()
         self.running.clear()
         self.read()
+        self.found(self.tally.finish())
+        self.tally.died = self.lives.died(self.tally)
         self.tally.undecided |= dict.fromkeys(self.journals.incomplete())
         return self.tally
 
@@ -96,12 +137,15 @@ class Follower:
         for process, entry in self.journals.entries():
             if self.starting is None and entry["kind"] == "start":
                 self.starting = self.seconds
-            finding = self.tally.take(process, entry)
-            if finding is not None:
-                if self.limits.counts(finding):
-                    self.limits.found.append(time.monotonic())
-                self.show(self.tally, finding)
+            self.found(self.tally.take(process, entry))
         self.show(self.tally, None)
+
+    def found(self, finding: RecordedFinding | None) -> None:
+        """Show a new finding, if there is one."""
+        if finding is not None:
+            if self.limits.counts(finding):
+                self.limits.found.append(time.monotonic())
+            self.show(self.tally, finding)
 
     def stop_if_due(self) -> None:
         """Ask the command to stop if there is a reason, and kill it if it does not."""

@@ -94,6 +94,7 @@ def make(
             number=max(outcome.tally.number(key), 1),
             config=outcome.name,
             after=outcome.tally.after(key),
+            ranks=outcome.tally.ranks_with(key),
         )
         for outcome in outcomes
         for key, one in outcome.tally.findings.items()
@@ -119,7 +120,11 @@ def make(
     for outcome in outcomes:
         ran.update(outcome.tally.kernels)
     idle_kernels = sorted(name for name, times in ran.items() if not times)
-    untried = tuple(not_tried(counts, unselected, configs, idle_kernels))
+    ranks: dict[str, Counter[str]] = {}
+    for outcome in outcomes:
+        for name, mine in outcome.tally.of_ranks().items():
+            ranks.setdefault(name, Counter()).update(mine)
+    untried = tuple(not_tried(counts, unselected, configs, idle_kernels, ranks))
     undecided = tuple(dict.fromkeys(open_questions(outcomes)))
     verdict, message = verdict_of(findings, undecided, counts, untried, interrupted)
     record = WatchRecord(
@@ -162,6 +167,7 @@ def of_journals(folder: Path) -> WatchRecord | None:
             starts += [entry] if entry["kind"] == "start" else []
         if not tally.processes:
             continue
+        tally.finish()
         tally.undecided |= dict.fromkeys(journals.incomplete())
         seconds = max(times, default=0.0) - min(times, default=0.0)
         name = "command" if place == folder else place.name

@@ -67,6 +67,8 @@ class RecordedFinding(msgspec.Struct, frozen=True):
 
     - `excerpt`: the engine's source around the line of the cause, or else of the free.
     - `number`: the number of findings with this key.
+    - `rank`: the rank of the first one, such as "tp 1", or '' for an engine with one rank.
+    - `ranks`: all ranks that have it.
     - `after`: the cause of an earlier finding about the same request, slot or forward.
     - `changes`: the changes of the engine's source without which it does not appear.
     - `case`: the file name of its case.
@@ -95,6 +97,8 @@ class RecordedFinding(msgspec.Struct, frozen=True):
     changes: tuple[EngineChange, ...] = ()
     case: str | None = None
     known: str | None = None
+    rank: str = ""
+    ranks: tuple[str, ...] = ()
 
     @property
     def cause_name(self) -> str:
@@ -119,7 +123,10 @@ def finding_of(entry: Mapping[str, Any]) -> RecordedFinding:
 
 
 class ProcessRecord(msgspec.Struct, frozen=True):
-    """A watched process. `ended` is True if it closed its journal."""
+    """A watched process. `ended` is True if it closed its journal.
+
+    If the engine has several ranks, `rank` is its name, such as "tp 1", and `counts` are its own.
+    """
 
     engine: str | None
     release: str | None
@@ -127,6 +134,8 @@ class ProcessRecord(msgspec.Struct, frozen=True):
     torch: str | None
     python: str | None
     ended: bool
+    rank: str = ""
+    counts: dict[str, Count] = {}
 
 
 class ConfigRecord(msgspec.Struct, frozen=True):

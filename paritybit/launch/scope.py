@@ -1,10 +1,11 @@
 """Lists what a run did not test."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from paritybit.drive.operating.actions import COUNT
 from paritybit.launch.schema import Untried
-from paritybit.watch.settings import NOT_TRIED, TRIED
+from paritybit.watch.settings import NOT_TRIED, RANKS_DISAGREE, TRIED
 
 STATES: Mapping[str, tuple[str, str]] = {
     "padded_replays": ("padded replays", "each replay filled its bucket"),
@@ -40,11 +41,12 @@ def not_tried(
     unselected: Iterable[str] = (),
     configs: Mapping[str, str] | None = None,
     kernels: Sequence[str] = (),
+    ranks: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
 ) -> Iterator[Untried]:
     """Yield what the verdict does not cover, over all processes.
 
     `unselected` checks were switched off. `configs` has the configurations that were not served, or
-    in part, with the reasons. `kernels` never ran.
+    in part, with the reasons. `kernels` never ran. `ranks` has the counts of each rank.
     """
     yield from not_served(configs or {})
     if missing := counts.get(PAIRS, 0) - counts.get(SERVED_PAIRS, 0):
@@ -65,6 +67,19 @@ def not_tried(
     for name, number in counts.items():
         if name.startswith(COUNT) and not number:
             yield Untried(name, "the release lacks it, or the run was too short")
+    for rank, mine in ranks.items():
+        yield from not_in_rank(rank, mine, counts)
+
+
+def not_in_rank(rank: str, mine: Mapping[str, int], counts: Mapping[str, int]) -> Iterator[Untried]:
+    """Yield what a rank did not reach, and another one did."""
+    for name, (what, why) in STATES.items():
+        if counts.get(name) and not mine.get(name):
+            yield Untried(f"{what} in rank {rank}", why)
+    for name, number in counts.items():
+        check = name.removeprefix(TRIED)
+        if name.startswith(TRIED) and number and not mine.get(name) and check != RANKS_DISAGREE:
+            yield Untried(f"check: {check} in rank {rank}", "it compared nothing there")
 
 
 def not_compared(counts: Mapping[str, int]) -> Iterator[Untried]:

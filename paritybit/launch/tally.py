@@ -1,7 +1,8 @@
 """The totals of the journals of a command, or of one configuration of a plan."""
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ import msgspec
 from paritybit.drive.script import Script, require_sense
 from paritybit.harness.lockstep.tracebacks import without_paths
 from paritybit.launch.journals import Entry
+from paritybit.launch.ranks import Agreement, name_of
 from paritybit.launch.schema import ProcessRecord, RecordedFinding, finding_of
 
 Value = TypeVar("Value")
@@ -46,7 +48,9 @@ class Process:
     findings: dict[str, int] = field(default_factory=dict)
     written: Counter[str] = field(default_factory=Counter)
     script: Entry = field(default_factory=dict)
-    waves: list[Any] = field(default_factory=list)
+    waves: list[Entry] = field(default_factory=list)
+    first: int | None = None
+    """The forward of its first finding."""
     touched: dict[object, dict[str, "Order"]] = field(default_factory=dict)
     """When each cause had its first finding about each request, slot and forward."""
 
@@ -67,6 +71,11 @@ class Tally:
     played: dict[str, Process] = field(default_factory=dict)
     orders: dict[str, "Order"] = field(default_factory=dict)
     kernels: dict[str, bool] = field(default_factory=dict)
+    agreement: Agreement = field(default_factory=Agreement)
+    times: dict[str, float] = field(default_factory=dict)
+    """When each finding was first written, in seconds since the epoch."""
+    died: tuple[str, ...] = ()
+    """The ranks that ended before the others, without closing their journals."""
 
     def take(self, process: str, entry: Entry) -> RecordedFinding | None:
         """Add an entry. Returns a finding if it is the first of its key."""
@@ -74,33 +83,65 @@ class Tally:
         mine = self.processes.setdefault(process, Process())
         match entry["kind"]:
             case "start":
-                known = {name: entry.get(name) for name in STARTED}
-                texts = {name: None if one is None else str(one) for name, one in known.items()}
-                mine.started = ProcessRecord(**texts, ended=False)
+                self._start(process, mine, entry)
             case "counts":
                 mine.counts = values_of(entry.get("counts"), int)
                 mine.findings = values_of(entry.get("findings"), int)
             case "finding":
-                return self._found(mine, finding_of(entry))
+                return self._found(mine, self._of_rank(mine, entry))
             case "undecided":
                 self.undecided.setdefault(str(entry.get("what")))
             case "scope":
-                settings = entry.get("settings")
-                for name, value in settings.items() if isinstance(settings, Mapping) else ():
-                    values = self.settings.setdefault(str(name), [])
-                    values += [str(value)] if str(value) not in values else []
+                self._scope(entry.get("settings"))
             case "stand_in":
                 self.stand_ins.setdefault(str(entry.get("what")), str(entry.get("why")))
             case "script":
                 mine.script, mine.waves = entry, []
             case "wave" if len(mine.waves) <= MOST_WAVES:
-                mine.waves.append(entry.get("wave"))
+                mine.waves.append(entry)
             case "kernels":
                 for name, ran in values_of(entry.get("ran"), bool).items():
                     self.kernels[name] = ran or self.kernels.get(name, False)
             case "end" if mine.started is not None:
                 mine.started = msgspec.structs.replace(mine.started, ended=True)
+        if entry["kind"] == "digests":
+            return self._disagree(self.agreement.take(process, entry.get("given"), self.firsts))
         return None
+
+    def _start(self, process: str, mine: Process, entry: Entry) -> None:
+        known = {name: entry.get(name) for name in STARTED}
+        texts = {name: None if one is None else str(one) for name, one in known.items()}
+        rank, sizes = (values_of(entry.get(name), int) for name in ("rank", "ranks"))
+        started: dict[str, Any] = {**texts, "ended": False, "rank": name_of(rank)}
+        mine.started = ProcessRecord(**started)
+        self.agreement.start(process, rank, sizes)
+
+    def _scope(self, settings: object) -> None:
+        for name, value in settings.items() if isinstance(settings, Mapping) else ():
+            values = self.settings.setdefault(str(name), [])
+            values += [str(value)] if str(value) not in values else []
+
+    def _of_rank(self, mine: Process, entry: Entry) -> RecordedFinding:
+        """Return the finding of a process, with its rank."""
+        found = finding_of(entry)
+        mine.first = mine.first or found.forward
+        self.times.setdefault(found.key, entry.get("time", 0.0))
+        rank = "" if mine.started is None else mine.started.rank
+        return msgspec.structs.replace(found, rank=rank)
+
+    def finish(self) -> RecordedFinding | None:
+        """Compare what is left of the digests when the processes have ended."""
+        return self._disagree(self.agreement.finish(self.firsts))
+
+    @property
+    def firsts(self) -> dict[str, int]:
+        """The forward of the first finding of each process that has one."""
+        return {name: one.first for name, one in self.processes.items() if one.first is not None}
+
+    def _disagree(self, given: Iterable[tuple[str, RecordedFinding]]) -> RecordedFinding | None:
+        """Add findings of several ranks. Returns the first one that is the first of its key."""
+        new = [self._found(self.processes[process], one) for process, one in given]
+        return next(filter(None, new), None)
 
     def _found(self, process: Process, finding: RecordedFinding) -> RecordedFinding | None:
         key = finding.key
@@ -141,9 +182,15 @@ class Tally:
     def script(self, key: str) -> Script | None:
         """Return the script until the finding with a key, or None if it is too long or missing."""
         process = self.played[key]
+        if not process.script:  # Another rank serves the requests of all.
+            served = (one for one in self.processes.values() if one.script)
+            process, until = next(served, process), self.times.get(key, math.inf)
+            waves = [one for one in process.waves if one.get("time", 0.0) <= until]
+            process = replace(process, waves=waves)
         with suppress(ValueError):
             if "settings" in process.script and len(process.waves) <= MOST_WAVES:
-                data = {"settings": process.script["settings"], "waves": process.waves}
+                waves_data = [one.get("wave") for one in process.waves]
+                data = {"settings": process.script["settings"], "waves": waves_data}
                 script = msgspec.convert(data, Script)
                 require_sense(script)
                 return script
@@ -152,7 +199,26 @@ class Tally:
     @property
     def started(self) -> tuple[ProcessRecord, ...]:
         """The processes that loaded an engine."""
-        return tuple(one.started for one in self.processes.values() if one.started is not None)
+        return tuple(
+            msgspec.structs.replace(
+                one.started, counts=dict(one.counts) if one.started.rank else {}
+            )
+            for one in self.processes.values()
+            if one.started is not None
+        )
+
+    def of_ranks(self) -> dict[str, dict[str, int]]:
+        """Return the counts of each rank, by its name. There are none for one rank."""
+        found: dict[str, Counter[str]] = {}
+        for process in self.started:
+            if process.rank:
+                found.setdefault(process.rank, Counter()).update(process.counts)
+        return {name: dict(found[name]) for name in sorted(found)}
+
+    def ranks_with(self, key: str) -> tuple[str, ...]:
+        """Return the ranks that have a finding with a key."""
+        has = (one for one in self.processes.values() if one.written[key] or key in one.findings)
+        return tuple(sorted({one.started.rank for one in has if one.started} - {""}))
 
     def count(self, name: str) -> int:
         """Return a count over all processes."""
@@ -163,6 +229,7 @@ class Tally:
         total = Counter[str]()
         for process in self.processes.values():
             total.update(process.counts)
+        total.update(self.agreement.counts())
         return dict(total)
 
     def number(self, key: str) -> int:

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from paritybit.drive.operating.actions import COUNT, WHOLE
+from paritybit.launch.ranks import absent, lagging
 from paritybit.launch.schema import RecordedFinding, Untried, Verdict
 from paritybit.launch.scope import PAIRS, SERVED_PAIRS
 from paritybit.launch.tally import Tally
-from paritybit.launch.words import causes_of, plural
+from paritybit.launch.words import causes_of, named, plural
 from paritybit.watch.settings import ELAPSED, TAKEN
 
 NEEDED: Mapping[str, str] = {
@@ -116,6 +117,7 @@ def open_questions(outcomes: Sequence[ConfigOutcome]) -> Iterator[str]:
             yield f"{which} {ending(outcome)}{error}{see}"
     for outcome in outcomes:
         yield from outcome.tally.undecided
+        yield from rank_questions(outcome)
         if outcome.short:
             continue
         counts = outcome.tally.counts()
@@ -136,6 +138,23 @@ def open_questions(outcomes: Sequence[ConfigOutcome]) -> Iterator[str]:
         missing = [sentence for sentence in missing_counts(outcome) if sentence not in nowhere]
         if missing and outcome.code == 0 and not (outcome.stopped or outcome.short):
             yield f"{missing[0]} in {outcome.name}"
+
+
+def rank_questions(outcome: ConfigOutcome) -> Iterator[str]:
+    """Yield what is open about single ranks. A total would hide that one of them had nothing."""
+    tally = outcome.tally
+    counts, ranks = tally.of_ranks(), [*tally.agreement.ranks.values()]
+    for name in absent(ranks):
+        yield f"rank {name} was never watched"
+    yield from (f"rank {name} died before the other ranks ended" for name in tally.died)
+    if outcome.short:
+        return
+    for name, sentence in NEEDED.items():
+        if tally.count(name):
+            yield from (
+                f"{sentence} in rank {rank}" for rank in counts if not counts[rank].get(name)
+            )
+    yield from lagging(counts, [rank for rank, _ in ranks])
 
 
 def missing_counts(outcome: ConfigOutcome) -> Iterator[str]:
@@ -164,8 +183,8 @@ def verdict_of(
         first = causes[0].findings[0]
         more = f"; {len(causes) - 1} more cause{'s' * (len(causes) > 2)}" * (len(causes) > 1)
         return "finding", (
-            f"{plural(number, 'finding')} with {plural(len(causes), 'cause')}: {first.check}: "
-            f"{first.text}{more}; {seen}"
+            f"{plural(number, 'finding')} with {plural(len(causes), 'cause')}: "
+            f"{named(first)}{more}; {seen}"
         )
     if open_:
         more = f"; and {len(open_) - 1} more" if len(open_) > 1 else ""

@@ -28,10 +28,15 @@ def lines_of(finding: RecordedFinding) -> Iterator[tuple[str, str]]:
         yield "known", finding.known
 
 
+def named(finding: RecordedFinding) -> str:
+    """Return the check, the rank if there are several, and the text of a finding."""
+    return f"{finding.check}{f' (rank {finding.rank})' if finding.rank else ''}: {finding.text}"
+
+
 def text_of(finding: RecordedFinding) -> str:
     """Return a finding and its lines as text."""
     lines = [f"  {name}: {text}" for name, text in lines_of(finding)]
-    return "\n".join([f"{finding.check}: {finding.text}", *lines])
+    return "\n".join([named(finding), *lines])
 
 
 def where(finding: RecordedFinding) -> Iterator[str]:
@@ -45,7 +50,10 @@ def where(finding: RecordedFinding) -> Iterator[str]:
         more = f" and {rest} more" if rest > 0 else ""
         yield f"slot {finding.slots[0]}{more}"
     kind = f" ({finding.forward_kind})" if finding.forward_kind else ""
-    yield f"forward {finding.forward}{kind}" if finding.forward is not None else "between forwards"
+    when = f"forward {finding.forward}{kind}" if finding.forward is not None else "between forwards"
+    yield f"{when} of rank {finding.rank}" if finding.rank else when
+    if others := [rank for rank in finding.ranks if rank not in finding.rank.split(", ")]:
+        yield f"also in rank {' and '.join(others)}"
     if finding.replay is not None:
         yield f"replay of {finding.replay}"
 
@@ -140,7 +148,7 @@ SEVERITY: tuple[tuple[str, ...], ...] = (
     (
         *("stray write", "wrong owner", "corrupted read", "freed in use", "double free"),
         *("unwritten slot", "uninitialised read", "wrong list", "wrong read", "wrong row"),
-        *("stale input", "graph and eager differ", "company", "engine error"),
+        *("stale input", "graph and eager differ", "ranks disagree", "company", "engine error"),
     ),
     ("kernel race", "padding leak", "unrepeatable replay", "leak"),
     ("moved address", "changed dtype"),

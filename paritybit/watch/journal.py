@@ -2,7 +2,7 @@
 
 | kind | fields |
 |---|---|
-| `start` | engine, release, pid, torch, device, python |
+| `start` | engine, release, pid, torch, device, python, rank, ranks: the number of ranks, by axis |
 | `counts` | counts: name to number; findings: key to number; both are totals so far |
 | `finding` | the fields of `Finding`; excerpt: source around its line |
 | `undecided` | what: something that could not be judged |
@@ -10,6 +10,7 @@
 | `stand_in` | what was replaced in the engine, why |
 | `script` | settings with which paritybit serves the engine |
 | `wave` | wave: the requests that paritybit serves next |
+| `digests` | given: a list per forward, as `Digests.end` makes it |
 | `kernels` | ran: whether each function for Triton ran, by module and name |
 | `end` | |
 
@@ -35,7 +36,7 @@ from paritybit.watch.stacks import excerpt
 
 KINDS = (
     *("start", "counts", "finding", "undecided", "scope", "stand_in", "script", "wave"),
-    *("kernels", "end"),
+    *("kernels", "digests", "end"),
 )
 
 MOST_ALIKE = 20
@@ -46,6 +47,9 @@ PAUSE, SHARE = 0.5, 1 / 1000
 
 A day of counts takes about 10 MB so, and not 240.
 """
+
+MOST_DIGESTS = 64
+"""The most digests that wait for the next counts."""
 
 MOST_WAITING = 10_000
 """The most lines that wait until they can be written, apart from findings."""
@@ -101,6 +105,12 @@ class Journal:
     """Whether lines wait that could not be written. stderr says so, and the engine continues."""
     waiting: list[bytes] = field(default_factory=list)
     """Lines that are not written yet. If the last attempt failed, the mode of the file says so."""
+    digests: list[tuple[object, ...]] = field(default_factory=list)
+    """Digests of forwards that are not written yet."""
+    passes: dict[str, int] = field(default_factory=dict)
+    """The number of forwards of each model, with the skipped ones. It outlives a watcher."""
+    counted_all: bool = True
+    """Whether all of these were counted. If not, digests would not match those of other ranks."""
     watchers: WeakKeyDictionary[Any, None] = field(default_factory=WeakKeyDictionary)
     """The watchers that write to this journal. They live as long as their connectors keep them."""
 
@@ -161,9 +171,22 @@ class Journal:
             self.write_counts()
 
     def write_counts(self) -> None:
-        """Write the counts."""
+        """Write the counts, and the digests that wait."""
         self.counted = time.monotonic()
         self.write("counts", counts=self.counts, findings=self.findings)
+        self.write_digests()
+
+    def digest(self, *given: object) -> None:
+        """Write the digest of a forward with the next counts, or with MOST_DIGESTS of them."""
+        self.digests += [given] if self.counted_all else []
+        if len(self.digests) >= MOST_DIGESTS:
+            self.write_digests()
+
+    def write_digests(self) -> None:
+        """Write the digests that wait."""
+        if self.digests:
+            given, self.digests = self.digests, []
+            self.write("digests", given=given)
 
     def once(self, kind: str, **fields: Any) -> None:
         """Write a line, unless the same line was written before."""
@@ -178,6 +201,7 @@ class Journal:
 
     def lose(self) -> None:
         """Make the watchers forget what they know, because a connector did not report all of it."""
+        self.counted_all = False
         for watcher in list(self.watchers):
             watcher.lose()
             watcher.missed()
@@ -195,8 +219,8 @@ class Journal:
         self.pid, self.file = os.getpid(), None
         self.path = self.path.with_name(f"process-{self.pid}.jsonl")
         self.counts, self.findings, self.said = {}, {}, set()
-        self.waiting, self.lost = [], False
-        util.Finalize(None, self.settle, exitpriority=0)
+        self.waiting, self.digests, self.lost = [], [], False
+        util.Finalize(None, self.end, exitpriority=0)
 
     def go_on_in(self, folder: Path) -> None:
         """Continue in a file of this process in a folder, with the lines written so far."""
@@ -210,6 +234,7 @@ class Journal:
         """Judge everything that happened so far."""
         for watcher in list(self.watchers):
             watcher.settled()
+        self.write_digests()
         if self.waiting:
             self._append()
 
@@ -237,7 +262,7 @@ def of_process(settings: Settings | None = None) -> Journal | None:
     if settings is None:
         return None
     _OPEN[:] = [Journal(settings.folder / f"process-{os.getpid()}.jsonl")]
-    util.Finalize(None, _OPEN[0].settle, exitpriority=0)  # A process of multiprocessing ends so.
+    util.Finalize(None, _OPEN[0].end, exitpriority=0)  # A process of multiprocessing ends so.
     return _OPEN[0]
 
 

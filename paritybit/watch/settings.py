@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,6 +14,16 @@ NOT_TRIED = "not tried: "
 
 TAKEN, ELAPSED = "microseconds of the sanitizer", "microseconds of the engine"
 """The counts of the time that the sanitizer took, and of the whole time between forwards."""
+
+RANKS_DISAGREE = "ranks disagree"
+"""The check of the digests of several ranks, after the fact."""
+
+AGREEING: Mapping[str, Sequence[str]] = {
+    "tp": ("rows", "lengths", "slots", "tokens", "positions", "lists", "bucket"),
+    "pp": ("rows", "lengths", "positions"),
+}
+"""The parts of a forward in which the ranks along an axis agree. A digest has a hash for each of
+the first ones, in this order."""
 
 VARIABLE = "PARITYBIT_WATCH"
 

@@ -17,6 +17,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -25,7 +26,8 @@ from paritybit.watch import memory, reading
 from paritybit.watch.between import FILLED, MOST_NOTED
 from paritybit.watch.boundary import guarded
 from paritybit.watch.budget import Budget
-from paritybit.watch.facts import Forward, Group, IndexList, Row, RowValues, StaticInput
+from paritybit.watch.digests import digests_of
+from paritybit.watch.facts import Forward, Group, IndexList, Replay, Row, RowValues, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Overwrite
 from paritybit.watch.lines import LISTS
@@ -48,7 +50,8 @@ class Watcher(Replaying):
     judged if a replay that runs again writes it. Otherwise, the next CAREFUL forwards are scanned
     before as well.
 
-    Slots are passed as integer tensors of any shape and device. -1 means "no slot".
+    Slots are passed as integer tensors of any shape and device. -1 means "no slot". `rank` has the
+    rank of this process, and the number of ranks, by axis: see `paritybit.watch.digests`.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Watcher(Replaying):
         release: str,
         journal: Journal,
         settings: Settings,
+        rank: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     ) -> None:
         layers = (layer for group in groups for layer in group.layers)
         for device in {tensor.device for layer in layers for tensor in layer.tensors}:
@@ -81,7 +85,10 @@ class Watcher(Replaying):
             checks=[check.name for check in self.checks],
             every=settings.every,
             overhead=settings.overhead,
+            rank={axis: number for axis, (number, _) in rank.items()},
+            ranks={axis: size for axis, (_, size) in rank.items()},
         )
+        self.digests = digests_of(journal, rank, settings.checks)
         journal.watchers[self] = None
 
     def __del__(self) -> None:
@@ -106,6 +113,8 @@ class Watcher(Replaying):
         that of `Forward`. Call it exactly once per forward. If it returns False, call `skipped` in
         place of `begin` and `end`.
         """
+        if self.digests is not None:
+            self.digests.next(model)
         full = any(len(one.noted) >= MOST_NOTED for one in self.changes.values())
         if self.budget is not None:
             again = any(self.relations.again.values())
@@ -117,6 +126,12 @@ class Watcher(Replaying):
         # With a constant gap, the checked forwards could all be of one kind.
         self.wait = self.gaps.randint(0, 2 * self.settings.every - 2)
         return True
+
+    def replay(self, replay: Replay) -> object:
+        """Replay a graph and judge the replay. Returns the result of the first `replay.run()`."""
+        if self.digests is not None and self.watching and not self.busy:
+            self.digests.add("bucket", (replay.kind, replay.bucket))
+        return super().replay(replay)
 
     @property
     def watching(self) -> bool:
@@ -176,6 +191,8 @@ class Watcher(Replaying):
             shared += int((others & reads.judged).sum())
             reading.adopt_checksums(reads)
         self.origins.note(self.number, forward)
+        if self.digests is not None:
+            self.digests.begin(forward)
         self.now = WatchedForward(self.number, forward, owned, writes, unmapped, careful)
         self.judge_layers(self.now)
         if (known := self.relayed.known(forward)) is not None:
@@ -255,6 +272,8 @@ class Watcher(Replaying):
             self.judge("lists", GivenList(self.now.number, self.now.forward, ledger, given))
             rows = len(self.now.forward.rows)
             self.journal.count(list_entries=int(given.counts[:rows].sum()))
+            if self.digests is not None:
+                self.digests.lists(self.now.forward, given)
 
     @guarded
     def judge_inputs(self, kind: str, inputs: Sequence[StaticInput]) -> None:
@@ -311,7 +330,11 @@ class Watcher(Replaying):
         expected = torch.tensor(wanted)
         size = len(known)
         given = [StaticInput("input_ids", ids[known], size, size, expected=expected, copied=ids)]
+        if self.digests is not None:
+            self.digests.add("tokens", [ids[:start]])
         if positions is not None:
+            if self.digests is not None:
+                self.digests.add("positions", [positions[:start]])
             right = reading.ranges([(row.cached, row.cached + row.computed) for row in rows])
             size = len(positions)
             given.append(StaticInput("positions", positions, size, size, expected=right))
@@ -350,6 +373,8 @@ class Watcher(Replaying):
                     self.judge("writes", Unwritten(*given))
         self.loading.clear()
         self.compared("error", 1)
+        if self.digests is not None:
+            self.digests.end(now.number, now.forward)
 
     @guarded
     def abandon(self) -> None:

@@ -10,6 +10,7 @@ from paritybit.drive.company import CHECK
 from paritybit.launch.schema import Cause, EngineChange, RecordedFinding
 from paritybit.launch.words import SEVERITY, all_causes, causes_of
 from paritybit.watch.checks import CHECKS
+from paritybit.watch.settings import RANKS_DISAGREE
 from properties.launch.conftest import Script, Watch
 from properties.support.records import record
 
@@ -32,7 +33,7 @@ def shown(finding: RecordedFinding) -> RecordedFinding:
 
 def test_each_check_has_a_severity() -> None:
     listed = [check for tier in SEVERITY for check in tier]
-    assert sorted(listed) == sorted([*CHECKS, CHECK])
+    assert sorted(listed) == sorted([*CHECKS, CHECK, RANKS_DISAGREE])
 
 
 @pytest.mark.parametrize(

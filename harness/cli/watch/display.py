@@ -10,7 +10,7 @@ from rich.console import Console
 from paritybit.launch.schema import RecordedFinding
 from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import scope_of
-from paritybit.launch.words import plural
+from paritybit.launch.words import named, plural
 
 FIRST_LINE, RAREST_LINE = 5.0, 300.0
 """Seconds before the first line of progress, and at most between two. They double each time."""
@@ -38,7 +38,7 @@ class Display:
             if finding is not None:
                 self.found += 1
                 if self.found <= MOST:
-                    self.put(f"{finding.check}: {finding.text}", style="bold red")
+                    self.put(named(finding), style="bold red")
                 elif self.found == MOST + 1:
                     self.put("there are further findings; the page at the end has all")
             now = time.monotonic()

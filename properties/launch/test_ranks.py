@@ -1,0 +1,198 @@
+"""Several ranks: their names, what one of them lacks, and what they disagree about."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paritybit.launch.ranks import Agreement, absent, lagging, name_of
+from paritybit.launch.schema import RecordedFinding
+from properties.launch.conftest import Script, Watch
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, OK
+from properties.support.records import record
+
+RANKS = """
+def rank(number, findings=(), digests=(), end=True, seconds=0.0, **counts):
+    if os.fork() == 0:
+        journal = of_process()
+        journal.write("start", engine="toy", release="1.0", torch="2.9", python="3.12",
+                      device="cpu", rank={"tp": number}, ranks={"tp": 2})
+        for finding in findings:
+            journal.finding(finding)
+        journal.count(**{"forwards": 5, "replays": 3, "padded_replays": 1, "reads": 40,
+                         "shared_reads": 2, **counts})
+        journal.write("digests", given=[*digests])
+        time.sleep(seconds)
+        if end:
+            journal.end()
+        os._exit(0)
+
+def same(model, number, *parts):
+    return [model, number, number, "decode", " ".join(parts)]
+
+def wait():
+    try:
+        while True:
+            os.wait()
+    except ChildProcessError:
+        pass
+"""
+
+PARTS = "a", "b", "c", "d", "e", "f", "g"
+
+
+def digest(number: int, **other: str) -> list[Any]:
+    """Return the digest of a forward, with other hashes for some parts."""
+    names = ("rows", "lengths", "slots", "tokens", "positions", "lists", "bucket")
+    parts = (other.get(name, part) for name, part in zip(names, PARTS, strict=True))
+    return ["", number, number, "decode", " ".join(parts)]
+
+
+def compared(
+    ranks: Sequence[Sequence[list[Any]]], axis: str = "tp", **first: int
+) -> tuple[list[RecordedFinding], int]:
+    """Return the findings of ranks with some digests, and the number of comparisons."""
+    agreement = Agreement()
+    for number in range(len(ranks)):
+        agreement.start(str(number), {axis: number}, {axis: len(ranks)})
+    found = [
+        one
+        for number, given in enumerate(ranks)
+        for _, one in agreement.take(str(number), [*given], {k[1:]: v for k, v in first.items()})
+    ]
+    found += [one for _, one in agreement.finish({})]
+    return found, agreement.compared
+
+
+def test_a_rank_has_a_name() -> None:
+    assert name_of({}) == ""
+    assert name_of({"tp": 1}) == "tp 1"
+    assert name_of({"tp": 0, "dp": 3, "ep": 2}) == "dp 3 tp 0 ep 2"
+    assert absent([({"tp": 0, "pp": 1}, {"tp": 2, "pp": 2})]) == [
+        *("pp 0 tp 0", "pp 0 tp 1", "pp 1 tp 1"),
+    ]
+
+
+def test_ranks_that_agree_have_no_finding() -> None:
+    digests = [digest(number) for number in range(1, 9)]
+    assert compared([digests, digests]) == ([], 8)
+    assert compared([digests, digests[::3]]) == ([], 3)
+    assert compared([digests[::2], digests[1::2]]) == ([], 0)
+
+
+def test_a_part_that_a_rank_lacks_is_not_compared() -> None:
+    assert compared([[digest(1)], [digest(1, lists="")]]) == ([], 1)
+
+
+def test_the_odd_one_out_of_three_is_named() -> None:
+    (found,), _ = compared([[digest(4)], [digest(4, slots="x", lists="x")], [digest(4)]])
+    assert (found.rank, found.forward) == ("tp 1", 4)
+    assert found.text == (
+        "rank tp 1 gets other slots and other index lists than rank tp 0, tp 2 in the same forward"
+    )
+
+
+def test_both_of_two_are_named_unless_one_has_a_finding_before() -> None:
+    digests = [[digest(4)], [digest(4, tokens="x")]]
+    (found,), _ = compared(digests)
+    assert (found.rank, found.ranks) == ("tp 0, tp 1", ())
+    assert "ranks tp 0 and tp 1 get other tokens than one another" in found.text
+    (found,), _ = compared(digests, _1=4)
+    assert found.rank == "tp 1"
+    (found,), _ = compared(digests, _1=5)
+    assert found.rank == "tp 0, tp 1"
+
+
+def test_stages_of_a_pipeline_agree_on_rows_and_positions_alone() -> None:
+    assert compared([[digest(1)], [digest(1, slots="x", bucket="x")]], "pp") == ([], 1)
+    (found,), _ = compared([[digest(1)], [digest(1, positions="x")]], "pp")
+    assert found.rank == "pp 0, pp 1"
+
+
+def test_engines_one_after_another_are_apart_and_engines_at_a_time_are_not_compared() -> None:
+    agreement = Agreement()
+
+    def start(process: str) -> None:
+        agreement.start(process, {"tp": int(process[-1])}, {"tp": 2})
+
+    def take(process: str, *given: list[Any]) -> list[Any]:
+        return [*agreement.take(process, [*given], {})]
+
+    start("a0")
+    start("a1")
+    found = [take("a0", digest(1), digest(2)), take("a1", digest(1))]
+    start("b0")
+    start("b1")
+    found += [take("b0", digest(2, rows="x")), take("b1", digest(2, rows="x"))]
+    assert (found, agreement.compared) == ([[]] * 4, 2)
+    found = [take("a1", digest(2, rows="x")), take("b0", digest(3)), take("b1", digest(3))]
+    assert (found, agreement.compared) == ([[]] * 3, 2)
+
+
+def test_a_rank_that_is_far_behind_lags() -> None:
+    ranks = [{"tp": 0}, {"tp": 1}]
+    counts = {"tp 0": {"forwards": 1000}, "tp 1": {"forwards": 10, "skipped_forwards": 900}}
+    assert [*lagging(counts, ranks)] == []
+    counts["tp 1"]["forwards"] = 0
+    assert [*lagging({**counts, "tp 1": {"forwards": 700}}, ranks)] == [
+        "rank tp 1 lags: it ran 700 forwards, and another rank 1,000"
+    ]
+    assert [*lagging({"dp 0": {"forwards": 1000}}, [{"dp": 0}, {"dp": 1}])] == []
+
+
+def test_the_counts_of_each_rank_are_kept(watch: Watch, script: Script, tmp_path: Path) -> None:
+    text = (
+        "rank(0, digests=[same('', 1, 'a')]); rank(1, digests=[same('', 1, 'a')], reads=2); wait()"
+    )
+    done = watch("--", *script(RANKS + text))
+    assert done.returncode == OK, done.stderr
+    data = record(tmp_path)
+    assert data["counts"]["reads"] == 42
+    assert data["counts"]["tried: ranks disagree"] == 1
+    ranks = {one["rank"]: one["counts"]["reads"] for one in data["configs"][0]["processes"]}
+    assert ranks == {"tp 0": 40, "tp 1": 2}
+    page = (tmp_path / "out" / "latest" / "index.html").read_text()
+    assert "tp 1" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("rank(0)", "rank tp 1 was never watched"),
+        ("rank(0); rank(1, forwards=0)", "no forward pass was checked in rank tp 1"),
+        ("rank(0); rank(1, reads=0)", "no read of a KV slot was checked in rank tp 1"),
+        ("rank(0, forwards=500); rank(1)", "rank tp 1 lags: it ran 5 forwards, and another"),
+        (
+            "rank(0, seconds=4); rank(1, end=False, seconds=0.5)",
+            "rank tp 1 died before the other ranks ended",
+        ),
+    ],
+)
+def test_a_rank_without_its_part_leaves_no_verdict(
+    watch: Watch, script: Script, text: str, why: str
+) -> None:
+    done = watch("--", *script(f"{RANKS}{text}; wait()"))
+    assert done.returncode == CANNOT_RUN, done.stderr
+    assert why in done.stderr.splitlines()[-1]
+
+
+def test_a_finding_names_its_rank(watch: Watch, script: Script, tmp_path: Path) -> None:
+    text = "rank(1, [STRAY]); time.sleep(0.5); rank(0, [STRAY], [same('', 4, 'a')]); wait()"
+    done = watch("--", *script(RANKS + text))
+    assert done.returncode == FINDING, done.stderr
+    assert "stray write (rank tp 1): the replay of decode" in done.stderr
+    assert "forward 4 (decode) of rank tp 1, also in rank tp 0, replay of decode" in done.stderr
+    (found,) = record(tmp_path)["findings"]
+    assert (found["rank"], found["ranks"], found["number"]) == ("tp 1", ["tp 0", "tp 1"], 2)
+    sarif = (tmp_path / "out" / "latest" / "findings.sarif").read_text()
+    assert "of rank tp 1" in sarif
+
+
+def test_ranks_that_disagree_are_a_finding(watch: Watch, script: Script, tmp_path: Path) -> None:
+    text = "rank(0, (), [same('', 4, 'a')]); rank(1, (), [same('', 4, 'b')]); wait()"
+    done = watch("--", *script(RANKS + text))
+    assert done.returncode == FINDING, done.stderr
+    assert "ranks disagree (rank tp 0, tp 1): ranks tp 0 and tp 1 get other rows" in done.stderr
+    (found,) = record(tmp_path)["findings"]
+    assert (found["check"], found["forward"], found["number"]) == ("ranks disagree", 4, 1)

@@ -1,0 +1,84 @@
+"""The digests of forwards, by which ranks are compared."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paritybit.watch import journal
+from paritybit.watch.facts import Forward, IndexList, Replay
+from paritybit.watch.settings import AGREEING, Settings
+from paritybit.watch.watcher import Watcher
+from properties.support.watching import groups, lines_in, row
+
+FACTS: dict[str, Any] = {
+    "request": "a", "cached": 2, "slots": [5, 6, 7], "ids": [3], "positions": [2], "list": 5,
+    "bucket": 2,
+}  # fmt: skip
+
+OTHER: dict[str, dict[str, Any]] = {
+    "rows": {"request": "b"},
+    "lengths tokens positions": {"cached": 1, "ids": [2, 3], "positions": [1, 2]},
+    "slots": {"slots": [5, 9, 7]},
+    "tokens": {"ids": [4]},
+    "positions": {"positions": [9]},
+    "lists": {"list": 8},
+    "bucket": {"bucket": 4},
+}
+
+
+def digests(folder: Path, rank: int, forwards: int = 1, **facts: Any) -> list[Any]:
+    """Return the digests of a rank whose forwards all get these facts."""
+    given = {**FACTS, **facts}
+    lines = journal.Journal(folder / f"process-{rank}.jsonl")
+    kv = groups()
+    watcher = Watcher(
+        kv, engine="toy", release="1", journal=lines, settings=Settings(str(folder)),
+        rank={"tp": (rank, 2)},
+    )  # fmt: skip
+    for _ in range(forwards):
+        one = row(given["request"], [1, 2, 3], given["cached"], given["slots"])
+        assert watcher.due("decode", 1)
+        watcher.begin(Forward("decode", (one,)))
+        watcher.judge_tokens(torch.tensor(given["ids"]), torch.tensor(given["positions"]))
+        entries = torch.tensor([given["list"], 6, 7, 33])
+        bounds = torch.tensor([0]), torch.tensor([3])
+        watcher.judge_lists([IndexList("kv_indices", "full", entries, *bounds)])
+        watcher.replay(Replay("graph", "decode", 1, given["bucket"], (), lambda: None))
+        watcher.end()
+    lines.end()
+    found = [one for one in lines_in(folder) if one["kind"] == "digests"]
+    lines.path.unlink()
+    return [digest for one in found for digest in one["given"]]
+
+
+def test_ranks_that_get_the_same_have_the_same_digests(tmp_path: Path) -> None:
+    first, second = (digests(tmp_path, rank, 3) for rank in (0, 1))
+    assert first == second
+    assert [one[:4] for one in first] == [["", n, n, "decode"] for n in (1, 2, 3)]
+    assert len(first[0][4].split(" ")) == len(AGREEING["tp"])
+
+
+@pytest.mark.parametrize("parts", OTHER)
+def test_a_digest_says_which_parts_differ(tmp_path: Path, parts: str) -> None:
+    (mine,), (other,) = digests(tmp_path, 0), digests(tmp_path, 1, **OTHER[parts])
+    pairs = zip(AGREEING["tp"], mine[4].split(" "), other[4].split(" "), strict=True)
+    assert " ".join(part for part, one, another in pairs if one != another) == parts
+
+
+def test_an_engine_with_one_rank_has_no_digests(tmp_path: Path) -> None:
+    lines = journal.Journal(tmp_path / "process-3.jsonl")
+    settings = Settings(str(tmp_path))
+    Watcher(groups(), engine="toy", release="1", journal=lines, settings=settings)
+    assert "tried: ranks disagree" not in lines.counts
+    lines.end()
+
+
+def test_no_digest_is_made_once_a_hook_failed(tmp_path: Path) -> None:
+    lines = journal.Journal(tmp_path / "process-0.jsonl")
+    lines.digest("", 1, 1, "decode", "a")
+    lines.lose()
+    lines.digest("", 2, 2, "decode", "a")
+    assert len(lines.digests) == 1
+    lines.end()
