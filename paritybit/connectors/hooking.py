@@ -13,7 +13,7 @@ from typing import Any
 from paritybit.watch import memory
 from paritybit.watch.attach import of_signal, where
 from paritybit.watch.journal import of_process
-from paritybit.watch.stacks import first_line
+from paritybit.watch.stacks import WRAPPERS, first_line
 
 HOOK = "_paritybit_hook"
 
@@ -176,6 +176,9 @@ def wrap(owner: Any, name: str, method: Callable[..., Any]) -> None:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return hook(original, *args, **kwargs)
 
+    # Each has a code of its own, by which stacks find what it wraps.
+    code = wrapped.__code__.replace(co_name=f"wrapped {len(WRAPPERS)}")
+    wrapped.__code__, WRAPPERS[code] = code, original
     setattr(wrapped, HOOK, method)
     setattr(owner, name, wrapped)
     if isinstance(owner, ModuleType):

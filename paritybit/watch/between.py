@@ -9,10 +9,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from paritybit.watch.bits import on_host
 from paritybit.watch.boundary import Boundary, guarded
 from paritybit.watch.chains import Chains
 from paritybit.watch.facts import Forward, Group, HostSlots, Row, StaticInput
@@ -36,24 +38,33 @@ MOST_NOTED = 2**15
 
 
 class SlotCopy:
-    """A copy of slot numbers or token ids, from a GPU in the order of the current stream.
+    """A copy of slot numbers or token ids, made in the order of the current stream.
 
-    The engine may modify its own tensor afterwards.
+    The engine may modify its own tensor afterwards. Copies on a GPU are fetched together.
     """
 
+    waiting: ClassVar[dict[torch.cuda.Stream, list["SlotCopy"]]] = {}
+    """The copies that are still on a GPU, by the stream that made them."""
+    lock: ClassVar = threading.Lock()
+
     def __init__(self, slots: Tensor) -> None:
-        self.copy = slots.detach().to(torch.int64, copy=not slots.is_cuda).flatten()
-        self.made: torch.cuda.Event | None = None
+        self.copy = slots.detach().to(torch.int64, copy=True).flatten()
         if slots.is_cuda:
-            self.copy = self.copy.to("cpu", non_blocking=True)
-            self.made = torch.cuda.current_stream(slots.device).record_event()
+            stream = torch.cuda.current_stream(slots.device)
+            with self.lock:
+                self.waiting.setdefault(stream, []).append(self)
 
     @property
     def slots(self) -> Tensor:
-        """The numbers, int64 [n], on the host. Waits for the copy."""
-        if self.made is not None:
-            self.made.synchronize()
-            self.made = None
+        """The numbers, int64 [n], on the host. Waits for the copies."""
+        if self.copy.is_cuda:
+            with self.lock:
+                for stream in [*self.waiting]:
+                    copies = self.waiting.pop(stream)
+                    with torch.cuda.stream(stream):
+                        hosts = on_host([one.copy for one in copies])
+                    for one, host in zip(copies, hosts, strict=True):
+                        one.copy = host
         return self.copy
 
 
@@ -103,34 +114,40 @@ class Changes:
                 continue
             changes = [one for one in part if isinstance(one, Change)]
             if kind == FREED:
-                freed = zip(*map(self._free, changes), strict=True)
-                yield Freeing(self.ledger, *map(torch.cat, freed))
+                yield self._free(changes)
             else:
                 self._use(kind, changes)
 
-    def _free(self, change: Change) -> tuple[Tensor, Tensor, Tensor]:
+    def _free(self, changes: Sequence[Change]) -> Freeing:
         """Free slots. Returns them, and the numbers of the freeing before and of this one."""
-        places = self._places(change.slots.slots, whole=True).sort().values
-        column, mine = self.ledger.extended[-1], places < self.ledger.slots
-        call, again = torch.full_like(places, change.call), places == places.roll(1)
-        again[:1] = False
-        before = torch.where(again, call, column[places])
-        column[places] = change.call
-        return places[mine], before[mine], call[mine]
+        places, calls = self._places_of(changes, whole=True)
+        places, order = places.sort(stable=True)
+        column, mine, calls = self.ledger.extended[-1], places < self.ledger.slots, calls[order]
+        again = places[1:] == places[:-1]
+        before = column[places]
+        before[1:] = torch.where(again, calls[:-1], before[1:])
+        last = torch.nn.functional.pad(~again, (0, 1), value=True)
+        column[places[last]] = calls[last]
+        return Freeing(self.ledger, places[mine], before[mine], calls[mine])
 
     def _use(self, what: str, changes: Sequence[Change]) -> None:
         """Fill, allocate or share slots. The order of the changes does not matter."""
-        slots = torch.cat([change.slots.slots for change in changes])
-        places = self._places(slots, whole=what != FILLED)
+        places, calls = self._places_of(changes, whole=what != FILLED)
         if what in self.unfollowed:
             self.ledger.forget(places)
         if what != SHARED:
             column = self.ledger.extended[-1]
             column[places] = -column[places].abs()
-        if what != FILLED and len(slots):
-            page = len(places) // len(slots)
-            calls = repeated([one.call for one in changes], [one.size * page for one in changes])
-            self.ledger.allocations[what][places] = calls.to(torch.int32)
+        if what != FILLED:
+            self.ledger.allocations[what][places] = calls
+
+    def _places_of(self, changes: Sequence[Change], *, whole: bool) -> tuple[Tensor, Tensor]:
+        """Return the indices in the ledger of slots, and the number of the call for each."""
+        slots = torch.cat([change.slots.slots for change in changes])
+        places = self._places(slots, whole=whole)
+        page = len(places) // len(slots)
+        calls = repeated([one.call for one in changes], [one.size * page for one in changes])
+        return places, calls.int()
 
     def _places(self, slots: Tensor, *, whole: bool) -> Tensor:
         """Return the indices in the ledger of slots, or if `whole` of the slots of their pages."""

@@ -13,8 +13,11 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-KEPT = 8
-"""The most callers of a line."""
+KEPT, DEEPEST = 8, 64
+"""The most callers of a line, and frames that are looked at."""
+
+MOST_SEEN = 10_000
+"""The most stacks that are kept."""
 
 CALLERS, INNER = 6, 2
 """The most callers of a line that are reported, and lines that it calls."""
@@ -22,8 +25,8 @@ CALLERS, INNER = 6, 2
 AROUND, LONGEST = 3, 160
 """The lines before and after a line that an excerpt has, and the most characters of a line."""
 
-WRAPPED = "wrapped"
-"""The name of the function that takes the place of an engine's `original`, which it calls."""
+WRAPPERS: dict[CodeType, Any] = {}
+"""The engine's functions by the code of what takes their place and calls them."""
 
 OWN = str(Path(__file__).parents[1])
 """The folder of paritybit, whose connectors have the names of engines."""
@@ -91,22 +94,45 @@ def first_line(function: Any, package: str) -> str | None:
     return None if path is None else line_of(path, code.co_firstlineno, code)
 
 
+_SEEN: dict[tuple[Any, ...], tuple[list[CodeType], Stack]] = {}
+"""The stacks seen, and the code that keeps the addresses in their keys."""
+
+
 def stack(package: str, frame: FrameType | None = None, inner: tuple[str, ...] = ()) -> Stack:
     """Return the innermost lines of an engine, from a frame or the caller on.
 
     What is in a file whose path has an `inner` part, such as an allocator's, acts on behalf of its
     caller. A function that passes on any arguments does not count.
     """
+    key: list[Any] = [package, inner]
+    codes = list[CodeType]()
+    at: FrameType | None = frame or sys._getframe(1)
+    first = at
+    while at is not None and len(codes) < DEEPEST:
+        code = at.f_code
+        codes.append(code)
+        key += id(code), at.f_lasti
+        at = at.f_back
+    seen = _SEEN.get(found := tuple(key))
+    if seen is None:
+        if len(_SEEN) >= MOST_SEEN:
+            _SEEN.clear()
+        seen = _SEEN[found] = codes, _stack(package, first, inner)
+    return seen[1]
+
+
+def _stack(package: str, frame: FrameType | None, inner: tuple[str, ...]) -> Stack:
     found, outer = list[str](), 0
-    frame = frame or sys._getframe(1)
-    while frame is not None and outer <= KEPT:
+    for _ in range(DEEPEST):
+        if frame is None or outer > KEPT:
+            break
         before = len(found)
         code = frame.f_code
         path = engine_file(code.co_filename, package)
         if path is not None and not wraps(code) and not code.co_name.startswith("<"):
             found.append(line_of(path, frame.f_lineno, code))
-        elif path is None and code.co_name == WRAPPED and code.co_filename.startswith(OWN):
-            line = first_line(frame.f_locals.get("original"), package)
+        elif code in WRAPPERS:
+            line = first_line(WRAPPERS[code], package)
             if line is not None and not (found and found[-1].endswith(split(line)[2])):
                 found.append(line)
         if len(found) > before and (outer or not any(part in found[-1] for part in inner)):

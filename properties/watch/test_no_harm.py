@@ -3,10 +3,9 @@
 import functools
 import gc
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -159,16 +158,12 @@ def test_the_code_of_the_engine_never_allocates_from_the_sanitizer_s_own_memory(
 ) -> None:
     used, places = list[str](), dict[str, list[str]]()
 
-    @contextmanager
-    def use(pool: str) -> Iterator[None]:
-        used.append(pool)
-        yield
-        used.pop()
-
-    monkeypatch.setattr(memory, "_POOLS", {0: "our pool"})
+    monkeypatch.setattr(memory, "_POOLS", {0: SimpleNamespace(id="our pool")})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "use_mem_pool", use)
+    monkeypatch.setattr(memory, "_BEGIN", lambda index, pool: used.append(pool))
+    monkeypatch.setattr(memory, "_END", lambda index, pool: used.remove(pool))
+    monkeypatch.setattr(memory, "_RELEASE", lambda index, pool: None)
 
     def engine(place: str, inner: Callable[[], None] = lambda: None) -> None:
         places[place] = [*used]
