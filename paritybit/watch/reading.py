@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,9 +50,9 @@ def owned(forward: Forward, ledger: Ledger, fresh: Writes | None) -> Tensor:
 
 
 def repeated(values: Iterable[int], counts: Iterable[int]) -> Tensor:
-    """Repeat each value as often as its count says, int64 [n]."""
-    times = torch.tensor([*counts], dtype=torch.int64)
-    return torch.tensor([*values], dtype=torch.int64).repeat_interleave(times)
+    """Repeat each value as often as its count says, int64 [n]. numpy takes less time for few."""
+    given = (np.array([*one], dtype=np.int64) for one in (values, counts))
+    return torch.from_numpy(np.repeat(*given))
 
 
 def ranges(spans: Sequence[tuple[int, int]]) -> Tensor:
@@ -59,7 +60,7 @@ def ranges(spans: Sequence[tuple[int, int]]) -> Tensor:
     counts = [last - first for first, last in spans]
     ends = accumulate(counts)
     shifts = [last - end for (_, last), end in zip(spans, ends, strict=True)]
-    return repeated(shifts, counts) + torch.arange(sum(counts))
+    return repeated(shifts, counts).add_(torch.arange(sum(counts)))
 
 
 def hashes(forward: Forward, chains: Chains) -> list["array[int]"]:
@@ -130,48 +131,68 @@ def slots_computed(forward: Forward, ledger: Ledger) -> Tensor:
     return ledger.index(torch.cat(parts)) if parts else ledger.reserved[:0]
 
 
-def flattened(
-    forward: Forward,
-    ledger: Ledger,
-    chain: list["array[int]"],
-    spans: Sequence[tuple[int, int]],
-) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Return slots, hashes, the indices of rows and positions, int64 [n] each, or None if n is 0.
+@dataclass(frozen=True)
+class Positions:
+    """The positions of the rows of a forward in a group, from the first that each row reads on.
 
-    `spans` has the first position of each row, and the end.
+    `slots`, `chain` (the hashes), `row` (the index) and `position` are int64 [n]. `cached` has the
+    entries of cached positions, and `computed` the others, int64 each.
     """
-    name, hashes = ledger.group.name, array("q")
-    mine = [
-        (index, span)
-        for index, (row, span) in enumerate(zip(forward.rows, spans, strict=True))
-        if span[0] < span[1] and name in row.slots
-    ]
-    if not mine:
+
+    slots: Tensor
+    chain: Tensor
+    row: Tensor
+    position: Tensor
+    cached: Tensor
+    computed: Tensor
+
+    def part(self, entries: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+        """Return the slots, hashes, rows and positions of some entries, or None for none."""
+        columns = self.slots, self.chain, self.row, self.position
+        slots, chain, row, position = (one.index_select(0, entries) for one in columns)
+        return (slots, chain, row, position) if len(slots) else None
+
+
+def positions(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Positions | None:
+    """Return the positions of the rows in a group, or None if there are none.
+
+    `chain` has the hashes of each row.
+    """
+    name, hashes, slots = ledger.group.name, array("q"), list[Tensor]()
+    spans, rows = list[tuple[int, int]](), list[tuple[int, int]]()
+    for at, row in enumerate(forward.rows):
+        first, last = first_read(row, ledger.group), row.cached + row.computed
+        if first < last and name in row.slots:
+            hashes += chain[at][first:last]
+            slots.append(row.slots[name][first:last])
+            spans.append((first, last))
+            rows.append((at, row.cached))
+    if not spans:
         return None
-    for index, (first, last) in mine:
-        hashes += chain[index][first:last]
-    slots = torch.cat([forward.rows[at].slots[name][first:last] for at, (first, last) in mine])
-    rows = repeated((at for at, _ in mine), (last - first for _, (first, last) in mine))
-    hashed = torch.frombuffer(hashes, dtype=torch.int64)
-    return slots.to("cpu", torch.int64), hashed, rows, ranges([span for _, span in mine])
+    counts = [last - first for first, last in spans]
+    position = ranges(spans)
+    cached = position < repeated((one for _, one in rows), counts)
+    return Positions(
+        torch.cat(slots).to("cpu", torch.int64),
+        torch.frombuffer(hashes, dtype=torch.int64),
+        repeated((at for at, _ in rows), counts),
+        position,
+        cached.nonzero().flatten(),
+        (~cached).nonzero().flatten(),
+    )
 
 
 def reads(
-    forward: Forward,
-    number: int,
-    ledger: Ledger,
-    chain: list["array[int]"],
-    fresh: Writes | None,
+    forward: Forward, number: int, ledger: Ledger, given: Positions | None, fresh: Writes | None
 ) -> Reads | None:
     """Return the reads of the rows in a group, or None if there are none.
 
-    The ledger must have just been scanned. `chain` has the hashes of each row, and `fresh` the
+    The ledger must have just been scanned. `given` are the positions of the rows, and `fresh` the
     writes of the forward. Call `resolve` before judging, because hashes may be provisional.
     """
-    spans = [(first_read(row, ledger.group), row.cached) for row in forward.rows]
-    if (flat := flattened(forward, ledger, chain, spans)) is None:
+    if given is None or (part := given.part(given.cached)) is None:
         return None
-    slots, hashed, row, position = flat
+    slots, hashed, row, position = part
     missing = ~ledger.usable.index_select(0, ledger.indices(slots))
     place = slots.masked_fill(missing, 0)
     held = ledger.chain.index_select(0, place)
@@ -255,13 +276,12 @@ def adopt_checksums(reads: Reads) -> None:
     reads.ledger.checksum[slots] = reads.ledger.scanned[slots]
 
 
-def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Writes | None:
+def writes(forward: Forward, ledger: Ledger, given: Positions | None) -> Writes | None:
     """Return the writes of the rows in a group, or None if there are none."""
-    rows = forward.rows
-    spans = [(row.cached, row.cached + row.computed) for row in rows]
-    if (flat := flattened(forward, ledger, chain, spans)) is None:
+    if given is None or (part := given.part(given.computed)) is None:
         return None
-    slots, hashes, row, position = flat
+    rows = forward.rows
+    slots, hashes, row, position = part
     requests = torch.tensor([ledger.names.number(one.request) for one in rows], dtype=torch.int32)
     musts = torch.tensor([one.cached + one.computed - one.spare for one in rows])
     mine = slots, hashes, requests[row], position.int(), row, position < musts[row]

@@ -167,7 +167,8 @@ class Watcher(Replaying):
         self.number += 1
         self.lines.begin(forward.kind)
         chain = reading.hashes(forward, self.chains)
-        writes = {name: reading.writes(forward, one, chain) for name, one in self.ledgers.items()}
+        given = {n: reading.positions(forward, one, chain) for n, one in self.ledgers.items()}
+        writes = {n: reading.writes(forward, one, given[n]) for n, one in self.ledgers.items()}
         owned = {
             name: reading.owned(forward, one, writes[name]) for name, one in self.ledgers.items()
         }
@@ -176,9 +177,9 @@ class Watcher(Replaying):
         unmapped = False
         careful, self.careful = self.passing and self.careful > 0, max(0, self.careful - 1)
         for name, ledger in self.ledgers.items():
-            self.moved_between(ledger, forward, None if careful else owned[name])
+            self.moved_between(ledger, given[name], None if careful else owned[name])
             self.judge_outside(forward, ledger)
-            reads = reading.reads(forward, self.number, ledger, chain, writes[name])
+            reads = reading.reads(forward, self.number, ledger, given[name], writes[name])
             if reads is None:
                 continue
             reading.adopt_hashes(reads)
@@ -224,7 +225,8 @@ class Watcher(Replaying):
         )
         forward, ledger = Forward("prefix cache", (row,)), self.ledgers[group]
         chain = reading.hashes(forward, self.chains)
-        reads = reading.reads(forward, self.number, ledger, chain, None)
+        given = reading.positions(forward, ledger, chain)
+        reads = reading.reads(forward, self.number, ledger, given, None)
         if reads is not None:
             reading.resolve(reads, self.chains)
             self.judge("reads", replace(reads, offer=self.call()))
@@ -240,7 +242,9 @@ class Watcher(Replaying):
             if slots is not None:
                 self.judge("idle", Outside(self.number, forward, ledger, row, slots))
 
-    def moved_between(self, ledger: Ledger, forward: Forward, owned: Tensor | None) -> None:
+    def moved_between(
+        self, ledger: Ledger, given: reading.Positions | None, owned: Tensor | None
+    ) -> None:
         """Remember the slots that changed since the last scan, to explain later reads.
 
         With `owned`, it looks only at these and those that are read, unless there is a snapshot.
@@ -249,7 +253,8 @@ class Watcher(Replaying):
             changed = ledger.scan()
             slots = ledger.reserved[:0] if changed is None else changed.nonzero().flatten()
         else:
-            looked = torch.cat((reading.slots_read(forward, ledger), owned))
+            read = owned[:0] if given is None else ledger.index(given.slots[given.cached])
+            looked = torch.cat((read, owned))
             slots = looked[ledger.look(looked).index_select(0, looked)]
         known, now = ledger.checksum[slots], ledger.scanned[slots]
         slots = slots[(known != 0) & (known != now)]

@@ -12,6 +12,7 @@ from paritybit.watch.equal import owners
 from paritybit.watch.facts import Row
 from paritybit.watch.journal import Finding
 from paritybit.watch.observations import SHOWN, Check, GivenList
+from paritybit.watch.reading import ranges, repeated
 
 PADDING = "padded rows in the index lists"
 """The cause of slots in lists of padded rows: one batch makes the lists of all groups."""
@@ -26,7 +27,8 @@ def judge(lists: GivenList) -> Iterable[Finding]:
     used = max((offset + count for offset, count in parts if count > 0), default=0)
     entries = given.entries[:used].to("cpu", torch.int64).numpy()
     what = PADDING
-    for row, (offset, count) in zip(rows, parts, strict=False):
+    suspects = [] if right(lists, entries, parts) else [*zip(rows, parts, strict=False)]
+    for row, (offset, count) in suspects:
         if given.group in row.slots and (found := fault(lists, row, entries, offset, count)):
             text, position, slots = found
             what = f"the list {given.name}"  # Padded rows follow the live ones in the list.
@@ -55,6 +57,40 @@ def judge(lists: GivenList) -> Iterable[Finding]:
         )
 
 
+def span(lists: GivenList, row: Row) -> tuple[int, int]:
+    """Return the first position that a row's list must have, and the end of the list."""
+    given = lists.given
+    cached = row.cached + given.step
+    last = cached + (row.computed if given.computed is None else given.computed)
+    window = given.window or row.window or lists.ledger.group.window
+    return 0 if window is None else min(last, max(0, cached - window + 1)), last
+
+
+def right(lists: GivenList, entries: Any, parts: Sequence[tuple[int, int]]) -> bool:
+    """Return whether no row's list is wrong, as `fault` says for one row, for all rows at once."""
+    given, page = lists.given, lists.given.page
+    spans, shifts, counts, slots = list[tuple[int, int]](), list[int](), list[int](), []
+    for row, (offset, count) in zip(lists.forward.rows, parts, strict=False):
+        needed, last = span(lists, row) if given.group in row.slots else (0, 0)
+        if needed < last:
+            first = -(-last // page) - count
+            lowest = needed // page
+            if not 0 <= first <= lowest or (given.exact and first != lowest):
+                return False
+            spans.append((needed, last))
+            shifts.append(offset - first)
+            counts.append(last - needed)
+            slots.append(row.slots[given.group][needed:last])
+    if not slots:
+        return True
+    position = ranges(spans).numpy()
+    places = position // page + repeated(shifts, counts).numpy()
+    if places.max() >= len(entries):
+        return False
+    held = torch.cat(slots).to("cpu", torch.int64).numpy()
+    return not ((entries[places] * page + position % page != held) & (held >= 0)).any()
+
+
 def fault(
     lists: GivenList, row: Row, entries: Any, offset: int, count: int
 ) -> tuple[str, int, Sequence[int]] | None:
@@ -63,10 +99,7 @@ def fault(
     `entries` is an int64 array of numpy, which takes less time than torch for few entries.
     """
     given, page = lists.given, lists.given.page
-    cached = row.cached + given.step
-    last = cached + (row.computed if given.computed is None else given.computed)
-    window = given.window or row.window or lists.ledger.group.window
-    needed = 0 if window is None else min(last, max(0, cached - window + 1))
+    needed, last = span(lists, row)
     if needed == last:
         return None
     pages, lowest = -(-last // page), needed // page * page
