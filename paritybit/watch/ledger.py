@@ -177,9 +177,17 @@ class Ledger:
 
     def look(self, slots: Tensor) -> Tensor:
         """Scan some slots, int64 [n], without a snapshot. Returns which changed, bool [slots]."""
-        changed, there = torch.zeros(self.slots, dtype=torch.bool), slots.to(self.on_device.device)
+        return self.seen(slots, self.looking(slots).cpu())
+
+    def looking(self, slots: Tensor) -> Tensor:
+        """Compute the checksums of some slots, on their device, for `seen`. Waits for no device."""
+        there = slots.to(self.on_device.device)
         self.on_device[there] = now = self.checksums.there(there)
-        now = now.cpu()
+        return now
+
+    def seen(self, slots: Tensor, now: Tensor) -> Tensor:
+        """Note the checksums of slots, on the host. Returns which changed, bool [slots]."""
+        changed, now = torch.zeros(self.slots, dtype=torch.bool), now.int()
         changed[slots] = now != self.scanned.index_select(0, slots)
         self.scanned[slots] = now
         return changed

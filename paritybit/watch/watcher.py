@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from paritybit.watch import memory, reading
-from paritybit.watch.between import FILLED, MOST_NOTED
+from paritybit.watch.between import FILLED, MOST_NOTED, SlotCopy
 from paritybit.watch.boundary import guarded
 from paritybit.watch.budget import Budget
 from paritybit.watch.digests import digests_of
@@ -348,38 +348,54 @@ class Watcher(Replaying):
 
     @guarded
     def end(self) -> None:
-        """End the forward. Judges the slots that it changed, and records its writes."""
+        """End the forward. Judges the slots that it changed, and records its writes.
+
+        Without a pass over the pool, `settle` does so later, so that the engine waits for no GPU.
+        """
         self.lines.done()
         now, self.now = self.now, None
         if now is None:
             return
-        self.settle()
         for name, ledger in self.ledgers.items():
             if self.sparing(ledger, now) and (now.scanned or not self.passing):
-                self.look(ledger, now)
+                slots = self.allowed(ledger, now)
+                self.later(name, partial(self.record, now, slots, SlotCopy(ledger.looking(slots))))
             else:
+                self.settle()
                 self.judge_stray(ledger, now, self.stray(ledger, now))
-            if now.forward.owned is not None:  # It is not known for which tokens it wrote them.
-                slots = now.owned[name]
-                slots = slots[now.changed[name][slots]]
-                ledger.forget(slots)
-                ledger.mark_in_use(slots)
-                ledger.checksum[slots] = ledger.scanned[slots]
-            if (writes := now.writes[name]) is not None:
-                changed, warm = now.changed[name], not now.rewritten
-                missing = reading.note(
-                    now.forward, writes, ledger, self.chains, changed, now.number, warm
-                )
-                self.compared("writes", int(writes.must.sum()))
-                if bool(missing.any()):
-                    left = (one[missing] for one in (writes.slots, writes.row, writes.position))
-                    slots, rows, positions = left
-                    given = now.number, now.forward, ledger, slots, rows, positions, now.replayed
-                    self.judge("writes", Unwritten(*given))
+                self.record(now, None, None, ledger)
         self.loading.clear()
         self.compared("error", 1)
         if self.digests is not None:
             self.digests.end(now.number, now.forward)
+
+    def record(
+        self, now: WatchedForward, looked: Tensor | None, seen: SlotCopy | None, ledger: Ledger
+    ) -> None:
+        """Record the writes of a forward to a group.
+
+        `seen` are the checksums of the slots that were `looked` at after it, or None if all were.
+        """
+        name = ledger.group.name
+        if looked is not None and seen is not None:
+            self.note_changed(now, ledger, ledger.seen(looked, seen.slots))
+        if now.forward.owned is not None:  # It is not known for which tokens it wrote them.
+            slots = now.owned[name]
+            slots = slots[now.changed[name][slots]]
+            ledger.forget(slots)
+            ledger.mark_in_use(slots)
+            ledger.checksum[slots] = ledger.scanned[slots]
+        if (writes := now.writes[name]) is not None:
+            changed, warm = now.changed[name], not now.rewritten
+            missing = reading.note(
+                now.forward, writes, ledger, self.chains, changed, now.number, warm
+            )
+            self.compared("writes", int(writes.must.sum()))
+            if bool(missing.any()):
+                left = (one[missing] for one in (writes.slots, writes.row, writes.position))
+                slots, rows, positions = left
+                given = now.number, now.forward, ledger, slots, rows, positions, now.replayed
+                self.judge("writes", Unwritten(*given))
 
     @guarded
     def abandon(self) -> None:

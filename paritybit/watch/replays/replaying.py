@@ -370,10 +370,6 @@ class Replaying(Between):
         """Return whether all slots of a group are scanned after the forward."""
         return self.passing or not self.sparing(ledger, now)
 
-    def look(self, ledger: Ledger, now: WatchedForward) -> None:
-        """Scan the slots that the forward may write."""
-        self.note_changed(now, ledger, ledger.look(self.allowed(ledger, now)))
-
     def stray(self, ledger: Ledger, now: WatchedForward) -> Tensor:
         """Scan one group. Returns the changed slots that the forward does not own."""
         name = ledger.group.name
