@@ -180,7 +180,7 @@ class Fills(TorchDispatchMode):
         self.pointers: dict[int, tuple[StorageWeakRef, list[int]]] = {}
         """The addresses that tensors hold, by the address of the tensor."""
         self.thread: int | None = None
-        self.entered = self.active = self.failed = self.inference = False
+        self.entered = self.active = self.failed = self.inference = self.followed = False
         self.left_out: dict[str, bool] = {}
         """Why tensors are not followed, and whether `reasons` has given it."""
 
@@ -195,7 +195,7 @@ class Fills(TorchDispatchMode):
             self.inference = torch.is_inference_mode_enabled()
             self.__enter__()  # type: ignore[no-untyped-call]
         if self.mine:
-            self.active = True
+            self.active = self.followed = True
             followed(True)
 
     def stop(self) -> None:
@@ -390,6 +390,9 @@ class Fills(TorchDispatchMode):
 
     def done(self) -> None:
         """Note that a forward pass has ended."""
+        if not self.followed:
+            return
+        self.followed = False
         for _ in self.looked():
             pass
         for noted in (self.written, self.pointers):
