@@ -69,8 +69,8 @@ class Call:
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs
-        self.results = list[Any]()
-        self.raised = list[BaseException]()
+        self.results: list[Any] = []
+        self.raised: list[BaseException] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, whose errors are the engine's own."""
@@ -116,13 +116,15 @@ def fitting(method: Callable[..., Any]) -> Callable[..., Any]:
     kinds = [one.kind for one in parameters.values()]
     positional = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
     count = None if inspect.Parameter.VAR_POSITIONAL in kinds else positional
+    any_name = inspect.Parameter.VAR_KEYWORD in kinds
+    around, after = "original" in parameters, "result" in parameters
 
     def called(call: Call, *args: Any, **kwargs: Any) -> Any:
-        if "original" in parameters:
+        if around:
             args = call, *args
-        elif "result" in parameters:
+        elif after:
             args = call.result(), *args
-        if inspect.Parameter.VAR_KEYWORD not in kinds:
+        if kwargs and not any_name:
             kwargs = {name: one for name, one in kwargs.items() if name in parameters}
         return method(*args[:count], **kwargs)
 
@@ -172,13 +174,13 @@ def wrap(owner: Any, name: str, method: Callable[..., Any]) -> None:
     """Replace a function of a class, or of each module that has it, by a hook."""
     original, hook = getattr(owner, name), guarded(method)
 
-    @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         return hook(original, *args, **kwargs)
 
     # Each has a code of its own, by which stacks find what it wraps.
-    code = wrapped.__code__.replace(co_name=f"wrapped {len(WRAPPERS)}")
-    wrapped.__code__, WRAPPERS[code] = code, original
+    call.__code__ = call.__code__.replace(co_name=f"wrapped {len(WRAPPERS)}")
+    WRAPPERS[call.__code__] = original
+    wrapped = functools.wraps(original)(call)
     setattr(wrapped, HOOK, method)
     setattr(owner, name, wrapped)
     if isinstance(owner, ModuleType):
