@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paritybit.watch.facts import Group
-from paritybit.watch.weak import WeakTensor
+from paritybit.watch.weak import RELEASED, ReleasedError, WeakTensor
 
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
@@ -155,15 +155,17 @@ class Checksums:
 
     @property
     def fast(self) -> Any:
-        """The launcher of the kernel, or None. It has the present addresses of the tensors.
-
-        Raises ReleasedError.
-        """
-        if self.launcher is not None and self.addresses != (
-            now := [one.address for one in self.held]
-        ):
-            self.addresses, self.launcher = now, self._on_cuda()
+        """The launcher of the kernel, or None. Raises ReleasedError."""
+        if self.launcher is not None and any(one.storage.expired() for one in self.held):
+            raise ReleasedError(RELEASED)
         return self.launcher
+
+    def refresh(self) -> None:
+        """Give the kernel the present addresses of the tensors. Raises ReleasedError."""
+        if self.launcher is not None:
+            now = [one.address for one in self.held]
+            if now != self.addresses:
+                self.addresses, self.launcher = now, self._on_cuda()
 
     def _on_cuda(self) -> Any:
         """Return the launcher of the Triton kernel, or None if torch computes the checksums."""

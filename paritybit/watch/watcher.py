@@ -177,6 +177,7 @@ class Watcher(Replaying):
         unmapped = False
         careful, self.careful = self.passing and self.careful > 0, max(0, self.careful - 1)
         for name, ledger in self.ledgers.items():
+            ledger.checksums.refresh()
             self.moved_between(ledger, given[name], None if careful else owned[name])
             self.judge_outside(forward, ledger)
             reads = reading.reads(forward, self.number, ledger, given[name], writes[name])

@@ -32,6 +32,9 @@ class Weakly:
         return vars(owner)[self.name]()
 
 
+RELEASED = "the engine released the memory of its KV cache"
+
+
 class ReleasedError(RuntimeError):
     """The engine released the memory of its KV cache."""
 
@@ -69,7 +72,7 @@ class WeakTensor:
         # Every release of torch that has `StorageWeakRef` shares storages by this method.
         storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
         if storage is None or storage.nbytes() < self.end:
-            raise ReleasedError("the engine released the memory of its KV cache")
+            raise ReleasedError(RELEASED)
         return storage
 
 

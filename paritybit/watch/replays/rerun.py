@@ -149,17 +149,18 @@ class Rerun:
     """Whether the replay ran with other inputs, and may have changed other slots."""
 
     def __post_init__(self) -> None:
-        self.inputs = Saved.of(
-            static.tensor
-            for static in self.replay.inputs
-            if static.tensor.nbytes <= SMALL or static.live < static.size
-        )
         size = sum(
             len(self.owned[name]) * ledger.checksums.bytes_per_slot
             for name, ledger in self.ledgers.items()
         )
         self.barred = self.barred or self.replay.once or (TOO_LARGE if size > LARGEST else None)
         self.slots = [] if self.barred else self.owned_slots()
+        inputs = [] if self.barred else self.replay.inputs
+        self.inputs = Saved.of(
+            static.tensor
+            for static in inputs
+            if static.tensor.nbytes <= SMALL or static.live < static.size
+        )
 
     def owned_slots(self) -> list[SavedSlots]:
         """Return copies of the owned slots of all groups."""
