@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,8 +50,8 @@ def owned(forward: Forward, ledger: Ledger, fresh: Writes | None) -> Tensor:
 
 def repeated(values: Iterable[int], counts: Iterable[int]) -> Tensor:
     """Repeat each value as often as its count says, int64 [n]. numpy takes less time for few."""
-    given = (np.array([*one], dtype=np.int64) for one in (values, counts))
-    return torch.from_numpy(np.repeat(*given))
+    given, times = (torch.tensor([*one], dtype=torch.int64).numpy() for one in (values, counts))
+    return torch.from_numpy(given.repeat(times))
 
 
 def ranges(spans: Sequence[tuple[int, int]]) -> Tensor:
