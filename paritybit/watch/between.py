@@ -265,12 +265,12 @@ class Between(Boundary):
         self.changes[group].note(ALLOCATED, slots, self.call(lines))
 
     @guarded
-    def shared(self, group: str, slots: Tensor) -> None:
+    def shared(self, group: str, slots: Tensor, lines: Stack | None = None) -> None:
         """Record that a request got slots of the prefix cache, or of another request.
 
-        They may be the first slots of pages. This is only reported.
+        The arguments are those of `allocated`. This is only reported.
         """
-        self.changes[group].note(SHARED, slots, self.call())
+        self.changes[group].note(SHARED, slots, self.call(lines))
 
     @guarded
     def freed(self, group: str, slots: Tensor, lines: Stack | None = None) -> None:

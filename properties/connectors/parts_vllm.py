@@ -1,5 +1,6 @@
 """Stand-ins of the parts of vLLM that its connector looks at."""
 
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,8 @@ class Served:
     `method` is that of its speculation, and `ahead` says that it schedules asynchronously. With
     `state`, it has a recurrent layer, whose state a forward writes to the block with this number.
     Its kernels get the block `kernel`, and whether a prompt `goes_on` from a state.
+
+    If it is `apart`, its scheduler is in another process.
     """
 
     def __init__(
@@ -124,6 +127,7 @@ class Served:
         method: str | None = None,
         ahead: bool = False,
         state: int | None = None,
+        apart: bool = False,
     ) -> None:
         self.journal = Journal(folder / "process-1.jsonl")
         self.engine = VllmEngine("0", self.journal, Settings(str(folder), None, 1))
@@ -168,8 +172,17 @@ class Served:
         queue = Part(get_all_free_blocks=lambda: self.free)
         pool = Part(free_block_queue=queue, blocks=self.blocks)
         self.scheduler = Part(requests={}, kv_cache_manager=Part(block_pool=pool))
+        self.core = self.engine
+        if apart:
+            journal = Journal(folder / "process-2.jsonl")
+            self.core = VllmEngine("0", journal, Settings(str(folder), None, 1))
         hooked(self.engine.pools, lambda *_: None, self.runner, config)
-        hooked(self.engine.schedule, lambda *_: None, self.scheduler)
+        self.tell(output({}))
+
+    def tell(self, said: Part) -> Part:
+        """Let the scheduler say something, and return what its workers get."""
+        hooked(self.core.schedule, lambda *_: said, self.scheduler)
+        return said if self.core is self.engine else pickle.loads(pickle.dumps(said))
 
     def run(
         self, said: Part, table: list[list[int]], cached: int, tokens: list[int], name: str = "a"
@@ -211,7 +224,7 @@ class Served:
                 self.cache[self.state] = torch.rand(PAGE, 2)
             self.drafted.flatten(0, 1)[slots[1]] = torch.rand(len(slots[1]), 2)
 
-        hooked(self.engine.execute, computed, self.runner, said)
+        hooked(self.engine.execute, computed, self.runner, self.tell(said))
 
     def sample(self, *tokens: int) -> None:
         """Let the sampler return tokens for the batch's request, -1 for a draft it rejects."""
@@ -238,10 +251,11 @@ class Served:
 
             hooked(self.engine.wrapper, called, wrapper)
 
-        hooked(self.engine.execute, computed, self.runner, DECODE)
+        hooked(self.engine.execute, computed, self.runner, self.tell(DECODE))
 
     def found(self) -> set[str]:
         """Return the names of the checks that found something, and what is undecided."""
+        hooked(self.engine.execute, lambda *_: None, self.runner, self.tell(output({})))
         self.journal.settle()
         self.journal.write_counts()
         lines = lines_in(self.journal.path.parent)

@@ -82,13 +82,13 @@ def test_an_engine_of_vllm_dies_and_the_next_one_is_watched(tmp_path: Path) -> N
         assert alive(held) == []
         assert watcher() is None
         served = parts_vllm.Served(tmp_path)
-        served.engine, served.journal = engine, journal
+        served.engine = served.core = engine
+        served.journal = journal
         context = served.runner.vllm_config.compilation_config.static_forward_context
         config, layers, served.cache = parts_vllm.a_pool()
         context.update(layers)
         hooked(engine.pools, lambda *_: None, served.runner, config)
         del config, layers, context
-        hooked(engine.schedule, lambda *_: None, served.scheduler)
     assert served.found() == set()
     assert journal.counts["forwards"] == 2
     journal.end()

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from paritybit.connectors.vllm.engine import EFFECTS, VllmEngine
+from paritybit.connectors.vllm.engine import EFFECTS, WARM_UP, VllmEngine
 from paritybit.connectors.vllm.pools import by_slot
 from paritybit.watch.lines import Lines
 from properties.connectors.parts import Part, hooked
 from properties.connectors.parts_vllm import DECODE, PROMPT, Served, a_request, output
+from properties.support.watching import lines_in
 
 # Pools.
 
@@ -132,11 +133,34 @@ def test_kernels_get_the_state_of_each_row(
     served.journal.end()
 
 
-def test_a_block_that_is_freed_in_use_is_found(served: Served) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_block_that_is_freed_in_use_is_found(tmp_path: Path, apart: bool) -> None:
+    served = prefilled(Served(tmp_path, apart=apart))
     queue = served.scheduler.kv_cache_manager.block_pool.free_block_queue
-    hooked(served.engine.frees, lambda *_: None, queue, [served.blocks[1]])
+    hooked(served.core.frees, lambda *_: None, queue, [served.blocks[1]])
     served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
     assert served.found() == {"freed in use"}
+    served.journal.end()
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_is_known_is_lost_if_a_hook_of_the_scheduler_fails(
+    tmp_path: Path, apart: bool
+) -> None:
+    served = prefilled(Served(tmp_path, apart=apart))
+    served.cache[1] = 7.0
+    served.core.journal.lose()
+    served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
+    assert served.found() == set()
+    served.journal.end()
+
+
+def test_a_scheduler_of_which_nothing_is_known_leaves_no_verdict(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    for _ in range(WARM_UP + 1):
+        hooked(served.engine.execute, lambda *_: None, served.runner, output({"a": 1}))
+    served.journal.end()
+    assert any("tells nothing" in line.get("what", "") for line in lines_in(tmp_path))
 
 
 def test_a_block_that_is_freed_twice_is_found(served: Served) -> None:

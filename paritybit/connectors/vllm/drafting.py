@@ -48,7 +48,7 @@ class Turn:
         self, engine: Any, pool: VllmPool, draft: EngineGroup, names: list[str], owner: Any
     ) -> None:
         self.names, self.owner, self.page, self.draft = names, owner, pool.page, draft
-        self.of, counts = engine.scheduler.requests, engine.account.counts
+        self.of, counts = engine.requests.known, engine.account.counts
         self.progress: list[Progress] = [engine.account.requests[name] for name in names]
         self.tables = [engine.requests.of(name, pool).slots[draft.number] for name in names]
         self.done = [mine.computed for mine in self.progress]
@@ -181,14 +181,12 @@ class Drafting(Blocks):
     def follow_drafts(self, runner: Any, output: Any, begun: dict[str, int]) -> None:
         """Read what the scheduler says about requests with drafts, before a forward."""
         config = runner.vllm_config
-        if self.scheduler is None or config.speculative_config is None:
+        if config.speculative_config is None:
             return
         if self.account is None:
             self.account = Account(bool(config.scheduler_config.async_scheduling))
-        of = self.scheduler.requests
         self.firsts |= begun
-        # The scheduler's own requests change meanwhile.
-        tokens = {name: list(of[name].all_token_ids) for name in begun}
+        tokens = {name: list(self.requests.known[name].all_token_ids) for name in begun}
         self.later(functools.partial(self.account.follow, output, begun, tokens))
 
     def later(self, step: Callable[[], object]) -> None:

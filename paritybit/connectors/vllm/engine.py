@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.failures import judge
 from paritybit.connectors.following import alike, attributes, expected, tensors, whole
 from paritybit.connectors.hooking import Call, maybe
 from paritybit.connectors.vllm import batch as batches
@@ -17,8 +18,10 @@ from paritybit.connectors.vllm.drafting import draft_layers
 from paritybit.connectors.vllm.pools import VllmPool, described, unfollowed
 from paritybit.connectors.vllm.requests import unjudged
 from paritybit.connectors.vllm.sampling import JudgedRows
+from paritybit.connectors.vllm.scheduling import MESSAGE
 from paritybit.watch.captures import Captures
 from paritybit.watch.facts import PIECES, Forward, Replay
+from paritybit.watch.journal import of_process
 from paritybit.watch.lines import LISTS
 from paritybit.watch.watcher import Watcher
 from paritybit.watch.weak import Weakly
@@ -38,9 +41,14 @@ SCOPE = {
 PREPARED = "input_batch", "slot_mappings", "kv_cache_config"
 """Arguments from which the newer runner's attention metadata is built."""
 
-ALONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
-         "decode_context_parallel_size", "prefill_context_parallel_size")  # fmt: skip
+ALONE = "decode_context_parallel_size", "prefill_context_parallel_size"
 """Numbers of ranks that must be 1."""
+
+AXES = "dp", "pp", "tp"
+"""The kinds of ranks."""
+
+TOGETHER = "it waits for other ranks"
+"""Why a forward of several ranks may run only once."""
 
 EFFECTS = {
     "parallel_config.enable_eplb": "it counts the load of experts",
@@ -51,6 +59,8 @@ EFFECTS = {
 
 WARM_UP = 100
 """The most forwards that a runner computes before a scheduler exists."""
+
+RANKS = "vllm.distributed.parallel_state"
 
 
 @dataclass
@@ -100,6 +110,7 @@ class VllmEngine(JudgedRows):
         self, result: Any, runner: Any, kv_cache_config: Any, is_profiling: bool = False
     ) -> None:
         """Describe the KV caches of a model when they have been created."""
+        of_process()  # A worker may be a fork.
         if is_profiling:
             return
         self.runner = None
@@ -116,20 +127,19 @@ class VllmEngine(JudgedRows):
             original()
         except Exception as error:
             self.error = self.error or error
+            if self.scheduler is None:  # The loop is in another process.
+                judge(self.error, self.journal, self.settings)
             raise
 
-    def schedule(self, scheduler: Any) -> None:
-        """Remember the scheduler."""
-        self.scheduler = weakref.proxy(scheduler)
+    def rank(self) -> dict[str, tuple[int, int]]:
+        """Return which rank of how many this process is, per kind of rank with several."""
+        groups = ((name, maybe(sys.modules.get(RANKS), f"_{name.upper()}")) for name in AXES)
+        found = {name: (one.rank_in_group, one.world_size) for name, one in groups if one}
+        return {name: one for name, one in found.items() if one[1] > 1}
 
     def start(self, runner: Any) -> Watcher | None:
-        """Start the watcher at the first forward, if scheduler and pool are in this process."""
+        """Start the watcher at the first forward, if there is a pool."""
         if self.pool is None:
-            return None
-        if self.scheduler is None:
-            self.unscheduled += 1
-            if self.unscheduled > WARM_UP:
-                self.journal.undecided("a scheduler in another process is not watched")
             return None
         config = runner.vllm_config
         ranks = config.parallel_config
@@ -148,7 +158,7 @@ class VllmEngine(JudgedRows):
         )
         watcher = self.watch(self.pool.groups)
         effects = (effect for name, effect in EFFECTS.items() if maybe(config, name))
-        self.once = next(effects, None)
+        self.once = next(effects, TOGETHER if self.rank() else None)
         self.capturing = None
         # States that a forward computes without being watched have other bits.
         watches = bool(self.pool.states) and self.settings.every == 1
@@ -173,17 +183,25 @@ class VllmEngine(JudgedRows):
         if self.runner is not None and runner is not self.runner:
             self.journal.undecided("only the last engine of a process is watched")
             return
+        message = maybe(output, MESSAGE)
+        if message is None:
+            self.unscheduled += 1
+            if self.unscheduled > WARM_UP:
+                self.journal.undecided("a scheduler that tells nothing is not watched")
+            return
         self.forget_undrafted()
         try:
-            self.follow_drafts(runner, output, self.requests.follow(output))
+            self.follow_drafts(runner, output, self.requests.follow(output, message))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             self.give_up(f"what the scheduler says is not recognised: {error!r}")
-        if not output.total_num_scheduled_tokens:
-            return
-        if self.watcher is None:
+        if self.watcher is None and output.total_num_scheduled_tokens:
             with torch.inference_mode(False):  # Its tensors are also modified outside of forwards.
                 self.watcher = self.start(runner)
-        if self.watcher is None:
+        self.hosts = message["hosts"]
+        for method, *given in message["events"]:
+            if self.watcher is not None:
+                getattr(self, method)(*given)
+        if self.watcher is None or not output.total_num_scheduled_tokens:
             return
         self.copies(self.watcher, output)
         self.forwards += 1
@@ -263,15 +281,15 @@ class VllmEngine(JudgedRows):
         watcher = self.watcher
         assert watcher is not None
         names = list((now.runner.input_batch if given is None else given).req_ids)
-        of, account = self.scheduler.requests, self.account
+        account = self.account
         live = len(names), int(now.output.total_num_scheduled_tokens)
         batch = batches.of_runner(now.runner, metadata, pool, given, live)
         given_ids = {} if account is None else batch.by_row(names, now.output.num_scheduled_tokens)
-        forward = self.requests.forward(now.output, names, of, pool, account, given_ids)
+        forward = self.requests.forward(now.output, names, pool, account, given_ids)
         now.forward, now.batch, self.undrafted = forward, batch, names
         watcher.begin(forward)
         if account is not None:
-            watcher.judge_inputs("batch", account.compared(of, given_ids))
+            watcher.judge_inputs("batch", account.compared(self.requests.known, given_ids))
         made_of = [two for one in batch.metadata for two in (one.block_table, one.seq_lens)]
         watcher.lines.note(LISTS, {"block_table": made_of})
         kinds = {one.names[0] for one in pool.targets}

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import HOST, Following, pages
-from paritybit.connectors.hooking import NotRecognisedError, maybe
+from paritybit.connectors.following import HOST, pages
+from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.vllm.scheduling import Scheduling
 from paritybit.watch.bits import in_numbers
 from paritybit.watch.facts import Group, HostSlots, Layer
+from paritybit.watch.stacks import Stack
 from paritybit.watch.watcher import Watcher
 from paritybit.watch.weak import weakened
 
@@ -199,12 +201,12 @@ FOLLOWED = {
 """The KV connectors that are followed, and the only settings that each may have."""
 
 
-class Blocks(Following):
+class Blocks(Scheduling):
     """The part of an engine that follows its pool of blocks."""
 
-    inner = "/block_pool.py", "/kv_cache_utils.py"
     pool: VllmPool | None = None
-    scheduler: Any = None
+    hosts = 0
+    """The number of blocks on the host."""
 
     def copies(self, watcher: Watcher, output: Any) -> None:
         """Report the blocks that the runner copies before it computes."""
@@ -213,19 +215,6 @@ class Blocks(Following):
             source, target = self.pool.slots([copy.src_block_id]), [copy.dst_block_id]
             for group in self.pool.names:
                 watcher.copied(group, source, self.pool.slots(target))
-
-    def frees(self, result: Any, queue: Any, blocks: Any) -> None:
-        """Report the blocks that the engine puts into the queue of free blocks."""
-        self.report(queue, blocks, "freed")
-
-    def takes(self, result: Any, queue: Any, given: Any = None) -> None:
-        """Report the blocks that the engine takes out of the queue of free blocks."""
-        self.report(queue, given if result is None else result, "allocated")
-
-    def shares(self, result: Any, pool: Any, blocks: Sequence[Any]) -> None:
-        """Report the blocks that a request gets from the prefix cache."""
-        mine = [block for block in blocks if not block.is_null]
-        self.report(pool.free_block_queue, mine, "shared")
 
     def transfer(self, result: Any, handler: Any, _: int, source: Any, target: Any) -> None:
         """Report the blocks of each engine group that were copied to the host or back."""
@@ -245,8 +234,7 @@ class Blocks(Following):
         """Report the blocks that the simple connector copied to the host or back."""
         if self.pool is not None:
             device, host = (source, target) if is_store else (target, source)
-            size = self.scheduler.connector.scheduler_manager.num_cpu_blocks
-            self.carried(is_store, self.pool.names, device, host, size)
+            self.carried(is_store, self.pool.names, device, host, self.hosts)
 
     def carried(
         self, stores: bool, names: Sequence[str], device: Any, host: Any, size: int
@@ -262,45 +250,40 @@ class Blocks(Following):
             else:
                 watcher.load(HOST, group, slots, places)
 
-    def emptied(
-        self,
-        result: Any,
-        scheduler: Any,
-        reset_running_requests: bool = False,
-        reset_connector: bool = False,
-    ) -> None:
-        """Report that the prefix cache was emptied, unless it was refused or the host keeps KV."""
-        keeps = maybe(scheduler, "connector") is not None and not reset_connector
-        if result and self.watcher is not None and not keeps:
-            self.watcher.emptied()
+    # What a scheduler tells.
 
-    def report(self, queue: Any, blocks: Any, method: str) -> None:
-        """Report the first slot of each block to the watcher, if the queue is the pool's."""
-        blocks = blocks if isinstance(blocks, list) else [blocks]
-        if self.watcher is None or self.pool is None or not blocks:
-            return
-        if self.scheduler.kv_cache_manager.block_pool.free_block_queue is queue:
-            slots = torch.tensor([block.block_id for block in blocks]) * self.pool.page
-            for group in self.pool.names:
-                getattr(self.watcher, method)(group, slots)
+    def changed(self, what: str, blocks: Sequence[int], lines: tuple[Any, ...]) -> None:
+        """Report the first slot of each block that was allocated, shared or freed."""
+        assert self.pool is not None
+        slots = torch.tensor(blocks) * self.pool.page
+        for group in self.pool.names:
+            getattr(self.watcher, what)(group, slots, Stack(*lines))
 
-    def idle(self, result: Any, scheduler: Any) -> None:
-        """Judge whether all blocks are free, when no request is left."""
-        connector = maybe(scheduler, "connector")
-        waits = scheduler.requests or maybe(scheduler, "deferred_frees")
-        waits = waits or copies(maybe(connector, "scheduler_manager"))
-        if self.watcher is None or self.pool is None or waits:
-            return
-        if self.idle_since(self.forwards):
-            blocks = scheduler.kv_cache_manager.block_pool
-            free = [block.block_id for block in blocks.free_block_queue.get_all_free_blocks()]
-            locked = sum(block.ref_cnt != 0 for block in blocks.blocks if not block.is_null)
+    def forgotten(self) -> None:
+        """Report that the prefix cache was emptied."""
+        assert self.watcher is not None
+        self.watcher.emptied()
+
+    def rests(self, free: Sequence[int], locked: int, host: tuple[Any, ...] | None) -> None:
+        """Judge whether all blocks are free, as no request is left."""
+        if self.pool is not None and self.watcher is not None and self.idle_since(self.forwards):
             slots: tuple[Tensor, Tensor] = self.pool.slots(free), self.pool.slots([])
+            hosts = dict[str, HostSlots]()
+            if host is not None:
+                size, *places, held = host
+                unused, cached = (torch.tensor(one, dtype=torch.int64) for one in places)
+                hosts["blocks on the host"] = HostSlots(size, unused, cached, held)
             self.watcher.idle(
                 dict.fromkeys(self.pool.names, slots),
                 dict.fromkeys(self.pool.names, locked * self.pool.page),
-                hosts=on_host(connector),
+                hosts=hosts,
             )
+
+    def lost(self) -> None:
+        """Forget what is known, because it is not known what happened."""
+        assert self.watcher is not None
+        self.watcher.lose()
+        self.missed()
 
 
 def unfollowed(transfer: Any) -> list[str]:
@@ -310,30 +293,3 @@ def unfollowed(transfer: Any) -> list[str]:
     settings = FOLLOWED.get(transfer.kv_connector)
     known = settings is not None and {*transfer.kv_connector_extra_config} <= settings
     return [] if known else ["a KV connector"]
-
-
-def copies(manager: Any) -> bool:
-    """Return whether the simple connector has copies under way, which hold their blocks."""
-    return manager is not None and bool(
-        manager.has_pending_stores() or manager._reqs_to_load or manager._abandoned_reqs_to_load
-    )
-
-
-def on_host(connector: Any) -> dict[str, HostSlots]:
-    """Return the blocks of the pool on the host, unless the engine copies some of them."""
-    name = "blocks on the host"
-    if hasattr(connector, "scheduler_manager"):  # Its block 0 is none.
-        pool = connector.scheduler_manager.cpu_block_pool
-        free = torch.tensor(
-            [one.block_id - 1 for one in pool.free_block_queue.get_all_free_blocks()]
-        )
-        locked = sum(one.ref_cnt != 0 for one in pool.blocks if not one.is_null)
-        return {name: HostSlots(len(pool.blocks) - 1, free, free[:0], locked)}
-    if connector is None or connector.connector_scheduler._jobs:
-        return {}
-    manager = connector.connector_scheduler.manager
-    used, size = manager._num_allocated_chunks, manager._num_chunks
-    chunks = list(manager._policy.chunks.values())
-    free = torch.tensor([*manager._free_list, *range(used, size)], dtype=torch.int64)
-    held = torch.tensor([one.chunk_id for one in chunks], dtype=torch.int64)
-    return {name: HostSlots(size, free, held, sum(one.ref_cnt != 0 for one in chunks))}

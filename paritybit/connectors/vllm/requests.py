@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paritybit.connectors.following import expected
 from paritybit.connectors.vllm.pools import VllmPool
+from paritybit.connectors.vllm.scheduling import FACTS, Message
 from paritybit.watch.facts import Forward, Row, StaticInput
 
 LAST = 16
@@ -71,7 +72,7 @@ class Account:
         return mine.computed, [*mine.tokens[:end], *drafts]
 
     def compared(
-        self, of: Mapping[str, Any], ids: Mapping[str, Sequence[int]]
+        self, of: Mapping[str, "Request"], ids: Mapping[str, Sequence[int]]
     ) -> list[StaticInput]:
         """Return the scheduler's state of requests, and the drafts that the model gets."""
         held, right = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
@@ -141,7 +142,7 @@ def tokens_of(made: Tensor, counts: Tensor | None = None) -> list[list[int]]:
 
 @dataclass
 class Request:
-    """One request: its blocks per group, and how many tokens are computed."""
+    """One request: its blocks per group, how many tokens are computed, and what FACTS name."""
 
     blocks: list[list[int]]
     computed: int
@@ -149,6 +150,11 @@ class Request:
     """The slots of its blocks per group, computed on first use."""
     state: tuple[int, list[int]] = (0, [])
     """The number of tokens in its state after its last forward, and the state's checksums."""
+    all_token_ids: list[int] = field(default_factory=list)
+    num_prompt_tokens: int = 0
+    cache_salt: str | None = None
+    lora_request: Any = None
+    sampling_params: Any = None
 
 
 @dataclass
@@ -157,7 +163,7 @@ class Requests:
 
     known: dict[str, Request] = field(default_factory=dict)
 
-    def follow(self, output: Any) -> dict[str, int]:
+    def follow(self, output: Any, message: Message) -> dict[str, int]:
         """Read the output of the scheduler. Returns what is computed of requests that begin."""
         begun = {new.req_id: int(new.num_computed_tokens) for new in output.scheduled_new_reqs}
         for name in output.finished_req_ids:
@@ -177,6 +183,10 @@ class Requests:
                     mine.extend(numbers)
             if more is not None:
                 request.slots = []
+        for name, facts in message["requests"].items():
+            vars(self.known[name]).update(zip(FACTS, facts, strict=True))
+        for name, (first, tokens) in message["tokens"].items():
+            self.known[name].all_token_ids[first:] = tokens
         return begun
 
     def of(self, name: str, pool: VllmPool) -> Request:
@@ -199,7 +209,6 @@ class Requests:
         self,
         output: Any,
         names: Sequence[str],
-        of: Mapping[str, Any],
         pool: VllmPool,
         account: Account | None = None,
         ids: Mapping[str, Sequence[int]] | None = None,
@@ -213,7 +222,7 @@ class Requests:
         for group in pool.targets:
             for name in names:
                 request, computed = self.of(name, pool), counts[name]
-                cached, tokens = request.computed, list(of[name].all_token_ids)
+                cached, tokens = request.computed, list[int | None](request.all_token_ids)
                 if account is not None:
                     cached, tokens = account.row(name, (ids or {}).get(name))
                 end = cached + computed
@@ -227,7 +236,7 @@ class Requests:
                         cached=cached,
                         computed=computed,
                         slots=dict.fromkeys(group.names, slots),
-                        space=f"{group.number} {space_of(of[name])}",
+                        space=f"{group.number} {space_of(request)}",
                         window=group.window,
                         frees=pool.frees,
                     )
@@ -251,7 +260,7 @@ def padded(slots: Tensor, size: int) -> Tensor:
     return torch.nn.functional.pad(slots, (0, size - len(slots)), value=-1)
 
 
-def space_of(request: Any) -> str:
+def space_of(request: Request) -> str:
     """Return everything except tokens that the KV of a request depends on."""
     adapter = getattr(request.lora_request, "lora_int_id", "")
     return f"{adapter} {request.cache_salt or ''}"

@@ -290,7 +290,7 @@ class JudgedRows(Drafting):
 
     def begin_rows(self, now: Any, names: Sequence[str]) -> None:
         """Note what the requests of a forward asked for, and judge the adapters of its tokens."""
-        of, runner, counts = self.scheduler.requests, now.runner, now.output.num_scheduled_tokens
+        of, runner, counts = self.requests.known, now.runner, now.output.num_scheduled_tokens
         with self.recognising("rows"):
             before, self.placed = self.placed, {name: row for row, name in enumerate(names)}
             holder = maybe(runner, "input_batch") or runner.req_states

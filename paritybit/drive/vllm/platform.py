@@ -4,6 +4,7 @@ vLLM finds it through the entry-point group `vllm.platform_plugins`. Only the en
 """
 
 import importlib
+import os
 from typing import Any
 
 platforms: Any = importlib.import_module("vllm.platforms.cpu")
@@ -31,4 +32,5 @@ class Platform(platforms.CpuPlatform):  # type: ignore[misc]
         asked = scheduler.async_scheduling, compilation.cudagraph_capture_sizes
         vllm_config.parallel_config.worker_cls = "paritybit.drive.vllm.worker.Worker"
         super().check_and_update_config(vllm_config)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # Workers inherit the stand-ins.
         scheduler.async_scheduling, compilation.cudagraph_capture_sizes = asked

@@ -81,6 +81,9 @@ class Vllm(Engine):
             raise
         except Exception as error:
             raise EngineFailedError(traceback.format_exc()) from error
+        finally:
+            if self.served.ranks > 1 and self._core is not None:
+                self._core.model_executor.shutdown()
 
     @override
     def run(self) -> None:
@@ -92,6 +95,7 @@ class Vllm(Engine):
                 for act in self.player.poll():
                     act()
                 self._step()
+        self._step()  # It tells workers which requests have ended.
 
     def _step(self) -> None:
         outputs, ran = self._core.step_fn()

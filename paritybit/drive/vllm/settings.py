@@ -93,6 +93,7 @@ class VllmServed(Common):
     """
 
     ACTIONS: ClassVar = ("flush", "pause", "retract", "preempt")
+    SEVERAL: ClassVar = ("tp", "pp", "dp")
     SIMPLIFIED: ClassVar = (
         *("alone", "overlap", "runner", "page_size", "window", "graphs", "backend", "speculative"),
         "ordered",
@@ -141,7 +142,7 @@ class VllmServed(Common):
     @override
     def company(self) -> Wave | None:
         given = with_each([sample(self.limits())], self.startable)
-        return next(given) if self.device == "cpu" else None
+        return next(given) if self.device == "cpu" and self.ranks == 1 else None
 
     @property
     @override
@@ -236,6 +237,9 @@ class VllmServed(Common):
             "max_num_batched_tokens": CHUNK,
             "enable_prefix_caching": self.prefix_cache,
             "async_scheduling": self.overlap,
+            "tensor_parallel_size": self.tp,
+            "pipeline_parallel_size": self.pp,
+            "data_parallel_size": self.dp,
             "scheduling_policy": "priority" if self.priorities else "fcfs",
             "num_gpu_blocks_override": self.blocks,
             "kv_cache_memory_bytes": 2**28,

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import sys
 import tempfile
+from contextlib import nullcontext
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -50,6 +51,11 @@ SERIES = 2.0**-8
 """Below it, log(1 + x) has fewer correct bits than a series of three terms."""
 
 ATTENTION = "vllm.v1.attention.backends.triton_attn"
+
+RANKS, COMMUNICATOR = (
+    "vllm.distributed.parallel_state",
+    "vllm.distributed.device_communicators.cpu_communicator",
+)
 
 CONVOLUTION = "vllm.model_executor.layers.mamba.short_conv"
 
@@ -151,6 +157,14 @@ def _stand_in_for_attention() -> None:
     backend: Any = importlib.import_module(ATTENTION)
     backend.unified_attention = whole(attend)
     backend.triton_reshape_and_cache_flash = whole(store)
+
+
+@AFTER.add("collectives of several ranks: those of a CPU, also in graphs", "they need a GPU")
+def _stand_in_for_collectives() -> None:
+    held: Any = importlib.import_module(COMMUNICATOR).CpuCommunicator
+    held.all_reduce, held.all_gather = whole(held.all_reduce), whole(held.all_gather, returns=True)
+    groups: Any = importlib.import_module(RANKS).GroupCoordinator
+    groups.graph_capture = lambda group, given: nullcontext(given)
 
 
 @AFTER.add("the model's weights: other random values", "with its own all tokens are equally likely")

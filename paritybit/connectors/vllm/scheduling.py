@@ -1,0 +1,159 @@
+"""Tells the workers of an engine what only its scheduler knows, in whichever process each is.
+
+A message is an attribute of the scheduler's output, which the engine itself sends to its workers.
+It has values of Python and the engine only, as a worker may not have paritybit:
+
+- `requests`: per request that begins, its FACTS. `tokens`: per other request of the forward, the
+  tokens from some position on.
+- `events`: what happened to blocks since the last message, in order. Each is a method of `Blocks`,
+  and its arguments.
+- `hosts`: the number of blocks on the host, if the simple connector has some.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from paritybit.connectors.following import Following
+from paritybit.connectors.hooking import Call, maybe
+from paritybit.watch.stacks import stack
+from paritybit.watch.weak import Weakly
+
+MESSAGE = "paritybit"
+"""The name of the attribute."""
+
+FACTS = (
+    "all_token_ids",
+    "num_prompt_tokens",
+    "cache_salt",
+    "lora_request",
+    "sampling_params",
+)
+"""What is told of a request, by the names of its attributes."""
+
+Message = dict[str, Any]
+
+
+class Scheduling(Following):
+    """The part of an engine that follows its scheduler, if it is in this process."""
+
+    inner = "/block_pool.py", "/kv_cache_utils.py"
+    scheduler: Any = Weakly()
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.follow_scheduler(None)
+        self.journal.watchers[self] = None
+
+    def follow_scheduler(self, scheduler: Any) -> None:
+        """Follow a scheduler from now on."""
+        self.scheduler = scheduler
+        self.told = dict[str, int]()
+        """The number of tokens of each request that workers know."""
+        self.events = list[tuple[Any, ...]]()
+
+    def schedule(self, original: Call, scheduler: Any) -> None:
+        """Add a message to the scheduler's output."""
+        if self.scheduler is not scheduler:
+            self.follow_scheduler(scheduler)
+        output = original()
+        setattr(output, MESSAGE, self.message(output))
+
+    def message(self, output: Any) -> Message:
+        """Return what workers do not know yet."""
+        for name in output.finished_req_ids:
+            self.told.pop(name, None)
+        new = {one.req_id for one in output.scheduled_new_reqs}
+        requests, tokens = dict[str, tuple[Any, ...]](), dict[str, tuple[int, list[int]]]()
+        for name in output.num_scheduled_tokens:
+            request = self.scheduler.requests[name]
+            known, size = self.told.get(name), len(request.all_token_ids)
+            if known is None or name in new or known > size:
+                others = (maybe(request, fact) for fact in FACTS[1:])
+                requests[name] = list(request.all_token_ids), *others
+            elif known < size:
+                tokens[name] = known, list(request.all_token_ids[known:])
+            self.told[name] = size
+        events, self.events = self.events, []
+        hosts = maybe(self.scheduler, "connector.scheduler_manager.num_cpu_blocks")
+        return {"requests": requests, "tokens": tokens, "events": events, "hosts": hosts}
+
+    # What happens to blocks.
+
+    def frees(self, result: Any, queue: Any, blocks: Any) -> None:
+        """Note the blocks that the engine puts into the queue of free blocks."""
+        self.note(queue, blocks, "freed")
+
+    def takes(self, result: Any, queue: Any, given: Any = None) -> None:
+        """Note the blocks that the engine takes out of the queue of free blocks."""
+        self.note(queue, given if result is None else result, "allocated")
+
+    def shares(self, result: Any, pool: Any, blocks: Sequence[Any]) -> None:
+        """Note the blocks that a request gets from the prefix cache."""
+        mine = [block for block in blocks if not block.is_null]
+        self.note(pool.free_block_queue, mine, "shared")
+
+    def note(self, queue: Any, blocks: Any, what: str) -> None:
+        """Note what happened to blocks, if the queue is the scheduler's."""
+        blocks = blocks if isinstance(blocks, list) else [blocks]
+        pool = maybe(self.scheduler, "kv_cache_manager.block_pool")
+        if blocks and maybe(pool, "free_block_queue") is queue:
+            numbers, lines = [one.block_id for one in blocks], stack(self.package, inner=self.inner)
+            self.events.append(("changed", what, numbers, tuple(lines)))
+
+    def emptied(
+        self,
+        result: Any,
+        scheduler: Any,
+        reset_running_requests: bool = False,
+        reset_connector: bool = False,
+    ) -> None:
+        """Note that the prefix cache was emptied, unless it was refused or the host keeps KV."""
+        keeps = maybe(scheduler, "connector") is not None and not reset_connector
+        if result and not keeps:
+            self.events.append(("forgotten",))
+
+    def idle(self, result: Any, scheduler: Any) -> None:
+        """Note which blocks are free, when no request is left."""
+        connector = maybe(scheduler, "connector")
+        waits = scheduler.requests or maybe(scheduler, "deferred_frees")
+        waits = waits or copies(maybe(connector, "scheduler_manager"))
+        if self.scheduler is scheduler and not waits:
+            blocks = scheduler.kv_cache_manager.block_pool
+            free = [block.block_id for block in blocks.free_block_queue.get_all_free_blocks()]
+            locked = sum(block.ref_cnt != 0 for block in blocks.blocks if not block.is_null)
+            self.events.append(("rests", free, locked, on_host(connector)))
+
+    # What a watcher has, too: see `Journal.lose`.
+
+    def lose(self) -> None:
+        """Note that a hook failed, so that workers do not know what happened."""
+        self.events.append(("lost",))
+
+    def settled(self) -> None:
+        """Do nothing, because workers judge."""
+
+
+def copies(manager: Any) -> bool:
+    """Return whether the simple connector has copies under way, which hold their blocks."""
+    return manager is not None and bool(
+        manager.has_pending_stores() or manager._reqs_to_load or manager._abandoned_reqs_to_load
+    )
+
+
+def on_host(connector: Any) -> tuple[int, list[int], list[int], int] | None:
+    """Return the blocks of the pool on the host: how many, the free, the cached, and the locked.
+
+    None if there is no such pool, or the engine copies some of them.
+    """
+    if hasattr(connector, "scheduler_manager"):  # Its block 0 is none.
+        pool = connector.scheduler_manager.cpu_block_pool
+        free = [one.block_id - 1 for one in pool.free_block_queue.get_all_free_blocks()]
+        locked = sum(one.ref_cnt != 0 for one in pool.blocks if not one.is_null)
+        return len(pool.blocks) - 1, free, [], locked
+    if connector is None or connector.connector_scheduler._jobs:
+        return None
+    manager = connector.connector_scheduler.manager
+    used, size = manager._num_allocated_chunks, manager._num_chunks
+    chunks = list(manager._policy.chunks.values())
+    free = [*manager._free_list, *range(used, size)]
+    return size, free, [one.chunk_id for one in chunks], sum(one.ref_cnt != 0 for one in chunks)
