@@ -88,12 +88,15 @@ class Forward:
       None means the slots of the computed positions of its rows.
     - `model`: distinguishes several models that compute for the same requests, such as a target and
       its draft model. Their known tokens may differ.
+    - `repeats`: how many times the rows repeat, once per group of layers with slots of its own. The
+      stages of a pipeline agree in the first ones.
     """
 
     kind: str
     rows: tuple[Row, ...]
     owned: Mapping[str, torch.Tensor] | None = None
     model: str = ""
+    repeats: int = 1
 
     def having(self, group: str, slot: int) -> Iterator[tuple[Row, list[int]]]:
         """Yield the rows that have a slot of a group, each with its positions there."""

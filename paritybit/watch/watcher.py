@@ -336,11 +336,12 @@ class Watcher(Replaying):
         expected = torch.tensor(wanted)
         size = len(known)
         given = [StaticInput("input_ids", ids[known], size, size, expected=expected, copied=ids)]
+        once = start // forward.repeats
         if self.digests is not None:
-            self.digests.add("tokens", [ids[:start]])
+            self.digests.add("tokens", [ids[:once]])
         if positions is not None:
             if self.digests is not None:
-                self.digests.add("positions", [positions[:start]])
+                self.digests.add("positions", [positions[:once]])
             right = reading.ranges([(row.cached, row.cached + row.computed) for row in rows])
             size = len(positions)
             given.append(StaticInput("positions", positions, size, size, expected=right))

@@ -1,5 +1,6 @@
 """The digests of forwards, by which ranks are compared."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from properties.support.watching import groups, lines_in, row
 
 FACTS: dict[str, Any] = {
     "request": "a", "cached": 2, "slots": [5, 6, 7], "ids": [3], "positions": [2], "list": 5,
-    "bucket": 2,
+    "bucket": 2, "repeats": 1,
 }  # fmt: skip
 
 OTHER: dict[str, dict[str, Any]] = {
@@ -40,8 +41,11 @@ def digests(folder: Path, rank: int, forwards: int = 1, **facts: Any) -> list[An
     for _ in range(forwards):
         one = row(given["request"], [1, 2, 3], given["cached"], given["slots"])
         assert watcher.due("decode", 1)
-        watcher.begin(Forward("decode", (one,)))
-        watcher.judge_tokens(torch.tensor(given["ids"]), torch.tensor(given["positions"]))
+        times = given["repeats"]
+        again = [replace(one, request=f"{one.request} again {n}") for n in range(1, times)]
+        watcher.begin(Forward("decode", (one, *again), repeats=times))
+        ids, positions = (torch.tensor(given[name] * times) for name in ("ids", "positions"))
+        watcher.judge_tokens(ids, positions)
         entries = torch.tensor([given["list"], 6, 7, 33])
         bounds = torch.tensor([0]), torch.tensor([3])
         watcher.judge_lists([IndexList("kv_indices", "full", entries, *bounds)])
@@ -65,6 +69,12 @@ def test_a_digest_says_which_parts_differ(tmp_path: Path, parts: str) -> None:
     (mine,), (other,) = digests(tmp_path, 0), digests(tmp_path, 1, **OTHER[parts])
     pairs = zip(AGREEING["tp"], mine[4].split(" "), other[4].split(" "), strict=True)
     assert " ".join(part for part, one, another in pairs if one != another) == parts
+
+
+def test_stages_with_other_numbers_of_groups_agree(tmp_path: Path) -> None:
+    (mine,), (other,) = digests(tmp_path, 0), digests(tmp_path, 1, repeats=2)
+    pairs = zip(AGREEING["tp"], mine[4].split(" "), other[4].split(" "), strict=True)
+    assert {part for part, one, another in pairs if one == another} >= {*AGREEING["pp"]}
 
 
 def test_an_engine_with_one_rank_has_no_digests(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ class Requests:
         """
         counts = output.num_scheduled_tokens
         rows, owned = list[Row](), None
-        for group in pool.targets:
+        for place, group in enumerate(pool.targets):
             for name in names:
                 request, computed = self.of(name, pool), counts[name]
                 cached, tokens = request.computed, list[int | None](request.all_token_ids)
@@ -229,14 +229,12 @@ class Requests:
                 slots = padded(request.slots[group.number][:end], end)
                 rows.append(
                     Row(
-                        request=name
-                        if len(pool.targets) == 1
-                        else f"{name} in group {group.number}",
+                        request=f"{name} in group {group.number}" if place else name,
                         tokens=tokens[:end],
                         cached=cached,
                         computed=computed,
                         slots=dict.fromkeys(group.names, slots),
-                        space=f"{group.number} {space_of(request)}",
+                        space=f"{place} {space_of(request)}",
                         window=group.window,
                         frees=pool.frees,
                     )
@@ -250,7 +248,7 @@ class Requests:
             for number, _ in pool.states:
                 parts += [self.of(name, pool).slots[number][-pool.page :] for name in names]
             owned = {name: torch.cat(parts) for name in pool.names}
-        return Forward(kind, tuple(rows), owned)
+        return Forward(kind, tuple(rows), owned, repeats=len(pool.targets))
 
 
 def padded(slots: Tensor, size: int) -> Tensor:
