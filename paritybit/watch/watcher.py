@@ -14,6 +14,7 @@ A watcher keeps no object of the engine alive. It ends when its connector drops 
 import os
 import platform
 import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -92,8 +93,8 @@ class Watcher(Replaying):
         journal.watchers[self] = None
 
     def __del__(self) -> None:
-        """Judge what was only noted so far."""
-        if not hasattr(self, "missed"):  # The constructor failed.
+        """Judge what was only noted so far. While Python ends, torch would abort."""
+        if not hasattr(self, "missed") or sys.is_finalizing():  # Or the constructor failed.
             return
         if os.getpid() == self.journal.pid and any(one.noted for one in self.changes.values()):
             self.settled()
