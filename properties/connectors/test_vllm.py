@@ -4,13 +4,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
-from paritybit.connectors.vllm.engine import EFFECTS, WARM_UP, VllmEngine
+from paritybit.connectors.vllm.engine import EFFECTS, RANKS, TOGETHER, WARM_UP, VllmEngine
 from paritybit.connectors.vllm.pools import by_slot
 from paritybit.watch.lines import Lines
 from properties.connectors.parts import Part, hooked
@@ -152,6 +152,31 @@ def test_what_is_known_is_lost_if_a_hook_of_the_scheduler_fails(
     served.core.journal.lose()
     served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
     assert served.found() == set()
+    served.journal.end()
+
+
+@pytest.mark.parametrize(("block", "found"), [(0, set()), (2, {"stray write"})])
+def test_a_batch_of_an_idle_rank_writes_reserved_slots_only(
+    served: Served, block: int, found: set[str]
+) -> None:
+    def computed(worker: Part) -> None:
+        served.cache[block] = 7.0
+
+    hooked(served.engine.dummy, computed, Part(model_runner=served.runner))
+    assert served.found() == found
+
+
+def test_a_forward_of_several_ranks_runs_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Part(_TP=Part(rank_in_group=1, world_size=2), _PP=Part(rank_in_group=0, world_size=1))
+    monkeypatch.setitem(sys.modules, RANKS, cast("Any", ranks))
+    served = prefilled(Served(tmp_path))
+    served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
+    served.replay(Part(runtime_mode=Part(name="FULL"), hidden_states=torch.zeros(1, 2)))
+    assert served.found() == set()
+    assert served.engine.rank() == {"tp": (1, 2)}
+    assert served.journal.counts[f"not tried: unrepeatable replay: {TOGETHER}"] == 1
     served.journal.end()
 
 

@@ -146,6 +146,8 @@ class VllmEngine(JudgedRows):
         unknown = [f"{name} > 1" for name in ALONE if getattr(ranks, name, 1) != 1]
         unknown += unjudged(config, self.pool.draft is not None)
         unknown += unfollowed(config.kv_transfer_config)
+        if "pp" in self.rank() and config.speculative_config is not None:
+            unknown.append("speculation with pipeline parallelism")
         if unknown:
             self.give_up(f"{', '.join(unknown)} is not watched")
             return None
@@ -252,6 +254,18 @@ class VllmEngine(JudgedRows):
             self.unwatched = self.requests.since(firsts, pool, [pool.draft.number])
         run()
         watcher.skipped(owned)
+
+    def dummy(self, original: Call, worker: Any) -> None:
+        """Watch a batch of a rank without requests, which may write reserved slots only."""
+        watcher = self.watcher
+        if watcher is None or maybe(worker, "model_runner") is not self.runner:
+            return
+        if watcher.due("dummy batch", 1):
+            with self.forward_of(worker, Forward("dummy batch", (), {}), "resting"):
+                original()
+        else:
+            original()
+            watcher.skipped({})
 
     def metadata(self, original: Call, owner: Any, *, logits_indices: Any = None) -> None:
         """Begin the forward when its attention metadata has been built."""

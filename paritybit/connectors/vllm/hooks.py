@@ -25,6 +25,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "pools": (f"{OLDER}.initialize_kv_cache", f"{NEWER}.initialize_kv_cache"),
     "schedule": (f"{SCHEDULER}.schedule",),
     "execute": (f"{OLDER}.execute_model", f"{NEWER}.execute_model"),
+    "dummy": ("vllm.v1.worker.gpu_worker.Worker.execute_dummy_batch",),
     "raised": tuple(
         f"{runner}.{name}"
         for runner in (OLDER, NEWER)

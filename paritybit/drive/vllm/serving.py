@@ -8,8 +8,9 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from paritybit.drive.answers import (
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.models import VOCABULARY
-from paritybit.drive.script import FIRST_TOKEN, Planned, Sampling
-from paritybit.drive.vllm import lora
+from paritybit.drive.script import FIRST_TOKEN, Planned, Sampling, Wave
+from paritybit.drive.vllm import lora, ranks
 from paritybit.drive.vllm.answers import NAME, Compiler, tokenizer
 from paritybit.drive.vllm.settings import CONTEXT, DRAFT, VllmServed
 from paritybit.drive.vllm.stand_ins import install_before_engine, install_in_engine
@@ -67,9 +68,14 @@ class Vllm(Engine):
         self._outputs: Any = None
         self._flushes = 0
         self._adapters: Mapping[int, dict[str, Any]] = {}
+        self._others: Sequence[int] = ()
+        """The processes of the data-parallel ranks before this one."""
+        self._peers: Any = None
 
     @override
     def start(self, direct: Callable[[Engine], object]) -> None:
+        if self.served.dp > 1:
+            self._others = ranks.forked(self.served.dp)
         try:
             with tempfile.TemporaryDirectory(prefix="paritybit-") as folder:
                 self._core = self._started(Path(folder))
@@ -84,6 +90,12 @@ class Vllm(Engine):
         finally:
             if self.served.ranks > 1 and self._core is not None:
                 self._core.model_executor.shutdown()
+        if len(self._others) == self.served.dp - 1 and not ranks.joined(self._others):
+            raise EngineFailedError("a data-parallel rank has failed")
+
+    @override
+    def play(self, waves: Iterator[Wave], stop: Callable[[], bool]) -> None:
+        super().play(islice(waves, len(self._others), None, self.served.dp), stop)
 
     @override
     def run(self) -> None:
@@ -95,10 +107,21 @@ class Vllm(Engine):
                 for act in self.player.poll():
                     act()
                 self._step()
+                self._wait(done=False)
         self._step()  # It tells workers which requests have ended.
+        while self._wait(done=True):
+            self._step()
+
+    def _wait(self, *, done: bool) -> bool:
+        """Wait for the other data-parallel ranks. Returns whether one is not done."""
+        if self._peers is None:
+            return False
+        return bool(self._config.has_unfinished_dp(self._peers, not done))
 
     def _step(self) -> None:
         outputs, ran = self._core.step_fn()
+        if self._peers is not None and not ran:
+            self._core.execute_dummy_batch()
         self._core.post_step(ran)
         self.forwards += bool(ran)
         self.require_progress(0 if outputs else self.player.open)
@@ -148,6 +171,9 @@ class Vllm(Engine):
         except ValueError as error:
             raise LackingError(f"the release refuses these settings: {error}") from error
         install_in_engine(self.served)
+        if self.served.dp > 1:
+            self._config = config.parallel_config
+            self._peers = self._config.stateless_init_dp_group()
         return core.EngineCore(config, executors.Executor.get_class(config), log_stats=False)
 
     @override

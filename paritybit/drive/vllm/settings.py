@@ -74,6 +74,9 @@ LAZY, DECODED = {"lazy_offload": True}, {"offload_prompt_only": False}
 
 AGAIN = "again "
 
+EXPERTS = 4
+"""The number of experts in a layer, with data-parallel ranks."""
+
 DRAFTS = 3
 """The number of drafts of a request in a forward."""
 
@@ -151,6 +154,8 @@ class VllmServed(Common):
         if model is LFM2:
             return model
         own: dict[str, object] = {"sliding_window": self.window}
+        if self.dp > 1:  # Without experts, ranks are engines that know nothing of one another.
+            own |= {"num_experts": EXPERTS, "top_k_experts": 2}
         if self.full:
             own["layer_types"] = ["full_attention"] * len(model.config["layer_types"])
         return replace(model, config={**model.config, **own})
@@ -239,7 +244,8 @@ class VllmServed(Common):
             "async_scheduling": self.overlap,
             "tensor_parallel_size": self.tp,
             "pipeline_parallel_size": self.pp,
-            "data_parallel_size": self.dp,
+            # It learns from variables which of the data-parallel ranks it is.
+            **({"distributed_executor_backend": "uni"} if self.ranks == self.dp else {}),
             "scheduling_policy": "priority" if self.priorities else "fcfs",
             "num_gpu_blocks_override": self.blocks,
             "kv_cache_memory_bytes": 2**28,

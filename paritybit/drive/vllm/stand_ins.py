@@ -22,6 +22,7 @@ from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
 from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.host import keep_on_host, move
+from paritybit.drive.vllm.ranks import communicate, compute_experts, route
 from paritybit.drive.vllm.settings import VARIABLES, VllmServed
 from paritybit.engines.graphs import emulate_device, whole
 from paritybit.engines.interpreter import quicken
@@ -56,6 +57,10 @@ RANKS, COMMUNICATOR = (
     "vllm.distributed.parallel_state",
     "vllm.distributed.device_communicators.cpu_communicator",
 )
+
+MODEL = "vllm.model_executor.models.gemma4"
+
+EXPERTS = "vllm.model_executor.layers.fused_moe.experts.cpu_moe"
 
 CONVOLUTION = "vllm.model_executor.layers.mamba.short_conv"
 
@@ -161,10 +166,21 @@ def _stand_in_for_attention() -> None:
 
 @AFTER.add("collectives of several ranks: those of a CPU, also in graphs", "they need a GPU")
 def _stand_in_for_collectives() -> None:
-    held: Any = importlib.import_module(COMMUNICATOR).CpuCommunicator
-    held.all_reduce, held.all_gather = whole(held.all_reduce), whole(held.all_gather, returns=True)
+    communicate(importlib.import_module(COMMUNICATOR).CpuCommunicator)
     groups: Any = importlib.import_module(RANKS).GroupCoordinator
     groups.graph_capture = lambda group, given: nullcontext(given)
+    context: Any = importlib.import_module("vllm.forward_context")
+    context._compute_sp_num_tokens = whole(context._compute_sp_num_tokens)  # Of the host.
+
+
+@AFTER.add("the arithmetic of experts and of their choice: torch", "it is compiled")
+def _stand_in_for_experts() -> None:
+    experts: Any = importlib.import_module(EXPERTS)
+    experts.cpu_fused_moe = whole(compute_experts)
+    experts.cpu_prepack_moe_weight = lambda weight, kind: weight
+    model: Any = sys.modules.get(MODEL)
+    if model is not None:
+        model.gemma4_routing_function_torch = route
 
 
 @AFTER.add("the model's weights: other random values", "with its own all tokens are equally likely")

@@ -1,0 +1,113 @@
+"""Data-parallel ranks on a CPU, and the collectives and experts that only compiled code has there.
+
+Each data-parallel rank is a process that serves its share of the waves. In each step, all of them
+run a forward, or a dummy batch, as those with experts wait for one another.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from paritybit.engines.graphs import whole
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+}
+"""The activations of experts, by the engine's names."""
+
+
+def forked(ranks: int) -> list[int]:
+    """Fork this process into data-parallel ranks. Each gets the processes of those before it.
+
+    The last one is this process, so that it can wait for the others.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    others = list[int]()
+    while len(others) < ranks - 1 and (child := os.fork()):
+        others.append(child)
+    rank = len(others)
+    os.environ.update(
+        VLLM_DP_SIZE=str(ranks),
+        VLLM_DP_RANK=str(rank),
+        VLLM_DP_RANK_LOCAL=str(rank),
+        VLLM_DP_MASTER_IP="127.0.0.1",
+        VLLM_DP_MASTER_PORT=str(port),
+    )
+    return others
+
+
+def joined(others: Sequence[int]) -> bool:
+    """Wait for other ranks, and return whether all have done their jobs."""
+    codes = [os.waitpid(one, 0)[1] for one in others]
+    return not any(codes)
+
+
+def gathered(one: Any, given: Tensor, sizes: list[int]) -> Tensor:
+    """Return the tensors of all ranks, of these sizes, one after another."""
+    parts = [given.new_empty((size, *given.shape[1:])) for size in sizes]
+    parts[one.rank_in_group] = given.contiguous()
+    for rank, part in zip(one.ranks, parts, strict=True):
+        distributed.broadcast(part, rank, group=one.device_group)
+    return torch.cat(parts)
+
+
+def reduced(one: Any, given: Tensor, sizes: list[int]) -> Tensor:
+    """Return this rank's part of the sum over all ranks."""
+    total, first = given.clone(), sum(sizes[: one.rank_in_group])
+    distributed.all_reduce(total, group=one.device_group)
+    return total[first : first + sizes[one.rank_in_group]].clone()
+
+
+def communicate(communicator: Any) -> None:
+    """Let the communicator of a CPU do all that graphs and experts need."""
+    gather, reduce = whole(gathered, returns=True), whole(reduced, returns=True)
+
+    def all_gatherv(one: Any, given: Any, dim: int = 0, sizes: Any = None) -> Any:
+        if isinstance(given, Tensor):
+            return gather(one, given, sizes or [len(given)] * one.world_size)
+        return [all_gatherv(one, part, dim, sizes) for part in given]
+
+    def reduce_scatterv(one: Any, given: Tensor, dim: int = 0, sizes: Any = None) -> Tensor:
+        return reduce(one, given, sizes or [len(given) // one.world_size] * one.world_size)
+
+    held = communicator
+    held.all_reduce, held.all_gather = whole(held.all_reduce), whole(held.all_gather, returns=True)
+    held.all_gatherv, held.reduce_scatterv = all_gatherv, reduce_scatterv
+
+
+def compute_experts(
+    out: Tensor,
+    given: Tensor,
+    both: Tensor,
+    down: Tensor,
+    both_bias: Tensor | None,
+    down_bias: Tensor | None,
+    weights: Tensor,
+    experts: Tensor,
+    activation: str,
+    kind: str,
+    skip_weighted: bool = False,
+) -> None:
+    """Compute experts without biases, of which each token has some with a weight each."""
+    act, total = ACTIVATIONS[activation], torch.zeros_like(given)
+    for place in range(experts.shape[1]):
+        mine = experts[:, place].long()
+        gate, up = torch.einsum("th,tih->ti", given, both[mine]).chunk(2, dim=-1)
+        made = torch.einsum("ti,thi->th", act(gate) * up, down[mine])
+        total += made if skip_weighted else made * weights[:, place, None].to(made.dtype)
+    out.copy_(total)
+
+
+def route(logits: Tensor, count: int, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weights and the numbers of the experts of each token."""
+    experts = torch.topk(logits, count, dim=-1).indices
+    weights = torch.softmax(logits, dim=-1).gather(1, experts)
+    weights = weights / weights.sum(-1, keepdim=True) * scale[experts].to(weights.dtype)
+    return weights.float(), experts.int()
