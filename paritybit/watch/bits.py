@@ -98,13 +98,13 @@ def copied(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return copies of tensors of one device on the host, by one transfer."""
     if not tensors:
         return []
+    # The widest come first, so that each part is aligned.
+    order = sorted(range(len(tensors)), key=lambda at: -tensors[at].element_size())
     # With a last dimension of one, any strides can be viewed as bytes.
-    parts = [one.flatten().unsqueeze(1).view(torch.uint8).flatten() for one in tensors]
+    parts = [tensors[at].flatten().unsqueeze(1).view(torch.uint8).flatten() for at in order]
     sizes = [part.numel() for part in parts]
-    parts = [*torch.cat(parts).cpu().split(sizes)]
-    # The clone of a part is aligned.
-    pairs = zip(parts, tensors, strict=True)
-    return [part.clone().view(one.dtype).view(one.shape) for part, one in pairs]
+    found = dict(zip(order, torch.cat(parts).cpu().split(sizes), strict=True))
+    return [found[at].view(one.dtype).view(one.shape) for at, one in enumerate(tensors)]
 
 
 def taken(tensor: Tensor, slots: Tensor, block: int | None) -> Tensor:

@@ -21,6 +21,9 @@ MOST_TOKENS = 4_000_000
 MOST_ALIASES = 1_000_000
 MOST_REPLACED = 8
 
+NEWEST = 8
+"""The number of last tokens that often become known."""
+
 
 @dataclass
 class Chain:
@@ -60,7 +63,7 @@ class Chains:
             chain = self.chains[request] = Chain(hash(within) & ~1 if within else UNKNOWN)
         self.chains.move_to_end(request)
         before = len(chain.tokens)
-        self.update(chain, request, list(tokens[:length]))
+        self.update(chain, request, [*tokens[:length]] if len(tokens) > length else [*tokens])
         self.token_count += len(chain.tokens) - before
         while self.token_count > MOST_TOKENS and len(self.chains) > 1:
             _, old = self.chains.popitem(last=False)
@@ -128,11 +131,16 @@ class Chains:
 
 
 def first_difference(one: list[int | None], other: list[int | None]) -> int:
-    """Return the first index at which two lists differ, or the length of the shorter list."""
-    first, last = 0, min(len(one), len(other))
-    if one[:last] == other[:last]:
-        return last
-    while last - first > 1:  # They differ between both. Slices are compared faster than elements.
+    """Return the first index at which two lists differ, or the length of the shorter list.
+
+    Slices are compared faster than elements, and most often only the last tokens became known.
+    """
+    last = min(len(one), len(other))
+    first = max(0, last - NEWEST)
+    if one[:first] == other[:first]:
+        return next((at for at in range(first, last) if one[at] != other[at]), last)
+    first, last = 0, first
+    while last - first > 1:
         middle = (first + last) // 2
         if one[first:middle] == other[first:middle]:
             first = middle

@@ -141,7 +141,8 @@ class Ledger:
     def index(self, slots: Tensor) -> Tensor:
         """Return the valid slot numbers as int64 on the host. Drops all others."""
         slots = slots.to("cpu", torch.int64).flatten()
-        return slots[(slots >= 0) & (slots < self.slots)]
+        valid = (slots >= 0) & (slots < self.slots)
+        return slots if bool(valid.all()) else slots[valid]
 
     def indices(self, slots: Tensor) -> Tensor:
         """Return the indices of slots in `extended`, int64 [n], of invalid slots the last index."""
@@ -168,7 +169,10 @@ class Ledger:
             return changed
         if self.entered:
             entered, device = torch.cat(self.entered), self.on_device.device
-            self.on_device[entered.to(device)] = self.scanned[entered].to(device)
+            there, known = (
+                one.to(device, non_blocking=True) for one in (entered, self.scanned[entered])
+            )
+            self.on_device[there] = known
             self.entered.clear()
         changed = torch.zeros(self.slots, dtype=torch.bool)
         slots, now = self.checksums.changed(self.on_device)
@@ -181,7 +185,7 @@ class Ledger:
 
     def looking(self, slots: Tensor) -> Tensor:
         """Compute the checksums of some slots, on their device, for `seen`. Waits for no device."""
-        there = slots.to(self.on_device.device)
+        there = slots.to(self.on_device.device, non_blocking=True)
         self.on_device[there] = now = self.checksums.there(there)
         return now
 

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from paritybit.watch.facts import Forward, Row
 from paritybit.watch.ledger import ALLOCATED, Ledger
@@ -51,7 +51,7 @@ class Origins:
         before = self.lives.get(name)
         if before is None or row.cached < before.cached:
             return Life(number, row.cached, row.cached)
-        return replace(before, cached=row.cached)
+        return Life(before.since, before.matched, row.cached)
 
     def earlier(self, forward: Forward, row: Row) -> list[Row]:
         """Return the rows of a request in its last two forwards, the latest first."""
