@@ -21,13 +21,7 @@ from paritybit.watch.weak import Weakly
 MESSAGE = "paritybit"
 """The name of the attribute."""
 
-FACTS = (
-    "all_token_ids",
-    "num_prompt_tokens",
-    "cache_salt",
-    "lora_request",
-    "sampling_params",
-)
+FACTS = "all_token_ids", "num_prompt_tokens", "cache_salt", "lora_request", "sampling_params"
 """What is told of a request, by the names of its attributes."""
 
 Message = dict[str, Any]
