@@ -47,10 +47,11 @@ PARTS = (torch.cuda.streams.Stream, torch.cuda.streams.Event, torch.cuda.graphs.
 
 RUNTIME = re.compile(
     r"\b(cuda|hip)( driver| runtime)? error\b|\bcuda_error_|triton error \["
-    r"|\b(cublas|cudnn|cusolver|cusparse)_status_|\b(cublas|cudnn|nccl|rccl) error\b",
+    r"|\b(cublas|cudnn|cusolver|cusparse)_status_|\b(cublas|cudnn|nccl|rccl) error\b"
+    r"|\bgloo/|connection (closed|reset) by peer",  # Another rank has ended.
     re.IGNORECASE,
 )
-"""Matches an error of the runtime or of a library of a device."""
+"""Matches an error of the runtime or of a library of a device, or of a connection of ranks."""
 
 FAULTS = re.compile(
     r"illegal memory access|device-side assert triggered|misaligned address|illegal instruction"

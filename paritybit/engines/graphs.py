@@ -110,6 +110,20 @@ def whole(function: Callable[..., Result], *, returns: bool = False) -> Callable
     return called
 
 
+COLLECTIVES = (
+    *("all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all_single", "broadcast"),
+    *("reduce_scatter", "reduce_scatter_tensor", "all_gather_single", "reduce_scatter_single"),
+)
+"""Functions of torch that run on several ranks, also by the names of newer releases."""
+
+
+def keep_collectives() -> None:
+    """Make a recording graph keep each collective of several ranks as one step."""
+    for name in COLLECTIVES:
+        if hasattr(torch.distributed, name):
+            setattr(torch.distributed, name, whole(getattr(torch.distributed, name)))
+
+
 class CpuEvent:
     """Stands in for `torch.cuda.Event`. On a CPU, all work is complete immediately."""
 

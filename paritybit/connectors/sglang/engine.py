@@ -23,6 +23,7 @@ from paritybit.connectors.sglang import attention, graphs, rows, sampling
 from paritybit.connectors.sglang.allocations import at_rest
 from paritybit.connectors.sglang.models import Models, SglangModel
 from paritybit.connectors.sglang.pools import PREFILLS
+from paritybit.connectors.sglang.ranks import rank_of
 from paritybit.watch.facts import PIECES, Forward, Replay, RowValues
 from paritybit.watch.lines import SLOTS
 from paritybit.watch.watcher import Watcher
@@ -62,6 +63,7 @@ class SglangEngine(Models):
         super().__init__(*given)
         self.requests: Any = None
         self.capturing = 0
+        self.ranks: Mapping[str, tuple[int, int]] = {}
         self.placed: dict[str, int] = {}
         """The row that each request had in the last batch that decoded."""
         self.unwatched = False
@@ -78,12 +80,18 @@ class SglangEngine(Models):
 
     # The models, and the start.
 
+    def rank(self) -> Mapping[str, tuple[int, int]]:
+        """Return the rank of this process, and the number of ranks, by axis."""
+        return self.ranks
+
     def model_runner(self, runner: Any) -> None:
         """Remember each model runner of the engine."""
         self.runners.append(weakref.ref(runner))
 
     def start(self, scheduler: Any, batch: Any) -> Watcher:
         """Start the watcher at the first batch."""
+        with self.recognising("ranks"):
+            self.ranks = rank_of(scheduler)
         watcher = self.watch(self.described())
         if self.dropped:
             watcher.lose()  # Slots may have been written before it began.

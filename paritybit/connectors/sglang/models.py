@@ -27,7 +27,6 @@ SCOPE = (
 """Settings of the engine that are reported if a release has them."""
 
 UNWATCHED = {
-    "pp_size": (None, 1),
     "enable_pdmux": (None, False),
     "disaggregation_mode": (None, "null"),
     "hicache_storage_backend": (None,),

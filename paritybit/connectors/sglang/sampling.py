@@ -201,13 +201,17 @@ def of_prompts(
 ) -> Iterator[RowValues]:
     """Yield the logits after each prompt, and the log-likelihoods of its tokens.
 
-    `given` has those of the engine's `processor`. The `head` is applied to `hidden` here again.
+    `given` has those of the engine's `processor`. The `head` is applied to `hidden` here again. It
+    may have the part of the vocabulary that belongs to this rank.
     """
     logits, cap = hidden @ head.weight.T, processor.final_logit_softcapping
     logits = cap * (logits / cap).tanh() if cap else logits
-    logits = logits[:, : given.next_token_logits.shape[1]].cpu()
+    held = given.next_token_logits.cpu()
+    part, size = maybe(head, "shard_indices.org_vocab_start_index") or 0, held.shape[1]
+    held = held[:, part : part + logits.shape[1]]
+    logits, apart = logits[:, : held.shape[1]].cpu(), held.shape[1] < size
     starts, values = batch.extend_logprob_start_lens_cpu, given.input_token_logprobs
-    first, place, held = 0, 0, given.next_token_logits.cpu()
+    first, place = 0, 0
     names, ends = [row.request for row in found.rows], list[int]()
     prompts = {one.rid: len(one.origin_input_ids) for one in requests}
     for row, start in zip(found.rows, starts or [0] * len(names), strict=True):
@@ -215,7 +219,10 @@ def of_prompts(
         ends.append(last - 1)
         # The token after the last one may not be known. Those of an output have no use.
         tokens = row.tokens[begin : min(row.cached + row.computed, prompts[row.request])]
-        if values is not None and tokens:
+        if values is not None and tokens and apart:
+            why = "other ranks have the rest of the vocabulary"
+            yield RowValues("log-likelihoods", [row.request], values, values, untried=why)
+        elif values is not None and tokens:
             mine = logits[first + start :][: len(tokens)].log_softmax(1)
             right = mine.gather(1, torch.tensor([tokens]).T).T
             theirs = values[place : place + len(tokens)].cpu()[None]

@@ -33,6 +33,7 @@ from paritybit.drive.operating.adapters import loads, name_of
 from paritybit.drive.operating.sglang import acts_of
 from paritybit.drive.script import Planned, Sampling
 from paritybit.drive.sglang.answers import SglangGrammar, processor
+from paritybit.drive.sglang.ranks import PLAYED, Ranks, answering
 from paritybit.drive.sglang.settings import LISTED, SglangServed, says
 from paritybit.drive.sglang.stand_ins import ANYWHERE, ON_A_CPU
 from paritybit.drive.stand_ins.installing import install as put
@@ -93,6 +94,11 @@ class Sglang(Engine):
         self._answers: dict[str, Answer] = {}
         self._aborted = set[str]()
         self._first: list[Any] = []
+        self._ranks = Ranks(served.pp, served.dp)
+        self._turn = 0
+        """The data-parallel group that gets the next request."""
+        self._late: list[Any] = []
+        """Requests that arrive with the next poll."""
 
     @property
     def structures(self) -> Any:
@@ -108,6 +114,7 @@ class Sglang(Engine):
     def run(self) -> None:
         assert self._run is not None, "the engine has not started"
         self._answers, self._aborted = {}, set()
+        self.player.idle_polls *= self.served.pp  # Each stage has batches of its own.
         with contextlib.suppress(PlayedError):
             self._run()
 
@@ -119,12 +126,18 @@ class Sglang(Engine):
         configuration: Any = importlib.import_module("sglang.srt.server_args")
         with tempfile.TemporaryDirectory(prefix="paritybit-") as folder:
             arguments = self._settle(configuration, Path(folder))
+            ports = configuration.PortArgs.init_new(arguments)
+            self._ranks = Ranks.forked(self.served.tp, self.served.pp, self.served.dp)
             self._intercept(module, direct)
             given = {
                 "server_args": arguments,
-                "port_args": configuration.PortArgs.init_new(arguments),
+                "port_args": ports,
                 "pipe_writer": SimpleNamespace(send=lambda told: None),
+                "pp_rank": self._ranks.pp,
+                "tp_rank": self._ranks.tp,
             }
+            if self.served.dp > 1:
+                given["dp_rank"] = self._ranks.group
             start = module.run_scheduler_process
             for name, parameter in inspect.signature(start).parameters.items():
                 if name not in given and parameter.default is inspect.Parameter.empty:
@@ -132,8 +145,11 @@ class Sglang(Engine):
             try:
                 start(**given)
             except PlayedError:
+                if (code := self._ranks.wait()) != 0:
+                    raise EngineFailedError(f"a rank failed with exit code {code}") from None
                 return
             except EngineFailedError as error:
+                self._ranks.leave()
                 if isinstance(error.__cause__, LackingError):
                     raise error.__cause__ from None
                 why = (why for part, why in NO_HOST_CACHE.items() if part in str(error))
@@ -167,11 +183,14 @@ class Sglang(Engine):
             if self.served.mixed and not scheduler.is_mixed_chunk:
                 raise LackingError("this release mixes no batches with these settings")
             channels = getattr(scheduler, "ipc_channels", scheduler)
-            type(channels.send_to_tokenizer).send_output = lambda sender, *given: self._hear(*given)
-            receiver = type(getattr(scheduler, "request_receiver", scheduler))
-            receiver.recv_requests = lambda *arguments, **named: self._poll()
-            self._first = loads(self.structures, self.served.shape, self.served.adapters)
-            direct(self)
+            hear = answering(self._ranks, self._hear)
+            type(channels.send_to_tokenizer).send_output = lambda sender, *given: hear(*given)
+            self._receive(type(getattr(scheduler, "request_receiver", scheduler)))
+            if self._ranks.plays:
+                self._first = loads(self.structures, self.served.shape, self.served.adapters)
+                direct(self)
+            else:
+                self._run()
             raise PlayedError
 
         def failed() -> str:
@@ -179,6 +198,55 @@ class Sglang(Engine):
 
         module.Scheduler.run_event_loop = playing
         module.get_exception_traceback = failed
+
+    def _receive(self, receiver: Any) -> None:
+        """Give the scheduler the player's requests, in the first rank if there are several."""
+        if not self._ranks.several:
+            receiver.recv_requests = lambda *arguments, **named: self._poll()
+            return
+        if not hasattr(receiver, "_pull_raw_reqs"):
+            raise LackingError("this release receives the requests of several ranks in another way")
+        pull, receive = receiver._pull_raw_reqs, receiver.recv_requests
+
+        def received(holder: Any, *arguments: Any, **named: Any) -> Any:
+            given = receive(holder, *arguments, **named)
+            if self._ranks.ends(given):
+                raise PlayedError
+            return given
+
+        receiver._pull_raw_reqs = lambda holder: (
+            self._pull() if self._ranks.leads and self._ranks.pp == 0 else pull(holder)
+        )
+        receiver.recv_requests = received
+
+    def _pull(self) -> list[Any]:
+        """Return the requests that arrive now at the first rank of a data-parallel group."""
+        if not self._ranks.plays:
+            return self._ranks.exchange()
+        groups: list[list[Any]] = [[] for _ in range(self.served.dp)]
+        for connection in self._ranks.leaders():
+            for output in connection.recv():
+                self._hear(output)
+        given, self._late = [*self._late, *self._poll_once()], []
+        works = [one for one in given if hasattr(one, "input_ids")]
+        groups[0] = [one for one in given if not hasattr(one, "input_ids")]  # All ranks get these.
+        if groups[0] and len(groups) > 1:  # The engine would handle them after the others.
+            self._late, works = works, []
+        for one in works:
+            groups[self._turn % len(groups)].append(one)
+            self._turn += 1
+        for connection, mine in zip(self._ranks.leaders(), groups[1:], strict=True):
+            connection.send(mine)
+        return groups[0]
+
+    def _poll_once(self) -> list[Any]:
+        """Return what arrives now. When all is played, tell the other ranks, once."""
+        if self._ranks.rounds is not None:
+            return []
+        try:
+            return self._poll()
+        except PlayedError:
+            return [self.structures.AbortReq(rid=PLAYED)]
 
     def _poll(self) -> list[Any]:
         """Return the requests that arrive now. Raises StalledError if the engine serves none."""

@@ -1,6 +1,7 @@
 """The settings of a whole sglang, and its command line for them in each release."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -84,6 +85,7 @@ class SglangServed(Common):
     """
 
     ACTIONS: ClassVar = ACTIONS
+    SEVERAL: ClassVar = ("tp", "pp", "dp")
     SIMPLIFIED: ClassVar = (
         *("alone", "overlap", "speculative", "page_size", "whole_prompts", "mixed", "graphs"),
         "host_cache",
@@ -126,8 +128,9 @@ class SglangServed(Common):
         return extras_with_drafts(self.speculative is not None, self.forced)
 
     def company(self) -> Wave | None:
-        """Return a wave to compare. A fork has no GPU, no threads for copies, and no adapters."""
-        possible = self.device == "cpu" and not (self.host_cache or self.adapters)
+        """Return a wave to compare. A fork has no GPU, threads for copies, adapters or ranks."""
+        forks = self.device == "cpu" and self.ranks == 1
+        possible = forks and not (self.host_cache or self.adapters)
         return sample(self.limits()) if possible else None
 
     @override
@@ -180,6 +183,7 @@ class SglangServed(Common):
             **self._speculation(folder, package),
             **self._lora(),
             **self._host_cache(),
+            **self._ranks(),
         }
         words = list[str]()
         for name, value in options.items():
@@ -223,6 +227,19 @@ class SglangServed(Common):
             "hicache-write-policy": HOST_POLICIES[self.seed % 3],
         }
         return options if self.host_cache else {}
+
+    def _ranks(self) -> Options:
+        """Return the options for several ranks. Data-parallel ones have only attention apart.
+
+        Those get a port, next to which the engine uses further ones.
+        """
+        if self.ranks == 1:
+            return {}
+        options: Options = {"pp-size": self.pp, "tp-size": self.tp * self.dp}
+        if self.dp == 1:
+            return options
+        port = 20_000 + os.getpid() % 20_000
+        return {**options, "dp-size": self.dp, "enable-dp-attention": True, "port": port}
 
     def _lora(self) -> Options:
         """Return the options for LoRA adapters. The kernels are others if batches overlap."""

@@ -25,6 +25,7 @@ from paritybit.engines.graphs import (
     CpuStream,
     emulate_device,
     implement_on_cpu,
+    keep_collectives,
     unpin_memory,
     whole,
 )
@@ -84,6 +85,28 @@ def _stand_in_for_graphs() -> None:
         held.stream = lambda stream: contextlib.nullcontext(stream)  # noqa: PLW0108
         for name in ("set_stream", "set_device", "synchronize", "empty_cache"):
             setattr(held, name, lambda *arguments, **named: None)
+
+
+@ON_A_CPU.add(
+    "collectives of several ranks: torch's over gloo, each as one step of a graph",
+    "a CPU has no other, and a graph of torch ops cannot record them",
+)
+def _stand_in_for_collectives() -> None:
+    keep_collectives()
+    shared = getattr(found("sglang.srt.utils.common"), "is_shm_available", None)
+    if shared is not None:  # It is a compiled library.
+        replace_everywhere(shared, lambda *_, **__: False)
+    put_in("sglang.srt.distributed.parallel_state", "_is_cpu", True)
+    nccl = found("sglang.srt.distributed.device_communicators.pynccl")
+    if hasattr(nccl, "PyNcclCommunicator"):  # A capture switches it on.
+        nccl.PyNcclCommunicator.change_state = lambda *_, **__: contextlib.nullcontext()
+
+
+@ON_A_CPU.add(
+    "the rule that each rank has a part of the cores to itself: none", "a test machine has few"
+)
+def _stand_in_for_binding() -> str | None:
+    return put_in("sglang.srt.distributed.bootstrap", "_bind_threads_if_cpu", lambda **_: None)
 
 
 ON_A_CPU.add("pinned memory: any memory", "a CPU can pin none")(unpin_memory)
