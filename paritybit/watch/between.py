@@ -23,7 +23,7 @@ from paritybit.watch.ledger import ALLOCATED, SHARED, Ledger, Names, SlotCall
 from paritybit.watch.observations import Cached, Freeing, IdleRows, IdleSlots
 from paritybit.watch.reading import repeated
 from paritybit.watch.settings import Settings
-from paritybit.watch.stacks import Stack, stack
+from paritybit.watch.stacks import NOWHERE, Stack, stack
 
 MOST_WAITING = 4096
 """The most requests whose ids wait for their tokens."""
@@ -260,8 +260,11 @@ class Between(Boundary):
     def allocated(self, group: str, slots: Tensor, lines: Stack | None = None) -> None:
         """Record that the engine allocated slots, or the pages that begin at these slots.
 
-        `lines` are the engine's that called for it, by default those that call now.
+        `lines` are the engine's that called for it, by default those that call now. If forwards are
+        sampled, they are not looked for, which would take longest of what follows a skipped one.
         """
+        if self.settings.every > 1:
+            lines = NOWHERE
         self.changes[group].note(ALLOCATED, slots, self.call(lines))
 
     @guarded

@@ -20,7 +20,7 @@ SLOTS = "slots"
 LISTS = "lists"
 """The kind of index lists."""
 
-ALL, FEW, FEWEST = 1, 17, 257
+ALL, FEW, FEWEST = 1, 61, 257
 """Of how many preparations one is followed, after the FIRST.
 
 A forward has several, so their number does not divide these primes.
