@@ -119,6 +119,26 @@ def test_a_stray_write_is_found_and_explains_who_reads_it(scene: Scene) -> None:
     assert read["reader"] == {"request": "a", "position": 4, "forward": 3}
 
 
+def test_the_tail_that_holds_a_stray_slot_is_the_cause_if_the_replay_waits_for_other_ranks(
+    scene: Scene,
+) -> None:
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    held = StaticInput("loc", torch.tensor([20, SLOTS[4]]), 1, 2, writes="full", source="e.py:1")
+
+    def run() -> None:
+        scene.write([20])
+        scene.write([SLOTS[4]], "full")
+
+    scene.watcher.begin(Forward("decode", (row("b", [1], 0, [20]),)))
+    once = "it waits for other ranks"
+    scene.watcher.replay(Replay("graph", "decode", 1, 2, (held,), run, once=once))
+    scene.watcher.end()
+    (found,) = scene.lines("finding")
+    assert (found["check"], found["slots"]) == ("stray write", [SLOTS[4]])
+    assert found["cause"]["what"] == "the padded tail of loc holds the slot"
+    assert (found["cause"]["input"], found["cause"]["source"]) == ("loc", "e.py:1")
+
+
 def test_bytes_that_change_between_forwards_are_no_stray_write(scene: Scene) -> None:
     scene.forward("a", TOKENS[:5], 0, SLOTS)
     scene.write([SLOTS[4], 30])

@@ -274,9 +274,13 @@ class Replaying(Between):
         return writes.slots[writes.must & ~reading.written(writes, ledger, changed)]
 
     def explained(self, ledger: Ledger, stray: Tensor, rerun: Rerun) -> Explained:
-        """Find the causes of stray writes by repeating the replay, for as many as can be saved."""
+        """Find the causes of stray writes by repeating the replay, for as many as can be saved.
+
+        Without repeating it, what holds the slots is the cause.
+        """
         if not rerun.possible:
-            return Explained([], {})
+            holding = [] if self.now is None else self.now.holding
+            return Explained(list(held_by(holding, ledger.group.name, stray)), {})
         most = max(1, LARGEST // ledger.checksums.bytes_per_slot)
         return explain(rerun, ledger, stray[:most], self.suspects(rerun))
 
@@ -419,6 +423,12 @@ def held_by(
         tensor = static.tensor if static.copied is None else static.copied
         held = torch.isin(stray, tensor.to(stray))
         if static.writes == group and bool(held.any()):
-            what = f"{static.name} holds the slot"
-            yield {"what": what, **static.place}, stray[held].tolist()
+            size = min(static.size, static.tensor.shape[static.axis]) - static.live
+            rest = static.tensor.narrow(static.axis, static.live, max(0, size))
+            if bool(torch.isin(stray[held], rest.to(stray)).all()):
+                what = f"the padded tail of {static.name} holds the slot"
+                yield {"what": what, "input": static.name, **static.place}, stray[held].tolist()
+            else:
+                what = f"{static.name} holds the slot"
+                yield {"what": what, **static.place}, stray[held].tolist()
             stray = stray[~held]
