@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from paritybit.engines.graphs import whole
+from paritybit.engines.graphs import CpuGraph, whole
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": torch.nn.functional.silu,
@@ -63,6 +63,22 @@ def reduced(one: Any, given: Tensor, sizes: list[int]) -> Tensor:
     total, first = given.clone(), sum(sizes[: one.rank_in_group])
     distributed.all_reduce(total, group=one.device_group)
     return total[first : first + sizes[one.rank_in_group]].clone()
+
+
+def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a recording graph leave out the ops of a function, whose tensors are on the host."""
+
+    def called(*given: Any, **named: Any) -> Any:
+        graph = CpuGraph.recording
+        if graph is None or not graph.open:
+            return function(*given, **named)
+        graph.end()
+        try:
+            return function(*given, **named)
+        finally:
+            graph.begin()
+
+    return called
 
 
 def communicate(communicator: Any) -> None:

@@ -22,7 +22,7 @@ from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
 from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.host import keep_on_host, move
-from paritybit.drive.vllm.ranks import communicate, compute_experts, route
+from paritybit.drive.vllm.ranks import communicate, compute_experts, on_host, route
 from paritybit.drive.vllm.settings import VARIABLES, VllmServed
 from paritybit.engines.graphs import emulate_device, whole
 from paritybit.engines.interpreter import quicken
@@ -170,7 +170,8 @@ def _stand_in_for_collectives() -> None:
     groups: Any = importlib.import_module(RANKS).GroupCoordinator
     groups.graph_capture = lambda group, given: nullcontext(given)
     context: Any = importlib.import_module("vllm.forward_context")
-    context._compute_sp_num_tokens = whole(context._compute_sp_num_tokens)  # Of the host.
+    context._compute_sp_num_tokens = on_host(context._compute_sp_num_tokens)
+    context.DPMetadata.make = on_host(context.DPMetadata.make)
 
 
 @AFTER.add("the arithmetic of experts and of their choice: torch", "it is compiled")
