@@ -8,6 +8,7 @@ A fault is an edit of an engine's source, listed in one of the tables `*.toml` o
 | `file`, `old`, `new` | `old`, which `file` has exactly once, becomes `new` |
 | `edit` | a list of such edits, in place of one |
 | `settings` | what `paritybit watch --settings` serves; empty for its default plan |
+| `ranks` | the options of `paritybit watch` with its numbers of ranks |
 | `environment` | variables of the engine's processes |
 | `why` | what the fault breaks, or what a harmless change is |
 | `found` | the check of `paritybit watch` that finds it |

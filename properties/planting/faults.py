@@ -45,6 +45,7 @@ class Fault:
     edits: tuple[Edit, ...]
     family: str = ""
     settings: str = ""
+    ranks: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     found: str | None = None
     missed: str | None = None
@@ -56,6 +57,11 @@ class Fault:
     harm: str | None = None
     named: str | None = None
     commit: str | None = None
+
+    @property
+    def served(self) -> str:
+        """The settings and the ranks, as text."""
+        return " ".join(filter(None, (self.settings, self.ranks)))
 
     @property
     def watched(self) -> bool:

@@ -68,7 +68,7 @@ class Trials:
         ways: list[str | None] = [None] if fault.watched and "watch" in self.commands else []
         ways += [fault.explore] if fault.explore is not None and "explore" in self.commands else []
         for explore in ways:
-            control_of = fault.engine, fault.settings, explore, tuple(fault.environment.items())
+            control_of = fault.engine, fault.served, explore, tuple(fault.environment.items())
             with self.controls[control_of]:
                 control = self.outcome(fault, explore, planted=False, usual=None)
             if control is not None:
@@ -83,7 +83,7 @@ class Trials:
         facts: dict[str, Any] = {
             "name": fault.name if planted else "",
             "engine": fault.engine,
-            "settings": "" if explore is not None else fault.settings,
+            "settings": "" if explore is not None else fault.served,
             "explore": explore,
             "environment": " ".join(f"{key}={one}" for key, one in fault.environment.items()),
             "device": self.device,
@@ -120,6 +120,7 @@ class Trials:
         words = ["watch", "--engine", str(engine), "--out", str(out), "--device", self.device]
         words += ["--seed", str(self.seed), "--seconds", f"{self.seconds:g}"]
         words += ["--settings", fault.settings] if fault.settings else []
+        words += fault.ranks.split()
         words += ["--known", str(self.findings)] if self.findings is not None else []
         # A run that ends with its first finding would end with one of the release's own.
         words += ["--keep-going"] if usual is None or usual.keys else []
@@ -150,7 +151,7 @@ class Trials:
 
     def folder(self, fault: Fault, name: str) -> Path:
         """Return where a run leaves its files."""
-        return self.out / re.sub(r"[^\w.+-]+", "-", f"{name}-{fault.engine}-{fault.settings}")
+        return self.out / re.sub(r"[^\w.+-]+", "-", f"{name}-{fault.engine}-{fault.served}")
 
     def run(self, fault: Fault, out: Path, words: Sequence[str]) -> tuple[int | None, str]:
         """Run a command of paritybit; return its exit code, None if it hangs, and its output."""

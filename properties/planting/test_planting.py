@@ -20,6 +20,7 @@ COUNTS = {
     "actions": 13,
     "harmless": 8,
     "public": 39,
+    "ranks": 3,
     "sglang": 117,
     "transformers": 35,
     "unseen": 30,
