@@ -180,6 +180,24 @@ def test_a_forward_of_several_ranks_runs_once(
     served.journal.end()
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_an_error_of_a_worker_is_judged_there_if_the_loop_is_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool
+) -> None:
+    judged = list[Exception]()
+    judge = "paritybit.connectors.vllm.engine.judge"
+    monkeypatch.setattr(judge, lambda error, *_: judged.append(error))
+    served = Served(tmp_path, apart=apart)
+
+    def fails(runner: Part) -> None:
+        raise IndexError
+
+    with pytest.raises(IndexError):
+        hooked(served.engine.raised, fails, served.runner)
+    assert len(judged) == apart
+    served.journal.end()
+
+
 def test_a_scheduler_of_which_nothing_is_known_leaves_no_verdict(tmp_path: Path) -> None:
     served = Served(tmp_path)
     for _ in range(WARM_UP + 1):
