@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from paritybit.engines.graphs import CpuGraph, whole
+from paritybit.engines.graphs import CpuGraph
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": torch.nn.functional.silu,
@@ -49,20 +49,24 @@ def joined(others: Sequence[int]) -> bool:
     return not any(codes)
 
 
-def gathered(one: Any, given: Tensor, sizes: list[int]) -> Tensor:
-    """Return the tensors of all ranks, of these sizes, one after another."""
-    parts = [given.new_empty((size, *given.shape[1:])) for size in sizes]
+def gathered(one: Any, given: Any, dim: int = 0, sizes: Sequence[int] | None = None) -> Any:
+    """Return the tensors of all ranks, of these sizes, one after another. Or for each of a list."""
+    if not isinstance(given, Tensor):
+        return [gathered(one, part, dim, sizes) for part in given]
+    lengths = sizes or [len(given)] * one.world_size
+    parts = [given.new_empty((size, *given.shape[1:])) for size in lengths]
     parts[one.rank_in_group] = given.contiguous()
     for rank, part in zip(one.ranks, parts, strict=True):
         distributed.broadcast(part, rank, group=one.device_group)
     return torch.cat(parts)
 
 
-def reduced(one: Any, given: Tensor, sizes: list[int]) -> Tensor:
+def reduced(one: Any, given: Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> Tensor:
     """Return this rank's part of the sum over all ranks."""
-    total, first = given.clone(), sum(sizes[: one.rank_in_group])
+    lengths = sizes or [len(given) // one.world_size] * one.world_size
+    total, first = given.clone(), sum(lengths[: one.rank_in_group])
     distributed.all_reduce(total, group=one.device_group)
-    return total[first : first + sizes[one.rank_in_group]].clone()
+    return total[first : first + lengths[one.rank_in_group]]
 
 
 def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,23 +83,6 @@ def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
             graph.begin()
 
     return called
-
-
-def communicate(communicator: Any) -> None:
-    """Let the communicator of a CPU do all that graphs and experts need."""
-    gather, reduce = whole(gathered, returns=True), whole(reduced, returns=True)
-
-    def all_gatherv(one: Any, given: Any, dim: int = 0, sizes: Any = None) -> Any:
-        if isinstance(given, Tensor):
-            return gather(one, given, sizes or [len(given)] * one.world_size)
-        return [all_gatherv(one, part, dim, sizes) for part in given]
-
-    def reduce_scatterv(one: Any, given: Tensor, dim: int = 0, sizes: Any = None) -> Tensor:
-        return reduce(one, given, sizes or [len(given) // one.world_size] * one.world_size)
-
-    held = communicator
-    held.all_reduce, held.all_gather = whole(held.all_reduce), whole(held.all_gather, returns=True)
-    held.all_gatherv, held.reduce_scatterv = all_gatherv, reduce_scatterv
 
 
 def compute_experts(

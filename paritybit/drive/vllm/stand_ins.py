@@ -22,9 +22,9 @@ from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
 from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.host import keep_on_host, move
-from paritybit.drive.vllm.ranks import communicate, compute_experts, on_host, route
+from paritybit.drive.vllm.ranks import compute_experts, gathered, on_host, reduced, route
 from paritybit.drive.vllm.settings import VARIABLES, VllmServed
-from paritybit.engines.graphs import emulate_device, whole
+from paritybit.engines.graphs import emulate_device, keep_collectives, whole
 from paritybit.engines.interpreter import quicken
 from paritybit.reference.ops import Ops
 
@@ -166,7 +166,9 @@ def _stand_in_for_attention() -> None:
 
 @AFTER.add("collectives of several ranks: those of a CPU, also in graphs", "they need a GPU")
 def _stand_in_for_collectives() -> None:
-    communicate(importlib.import_module(COMMUNICATOR).CpuCommunicator)
+    keep_collectives()
+    held: Any = importlib.import_module(COMMUNICATOR).CpuCommunicator
+    held.all_gatherv, held.reduce_scatterv = gathered, reduced
     groups: Any = importlib.import_module(RANKS).GroupCoordinator
     groups.graph_capture = lambda group, given: nullcontext(given)
     context: Any = importlib.import_module("vllm.forward_context")
