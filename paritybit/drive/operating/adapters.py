@@ -36,15 +36,18 @@ def config_of(number: int) -> dict[str, Any]:
     return {"peft_type": "LORA", "target_modules": modules, "r": RANK, "lora_alpha": 2 * RANK}
 
 
-def loads(structures: Any, model: Model, count: int) -> list[Any]:
-    """Return sglang's own requests that load the adapters for the attention of a model."""
+def loads(structures: Any, model: Model, count: int, ranks: int = 1) -> list[Any]:
+    """Return sglang's own requests that load the adapters for the attention of a model.
+
+    Each rank unpacks an adapter of its own.
+    """
     kind = structures.LoadLoRAAdapterFromTensorsReqInput
     many = "serialized_named_tensors" in inspect.signature(kind).parameters
     made = []
     for number in range(1, count + 1):
-        data, name = packed(weights(model, number)), name_of(number)
-        tensors = {"serialized_tensors": base64.b64encode(data).decode()}
-        given = {"serialized_named_tensors": [data]} if many else tensors
+        data = [packed(weights(model, number)) for _ in range(ranks if many else 1)]
+        name, tensors = name_of(number), base64.b64encode(data[0]).decode()
+        given = {"serialized_named_tensors": data} if many else {"serialized_tensors": tensors}
         made.append(kind(lora_name=name, lora_id=name, config_dict=config_of(number), **given))
     return made
 

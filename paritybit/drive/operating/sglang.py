@@ -17,21 +17,28 @@ from paritybit.engines.loading import named
 from paritybit.watch import journal
 
 
-def acts_of(scheduler: Any) -> Acts:
-    """Return the acts that a scheduler has, as its own requests."""
+def acts_of(scheduler: Any, ranks: int = 1, stages: int = 1) -> Acts:
+    """Return the acts that a scheduler has, as its own requests.
+
+    There are `ranks` in each of the `stages`. Graphs of several ranks are captured together, and
+    the weights of a stage are its own, so there are no such acts.
+    """
     structures: Any = importlib.import_module("sglang.srt.managers.io_struct")
-    weights = Weights(scheduler, structures)
+    weights = Weights(scheduler, structures, ranks)
     acts: dict[str, Any] = {
         "flush": lambda: [structures.FlushCacheReqInput()],
         "pause": lambda: [structures.PauseGenerationReqInput(mode="in_place")],
         "retract": lambda: [structures.PauseGenerationReqInput(mode="retract")],
         "continue": lambda: [structures.ContinueGenerationReqInput()],
-        "weights": lambda: weights.update(flush=True),
-        "weights kept": lambda: weights.update(flush=False),
     }
+    if stages == 1:
+        acts["weights"] = lambda: weights.update(flush=True)
+        acts["weights kept"] = lambda: weights.update(flush=False)
     # Older releases cannot empty the cache while retracted requests wait.
     if "ignore_waiting" in inspect.signature(scheduler.is_fully_idle).parameters:
         acts["flush retracted"] = acts["flush"]
+    if ranks * stages > 1:
+        return acts
     runner = scheduler.tp_worker.model_runner
     if capture := next(filter(None, (getattr(runner, name, None) for name in CAPTURES)), None):
         for within in ("recapture", "recapture kept", "recapture retracted"):
@@ -58,8 +65,8 @@ def recapture(capture: Callable[[], None]) -> Sequence[Any]:
 class Weights:
     """Makes new weights for a scheduler. Update n always has the same."""
 
-    def __init__(self, scheduler: Any, structures: Any) -> None:
-        self.scheduler, self.structures = scheduler, structures
+    def __init__(self, scheduler: Any, structures: Any, ranks: int) -> None:
+        self.scheduler, self.structures, self.ranks = scheduler, structures, ranks
         self.updates = 0
 
     def update(self, *, flush: bool) -> Sequence[Any]:
@@ -70,7 +77,7 @@ class Weights:
         known = inspect.signature(kind).parameters
         target = {"selector": "target"} if "selector" in known else {"disable_draft_model": True}
         update = named(kind, **target)(
-            serialized_named_tensors=[packed(self.others())],
+            serialized_named_tensors=[packed(one) for one in [self.others()] * self.ranks],
             load_format="direct",
             flush_cache=flush,
         )

@@ -187,7 +187,12 @@ class Sglang(Engine):
             type(channels.send_to_tokenizer).send_output = lambda sender, *given: hear(*given)
             self._receive(type(getattr(scheduler, "request_receiver", scheduler)))
             if self._ranks.plays:
-                self._first = loads(self.structures, self.served.shape, self.served.adapters)
+                self._first = loads(
+                    self.structures,
+                    self.served.shape,
+                    self.served.adapters,
+                    self.served.tp * self.served.dp,
+                )
                 direct(self)
             else:
                 self._run()
@@ -321,7 +326,8 @@ class Sglang(Engine):
 
     @override
     def acts(self) -> Acts:
-        return acts_of(self._scheduler)
+        served = self.served
+        return acts_of(self._scheduler, served.tp * served.dp, served.pp)
 
     def at_rest(self) -> bool:
         """Return whether the prefix cache copies nothing to or from the host."""
