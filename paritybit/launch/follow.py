@@ -80,9 +80,14 @@ class Lives:
             self.seen |= {one: now for one in tally.agreement.ranks if alive(one)}
 
     def died(self, tally: Tally) -> tuple[str, ...]:
-        """Return the ranks that ended some time before the others, without closing a journal."""
-        last = max(self.seen.values(), default=0.0)
-        gone = [one for one, seen in self.seen.items() if last - seen > EARLY]
+        """Return the ranks that ended some time before the others, without closing a journal.
+
+        A command may start an engine after another one, whose ranks it killed.
+        """
+        last, engines = dict[int, float](), tally.agreement.engines
+        for one, seen in self.seen.items():
+            last[engines[one]] = max(seen, last.get(engines[one], 0.0))
+        gone = [one for one, seen in self.seen.items() if last[engines[one]] - seen > EARLY]
         processes = (tally.processes[one].started for one in gone)
         return tuple(sorted({one.rank for one in processes if one is not None and not one.ended}))
 

@@ -1,7 +1,9 @@
 """Digests of what forwards get, by which the launcher compares the ranks of an engine afterwards.
 
 Ranks are compared by the number of a forward of its model, which counts the skipped ones. A digest
-has a hash per part, so the journal has no token. See `paritybit.launch.ranks` for the law.
+has a hash per part, so the journal has no token. A hash depends on the key of the run and the
+number of the forward: otherwise, that of a single token could be guessed. See
+`paritybit.launch.ranks` for the law.
 """
 
 import hashlib
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from paritybit.watch.facts import Forward, IndexList
 from paritybit.watch.journal import Journal
-from paritybit.watch.settings import AGREEING, RANKS_DISAGREE, TRIED
+from paritybit.watch.settings import AGREEING, RANKS_DISAGREE, TRIED, Settings
 
 SIZE = 4
 """The number of bytes of a hash."""
@@ -21,8 +23,8 @@ SIZE = 4
 class Digests:
     """Makes the digests of one process."""
 
-    def __init__(self, journal: Journal) -> None:
-        self.journal = journal
+    def __init__(self, journal: Journal, key: str) -> None:
+        self.journal, self.key = journal, key.encode()[: hashlib.blake2b.MAX_KEY_SIZE]
         self.now: tuple[str, int] | None = None
         self.hashes: dict[str, hashlib.blake2b] = {}
         journal.count(**{f"{TRIED}{RANKS_DISAGREE}": 0})
@@ -45,7 +47,9 @@ class Digests:
 
     def add(self, part: str, values: Iterable[object]) -> None:
         """Add values to a part of the current digest."""
-        part_s = self.hashes.setdefault(part, hashlib.blake2b(digest_size=SIZE))
+        salt = (0 if self.now is None else self.now[1]).to_bytes(hashlib.blake2b.SALT_SIZE, "big")
+        fresh = hashlib.blake2b(digest_size=SIZE, key=self.key, salt=salt)
+        part_s = self.hashes.setdefault(part, fresh)
         for value in values:
             if isinstance(value, Tensor):
                 part_s.update(value.detach().to("cpu", torch.int64).contiguous().numpy().tobytes())
@@ -73,8 +77,9 @@ class Digests:
 
 
 def digests_of(
-    journal: Journal, rank: Mapping[str, tuple[int, int]], checks: object
+    journal: Journal, rank: Mapping[str, tuple[int, int]], settings: Settings
 ) -> Digests | None:
     """Return what makes the digests of a process, or None if its rank is compared to no other."""
     compared = any(size > 1 for axis, (_, size) in rank.items() if axis in AGREEING)
-    return Digests(journal) if compared and checks is None else None
+    wanted = compared and settings.checks is None and settings.key
+    return Digests(journal, settings.key) if wanted else None

@@ -37,12 +37,15 @@ class Settings:
     - `every`: checks one forward in `every` on average. The ledger follows the writes of the rest.
     - `overhead`: if it is positive, chooses the forwards so that the sanitizer takes about this
       percentage of the time. `every` is then more than 1.
+    - `key`: a secret of the run, for digests of tokens that nobody can guess. The ranks of an
+      engine are compared only with one.
     """
 
     out: str
     checks: tuple[str, ...] | None = None
     every: int = 1
     overhead: float = 0.0
+    key: str = ""
 
     def text(self) -> str:
         """Return these settings as the value of the environment variable."""
@@ -63,9 +66,10 @@ def parsed(text: str) -> Settings:
             "checks": None | [*_] as names,
             "every": int(every),
             "overhead": int(overhead) | float(overhead),
+            "key": str(key),
         } if out and every > bool(overhead):
             checks = None if names is None else tuple(map(str, names))
-            return Settings(out, checks, every, float(overhead))
+            return Settings(out, checks, every, float(overhead), key)
     raise ValueError(f"{VARIABLE} has no folder `out`, list `checks` or positive `every`: {text}")
 
 

@@ -89,7 +89,7 @@ class Watcher(Replaying):
             rank={axis: number for axis, (number, _) in rank.items()},
             ranks={axis: size for axis, (_, size) in rank.items()},
         )
-        self.digests = digests_of(journal, rank, settings.checks)
+        self.digests = digests_of(journal, rank, settings)
         journal.watchers[self] = None
 
     def __del__(self) -> None:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from paritybit.launch.follow import Lives
 from paritybit.launch.ranks import Agreement, absent, lagging, name_of
 from paritybit.launch.schema import RecordedFinding
+from paritybit.launch.tally import Tally
 from properties.launch.conftest import Script, Watch
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, OK
 from properties.support.records import record
@@ -175,6 +177,15 @@ def test_a_rank_without_its_part_leaves_no_verdict(
     done = watch("--", *script(f"{RANKS}{text}; wait()"))
     assert done.returncode == CANNOT_RUN, done.stderr
     assert why in done.stderr.splitlines()[-1]
+
+
+def test_a_rank_of_an_earlier_engine_has_not_died() -> None:
+    tally, lives = Tally(), Lives({"1": 5.0, "2": 5.1, "3": 60.0, "4": 60.1})
+    for process, number in zip(lives.seen, (0, 1, 0, 1), strict=True):
+        tally.take(process, {"kind": "start", "rank": {"tp": number}, "ranks": {"tp": 2}})
+    assert lives.died(tally) == ()
+    lives.seen["3"] = 50.0
+    assert lives.died(tally) == ("tp 0",)
 
 
 def test_a_finding_names_its_rank(watch: Watch, script: Script, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from properties.support.watching import groups, lines_in, row
 
 FACTS: dict[str, Any] = {
     "request": "a", "cached": 2, "slots": [5, 6, 7], "ids": [3], "positions": [2], "list": 5,
-    "bucket": 2, "repeats": 1,
+    "bucket": 2, "repeats": 1, "key": "secret",
 }  # fmt: skip
 
 OTHER: dict[str, dict[str, Any]] = {
@@ -35,8 +35,8 @@ def digests(folder: Path, rank: int, forwards: int = 1, **facts: Any) -> list[An
     lines = journal.Journal(folder / f"process-{rank}.jsonl")
     kv = groups()
     watcher = Watcher(
-        kv, engine="toy", release="1", journal=lines, settings=Settings(str(folder)),
-        rank={"tp": (rank, 2)},
+        kv, engine="toy", release="1", journal=lines, rank={"tp": (rank, 2)},
+        settings=Settings(str(folder), key=given["key"]),
     )  # fmt: skip
     for _ in range(forwards):
         one = row(given["request"], [1, 2, 3], given["cached"], given["slots"])
@@ -60,6 +60,7 @@ def digests(folder: Path, rank: int, forwards: int = 1, **facts: Any) -> list[An
 def test_ranks_that_get_the_same_have_the_same_digests(tmp_path: Path) -> None:
     first, second = (digests(tmp_path, rank, 3) for rank in (0, 1))
     assert first == second
+    assert len({one[4] for one in first}) == 3  # Equal tokens have other hashes.
     assert [one[:4] for one in first] == [["", n, n, "decode"] for n in (1, 2, 3)]
     assert len(first[0][4].split(" ")) == len(AGREEING["tp"])
 
@@ -77,9 +78,17 @@ def test_stages_with_other_numbers_of_groups_agree(tmp_path: Path) -> None:
     assert {part for part, one, another in pairs if one == another} >= {*AGREEING["pp"]}
 
 
+def test_tokens_cannot_be_guessed_without_the_key_of_the_run(tmp_path: Path) -> None:
+    """A forward for one request has one token, of which there are not many."""
+    (mine,), (other,) = digests(tmp_path, 0), digests(tmp_path, 1, key="another")
+    pairs = zip(mine[4].split(" "), other[4].split(" "), strict=True)
+    assert all(one != another for one, another in pairs)
+    assert digests(tmp_path, 0, key="") == []
+
+
 def test_an_engine_with_one_rank_has_no_digests(tmp_path: Path) -> None:
     lines = journal.Journal(tmp_path / "process-3.jsonl")
-    settings = Settings(str(tmp_path))
+    settings = Settings(str(tmp_path), key="secret")
     Watcher(groups(), engine="toy", release="1", journal=lines, settings=settings)
     assert "tried: ranks disagree" not in lines.counts
     lines.end()

@@ -150,7 +150,7 @@ def test_what_is_no_line_of_a_journal_is_skipped(tmp_path: Path, junk: str) -> N
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(settings.VARIABLE, raising=False)
     assert settings.active() is None
-    wanted = settings.Settings("folder", ("leak",), 7)
+    wanted = settings.Settings("folder", ("leak",), 7, key="secret")
     monkeypatch.setenv(settings.VARIABLE, wanted.text())
     assert settings.active() == wanted
     wrong_rate = '{"out": "a", "every": 1, "overhead": 3}'

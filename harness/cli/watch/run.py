@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -80,7 +81,8 @@ class WatchRun:
 
     `outcomes` has the configurations that ended, and `not_run` why others did not run. `pairs` are
     the pairs of settings that the covering array has. `found` is whether an unknown finding was
-    shown. `changes` are those of the engine that findings need, by their keys.
+    shown. `changes` are those of the engine that findings need, by their keys. `key` is that of
+    `Settings`.
     """
 
     folder: Path
@@ -93,12 +95,14 @@ class WatchRun:
     pairs: frozenset[SettingPair] = frozenset()
     found: bool = False
     changes: Mapping[str, tuple[EngineChange, ...]] = field(default_factory=dict)
+    key: str = field(default_factory=secrets.token_hex, repr=False)
 
     def settings(self, out: Path) -> str:
         """Return the value of PARITYBIT_WATCH for a folder with journals."""
         options = self.options
         every = max(2, options.every) if options.overhead else options.every
-        return Settings(str(out.resolve()), options.checks, every, options.overhead).text()
+        given = str(out.resolve()), options.checks, every, options.overhead
+        return Settings(*given, key=self.key).text()
 
     def new_folder(self, name: str) -> Path:
         """Create the folder of a configuration. Its name is short, as some file systems want it."""
