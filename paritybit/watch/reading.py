@@ -45,7 +45,8 @@ def owned(forward: Forward, ledger: Ledger, fresh: Writes | None) -> Tensor:
     if forward.owned is None:
         return ledger.reserved[:0] if fresh is None else fresh.slots
     given = forward.owned.get(ledger.group.name)
-    return ledger.reserved[:0] if given is None else ledger.index(given)
+    # The engine may change its own tensor before the forward ends.
+    return ledger.reserved[:0] if given is None else ledger.index(given).clone()
 
 
 def repeated(values: Iterable[int], counts: Iterable[int]) -> Tensor:

@@ -14,6 +14,7 @@ from paritybit.watch.facts import Forward, Group, IndexList, Layer, Row
 from paritybit.watch.ledger import Ledger, Names, SlotCall
 from paritybit.watch.observations import GivenList
 from paritybit.watch.stacks import Stack
+from properties.support.watching import Scene
 
 SLOTS = 64
 SEEDS = range(8)
@@ -166,8 +167,12 @@ def test_tensors_are_copied_with_any_dtype_and_strides(seed: int) -> None:
         assert copy.data_ptr() != one.data_ptr() or not one.numel()
 
 
-def test_a_copy_of_slots_stays_as_it_was() -> None:
-    slots = torch.tensor([1, 2], dtype=torch.int64)
+def test_slots_stay_as_they_were_given(scene: Scene) -> None:
+    slots = torch.tensor([3, 4])
     copy = SlotCopy(slots)
-    slots.fill_(7)
-    assert copy.slots.tolist() == [1, 2]
+    scene.watcher.begin(Forward("warm-up", (), {"full": slots, "swa": slots}))
+    slots.fill_(9)
+    scene.write([3, 4])
+    scene.watcher.end()
+    assert copy.slots.tolist() == [3, 4]
+    assert scene.lines("finding") == []
