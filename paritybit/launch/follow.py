@@ -66,6 +66,9 @@ class StopLimits:
 EARLY = 2.0
 """Seconds between the end of a rank that dies, and that of the last of the others."""
 
+AT_ONCE = 2 * PAUSE
+"""The same, if the command failed: the death of a rank soon ends the others."""
+
 
 @dataclass
 class Lives:
@@ -79,7 +82,7 @@ class Lives:
         if not asked:
             self.seen |= {one: now for one in tally.agreement.ranks if alive(one)}
 
-    def died(self, tally: Tally) -> tuple[str, ...]:
+    def died(self, tally: Tally, early: float = EARLY) -> tuple[str, ...]:
         """Return the ranks that ended some time before the others, without closing a journal.
 
         A command may start an engine after another one, whose ranks it killed.
@@ -87,7 +90,7 @@ class Lives:
         last, engines = dict[int, float](), tally.agreement.engines
         for one, seen in self.seen.items():
             last[engines[one]] = max(seen, last.get(engines[one], 0.0))
-        gone = [one for one, seen in self.seen.items() if last[engines[one]] - seen > EARLY]
+        gone = [one for one, seen in self.seen.items() if last[engines[one]] - seen > early]
         processes = (tally.processes[one].started for one in gone)
         return tuple(sorted({one.rank for one in processes if one is not None and not one.ended}))
 
@@ -133,7 +136,8 @@ class Follower:
         self.running.clear()
         self.read()
         self.found(self.tally.finish())
-        self.tally.died = self.lives.died(self.tally)
+        failed = self.asked_at is None and self.running.process.returncode != 0
+        self.tally.died = self.lives.died(self.tally, AT_ONCE if failed else EARLY)
         self.tally.undecided |= dict.fromkeys(self.journals.incomplete())
         return self.tally
 

@@ -188,6 +188,15 @@ def test_a_rank_of_an_earlier_engine_has_not_died() -> None:
     assert lives.died(tally) == ("tp 0",)
 
 
+def test_a_rank_whose_death_ends_the_others_at_once_is_named(
+    watch: Watch, script: Script, tmp_path: Path
+) -> None:
+    text = "rank(0, seconds=2); rank(1, end=False, seconds=0.7); wait(); sys.exit(1)"
+    done = watch("--", *script(RANKS + text))
+    assert done.returncode == CANNOT_RUN, done.stderr
+    assert "rank tp 1 died before the other ranks ended" in record(tmp_path)["undecided"]
+
+
 def test_a_finding_names_its_rank(watch: Watch, script: Script, tmp_path: Path) -> None:
     text = "rank(1, [STRAY]); time.sleep(0.5); rank(0, [STRAY], [same('', 4, 'a')]); wait()"
     done = watch("--", *script(RANKS + text))
