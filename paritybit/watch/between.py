@@ -304,7 +304,8 @@ class Between(Boundary):
         """Record that the engine copied the content of slots to a pool on the host.
 
         `places`, int64 [n], are the slots in the pool, which has `size` slots. The watcher does not
-        wait for the copy.
+        wait for the copy. During a forward, it takes the content from before that forward: first
+        `end` a forward whose writes are copied.
         """
         self.note_copy()
         key, call, mine, at = (pool, group), self.call(), SlotCopy(slots), SlotCopy(places)

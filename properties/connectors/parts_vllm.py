@@ -1,8 +1,9 @@
 """Stand-ins of the parts of vLLM that its connector looks at."""
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -185,9 +186,18 @@ class Served:
         return said if self.core is self.engine else pickle.loads(pickle.dumps(said))
 
     def run(
-        self, said: Part, table: list[list[int]], cached: int, tokens: list[int], name: str = "a"
+        self,
+        said: Part,
+        table: list[list[int]],
+        cached: int,
+        tokens: list[int],
+        name: str = "a",
+        copies: Mapping[str, Callable[[], None]] = MappingProxyType({}),
     ) -> None:
-        """Run one forward of a request with block tables, as a worker has them."""
+        """Run one forward of a request with block tables, as a worker has them.
+
+        `copies` are made by the runner before the model or after it.
+        """
         places = range(cached, cached + len(tokens))
         slots = [[blocks[p // PAGE] * PAGE + p % PAGE for p in places] for blocks in table]
         self.runner.input_batch.req_ids = [name]
@@ -218,6 +228,11 @@ class Served:
 
         def computed(runner: Any, said: Any) -> None:
             hooked(self.engine.metadata, lambda owner: (metadata, None), self.runner)
+            copies.get("before", bool)()
+            hooked(self.engine.wrapper, written, None)
+            copies.get("after", bool)()
+
+        def written(*_: Any) -> None:
             for mine in slots:
                 self.cache.flatten(0, 1)[mine] = torch.rand(len(mine), 2)
             if self.state is not None:

@@ -249,6 +249,31 @@ def test_kv_from_the_host_is_that_of_the_block_that_was_copied_there(
     assert served.found() == found
 
 
+@pytest.mark.parametrize(("when", "found"), [("after", set()), ("before", {"uninitialised read"})])
+def test_what_a_forward_copies_to_the_host_after_the_model_has_what_it_wrote(
+    served: Served, when: str, found: set[str]
+) -> None:
+    kept = torch.zeros(4, *served.cache.shape[1:])
+    chunks, blocks, others = [0, 1, 2, 3], [1, 2, 3, 4], [5, 6, 7, 8]
+
+    def store(*_: Any, **__: Any) -> None:
+        kept[chunks] = served.cache[blocks]
+
+    def stores() -> None:
+        served.engine.hosts = len(kept)
+        hooked(served.engine.launches, store, None, blocks, chunks, is_store=True)
+
+    def load(*_: Any, **__: Any) -> None:
+        served.cache[others] = kept[chunks]
+
+    served.run(DECODE, [[1, 2], [3, 4]], 6, [16], copies={when: stores})
+    hooked(served.engine.launches, load, None, chunks, others, is_store=False)
+    served.scheduler.requests["b"] = a_request(*range(10, 20))
+    again = output({"b": 1}, new={"b": ([5, 6], [7, 8])}, hit=7)
+    served.run(again, [[5, 6], [7, 8]], 7, [17], "b")
+    assert served.found() == found
+
+
 def test_a_chunk_on_the_host_that_nobody_has_is_a_leak(served: Served) -> None:
     manager = Part(_num_allocated_chunks=3, _num_chunks=8, _free_list=[1])
     manager._policy = Part(chunks={"key": Part(chunk_id=0, ref_cnt=0)})

@@ -77,6 +77,8 @@ class VllmForward:
     """The number of tokens of the replayed graphs of parts of the model, or None."""
     called: bool = False
     """Whether the model was called without a graph that holds all of it."""
+    ran: bool = False
+    """Whether the model, or a graph of it, has run."""
     whole: Callable[[], Any] | None = None
     """Runs the newer runner's model without the graph that holds all of it."""
 
@@ -226,6 +228,8 @@ class VllmEngine(JudgedRows):
             for group in self.watcher.ledgers:
                 self.watcher.forget(group, None)
             return
+        if not self.watcher.watching:  # It ended before its KV was copied.
+            return
         if self.states is not None:
             self.states.end()
         if now.batch is not None and now.pieces:
@@ -355,6 +359,7 @@ class VllmEngine(JudgedRows):
             inputs=[whole(name, one) for name, one in tensors(kwargs) if one.ndim],
             once=self.once or threads,
         )
+        now.ran = True
 
     def captured(self, result: Any, graph: Any) -> None:
         """Record the static inputs of a captured graph."""
@@ -371,6 +376,7 @@ class VllmEngine(JudgedRows):
             original()
         finally:
             now.wrapped = before
+        now.ran = True
 
     def replay(self, original: Call, graph: Any) -> None:
         """Judge the replay of a graph."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.following import HOST, pages
-from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.hooking import Call, NotRecognisedError
 from paritybit.connectors.vllm.scheduling import Scheduling
 from paritybit.watch.bits import in_numbers
 from paritybit.watch.facts import Group, HostSlots, Layer
@@ -216,11 +216,19 @@ class Blocks(Scheduling):
             for group in self.pool.names:
                 watcher.copied(group, source, self.pool.slots(target))
 
-    def transfer(self, result: Any, handler: Any, _: int, source: Any, target: Any) -> None:
-        """Report the blocks of each engine group that were copied to the host or back."""
+    def complete(self) -> None:
+        """End the current forward if its model has run, as what is copied next holds its KV."""
+        if self.watcher is not None and self.now is not None and self.now.ran:
+            self.ended(self.now)
+            self.watcher.end()
+
+    def transfer(self, original: Call, handler: Any, _: int, source: Any, target: Any) -> None:
+        """Report the blocks of each engine group that are copied to the host or back."""
         pool, stores = self.pool, handler.gpu_to_cpu
         if pool is None:
             return
+        self.complete()
+        original()
         device, host = (source, target) if stores else (target, source)
         size = len((handler.dst_tensors if stores else handler.src_tensors)[0])
         begin = 0
@@ -230,9 +238,13 @@ class Blocks(Scheduling):
             names = pool.names_of(number) if count else ()
             self.carried(stores, names, device.block_ids[mine], host.block_ids[mine], size)
 
-    def launches(self, result: Any, backend: Any, source: Any, target: Any, is_store: bool) -> None:
-        """Report the blocks that the simple connector copied to the host or back."""
+    def launches(
+        self, original: Call, backend: Any, source: Any, target: Any, is_store: bool
+    ) -> None:
+        """Report the blocks that the simple connector copies to the host or back."""
         if self.pool is not None:
+            self.complete()
+            original()
             device, host = (source, target) if is_store else (target, source)
             self.carried(is_store, self.pool.names, device, host, self.hosts)
 
