@@ -17,7 +17,7 @@ from paritybit.drive.vllm.answers import VllmGrammar
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.host import copy_late
 from paritybit.drive.vllm.serving import likely
-from paritybit.drive.vllm.settings import VllmServed
+from paritybit.drive.vllm.settings import EXPERTS, VllmServed
 
 PAGE, HEADS, WIDTH = 4, 2, 8
 
@@ -164,6 +164,13 @@ def test_prompts_have_two_tokens_if_there_are_states() -> None:
 def test_a_hit_ends_inside_of_a_block_if_there_are_states(tmp_path: Path) -> None:
     served = VllmServed(model="lfm2", page_size=32)
     assert served.arguments(tmp_path)["prefix_match_unit"] == 16
+
+
+@pytest.mark.parametrize("model", ["gemma4", "lfm2"])
+def test_data_parallel_ranks_have_experts_in_common(model: str) -> None:
+    config = VllmServed(model=model, dp=2).shape.config
+    assert config["num_experts"] == EXPERTS
+    assert "num_experts" not in VllmServed(model=model).shape.config
 
 
 def test_rows_with_states_set_no_window_which_their_model_lacks() -> None:

@@ -77,6 +77,19 @@ AGAIN = "again "
 EXPERTS = 4
 """The number of experts in a layer, with data-parallel ranks."""
 
+LFM2_EXPERTS: Mapping[str, object] = {
+    "architectures": ["Lfm2MoeForCausalLM"],
+    "model_type": "lfm2_moe",
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "num_dense_layers": 1,
+    "use_expert_bias": False,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+}
+"""What the model with states of convolutions has for experts in all layers but the first."""
+
 DRAFTS = 3
 """The number of drafts of a request in a forward."""
 
@@ -128,7 +141,7 @@ class VllmServed(Common):
 
     def startable(self, one: Planned) -> Planned:
         """Return a request, with states of two tokens at least: see `docs/findings.md`."""
-        if self.shape is not LFM2 or one.length > 1 or one.follows is not None:
+        if self.model != LFM2.name or one.length > 1 or one.follows is not None:
             return one
         return replace(one, prompt=(*one.prompt, Part("another token", 1)))
 
@@ -151,11 +164,10 @@ class VllmServed(Common):
     @override
     def shape(self) -> Model:
         model = super().shape
-        if model is LFM2:
-            return model
-        own: dict[str, object] = {"sliding_window": self.window}
+        states = model is LFM2
+        own: dict[str, object] = {} if states else {"sliding_window": self.window}
         if self.dp > 1:  # Without experts, ranks are engines that know nothing of one another.
-            own |= {"num_experts": EXPERTS, "top_k_experts": 2}
+            own |= LFM2_EXPERTS if states else {"num_experts": EXPERTS, "top_k_experts": 2}
         if self.full:
             own["layer_types"] = ["full_attention"] * len(model.config["layer_types"])
         return replace(model, config={**model.config, **own})
@@ -236,7 +248,7 @@ class VllmServed(Common):
             "seed": self.seed,
             "block_size": self.page_size,
             # Hits end inside of a block.
-            "prefix_match_unit": self.page_size // 2 if self.shape is LFM2 else None,
+            "prefix_match_unit": self.page_size // 2 if self.model == LFM2.name else None,
             "max_model_len": CONTEXT,
             "max_num_seqs": ROWS,
             "max_num_batched_tokens": CHUNK,
