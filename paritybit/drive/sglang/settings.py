@@ -257,7 +257,10 @@ class SglangServed(Common):
         prefills = self.graphs == "breakable"
         if "--cuda-graph-config" in known:
             decode = {"backend": "full", "bs": BUCKETS, "max_bs": BUCKETS[-1]}
-            sizes = {"bs": TOKEN_BUCKETS, "max_bs": TOKEN_BUCKETS[-1]} if prefills else {}
+            # A data-parallel rank that decodes runs those of a prefill of another rank, if it has
+            # at least half as many tokens as the smallest graph that fits.
+            tokens = (*BUCKETS, *TOKEN_BUCKETS) if self.dp > 1 else TOKEN_BUCKETS
+            sizes = {"bs": tokens, "max_bs": tokens[-1]} if prefills else {}
             prefill = {"backend": "breakable" if prefills else "disabled", **sizes}
             return {"cuda-graph-config": json.dumps({"decode": decode, "prefill": prefill})}
         return {
