@@ -194,11 +194,12 @@ def waited(run: "subprocess.Popen[bytes]", seconds: float) -> int | None:
 def judge(record: Mapping[str, Any], usual: FaultRun | None) -> dict[str, Any]:
     """Return what a record of `paritybit watch` shows that the unmodified engine does not.
 
-    Without `usual`, the record is that of the unmodified engine.
+    Without `usual`, the record is that of the unmodified engine. A finding that does not appear
+    once a change is undone is new, even if the unmodified engine has another one like it.
     """
     findings = record.get("findings", [])
     known = () if usual is None else usual.keys
-    new = [finding for finding in findings if finding["key"] not in known]
+    new = [one for one in findings if one["key"] not in known or one.get("changes")]
     endings = [config["ending"] for config in record.get("configs", [])]
     broken = [ending for ending in endings if "failed" in ending]
     undecided = list(record.get("undecided", []))

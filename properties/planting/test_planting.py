@@ -112,6 +112,10 @@ USUAL = FaultRun("engine==1", End.FOUND, keys=("leak | a",))
     [
         ({"findings": [{"key": "leak | a", "check": "leak"}]}, End.MISSED, True),
         ({"findings": [{"key": "stray | b", "check": "stray write"}]}, End.FOUND, False),
+        (
+            {"findings": [{"key": "leak | a", "check": "stray write", "changes": ["a line"]}]},
+            *(End.FOUND, False),
+        ),
         ({"configs": [{"ending": "failed by itself"}]}, End.STOPPED, True),
         ({"undecided": ["no replay"]}, End.UNDECIDED, True),
     ],
