@@ -91,11 +91,11 @@ def tried(entry: Mapping[str, Any], thread: str) -> tuple[str, str] | None:
     """Return the result for a thread's fix undone, or else for the fault that resembles it."""
     if thread in undone():
         name, status = undone()[thread]
-        return status, f"its fix undone: `{name}`"
+        return status, f"undone: `{name}`"
     like = entry.get("resembles", {}).get(thread)
     if like is None:
         return None
-    return results()[like["fault"]], f"resembled by `{like['fault']}`: {like['how']}"
+    return results()[like["fault"]], f"like `{like['fault']}`: {like['how']}"
 
 
 @cache
