@@ -41,7 +41,7 @@ def test_an_engine_that_serves_nobody_who_waits_has_stalled(
 def test_a_release_that_keeps_no_windows_on_the_host_lacks_the_setting(
     monkeypatch: pytest.MonkeyPatch, host_cache: bool, said: str, lacking: bool
 ) -> None:
-    def start(server_args: object, port_args: object, pipe_writer: object) -> None:
+    def start(server_args: object, port_args: object, pipe_writer: object, **ranks: object) -> None:
         raise EngineFailedError(said)
 
     scheduler = SimpleNamespace(run_scheduler_process=start)
