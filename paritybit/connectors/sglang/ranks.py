@@ -1,6 +1,6 @@
 """The rank of this process, and the numbers of ranks."""
 
-import importlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,8 +31,8 @@ def rank_of(scheduler: Any) -> dict[str, tuple[int, int]]:
 def context() -> Mapping[str, Any]:
     """Return the ranks and sizes of a release that keeps them in one object."""
     try:
-        parallel = importlib.import_module(CONTEXT).get_parallel()
-    except (ImportError, AttributeError):
+        parallel = sys.modules[CONTEXT].get_parallel()
+    except (KeyError, AttributeError):
         return {}
     names = (f"{name}_{what}" for name in AXES for what in ("rank", "size"))
     return {name: getattr(parallel, name) for name in names if hasattr(parallel, name)}
@@ -40,11 +40,13 @@ def context() -> Mapping[str, Any]:
 
 def functions() -> Mapping[str, Any]:
     """Return the ranks and sizes of a release that has a function for each."""
-    module, found = importlib.import_module(ATTENTION), dict[str, Any]()
+    module, found = sys.modules.get(ATTENTION), dict[str, Any]()
     for name, axis in AXES.items():
         for what in ("rank", "size"):
             function = getattr(module, f"get_attention_{axis}_{what}", None)
             if function is not None:
                 found[f"{name}_{what}"] = function()
-    stages = importlib.import_module(GROUPS).get_pp_group()
-    return {**found, "pp_rank": stages.rank_in_group, "pp_size": stages.world_size}
+    stages = maybe(sys.modules.get(GROUPS), "get_pp_group")
+    if stages is not None:
+        found |= {"pp_rank": stages().rank_in_group, "pp_size": stages().world_size}
+    return found
