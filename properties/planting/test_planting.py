@@ -24,7 +24,7 @@ COUNTS = {
     "sglang": 117,
     "transformers": 35,
     "unseen": 30,
-    "vllm": 58,
+    "vllm": 59,
 }
 
 
