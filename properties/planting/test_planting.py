@@ -21,6 +21,7 @@ COUNTS = {
     "harmless": 8,
     "public": 43,
     "ranks": 3,
+    "ranks-unseen": 24,
     "sglang": 117,
     "transformers": 35,
     "unseen": 30,
@@ -57,14 +58,14 @@ def test_the_settings_of_each_fault_can_be_served() -> None:
 
 
 def test_the_record_shows_what_the_tables_list() -> None:
-    """The results of `unseen.toml` and `harmless.toml` are recorded in the tables alone."""
+    """The results of unseen faults and of `harmless.toml` are recorded in the tables alone."""
     found = defaultdict(set)
     for outcome in read_record(RECORD).values():
         if outcome.name and outcome.device == "cpu":
             check = outcome.check if outcome.explore is None else "explored"
             found[outcome.name].add(check if outcome.status is End.FOUND else None)
     for table, fault in ROWS:
-        if table not in {"unseen", "harmless"}:
+        if table not in {"unseen", "ranks-unseen", "harmless"}:
             shown = found[fault.name] - {None}
             assert (fault.found in shown) == (fault.found is not None), fault.name
             assert ("explored" in shown) == (fault.explore is not None), fault.name
