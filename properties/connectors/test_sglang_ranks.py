@@ -1,4 +1,4 @@
-"""The rank of a process of sglang."""
+"""Where each release of sglang keeps the ranks of a process."""
 
 import sys
 from types import SimpleNamespace
@@ -28,9 +28,3 @@ def test_an_older_release_has_a_function_for_each(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, ATTENTION, attention)
     monkeypatch.setitem(sys.modules, GROUPS, SimpleNamespace(get_pp_group=lambda: stages))
     assert rank_of(SimpleNamespace()) == {"dp": (1, 2), "pp": (2, 4)}
-
-
-def test_engines_of_their_own_are_data_parallel_ranks() -> None:
-    scheduler = SimpleNamespace(server_args=SimpleNamespace(dp_size=2), dp_rank=1)
-    assert rank_of(scheduler) == {"dp": (1, 2)}
-    assert rank_of(SimpleNamespace()) == {}
