@@ -190,3 +190,38 @@ def test_an_installed_paritybit_tests_a_release_of_an_engine(
     assert "lists slot" in said and "for a padded row" in said
     assert {path.name for path in installed.project.iterdir()} == {"harness", "paritybit-out"}
     assert installed.files() == before
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_a_release_has_one_version_in_tag_wheel_changelog_and_documents(
+    tree: Path, tmp_path: Path
+) -> None:
+    """A malformed version, uncommitted changes and a tag that exists change nothing."""
+    clone, environment = tmp_path / "clone", {"PYTHON": sys.executable}
+    for part in ("AUTHOR", "COMMITTER"):
+        environment |= {f"GIT_{part}_NAME": "Somebody", f"GIT_{part}_EMAIL": "somebody@localhost"}
+    shutil.copytree(tree, clone)
+    for name in ("docs", ".ci"):
+        shutil.copytree(ROOT / name, clone / name)
+    for name in ("CHANGELOG.md", ".gitignore"):
+        shutil.copy(ROOT / name, clone)
+    for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "A"]):
+        assert run(["git", *words], clone, **environment)[0] == 0
+    release = [".ci/release"]
+    code, said = run([*release, "nine"], clone, **environment)
+    assert (code, "such as 0.5.0" in said) == (2, True), said
+
+    code, said = run([*release, "98.7.6"], clone, **environment)
+    assert code == 0, said
+    assert run(["git", "tag"], clone) == (0, "v98.7.6\n")
+    assert run(["git", "status", "--porcelain"], clone) == (0, "")
+    assert [one.name for one in (clone / "dist").iterdir()] == ["paritybit-98.7.6-py3-none-any.whl"]
+    assert "## [Unreleased]\n\n## [98.7.6] - " in (clone / "CHANGELOG.md").read_text()
+    pages = "".join(page.read_text() for page in (clone / "docs").glob("*.md"))
+    assert "uses: ACCOUNT/paritybit@v98.7.6\n" in pages
+    assert f"@v{__version__}" not in pages
+
+    code, said = run([*release, "98.7.6"], clone, **environment)
+    assert (code, said) == (2, "the tag v98.7.6 exists\n")
+    (clone / "README.md").write_text("changed")
+    assert run([*release, "98.7.7"], clone, **environment)[0] == 2
