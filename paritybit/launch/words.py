@@ -146,7 +146,8 @@ class CauseGroup:
 
 SEVERITY: tuple[tuple[str, ...], ...] = (
     (
-        *("stray write", "wrong owner", "corrupted read", "freed in use", "double free"),
+        *("stray write", "wrong owner", "corrupted read", "freed in use", "copy under way"),
+        *("double free",),
         *("unwritten slot", "uninitialised read", "wrong list", "wrong read", "wrong row"),
         *("stale input", "graph and eager differ", "ranks disagree", "company", "engine error"),
     ),

@@ -26,6 +26,7 @@ from paritybit.watch import journal
 from paritybit.watch.bits import EMPTY, as_integers
 from paritybit.watch.chains import UNKNOWN
 from paritybit.watch.checks import CHECKS
+from paritybit.watch.facts import At, Copy
 from paritybit.watch.ledger import NEVER, Ledger
 from paritybit.watch.reading import first_read, slots_computed
 from paritybit.watch.replays.rerun import SavedSlots, other_tails, tail
@@ -135,6 +136,17 @@ def lose(watcher: Watcher, given: Given) -> bool:
         for slot in used[torch.isin(used, torch.cat(parts).to(used))][:1]:
             rest = tuple(part[part.cpu() != slot] for part in parts)
             given["groups"] = {**given["groups"], name: rest}
+            return True
+    return False
+
+
+def copy_early(watcher: Watcher, given: Given) -> bool:
+    """Copy from what a copy fills, before the engine has waited for it."""
+    watcher.settled()
+    for moves in watcher.moves.values():
+        for one in moves.under_way.get(given["name"], ()):
+            source = At(one.target, one.copy.target.pool)
+            watcher.begin_copies("early", [Copy(one.copy.group, source, At(one.target, "fault"))])
             return True
     return False
 
@@ -254,6 +266,7 @@ FAULTS: Mapping[str, Fault | str] = {
         "Watcher.judge_lists",
         ("judge_lists",),
     ),
+    "copy under way": Fault(copy_early, "Watcher.begin_copies", ("end_copies",)),
     "double free": Fault(free_twice, "Watcher.freed", ("freed",)),
     "leak": Fault(lose, "Watcher.idle", ("idle",)),
     "engine error": "only the code of the engine can raise it",

@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import ClassVar
 
@@ -17,10 +18,18 @@ from torch import Tensor
 from paritybit.watch.bits import on_host
 from paritybit.watch.boundary import Boundary, guarded
 from paritybit.watch.chains import Chains
-from paritybit.watch.facts import Forward, Group, HostSlots, Row, StaticInput
+from paritybit.watch.facts import At, Copy, Forward, Group, HostSlots, Row, StaticInput
 from paritybit.watch.journal import Journal
-from paritybit.watch.ledger import ALLOCATED, SHARED, Ledger, Names, SlotCall
-from paritybit.watch.observations import Cached, Freeing, IdleRows, IdleSlots
+from paritybit.watch.ledger import ALLOCATED, FAILED, SHARED, UNWATCHED, Ledger, Names, SlotCall
+from paritybit.watch.moves import SOURCE, TARGET, WRITTEN, Moves, Moving
+from paritybit.watch.observations import (
+    Cached,
+    DuringCopy,
+    Freeing,
+    IdleRows,
+    IdleSlots,
+    Unfinished,
+)
 from paritybit.watch.reading import repeated
 from paritybit.watch.settings import Settings
 from paritybit.watch.stacks import NOWHERE, Stack, stack
@@ -28,10 +37,26 @@ from paritybit.watch.stacks import NOWHERE, Stack, stack
 MOST_WAITING = 4096
 """The most requests whose ids wait for their tokens."""
 
-FREED, FILLED = "freed", "filled"
+FREED, FILLED, SKIPPED = "freed", "filled", "filled by a forward"
+"""What happens to slots. The last is by a forward that is not checked."""
 
-RESTORED, STORED = "restored from the host", "stored"
-"""How the content of a slot came there."""
+NOTED = {FREED: FREED, ALLOCATED: "handed out"}
+"""The changes that are noted of slots of copies under way, and how they are called."""
+
+STORED = "stored"
+"""How the content of a pool came there."""
+
+UNDER_WAY = "copies under way: a slot was"
+"""The prefix of counts of slots of copies under way, by what happened to them."""
+
+MOST_KEYS = 2**18
+"""The most keys of a pool. What further ones name is unknown."""
+
+DURING = "freeing", "copies"
+"""The stages of checks that judge while changes are applied."""
+
+WRITER = -2
+"""The column with the forward that wrote a slot, among the entries of a pool."""
 
 MOST_NOTED = 2**15
 """Number of noted changes of a group after which the next forward is checked."""
@@ -85,6 +110,9 @@ class Change:
 LedgerUpdate = Callable[[Ledger], None]
 """Another change of a ledger."""
 
+During = Callable[[Ledger, str, Tensor, Tensor], None]
+"""Gets a ledger, what happened, to which slots, and the numbers of the calls."""
+
 
 @dataclass
 class Changes:
@@ -94,7 +122,7 @@ class Changes:
     """
 
     ledger: Ledger
-    unfollowed: tuple[str, ...] = (FILLED,)
+    unfollowed: tuple[str, ...] = (FILLED, SKIPPED)
     noted: list[Change | LedgerUpdate] = field(default_factory=list)
 
     def note(self, what: str, slots: Tensor, call: SlotCall | None = None) -> None:
@@ -104,7 +132,7 @@ class Changes:
             number = 0 if call is None else self.ledger.note_call(what, call)
             self.noted.append(Change(what, number, SlotCopy(slots), size))
 
-    def apply(self) -> Iterator[Freeing]:
+    def apply(self, during: During) -> Iterator[Freeing]:
         """Apply the changes to the ledger in order, and yield the slots that they freed."""
         noted, self.noted = self.noted, []
         for kind, part in groupby(noted, lambda one: one.what if isinstance(one, Change) else None):
@@ -114,13 +142,14 @@ class Changes:
                 continue
             changes = [one for one in part if isinstance(one, Change)]
             if kind == FREED:
-                yield self._free(changes)
+                yield self._free(changes, during)
             else:
-                self._use(kind, changes)
+                self._use(kind, changes, during)
 
-    def _free(self, changes: Sequence[Change]) -> Freeing:
+    def _free(self, changes: Sequence[Change], during: During) -> Freeing:
         """Free slots. Returns them, and the numbers of the freeing before and of this one."""
         places, calls = self._places_of(changes, whole=True)
+        during(self.ledger, FREED, places, calls)
         places, order = places.sort(stable=True)
         column, mine, calls = self.ledger.extended[-1], places < self.ledger.slots, calls[order]
         again = places[1:] == places[:-1]
@@ -130,15 +159,17 @@ class Changes:
         column[places[last]] = calls[last]
         return Freeing(self.ledger, places[mine], before[mine], calls[mine])
 
-    def _use(self, what: str, changes: Sequence[Change]) -> None:
+    def _use(self, what: str, changes: Sequence[Change], during: During) -> None:
         """Fill, allocate or share slots. The order of the changes does not matter."""
-        places, calls = self._places_of(changes, whole=what != FILLED)
+        filled = what in (FILLED, SKIPPED)
+        places, calls = self._places_of(changes, whole=not filled)
+        during(self.ledger, what, places, calls)
         if what in self.unfollowed:
             self.ledger.forget(places)
         if what != SHARED:
             column = self.ledger.extended[-1]
             column[places] = -column[places].abs()
-        if what != FILLED:
+        if not filled:
             self.ledger.allocations[what][places] = calls
 
     def _places_of(self, changes: Sequence[Change], *, whole: bool) -> tuple[Tensor, Tensor]:
@@ -201,6 +232,13 @@ class Relayed:
         return StaticInput("input_ids", given, len(ids), len(ids), expected=wanted)
 
 
+def unknown(ledger: Ledger, size: int, written: int = UNWATCHED) -> list[Tensor]:
+    """Return the entries of so many places whose content is unknown, but how it was `written`."""
+    entries = [one.new_zeros(size) for one in ledger.extended]
+    entries[WRITER].fill_(written)
+    return entries
+
+
 class Between(Boundary):
     """Holds the ledgers, and applies to them what happens between forwards."""
 
@@ -214,8 +252,14 @@ class Between(Boundary):
         names = Names()
         self.ledgers = {group.name: Ledger(group, names) for group in groups}
         # A slot that was allocated may have been written by a forward that was not checked.
-        unfollowed = (FILLED,) if settings.every == 1 else (FILLED, ALLOCATED)
+        unfollowed = (FILLED, SKIPPED) if settings.every == 1 else (FILLED, SKIPPED, ALLOCATED)
         self.changes = {name: Changes(one, unfollowed) for name, one in self.ledgers.items()}
+        self.moves = {name: Moves() for name in self.ledgers}
+        """The copies under way of each group."""
+        self.copies_of: dict[str, set[str]] = {}
+        """The groups of each copy that has begun, by its name."""
+        self.keys: dict[str, dict[str, int]] = {}
+        """The places of the keys of each pool."""
         if settings.every > 1:  # Any slot may be filled before the first checked forward.
             for ledger in self.ledgers.values():
                 ledger.forget_all()
@@ -229,6 +273,8 @@ class Between(Boundary):
         of the calls that stored it."""
         self.lost = False
         """Whether nothing that the ledgers say can be relied on."""
+        self.gone = False
+        """Whether it was ever lost, so that the watcher did not see all that was stored."""
         devices = (one.checksums.device for one in self.ledgers.values())
         self.gpu = next((device for device in devices if device.type == "cuda"), None)
         """The GPU with the KV tensors, if they are on one."""
@@ -299,51 +345,218 @@ class Between(Boundary):
 
         self.later(group, copy)
 
-    @guarded
-    def store(self, pool: str, group: str, slots: Tensor, places: Tensor, size: int) -> None:
-        """Record that the engine copied the content of slots to a pool on the host.
+    def store(self, pool: str, group: str, slots: Tensor, places: Tensor, size: int = 0) -> None:
+        """Record that the engine copied the content of slots to a pool: see `moved`."""
+        self.moved(group, At(slots), At(places, pool))
 
-        `places`, int64 [n], are the slots in the pool, which has `size` slots. The watcher does not
-        wait for the copy. During a forward, it takes the content from before that forward: first
-        `end` a forward whose writes are copied.
-        """
-        self.note_copy()
-        key, call, mine, at = (pool, group), self.call(), SlotCopy(slots), SlotCopy(places)
-
-        def store(ledger: Ledger) -> None:
-            entries = ledger.entries(mine.slots)
-            entries.append(torch.full_like(entries[-1], ledger.note_call(STORED, call)))
-            if key not in self.stored:
-                with torch.inference_mode(False):  # They are also changed outside of forwards.
-                    self.stored[key] = [torch.zeros_like(one[:1]).repeat(size) for one in entries]
-            for column, known in zip(self.stored[key], entries, strict=True):
-                column[at.slots] = known
-
-        self.later(group, store)
-
-    @guarded
     def load(self, pool: str, group: str, slots: Tensor, places: Tensor) -> None:
-        """Record that the engine copied into slots what is in the slots `places` of a pool.
+        """Record that the engine copied into slots what a pool holds: see `moved`.
 
-        It may be called once per layer. If forwards are sampled, what a pool holds is unknown.
+        It may be called once per layer.
         """
-        self.note_copy(fills=True)
-        if self.settings.every > 1:
-            self.forget(group, slots)
+        self.moved(group, At(places, pool), At(slots))
+
+    @guarded
+    def moved(self, group: str, source: At, target: At) -> None:
+        """Record that the engine copied content from or to a pool elsewhere, or between pools.
+
+        The watcher does not wait for the copy. During a forward, it takes the content from before
+        that forward: first `end` a forward whose writes are copied. If forwards are sampled, what
+        a pool holds is unknown.
+        """
+        loads = target.pool == ""
+        self.note_copy(fills=loads)
+        if loads and self.settings.every > 1:
+            self.forget(group, target.slots)
             return
-        call, mine, at = self.call(), SlotCopy(slots), SlotCopy(places)
+        call, old, new = self.call(), SlotCopy(source.slots), SlotCopy(target.slots)
 
-        def load(ledger: Ledger) -> None:
-            if (known := self.stored.get((pool, group))) is None:
-                ledger.forget(mine.slots)
+        def move(ledger: Ledger) -> None:
+            if source.pool == "":
+                entries = ledger.entries(old.slots)
+                entries.append(torch.full_like(entries[-1], ledger.note_call(STORED, call)))
+            elif (source.pool, group) in self.stored:
+                columns = self.table(source.pool, ledger, old.slots)
+                entries = [column[old.slots.clamp(min=-1)] for column in columns]
+            elif loads:
+                ledger.forget(new.slots)
                 return
-            *entries, calls = (column[at.slots] for column in known)
-            ledger.enter(mine.slots, entries)
+            else:  # The pool was filled before the watcher began.
+                entries = unknown(ledger, len(old.slots))
+            if not loads:
+                self.hold(target.pool, ledger, new.slots, entries)
+                return
+            *entries, calls = entries
+            ledger.enter(new.slots, entries)
             before = ledger.calls.get(int(calls[0])) if len(calls) else None
-            come = [(RESTORED, call)] if before is None else [(RESTORED, call), (STORED, before)]
-            ledger.note_sources(mine.slots, come)
+            come = (f"restored from the {source.pool}", call)
+            ledger.note_sources(new.slots, [come] if before is None else [come, (STORED, before)])
 
-        self.later(group, load)
+        self.later(group, move)
+
+    def table(self, pool: str, ledger: Ledger, places: Tensor) -> list[Tensor]:
+        """Return the columns of what a pool holds of a group, long enough for some places.
+
+        The last entry is that of no place. Of what nothing stored, it is unknown whether something
+        did if the watcher does not know the pool from its start.
+        """
+        key, most = (pool, ledger.group.name), int(places.max()) if len(places) else 0
+        columns = self.stored.get(key)
+        if columns is None or len(columns[0]) < most + 2:
+            size = max(most + 2, 2 * len(columns[0]) if columns else 0)
+            with torch.inference_mode(False):  # They are also changed outside of forwards.
+                fresh = [one.new_zeros(size) for one in ledger.extended]
+            if self.gone or pool in self.keys:
+                fresh[WRITER].fill_(UNWATCHED)
+            for new, old in zip(fresh, columns or (), strict=False):
+                new[: len(old) - 1] = old[:-1]
+            self.stored[key] = columns = fresh
+        return columns
+
+    def hold(self, pool: str, ledger: Ledger, places: Tensor, entries: Sequence[Tensor]) -> None:
+        """Set the entries of places of a pool. Those of places below 0 are dropped."""
+        real = places >= 0
+        for column, known in zip(self.table(pool, ledger, places), entries, strict=True):
+            column[places[real]] = known[real]
+
+    def places(self, pool: str, keys: Sequence[str], size: int = 1) -> Tensor:
+        """Return the places of keys in a pool of files or the like, int64 [keys * size].
+
+        Each key has `size` places. -1 if there are too many keys.
+        """
+        known = self.keys.setdefault(pool, {})
+        for key in keys:
+            if len(known) < MOST_KEYS:
+                known.setdefault(key, len(known))
+        first = torch.tensor([known.get(key, -1) for key in keys], dtype=torch.int64)
+        slots = first[:, None] * size + torch.arange(size)
+        return slots.masked_fill(first[:, None] < 0, -1).flatten()
+
+    # Copies that take time.
+
+    @guarded
+    def begin_copies(self, name: str, copies: Sequence[Copy]) -> None:
+        """Record that the engine begins a copy, in parts. It ends with `end_copies`.
+
+        Until then, nothing may write what it reads, or read or write what it fills. Freeing these
+        slots and handing them out is only counted. Also report when the bytes move: see `moved`. A
+        name can be used again after its end.
+        """
+        call = self.call()
+        self.copies_of.setdefault(name, set()).update(one.group for one in copies)
+        self.journal.count(**{"copies begun": 1})
+        for copy in copies:
+            source, target = SlotCopy(copy.source.slots), SlotCopy(copy.target.slots)
+
+            self.later(copy.group, partial(self.begin_copy, name, copy, call, source, target))
+
+    def begin_copy(
+        self,
+        name: str,
+        copy: Copy,
+        call: SlotCall,
+        source: SlotCopy,
+        target: SlotCopy,
+        ledger: Ledger,
+    ) -> None:
+        """Judge a copy that begins by those under way, and add it to them."""
+        moving = Moving(name, copy, call, source.slots, target.slots)
+        for act, side in ((SOURCE, "source"), (TARGET, "target")):
+            given = moving.pool(side), moving.places(side), str(moving), copy.request
+            self.judge_copies(ledger, act, *given, queue=copy.queue)
+        self.moves[copy.group].begin(moving)
+
+    @guarded
+    def end_copies(self, name: str, failed: bool | Tensor = False) -> None:
+        """Record that the engine knows that a copy is over, or that its stream waits for it.
+
+        If the next forward waits in itself, call it before `begin`. `failed` says whether the copy
+        failed, or which of its targets, int64 [n].
+        """
+        groups = self.copies_of.pop(name, None)
+        if groups is None:
+            return
+        self.journal.count(**{"copies finished": 1})
+        call, wrong = self.call(), SlotCopy(failed) if isinstance(failed, Tensor) else None
+
+        def end(ledger: Ledger) -> None:
+            for one in self.moves[ledger.group.name].end(name):
+                if failed is False:
+                    continue
+                target = one.target
+                if wrong is not None:
+                    target = target[torch.isin(target, wrong.slots)]
+                self.fail(ledger, one.copy.target.pool, target, call)
+
+        for group in groups:
+            self.later(group, end)
+
+    def fail(self, ledger: Ledger, pool: str, places: Tensor, call: SlotCall) -> None:
+        """Record that a copy to places failed, so that nobody may read them."""
+        if pool == "":
+            ledger.forget(places, FAILED)
+            ledger.note_sources(places, [("a copy to it failed", call)])
+        else:
+            self.hold(pool, ledger, places, unknown(ledger, len(places), FAILED))
+
+    @guarded
+    def happened(self, what: str, group: str, at: At) -> None:
+        """Record that slots of a pool were "freed", "handed out" or "evicted".
+
+        This is counted and explains findings, if a copy of the slots is under way. `freed` and
+        `allocated` do so for slots of a KV group.
+        """
+        call, slots = self.call(), SlotCopy(at.slots)
+
+        def note(ledger: Ledger) -> None:
+            self.note_during(ledger, what, at.pool, slots.slots, lambda _: call)
+
+        self.later(group, note)
+
+    def note_during(
+        self,
+        ledger: Ledger,
+        what: str,
+        pool: str,
+        places: Tensor,
+        call: Callable[[int], SlotCall | None],
+    ) -> None:
+        """Count and note what happened to places of copies under way."""
+        number = self.moves[ledger.group.name].note(what, pool, places, call)
+        if number:
+            self.journal.count(**{f"{UNDER_WAY} {what}": number})
+
+    def change_during(self, ledger: Ledger, what: str, slots: Tensor, calls: Tensor) -> None:
+        """Note or judge a change of slots of copies under way."""
+        if what == SKIPPED:
+            self.judge_copies(ledger, WRITTEN, "", slots, "a forward that is not checked")
+        elif what in NOTED:
+            self.note_during(
+                ledger, NOTED[what], "", slots, lambda at: ledger.calls.get(int(calls[at]))
+            )
+
+    def judge_copies(
+        self,
+        ledger: Ledger,
+        act: str,
+        pool: str,
+        places: Tensor,
+        who: str,
+        request: str | None = None,
+        *,
+        queue: str = "",
+        during: str = "",
+    ) -> None:
+        """Judge what is done to places of a pool, int64 [n], while copies are under way."""
+        moves = self.moves[ledger.group.name]
+        if moves.under_way:
+            self.compared("copies", len(places))
+            for moving, side, mask in moves.of(act, pool, places, queue):
+                at = places[mask]
+                if act == WRITTEN:
+                    self.journal.count(**{f"{UNDER_WAY} written": len(at)})
+                given = self.number, ledger, moving, side, at, act, who, request or None, during
+                self.judge("copies", DuringCopy(*given))
 
     @guarded
     def forget(self, group: str, slots: Tensor | None) -> None:
@@ -374,17 +587,19 @@ class Between(Boundary):
                 ledger.start_anew()
             self.lost = False
         for changes in self.changes.values():
-            for freeing in changes.apply():
+            for freeing in changes.apply(self.change_during):
                 self.judge("freeing", freeing)
 
     def lose(self) -> None:
         """Forget everything that is known or noted. Nothing here can fail."""
         with self.lock:
-            self.lost = True
+            self.lost = self.gone = True
             for changes in self.changes.values():
                 changes.noted.clear()
-            for held in (self.loading, self.relayed.waiting, self.stored):
+            for held in (self.loading, self.relayed.waiting, self.stored, self.copies_of):
                 held.clear()
+            for moves in self.moves.values():
+                moves.clear()
 
     @guarded
     def settled(self) -> None:
@@ -394,7 +609,7 @@ class Between(Boundary):
     def judge(self, stage: str, observation: object) -> None:
         """Apply all noted changes, then run the selected checks of a stage."""
         try:
-            if stage != "freeing":
+            if stage not in DURING:
                 self.settle()
         finally:
             super().judge(stage, observation)
@@ -424,6 +639,9 @@ class Between(Boundary):
             used = torch.ones(host.size, dtype=torch.bool)
             slots = host.free, host.cached
             self.judge("idle", IdleSlots(self.number, name, used, *slots, host.locked))
+            for moving in (one for moves in self.moves.values() for one in moves):
+                if host.pool in {moving.pool("source"), moving.pool("target")} - {""}:
+                    self.judge("idle", Unfinished(self.number, moving))
         if rows is not None:
             self.judge("idle", IdleRows(self.number, *rows))
         self.journal.count(idle=1)

@@ -165,12 +165,40 @@ class HostSlots:
     - `free`: the free slots, int64 [n]. A slot in the free list twice occurs twice.
     - `cached`: the slots that the prefix cache holds, int64 [n].
     - `locked`: how many of these are locked.
+    - `pool`: the name of the pool in `At`, if the engine says that no copy from or to it runs.
     """
 
     size: int
     free: torch.Tensor
     cached: torch.Tensor
     locked: int = 0
+    pool: str = ""
+
+
+@dataclass(frozen=True)
+class At:
+    """Slots of a KV group, or of a pool elsewhere, such as the host or files, int64 [n].
+
+    - `pool`: the name of the pool. It is "" for the KV group itself.
+    """
+
+    slots: torch.Tensor
+    pool: str = ""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy of KV of a group that takes time: the content of `source` goes to `target`.
+
+    - `request`: the request that needs it, if there is one.
+    - `queue`: copies of one queue run one after another, in the order in which they begin.
+    """
+
+    group: str
+    source: At
+    target: At
+    request: str = ""
+    queue: str = ""
 
 
 @dataclass

@@ -10,7 +10,7 @@ the last scan. On a CPU, a small group has a snapshot instead: a copy of its byt
 | scanned | 4 | checksum at the last scan |
 | request | 4 | number of the request that wrote the slot |
 | position | 4 | position for which the slot was written |
-| forward | 4 | forward that wrote the slot, or NEVER, UNWATCHED or MAYBE |
+| forward | 4 | forward that wrote the slot, or NEVER, UNWATCHED, MAYBE or FAILED |
 | freed | 4 | number of the last call that freed the slot; negative: in use again; 0: never freed |
 | allocations | 8 | numbers of the last calls that allocated and that shared the slot |
 | earlier | 4 | forward that last wrote the slot for other tokens |
@@ -33,8 +33,9 @@ from paritybit.watch.weak import weakened
 ALLOCATED, SHARED = "allocated", "shared"
 """How a request gets a slot. A shared one is in the prefix cache, or another request has it."""
 
-NEVER, UNWATCHED, MAYBE = 0, -1, -2
-"""Special values of `forward`: never written, written while unwatched, possibly written."""
+NEVER, UNWATCHED, MAYBE, FAILED = 0, -1, -2, -3
+"""Special values of `forward`: never written, written while unwatched, possibly written, and not
+written by a copy that failed."""
 
 MOST_OVERWRITES = 20_000
 MOST_NAMES = 200_000
@@ -232,12 +233,15 @@ class Ledger:
         """Record that some slots are in use."""
         self.freed[slots] = -self.freed[slots].abs()
 
-    def forget(self, slots: Tensor) -> None:
-        """Record that the content of some slots is unknown. `slots` has any shape."""
+    def forget(self, slots: Tensor, written: int = UNWATCHED) -> None:
+        """Record that the content of some slots is unknown. `slots` has any shape.
+
+        `written` says how they were written, if at all.
+        """
         indices = self.indices(slots)
         chain, checksum, *_, forward, _ = self.extended
         self.earlier[indices] = torch.where(forward > 0, forward, self.earlier)[indices]
-        for column, value in ((chain, UNKNOWN), (checksum, 0), (forward, UNWATCHED)):
+        for column, value in ((chain, UNKNOWN), (checksum, 0), (forward, written)):
             column.index_fill_(0, indices, value)
         self.forget_history(indices)
 

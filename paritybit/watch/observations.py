@@ -9,7 +9,8 @@ from torch import Tensor
 
 from paritybit.watch.facts import Forward, IndexList, Row, RowValues, StaticInput
 from paritybit.watch.journal import Finding
-from paritybit.watch.ledger import Ledger, SlotCall
+from paritybit.watch.ledger import FAILED, NEVER, Ledger, SlotCall
+from paritybit.watch.moves import Moving
 from paritybit.watch.origins import Origins
 from paritybit.watch.stacks import NOWHERE, Stack, described
 
@@ -117,6 +118,11 @@ class Reads(InForward):
     freed: Tensor
     origins: Origins | None = None
     offer: SlotCall | None = None
+
+    @property
+    def unwritten(self) -> Tensor:
+        """Which reads are of no slot, or of one that nothing has written, bool [n]."""
+        return self.missing | (self.written == NEVER) | (self.written == FAILED)
 
     def findings(
         self, check: str, wrong: Tensor, what: str, reused: bool = False
@@ -241,6 +247,32 @@ class IdleSlots(Evidence):
     cached: Tensor
     locked: int = 0
     ledger: Ledger | None = None
+
+
+@dataclass(frozen=True)
+class DuringCopy(Evidence):
+    """Places that something reads, writes or copies while a copy must not let it.
+
+    - `act`: what it does with the places, int64 [n] with n > 0, which are of a `side` of the copy.
+    - `who`: the request, the forward or the other copy that does it. `request` has its name.
+    - `during`: the kind of the forward, if one does it.
+    """
+
+    ledger: Ledger
+    moving: Moving
+    side: str
+    places: Tensor
+    act: str
+    who: str
+    request: str | None = None
+    during: str = ""
+
+
+@dataclass(frozen=True)
+class Unfinished(Evidence):
+    """A copy that has not ended, although the engine says that none runs."""
+
+    moving: Moving
 
 
 @dataclass(frozen=True)

@@ -261,7 +261,7 @@ def adopt_hashes(reads: Reads) -> None:
 
     If rows read such a slot for different tokens, at most one is right. The others are judged.
     """
-    unseen = (reads.held == UNKNOWN) & ~reads.missing & (reads.written != NEVER)
+    unseen = (reads.held == UNKNOWN) & ~reads.unwritten
     if not bool(unseen.any()):
         return
     slots, expected, chain = reads.slots[unseen], reads.expected[unseen], reads.ledger.chain
@@ -272,7 +272,7 @@ def adopt_hashes(reads: Reads) -> None:
 
 def adopt_checksums(reads: Reads) -> None:
     """Record the checksums of slots that were written unwatched and that rows read."""
-    slots = reads.slots[~reads.missing & (reads.written != NEVER) & (reads.checksum == 0)]
+    slots = reads.slots[~reads.unwritten & (reads.checksum == 0)]
     reads.ledger.checksum[slots] = reads.ledger.scanned[slots]
 
 

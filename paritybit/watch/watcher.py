@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from paritybit.watch import memory, reading
-from paritybit.watch.between import FILLED, MOST_NOTED, SlotCopy
+from paritybit.watch.between import FILLED, MOST_NOTED, SKIPPED, SlotCopy
 from paritybit.watch.boundary import guarded
 from paritybit.watch.budget import Budget
 from paritybit.watch.digests import digests_of
@@ -32,6 +32,7 @@ from paritybit.watch.facts import Forward, Group, IndexList, Replay, Row, RowVal
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Overwrite
 from paritybit.watch.lines import LISTS
+from paritybit.watch.moves import READ, WRITTEN
 from paritybit.watch.observations import GivenList, Outside, RowsGiven, Unwritten
 from paritybit.watch.origins import Origins
 from paritybit.watch.replays.replaying import BEFORE, Replaying, WatchedForward
@@ -151,7 +152,7 @@ class Watcher(Replaying):
             if owned is None:
                 self.later(name, Ledger.forget_all)
             else:
-                self.changes[name].note(FILLED, owned[name])
+                self.changes[name].note(SKIPPED, owned[name])
         self.loading.clear()
         self.careful = max(1, self.careful)
         self.relayed.waiting.clear()  # The forward may have recomputed their positions.
@@ -181,6 +182,7 @@ class Watcher(Replaying):
             ledger.checksums.refresh()
             self.moved_between(ledger, given[name], None if careful else owned[name])
             self.judge_outside(forward, ledger)
+            self.judge_during(forward, ledger, given[name], writes[name])
             reads = reading.reads(forward, self.number, ledger, given[name], writes[name])
             if reads is None:
                 continue
@@ -243,6 +245,27 @@ class Watcher(Replaying):
             slots = reading.outside(row, self.origins.earlier(forward, row), ledger)
             if slots is not None:
                 self.judge("idle", Outside(self.number, forward, ledger, row, slots))
+
+    def judge_during(
+        self,
+        forward: Forward,
+        ledger: Ledger,
+        given: reading.Positions | None,
+        writes: reading.Writes | None,
+    ) -> None:
+        """Judge what a forward reads and writes while copies are under way."""
+        if not self.moves[ledger.group.name].under_way:
+            return
+        used = list[tuple[str, Tensor, Tensor]]()
+        if given is not None:
+            used.append((READ, given.slots[given.cached], given.row[given.cached]))
+        if writes is not None:
+            used.append((WRITTEN, writes.slots[writes.must], writes.row[writes.must]))
+        for act, slots, rows in used:
+            for at, row in enumerate(forward.rows):
+                mine = slots[rows == at]
+                who = f"request {row.request}"
+                self.judge_copies(ledger, act, "", mine, who, row.request, during=forward.kind)
 
     def moved_between(
         self, ledger: Ledger, given: reading.Positions | None, owned: Tensor | None

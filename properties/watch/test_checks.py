@@ -74,7 +74,8 @@ def test_a_right_engine_is_clean_and_all_of_it_is_watched(toy: ModuleType, tmp_p
     ):
         assert counts[f"tried: {relation}"] > 5
     nothing = {name for name in CHECKS if not counts[f"tried: {name}"]}
-    assert nothing == {"kernel race", "stale input", "wrong row"}  # It gives no right values.
+    # It gives no right values, and copies nothing.
+    assert nothing == {"kernel race", "stale input", "wrong row", "copy under way"}
     assert counts["tried: uninitialised read"] == counts["reads"]
 
 
@@ -327,5 +328,5 @@ def test_a_row_that_reads_the_slot_of_padding_is_no_padding_leak(
 
 
 def test_every_check_has_a_fault_that_fires_it() -> None:
-    elsewhere = {"stale input", "wrong row", "engine error", "kernel race"}
+    elsewhere = {"stale input", "wrong row", "engine error", "kernel race", "copy under way"}
     assert {check for _, check in FAULTS} | elsewhere == set(CHECKS)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from paritybit.watch.checks import (
     changed_dtype,
+    copy_under_way,
     double_free,
     engine_error,
     kernel_race,
@@ -22,7 +23,8 @@ from paritybit.watch.observations import Check
 
 _ALL: Sequence[Check] = (
     *(stray_write.CHECK, unwritten_slot.CHECK, *reads.CHECKS, wrong_list.CHECK),
-    *(double_free.CHECK, leak.CHECK, engine_error.CHECK, *relations.CHECKS, wrong_read.CHECK),
+    *(copy_under_way.CHECK, double_free.CHECK, leak.CHECK, engine_error.CHECK),
+    *(*relations.CHECKS, wrong_read.CHECK),
     *(kernel_race.CHECK, moved_address.CHECK, changed_dtype.CHECK, stale_input.CHECK),
     wrong_row.CHECK,
 )

@@ -1,8 +1,9 @@
 """Leak: while no request runs, a slot is neither free nor in the prefix cache, or it is both.
 
-So is a cached slot that stays locked or can never be evicted, a row of the request table that is
-not freed, and a slot that a running request holds although its window has left it. The same holds
-for a pool on the host. The opposite is reported, too, such as a row that is free twice.
+So is a copy that never ends, a cached slot that stays locked or can never be evicted, a row of the
+request table that is not freed, and a slot that a running request holds although its window has
+left it. The same holds for a pool on the host. The opposite is reported, too, such as a row that is
+free twice.
 """
 
 from collections.abc import Iterable
@@ -21,17 +22,28 @@ from paritybit.watch.observations import (
     IdleRows,
     IdleSlots,
     Outside,
+    Unfinished,
 )
 
 IDLE = "no forward pass runs, and"
 
 
-def judge(idle: IdleSlots | IdleRows | Cached | Outside) -> Iterable[Finding]:
+def judge(idle: IdleSlots | IdleRows | Cached | Outside | Unfinished) -> Iterable[Finding]:
     """Yield a finding per kind of leak."""
     if isinstance(idle, Outside):
         when = f"the window of request {idle.row.request} has left it, and"
         group, what = idle.ledger.group.name, "is not free"
         yield from found(idle, group, idle.ledger, idle.slots, what, when)
+    elif isinstance(idle, Unfinished):
+        moving, what = idle.moving, "a copy has not ended"
+        yield idle.found(
+            CHECK.name,
+            f"{IDLE} {moving} has not ended",
+            group=moving.copy.group,
+            why=what,
+            count=len(moving.target),
+            origin=f"it began {moving.call}",
+        )
     elif isinstance(idle, IdleRows):
         rows = len(set(idle.free))
         twice, missing = len(idle.free) - rows, idle.all - rows
@@ -110,7 +122,8 @@ CHECK = Check(
     "leak",
     "idle",
     "when nothing runs, every slot ever written, and every slot on the host, is either free or in "
-    "the prefix cache, none is locked, all cached ones can be evicted, and each row of the request "
-    "table is free once; in vLLM, a slot that a window left two forward passes before is free",
+    "the prefix cache, none is locked, all cached ones can be evicted, each row of the request "
+    "table is free once, and no copy is under way; in vLLM, a slot that a window left two forward "
+    "passes before is free",
     judge,
 )

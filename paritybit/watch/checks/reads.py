@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from paritybit.watch.journal import Finding
-from paritybit.watch.ledger import NEVER
 from paritybit.watch.observations import Check, Reads
 
 Mask = Callable[[Reads], Tensor]
@@ -50,8 +49,8 @@ CHECKS = (
     ),
     check(
         "uninitialised read",
-        "every slot that a live row reads has been written before",
-        lambda reads: reads.missing | (reads.written == NEVER),
+        "every slot that a live row reads has been written before, and not by a copy that failed",
+        lambda reads: reads.unwritten,
         "it was never written",
         lambda reads: torch.ones_like(reads.missing),
     ),
