@@ -6,7 +6,7 @@ anything is judged, `settle` waits for the copies, and applies the changes to th
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -258,6 +258,8 @@ class Between(Boundary):
         """The copies under way of each group."""
         self.copies_of: dict[str, set[str]] = {}
         """The groups of each copy that has begun, by its name."""
+        self.waited = set[str]()
+        """The copies that have ended since the last forward began."""
         self.keys: dict[str, dict[str, int]] = {}
         """The places of the keys of each pool."""
         if settings.every > 1:  # Any slot may be filled before the first checked forward.
@@ -463,19 +465,20 @@ class Between(Boundary):
         moving = Moving(name, copy, call, source.slots, target.slots)
         for act, side in ((SOURCE, "source"), (TARGET, "target")):
             given = moving.pool(side), moving.places(side), str(moving), copy.request
-            self.judge_copies(ledger, act, *given, queue=copy.queue)
+            self.judge_copies(self.against(ledger, act, *given, queue=copy.queue))
         self.moves[copy.group].begin(moving)
 
     @guarded
     def end_copies(self, name: str, failed: bool | Tensor = False) -> None:
         """Record that the engine knows that a copy is over, or that its stream waits for it.
 
-        If the next forward waits in itself, call it before `begin`. `failed` says whether the copy
-        failed, or which of its targets, int64 [n].
+        During a forward, it means that the forward waits before it uses what is copied: first `end`
+        one that has run. `failed` says whether the copy failed, or which of its targets, int64 [n].
         """
         groups = self.copies_of.pop(name, None)
         if groups is None:
             return
+        self.waited.add(name)
         self.journal.count(**{"copies finished": 1})
         call, wrong = self.call(), SlotCopy(failed) if isinstance(failed, Tensor) else None
 
@@ -529,13 +532,14 @@ class Between(Boundary):
     def change_during(self, ledger: Ledger, what: str, slots: Tensor, calls: Tensor) -> None:
         """Note or judge a change of slots of copies under way."""
         if what == SKIPPED:
-            self.judge_copies(ledger, WRITTEN, "", slots, "a forward that is not checked")
+            who = "a forward that is not checked"
+            self.judge_copies(self.against(ledger, WRITTEN, "", slots, who))
         elif what in NOTED:
             self.note_during(
                 ledger, NOTED[what], "", slots, lambda at: ledger.calls.get(int(calls[at]))
             )
 
-    def judge_copies(
+    def against(
         self,
         ledger: Ledger,
         act: str,
@@ -546,17 +550,21 @@ class Between(Boundary):
         *,
         queue: str = "",
         during: str = "",
-    ) -> None:
-        """Judge what is done to places of a pool, int64 [n], while copies are under way."""
+    ) -> Iterator[DuringCopy]:
+        """Yield what is done to places of a pool, int64 [n], against copies under way."""
         moves = self.moves[ledger.group.name]
         if moves.under_way:
             self.compared("copies", len(places))
             for moving, side, mask in moves.of(act, pool, places, queue):
-                at = places[mask]
-                if act == WRITTEN:
-                    self.journal.count(**{f"{UNDER_WAY} written": len(at)})
-                given = self.number, ledger, moving, side, at, act, who, request or None, during
-                self.judge("copies", DuringCopy(*given))
+                given = ledger, moving, side, places[mask], act, who, request or None, during
+                yield DuringCopy(self.number, *given)
+
+    def judge_copies(self, found: Iterable[DuringCopy]) -> None:
+        """Judge what is done against copies under way."""
+        for one in found:
+            if one.act == WRITTEN:
+                self.journal.count(**{f"{UNDER_WAY} written": len(one.places)})
+            self.judge("copies", one)
 
     @guarded
     def forget(self, group: str, slots: Tensor | None) -> None:

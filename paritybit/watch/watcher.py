@@ -15,7 +15,7 @@ import os
 import platform
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -33,7 +33,7 @@ from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Overwrite
 from paritybit.watch.lines import LISTS
 from paritybit.watch.moves import READ, WRITTEN
-from paritybit.watch.observations import GivenList, Outside, RowsGiven, Unwritten
+from paritybit.watch.observations import DuringCopy, GivenList, Outside, RowsGiven, Unwritten
 from paritybit.watch.origins import Origins
 from paritybit.watch.replays.replaying import BEFORE, Replaying, WatchedForward
 from paritybit.watch.settings import Settings
@@ -176,13 +176,14 @@ class Watcher(Replaying):
         }
         origins = self.origins if self.settings.every == 1 else None
         read = shared = open_ = 0
-        unmapped = False
+        unmapped, against = False, list[DuringCopy]()
+        self.waited.clear()
         careful, self.careful = self.passing and self.careful > 0, max(0, self.careful - 1)
         for name, ledger in self.ledgers.items():
             ledger.checksums.refresh()
             self.moved_between(ledger, given[name], None if careful else owned[name])
             self.judge_outside(forward, ledger)
-            self.judge_during(forward, ledger, given[name], writes[name])
+            against += self.during_copies(forward, ledger, given[name], writes[name])
             reads = reading.reads(forward, self.number, ledger, given[name], writes[name])
             if reads is None:
                 continue
@@ -198,7 +199,7 @@ class Watcher(Replaying):
         self.origins.note(self.number, forward)
         if self.digests is not None:
             self.digests.begin(forward)
-        self.now = WatchedForward(self.number, forward, owned, writes, unmapped, careful)
+        self.now = WatchedForward(self.number, forward, owned, writes, unmapped, careful, against)
         self.judge_layers(self.now)
         if (known := self.relayed.known(forward)) is not None:
             self.judge_inputs("batch", [known])
@@ -246,14 +247,14 @@ class Watcher(Replaying):
             if slots is not None:
                 self.judge("idle", Outside(self.number, forward, ledger, row, slots))
 
-    def judge_during(
+    def during_copies(
         self,
         forward: Forward,
         ledger: Ledger,
         given: reading.Positions | None,
         writes: reading.Writes | None,
-    ) -> None:
-        """Judge what a forward reads and writes while copies are under way."""
+    ) -> Iterator[DuringCopy]:
+        """Yield what a forward reads and writes against copies under way."""
         if not self.moves[ledger.group.name].under_way:
             return
         used = list[tuple[str, Tensor, Tensor]]()
@@ -263,9 +264,10 @@ class Watcher(Replaying):
             used.append((WRITTEN, writes.slots[writes.must], writes.row[writes.must]))
         for act, slots, rows in used:
             for at, row in enumerate(forward.rows):
-                mine = slots[rows == at]
-                who = f"request {row.request}"
-                self.judge_copies(ledger, act, "", mine, who, row.request, during=forward.kind)
+                mine, who = slots[rows == at], f"request {row.request}"
+                yield from self.against(
+                    ledger, act, "", mine, who, row.request, during=forward.kind
+                )
 
     def moved_between(
         self, ledger: Ledger, given: reading.Positions | None, owned: Tensor | None
@@ -382,6 +384,7 @@ class Watcher(Replaying):
         now, self.now = self.now, None
         if now is None:
             return
+        self.judge_copies(one for one in now.against if one.moving.name not in self.waited)
         for name, ledger in self.ledgers.items():
             if self.sparing(ledger, now) and (now.scanned or not self.passing):
                 slots = self.allowed(ledger, now)

@@ -96,6 +96,21 @@ def test_a_target_may_be_read_once_the_engine_has_waited(scene: Scene, over: boo
     assert scene.checks() == ([] if over else ["copy under way"] * 2)
 
 
+@pytest.mark.parametrize("when", ["during", "after"])
+def test_a_forward_may_wait_for_a_copy_itself(scene: Scene, when: str) -> None:
+    stored(scene)
+    load(scene, [30, 31, 32])
+    fill(scene, [30, 31, 32])
+    scene.watcher.begin(Forward("extend", (row("b", TOKENS, 3, [30, 31, 32, 20]),)))
+    if when == "during":
+        scene.watcher.end_copies("load")
+    scene.write([20])
+    scene.watcher.end()
+    scene.watcher.end_copies("load")
+    scene.forward("b", [*TOKENS, 9], 4, [30, 31, 32, 20, 21])
+    assert scene.checks() == (["copy under way"] * 2 if when == "after" else [])
+
+
 @OVER
 def test_a_target_may_be_written_once_the_engine_has_waited(scene: Scene, over: bool) -> None:
     stored(scene)

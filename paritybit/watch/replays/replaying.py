@@ -19,7 +19,14 @@ from paritybit.watch.facts import Forward, Group, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Overwrite
 from paritybit.watch.lines import ALL, FEW, FEWEST, Lines
-from paritybit.watch.observations import Captured, Inputs, Relation, StrayWrites, Wrong
+from paritybit.watch.observations import (
+    Captured,
+    DuringCopy,
+    Inputs,
+    Relation,
+    StrayWrites,
+    Wrong,
+)
 from paritybit.watch.replays.causes import Explained, Suspect, explain, suspects_of
 from paritybit.watch.replays.influence import LiveReads
 from paritybit.watch.replays.relations import NAMES, Relations, Tried
@@ -53,6 +60,8 @@ class WatchedForward:
     unmapped: bool = False
     careful: bool = True
     """Whether all slots were scanned before the forward."""
+    against: Sequence[DuringCopy] = ()
+    """What it does against copies that were under way when it began."""
     scanned: bool = False
     """Whether all slots were scanned after a replay."""
     changed: dict[str, Tensor] = field(default_factory=dict)
