@@ -35,8 +35,7 @@ def judge(found: DuringCopy) -> Iterable[Finding]:
 CHECK = Check(
     "copy under way",
     "copies",
-    "until the engine has waited for a copy of KV, nothing reads, writes or copies what it fills, "
-    "or overwrites what it reads",
+    "until the engine has waited for a copy, nothing uses what it fills or changes what it reads",
     judge,
     uncounted,
 )

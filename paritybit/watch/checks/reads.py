@@ -49,7 +49,7 @@ CHECKS = (
     ),
     check(
         "uninitialised read",
-        "every slot that a live row reads has been written before, and not by a copy that failed",
+        "every slot that a live row reads has been written before",
         lambda reads: reads.unwritten,
         "it was never written",
         lambda reads: torch.ones_like(reads.missing),
