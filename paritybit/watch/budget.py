@@ -1,10 +1,16 @@
-"""Chooses which forwards are checked, so that the sanitizer takes a given share of the time."""
+"""Chooses which forwards are checked, so that the sanitizer takes a given share of the time.
 
+The ranks of an engine choose the same ones without talking. They draw the same number for each
+forward, and a rank with less credit checks a part of what another one checks.
+"""
+
+import hashlib
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from random import Random
+from functools import lru_cache
 from statistics import median
 
 from paritybit.watch import memory
@@ -16,7 +22,7 @@ IDLE = 1.0
 RECENT = 16
 """The number of checked forwards from which the cost of the next one is estimated."""
 
-MOST_SAVED, MOST_OWED = 2, 8
+MOST_SAVED, MOST_OWED = 6, 8
 """The limits of the credit, as multiples of that cost.
 
 So an engine that was idle is not slowed down for long, and a compilation does not stop the checks.
@@ -32,35 +38,56 @@ The second one reads what the first one wrote and what was copied since, and the
 tokens only at the third one.
 """
 
+STEP = 1 / 64
+"""The weight of the last forward in the mean of what a forward adds to the credit."""
+
+GOLDEN = 0x9E3779B97F4A7C15
+"""The golden ratio, as a fraction of 2**64. Its multiples are spread evenly, with varying gaps."""
+
+
+def drawn(key: str, model: str, number: int) -> float:
+    """Return a number in [0, 1) for a forward of a model, which is the same in all ranks.
+
+    Any share of the forwards is spread evenly, and includes those of any smaller share.
+    """
+    return (number * GOLDEN + _start(key, model)) % 2**64 / 2**64
+
+
+@lru_cache
+def _start(key: str, model: str) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{key} {model}".encode(), digest_size=8).digest(), "big")
+
 
 @dataclass
 class Budget:
     """A share of the time, such as 0.03. `clock` and `spent` return seconds.
 
-    A forward is checked once the credit covers what a check has cost. Each forward adds the share
-    of the time since the one before, and takes what the sanitizer spent meanwhile. Half of the
-    share is for checks, whatever it costs to follow the engine in skipped forwards. The first check
-    is free, because it compiles kernels. Forwards of the kind that was checked least need least
-    credit. Some are checked on credit: the first of a kind, and the rest of the TOGETHER forwards
-    of a model in a row.
+    Each forward adds the share of the time since the one before to the credit, and takes what the
+    sanitizer spent meanwhile. Half of the share is for checks, whatever it costs to follow the
+    engine in skipped forwards. The first check is free, because it compiles kernels.
+
+    A forward begins a row of TOGETHER checked ones of its model if it is the first of its kind, or
+    if its `drawn` number is less than the rate that the credit allows. This rate doubles with the
+    credit for each row. It is higher for kinds that are rarer, or were checked less than others.
     """
 
     share: float
     clock: Callable[[], float] = time.perf_counter
     spent: Callable[[], float] = memory.seconds
-    random: Random = field(default_factory=lambda: Random(0))
     elapsed: float = 0.0
     taken: float = 0.0
     credit: float = 0.0
+    added: float | None = None
+    """What a forward adds to the credit, on average."""
     checked: int = 0
+    seen: Counter[str] = field(default_factory=Counter)
+    """How many forwards of each kind there were."""
     kinds: Counter[str] = field(default_factory=Counter)
     """How many forwards of each kind were checked first in a row."""
     kind: str = ""
     """The kind of the last one, or of the one that may be wrong."""
-    model: str = ""
-    """The model of the last one."""
-    more: int = 0
-    """How many of the next forwards of the model are to be checked, too."""
+    more: Counter[str] = field(default_factory=Counter)
+    """How many of the next forwards of each model are to be checked, too."""
     costs: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     before: tuple[float, float] | None = None
     """The time and the seconds spent at the last call."""
@@ -68,30 +95,42 @@ class Budget:
     resting: bool = False
 
     def due(
-        self, kind: str = "", model: str = "", *, forced: bool = False, again: bool = False
+        self,
+        kind: str = "",
+        model: str = "",
+        number: float = 0.0,
+        *,
+        forced: bool = False,
+        again: bool = False,
     ) -> bool:
         """Return whether to check the next forward, of a kind and model. Call it once per forward.
 
-        `again` says that the last checked forward may be wrong, which more of its kind would show.
+        `number` is the one `drawn` for it. `again` says that the last checked forward may be wrong,
+        which more of its kind would show.
         """
         self.look()
         self.resting = False
-        # With a constant threshold, the checked forwards could all be of one kind.
-        least = self.kinds[kind] <= min(self.kinds.values(), default=0)
-        needed = self.random.uniform(0.5, 1.0) if least else self.random.uniform(1.0, 2.0)
-        together = self.more > 0 and model == self.model
-        wrong = again and kind == self.kind
-        if together or wrong or not self.kinds[kind]:
-            needed = -AHEAD
-        self.checking = forced or self.credit >= self.cost * needed
-        self.more -= together
+        self.seen[kind] += 1
+        together, wrong = self.more[model] > 0, again and kind == self.kind
+        cost = self.cost
+        begins = not self.kinds[kind] or number < self.rate(kind, TOGETHER * cost)
+        able = self.credit >= -AHEAD * cost
+        self.checking = forced or (able and (begins or together or wrong))
+        self.more[model] -= together
         if self.checking:
-            if not together and not wrong:
-                self.model, self.more = model, TOGETHER - 1
+            if begins:
+                self.more[model] = TOGETHER - 1
                 self.kinds[kind] += 1
             self.checked += 1
             self.kind = self.kind if again else kind
         return self.checking
+
+    def rate(self, kind: str, row: float) -> float:
+        """Return the share of a kind's forwards that begin a row, which costs `row` seconds."""
+        if not row:
+            return float(self.credit >= 0)
+        shares = (count[kind] * len(count) / count.total() for count in (self.seen, self.kinds))
+        return max(0.0, self.added or 0.0) / row / math.prod(shares) * math.exp2(self.credit / row)
 
     def rest(self) -> None:
         """Note that the engine is idle. Until its next forward, no time counts."""
@@ -122,8 +161,9 @@ class Budget:
             more -= cost
         else:
             more -= min(cost, more / 2)
-        credit = self.credit + more
-        self.credit = min(max(credit, -MOST_OWED * self.cost), MOST_SAVED * self.cost)
+            self.added = more if self.added is None else self.added + STEP * (more - self.added)
+        credit, cost = self.credit + more, self.cost
+        self.credit = min(max(credit, -MOST_OWED * cost), MOST_SAVED * cost)
 
     def counts(self) -> dict[str, int]:
         """Return the counts of the time since the last call."""

@@ -26,14 +26,9 @@ class Digests:
     def __init__(self, journal: Journal, key: str) -> None:
         self.journal, self.key = journal, key.encode()[: hashlib.blake2b.MAX_KEY_SIZE]
         self.now: tuple[str, int] | None = None
+        """The model of the next forward, or of the current one, and its number."""
         self.hashes: dict[str, hashlib.blake2b] = {}
         journal.count(**{f"{TRIED}{RANKS_DISAGREE}": 0})
-
-    def next(self, model: str) -> None:
-        """Note that a forward of a model follows, which may be skipped."""
-        passes = self.journal.passes
-        passes[model] = passes.get(model, 0) + 1
-        self.now = model, passes[model]
 
     def begin(self, forward: Forward) -> None:
         """Begin the digest of a forward."""

@@ -13,7 +13,6 @@ A watcher keeps no object of the engine alive. It ends when its connector drops 
 
 import os
 import platform
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +25,7 @@ from torch import Tensor
 from paritybit.watch import memory, reading
 from paritybit.watch.between import FILLED, MOST_NOTED, SKIPPED, SlotCopy
 from paritybit.watch.boundary import guarded
-from paritybit.watch.budget import Budget
+from paritybit.watch.budget import Budget, drawn
 from paritybit.watch.digests import digests_of
 from paritybit.watch.facts import Forward, Group, IndexList, Replay, Row, RowValues, StaticInput
 from paritybit.watch.journal import Journal
@@ -71,7 +70,6 @@ class Watcher(Replaying):
             memory.prepare(device)
         with memory.Ours():
             super().__init__(groups, journal, settings, engine)
-        self.wait, self.gaps = 0, random.Random(0)
         self.budget = Budget(settings.overhead / 100) if settings.overhead else None
         self.origins = Origins(self.lines)
         self.missed: Callable[[], None] = lambda: None
@@ -111,23 +109,21 @@ class Watcher(Replaying):
     def due(self, kind: str = "", rows: int = 0, model: str = "") -> bool:
         """Return whether to check the next forward: one in `every`, or what the budget allows.
 
-        The budget chooses alike among forwards of each kind, and about so many rows. `model` is
-        that of `Forward`. Call it exactly once per forward. If it returns False, call `skipped` in
-        place of `begin` and `end`.
+        The budget chooses alike among forwards of each kind, and about so many rows. All ranks of
+        an engine choose alike. `model` is that of `Forward`. Call it exactly once per forward. If
+        it returns False, call `skipped` in place of `begin` and `end`.
         """
+        passes = self.journal.passes
+        passes[model] = number = passes.get(model, 0) + 1
+        share = drawn(self.settings.key, model, number)
         if self.digests is not None:
-            self.digests.next(model)
+            self.digests.now = model, number
         full = any(len(one.noted) >= MOST_NOTED for one in self.changes.values())
         if self.budget is not None:
             again = any(self.relations.again.values())
             kind = f"{model}{kind} {rows.bit_length()}"
-            return self.budget.due(kind, model, forced=full, again=again)
-        self.wait -= 1
-        if self.wait >= 0 and not full:
-            return False
-        # With a constant gap, the checked forwards could all be of one kind.
-        self.wait = self.gaps.randint(0, 2 * self.settings.every - 2)
-        return True
+            return self.budget.due(kind, model, share, forced=full, again=again)
+        return full or number == 1 or share * self.settings.every < 1
 
     def replay(self, replay: Replay) -> object:
         """Replay a graph and judge the replay. Returns the result of the first `replay.run()`."""

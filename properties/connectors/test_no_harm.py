@@ -18,6 +18,7 @@ from properties.connectors import parts, parts_vllm
 from properties.connectors.parts import hooked
 from properties.connectors.test_engine import PROMPT, Toy
 from properties.connectors.test_transformers import FULL, SLIDING, a_batch, a_cache
+from properties.support.watching import skip
 
 
 def references(objects: Iterable[Any]) -> list["weakref.ref[Any]"]:
@@ -130,7 +131,8 @@ def test_a_skipped_forward_of_transformers_waits_for_no_device(
     }
     given |= {n: one.to("meta") for n, one in given.items() if isinstance(one, torch.Tensor)}
     engine = FollowedCache(parts.kept(a_cache()), "5", InMemory(Path()), Settings("", every=1000))
-    engine.planned, engine.watcher.wait = list(batch.requests), 10
+    engine.planned = list(batch.requests)
+    skip(engine.watcher, 10)
     assert hooked(engine.compute, lambda *_: "result", STREAMS, None, given) == "result"
     noted = {name: changes.noted for name, changes in engine.watcher.changes.items()}
     assert [len(noted[name]) for name in (FULL, SLIDING)] == [1, 1]
@@ -142,7 +144,8 @@ def test_a_skipped_forward_of_sglang_waits_for_no_device(tmp_path: Path) -> None
     toy.prefill()
     watcher = toy.engine.watcher
     assert watcher is not None
-    watcher.wait, toy.engine.rewrites = 10, True
+    skip(watcher, 10)
+    toy.engine.rewrites = True
     toy.pool.full_to_swa_index_mapping = toy.pool.full_to_swa_index_mapping.to("meta")
     batch = parts.decode([1], [len(PROMPT) + 1], [11], [26])
     for name, value in vars(batch).items():

@@ -10,6 +10,7 @@ import torch
 from paritybit.watch.between import Change
 from properties.connectors.parts import Part, hooked
 from properties.connectors.parts_vllm import FIRST, PAGE, PROMPT, TABLE, Served, a_request, output
+from properties.support.watching import skip
 
 
 def verifies(computed: int, *drafts: int) -> Part:
@@ -87,7 +88,7 @@ def test_drafts_are_those_that_were_proposed_unless_they_are_fewer_or_placeholde
 def test_forwards_that_are_not_checked_are_counted(tmp_path: Path, ahead: bool) -> None:
     served = speculating(tmp_path, ahead)
     assert served.engine.watcher is not None
-    served.engine.watcher.wait = 1
+    skip(served.engine.watcher, 1)
     served.run(verifies(10 if ahead else 8, 97), TABLE, 8, [18, 97])
     served.sample(19, -1)
     served.scheduler.requests["a"].all_token_ids.append(19)
@@ -104,7 +105,7 @@ def test_a_skipped_forward_waits_for_no_sampler(tmp_path: Path, counted: bool) -
     served = speculating(tmp_path, True)
     watcher = served.engine.watcher
     assert watcher is not None
-    watcher.wait = 10
+    skip(watcher, 10)
     served.run(verifies(10, 97), TABLE, 8, [18, 97])
     made: Any = Part(sampled_token_ids=torch.zeros(1, 2, device="meta"))
     if counted:
