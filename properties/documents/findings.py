@@ -1,4 +1,4 @@
-"""The tables of `docs/findings.md`: findings in releases, and results for public threads."""
+"""The tables of findings in releases and of results for public threads."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,6 +12,7 @@ from properties.support.places import ROOT
 
 EVIDENCE = ROOT / "reports/evidence"
 FOUND_IN, FIELD = EVIDENCE / "found.toml", EVIDENCE / "field.toml"
+REPORTS = ROOT / "docs/reports"
 
 REPOSITORIES: Mapping[str, str] = {
     "sgl": "sgl-project/sglang",
@@ -36,14 +37,30 @@ class Score:
 def found() -> str:
     """Return the table of findings in unmodified releases."""
     lines = ["| engine | releases | finding | cause | thread |", "|---|---|---|---|---|"]
-    for entry in tomllib.loads(FOUND_IN.read_text(encoding="utf-8"))["found"]:
+    for entry in entries():
         address = entry.get("thread")
-        thread = f"[#{address.rpartition('/')[2]}]({address})" if address else "none known"
+        other = f"[report](reports/{entry['report']}.md)" if "report" in entry else "none known"
+        thread = f"[#{address.rpartition('/')[2]}]({address})" if address else other
         thread += f", {entry['note']}" if address and "note" in entry else ""
         lines.append(
             f"| {entry['engine']} | {entry['releases']} | {entry['finding']} | {entry['cause']} "
             f"| {thread} |"
         )
+    return "\n".join(lines) + "\n"
+
+
+def entries() -> list[dict[str, Any]]:
+    """Return the findings in unmodified releases."""
+    found: list[dict[str, Any]] = tomllib.loads(FOUND_IN.read_text(encoding="utf-8"))["found"]
+    return found
+
+
+def reports() -> str:
+    """Return the table of reports."""
+    lines = ["| report | releases | finding |", "|---|---|---|"]
+    for entry in (one for one in entries() if "report" in one):
+        name = f"[{entry['report']}]({entry['report']}.md)"
+        lines.append(f"| {name} | {entry['engine']} {entry['releases']} | {entry['finding']} |")
     return "\n".join(lines) + "\n"
 
 
@@ -118,5 +135,5 @@ def link(thread: str) -> str:
     return f"[{thread}](https://github.com/{REPOSITORIES[project.lower()]}/issues/{number})"
 
 
-BLOCKS = {"found": found, "planted": planted, "scoreboard": scoreboard}
+BLOCKS = {"found": found, "reports": reports, "planted": planted, "scoreboard": scoreboard}
 """The blocks by name."""

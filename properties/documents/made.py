@@ -24,8 +24,8 @@ BLOCK = re.compile(r"(<!-- made: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def documents() -> list[Path]:
-    """Return the README and the pages of `docs/`."""
-    return [README, *sorted(DOCS.glob("*.md"))]
+    """Return the README, the pages of `docs/`, and the reports."""
+    return [README, *sorted(DOCS.glob("*.md")), *sorted(findings.REPORTS.glob("*.md"))]
 
 
 def remade(text: str) -> str:

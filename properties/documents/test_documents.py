@@ -20,7 +20,15 @@ OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 PAGES = {str(path.relative_to(ROOT)): path for path in [*made.documents(), *OTHERS]}
 
 MOST_WORDS = 16_000
-"""Of all pages but the one for authors of a connector."""
+"""Of all pages but the one for authors of a connector, and the reports.
+
+A report goes to the authors of an engine. It stands alone, and nobody reads it to use paritybit.
+"""
+
+REPORTS = {name for name in PAGES if name.startswith("docs/reports/")}
+
+MOST_LINES = 60
+"""Of a report without its script. Empty lines do not count."""
 
 
 @cache
@@ -42,7 +50,8 @@ def test_the_generated_blocks_are_up_to_date(name: str, monkeypatch: pytest.Monk
 
 
 def test_the_pages_are_short() -> None:
-    words = {name: len(text_of(name).split()) for name in PAGES if name != "docs/own-engine.md"}
+    counted = {*PAGES} - REPORTS - {"docs/own-engine.md"}
+    words = {name: len(text_of(name).split()) for name in counted}
     assert sum(words.values()) <= MOST_WORDS, words
 
 
@@ -120,7 +129,24 @@ def test_the_links_resolve(name: str) -> None:
 
 
 def test_the_readme_links_to_every_page() -> None:
-    assert {path for _, path, _ in links("README.md")} >= set(PAGES) - {"README.md"}
+    assert {path for _, path, _ in links("README.md")} >= set(PAGES) - REPORTS - {"README.md"}
+
+
+def test_each_report_is_that_of_a_finding_without_a_thread() -> None:
+    named = [entry["report"] for entry in findings.entries() if "report" in entry]
+    assert {f"docs/reports/{name}.md" for name in named} == REPORTS - {"docs/reports/README.md"}
+    assert len(set(named)) == len(named)
+    assert not [one for one in findings.entries() if {"report", "thread"} <= one.keys()]
+
+
+@pytest.mark.parametrize("name", sorted(REPORTS - {"docs/reports/README.md"}))
+def test_a_report_is_short_and_its_script_needs_the_engine_alone(name: str) -> None:
+    scripts = re.findall(r"^```python\n(.*?)^```$", text_of(name), re.DOTALL | re.MULTILINE)
+    for script in scripts:
+        compile(script, name, "exec")
+        assert "paritybit" not in script
+    rest = re.sub(r"^```python\n.*?^```$", "", text_of(name), flags=re.DOTALL | re.MULTILINE)
+    assert len([line for line in rest.splitlines() if line.strip()]) <= MOST_LINES
 
 
 def test_each_public_thread_has_a_result_with_a_reason() -> None:
