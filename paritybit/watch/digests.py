@@ -9,15 +9,19 @@ number of the forward: otherwise, that of a single token could be guessed. See
 import hashlib
 from collections.abc import Iterable, Mapping
 
-import torch
 from torch import Tensor
 
+from paritybit.watch.between import SlotCopy
 from paritybit.watch.facts import Forward, IndexList
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import AGREEING, RANKS_DISAGREE, TRIED, Settings
 
 SIZE = 4
 """The number of bytes of a hash."""
+
+
+Parts = dict[str, list[bytes | SlotCopy]]
+"""What a forward got, by part. What is on a GPU is fetched after the forward."""
 
 
 class Digests:
@@ -27,12 +31,14 @@ class Digests:
         self.journal, self.key = journal, key.encode()[: hashlib.blake2b.MAX_KEY_SIZE]
         self.now: tuple[str, int] | None = None
         """The model of the next forward, or of the current one, and its number."""
-        self.hashes: dict[str, hashlib.blake2b] = {}
+        self.parts: Parts = {}
+        self.ended: tuple[tuple[str, int, int, str], Parts] | None = None
+        """The last forward that ended, until `write`."""
         journal.count(**{f"{TRIED}{RANKS_DISAGREE}": 0})
 
     def begin(self, forward: Forward) -> None:
         """Begin the digest of a forward."""
-        self.hashes = {}
+        self.parts = {}
         rows, names = forward.rows, sorted({name for row in forward.rows for name in row.slots})
         first = rows[: len(rows) // forward.repeats]
         self.add("rows", (forward.kind, *(f"{row.request} {row.space}" for row in first)))
@@ -41,34 +47,41 @@ class Digests:
         self.add("bucket", ())
 
     def add(self, part: str, values: Iterable[object]) -> None:
-        """Add values to a part of the current digest."""
-        salt = (0 if self.now is None else self.now[1]).to_bytes(hashlib.blake2b.SALT_SIZE, "big")
-        fresh = hashlib.blake2b(digest_size=SIZE, key=self.key, salt=salt)
-        part_s = self.hashes.setdefault(part, fresh)
-        for value in values:
-            if isinstance(value, Tensor):
-                part_s.update(value.detach().to("cpu", torch.int64).contiguous().numpy().tobytes())
-            else:
-                part_s.update(f"{value}\0".encode())
-
-    def lists(self, forward: Forward, given: IndexList) -> None:
-        """Add the live rows of an index list."""
-        offsets, counts = (
-            one[: len(forward.rows)].tolist() for one in (given.offsets, given.counts)
+        """Add values to a part of the current digest. Waits for no device."""
+        self.parts.setdefault(part, []).extend(
+            SlotCopy(one) if isinstance(one, Tensor) else f"{one}\0".encode() for one in values
         )
-        used = max((at + count for at, count in zip(offsets, counts, strict=True)), default=0)
-        entries = given.entries[: max(0, used)].to("cpu", torch.int64)
+
+    def lists(self, rows: int, given: IndexList) -> None:
+        """Add the live rows of an index list on the host."""
+        offsets, counts = (one[:rows].tolist() for one in (given.offsets, given.counts))
         parts = zip(offsets, counts, strict=True)
-        self.add("lists", [given.name, *counts, *(entries[at : at + count] for at, count in parts)])
+        entries = (given.entries[at : at + max(0, count)] for at, count in parts)
+        self.add("lists", [given.name, *counts, *entries])
 
     def end(self, number: int, forward: Forward) -> None:
-        """Write the digest of the forward, which is checked as this number."""
+        """End the digest of the forward, which is checked as this number."""
         if self.now is not None and forward.rows:
-            parts = (
-                self.hashes[one].hexdigest() if one in self.hashes else "" for one in AGREEING["tp"]
-            )
-            self.journal.digest(*self.now, number, forward.kind, " ".join(parts))
+            self.ended = (*self.now, number, forward.kind), self.parts
         self.now = None
+
+    def write(self) -> None:
+        """Write the digest of the last forward that ended."""
+        if self.ended is not None:
+            (model, at, number, kind), parts = self.ended
+            self.ended = None
+            text = " ".join(
+                self.hash(at, parts[one]) if one in parts else "" for one in AGREEING["tp"]
+            )
+            self.journal.digest(model, at, number, kind, text)
+
+    def hash(self, at: int, values: Iterable[bytes | SlotCopy]) -> str:
+        """Return the hash of a part of the forward with a number."""
+        salt = at.to_bytes(hashlib.blake2b.SALT_SIZE, "big")
+        made = hashlib.blake2b(digest_size=SIZE, key=self.key, salt=salt)
+        for one in values:
+            made.update(one if isinstance(one, bytes) else one.slots.numpy().tobytes())
+        return made.hexdigest()
 
 
 def digests_of(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.watch.bits import on_host
 from paritybit.watch.facts import Forward, IndexList, Row, RowValues, StaticInput
 from paritybit.watch.journal import Finding
 from paritybit.watch.ledger import FAILED, NEVER, Ledger, SlotCall
@@ -212,10 +213,25 @@ class Unwritten(InForward):
 
 @dataclass(frozen=True)
 class GivenList(InForward):
-    """One index list of a forward. The rows of the forward have the expected slots."""
+    """An index list of a forward, as `fetched`. The rows of the forward have the expected slots."""
 
     ledger: Ledger
     given: IndexList
+
+
+def fetched(lists: Sequence[IndexList]) -> list[IndexList]:
+    """Return index lists on the host, as int64, with no entries after those of the rows."""
+    bounds = on_host([bound for one in lists for bound in (one.offsets, one.counts)])
+    ends = [
+        int(((offsets + counts) * (counts > 0)).max()) if len(counts) else 0
+        for offsets, counts in zip(bounds[::2], bounds[1::2], strict=True)
+    ]
+    entries = on_host([one.entries[: max(0, end)] for one, end in zip(lists, ends, strict=True)])
+    parts = zip(lists, entries, bounds[::2], bounds[1::2], strict=True)
+    return [
+        replace(one, entries=held.long(), offsets=offsets.long(), counts=counts.long())
+        for one, held, offsets, counts in parts
+    ]
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,14 @@ from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Overwrite
 from paritybit.watch.lines import LISTS
 from paritybit.watch.moves import READ, WRITTEN
-from paritybit.watch.observations import DuringCopy, GivenList, Outside, RowsGiven, Unwritten
+from paritybit.watch.observations import (
+    DuringCopy,
+    GivenList,
+    Outside,
+    RowsGiven,
+    Unwritten,
+    fetched,
+)
 from paritybit.watch.origins import Origins
 from paritybit.watch.replays.replaying import BEFORE, Replaying, WatchedForward
 from paritybit.watch.settings import Settings
@@ -95,8 +102,15 @@ class Watcher(Replaying):
         """Judge what was only noted so far. While Python ends, torch would abort."""
         if not hasattr(self, "missed") or sys.is_finalizing():  # Or the constructor failed.
             return
-        if os.getpid() == self.journal.pid and any(one.noted for one in self.changes.values()):
+        noted = self.digests is not None or any(one.noted for one in self.changes.values())
+        if noted and os.getpid() == self.journal.pid:
             self.settled()
+
+    def settle(self) -> None:
+        """Apply all noted changes to the ledgers, and write the digest of the last forward."""
+        super().settle()
+        if self.digests is not None:
+            self.digests.write()
 
     def lose(self) -> None:
         """Forget everything that is known, and stop watching the current forward."""
@@ -290,7 +304,7 @@ class Watcher(Replaying):
         if self.now is None:
             return
         self.lines.note(LISTS, {given.name: given.entries for given in lists})
-        for one in lists:
+        for one in fetched(lists):
             learned = partial(self.lines.of, LISTS, one.name)
             given = one if one.source else replace(one, learned=learned)
             if given.group not in self.ledgers:
@@ -301,7 +315,7 @@ class Watcher(Replaying):
             rows = len(self.now.forward.rows)
             self.journal.count(list_entries=int(given.counts[:rows].sum()))
             if self.digests is not None:
-                self.digests.lists(self.now.forward, given)
+                self.digests.lists(len(self.now.forward.rows), given)
 
     @guarded
     def judge_inputs(self, kind: str, inputs: Sequence[StaticInput]) -> None:

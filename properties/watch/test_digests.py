@@ -1,5 +1,6 @@
 """The digests of forwards, by which ranks are compared."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.watch import journal
+from paritybit.watch import journal, observations
+from paritybit.watch.digests import Digests
 from paritybit.watch.facts import Forward, IndexList, Replay
 from paritybit.watch.settings import AGREEING, Settings
 from paritybit.watch.watcher import Watcher
@@ -70,6 +72,33 @@ def test_a_digest_says_which_parts_differ(tmp_path: Path, parts: str) -> None:
     (mine,), (other,) = digests(tmp_path, 0), digests(tmp_path, 1, **OTHER[parts])
     pairs = zip(AGREEING["tp"], mine[4].split(" "), other[4].split(" "), strict=True)
     assert " ".join(part for part, one, another in pairs if one != another) == parts
+
+
+def test_a_digest_waits_for_no_device_during_its_forward(tmp_path: Path) -> None:
+    """Tensors of the device `meta` have no values that could be waited for."""
+    lines = journal.Journal(tmp_path / "process-0.jsonl")
+    made, forward = Digests(lines, "secret"), Forward("decode", (row("a", [1], 0, [5]),))
+    made.now = "", 1
+    made.begin(forward)
+    made.add("tokens", [torch.ones(1, device="meta")])
+    made.end(1, forward)
+    assert lines.digests == []
+    with pytest.raises(TypeError, match="meta"):
+        made.write()
+    lines.end()
+
+
+def test_all_index_lists_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First the bounds of all rows, then the entries within these."""
+    fetches = list[list[int]]()
+
+    def fetch(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        fetches.append([len(one) for one in tensors])
+        return [torch.tensor(one.tolist()) for one in tensors]
+
+    monkeypatch.setattr(observations, "on_host", fetch)
+    digests(tmp_path, 0)
+    assert fetches == [[1, 1], [3]]
 
 
 def test_stages_with_other_numbers_of_groups_agree(tmp_path: Path) -> None:
