@@ -494,8 +494,14 @@ class Between(Boundary):
         for group in groups:
             self.later(group, end)
 
+    @guarded
+    def failed(self, group: str, at: At) -> None:
+        """Record that a copy to slots has failed, which may be known only after its end."""
+        call, slots = self.call(), SlotCopy(at.slots)
+        self.later(group, lambda ledger: self.fail(ledger, at.pool, slots.slots, call))
+
     def fail(self, ledger: Ledger, pool: str, places: Tensor, call: SlotCall) -> None:
-        """Record that a copy to places failed, so that nobody may read them."""
+        """Note that a copy to places failed, so that nobody may read them."""
         if pool == "":
             ledger.forget(places, FAILED)
             ledger.note_sources(places, [("a copy to it failed", call)])
@@ -503,13 +509,13 @@ class Between(Boundary):
             self.hold(pool, ledger, places, unknown(ledger, len(places), FAILED))
 
     @guarded
-    def happened(self, what: str, group: str, at: At) -> None:
+    def happened(self, what: str, group: str, at: At, lines: Stack | None = None) -> None:
         """Record that slots of a pool were "freed", "handed out" or "evicted".
 
         This is counted and explains findings, if a copy of the slots is under way. `freed` and
-        `allocated` do so for slots of a KV group.
+        `allocated` do so for slots of a KV group. `lines` are those of `allocated`.
         """
-        call, slots = self.call(), SlotCopy(at.slots)
+        call, slots = self.call(lines), SlotCopy(at.slots)
 
         def note(ledger: Ledger) -> None:
             self.note_during(ledger, what, at.pool, slots.slots, lambda _: call)

@@ -1,6 +1,6 @@
 """The ledger records the last write and the last free of each slot in a group.
 
-It takes 45 bytes per slot on the host, and four on the device of the KV tensors: the checksum at
+It takes 46 bytes per slot on the host, and four on the device of the KV tensors: the checksum at
 the last scan. On a CPU, a small group has a snapshot instead: a copy of its bytes.
 
 | field | bytes | meaning |
@@ -14,6 +14,7 @@ the last scan. On a CPU, a small group has a snapshot instead: a copy of its byt
 | freed | 4 | number of the last call that freed the slot; negative: in use again; 0: never freed |
 | allocations | 8 | numbers of the last calls that allocated and that shared the slot |
 | earlier | 4 | forward that last wrote the slot for other tokens |
+| carried | 1 | whether a copy brought the slot's content |
 """
 
 from collections import OrderedDict
@@ -136,6 +137,8 @@ class Ledger:
         """The numbers of the last calls that allocated a slot, and that shared it, or 0."""
         self.earlier = torch.zeros_like(self.numbers[0])
         """The forward that last wrote a slot for other tokens than it holds now."""
+        self.carried = torch.zeros_like(self.usable)
+        """Whether a copy brought the content of a slot."""
         self.calls: OrderedDict[int, SlotCall] = OrderedDict()
         self.last_calls: dict[str, int] = {}
 
@@ -222,6 +225,7 @@ class Ledger:
         self.request[slots] = request
         self.position[slots] = position
         self.forward[slots] = forward
+        self.carried[slots] = False
         self.mark_in_use(slots)
         self.forget_history(slots)
 
@@ -243,6 +247,7 @@ class Ledger:
         self.earlier[indices] = torch.where(forward > 0, forward, self.earlier)[indices]
         for column, value in ((chain, UNKNOWN), (checksum, 0), (forward, written)):
             column.index_fill_(0, indices, value)
+        self.carried[indices] = False
         self.forget_history(indices)
 
     def forget_all(self) -> None:
@@ -279,6 +284,7 @@ class Ledger:
         indices = self.indices(slots)
         for column, known in zip(self.extended[:-1], entries, strict=True):
             column[indices] = known
+        self.carried[indices] = True
         self.note_entered(indices)
         self.forget_history(indices)
 

@@ -185,7 +185,7 @@ class Watcher(Replaying):
             name: reading.owned(forward, one, writes[name]) for name, one in self.ledgers.items()
         }
         origins = self.origins if self.settings.every == 1 else None
-        read = shared = open_ = 0
+        read = shared = carried = open_ = 0
         unmapped, against = False, list[DuringCopy]()
         self.waited.clear()
         careful, self.careful = self.passing and self.careful > 0, max(0, self.careful - 1)
@@ -201,6 +201,7 @@ class Watcher(Replaying):
             open_ += reading.resolve(reads, self.chains)
             self.judge("reads", replace(reads, origins=origins))
             read += len(reads.slots)
+            carried += int(ledger.carried[reads.slots[~reads.missing]].sum())
             unmapped |= bool(reads.missing.any())
             mine = [ledger.names.number(row.request) for row in forward.rows]
             others = reads.request != torch.tensor(mine)[reads.row]
@@ -217,6 +218,7 @@ class Watcher(Replaying):
             forwards=1,
             reads=read,
             shared_reads=shared,
+            copied_reads=carried,
             unresolved_reads=open_,
             **{f"forwards: {forward.kind}": 1},
         )

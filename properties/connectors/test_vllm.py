@@ -260,7 +260,6 @@ def test_what_a_forward_copies_to_the_host_after_the_model_has_what_it_wrote(
         kept[chunks] = served.cache[blocks]
 
     def stores() -> None:
-        served.engine.hosts = len(kept)
         hooked(served.engine.launches, store, None, blocks, chunks, is_store=True)
 
     def load(*_: Any, **__: Any) -> None:
@@ -272,6 +271,98 @@ def test_what_a_forward_copies_to_the_host_after_the_model_has_what_it_wrote(
     again = output({"b": 1}, new={"b": ([5, 6], [7, 8])}, hit=7)
     served.run(again, [[5, 6], [7, 8]], 7, [17], "b")
     assert served.found() == found
+
+
+def job(stores: bool, blocks: list[int], chunks: list[int]) -> Part:
+    """Return a job of the offloading connector."""
+    device = Part(block_ids=np.array(blocks), group_sizes=(len(blocks), 0))
+    host = Part(block_ids=np.array(chunks))
+    ends = (device, host) if stores else (host, device)
+    return Part(req_id="a", src_spec=ends[0], dst_spec=ends[1])
+
+
+@pytest.mark.parametrize("over", ["finishes", "waits", None])
+@pytest.mark.parametrize("begins", ["stores", "submits"])
+def test_a_block_that_the_engine_still_copies_is_not_written(
+    served: Served, begins: str, over: str | None
+) -> None:
+    one, none = job(True, [1], [0]), lambda *_: None
+    if begins == "stores":
+        worker, metadata = Part(_is_store_writer=True), Part(store_jobs={7: one})
+        hooked(served.engine.stores, none, worker, metadata)
+    hooked(served.engine.submits, none, Part(), 7, one.src_spec, one.dst_spec)
+    if over == "finishes":
+        hooked(served.engine.finishes, lambda *_: [Part(job_id=7)], Part())
+    elif over == "waits":
+        hooked(served.engine.waits, none, Part(), {7})
+    served.scheduler.requests["b"] = a_request(*range(10, 15))
+    served.run(output({"b": 3}, new={"b": ([1], [6])}), [[1], [6]], 0, [10, 11, 12], "b")
+    assert served.found() == (set() if over else {"copy under way"})
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_block_that_the_engine_still_loads_is_not_read(served: Served, over: bool) -> None:
+    kept = torch.zeros(8, *served.cache.shape[1:])
+    kept[[0, 1]] = served.cache[[1, 3]]
+    handler = Part(gpu_to_cpu=True)
+    stored = job(True, [1, 3], [0, 1])
+    hooked(served.engine.transfer, lambda *_: True, handler, 7, stored.src_spec, stored.dst_spec)
+    one = job(False, [5, 6], [0, 1])
+    hooked(served.engine.loads, lambda *_: None, Part(), Part(load_jobs={8: one}))
+    served.cache[[5, 6]] = kept[[0, 1]]
+    handler = Part(gpu_to_cpu=False)
+    hooked(served.engine.transfer, lambda *_: True, handler, 8, one.src_spec, one.dst_spec)
+    if over:
+        hooked(served.engine.finishes, lambda *_: [Part(job_id=8)], Part())
+    served.scheduler.requests["b"] = a_request(*range(10, 15))
+    again = output({"b": 1}, new={"b": ([5, 7], [6, 8])}, hit=4)
+    served.run(again, [[5, 7], [6, 8]], 4, [14], "b")
+    assert served.found() == (set() if over else {"copy under way"})
+
+
+@pytest.mark.parametrize("over", ["polls", "flushes", None])
+@pytest.mark.parametrize("stores", [False, True])
+def test_copies_of_the_simple_connector_end_when_the_engine_sees_it(
+    served: Served, stores: bool, over: str | None
+) -> None:
+    none = lambda *_: None  # noqa: E731
+    events = {"_load_events": [(3, None)] * (not stores), "_store_events": [(3, None)] * stores}
+    moved = {"load_event": 3, "store_event": 3, "load_gpu_blocks": [1], "load_cpu_blocks": [0]}
+    moved |= {"store_gpu_blocks": [1], "store_cpu_blocks": [0]}
+    worker = Part(_connector_metadata=Part(**moved), **events)
+    hooked(served.engine.keeps if stores else served.engine.fetches, none, worker)
+    if over == "polls":
+        hooked(served.engine.polls, lambda *_: 2, worker, stores)
+        hooked(served.engine.polls, lambda *_: 3, worker, stores)
+    elif over == "flushes":
+        hooked(served.engine.flushes, none, worker)
+    served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
+    assert served.found() == (set() if over or stores else {"copy under way"})
+    served.scheduler.requests["b"] = a_request(*range(10, 15))
+    served.run(output({"b": 3}, new={"b": ([1], [6])}), [[1], [6]], 0, [10, 11, 12], "b")
+    assert served.found() == (set() if over else {"copy under way"})
+
+
+@pytest.mark.parametrize("simple", [False, True])
+def test_what_happens_on_the_host_during_a_copy_is_counted(served: Served, simple: bool) -> None:
+    manager, queue = Part(), Part()
+    pool = Part(cpu_block_pool=Part(free_block_queue=queue))
+    parts = [Part(connector_scheduler=Part(manager=manager)), Part(scheduler_manager=pool)]
+    served.scheduler.connector = Part(_connectors=parts)
+    one = job(True, [1], [0])
+    if simple:
+        moved = Part(store_event=3, store_gpu_blocks=[1], store_cpu_blocks=[0])
+        hooked(served.engine.keeps, lambda *_: None, Part(_connector_metadata=moved))
+        hooked(served.engine.takes, lambda *_: [Part(block_id=1)], queue, 1)
+        hooked(served.engine.frees, lambda *_: None, queue, [Part(block_id=2)])
+    else:
+        hooked(served.engine.submits, lambda *_: None, Part(), 7, one.src_spec, one.dst_spec)
+        hooked(served.engine.evicts, lambda *_: None, manager, Part(chunk_id=5))
+        hooked(served.engine.places, lambda *_: [Part(chunk_id=0)], manager, ["key"])
+    served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
+    assert served.found() == set()
+    happened = {name for name in served.journal.counts if name.startswith("copies under way")}
+    assert happened == {"copies under way: a slot was handed out"}
 
 
 def test_a_chunk_on_the_host_that_nobody_has_is_a_leak(served: Served) -> None:

@@ -19,7 +19,7 @@ ALIKE: Mapping[tuple[str, str], set[str]] = {
     ("transformers", "cpu"): {"alone", "priorities"},
     ("transformers", "cuda"): {"alone", "priorities"},
     ("vllm", "cpu"): {"alone", "backend"},
-    ("vllm", "cuda"): {"alone", "simple"},
+    ("vllm", "cuda"): {"alone", "simple", "several", "failing"},
 }
 """Settings that are the same in all rows of an engine on a device, except device and seed."""
 

@@ -38,6 +38,9 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
         engine.finish(other)
         engine.decode()  # With a padded row.
         engine.finish(last)
+        more = engine.add("d", [9, 1, 2])
+        engine.offload(more, keep=2)
+        engine.wait(engine.transfers[0])
 
     yield call
     torch.set_num_threads(THREADS)
@@ -53,5 +56,4 @@ def test_each_law_of_an_engine_with_graphs_fires(serve: Callable[[], None]) -> N
         **{name: f"not injected: {reason}" for name, reason in reasons.items()},
         "stale input": "not reported: StaticInput.expected or Watcher.judge_tokens",
         "wrong row": "not reported: Watcher.judge_rows",
-        "copy under way": "not reported: Watcher.begin_copies",
     }

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from paritybit.connectors.following import expected, table_of
 from paritybit.connectors.hooking import Call, maybe
-from paritybit.connectors.vllm.pools import DRAFTED, Blocks, EngineGroup, VllmPool
+from paritybit.connectors.vllm.moving import Moving
+from paritybit.connectors.vllm.pools import DRAFTED, EngineGroup, VllmPool
 from paritybit.connectors.vllm.requests import (
     Account,
     Progress,
@@ -157,7 +158,7 @@ def draft_layers(runner: Any) -> set[str]:
     return set(older or maybe(runner, "speculator.draft_attn_layer_names") or ())
 
 
-class Drafting(Blocks):
+class Drafting(Moving):
     """The part of an engine that follows its drafts. `account` is None without speculation."""
 
     def forget(self) -> None:

@@ -15,7 +15,8 @@ from paritybit.connectors.following import alike, attributes, expected, tensors,
 from paritybit.connectors.hooking import Call, maybe
 from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm.drafting import draft_layers
-from paritybit.connectors.vllm.pools import VllmPool, described, unfollowed
+from paritybit.connectors.vllm.moving import unfollowed
+from paritybit.connectors.vllm.pools import VllmPool, described
 from paritybit.connectors.vllm.requests import unjudged
 from paritybit.connectors.vllm.sampling import JudgedRows
 from paritybit.connectors.vllm.scheduling import MESSAGE
@@ -201,7 +202,6 @@ class VllmEngine(JudgedRows):
         if self.watcher is None and output.total_num_scheduled_tokens:
             with torch.inference_mode(False):  # Its tensors are also modified outside of forwards.
                 self.watcher = self.start(runner)
-        self.hosts = message["hosts"]
         for method, *given in message["events"]:
             if self.watcher is not None:
                 getattr(self, method)(*given)

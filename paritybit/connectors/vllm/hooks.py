@@ -14,6 +14,13 @@ SPECULATORS = f"{DRAFTERS}.target_dependent_ar.speculator"
 STATES = "vllm.v1.worker.gpu.model_states"
 SPECULATOR = f"{SPECULATORS}.TargetDependentARSpeculator"
 
+OFFLOADING = (
+    "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker.OffloadingConnectorWorker"
+)
+COPIES = "vllm.v1.kv_offload.cpu.gpu_worker"
+CHUNKS = "vllm.v1.kv_offload.cpu.manager.CPUOffloadingManager"
+SIMPLE = "vllm.v1.simple_kv_offload"
+
 CORE = "vllm.v1.engine.core"
 
 TARGETS: dict[str, tuple[str, ...]] = {
@@ -66,10 +73,24 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "frees": tuple(f"{QUEUE}.{name}" for name in ("append", "append_n", "prepend_n")),
     "takes": tuple(f"{QUEUE}.{name}" for name in ("popleft", "popleft_n", "remove")),
     "shares": ("vllm.v1.core.block_pool.BlockPool.touch",),
-    "transfer": (
-        "vllm.v1.kv_offload.cpu.gpu_worker.SingleDirectionOffloadingHandler.transfer_async",
+    "stores": (f"{OFFLOADING}.prepare_store_kv",),
+    "loads": (f"{OFFLOADING}.start_kv_transfers",),
+    "submits": (
+        f"{COPIES}.CPUOffloadingWorker.submit_store",
+        f"{COPIES}.CPUOffloadingWorker.submit_load",
     ),
-    "launches": ("vllm.v1.simple_kv_offload.copy_backend.DmaCopyBackend.launch_copy",),
+    "transfer": (f"{COPIES}.SingleDirectionOffloadingHandler.transfer_async",),
+    "finishes": (f"{COPIES}.CPUOffloadingWorker.get_finished",),
+    "waits": (f"{COPIES}.CPUOffloadingWorker.wait",),
+    "evicts": (f"{CHUNKS}._free_chunk",),
+    "places": (f"{CHUNKS}._allocate_chunks",),
+    "fetches": (f"{SIMPLE}.worker.SimpleCPUOffloadWorker.start_load_kv",),
+    "keeps": (f"{SIMPLE}.worker.SimpleCPUOffloadWorker.wait_for_save",),
+    "launches": (f"{SIMPLE}.copy_backend.DmaCopyBackend.launch_copy",),
+    "polls": (f"{SIMPLE}.worker.SimpleCPUOffloadWorker._poll_stream_events",),
+    "flushes": (f"{SIMPLE}.worker.SimpleCPUOffloadWorker._flush_and_sync_all",),
+    "fails": (f"{SCHEDULER}._handle_failed_recving",),
+    "invalidates": (f"{SCHEDULER}._handle_invalid_blocks",),
     "emptied": (f"{SCHEDULER}.reset_prefix_cache",),
     "idle": (f"{SCHEDULER}.update_from_output", f"{SCHEDULER}.finish_requests"),
 }

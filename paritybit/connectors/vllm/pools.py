@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import HOST, pages
-from paritybit.connectors.hooking import Call, NotRecognisedError
+from paritybit.connectors.following import pages
+from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.vllm.scheduling import Scheduling
 from paritybit.watch.bits import in_numbers
-from paritybit.watch.facts import Group, HostSlots, Layer
+from paritybit.watch.facts import At, Group, HostSlots, Layer
 from paritybit.watch.stacks import Stack
 from paritybit.watch.watcher import Watcher
 from paritybit.watch.weak import weakened
@@ -194,19 +194,11 @@ def by_slot(cache: Tensor, blocks: int, page: int) -> tuple[tuple[Tensor, ...], 
 
 # Allocations, frees, copies and leaks of blocks.
 
-FOLLOWED = {
-    "OffloadingConnector": {"cpu_bytes_to_use", "offload_prompt_only"},
-    "SimpleCPUOffloadConnector": {"cpu_bytes_to_use", "lazy_offload"},
-}
-"""The KV connectors that are followed, and the only settings that each may have."""
-
 
 class Blocks(Scheduling):
     """The part of an engine that follows its pool of blocks."""
 
     pool: VllmPool | None = None
-    hosts = 0
-    """The number of blocks on the host."""
 
     def copies(self, watcher: Watcher, output: Any) -> None:
         """Report the blocks that the runner copies before it computes."""
@@ -215,52 +207,6 @@ class Blocks(Scheduling):
             source, target = self.pool.slots([copy.src_block_id]), [copy.dst_block_id]
             for group in self.pool.names:
                 watcher.copied(group, source, self.pool.slots(target))
-
-    def complete(self) -> None:
-        """End the current forward if its model has run, as what is copied next holds its KV."""
-        if self.watcher is not None and self.now is not None and self.now.ran:
-            self.ended(self.now)
-            self.watcher.end()
-
-    def transfer(self, original: Call, handler: Any, _: int, source: Any, target: Any) -> None:
-        """Report the blocks of each engine group that are copied to the host or back."""
-        pool, stores = self.pool, handler.gpu_to_cpu
-        if pool is None:
-            return
-        self.complete()
-        original()
-        device, host = (source, target) if stores else (target, source)
-        size = len((handler.dst_tensors if stores else handler.src_tensors)[0])
-        begin = 0
-        for number, count in enumerate(device.group_sizes):
-            mine = slice(begin, begin + count)
-            begin += count
-            names = pool.names_of(number) if count else ()
-            self.carried(stores, names, device.block_ids[mine], host.block_ids[mine], size)
-
-    def launches(
-        self, original: Call, backend: Any, source: Any, target: Any, is_store: bool
-    ) -> None:
-        """Report the blocks that the simple connector copies to the host or back."""
-        if self.pool is not None:
-            self.complete()
-            original()
-            device, host = (source, target) if is_store else (target, source)
-            self.carried(is_store, self.pool.names, device, host, self.hosts)
-
-    def carried(
-        self, stores: bool, names: Sequence[str], device: Any, host: Any, size: int
-    ) -> None:
-        """Report blocks of KV groups that were copied to one of the host's blocks each, or back."""
-        watcher, pool = self.watcher, self.pool
-        if watcher is None or pool is None:
-            return
-        slots, places = pool.slots(device), pages(host, pool.page)
-        for group in names:
-            if stores:
-                watcher.store(HOST, group, slots, places, size * pool.page)
-            else:
-                watcher.load(HOST, group, slots, places)
 
     # What a scheduler tells.
 
@@ -276,15 +222,23 @@ class Blocks(Scheduling):
         assert self.watcher is not None
         self.watcher.emptied()
 
-    def rests(self, free: Sequence[int], locked: int, host: tuple[Any, ...] | None) -> None:
+    def elsewhere(self, what: str, pool: str, blocks: Sequence[int], lines: Any) -> None:
+        """Report what happened to blocks of a pool on the host."""
+        assert self.pool is not None and self.watcher is not None
+        places = pages(torch.tensor(blocks), self.pool.page)
+        for group in self.pool.names:
+            self.watcher.happened(what, group, At(places, pool), Stack(*lines))
+
+    def rests(
+        self, free: Sequence[int], locked: int, pools: Sequence[tuple[str, int, Any, Any, int]]
+    ) -> None:
         """Judge whether all blocks are free, as no request is left."""
         if self.pool is not None and self.watcher is not None and self.idle_since(self.forwards):
             slots: tuple[Tensor, Tensor] = self.pool.slots(free), self.pool.slots([])
             hosts = dict[str, HostSlots]()
-            if host is not None:
-                size, *places, held = host
+            for name, size, *places, held in pools:
                 unused, cached = (torch.tensor(one, dtype=torch.int64) for one in places)
-                hosts["blocks on the host"] = HostSlots(size, unused, cached, held)
+                hosts[f"blocks on the {name}"] = HostSlots(size, unused, cached, held, name)
             self.watcher.idle(
                 dict.fromkeys(self.pool.names, slots),
                 dict.fromkeys(self.pool.names, locked * self.pool.page),
@@ -296,12 +250,3 @@ class Blocks(Scheduling):
         assert self.watcher is not None
         self.watcher.lose()
         self.missed()
-
-
-def unfollowed(transfer: Any) -> list[str]:
-    """Return what is not followed of a configuration of KV connectors."""
-    if transfer is None:
-        return []
-    settings = FOLLOWED.get(transfer.kv_connector)
-    known = settings is not None and {*transfer.kv_connector_extra_config} <= settings
-    return [] if known else ["a KV connector"]

@@ -7,16 +7,18 @@ It has values of Python and the engine only, as a worker may not have paritybit:
   tokens from some position on.
 - `events`: what happened to blocks since the last message, in order. Each is a method of `Blocks`,
   and its arguments.
-- `hosts`: the number of blocks on the host, if the simple connector has some.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-from paritybit.connectors.following import Following
+from paritybit.connectors.following import HOST, Following
 from paritybit.connectors.hooking import Call, maybe
 from paritybit.watch.stacks import stack
 from paritybit.watch.weak import Weakly
+
+SIMPLE = "simple host"
+"""The name of the pool of the simple connector."""
 
 MESSAGE = "paritybit"
 """The name of the attribute."""
@@ -68,8 +70,7 @@ class Scheduling(Following):
                 tokens[name] = known, list(request.all_token_ids[known:])
             self.told[name] = size
         events, self.events = self.events, []
-        hosts = maybe(self.scheduler, "connector.scheduler_manager.num_cpu_blocks")
-        return {"requests": requests, "tokens": tokens, "events": events, "hosts": hosts}
+        return {"requests": requests, "tokens": tokens, "events": events}
 
     # What happens to blocks.
 
@@ -90,9 +91,42 @@ class Scheduling(Following):
         """Note what happened to blocks, if the queue is the scheduler's."""
         blocks = blocks if isinstance(blocks, list) else [blocks]
         pool = maybe(self.scheduler, "kv_cache_manager.block_pool")
-        if blocks and maybe(pool, "free_block_queue") is queue:
-            numbers, lines = [one.block_id for one in blocks], stack(self.package, inner=self.inner)
+        if not blocks:
+            return
+        numbers, lines = [one.block_id for one in blocks], stack(self.package, inner=self.inner)
+        if maybe(pool, "free_block_queue") is queue:
             self.events.append(("changed", what, numbers, tuple(lines)))
+            return
+        for one in parts_of(maybe(self.scheduler, "connector")):
+            if maybe(one, "scheduler_manager.cpu_block_pool.free_block_queue") is queue:
+                happened = {"allocated": "handed out"}.get(what, what)
+                # Its block 0 is none.
+                places = [number - 1 for number in numbers]
+                self.events.append(("elsewhere", happened, SIMPLE, places, tuple(lines)))
+
+    def evicts(self, result: Any, manager: Any, chunk: Any) -> None:
+        """Note a chunk on the host that the engine frees."""
+        self.note_chunks(manager, "evicted", [chunk])
+
+    def places(self, result: Any, manager: Any, keys: Any) -> None:
+        """Note the chunks on the host that the engine hands out."""
+        self.note_chunks(manager, "handed out", result)
+
+    def note_chunks(self, manager: Any, what: str, chunks: Sequence[Any]) -> None:
+        """Note what happened to chunks on the host, if the manager is the scheduler's."""
+        for one in parts_of(maybe(self.scheduler, "connector")):
+            if chunks and maybe(one, "connector_scheduler.manager") is manager:
+                lines = tuple(stack(self.package, inner=("/kv_offload/cpu/manager.py",)))
+                places = [chunk.chunk_id for chunk in chunks]
+                self.events.append(("elsewhere", what, HOST, places, lines))
+
+    def fails(self, result: Any, scheduler: Any, failed_req_ids: Any) -> None:
+        """Note the requests whose loads have failed."""
+        self.events.append(("failed", sorted(failed_req_ids), []))
+
+    def invalidates(self, result: Any, scheduler: Any, invalid_block_ids: Any) -> None:
+        """Note the blocks whose loads have failed."""
+        self.events.append(("failed", [], sorted(invalid_block_ids)))
 
     def emptied(
         self,
@@ -110,12 +144,14 @@ class Scheduling(Following):
         """Note which blocks are free, when no request is left."""
         connector = maybe(scheduler, "connector")
         waits = scheduler.requests or maybe(scheduler, "deferred_frees")
-        waits = waits or copies(maybe(connector, "scheduler_manager"))
+        connectors = parts_of(connector)
+        waits = waits or any(copies(maybe(one, "scheduler_manager")) for one in connectors)
         if self.scheduler is scheduler and not waits:
             blocks = scheduler.kv_cache_manager.block_pool
             free = [block.block_id for block in blocks.free_block_queue.get_all_free_blocks()]
             locked = sum(block.ref_cnt != 0 for block in blocks.blocks if not block.is_null)
-            self.events.append(("rests", free, locked, on_host(connector)))
+            pools = [pool for one in connectors if (pool := on_host(one)) is not None]
+            self.events.append(("rests", free, locked, pools))
 
     # What a watcher has, too: see `Journal.lose`.
 
@@ -134,20 +170,31 @@ def copies(manager: Any) -> bool:
     )
 
 
-def on_host(connector: Any) -> tuple[int, list[int], list[int], int] | None:
-    """Return the blocks of the pool on the host: how many, the free, the cached, and the locked.
+def parts_of(connector: Any) -> list[Any]:
+    """Return the connectors that a connector of several has, or the connector itself."""
+    if connector is None:
+        return []
+    return [*(maybe(connector, "_connectors") or [connector])]
+
+
+def on_host(connector: Any) -> tuple[str, int, list[int], list[int], int] | None:
+    """Return the pool on the host: its name, how many blocks, the free, the cached, the locked.
 
     None if there is no such pool, or the engine copies some of them.
     """
     if hasattr(connector, "scheduler_manager"):  # Its block 0 is none.
+        if connector.scheduler_manager is None:
+            return None
         pool = connector.scheduler_manager.cpu_block_pool
         free = [one.block_id - 1 for one in pool.free_block_queue.get_all_free_blocks()]
         locked = sum(one.ref_cnt != 0 for one in pool.blocks if not one.is_null)
-        return len(pool.blocks) - 1, free, [], locked
-    if connector is None or connector.connector_scheduler._jobs:
+        return SIMPLE, len(pool.blocks) - 1, free, [], locked
+    scheduler = maybe(connector, "connector_scheduler")
+    if scheduler is None or scheduler._jobs or maybe(scheduler, "_reset_fence"):
         return None
-    manager = connector.connector_scheduler.manager
+    manager = scheduler.manager
     used, size = manager._num_allocated_chunks, manager._num_chunks
     chunks = list(manager._policy.chunks.values())
     free = [*manager._free_list, *range(used, size)]
-    return size, free, [one.chunk_id for one in chunks], sum(one.ref_cnt != 0 for one in chunks)
+    locked = sum(one.ref_cnt != 0 for one in chunks)
+    return HOST, size, free, [one.chunk_id for one in chunks], locked

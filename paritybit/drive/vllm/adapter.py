@@ -39,6 +39,9 @@ TABLE = Table(
             "no offload": {},
             "offload to the host": {"offload": True},
             "simple offload": {"offload": True, "simple": True},
+            "small host pool": {"offload": True, "tight": True},
+            "failing loads": {"offload": True, "failing": True},
+            "several connectors": {"offload": True, "several": True, "tight": True},
         },
         "cache": {"prefix cache": {}, "no prefix cache": {"prefix_cache": False}},
         "model": {"Gemma 4": {}, "states of convolutions": {"model": "lfm2"}},
@@ -59,12 +62,19 @@ TABLE = Table(
             [
                 *("n-gram speculation", "EAGLE", "LoRA adapters", "no window"),
                 *("offload to the host", "simple offload", "window of two blocks"),
+                *("small host pool", "failing loads", "several connectors"),
             ],
         ),
     ],
     failing=[
         # The engine retracts no request whose KV comes from the host.
-        (["offload to the host", "simple offload"], ["actions"]),
+        (
+            [
+                *("offload to the host", "simple offload", "small host pool", "failing loads"),
+                "several connectors",
+            ],
+            ["actions"],
+        ),
         # Without a prefix cache, a row cannot show what is wrong with shared KV.
         (
             ["no prefix cache"],
@@ -73,14 +83,18 @@ TABLE = Table(
                 *("full graphs", "breakable graphs", "n-gram speculation", "EAGLE"),
                 *("block size 32", "LoRA adapters", "actions", "no window"),
                 *("window of two blocks", "priorities", "no offload", "simple offload"),
+                *("small host pool", "failing loads", "several connectors"),
             ],
         ),
     ],
     devices={
+        # On a GPU, copies take time and fail by themselves.
+        "failing loads": "cpu",
         "piecewise graphs": "cuda",
         "full and piecewise graphs": "cuda",
         "FlashAttention": "cuda",
-        "simple offload": "cpu",  # On a GPU, its copies run on a thread.
+        # On a GPU, copies of the simple connector run on a thread.
+        **dict.fromkeys(("simple offload", "several connectors"), "cpu"),
     },
     # Only batches whose requests all have the most drafts replay a graph.
     quiet=["n-gram speculation"],

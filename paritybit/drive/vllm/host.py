@@ -1,7 +1,7 @@
 """Copies of KV to the host and back, if the engine's device is a CPU.
 
-On a GPU, a copy runs beside later forwards. Here, it runs some polls after its submission, or when
-the engine waits for it. An engine that reuses its blocks too early shows it.
+On a GPU, a copy runs beside later forwards. Here, it runs some polls after its submission, which a
+seed draws, or when the engine waits for it. An engine that reuses its blocks too early shows it.
 """
 
 import ctypes
@@ -17,8 +17,13 @@ from torch import Tensor
 
 from paritybit.engines.graphs import CpuEvent
 
-LATEST = 3
+LATEST = 4
 """The most polls before a copy that is next."""
+
+CHANCE = Random(0)
+"""Draws after how many polls a copy is made. The seed of the served engine is its own."""
+
+OFFLOADING = "vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector"
 
 HANDLERS = "_store_handler", "_load_handler", "_expedited_load_handler"
 
@@ -29,12 +34,24 @@ class OnDevice(Tensor):
     is_cuda = True
 
 
+FAILING = 0.25
+"""The share of loads that fail, if any do."""
+
+failed = set[int]()
+"""The numbers of the loads that have failed."""
+
+
 class LateHandler:
     """Makes the copies of one of the engine's handlers late, in the order of their submission."""
 
+    failing = False
+    """Whether some loads fail."""
+
     def __init__(self, handler: Any) -> None:
-        self.handler, self.chance = handler, Random(handler.gpu_to_cpu)
+        self.handler = handler
         self.waiting, self.polls = list[tuple[Any, ...]](), 0
+        self.over = list[Any]()
+        """The results of the copies that have failed."""
 
     def transfer_async(self, *job: Any) -> bool:
         """Accept a copy."""
@@ -46,7 +63,8 @@ class LateHandler:
         self.polls -= 1
         if self.waiting and self.polls <= 0:
             self.copy()
-        return self.handler.get_finished()
+        over, self.over = self.over, []
+        return [*over, *self.handler.get_finished()]
 
     def wait(self, jobs: set[int]) -> None:
         """Copy until these jobs are done."""
@@ -56,8 +74,33 @@ class LateHandler:
 
     def copy(self) -> None:
         """Make the next copy."""
-        self.handler.transfer_async(*self.waiting.pop(0))
-        self.polls = self.chance.randint(1, LATEST)
+        job = self.waiting.pop(0)
+        fails = self.failing and not self.handler.gpu_to_cpu and CHANCE.random() < FAILING
+        if fails:
+            results: Any = importlib.import_module("vllm.v1.kv_offload.base")
+            failed.add(job[0])
+            self.over.append(results.TransferResult(job[0], success=True))
+        else:
+            self.handler.transfer_async(*job)
+        self.polls = CHANCE.randint(1, LATEST)
+
+
+def fail_loads() -> None:
+    """Let some loads fail. The engine's connector reports them as other connectors do."""
+    LateHandler.failing = True
+    module: Any = importlib.import_module(OFFLOADING)
+    results = module.OffloadingConnector.get_transfer_results
+
+    def reported(one: Any, *given: Any) -> Any:
+        jobs = one.connector_worker._load_jobs
+        requests = {number: name for number, name in jobs.items() if number in failed}
+        found = results(one, *given)
+        over = requests.keys() - jobs.keys()
+        found.failed_recving |= {requests[number] for number in over}
+        failed.difference_update(over)
+        return found
+
+    module.OffloadingConnector.get_transfer_results = reported
 
 
 class LateEvent:
@@ -81,7 +124,7 @@ class LateEvent:
 
 def copy_late(backend: Any) -> None:
     """Let the simple connector's class for copies make them late, without a GPU."""
-    launch, chance = backend.launch_copy, Random("copies")
+    launch = backend.launch_copy
 
     def start(one: Any, device: Any, host: Any, *others: Any) -> None:
         one._store_params, one._load_params = (device, host), (host, device)
@@ -89,7 +132,7 @@ def copy_late(backend: Any) -> None:
 
     def launch_later(*given: Any, events_list: Any, event_idx: int, **named: Any) -> None:
         now = partial(launch, *given, events_list=[], event_idx=event_idx, **named)
-        events_list.append((event_idx, LateEvent(now, chance.randint(1, LATEST))))
+        events_list.append((event_idx, LateEvent(now, CHANCE.randint(1, LATEST))))
 
     def copy(item: Any) -> None:
         sources, targets, (there, here), *_ = item

@@ -66,11 +66,15 @@ DRAFT = Model(
 )
 """The draft model for EAGLE, which shares the embeddings of its target."""
 
-HOST = 2048
-"""Bytes of the host per token of the pool. A token has as many in each layer of a group."""
+HOST, TIGHT = 2048, 256
+"""Bytes of the host per token of the pool, also of a `tight` one. A token has HOST bytes in each
+layer of a group."""
 
-LAZY, DECODED = {"lazy_offload": True}, {"offload_prompt_only": False}
-"""Settings of the simple and of the other connector for KV on the host, if the seed is odd."""
+CONNECTORS: Mapping[str, Mapping[str, object]] = {
+    "OffloadingConnector": {"offload_prompt_only": False},
+    "SimpleCPUOffloadConnector": {"lazy_offload": True},
+}
+"""The connectors for KV on the host, and the settings that each has if the seed is odd."""
 
 AGAIN = "again "
 
@@ -105,7 +109,9 @@ class VllmServed(Common):
     """The settings of a whole vLLM. `runner` is 1 for its older model runner, or 2.
 
     With `ordered`, the older runner puts decoding requests first, as some backends of GPUs need it.
-    With `offload`, KV is also kept on the host, with `simple` by the simple connector. See LAZY.
+    With `offload`, KV is also kept on the host, with `simple` by the simple connector, and with
+    `several` by both. The pool there is `tight` if it often evicts. Some loads fail with `failing`.
+    See CONNECTORS.
     """
 
     ACTIONS: ClassVar = ("flush", "pause", "retract", "preempt")
@@ -123,6 +129,9 @@ class VllmServed(Common):
     full: bool = False
     offload: bool = False
     simple: bool = False
+    several: bool = False
+    tight: bool = False
+    failing: bool = False
     ordered: bool = False
     adapters: Adapters = 0
 
@@ -191,6 +200,28 @@ class VllmServed(Common):
         windows = max(2, -(-sliding // size) * ROWS * WINDOW_BLOCKS)
         return -(-full // size) * POOL // self.page_size + windows
 
+    @property
+    def connector(self) -> Mapping[str, object]:
+        """The engine's settings for KV on the host."""
+        size = (TIGHT if self.tight else HOST) * self.blocks * self.page_size
+        found = [
+            {
+                "kv_connector": name,
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute" if self.seed % 3 else "fail",
+                "kv_connector_extra_config": {
+                    "cpu_bytes_to_use": size,
+                    **(more if self.seed % 2 else {}),
+                },
+            }
+            for name, more in CONNECTORS.items()
+        ]
+        if not self.several:
+            return found[self.simple]
+        config = {"connectors": found if self.seed % 4 < 2 else found[::-1]}
+        several = {"kv_connector": "MultiConnector", "kv_connector_extra_config": config}
+        return {**several, "kv_role": "kv_both"}
+
     @override
     def limits(self) -> Limits:
         return Limits(self.window, self.page_size, CHUNK, CONTEXT, POOL, ROWS)
@@ -199,7 +230,6 @@ class VllmServed(Common):
         """Return the variables that the engine reads when it starts."""
         return {
             "VLLM_USE_V2_MODEL_RUNNER": str(self.runner - 1),
-            "VLLM_USE_SIMPLE_KV_OFFLOAD": str(int(self.simple)),
             "VLLM_USE_BREAKABLE_CUDAGRAPH": str(int(self.graphs == "breakable")),
         }
 
@@ -228,9 +258,7 @@ class VllmServed(Common):
                 "max_lora_rank": MOST_RANK,
             }
         if self.offload:
-            of_device["kv_offloading_size"] = HOST * self.blocks * self.page_size / 2**30
-            more = (LAZY if self.simple else DECODED) if self.seed % 2 else {}
-            of_device["kv_transfer_config"] = {"kv_connector_extra_config": {**more}}
+            of_device["kv_transfer_config"] = self.connector
         if self.speculative is not None:
             how: dict[str, object] = {
                 **SPECULATION[self.speculative],

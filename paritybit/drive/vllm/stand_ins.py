@@ -21,7 +21,7 @@ from paritybit.drive.stand_ins.language import LANGUAGE, Value
 from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
 from paritybit.drive.vllm import lora
 from paritybit.drive.vllm.attention import attend, store
-from paritybit.drive.vllm.host import keep_on_host, move
+from paritybit.drive.vllm.host import CHANCE, fail_loads, keep_on_host, move
 from paritybit.drive.vllm.ranks import compute_experts, gathered, on_host, reduced, route
 from paritybit.drive.vllm.settings import VARIABLES, VllmServed
 from paritybit.engines.graphs import emulate_device, keep_collectives, whole
@@ -254,7 +254,10 @@ def install_before_engine(device: str) -> None:
 
 def install_in_engine(served: VllmServed) -> None:
     """Install the replacements for parts of the engine."""
+    CHANCE.seed(served.seed)
     put(AFTER if served.device == "cpu" else ())
+    if served.failing:
+        fail_loads()
     if served.ordered:
         builder = importlib.import_module(ATTENTION).TritonAttentionMetadataBuilder
         builder.reorder_batch_threshold = served.queries

@@ -7,7 +7,18 @@ from typing import Any
 
 import torch
 
-from paritybit.watch.facts import Forward, Group, IndexList, Layer, Replay, Row, StaticInput
+from paritybit.watch.facts import (
+    At,
+    Copy,
+    Forward,
+    Group,
+    HostSlots,
+    IndexList,
+    Layer,
+    Replay,
+    Row,
+    StaticInput,
+)
 from paritybit.watch.journal import of_process
 from paritybit.watch.settings import active
 from paritybit.watch.watcher import Watcher
@@ -60,14 +71,48 @@ def watch(engine: Any, watcher: Watcher) -> None:
 
     def finished(request: Any, keep: int = 0) -> None:
         finish(request, keep)
-        if not engine.running:
+        if not (engine.running or engine.transfers):
             slots = {
                 name: (allocator.free_slots, sorted(engine.cached(name)))
                 for name, allocator in engine.allocators.items()
             }
-            watcher.idle({n: (torch.tensor(f), torch.tensor(c)) for n, (f, c) in slots.items()})
+            kept = sorted({place for places in engine.on_host.values() for place in places})
+            free, size = torch.tensor(engine.free_places), engine.host["full"].shape[1]
+            watcher.idle(
+                {n: (torch.tensor(f), torch.tensor(c)) for n, (f, c) in slots.items()},
+                hosts={"the host": HostSlots(size, free, torch.tensor(kept).long(), pool="host")},
+            )
 
     engine.finish = finished
+    watch_copies(engine, watcher)
+
+
+def watch_copies(engine: Any, watcher: Watcher) -> None:
+    """Report an engine's copies to the host and back to a watcher."""
+    start, copy, end = engine.start, engine.copy, engine.finished
+
+    def parts(one: Any) -> list[Copy]:
+        there, copies = At(torch.tensor(one.places), "host"), []
+        for group, slots in one.slots.items():
+            here = At(torch.tensor(slots))
+            ends = (here, there) if one.stores else (there, here)
+            copies.append(Copy(group, *ends, one.request))
+        return copies
+
+    def started(one: Any) -> None:
+        watcher.begin_copies(f"{one.number}", parts(one))
+        start(one)
+
+    def copied(one: Any) -> None:
+        copy(one)
+        for part in parts(one):
+            watcher.moved(part.group, part.source, part.target)
+
+    def ended(one: Any) -> None:
+        watcher.end_copies(f"{one.number}", one.failed)
+        end(one)
+
+    engine.start, engine.copy, engine.finished = started, copied, ended
 
 
 def forwards(engine: Any, watcher: Watcher, run: Callable[..., None]) -> Callable[..., None]:

@@ -23,6 +23,19 @@ class Request:
     slots: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in GROUPS})
 
 
+@dataclass
+class Transfer:
+    """A copy of the first positions of a request to places on the host, or back."""
+
+    number: int
+    request: str
+    slots: dict[str, list[int]]
+    places: list[int]
+    stores: bool
+    polls: int = 3
+    failed: bool = False
+
+
 class Allocator:
     """Hands out slots; slot 0 is for padding."""
 
@@ -79,6 +92,11 @@ class Engine:
         self.graphs = {bucket: Graph(self, bucket) for bucket in BUCKETS}
         self.running: list[Request] = []
         self.prefixes: dict[tuple[int, ...], dict[str, list[int]]] = {}
+        self.host = {name: torch.zeros_like(kv) for name, kv in self.kv.items()}
+        self.on_host: dict[object, list[int]] = {}
+        self.free_places = list(range(slots))
+        self.transfers: list[Transfer] = []
+        self.started = 0
 
     def model(self, batch: dict[str, Tensor]) -> Tensor:
         """Return the logits of a batch of tokens, [tokens, VOCABULARY]."""
@@ -123,8 +141,87 @@ class Engine:
             shared = self.prefixes.get(tuple(request.tokens[: request.cached]), {})
             request.slots[group] = list(shared.get(group, []))
         self.running.append(request)
+        length = max(
+            (n for n in range(len(tokens)) if self.key(tokens[:n]) in self.on_host), default=0
+        )
+        if length > request.cached:
+            self.load(request, length)
         self.extend([request])
         return request
+
+    def key(self, tokens: list[int]) -> object:
+        """Return the key of a prefix on the host."""
+        return tuple(tokens)
+
+    # Copies to the host and back, which take some forwards.
+
+    def offload(self, request: Request, keep: int) -> None:
+        """End a request whose first `keep` positions go to the host."""
+        self.running.remove(request)
+        for group, mine in request.slots.items():
+            self.allocators[group].free(mine[keep:])
+        slots = {group: mine[:keep] for group, mine in request.slots.items()}
+        places, self.free_places = self.free_places[:keep], self.free_places[keep:]
+        self.start(Transfer(self.number(), request.name, slots, places, stores=True))
+        self.on_host[self.key(request.tokens[:keep])] = places
+
+    def load(self, request: Request, length: int) -> None:
+        """Load the first positions of a request from the host, and wait for them."""
+        for other in [*self.transfers]:
+            self.wait(other)
+        places = self.on_host[self.key(request.tokens[:length])]
+        for group in GROUPS:
+            mine = request.slots[group]
+            mine += [self.allocators[group].alloc() for _ in range(length - len(mine))]
+        slots = {name: mine[request.cached :] for name, mine in request.slots.items()}
+        one = Transfer(self.number(), request.name, slots, places[request.cached :], stores=False)
+        self.start(one)
+        self.wait(one)
+        if not one.failed:
+            request.cached = length
+
+    def number(self) -> int:
+        """Return the number of the next copy."""
+        self.started += 1
+        return self.started
+
+    def start(self, one: Transfer) -> None:
+        """Start a copy."""
+        self.transfers.append(one)
+
+    def copy(self, one: Transfer) -> None:
+        """Copy the bytes."""
+        for name, slots in one.slots.items():
+            here, there = self.kv[name], self.host[name]
+            if one.stores:
+                there[:, one.places] = here[:, slots]
+            else:
+                here[:, slots] = there[:, one.places]
+
+    def finished(self, one: Transfer) -> None:
+        """End a copy that is over."""
+        self.transfers.remove(one)
+        if one.stores:
+            for group, slots in one.slots.items():
+                self.allocators[group].free(slots)
+
+    def wait(self, one: Transfer) -> None:
+        """Wait for a copy and all before it."""
+        while one in self.transfers:
+            self.complete(self.transfers[0])
+
+    def complete(self, one: Transfer) -> None:
+        """Complete a copy."""
+        if not one.failed:
+            self.copy(one)
+        self.finished(one)
+
+    def poll(self) -> None:
+        """Complete the copies whose time has come."""
+        for one in [*self.transfers]:
+            one.polls -= 1
+            if one.polls <= 0:
+                self.complete(one)
 
     def obtain(self, requests: list[Request]) -> None:
         """Give each token that is not computed a slot in each group."""
@@ -146,6 +243,7 @@ class Engine:
     def forward(self, kind: str, requests: list[Request]) -> None:
         """Run one forward and append a token to each request."""
         batch = self.batch(requests)
+        self.poll()
         logits = self.model(batch) if kind == "extend" else self.replayed(batch)
         lengths = torch.tensor([len(r.tokens) - r.cached for r in requests])
         for request, row in zip(requests, logits[lengths.cumsum(0) - 1], strict=True):

@@ -1,0 +1,213 @@
+"""KV that the engine's connectors copy to the host or to files and back.
+
+A copy ends when the engine sees that it has, or waits for it. Its bytes may move long before.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from paritybit.connectors.following import HOST, pages
+from paritybit.connectors.hooking import Call
+from paritybit.connectors.vllm.pools import Blocks
+from paritybit.connectors.vllm.scheduling import SIMPLE
+from paritybit.watch.facts import At, Copy
+
+FOLLOWED = {
+    "OffloadingConnector": {"cpu_bytes_to_use", "offload_prompt_only"},
+    "SimpleCPUOffloadConnector": {"cpu_bytes_to_use", "lazy_offload"},
+}
+"""The KV connectors that are followed, and the only settings that each may have."""
+
+SEVERAL = "MultiConnector", "connectors"
+"""The connector that has others, and its setting that names them."""
+
+Part = tuple[str, Tensor, Tensor]
+"""A KV group, its slots, and the places elsewhere from or to which these are copied."""
+
+
+MOST_LOADED = 4096
+"""The most requests whose last load is remembered."""
+
+
+class Moving(Blocks):
+    """The part of an engine that follows its copies of KV."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.loaded = dict[str, list[Part]]()
+        """The parts of the last load for each request."""
+
+    def complete(self) -> None:
+        """End the current forward if its model has run, as what is copied next holds its KV."""
+        if self.watcher is not None and self.now is not None and self.now.ran:
+            self.ended(self.now)
+            self.watcher.end()
+
+    def carried(self, pool: str, parts: Iterable[Part], *, stores: bool) -> None:
+        """Report parts that were copied to a pool elsewhere, or back."""
+        if self.watcher is not None:
+            for group, slots, places in parts:
+                here, there = At(slots), At(places, pool)
+                self.watcher.moved(group, *((here, there) if stores else (there, here)))
+
+    def starts(
+        self, name: str, pool: str, parts: Iterable[Part], *, stores: bool, request: str = ""
+    ) -> None:
+        """Report that the engine begins a copy to a pool elsewhere, or back."""
+        if self.watcher is None or name in self.watcher.copies_of:
+            return
+        copies = list[Copy]()
+        for group, slots, places in parts:
+            here, there = At(slots), At(places, pool)
+            ends = (here, there) if stores else (there, here)
+            # Copies of one direction run one after another.
+            copies.append(Copy(group, *ends, request, f"{pool} {'stores' if stores else 'loads'}"))
+        self.watcher.begin_copies(name, copies)
+
+    def over(self, names: Iterable[str]) -> None:
+        """Report that the engine knows that copies are over."""
+        for name in names:
+            if self.watcher is not None:
+                self.watcher.end_copies(name)
+
+    def failed(self, requests: Sequence[str], blocks: Sequence[int]) -> None:
+        """Report what the engine's connector says to have failed: loads for requests, or blocks."""
+        assert self.watcher is not None and self.pool is not None
+        for group, slots, _ in (part for name in requests for part in self.loaded.pop(name, ())):
+            self.watcher.failed(group, At(slots))
+        for group in self.pool.names if blocks else ():
+            self.watcher.failed(group, At(self.pool.slots(blocks)))
+
+    # The connector whose jobs have blocks of each engine group.
+
+    def parts_of(self, device: Any, host: Any) -> Iterable[Part]:
+        """Yield the parts of a job between blocks of the device and as many of the host."""
+        begin = 0
+        for number, count in enumerate(device.group_sizes):
+            mine = slice(begin, begin + count)
+            begin += count
+            if self.pool is not None:
+                places = pages(host.block_ids[mine], self.pool.page)
+                for group in self.pool.names_of(number) if count else ():
+                    yield group, self.pool.slots(device.block_ids[mine]), places
+
+    def job(self, number: int, source: Any, target: Any, request: str = "") -> None:
+        """Report that a job begins. That of the device has the sizes of groups."""
+        stores = hasattr(source, "group_sizes")
+        ends = (source, target) if stores else (target, source)
+        parts = self.parts_of(*ends)
+        self.starts(f"job {number}", HOST, parts, stores=stores, request=request)
+
+    def stores(self, original: Call, worker: Any, metadata: Any) -> None:
+        """Report the stores that the engine queues after a forward."""
+        self.complete()
+        if worker._is_store_writer:
+            for number, one in metadata.store_jobs.items():
+                self.job(number, one.src_spec, one.dst_spec, one.req_id)
+
+    def loads(self, original: Call, worker: Any, metadata: Any) -> None:
+        """Report the loads that the engine submits next."""
+        for number, one in metadata.load_jobs.items():
+            self.loaded[one.req_id] = [*self.parts_of(one.dst_spec, one.src_spec)]
+            self.job(number, one.src_spec, one.dst_spec, one.req_id)
+        for name in [*self.loaded][:-MOST_LOADED]:
+            del self.loaded[name]
+
+    def submits(self, original: Call, worker: Any, number: int, source: Any, target: Any) -> None:
+        """Report a job that begins without having been queued."""
+        self.job(number, source, target)
+
+    def transfer(self, original: Call, handler: Any, _: int, source: Any, target: Any) -> None:
+        """Report the blocks of each engine group that are copied to the host or back."""
+        if self.pool is not None:
+            self.complete()
+            original()
+            stores = handler.gpu_to_cpu
+            ends = (source, target) if stores else (target, source)
+            self.carried(HOST, self.parts_of(*ends), stores=stores)
+
+    def finishes(self, result: Any, worker: Any) -> None:
+        """Report the jobs that the engine sees to be over."""
+        if result:
+            self.complete()
+            self.over(f"job {one.job_id}" for one in result)
+
+    def waits(self, result: Any, worker: Any, numbers: Iterable[int]) -> None:
+        """Report the jobs for which the engine has waited."""
+        self.over(f"job {number}" for number in numbers)
+
+    # The simple connector, which copies a block of all groups to a block.
+
+    def blocks_of(self, device: Any, host: Any) -> Iterable[Part]:
+        """Yield the parts of a copy between blocks of the device and of the host."""
+        if self.pool is not None:
+            slots, places = self.pool.slots(device), pages(host, self.pool.page)
+            yield from ((group, slots, places) for group in self.pool.names)
+
+    def fetches(self, original: Call, worker: Any) -> None:
+        """Report the loads that the engine submits after a forward."""
+        one = worker._connector_metadata
+        if one is not None and one.load_cpu_blocks:
+            parts = self.blocks_of(one.load_gpu_blocks, one.load_cpu_blocks)
+            self.starts(simple(one.load_event, False), SIMPLE, parts, stores=False)
+
+    def keeps(self, original: Call, worker: Any) -> None:
+        """Report the stores that the engine submits after a forward."""
+        one = worker._connector_metadata
+        if one is not None and one.store_gpu_blocks:
+            self.complete()
+            parts = self.blocks_of(one.store_gpu_blocks, one.store_cpu_blocks)
+            self.starts(simple(one.store_event, True), SIMPLE, parts, stores=True)
+
+    def launches(
+        self, original: Call, backend: Any, source: Any, target: Any, is_store: bool
+    ) -> None:
+        """Report the blocks that the simple connector copies to the host or back."""
+        if self.pool is not None:
+            self.complete()
+            original()
+            ends = (source, target) if is_store else (target, source)
+            self.carried(SIMPLE, self.blocks_of(*ends), stores=is_store)
+
+    def polls(self, result: Any, worker: Any, is_store: bool) -> None:
+        """Report the copies up to the last that the engine sees to be over."""
+        if self.watcher is not None:
+            done = [number for number in self.begun(is_store) if number <= result]
+            if done:
+                self.complete()
+                self.over(simple(number, is_store) for number in done)
+
+    def flushes(self, original: Call, worker: Any) -> None:
+        """Report the copies for which the engine waits."""
+        events = {False: list(worker._load_events), True: list(worker._store_events)}
+        original()
+        for is_store, known in events.items():
+            self.over(simple(number, is_store) for number, _ in known)
+
+    def begun(self, is_store: bool) -> Iterable[int]:
+        """Yield the numbers of the copies of the simple connector that have begun."""
+        prefix = simple("", is_store)
+        for name in () if self.watcher is None else [*self.watcher.copies_of]:
+            if name.startswith(prefix):
+                yield int(name.removeprefix(prefix))
+
+
+def simple(number: object, is_store: bool) -> str:
+    """Return the name of a copy of the simple connector."""
+    return f"{'store' if is_store else 'load'} {number}"
+
+
+def unfollowed(transfer: Any) -> list[str]:
+    """Return what is not followed of a configuration of KV connectors."""
+    if transfer is None:
+        return []
+    name, settings = transfer.kv_connector, {**transfer.kv_connector_extra_config}
+    parts: Sequence[tuple[str, Any]] = [(name, settings)]
+    if name == SEVERAL[0]:
+        inner = settings.pop(SEVERAL[1], [])
+        parts = [(one["kv_connector"], one.get("kv_connector_extra_config", {})) for one in inner]
+        parts = parts if not settings else [(name, settings)]
+    known = all(one in FOLLOWED and {*given} <= FOLLOWED[one] for one, given in parts)
+    return [] if known else ["a KV connector"]
