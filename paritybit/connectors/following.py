@@ -11,9 +11,9 @@ from torch import Tensor
 
 from paritybit.connectors import hooking
 from paritybit.connectors.failures import judge
-from paritybit.connectors.hooking import Call, NotRecognisedError
+from paritybit.connectors.hooking import Call, NotRecognisedError, maybe
 from paritybit.watch.captures import Captures
-from paritybit.watch.facts import Forward, Group, IndexList, Replay, RowValues, StaticInput
+from paritybit.watch.facts import Base, Forward, Group, IndexList, Replay, RowValues, StaticInput
 from paritybit.watch.journal import Journal, of_process
 from paritybit.watch.settings import Settings, active
 from paritybit.watch.stacks import Stack
@@ -156,6 +156,17 @@ class Following:
         before, self.idle_at = self.idle_at, state
         return bool(before != state)
 
+    def exchanged(self, way: str, given: Any, live: int) -> None:
+        """Report tensors that the stages of a pipeline exchange, if stages are compared.
+
+        See `Watcher.exchanged`. `given` holds them by name in `tensors`, or is something else.
+        """
+        if self.watcher is not None and self.watcher.between_stages:
+            held = maybe(given, "tensors")
+            if isinstance(held, Mapping):
+                found = {name: one for name, one in held.items() if isinstance(one, Tensor)}
+                self.watcher.exchanged(way, found, live)
+
     # Parts of a release.
 
     @contextmanager
@@ -261,6 +272,22 @@ def expected(
     right = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.int64)
     live = len(tensor) if size is None else len(right)
     return StaticInput(name, tensor, live, size or live, expected=right, copied=copied)
+
+
+def implied_by(
+    inputs: Sequence[StaticInput], bases: Sequence[tuple[Base, Mapping[str, Any] | None]]
+) -> Sequence[StaticInput]:
+    """Note in inputs what each wrong base implies for them, by name, and return them.
+
+    None means that this is not known.
+    """
+    for static in inputs:
+        static.implied = [
+            (base, None if values is None else torch.as_tensor(values[static.name]))
+            for base, values in bases
+            if values is None or static.name in values
+        ]
+    return inputs
 
 
 def padding(name: str, tail: Tensor, value: int, copied: Tensor | None = None) -> list[StaticInput]:

@@ -2,16 +2,17 @@
 
 Law: in one forward, tensor-parallel ranks get the same rows, lengths, slots, tokens, positions and
 index lists, and replay the same bucket. The stages of a pipeline get the same rows, lengths and
-positions. Forwards that only some ranks checked are not compared.
+positions, and a stage gets the hidden states that the stage before computed for them. Forwards that
+only some ranks checked are not compared.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
 from paritybit.launch.schema import RecordedFinding
-from paritybit.watch.settings import AGREEING, RANKS_DISAGREE, TRIED
+from paritybit.watch.settings import AGREEING, NOT_TRIED, RANKS_DISAGREE, TRIED
 
 AXES = ("dp", "pp", "cp", "tp")
 """The axes in the order of a rank's name."""
@@ -25,6 +26,8 @@ WORDS: Mapping[str, str] = {
     "lists": "other index lists",
     "bucket": "another bucket",
 }
+
+UNEXCHANGED = "no hidden states of two stages were seen in one forward"
 
 MOST_OPEN = 100_000
 """The most forwards that wait for the digests of other ranks."""
@@ -47,11 +50,16 @@ def all_names(sizes: Rank) -> list[str]:
 
 @dataclass(frozen=True)
 class Digest:
-    """What a rank got in a forward: a hash by part. It is its checked forward `number`."""
+    """What a rank got in a forward: a hash by part. It is its checked forward `number`.
+
+    `exchanged` has the hashes of what it "received" from the stage before, and has "sent": by name
+    of a tensor, some for each row. An empty one is not known.
+    """
 
     number: int
     kind: str
     parts: Mapping[str, str]
+    exchanged: Mapping[str, Mapping[str, Sequence[Sequence[str]]]] = field(default_factory=dict)
 
 
 @dataclass
@@ -110,6 +118,8 @@ class Agreement:
     """Whether two engines ran at a time. It is then not known which processes belong together."""
     peers: dict[tuple[object, ...], Peers] = field(default_factory=dict)
     compared: int = 0
+    exchanges: int = 0
+    """How many of these were of what a stage received."""
 
     def start(self, process: str, rank: Rank, sizes: Rank) -> None:
         """Note the rank of a process."""
@@ -133,9 +143,9 @@ class Agreement:
             match line:
                 case _ if self.mixed:
                     return
-                case [str(model), int(at), int(number), str(kind), str(text)]:
+                case [str(model), int(at), int(number), str(kind), str(text), *more]:
                     parts = dict(zip(AGREEING["tp"], text.split(" "), strict=False))
-                    digest = Digest(number, kind, parts)
+                    digest = Digest(number, kind, parts, *more)
                     for axis in [one for one in AGREEING if sizes.get(one, 1) > 1]:
                         others = tuple(sorted((k, v) for k, v in rank.items() if k != axis))
                         key = self.engines[process], axis, others, model
@@ -160,6 +170,7 @@ class Agreement:
         self.compared += 1
         odd = peers.differing(given)
         if not odd:
+            yield from self.between_stages(given) if peers.axis == "pp" else ()
             return
         faulty = [one for one in odd if first.get(one, given[one].number + 1) <= given[one].number]
         named = faulty if len(odd) == len(given) and faulty else [*odd]
@@ -187,9 +198,56 @@ class Agreement:
             ),
         )
 
+    def between_stages(self, given: Mapping[str, Digest]) -> Iterator[tuple[str, RecordedFinding]]:
+        """Yield a finding for each stage that got other hidden states than were computed for it."""
+        stages = {self.ranks[process][0]["pp"]: process for process in given}
+        for stage, receiver in sorted(stages.items()):
+            if (sender := stages.get(stage - 1)) is None:
+                continue
+            sent, got = given[sender].exchanged.get("sent"), given[receiver].exchanged
+            wrong, rows = differing_rows(sent or {}, got.get("received", {}))
+            self.exchanges += rows > 0
+            self.compared += rows > 0
+            if wrong:
+                names = [name_of(self.ranks[one][0]) for one in (sender, receiver)]
+                first, source = next(iter(wrong.items()))
+                those = "" if source is None else f", which gets those of row {source}"
+                text = (
+                    f"rank {names[1]} gets other hidden states than rank {names[0]} computed in "
+                    f"the same forward, in {len(wrong)} of {rows} rows, first in row {first}{those}"
+                )
+                key = f"{RANKS_DISAGREE} | pp | hidden states"
+                digest, both = given[receiver], ", ".join(names)
+                found = (RANKS_DISAGREE, text, key, digest.number, digest.kind)
+                yield receiver, RecordedFinding(*found, rank=both)
+
     def counts(self) -> dict[str, int]:
-        """Return the count of comparisons, if there are any."""
-        return {f"{TRIED}{RANKS_DISAGREE}": self.compared} if self.compared else {}
+        """Return the count of comparisons, if there are any, and what they lack."""
+        found = {f"{TRIED}{RANKS_DISAGREE}": self.compared} if self.compared else {}
+        staged = any(peers.axis == "pp" for peers in self.peers.values())
+        if staged and self.compared and not self.exchanges:
+            found[f"{NOT_TRIED}{RANKS_DISAGREE}: {UNEXCHANGED}"] = self.compared
+        return found
+
+
+def differing_rows(
+    sent: Mapping[str, Sequence[Sequence[str]]], got: Mapping[str, Sequence[Sequence[str]]]
+) -> tuple[dict[int, int | None], int]:
+    """Return the rows of which a tensor differs, and the number of rows that are compared.
+
+    Each has the row whose hidden states were computed so, if there is one.
+    """
+    wrong, rows = dict[int, int | None](), set[int]()
+    for name in sent.keys() & got.keys():
+        if [*map(len, sent[name])] != [*map(len, got[name])]:  # Of other numbers of tokens.
+            continue
+        for row, (mine, other) in enumerate(zip(sent[name], got[name], strict=True)):
+            known = [(one, two) for one, two in zip(mine, other, strict=True) if one and two]
+            rows |= {row} if known else set()
+            if any(one != two for one, two in known):
+                alike = (n for n, one in enumerate(sent[name]) if any(one) and one == other)
+                wrong.setdefault(row, next(alike, None))
+    return dict(sorted(wrong.items())), len(rows)
 
 
 def absent(ranks: Iterable[tuple[Rank, Rank]]) -> list[str]:

@@ -122,11 +122,24 @@ def put(tensor: Tensor, slots: Tensor, rows: Tensor, block: int | None) -> None:
     as_integers(tensor)[place] = as_integers(rows)
 
 
+def mixed(words: Tensor) -> Tensor:
+    """Mix the upper half of each int64 word into its lower half."""
+    return ((words >> 32) & LOWER) ^ words
+
+
 def factors(number: int, seed: int) -> Tensor:
     """Return `number` odd int64 factors."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(-(2**63), 2**63 - 1, (number,), generator=generator, dtype=torch.int64)
     return drawn | 1
+
+
+def sums_of(tensor: Tensor) -> Tensor:
+    """Return the checksum of the bytes of each row of a tensor, int32 [rows]. Waits for no GPU."""
+    words = words_of(tensor.contiguous())
+    table = factors(words.shape[1], SEED + words.shape[1]).to(words.device)
+    parts = words.split(max(1, LARGE_CHUNK // max(1, words.shape[1])))
+    return torch.cat([folded((mixed(one.long()) * table).sum(1)) for one in parts])
 
 
 class Checksums:
@@ -240,9 +253,9 @@ class Checksums:
             pairs = zip(words, self.scales, strict=True)
             self.scaled = torch.cat([self.table(one.shape[1]) * scale for one, scale in pairs])
         mine = torch.cat([one.to(self.device, torch.int64) for one in words], 1)
-        mixed = ((mine >> 32) & LOWER) ^ mine
         # CUDA has no matrix product for integers.
-        return folded((mixed * self.scaled).sum(1) if mixed.is_cuda else mixed @ self.scaled)
+        mine = mixed(mine)
+        return folded((mine * self.scaled).sum(1) if mine.is_cuda else mine @ self.scaled)
 
 
 class GroupSnapshot:

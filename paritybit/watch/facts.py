@@ -90,6 +90,7 @@ class Forward:
       its draft model. Their known tokens may differ.
     - `repeats`: how many times the rows repeat, once per group of layers with slots of its own. The
       stages of a pipeline agree in the first ones.
+    - `bases`: the wrong inputs from which the engine makes others, the first ones first.
     """
 
     kind: str
@@ -97,6 +98,7 @@ class Forward:
     owned: Mapping[str, torch.Tensor] | None = None
     model: str = ""
     repeats: int = 1
+    bases: "Sequence[Base]" = ()
 
     def having(self, group: str, slot: int) -> Iterator[tuple[Row, list[int]]]:
         """Yield the rows that have a slot of a group, each with its positions there."""
@@ -122,6 +124,31 @@ class Located:
         """The line and the text about it, for a cause."""
         source, via = (self.source, None) if self.learned is None else self.learned()
         return {"source": source, "via": via}
+
+
+@dataclass
+class Base(Located):
+    """A wrong input from which the engine makes others, such as the lengths of requests.
+
+    An input that agrees with it is not to blame.
+
+    - `kind`: what it is judged as: the kind of `Watcher.judge_inputs`, or None for an index list.
+    - `rows`: the rows of the forward if it was right. None means that they are not known.
+    - `source`, `learned`: as those of `StaticInput`.
+    """
+
+    name: str
+    kind: str | None
+    rows: Sequence[Row] | None
+    source: str | None = None
+    learned: Where | None = None
+
+    @property
+    def cause(self) -> dict[str, str | None]:
+        """The cause that names it."""
+        if self.kind is None:
+            return {"what": f"the list {self.name}", **self.place}
+        return {"what": self.name, "input": self.name, **self.place}
 
 
 @dataclass(frozen=True)
@@ -201,6 +228,11 @@ class Copy:
     queue: str = ""
 
 
+def same(one: torch.Tensor, other: torch.Tensor | None) -> bool:
+    """Return whether two tensors, of any dtypes and devices, hold the same values."""
+    return other is not None and torch.equal(one.to(other.device, other.dtype), other)
+
+
 @dataclass
 class StaticInput(Located):
     """A tensor that a graph reads at a fixed address, or another tensor that is judged like one.
@@ -216,6 +248,8 @@ class StaticInput(Located):
     - `dtype`: the dtype that the engine's own code uses for such values. None accepts any dtype.
     - `copied`: the engine's tensor, if `tensor` is a copy of a part of it.
     - `earlier`: what the padding held before an earlier replay of the same graph. It is valid, too.
+    - `implied`: the bases from which it is made, each with the values for the live part that follow
+      if all other inputs are right. None means that they are not known.
     """
 
     name: str
@@ -231,6 +265,27 @@ class StaticInput(Located):
     learned: Where | None = None
     copied: torch.Tensor | None = None
     earlier: torch.Tensor | None = None
+    implied: Sequence[tuple[Base, torch.Tensor | None]] = ()
+
+    def base(self, live: torch.Tensor) -> Base | None:
+        """Return the wrong input from which a wrong live part follows, or None."""
+        for base, value in self.implied:
+            if value is not None and same(value, live):
+                return base
+        return None
+
+    def cause(self, live: torch.Tensor) -> dict[str, str | None] | None:
+        """Return the cause of a wrong live part: its base, this input, or None if it is not known.
+
+        It may follow from several bases at a time.
+        """
+        if (base := self.base(live)) is not None:
+            return base.cause
+        values = [one for _, one in self.implied]
+        others = [one for one in values if one is None or not same(one, self.expected)]
+        if len(others) > 1 or any(one is None for one in others):
+            return None
+        return {"what": self.name, "input": self.name, **self.place}
 
 
 @dataclass

@@ -420,14 +420,17 @@ class Inputs(InForward):
         what: str,
         reader: Mapping[str, Any] | None = None,
         slots: tuple[Sequence[int], ...] = (),
+        live: Tensor | None = None,
     ) -> Finding:
         """Return the finding about one input.
 
         `reader` is the request of the wrong entry. `slots` are the wrong and the right values.
+        `live` is the live part, if its values are wrong.
         """
         writes = static.writes if slots else None
         shown = [slot for part in slots for slot in part[: SHOWN // 2] if writes and slot >= 0]
-        cause = {"what": static.name, "input": static.name, **static.place}
+        own = {"what": static.name, "input": static.name, **static.place}
+        cause = own if live is None else static.cause(live)
         found = self.found(
             check,
             f"{self.kind}: {what}",

@@ -63,6 +63,22 @@ def ranges(spans: Sequence[tuple[int, int]]) -> Tensor:
     return repeated(shifts, counts).add_(torch.arange(sum(counts)))
 
 
+def positions_of(rows: Iterable[Row]) -> Tensor:
+    """Return the computed positions of rows, one after the other, int64 [n]."""
+    return ranges([(row.cached, row.cached + row.computed) for row in rows])
+
+
+def tokens_at(
+    rows: Sequence[Row] | None, places: Iterable[tuple[int, int, int]]
+) -> list[int | None]:
+    """Return the tokens of rows, each by its row and the number of its computed position."""
+    found = list[int | None]()
+    for at, place, _ in places:
+        rest = () if rows is None else rows[at].tokens[rows[at].cached :][place : place + 1]
+        found.append(rest[0] if rest else None)
+    return found
+
+
 def hashes(forward: Forward, chains: Chains) -> list["array[int]"]:
     """Return the hash at each position, for each row."""
     return [

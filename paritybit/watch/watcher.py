@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,16 @@ from paritybit.watch.between import FILLED, MOST_NOTED, SKIPPED, SlotCopy
 from paritybit.watch.boundary import guarded
 from paritybit.watch.budget import Budget, drawn
 from paritybit.watch.digests import digests_of
-from paritybit.watch.facts import Forward, Group, IndexList, Replay, Row, RowValues, StaticInput
+from paritybit.watch.facts import (
+    Base,
+    Forward,
+    Group,
+    IndexList,
+    Replay,
+    Row,
+    RowValues,
+    StaticInput,
+)
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Overwrite
 from paritybit.watch.lines import LISTS
@@ -47,6 +57,18 @@ from paritybit.watch.stacks import Stack
 
 ROW = "wrong row"
 """The check of the values that an engine uses for rows."""
+
+
+def whole_input(
+    name: str,
+    tensor: Tensor,
+    expected: Tensor,
+    implied: Sequence[tuple[Base, Tensor | None]],
+    copied: Tensor | None = None,
+) -> StaticInput:
+    """Return an input without padding that must have these values."""
+    facts: dict[str, Any] = {"expected": expected, "implied": implied, "copied": copied}
+    return StaticInput(name, tensor, len(tensor), len(tensor), **facts)
 
 
 class Watcher(Replaying):
@@ -178,6 +200,9 @@ class Watcher(Replaying):
         self.settle()
         self.number += 1
         self.lines.begin(forward.kind)
+        for base in forward.bases:
+            learned = partial(self.lines.of, base.kind or LISTS, base.name)
+            base.learned = None if base.source else learned
         chain = reading.hashes(forward, self.chains)
         given = {n: reading.positions(forward, one, chain) for n, one in self.ledgers.items()}
         writes = {n: reading.writes(forward, one, given[n]) for n, one in self.ledgers.items()}
@@ -319,6 +344,21 @@ class Watcher(Replaying):
             if self.digests is not None:
                 self.digests.lists(len(self.now.forward.rows), given)
 
+    @property
+    def between_stages(self) -> bool:
+        """Whether the current forward is compared with those of other stages of a pipeline."""
+        return self.watching and self.digests is not None and self.digests.stages
+
+    @guarded
+    def exchanged(self, way: str, tensors: Mapping[str, Tensor], live: int) -> None:
+        """Note the tensors that a stage of a pipeline "received", or has computed to be "sent".
+
+        Their first `live` entries are those of the tokens that the forward computes. Call it when
+        the model reads what was received, and once the model has computed what is sent.
+        """
+        if self.now is not None and self.digests is not None and self.digests.stages:
+            self.digests.exchange(way, self.now.forward, tensors, live)
+
     @guarded
     def judge_inputs(self, kind: str, inputs: Sequence[StaticInput]) -> None:
         """Judge inputs that do not belong to a graph, if their `expected` values are known."""
@@ -360,29 +400,36 @@ class Watcher(Replaying):
             return
         forward, rows = self.now.forward, self.now.forward.rows
         counts = [row.computed for row in rows] if judged is None else judged
-        wanted, places, start = list[int](), list[int](), 0
+        wanted, places, start = list[tuple[int, int, int]](), list[int](), 0
         unknown = list[tuple[Row, int, int]]()
-        for row, count in zip(rows, counts, strict=True):
+        for at, (row, count) in enumerate(zip(rows, counts, strict=True)):
             for place, token in enumerate(row.tokens[row.cached :][:count]):
                 if token is None:
                     unknown.append((row, row.cached + place, start + place))
                 else:
                     places.append(start + place)
-                    wanted.append(token)
+                    wanted.append((at, place, token))
             start += row.computed
         known = torch.tensor(places, dtype=torch.int64, device=ids.device)
-        expected = torch.tensor(wanted)
-        size = len(known)
-        given = [StaticInput("input_ids", ids[known], size, size, expected=expected, copied=ids)]
+        expected = torch.tensor([token for *_, token in wanted])
+        implied = [
+            (base, torch.tensor(tokens))
+            for base in forward.bases
+            if None not in (tokens := reading.tokens_at(base.rows, wanted))
+        ]
+        given = [whole_input("input_ids", ids[known], expected, implied, ids)]
         once = start // forward.repeats
         if self.digests is not None:
             self.digests.add("tokens", [ids[:once]])
         if positions is not None:
             if self.digests is not None:
                 self.digests.add("positions", [positions[:once]])
-            right = reading.ranges([(row.cached, row.cached + row.computed) for row in rows])
-            size = len(positions)
-            given.append(StaticInput("positions", positions, size, size, expected=right))
+            follow = [
+                (base, None if base.rows is None else reading.positions_of(base.rows))
+                for base in forward.bases
+            ]
+            right = reading.positions_of(rows)
+            given.append(whole_input("positions", positions, right, follow))
         self.judge_inputs("batch", given)
         self.relayed.add(forward.model, ids, unknown)
 

@@ -120,7 +120,12 @@ class Served:
     Its kernels get the block `kernel`, and whether a prompt `goes_on` from a state.
 
     If it is `apart`, its scheduler is in another process.
+
+    As a stage of a pipeline, its model gets `received` and returns `sent`.
     """
+
+    received: Any = None
+    sent: Any = None
 
     def __init__(
         self,
@@ -193,11 +198,16 @@ class Served:
         tokens: list[int],
         name: str = "a",
         copies: Mapping[str, Callable[[], None]] = MappingProxyType({}),
+        counted: int | None = None,
+        change: Callable[[Any], object] = bool,
     ) -> None:
         """Run one forward of a request with block tables, as a worker has them.
 
-        `copies` are made by the runner before the model or after it.
+        `copies` are made by the runner before the model or after it. The worker takes `counted`
+        tokens for computed, by default those that are `cached`. `change` gets itself.
         """
+        cached = cached if counted is None else counted
+        self.runner.num_computed_tokens = torch.tensor([cached])
         places = range(cached, cached + len(tokens))
         slots = [[blocks[p // PAGE] * PAGE + p % PAGE for p in places] for blocks in table]
         self.runner.input_batch.req_ids = [name]
@@ -225,12 +235,18 @@ class Served:
             )
 
         self.metadata = metadata
+        change(self)
 
-        def computed(runner: Any, said: Any) -> None:
+        def computed(runner: Any, said: Any) -> Any:
             hooked(self.engine.metadata, lambda owner: (metadata, None), self.runner)
             copies.get("before", bool)()
+            if self.received is not None:
+                call = lambda runner, intermediate_tensors: None  # noqa: E731
+                given = {"intermediate_tensors": self.received}
+                hooked(self.engine.model, call, self.runner, **given)
             hooked(self.engine.wrapper, written, None)
             copies.get("after", bool)()
+            return self.sent
 
         def written(*_: Any) -> None:
             for mine in slots:
@@ -267,6 +283,13 @@ class Served:
             hooked(self.engine.wrapper, called, wrapper)
 
         hooked(self.engine.execute, computed, self.runner, self.tell(DECODE))
+
+    def causes(self) -> set[str | None]:
+        """Return the causes of wrong inputs and lists. None stands for one that is not known."""
+        self.found()
+        lines = lines_in(self.journal.path.parent)
+        found = [one["cause"] for one in lines if one.get("check") in {"stale input", "wrong list"}]
+        return {cause and cause["what"] for cause in found}
 
     def found(self) -> set[str]:
         """Return the names of the checks that found something, and what is undecided."""

@@ -53,7 +53,9 @@ class Toy:
         self.request = parts.request("a", 1, PROMPT, [])
         self.table[1, :32] = torch.arange(20, 52)
         self.fault: Callable[[], None] = lambda: None
-        self.model: Callable[[Any], str] = self.eagerly
+        self.model: Callable[[Any], Any] = self.eagerly
+        self.given: dict[str, Any] = {}
+        """More arguments of each forward."""
         hooked(self.engine.model_runner, lambda runner: None, self.runner)
 
     @property
@@ -65,10 +67,11 @@ class Toy:
     def run(self, batch: Any) -> Any:
         """Run one batch of the scheduler."""
         scheduled = SimpleNamespace(reqs=[self.request])
-        run = functools.partial(hooked, self.engine.forward, self.forward, self.runner, batch)
+        given = self.forward, self.runner, batch
+        run = functools.partial(hooked, self.engine.forward, *given, **self.given)
         return hooked(self.engine.batch, lambda *_: run(), self, scheduled)
 
-    def forward(self, runner: Any, batch: Any) -> str:
+    def forward(self, runner: Any, batch: Any, pp_proxy_tensors: Any = None) -> Any:
         """Run the model as ModelRunner.forward does."""
         return self.model(batch)
 
@@ -163,6 +166,39 @@ def test_an_input_other_than_the_requests_imply_is_found(toy: Toy, name: str) ->
         batch.positions += 1
     toy.run(batch)
     assert toy.found == {"stale input"}
+
+
+def pad(toy: Toy) -> None:
+    """Pad the ids of the batch under way, as data-parallel attention does."""
+    toy.engine.now.batch.input_ids = torch.nn.functional.pad(toy.engine.now.batch.input_ids, (0, 2))
+
+
+def test_a_forward_without_ids_is_watched(toy: Toy, tmp_path: Path) -> None:
+    toy.engine.settings = Settings(str(tmp_path), key="secret")
+    toy.engine.rank = lambda: {"pp": (1, 3)}  # type: ignore[method-assign]
+    toy.prefill()
+    batch = parts.decode([1], [7], [11], [26])
+    batch.input_ids = None
+    toy.run(batch)
+    assert toy.journal.counts["forwards: decode"] == 1
+
+
+def test_a_stage_reports_what_its_model_gets_and_returns(toy: Toy, tmp_path: Path) -> None:
+    toy.engine.settings = Settings(str(tmp_path), key="secret")
+    toy.engine.rank = lambda: {"pp": (1, 3)}  # type: ignore[method-assign]
+    states = torch.randn(8, 4)
+    toy.fault = lambda: pad(toy)
+    got, sent = (parts.Part(tensors={"hidden_states": one}) for one in (states, states * 2))
+    eagerly = toy.eagerly
+    toy.model = lambda batch: eagerly(batch) and parts.Part(logits_output=sent)
+    toy.given = {"pp_proxy_tensors": got}
+    toy.prefill()
+    toy.journal.settle()
+    lines = toy.journal.path.read_text().splitlines()
+    ((*_, exchanged),) = next(one["given"] for one in map(json.loads, lines) if "given" in one)
+    hashes = [exchanged[way]["hidden_states"] for way in ("received", "sent")]
+    assert [[len(row) for row in one] for one in hashes] == [[6], [6]]
+    assert hashes[0] != hashes[1]
 
 
 def test_what_the_sampler_uses_is_judged(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The rows of sglang's draft models, the lists of their steps, and recurrent states."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from paritybit.connectors.following import expected, implied_by
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.attention import lists_of
+from paritybit.connectors.sglang.models import SglangModel
 from paritybit.connectors.sglang.pools import NAME, SglangPool, SglangStates, described
 from paritybit.connectors.sglang.rows import (
     Rows,
@@ -19,10 +22,10 @@ from paritybit.connectors.sglang.rows import (
     paths_of,
     space,
 )
-from paritybit.watch.checks import wrong_list
-from paritybit.watch.facts import Forward, Row
+from paritybit.watch.checks import stale_input, wrong_list
+from paritybit.watch.facts import Forward, IndexList, Row
 from paritybit.watch.ledger import Ledger, Names
-from paritybit.watch.observations import GivenList
+from paritybit.watch.observations import GivenList, Inputs
 from properties.connectors import parts
 from properties.connectors.parts import hooked
 
@@ -125,6 +128,75 @@ def test_rows_imply_what_a_right_batch_holds(batch: Any) -> None:
     assert inputs["out_cache_loc"].tolist() == batch.out_cache_loc.tolist()
     assert inputs["positions"][0] == (3 if "extend" in forward.kind else 4)
     assert inputs["seq_lens"].tolist() == batch.seq_lens.tolist()
+
+
+def known(name: str, row: int, total: int) -> Any:
+    """Return a request of which this many positions are cached or computed."""
+    given = parts.request(name, row, [1] * total, [])
+    given.kv = SimpleNamespace(req_pool_idx=row, kv_committed_len=total)
+    return given
+
+
+KNOWN = known("a", 1, 5), known("b", 2, 3)
+RIGHT = {"positions": [4, 2], "out_cache_loc": [34, 52], "seq_lens": [5, 3]}
+
+
+def blamed(batch: Any, mine: Sequence[Any], **held: list[int]) -> dict[str, str | None]:
+    """Return the cause of each input of a decoding batch that is wrong, with these values."""
+    pool = described(parts.kept(parts.SubPool(100, 1)), None)
+    forward, found = forward_of(batch, mine, pool, TABLE)
+    model = SglangModel(pool, drafts=False, runner=parts.kept(parts.Part()))
+    right = model.implied(batch, found, forward.kind)
+    inputs = [expected(name, torch.tensor(one), right[name]) for name, one in held.items()]
+    bases = [(base, model.implied_by(base, batch, found, forward)) for base in forward.bases]
+    given = Inputs(1, forward, "batch", implied_by(inputs, bases), {})
+    causes = {one.text.split()[1]: one.cause for one in stale_input.judge(given)}
+    return {name: None if one is None else str(one["what"]) for name, one in causes.items()}
+
+
+@pytest.mark.parametrize(
+    ("rows", "totals", "held", "causes"),
+    [
+        ([1, 2], [5, 3], {}, {}),
+        # All others are right, or follow from a wrong one.
+        ([1, 2], [5, 2], {"seq_lens": [5, 2], "positions": [4, 1], "out_cache_loc": [34, 51]},
+         dict.fromkeys(RIGHT, "seq_lens")),
+        ([2, 1], [5, 3], {"out_cache_loc": [54, 32]}, {"out_cache_loc": "req_pool_indices"}),
+        # These are wrong themselves.
+        ([1, 2], [5, 3], {"positions": [4, 1]}, {"positions": "positions"}),
+        ([1, 2], [5, 2], {"out_cache_loc": [34, 53]}, {"out_cache_loc": "out_cache_loc"}),
+        ([1, 2], [5, 3], {"out_cache_loc": [52, 34]}, {"out_cache_loc": "out_cache_loc"}),
+        # What a wrong one implies is not known, or what two of them do.
+        ([1, 2], [5, 99], {"positions": [4, 98]}, {"positions": None}),
+        ([2, 1], [5, 2], {"out_cache_loc": [54, 31]}, {"out_cache_loc": None}),
+    ],
+)  # fmt: skip
+def test_the_cause_is_the_field_from_which_the_wrong_ones_are_made(
+    rows: list[int], totals: list[int], held: dict[str, list[int]], causes: dict[str, str | None]
+) -> None:
+    batch = batch_of("decode", totals)
+    batch.req_pool_indices = torch.tensor(rows)
+    assert blamed(batch, KNOWN, **{**RIGHT, **held}) == causes
+
+
+def test_a_list_that_agrees_with_a_wrong_field_is_not_to_blame() -> None:
+    batch = batch_of("decode", [5, 3])
+    batch.req_pool_indices = torch.tensor([2, 1])
+    pool = described(parts.kept(parts.SubPool(100, 1)), None)
+    forward, _ = forward_of(batch, KNOWN, pool, TABLE)
+    ledger = Ledger(next(iter(pool.groups.values())), Names())
+
+    def causes(*rows: Tensor) -> list[Any]:
+        lengths = torch.tensor([len(row) for row in rows])
+        given = IndexList(
+            "kv", ledger.group.name, torch.cat(rows), lengths.cumsum(0) - lengths, lengths
+        )
+        found = wrong_list.judge(GivenList(1, forward, ledger, given))
+        return [one.cause and one.cause["what"] for one in found]
+
+    assert causes(TABLE[1, :5], TABLE[2, :3]) == []
+    assert causes(TABLE[2, :5], TABLE[1, :3]) == ["req_pool_indices"] * 2
+    assert causes(TABLE[2, :5], TABLE[3, :3]) == ["req_pool_indices", "the list kv"]
 
 
 def lists_of_steps(batch: Any, topk: int) -> tuple[Forward, SglangPool, Any]:

@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from paritybit.connectors.vllm.batch import counts_of
 from paritybit.connectors.vllm.engine import EFFECTS, RANKS, TOGETHER, WARM_UP, VllmEngine
 from paritybit.connectors.vllm.pools import by_slot
+from paritybit.watch.digests import Digests
+from paritybit.watch.facts import Forward, Row
 from paritybit.watch.lines import Lines
+from paritybit.watch.settings import Settings
 from properties.connectors.parts import Part, hooked
 from properties.connectors.parts_vllm import DECODE, PROMPT, Served, a_request, output
 from properties.support.watching import lines_in, skip
@@ -85,6 +89,48 @@ def test_what_a_worker_gives_to_its_kernels_is_compared_with_the_scheduler(
 ) -> None:
     served.run(DECODE, table, 6, tokens)
     assert check in served.found()
+
+
+def add(served: Served, name: str) -> None:
+    """Add one to an input of the sliding group, or of the model."""
+    owner = served.metadata["slid"] if hasattr(served.metadata["slid"], name) else served.runner
+    getattr(owner, name)[0] += 1
+
+
+def test_each_runner_keeps_what_it_takes_for_computed_in_another_order() -> None:
+    held = torch.tensor([5, 6, 7])
+    older, newer = Part(num_computed_tokens=held), Part(gpu=held)
+    newer = Part(req_states=Part(num_computed_tokens=newer))
+    mapped = Part(idx_mapping=torch.tensor([2, 0, -1]))
+    counts = counts_of(older, None, 2), counts_of(newer, mapped, 2)
+    assert [one is not None and one.tolist() for one in counts] == [[5, 6], [7, 5]]
+    assert counts_of(newer, None, 2) is counts_of(older, mapped, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("table", "more", "causes"),
+    [
+        ([[1, 2], [3, 4]], {"counted": 5}, {"num_computed_tokens"}),
+        ([[1, 2], [3, 4]], {"counted": 3}, {"num_computed_tokens"}),
+        ([[1, 2], [3, 5]], {}, {"the list block_table"}),
+        # These are wrong themselves.
+        ([[1, 2], [3, 4]], {"change": lambda one: add(one, "slot_mapping")}, {"slot_mapping 1"}),
+        ([[1, 2], [3, 4]], {"change": lambda one: add(one, "seq_lens")}, {"seq_lens 1"}),
+        ([[1, 2], [3, 4]], {"change": lambda one: add(one, "positions")}, {"positions"}),
+        # The slot follows from both.
+        ([[1, 2], [3, 5]], {"counted": 5},
+         {"num_computed_tokens", "the list block_table", None}),
+        # It would follow from the count, and is wrong itself.
+        ([[1, 2], [3, 4]], {"counted": 4, "change": lambda one: add(one, "slot_mapping")},
+         {"num_computed_tokens", "slot_mapping 1"}),
+    ],
+)  # fmt: skip
+def test_the_cause_is_the_input_from_which_the_wrong_ones_are_made(
+    served: Served, table: list[list[int]], more: dict[str, Any], causes: set[str | None]
+) -> None:
+    """An input that agrees with a wrong one is not to blame."""
+    served.run(DECODE, table, 6, [16], **more)
+    assert served.causes() == causes
 
 
 @pytest.mark.parametrize(
@@ -178,6 +224,30 @@ def test_a_forward_of_several_ranks_runs_once(
     assert served.engine.rank() == {"tp": (1, 2)}
     assert served.journal.counts[f"not tried: unrepeatable replay: {TOGETHER}"] == 1
     served.journal.end()
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_stage_reports_what_its_model_gets_and_returns(tmp_path: Path, passed: bool) -> None:
+    """The newer runner passes nothing to a graph of the whole model, which has fixed inputs."""
+    served = Served(tmp_path)
+    served.engine.settings = Settings(str(tmp_path), None, 1, key="secret")
+    served.engine.rank = lambda: {"pp": (1, 3)}  # type: ignore[method-assign]
+    states = torch.randn(8, 4)
+    got, other = (Part(tensors={"hidden_states": one}) for one in (states, torch.randn(8, 4)))
+    served.received = got if passed else None
+    served.runner.intermediate_tensors = other if passed else got
+    served.sent = Part(tensors={"hidden_states": states * 2})
+    prefilled(served)
+    served.journal.end()
+    lines = [one["given"] for one in lines_in(tmp_path) if one["kind"] == "digests"]
+    ((*_, exchanged),) = lines[0]
+    assert set(exchanged) == {"received", "sent"}
+    assert [len(rows) for rows in exchanged["received"]["hidden_states"]] == [6]
+    again = Digests(served.journal, "secret", {"pp": (1, 3)})
+    forward = Forward("prefill", (Row("a", [1] * 6, 0, 6, {}),))
+    again.exchange("received", forward, got.tensors, 6)
+    for name, one in again.exchanged["received"].items():
+        assert again.hashes(1, one) == exchanged["received"][name]
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -489,7 +559,8 @@ def test_a_second_run_is_not_observed_and_leaves_the_context_alone(
         kept.append(replay)
         return replay.run()
 
-    watching.watcher, watching.once = Part(lines=Lines("vllm"), run_without_graph=run), once
+    watching.watcher = Part(lines=Lines("vllm"), run_without_graph=run, between_stages=False)
+    watching.once = once
     watching.now = Part(
         runner=Part(get_model=lambda: model),
         batch=Part(live=(1, 2)),

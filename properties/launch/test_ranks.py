@@ -112,6 +112,60 @@ def test_stages_of_a_pipeline_agree_on_rows_and_positions_alone() -> None:
     assert found.rank == "pp 0, pp 1"
 
 
+def stage(number: int, way: str, *rows: str, name: str = "hidden_states") -> list[Any]:
+    """Return the digest of a forward in which a stage exchanged rows with one hash each."""
+    return [*digest(number), {way: {name: [[one] for one in rows]}}]
+
+
+@pytest.mark.parametrize(
+    ("got", "text"),
+    [
+        ("ab", None),
+        ("ba", "in 2 of 2 rows, first in row 0, which gets those of row 1"),
+        ("ac", "in 1 of 2 rows, first in row 1"),
+        ("aa", "in 1 of 2 rows, first in row 1, which gets those of row 0"),
+    ],
+)
+def test_a_stage_gets_what_the_stage_before_computed(got: str, text: str | None) -> None:
+    found, number = compared([[stage(7, "sent", *"ab")], [stage(7, "received", *got)]], "pp")
+    assert number == 2
+    if text is None:
+        assert found == []
+        return
+    (one,) = found
+    assert (one.rank, one.forward) == ("pp 0, pp 1", 7)
+    assert one.text == (
+        f"rank pp 1 gets other hidden states than rank pp 0 computed in the same forward, {text}"
+    )
+
+
+def test_hidden_states_that_one_stage_lacks_are_not_compared() -> None:
+    """Ranks without them, of other forwards, with other tensors, or that send another part."""
+    sent = stage(7, "sent", *"ab")
+    for other in (
+        digest(7), stage(8, "received", *"xx"), stage(7, "received", *"xx", name="residual"),
+        stage(7, "received", *"xxx"),
+        stage(7, "sent", *"xx"),
+    ):  # fmt: skip
+        assert compared([[sent], [other]], "pp")[0] == []
+    assert compared([[stage(7, "sent", "", "b")], [stage(7, "received", *"xb")]], "pp") == ([], 2)
+    middle = [*digest(7), {**stage(7, "received", *"ab")[5], **stage(7, "sent", *"cd")[5]}]
+    (found,), number = compared([[sent], [middle], [stage(7, "received", *"cx")]], "pp")
+    assert (number, found.rank) == (3, "pp 1, pp 2")
+
+
+def test_a_run_says_if_no_hidden_states_were_compared() -> None:
+    agreement = Agreement()
+    for number in (0, 1):
+        agreement.start(str(number), {"pp": number}, {"pp": 2})
+        assert [*agreement.take(str(number), [digest(1)], {})] == []
+    assert [*agreement.finish({})] == []
+    assert agreement.counts() == {
+        "tried: ranks disagree": 1,
+        "not tried: ranks disagree: no hidden states of two stages were seen in one forward": 1,
+    }
+
+
 def test_engines_one_after_another_are_apart_and_engines_at_a_time_are_not_compared() -> None:
     agreement = Agreement()
 

@@ -1,12 +1,13 @@
 """The digests of forwards, by which ranks are compared."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from paritybit.watch import journal, observations
 from paritybit.watch.digests import Digests
@@ -14,6 +15,8 @@ from paritybit.watch.facts import Forward, IndexList, Replay
 from paritybit.watch.settings import AGREEING, Settings
 from paritybit.watch.watcher import Watcher
 from properties.support.watching import groups, lines_in, row
+
+PP = {"pp": (0, 2)}
 
 FACTS: dict[str, Any] = {
     "request": "a", "cached": 2, "slots": [5, 6, 7], "ids": [3], "positions": [2], "list": 5,
@@ -105,6 +108,61 @@ def test_stages_with_other_numbers_of_groups_agree(tmp_path: Path) -> None:
     (mine,), (other,) = digests(tmp_path, 0), digests(tmp_path, 1, repeats=2)
     pairs = zip(AGREEING["tp"], mine[4].split(" "), other[4].split(" "), strict=True)
     assert {part for part, one, another in pairs if one == another} >= {*AGREEING["pp"]}
+
+
+def exchanged(
+    folder: Path, states: Tensor, way: str = "sent", rank: Mapping[str, tuple[int, int]] = PP
+) -> list[list[str]]:
+    """Return the hashes of what a stage exchanges for rows that compute one and three tokens."""
+    lines = journal.Journal(folder / "process-0.jsonl")
+    kv, settings = groups(), Settings(str(folder), key="secret")
+    watcher = Watcher(kv, engine="toy", release="1", journal=lines, rank=rank, settings=settings)
+    one, two = row("a", [1, 2, 3], 2, [5, 6, 7]), row("b", [4, 5, 6], 0, [8, 9, 10])
+    watcher.exchanged(way, {"hidden_states": states}, 4)  # No forward is watched.
+    assert watcher.due("extend", 2)
+    watcher.begin(Forward("extend", (one, two)))
+    watcher.exchanged(way, {"hidden_states": states, "scalar": torch.tensor(1)}, 4)
+    watcher.end()
+    assert not [one for one in lines_in(folder) if one["kind"] == "undecided"]
+    lines.end()
+    (found,) = [one for one in lines_in(folder) if one["kind"] == "digests"]
+    lines.path.unlink()
+    ((*_, last),) = found["given"]
+    if isinstance(last, str):
+        return []
+    hashes: list[list[str]] = last[way]["hidden_states"]
+    return hashes
+
+
+def test_what_stages_exchange_has_hashes_by_row_without_its_padding(tmp_path: Path) -> None:
+    states = torch.randn(6, 8)
+    mine, padded, other = exchanged(tmp_path, states), states.clone(), states.clone()
+    padded[4:] += 1
+    other[3, 7] += 1
+    assert [len(one) for one in mine] == [1, 3]
+    assert mine == exchanged(tmp_path, padded, "received") == exchanged(tmp_path, states[:4])
+    changed = exchanged(tmp_path, other)
+    assert (changed[0], changed[1][:2]) == (mine[0], mine[1][:2])
+    assert changed[1][2] != mine[1][2]
+    assert mine != exchanged(tmp_path, states.flip(0))
+    assert exchanged(tmp_path, states[:3]) == []  # It lacks tokens.
+
+
+def test_a_rank_hashes_the_part_that_it_sends(tmp_path: Path) -> None:
+    """With two tensor-parallel ranks, each sends half of the bytes, with the padding."""
+    states = torch.randn(6, 8)
+    first, second = (exchanged(tmp_path, states, rank={**PP, "tp": (n, 2)}) for n in (0, 1))
+    received = exchanged(tmp_path, states, "received", {**PP, "tp": (1, 2)})
+    whole = exchanged(tmp_path, states)
+    assert received == whole
+    assert first == [whole[0], [*whole[1][:2], ""]]
+    assert second == [[""], ["", "", whole[1][2]]]
+    # A tensor that cannot be cut is sent by both.
+    assert exchanged(tmp_path, states[:5, :7], rank={**PP, "tp": (1, 2)})[0] != [""]
+
+
+def test_what_is_exchanged_costs_nothing_without_stages(tmp_path: Path) -> None:
+    assert exchanged(tmp_path, torch.randn(4, 8), rank={"tp": (0, 2)}) == []
 
 
 def test_tokens_cannot_be_guessed_without_the_key_of_the_run(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a finding says about a wrong value."""
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,9 +9,12 @@ import torch
 from torch import Tensor
 
 from paritybit.watch.checks.stale_input import judge
-from paritybit.watch.facts import Forward, Group, Layer, Row, StaticInput
+from paritybit.watch.facts import Base, Forward, Group, Layer, Replay, Row, StaticInput
 from paritybit.watch.ledger import Ledger, Names
 from paritybit.watch.observations import Inputs
+from paritybit.watch.replays.causes import suspects_of
+from paritybit.watch.replays.replaying import held_by
+from paritybit.watch.replays.rerun import Saved
 
 SLOTS = {"a": [10, 11, 12], "b": [20, 21, 22, 23, 24]}
 
@@ -57,3 +61,43 @@ def test_a_finding_says_what_a_wrong_value_equals(
     held: list[int], right: list[int], more: dict[str, Any], what: str
 ) -> None:
     assert what in told(held, right, **more)
+
+
+def made_of(base: Base, held: Sequence[int], implied: Sequence[int] | None) -> StaticInput:
+    """Return an input with slots to write, and what a wrong base implies for it."""
+    follows = None if implied is None else torch.tensor(implied)
+    return StaticInput(
+        *("slots", torch.tensor(held), 2, 2),
+        writes="kv",
+        expected=torch.tensor([1, 2]),
+        implied=[(base, follows)],
+    )
+
+
+@pytest.mark.parametrize(
+    ("held", "implied", "cause", "holds"),
+    [
+        ([1, 9], [1, 9], "lengths", "lengths"),
+        ([1, 9], [1, 8], "slots", "slots holds the slot"),
+        ([1, 9], [1, 2], "slots", "slots holds the slot"),  # The base has nothing to do with it.
+        ([1, 9], None, None, "slots holds the slot"),
+    ],
+)
+def test_what_follows_from_a_wrong_input_is_not_to_blame(
+    held: list[int], implied: list[int] | None, cause: str | None, holds: str
+) -> None:
+    static = made_of(Base("lengths", "batch", None), held, implied)
+    (found,) = judge(Inputs(7, FORWARD, "batch", [static], {}))
+    assert (found.cause and found.cause["what"]) == cause
+    ((stray, slots),) = held_by([static], "kv", torch.tensor([9]))
+    assert (stray["what"], slots) == (holds, [9])
+
+
+def test_an_experiment_names_the_input_from_which_the_reset_one_follows() -> None:
+    static = made_of(Base("lengths", "batch", None), [1, 9], [1, 9])
+    other = made_of(Base("lengths", "batch", None), [1, 9], [1, 8])
+    for one, name in ((static, "lengths"), (other, "slots")):
+        replay = Replay("graph", "decode", 2, 2, [one], lambda: None)
+        rerun: Any = SimpleNamespace(inputs=Saved([(one.tensor, one.tensor)]), replay=replay)
+        (suspect,) = suspects_of(rerun, {})
+        assert (suspect.cause["input"], suspect.live) == (name, True)

@@ -11,12 +11,13 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from copy import copy
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import attributes, expected, tensors
+from paritybit.connectors.following import attributes, expected, implied_by, tensors
 from paritybit.connectors.hooking import Call, NotRecognisedError, maybe
 from paritybit.connectors.sampling import ROUNDING, moves
 from paritybit.connectors.sglang import attention, graphs, rows, sampling
@@ -24,7 +25,7 @@ from paritybit.connectors.sglang.allocations import at_rest
 from paritybit.connectors.sglang.models import Models, SglangModel
 from paritybit.connectors.sglang.pools import PREFILLS
 from paritybit.connectors.sglang.ranks import rank_of
-from paritybit.watch.facts import PIECES, Forward, Replay, RowValues
+from paritybit.watch.facts import PIECES, Base, Forward, Replay, RowValues
 from paritybit.watch.lines import SLOTS
 from paritybit.watch.watcher import Watcher
 
@@ -37,7 +38,8 @@ class SglangForward:
     """The current forward, and the graph runner that replays it, if there is one.
 
     `call` runs the batch, and `arguments` are those of the runner. `replays` counts replays of
-    whole graphs, and `pieces` those of parts. `listed`: whether index lists were judged.
+    whole graphs, and `pieces` those of parts. `listed`: whether index lists were judged. `bases`
+    are those of the forward, each with the inputs that it implies. `live` is the number of ids.
     """
 
     model: SglangModel
@@ -45,6 +47,8 @@ class SglangForward:
     forward: Forward
     rows: rows.Rows
     implied: dict[str, Tensor]
+    bases: list[tuple[Base, dict[str, Tensor] | None]]
+    live: int
     runner: Any = None
     call: Call | None = None
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -62,6 +66,8 @@ class SglangEngine(Models):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.requests: Any = None
+        self.lengths: tuple[Any, Any] = None, None
+        """The numbers of cached and of computed positions, per prompt in the scheduler's batch."""
         self.capturing = 0
         self.ranks: Mapping[str, tuple[int, int]] = {}
         self.placed: dict[str, int] = {}
@@ -119,6 +125,7 @@ class SglangEngine(Models):
         if self.watcher is None:
             self.watcher = self.start(scheduler, batch)
         self.requests, self.drafting = batch.reqs, type(maybe(batch, "spec_info"))
+        self.lengths = maybe(batch, "prefix_lens"), maybe(batch, "extend_lens")
         info = maybe(batch, "sampling_info")
         self.penalizers = maybe(info, "penalizer_orchestrator")
         try:
@@ -183,12 +190,20 @@ class SglangEngine(Models):
             return
         forward, found = self.facts(model, batch, graph_runner)
         implied = model.implied(batch, found, forward.kind)
+        bases = [(base, model.implied_by(base, batch, found, forward)) for base in forward.bases]
         self.hook_lists(runner)
-        now = SglangForward(model, batch, forward, found, implied)
+        live = 0 if batch.input_ids is None else len(batch.input_ids)  # The engine may pad them.
+        now = SglangForward(model, batch, forward, found, implied, bases, live)
         with self.forward_of(now, forward):
             self.judge(watcher, now)
+            if watcher.between_stages:
+                given = run.arguments.get("pp_proxy_tensors")
+                self.exchanged("received", given, now.live)
             with nullcontext() if graph_runner is None else self.running(graph_runner, run):
-                run()
+                output = run()
+            if watcher.between_stages:
+                output = output[0] if isinstance(output, tuple) else maybe(output, "logits_output")
+                self.exchanged("sent", output, now.live)
 
     def ended(self, now: Any) -> None:
         """Report what was not judged before the forward."""
@@ -217,7 +232,7 @@ class SglangEngine(Models):
         try:
             if model.drafts:
                 return rows.draft_forward_of(*given, self.table, runner, model.ahead)
-            facts, states = rows.forward_of(*given, self.table), self.states
+            facts, states = rows.forward_of(*given, self.table, self.lengths), self.states
             if states is None or not facts[1].rows:
                 return facts
             return states.with_states(batch, *facts)
@@ -260,13 +275,17 @@ class SglangEngine(Models):
         if not model.drafts:
             self.judge_rows(batch, rows.mode_of(batch))
         if now.implied and maybe(batch, "encoder_lens") is None:
-            self.judge_batch(watcher, batch, now.implied, model)
+            self.judge_batch(watcher, now)
         watcher.judge_inputs("LoRA", sampling.buffers_used(now, self.requests))
 
-    def judge_batch(
-        self, watcher: Watcher, batch: Any, implied: Mapping[str, Tensor], model: SglangModel
-    ) -> None:
-        """Judge the fields of the engine's batch whose values the rows imply."""
+    def judge_batch(self, watcher: Watcher, now: SglangForward) -> None:
+        """Judge the fields of the engine's batch whose values the rows imply.
+
+        Those from which others are made come first.
+        """
+        batch, implied, model = now.batch, now.implied, now.model
+        known = now.rows.known
+        watcher.judge_inputs("batch", [expected(name, *one) for name, one in known.items()])
         ids, positions = batch.input_ids, maybe(batch, "positions")
         listed = ids is not None and len(ids) == len(implied.get("out_cache_loc", ()))
         # The ids of draft steps belong to no request. Their positions are judged below.
@@ -276,9 +295,10 @@ class SglangEngine(Models):
             kept = rows.kept_ids(batch, self.requests, self.names_next) if model.drafts else None
             watcher.judge_tokens(ids, positions if same else None, kept)
         names = "seq_lens", "out_cache_loc", "mrope_positions", *(["positions"] * model.drafts)
-        held = [(name, maybe(batch, name)) for name in names if name in implied]
-        given = [expected(name, one, implied[name]) for name, one in held if one is not None]
-        watcher.judge_inputs("batch", given)
+        left = [name for name in names if name in implied and name not in known]
+        held = [(name, one) for name in left if (one := maybe(batch, name)) is not None]
+        inputs = [expected(name, one, implied[name]) for name, one in held]
+        watcher.judge_inputs("batch", implied_by(inputs, now.bases))
 
     def judge_rows(self, batch: Any, mode: str) -> None:
         """Judge what the sampler uses for each row of a batch."""
@@ -373,8 +393,15 @@ class SglangEngine(Models):
                 self.journal.scope(draft_lists_not_watched=str(error))
             else:
                 self.watcher.undecided(f"{error} are not watched")
-        given = attention.metadata_of(backend, mode, now.batch, now.rows, graph, now.model.drafts)
-        self.watcher.judge_inputs(type(backend).__name__, list(given))
+        given = backend, mode, now.batch
+        of_rows = functools.partial(attention.metadata_of, *given, graph=graph)
+        inputs = list(of_rows(now.rows, drafts=now.model.drafts))
+        bases = [
+            (base, None if other is None else {one.name: one.expected for one in of_rows(other)})
+            for base, _ in now.bases
+            for other in [now.rows.of(base.rows)]
+        ]
+        self.watcher.judge_inputs(type(backend).__name__, implied_by(inputs, bases))
 
     def capture(self, original: Call, runner: Any) -> None:
         """Record the static inputs of captured graphs."""
@@ -423,6 +450,9 @@ class SglangEngine(Models):
         by_tokens = hasattr(runner, "capture_num_tokens") and not hasattr(runner, "capture_bs")
         live = len(batch.input_ids) if by_tokens else int(batch.batch_size)
         watcher.judge_inputs("graph", graphs.tails_of(runner, live, bucket))
+        states = maybe(runner, "buffers.pp_proxy_tensors")
+        if states is not None and watcher.between_stages:
+            self.exchanged("received", SimpleNamespace(tensors=states), now.live)
         outputs = functools.partial(graphs.outputs_of, runner, key, live, bucket)
         watcher.replay(
             Replay(

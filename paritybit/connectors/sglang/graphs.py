@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paritybit.connectors.following import attributes, padding, tensors
+from paritybit.connectors.following import attributes, implied_by, padding, tensors
 from paritybit.connectors.hooking import maybe
 from paritybit.connectors.sglang.attention import attending
 from paritybit.watch.facts import StaticInput
@@ -151,6 +151,7 @@ def inputs_of(
             static.expected = now.implied.get(static.name, given)
             static.live, static.size = static.expected.shape[static.axis], size
             static.valid = (ranges or {}).get(static.name)
+            implied_by([static], now.bases)
     return found
 
 

@@ -11,7 +11,7 @@ from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.pools import NAME, SglangPool, SglangStates, described
 from paritybit.connectors.sglang.rows import Rows, implied
-from paritybit.watch.facts import Group
+from paritybit.watch.facts import Base, Forward, Group
 from paritybit.watch.weak import Weakly
 
 SCOPE = (
@@ -83,6 +83,13 @@ class SglangModel:
         if not (held is None or images or positions is None or held.shape[-1] != len(positions)):
             inputs["mrope_positions"] = positions.expand(len(held), -1)
         return inputs
+
+    def implied_by(
+        self, base: Base, batch: Any, found: Rows, forward: Forward
+    ) -> dict[str, Tensor] | None:
+        """Return the inputs that a wrong base implies, by name, or None if they are not known."""
+        rows = found.of(base.rows)
+        return None if rows is None else self.implied(batch, rows, forward.kind)
 
 
 class Models(Allocations):

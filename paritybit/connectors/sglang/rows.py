@@ -5,7 +5,7 @@ token. In a graph of draft steps, each step but the last writes one position per
 tokens are unknown before the replay.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,8 +15,9 @@ from torch import Tensor
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sampling import untried
 from paritybit.connectors.sglang.pools import PREFILLS, SglangPool
-from paritybit.watch.facts import Forward, Row, RowValues
-from paritybit.watch.reading import ranges
+from paritybit.watch.bits import on_host
+from paritybit.watch.facts import Base, Forward, Row, RowValues
+from paritybit.watch.reading import positions_of
 
 EXTENDS = ("draft_extend", "draft_extend_v2")
 """Modes in which a draft computes the tokens that were accepted."""
@@ -29,16 +30,22 @@ MODES = (*PREFILLS, "decode", "target_verify")
 class Rows:
     """The rows of a forward, and the row of the engine's batch that each belongs to.
 
-    They differ for a tree of drafts, which has one row of the forward per branch.
+    They differ for a tree of drafts, which has one row of the forward per branch. `known` has the
+    fields of the batch from which others are made, and their right values.
     """
 
     rows: list[Row] = field(default_factory=list)
     batch_rows: list[int] = field(default_factory=list)
+    known: Mapping[str, tuple[Tensor, list[int]]] = field(default_factory=dict)
 
     @property
     def pairs(self) -> list[tuple[int, Row]]:
         """Each row with that of the batch."""
         return list(zip(self.batch_rows, self.rows, strict=True))
+
+    def of(self, rows: Sequence[Row] | None) -> "Rows | None":
+        """Return other rows of the same rows of the batch."""
+        return None if rows is None else Rows([*rows], self.batch_rows)
 
     def add(self, batch_row: int, row: Row) -> None:
         """Add a row of the forward that belongs to a row of the batch."""
@@ -61,18 +68,95 @@ def request_row(request: Any) -> int | None:
     return None
 
 
+def rows_in_table(requests: Sequence[Any]) -> list[int]:
+    """Return the row of each request in the request table."""
+    return [row for one in requests if (row := request_row(one)) is not None]
+
+
+def committed(request: Any) -> int | None:
+    """Return the number of positions of a request that are cached or computed, or None."""
+    holders = (maybe(request, "kv"), request)
+    return next((n for one in holders if (n := maybe(one, "kv_committed_len")) is not None), None)
+
+
+def bases_of(
+    batch: Any, requests: Sequence[Any], mode: str, spans: tuple[Any, Any] = (None, None)
+) -> dict[str, tuple[Tensor, list[int]]]:
+    """Return the fields of a batch from which others are made, by name, and their right values.
+
+    `spans` are the scheduler's numbers of cached and of computed positions, per prompt.
+    """
+    if mode not in MODES or len(requests) != len(batch.req_pool_indices):
+        return {}
+    right: dict[str, Any] = {"req_pool_indices": [request_row(one) for one in requests]}
+    drafts = batch.spec_info is not None or maybe(batch, "encoder_lens") is not None
+    if mode != "target_verify" and not drafts:
+        right["seq_lens"] = [committed(one) for one in requests]
+    if mode in PREFILLS and maybe(batch, "encoder_lens") is None:
+        right["extend_prefix_lens"], right["extend_seq_lens"] = spans
+    held = {name: maybe(batch, name) for name in right}
+    return {
+        name: (held[name], list(values))
+        for name, values in right.items()
+        if values is not None and None not in values and isinstance(held[name], Tensor)
+        if len(held[name]) == len(values)
+    }
+
+
 def forward_of(
-    batch: Any, requests: Sequence[Any], pool: SglangPool, table: Tensor
+    batch: Any,
+    requests: Sequence[Any],
+    pool: SglangPool,
+    table: Tensor,
+    spans: tuple[Any, Any] = (None, None),
 ) -> tuple[Forward, Rows]:
-    """Return the facts of a forward of the target model. Raises NotRecognisedError."""
+    """Return the facts of a forward of the target model. Raises NotRecognisedError.
+
+    Its rows are those of the requests, also if a field of the batch is wrong.
+    """
     mode = mode_of(batch)
     if mode == "idle":
         return Forward(mode, ()), Rows()
     if mode not in MODES:
         raise NotRecognisedError(f"a forward with the mode {mode}")
-    plain = plain_rows(batch, requests, pool, table, lengths(batch, mode))
+    known, mine = bases_of(batch, requests, mode, spans), requests_of(batch, requests, mode)
+    right = {name: values for name, (_, values) in known.items()}
+    right.setdefault("req_pool_indices", rows_in_table(mine))
+    found, bases = rows_by(batch, mine, pool, table, right), []
+    found.known = known
+    for name, held in zip(known, on_host([one for one, _ in known.values()]), strict=True):
+        if held.tolist() != right[name]:
+            values = {**right, name: held.tolist()}
+            if name == "seq_lens" and mode in PREFILLS:
+                computed = [row.computed for row in found.rows]
+                prefixes = (n - one for n, one in zip(held.tolist(), computed, strict=True))
+                values["extend_prefix_lens"] = list(prefixes)
+            implied = possible(batch, table, values)
+            rows = rows_by(batch, mine, pool, table, values).rows if implied else None
+            bases.append(Base(name, "batch", rows))
+    return Forward(mode, tuple(found.rows), bases=bases), found
+
+
+def possible(batch: Any, table: Tensor, values: Mapping[str, Sequence[int]]) -> bool:
+    """Return whether the request table has all positions of rows with these values."""
+    spans = lengths(batch, mode_of(batch), values)
+    inside = all(first >= 0 and n > 0 and first + n <= table.shape[1] for first, n in spans)
+    return inside and all(0 <= row < len(table) for row in values["req_pool_indices"])
+
+
+def rows_by(
+    batch: Any,
+    requests: Sequence[Any],
+    pool: SglangPool,
+    table: Tensor,
+    values: Mapping[str, Sequence[int]],
+) -> Rows:
+    """Return the rows of a batch whose fields have these values."""
+    mode = mode_of(batch)
+    spans = lengths(batch, mode, values)
+    plain = plain_rows(requests, values["req_pool_indices"], pool, table, spans)
     if mode != "target_verify":
-        return Forward(mode, tuple(plain.rows)), plain
+        return plain
     found, ids = Rows(), batch.input_ids.tolist()
     for index, row in enumerate(plain.rows):
         before = row.tokens[: row.cached]
@@ -82,34 +166,43 @@ def forward_of(
             mine = {name: one[places] for name, one in row.slots.items()}
             tokens = [*before, *(drafts[node] for node in path)]
             found.add(index, replace(row, tokens=tokens, computed=len(path), slots=mine))
-    return Forward(mode, tuple(found.rows)), found
+    return found
 
 
 def plain_rows(
-    batch: Any,
     requests: Sequence[Any],
+    places: Sequence[int],
     pool: SglangPool,
     table: Tensor,
     spans: Sequence[tuple[int, int]],
     ahead: bool = False,
 ) -> Rows:
-    """Return one row per request. `spans` are the numbers of cached and computed positions."""
-    found, held = Rows(), slots_of(batch, pool, table, max(map(sum, spans)))
-    of_rows = requests_of(batch, requests, mode_of(batch))
-    for at, (request, (cached, computed)) in enumerate(zip(of_rows, spans, strict=True)):
+    """Return one row per request, with the slots in its row of the table.
+
+    `spans` are the numbers of cached and computed positions.
+    """
+    found, held = Rows(), slots_of(places, pool, table, max(map(sum, spans)))
+    for at, (request, (cached, computed)) in enumerate(zip(requests, spans, strict=True)):
         slots = {name: block[at, : cached + computed] for name, block in held.items()}
         found.add(at, row_of(request, cached, computed, slots, ahead))
     return found
 
 
-def slots_of(batch: Any, pool: SglangPool, table: Tensor, longest: int) -> dict[str, Tensor]:
+def slots_of(
+    places: Sequence[int], pool: SglangPool, table: Tensor, longest: int
+) -> dict[str, Tensor]:
     """Return, per group, the slots of each row's first positions, [rows, longest] on the host."""
-    locations = table[batch.req_pool_indices, :longest]
+    locations = table[torch.tensor(places, device=table.device), :longest]
     return {name: slots.cpu() for name, slots in pool.slots(locations).items()}
 
 
 def requests_of(batch: Any, requests: Sequence[Any], mode: str) -> list[Any]:
-    """Return the request of each row of a batch. Raises NotRecognisedError."""
+    """Return the request of each row of a batch. Raises NotRecognisedError.
+
+    A batch with all requests of the scheduler's has them in its order.
+    """
+    if len(requests) == len(batch.req_pool_indices) and None not in map(request_row, requests):
+        return list(requests)
     by_row = {request_row(request): request for request in requests}
     table_rows = batch.req_pool_indices.tolist()
     if any(at not in by_row for at in table_rows):
@@ -129,10 +222,9 @@ def implied(found: Rows, kind: str, group: str) -> dict[str, Tensor]:
         }
     if not rows or found.batch_rows != list(range(len(rows))):
         return {}
-    spans = [(row.cached, row.cached + row.computed) for row in rows]
-    inputs = {"positions": ranges(spans), "out_cache_loc": slots_written(rows, group)}
+    inputs = {"positions": positions_of(rows), "out_cache_loc": slots_written(rows, group)}
     if kind != "target_verify":
-        inputs["seq_lens"] = torch.tensor([last for _, last in spans])
+        inputs["seq_lens"] = torch.tensor([row.cached + row.computed for row in rows])
     return inputs
 
 
@@ -141,13 +233,21 @@ def slots_written(rows: Sequence[Row], group: str) -> Tensor:
     return torch.cat([row.slots[group][row.cached :] for row in rows])
 
 
-def lengths(batch: Any, mode: str) -> list[tuple[int, int]]:
-    """Return the numbers of cached and of computed positions, per row."""
+def lengths(
+    batch: Any, mode: str, values: Mapping[str, Sequence[int]] | None = None
+) -> list[tuple[int, int]]:
+    """Return the numbers of cached and of computed positions, per row.
+
+    They are those of the batch where `values` has none.
+    """
+    values = values or {}
     if mode in PREFILLS:
-        prefixes = host(batch.extend_prefix_lens_cpu, batch.extend_prefix_lens)
-        computed = host(batch.extend_seq_lens_cpu, batch.extend_seq_lens)
+        held = batch.extend_prefix_lens_cpu, batch.extend_prefix_lens
+        prefixes = values.get("extend_prefix_lens") or host(*held)
+        held = batch.extend_seq_lens_cpu, batch.extend_seq_lens
+        computed = values.get("extend_seq_lens") or host(*held)
         return list(zip(prefixes, computed, strict=True))
-    totals = batch.seq_lens.tolist()
+    totals = values.get("seq_lens") or batch.seq_lens.tolist()
     if mode == "decode":
         return [(total - 1, 1) for total in totals]
     if maybe(batch.spec_info, "ragged_verify_layout") is not None:
@@ -230,7 +330,8 @@ def draft_forward_of(
         computed = host(batch.extend_seq_lens_cpu, batch.extend_seq_lens)
         pairs = zip(batch.seq_lens.tolist(), computed, strict=True)
         spans = [(end - count, count) for end, count in pairs]
-        found = plain_rows(batch, requests, pool, table, spans, ahead)
+        mine = requests_of(batch, requests, mode)
+        found = plain_rows(mine, rows_in_table(mine), pool, table, spans, ahead)
     elif mode == "decode" and topk is not None and count is not None:
         found = stepped(batch, requests, pool, table, (int(topk), int(count)), ahead)
     else:
@@ -251,9 +352,10 @@ def stepped(
     totals = batch.seq_lens.tolist()
     branches = batch.out_cache_loc.view(len(totals), topk, -1)
     columns = branches.shape[2]
-    held = slots_of(batch, pool, table, max(totals) + columns)
+    mine = requests_of(batch, requests, mode_of(batch))
+    held = slots_of(rows_in_table(mine), pool, table, max(totals) + columns)
     new = {name: slots.cpu() for name, slots in pool.slots(branches).items()}
-    for index, request in enumerate(requests_of(batch, requests, mode_of(batch))):
+    for index, request in enumerate(mine):
         total = totals[index]
         for branch in range(topk):
             # A chain must use the slots of its next positions, even if the batch has others.

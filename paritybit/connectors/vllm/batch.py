@@ -1,19 +1,19 @@
 """What an engine passes to its model and its kernels for a forward, with recurrent states."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import expected, offsets, padding
+from paritybit.connectors.following import expected, implied_by, offsets, padding
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.vllm.pools import GROUP, VllmPool
 from paritybit.connectors.vllm.requests import Request
-from paritybit.watch.bits import Checksums
-from paritybit.watch.facts import Forward, IndexList, Row, StaticInput
-from paritybit.watch.reading import ranges
+from paritybit.watch.bits import Checksums, on_host
+from paritybit.watch.facts import Base, Forward, IndexList, Row, StaticInput
+from paritybit.watch.reading import positions_of
 
 NEEDED = ("block_table", "seq_lens", "query_start_loc", "slot_mapping")
 
@@ -74,7 +74,9 @@ class VllmBatch:
             found += padding(f"seq_lens {number}", lengths[rows:], 0, lengths)
         return found
 
-    def to_judge(self, forward: Forward, config: Any) -> list[StaticInput]:
+    def to_judge(
+        self, forward: Forward, config: Any, bases: Sequence[tuple[Base, Any]] = ()
+    ) -> list[StaticInput]:
         """Return the inputs with the values that rows imply, and those that padding may have."""
         valid = {
             "input_ids": (0, int(config.get_vocab_size())),
@@ -84,12 +86,16 @@ class VllmBatch:
         right, inputs = self.expected(forward), self.inputs()
         for static in inputs:
             static.expected, static.valid = right.get(static.name), valid.get(static.name)
+        implied_by(inputs, bases)
         return inputs
+
+    def mappings(self) -> list[Tensor]:
+        """Return the slots to write of each group."""
+        return [one.slot_mapping for one in self.metadata]
 
     def expected_positions(self, forward: Forward) -> Tensor:
         """Return the positions of all live tokens, int64 [tokens]."""
-        rows = forward.rows[: self.live[0]]
-        return ranges([(row.cached, row.cached + row.computed) for row in rows])
+        return positions_of(forward.rows[: self.live[0]])
 
     def expected(self, forward: Forward) -> dict[str, Tensor]:
         """Return the values of inputs that the rows of a forward imply, by name."""
@@ -103,6 +109,79 @@ class VllmBatch:
             parts = [next(iter(row.slots.values()))[row.cached :] for row in mine]
             found[f"slot_mapping {number}"] = torch.cat(parts)
         return found
+
+
+def counts_of(runner: Any, given: Any, count: int) -> Tensor | None:
+    """Return how many tokens of each row a runner takes for computed, or None if not known."""
+    older, newer = maybe(runner, "num_computed_tokens"), maybe(runner, "req_states")
+    if given is None:
+        return older[:count] if isinstance(older, Tensor) else None
+    held, rows = maybe(newer, "num_computed_tokens.gpu"), maybe(given, "idx_mapping")
+    known = isinstance(held, Tensor) and isinstance(rows, Tensor)
+    return held[rows[:count].long()] if known else None
+
+
+def bases_of(
+    batch: VllmBatch,
+    forward: Forward,
+    counts: Tensor | None,
+    slots: Sequence[Sequence[Tensor]],
+    page: int,
+) -> list[tuple[Base, dict[str, Tensor] | None]]:
+    """Return the wrong inputs from which others are made, each with what it implies.
+
+    `counts` are those of `counts_of`. `slots` has, per group, those of each request.
+    """
+    rows, right, found = forward.rows[: batch.live[0]], batch.expected(forward), []
+    tokens, (positions, *mappings) = batch.live[1], (batch.positions, *batch.mappings())
+    held = [one[:tokens] for one in (positions, *mappings)]
+    positions, *mappings = on_host([*held, *([] if counts is None else [counts])])
+    if counts is not None and (cached := mappings.pop().tolist()) != [row.cached for row in rows]:
+        implied, others = None, None
+        ends = [first + row.computed for first, row in zip(cached, rows, strict=True)]
+        size = min(min(map(len, mine)) for mine in slots)
+        if min(cached) >= 0 and all(end <= size for end in ends):
+            given = [*zip(cached, ends, strict=True)] * len(slots)
+            parts = zip(forward.rows, given, [one for mine in slots for one in mine], strict=True)
+            others = tuple(
+                replace(row, cached=first, slots=dict.fromkeys(row.slots, mine[:end]))
+                for row, (first, end), mine in parts
+            )
+            implied = batch.expected(replace(forward, rows=others))
+        found.append((Base("num_computed_tokens", "runner", others), implied))
+    spans = [row.computed for row in rows]
+    follows = any(one and torch.equal(one["positions"], positions.long()) for _, one in found)
+    if not follows and not torch.equal(positions.long(), right["positions"]):
+        found.append((Base("positions", "batch", forward.rows), slots_at(positions, spans, slots)))
+    for number, mapping in enumerate(mappings):
+        name = f"slot_mapping {number}"
+        if not torch.equal(mapping.long(), right[name]):
+            table = batch.metadata[number].block_table[: len(rows)].cpu().long()
+            at = right["positions"]
+            row = torch.arange(len(rows)).repeat_interleave(torch.tensor(spans))
+            listed = table[row, at // page] * page + at % page
+            if not torch.equal(listed, right[name]):
+                found.append((Base("block_table", None, forward.rows), {name: listed}))
+    return found
+
+
+def slots_at(
+    positions: Tensor, spans: Sequence[int], slots: Sequence[Sequence[Tensor]]
+) -> dict[str, Tensor]:
+    """Return the slots to write at some positions of rows that compute `spans` tokens each.
+
+    There are none if a row has no such position.
+    """
+    parts = positions.long().split([*spans])
+    pairs = ((part, one) for mine in slots for part, one in zip(parts, mine, strict=True))
+    if any(int(part.min()) < 0 or int(part.max()) >= len(one) for part, one in pairs):
+        return {}
+    return {
+        f"slot_mapping {number}": torch.cat(
+            [one[part] for one, part in zip(mine, parts, strict=True)]
+        )
+        for number, mine in enumerate(slots)
+    }
 
 
 def of_runner(

@@ -2,16 +2,16 @@
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from paritybit.connectors.failures import judge
-from paritybit.connectors.following import alike, attributes, expected, tensors, whole
+from paritybit.connectors.following import alike, attributes, expected, implied_by, tensors, whole
 from paritybit.connectors.hooking import Call, maybe
 from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm.drafting import draft_layers
@@ -21,7 +21,7 @@ from paritybit.connectors.vllm.requests import unjudged
 from paritybit.connectors.vllm.sampling import JudgedRows
 from paritybit.connectors.vllm.scheduling import MESSAGE
 from paritybit.watch.captures import Captures
-from paritybit.watch.facts import PIECES, Forward, Replay
+from paritybit.watch.facts import PIECES, Base, Forward, Replay
 from paritybit.watch.journal import of_process
 from paritybit.watch.lines import LISTS
 from paritybit.watch.watcher import Watcher
@@ -72,6 +72,8 @@ class VllmForward:
     output: Any
     forward: Forward | None = None
     batch: batches.VllmBatch | None = None
+    bases: Sequence[tuple[Base, Mapping[str, Tensor] | None]] = ()
+    """Those of the forward, each with the inputs that it implies."""
     wrapped: Call | None = None
     """The call of the wrapper of the graph that replays."""
     pieces: int | None = None
@@ -80,8 +82,15 @@ class VllmForward:
     """Whether the model was called without a graph that holds all of it."""
     ran: bool = False
     """Whether the model, or a graph of it, has run."""
+    received: bool = False
+    """Whether the hidden states that the model gets from the stage before were reported."""
     whole: Callable[[], Any] | None = None
     """Runs the newer runner's model without the graph that holds all of it."""
+
+    @property
+    def live(self) -> int:
+        """The number of tokens that it computes."""
+        return 0 if self.batch is None else self.batch.live[1]
 
 
 class VllmEngine(JudgedRows):
@@ -216,7 +225,8 @@ class VllmEngine(JudgedRows):
         self.catch_up()
         now = VllmForward(runner, output)
         with self.forward_of(now), self.learning():
-            original()
+            output = original()
+            self.exchanged("sent", output, now.live)
         self.checked = now.forward is not None
 
     def ended(self, now: Any) -> None:
@@ -304,8 +314,17 @@ class VllmEngine(JudgedRows):
         batch = batches.of_runner(now.runner, metadata, pool, given, live)
         given_ids = {} if account is None else batch.by_row(names, now.output.num_scheduled_tokens)
         forward = self.requests.forward(now.output, names, pool, account, given_ids)
+        counts = batches.counts_of(now.runner, given, live[0])
+        slots = [
+            [self.requests.of(name, pool).slots[of.number] for name in names] for of in pool.targets
+        ]
+        now.bases = batches.bases_of(batch, forward, counts, slots, pool.page)
+        forward = replace(forward, bases=[base for base, _ in now.bases])
         now.forward, now.batch, self.undrafted = forward, batch, names
         watcher.begin(forward)
+        if counts is not None:
+            cached = [row.cached for row in forward.rows[: live[0]]]
+            watcher.judge_inputs("runner", [expected("num_computed_tokens", counts, cached)])
         if account is not None:
             watcher.judge_inputs("batch", account.compared(self.requests.known, given_ids))
         made_of = [two for one in batch.metadata for two in (one.block_table, one.seq_lens)]
@@ -316,7 +335,7 @@ class VllmEngine(JudgedRows):
             one[: live[1]].repeat(len(pool.targets)) for one in (batch.ids, batch.positions)
         )
         watcher.judge_tokens(ids, positions)
-        inputs = batch.to_judge(forward, now.runner.vllm_config.model_config)
+        inputs = batch.to_judge(forward, now.runner.vllm_config.model_config, now.bases)
         watcher.judge_inputs("batch", [*inputs, *batch.tails()])
         if self.states is not None:
             of_rows = [self.requests.known[name] for name in names]
@@ -333,6 +352,8 @@ class VllmEngine(JudgedRows):
         self.learned()
         if watcher is None or now is None or now.batch is None or now.called:
             return
+        if watcher.between_stages and not now.received:
+            self.received(now, original)
         runner, live = now.runner, now.batch.live[1]
         known = runner, runner.get_model(), maybe(runner, "cudagraph_manager")
         replays = getattr(maybe(context, "cudagraph_runtime_mode"), "name", "FULL")
@@ -342,9 +363,8 @@ class VllmEngine(JudgedRows):
         positions = kwargs.get("positions")
         if isinstance(positions, Tensor) and positions.ndim == 1:
             right = now.batch.expected_positions(now.forward)
-            watcher.judge_inputs(
-                "model", [expected("positions", positions, right, size=len(positions))]
-            )
+            given = [expected("positions", positions, right, size=len(positions))]
+            watcher.judge_inputs("model", implied_by(given, now.bases))
         threads = "it runs on two threads" if maybe(context, "ubatch_slices") else None
         before = [(context, *one) for one in vars(context).items()]
         self.run_without_graph(
@@ -361,6 +381,15 @@ class VllmEngine(JudgedRows):
         )
         now.ran = True
 
+    def received(self, now: VllmForward, call: Call) -> None:
+        """Report the hidden states that the model gets from the stage before."""
+        given = call.arguments
+        for name in ("model_inputs", "kwargs"):
+            given = {**given, **(given.get(name) or {})}
+        if (states := given.get("intermediate_tensors")) is not None:
+            now.received = True
+            self.exchanged("received", states, now.live)
+
     def captured(self, result: Any, graph: Any) -> None:
         """Record the static inputs of a captured graph."""
         if self.capturing is not None and self.watcher is None:
@@ -371,6 +400,8 @@ class VllmEngine(JudgedRows):
         now = self.now
         if now is None:
             return
+        if not now.received:  # The newer runner passes nothing to a graph of the whole model.
+            self.exchanged("received", maybe(now.runner, "intermediate_tensors"), now.live)
         before, now.wrapped = now.wrapped, original
         try:
             original()
@@ -411,7 +442,7 @@ class VllmEngine(JudgedRows):
                 type(wrapper).__name__,
                 live,
                 padded,
-                now.batch.to_judge(now.forward, now.runner.vllm_config.model_config),
+                now.batch.to_judge(now.forward, now.runner.vllm_config.model_config, now.bases),
                 original,
                 outputs,
                 eagerly if now.whole or hasattr(wrapper, "runnable") else None,

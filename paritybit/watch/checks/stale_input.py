@@ -36,7 +36,7 @@ def judge(inputs: Inputs) -> Iterable[Finding]:
                 row, position = at
                 reader = {"request": row.request, "position": position, "forward": inputs.number}
             slots = (live.flatten()[place].tolist(), expected.flatten()[place].tolist())
-            yield inputs.finding(CHECK.name, static, f"{what}{told}", reader, slots)
+            yield inputs.finding(CHECK.name, static, f"{what}{told}", reader, slots, live)
 
 
 CHECK = Check(

@@ -26,8 +26,8 @@ def judge(lists: GivenList) -> Iterable[Finding]:
     parts = [*zip(given.offsets.tolist(), given.counts.tolist(), strict=True)]
     entries = given.entries.numpy()
     what = PADDING
-    suspects = [] if right(lists, entries, parts) else [*zip(rows, parts, strict=False)]
-    for row, (offset, count) in suspects:
+    suspects = () if right(lists, entries, parts) else enumerate(zip(rows, parts, strict=False))
+    for at, (row, (offset, count)) in suspects:
         if given.group in row.slots and (found := fault(lists, row, entries, offset, count)):
             text, position, slots = found
             what = f"the list {given.name}"  # Padded rows follow the live ones in the list.
@@ -37,7 +37,7 @@ def judge(lists: GivenList) -> Iterable[Finding]:
                 group=given.group,
                 slots=tuple(slots),
                 reader={"request": row.request, "position": position, "forward": lists.number},
-                cause={"what": what, **given.place},
+                cause=cause_of(lists, at, entries, offset, count),
             )
     padded = {
         slot * given.page
@@ -54,6 +54,23 @@ def judge(lists: GivenList) -> Iterable[Finding]:
             count=len(wrong),
             cause={"what": what, **given.place},
         )
+
+
+def cause_of(
+    lists: GivenList, at: int, entries: Any, offset: int, count: int
+) -> dict[str, Any] | None:
+    """Return the cause of a wrong list of a row: a wrong input with which it agrees, or the list.
+
+    None means that it is not known.
+    """
+    mine = lists.forward.rows[at]
+    bases = [one for one in lists.forward.bases if one.rows is None or one.rows[at] is not mine]
+    for base in bases:
+        if base.rows is not None and fault(lists, base.rows[at], entries, offset, count) is None:
+            return base.cause
+    if len(bases) > 1 or any(base.rows is None for base in bases):
+        return None
+    return {"what": f"the list {lists.given.name}", **lists.given.place}
 
 
 def span(lists: GivenList, row: Row) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paritybit.watch.bits import as_integers, taken
-from paritybit.watch.facts import StaticInput
+from paritybit.watch.facts import Base, StaticInput
 from paritybit.watch.ledger import Ledger
 from paritybit.watch.replays.rerun import Rerun, Saved, SavedSlots, overwritten, tail
 
@@ -22,11 +22,15 @@ LIVE = "live part"
 
 @dataclass(frozen=True)
 class Suspect:
-    """A static input with another value than a reset one. `parts` says which part differs."""
+    """A static input with another value than a reset one. `parts` says which part differs.
+
+    `base` is the wrong input from which its live part follows, if there is one.
+    """
 
     static: StaticInput
     value: Tensor
     parts: str
+    base: Base | None = None
 
     @property
     def live(self) -> bool:
@@ -35,7 +39,9 @@ class Suspect:
 
     @property
     def cause(self) -> dict[str, Any]:
-        """The cause that names the input, after an experiment has shown it."""
+        """The cause that names the input, or its base, after an experiment has shown it."""
+        if self.base is not None:
+            return {**self.base.cause}
         what = f"the {self.parts} of {self.static.name} alone explains it"
         return {"what": what, "input": self.static.name, **self.static.place, "shown": True}
 
@@ -62,7 +68,7 @@ def suspects_of(rerun: Rerun, captured: Mapping[str, Tensor]) -> list[Suspect]:
         now = before.get((static.tensor.data_ptr(), static.tensor.shape))
         if now is None:
             continue
-        value, parts, was = now.clone(), [], captured.get(static.name)
+        value, parts, was, base = now.clone(), [], captured.get(static.name), None
         padded = static.live < static.size <= now.shape[static.axis]
         if padded and was is not None and was.shape == now.shape:
             tail(static, value).copy_(tail(static, was))
@@ -72,10 +78,11 @@ def suspects_of(rerun: Rerun, captured: Mapping[str, Tensor]) -> list[Suspect]:
         if static.expected is not None and static.expected.shape == mine.shape:
             right = static.expected.to(mine.device, mine.dtype)
             if not torch.equal(mine, right):
+                base = static.base(mine)
                 mine.copy_(right)
                 parts.append(LIVE)
         if parts:
-            found.append(Suspect(static, value, " and the ".join(parts)))
+            found.append(Suspect(static, value, " and the ".join(parts), base))
     return found
 
 

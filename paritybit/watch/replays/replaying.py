@@ -438,6 +438,8 @@ def held_by(
                 what = f"the padded tail of {static.name} holds the slot"
                 yield {"what": what, "input": static.name, **static.place}, stray[held].tolist()
             else:
-                what = f"{static.name} holds the slot"
-                yield {"what": what, **static.place}, stray[held].tolist()
+                live = static.tensor.narrow(static.axis, 0, static.live)
+                base = static.base(live)
+                own = {"what": f"{static.name} holds the slot", **static.place}
+                yield own if base is None else base.cause, stray[held].tolist()
             stray = stray[~held]
