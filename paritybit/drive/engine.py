@@ -60,6 +60,10 @@ class PlayedError(BaseException):
     """Ends the event loop of a scheduler when all waves are played. Engines do not catch it."""
 
 
+MOST_QUIET = 500
+"""The most polls in which a player waits for copies of KV to end."""
+
+
 @dataclass
 class Player:
     """Returns the arriving requests at each poll, and records the requests that have ended.
@@ -103,7 +107,9 @@ class Player:
         self._calm = 0 if self._open else self._calm + 1
         if not self._open and not self._waiting and not self._operator.busy:
             self._quiet += 1
-            if self._quiet <= self.idle_polls:
+            # An engine that copies KV refuses to empty its cache.
+            copies = self._flush and not self.engine.at_rest() and self._quiet < MOST_QUIET
+            if self._quiet <= self.idle_polls or copies:
                 return given
             wave = None if self._leaving else next(self.waves, None)
             if wave is None:

@@ -1,14 +1,15 @@
-"""Every slot of a host pool is free or in the prefix cache while nothing runs."""
+"""KV on the host and in files: its copies, and the slots of the host while nothing runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from paritybit.connectors.sglang.allocations import slots_of
-from properties.connectors.parts import Part
+from paritybit.connectors.sglang.engine import SglangEngine
+from paritybit.connectors.sglang.host import slots_of
+from properties.connectors.parts import Part, hooked, kept
 from properties.support.watching import Scene
 
 SIZE = 8
@@ -77,3 +78,144 @@ def test_a_leak_on_the_host_is_found(
     found = [line["text"] for line in scene.lines("finding")]
     assert [text in line for text, line in zip(texts, found, strict=True)] == [True] * len(texts)
     scene.close()
+
+
+TOKENS, SLOTS, PLACES = [5, 6, 7, 8], [3, 4, 5, 6], [4, 5, 6, 7]
+PAGE = 2
+
+
+class Copies:
+    """A connector, and a controller whose copies to and from a host pool end when a test says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.scene = Scene(folder)
+        self.engine = SglangEngine("0", self.scene.journal, self.scene.settings)
+        self.engine.watcher = self.scene.watcher
+        self.pool, self.host = kept(Part()), kept(Part(page_size=PAGE))
+        self.engine.names[self.pool] = "full"
+        self.host.device_pool = self.pool
+        self.engine.follow_hosts(Part(token_to_kv_pool_host=self.host))
+        self.waits = list[int]()
+        self.counter = Part(
+            producer_index=-1, consumer_index=-1, num_layers=2, wait_until=self.waits.append
+        )
+        self.controller = Part(
+            ack_write_queue=[],
+            ack_load_queue=[],
+            layer_done_counter=self.counter,
+            mem_pool_host=self.host,
+        )
+
+    def start_writing(self, slots: list[int], places: list[int]) -> Part:
+        """Submit a copy to the host. Returns the event at its end."""
+
+        def start_writing(controller: Any) -> None:
+            given = self.host, self.pool, torch.tensor(places), torch.tensor(slots)
+            hooked(self.engine.back_up, lambda *_: None, *given)
+            controller.ack_write_queue.append(Part(finish_event=done))
+
+        done = Part(over=False)
+        done.query = lambda: done.over
+        hooked(self.engine.submit, start_writing, self.controller)
+        return done
+
+    def start_loading(self, places: list[int], slots: list[int]) -> None:
+        """Submit a copy from the host, whose bytes are there when the next forward needs them."""
+
+        def start_loading(controller: Any) -> None:
+            self.counter.producer_index += 1
+            for _ in range(2):  # Once per layer.
+                given = self.host, self.pool, torch.tensor(places), torch.tensor(slots)
+                hooked(self.engine.load_back, lambda *_: None, *given)
+            controller.ack_load_queue.append(Part(finish_event=Part(query=lambda: False)))
+
+        hooked(self.engine.submit, start_loading, self.controller)
+        for tensor in self.scene.groups[0].layers[0].tensors:
+            tensor[slots] = tensor[SLOTS[: len(slots)]].clone()
+
+    def take(self) -> None:
+        """Take the notes of the ends of copies, as the prefix cache does."""
+        self.controller.ack_write_queue.clear()
+        hooked(self.engine.completes, lambda *_: None, Part(cache_controller=self.controller))
+
+    def written(self) -> None:
+        """Compute a request, and copy it to the host."""
+        self.scene.forward("a", TOKENS, 0, {"full": SLOTS})
+        self.start_writing(SLOTS, PLACES).over = True
+        self.take()
+
+    def move_page(self, place: int, key: str, *, there: bool = False) -> None:
+        """Copy a page of the host to a file, or skip it because the file is there."""
+        page, storage = torch.zeros(1), Part(exists=lambda _: there)
+        hooked(self.engine.page_read, lambda *_: page, self.host, torch.tensor(place))
+        hooked(self.engine.file_written, lambda *_: True, storage, key, page)
+
+    def fetch_page(self, key: str, place: int) -> None:
+        """Copy a file to a page of the host."""
+        page = torch.zeros(1)
+        hooked(self.engine.file_read, lambda *_: page, Part(), key)
+        hooked(self.engine.page_filled, lambda *_: None, self.host, torch.tensor(place), page)
+
+    def read(self, slots: list[int], tokens: list[int]) -> None:
+        """Read slots of the pool as the beginning of a request."""
+        self.engine.awaited(Part(layer_transfer_counter=self.counter))
+        self.scene.forward("b", [*tokens, 1], len(tokens), {"full": [*slots, 30]})
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> Iterator[Copies]:
+    """Return copies of a connector, whose journal is closed afterwards."""
+    made = Copies(tmp_path)
+    yield made
+    made.scene.close()
+
+
+@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_copy_to_the_host_ends_when_the_cache_takes_its_note(
+    over: bool, taken: bool, copies: Copies
+) -> None:
+    copies.scene.forward("a", TOKENS, 0, {"full": SLOTS})
+    copies.start_writing(SLOTS, PLACES).over = over
+    if taken:
+        copies.take()
+    copies.scene.forward("b", [1, 2], 0, {"full": [SLOTS[1], 20]})
+    assert copies.scene.checks() == ([] if over and taken else ["copy under way"])
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_copy_from_the_host_ends_when_a_forward_waits_for_it(waits: bool, copies: Copies) -> None:
+    copies.written()
+    copies.start_loading(PLACES, [20, 21, 22, 23])
+    copies.counter.consumer_index = 0 if waits else -1
+    copies.read([20, 21, 22, 23], TOKENS)
+    assert copies.scene.checks() == ([] if waits else ["copy under way"])
+    assert copies.waits == ([1] if waits else [])
+
+
+@pytest.mark.parametrize("key", ["right", "wrong"])
+def test_what_is_known_of_a_page_travels_with_its_key(key: str, copies: Copies) -> None:
+    copies.written()
+    copies.move_page(PLACES[0], "right")
+    copies.move_page(PLACES[2], "wrong")
+    copies.move_page(PLACES[2], "right", there=True)
+    copies.fetch_page(key, 0)
+    copies.start_loading([0, 1], [20, 21])
+    copies.counter.consumer_index = 0
+    copies.read([20, 21], TOKENS[:PAGE])
+    found = copies.scene.checks()
+    assert ("wrong owner" in found) == (key == "wrong")
+    assert found == [] or key == "wrong"
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_storage_holds_the_slots_that_it_copies(over: bool, copies: Copies) -> None:
+    copies.written()
+    given = copies.controller, torch.tensor(PLACES)
+    hooked(copies.engine.stores, lambda *_: 7, *given)
+    if over:
+        hooked(copies.engine.stored, lambda *_: None, copies.controller, Part(id=7))
+    hooked(copies.engine.host_freed, lambda *_: None, copies.host, torch.tensor(PLACES))
+    copies.start_writing([8, 9], PLACES[:2])
+    copies.scene.forward("c", [1], 0, {"full": [40]})
+    assert copies.scene.checks() == ([] if over else ["copy under way"])

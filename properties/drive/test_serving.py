@@ -8,7 +8,7 @@ import pytest
 
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import MOST_POLLS, EngineFailedError, StalledError
-from paritybit.drive.sglang.serving import TREE, Sglang
+from paritybit.drive.sglang.serving import TREE, UNIFIED, Sglang
 from paritybit.drive.sglang.settings import SglangServed
 
 
@@ -58,10 +58,10 @@ def test_a_release_that_keeps_no_windows_on_the_host_lacks_the_setting(
 def test_only_a_row_with_the_tree_in_python_chooses_a_tree(
     python: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some releases have no tree in Rust, and refuse to start with it."""
+    """Some releases have no tree in Rust, and refuse to start with it. Older ones have two."""
     environment = dict[str, str]()
     monkeypatch.setattr(os, "environ", environment)
     monkeypatch.setattr("importlib.import_module", lambda name: None)
     with pytest.raises(AttributeError):  # There is no engine.
         Sglang(SglangServed(python_tree=python)).start(lambda plays: None)
-    assert environment == ({TREE: "python"} if python else {})
+    assert environment == ({TREE: "python", UNIFIED: "1"} if python else {})

@@ -8,36 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import HOST, Following, pages
+from paritybit.connectors.following import pages
 from paritybit.connectors.hooking import Call, NotRecognisedError, callers, maybe
+from paritybit.connectors.sglang.host import Hosts
 from paritybit.connectors.sglang.pools import NAME, SglangPool, SglangStates
-from paritybit.watch.facts import HostSlots
 from paritybit.watch.stacks import Stack
-from paritybit.watch.weak import ByObject
-
-HOST_KINDS = ("MHATokenToKVPoolHost", "AsymmetricMHATokenToKVPoolHost", "MLATokenToKVPoolHost")
-"""The classes of host pools whose copies are followed."""
 
 CACHED, CACHED_STATES = "all_values_flatten", "all_mamba_values_flatten"
 """The methods of a prefix cache that return the locations, and the states, that it holds."""
 
 
-POOLS = ("kv", "swa", "mamba")
-"""The names of host pools, by the number of a node's component."""
-
-UNDER_WAY = ("ongoing_write_through", "ongoing_load_back", "ongoing_prefetch", "ongoing_backup")
-"""The copies of a prefix cache, which may use host slots that no node holds."""
-
-
-class Allocations(Following):
+class Allocations(Hosts):
     """The part of an engine that reports slots that are allocated, freed, copied or cached."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.copied_elsewhere: str | None = None
-        """Why KV may be copied without being followed, or None."""
-        self.names: ByObject[str] = ByObject()
-        """The group of each pool and allocator."""
+        self.files = False
+        """Whether KV is also kept in files."""
         self.pool: SglangPool | None = None
         self.serving: dict[str, weakref.ref[Any]] = {}
         self.states: SglangStates | None = None
@@ -152,51 +139,6 @@ class Allocations(Following):
         """Report slots that the engine filled from the host."""
         self.note(pool, "forget", indices)
 
-    # Pools on the host.
-
-    def host_pool(self, host: Any) -> None:
-        """Follow the copies to a host pool and back, or report that they are not followed."""
-        kind = type(host)
-        if kind.__name__ in HOST_KINDS:
-            self.hook(kind, "backup_from_device_all_layer", self.back_up)
-            self.hook(kind, "load_to_device_per_layer", self.load_back)
-        else:
-            self.copied_elsewhere = f"what comes back from a {kind.__name__} is not followed"
-            self.journal.undecided(self.copied_elsewhere)
-
-    def back_up(
-        self,
-        original: Call,
-        host: Any,
-        device_pool: Any,
-        host_indices: Tensor,
-        device_indices: Tensor,
-    ) -> None:
-        """Report slots that the engine copies to the host, before the copy."""
-        name = self.names.get(device_pool)
-        if self.watcher is not None and name is not None:
-            self.watcher.store(HOST, name, device_indices, host_indices, int(host.size))
-        original()
-        if self.watcher is not None:
-            self.watcher.note_copy()
-
-    def load_back(
-        self,
-        result: Any,
-        host: Any,
-        device_pool: Any,
-        host_indices: Tensor,
-        device_indices: Tensor,
-    ) -> None:
-        """Report slots that the engine copied back from the host, one layer at a time."""
-        name = self.names.get(device_pool)
-        if self.watcher is not None and name is not None:
-            self.watcher.load(HOST, name, device_indices, host_indices)
-        elif self.watcher is not None:
-            self.watcher.note_copy()
-            kind = type(device_pool).__name__
-            self.journal.undecided(f"what comes back to a {kind} is not followed")
-
     # Idle moments.
 
     def judge_idle(self, cache: Any, rows: tuple[list[int], int] | None, quiet: bool) -> None:
@@ -222,12 +164,6 @@ class Allocations(Following):
             locks = None if rows is None else locked
             self.watcher.idle(slots, locks, rows, self.on_host(cache))
 
-    def on_host(self, cache: Any) -> dict[str, HostSlots]:
-        """Return the slots of the host pools of a prefix cache, if it copies nothing."""
-        with self.needing("{} are not watched"):
-            return slots_of(cache) if at_rest(cache) else {}
-        return {}
-
     def sizes(self, cache: Any, what: str) -> dict[str, int]:
         """Return, per group, the sizes that a method of a prefix cache reports."""
         sliding = None if self.pool is None else self.pool.sliding
@@ -242,8 +178,12 @@ class Allocations(Following):
         return found
 
     def emptied(self, original: Call) -> None:
-        """Report that the cache was flushed, or emptied by a release or by other weights."""
-        done = result = original()
+        """Report that the cache was flushed, or emptied by a release or by other weights.
+
+        What a flush leaves in files may be read again.
+        """
+        result = original()
+        done = result and not self.files
         if (weights := original.having("flush_cache")) is not None:
             done = weights.flush_cache and result.success
         elif (released := original.having("tags")) is not None:
@@ -279,49 +219,3 @@ def cached(cache: Any, method: str = CACHED) -> Tensor:
     if "ChunkCache" in type(cache).__name__:
         return torch.empty(0, dtype=torch.int64)
     raise NotRecognisedError(f"the slots that a {type(cache).__name__} holds")
-
-
-# Pools on the host.
-
-
-def at_rest(cache: Any) -> bool:
-    """Return whether a prefix cache copies nothing, and no host slot waits to be freed."""
-    controller = maybe(cache, "cache_controller")
-    queue = maybe(controller, "host_mem_release_queue")
-    waiting = queue is not None and not queue.empty()
-    return not waiting and not any(maybe(cache, name) for name in UNDER_WAY)
-
-
-def slots_of(cache: Any) -> dict[str, HostSlots]:
-    """Return the slots of each host pool of a prefix cache, by name. Raises NotRecognisedError.
-
-    Caches of releases before 0.5.17, with a single host pool, have none.
-    """
-    group = maybe(cache, "host_pool_group") or maybe(cache, "token_to_kv_pool_host")
-    entries = (maybe(group, "entry_map") or {}).items()
-    named = {str(getattr(name, "value", name)): entry.host_pool for name, entry in entries}
-    pools = {name: pool for name, pool in named.items() if name in POOLS}
-    held: dict[str, list[Tensor]] = {name: [torch.empty(0, dtype=torch.int64)] for name in pools}
-    locked = dict.fromkeys(pools, 0)
-    for pool in pools.values():
-        if not isinstance(maybe(pool, "free_slots"), Tensor):
-            raise NotRecognisedError(f"the free slots of a {type(pool).__name__}")
-    try:
-        nodes = [cache.root_node] if pools else []  # Those of a tree in Rust raise an error.
-        for node in nodes:
-            nodes += node.children.values()
-            for name, part in zip(POOLS, node.component_data, strict=False):
-                if part.host_value is not None and name in pools:
-                    held[name].append(part.host_value.flatten().cpu())
-                    locked[name] += len(part.host_value) * (int(part.host_lock_ref) > 0)
-    except NotImplementedError:
-        held = {name: [pool.slot_used.cpu().nonzero().flatten()] for name, pool in pools.items()}
-    return {
-        f"host {name}": HostSlots(
-            int(getattr(pool, "logical_size", pool.size)),
-            torch.cat([pool.free_slots, *getattr(pool, "release_slots", ())]).cpu(),
-            torch.cat(held[name]),
-            locked[name],
-        )
-        for name, pool in pools.items()
-    }

@@ -21,7 +21,7 @@ from paritybit.connectors.following import attributes, expected, implied_by, ten
 from paritybit.connectors.hooking import Call, NotRecognisedError, maybe
 from paritybit.connectors.sampling import ROUNDING, moves
 from paritybit.connectors.sglang import attention, graphs, rows, sampling
-from paritybit.connectors.sglang.allocations import at_rest
+from paritybit.connectors.sglang.host import at_rest
 from paritybit.connectors.sglang.models import Models, SglangModel
 from paritybit.connectors.sglang.pools import PREFILLS
 from paritybit.connectors.sglang.ranks import rank_of
@@ -99,6 +99,7 @@ class SglangEngine(Models):
         with self.recognising("ranks"):
             self.ranks = rank_of(scheduler)
         watcher = self.watch(self.described())
+        self.follow_hosts(maybe(scheduler, "tree_cache"))
         if self.dropped:
             watcher.lose()  # Slots may have been written before it began.
         if self.target is not None:
@@ -183,6 +184,7 @@ class SglangEngine(Models):
         if model is None or not located:
             watcher.skipped(None)
             return
+        self.awaited(model.pool.pool)
         self.forwards += 1
         self.unwatched = not watcher.due(mode, len(self.requests), "draft " * model.drafts)
         if self.unwatched:

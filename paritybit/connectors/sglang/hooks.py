@@ -40,6 +40,11 @@ TOKENS, PAGES, WINDOWS, BASE = (
     f"{one}TokenToKVPoolAllocator" for one in ("", "Paged", "SWA", "Base")
 )
 
+CONTROLLERS = (
+    f"{MANAGERS}.cache_controller.HiCacheController",
+    f"{CACHE}.hybrid_cache.hybrid_cache_controller.HybridCacheController",
+)
+
 TARGETS: dict[str, tuple[str, ...]] = {
     "model_runner": (f"{EXECUTOR}.model_runner.ModelRunner.__init__",),
     "loop": (f"{MANAGERS}.scheduler.Scheduler.run_event_loop",),
@@ -87,6 +92,18 @@ TARGETS: dict[str, tuple[str, ...]] = {
         f"{CACHE}.{module}.HostKVCache.__init__"
         for module in ("memory_pool_host", "pool_host.base")
     ),
+    "submit": tuple(
+        f"{path}.{name}" for path in CONTROLLERS for name in ("start_writing", "start_loading")
+    ),
+    "completes": tuple(
+        f"{CACHE}.{path}.{name}"
+        for path in ("hiradix_cache.HiRadixCache", "unified_radix_cache.UnifiedRadixCache")
+        for name in ("writing_check", "loading_check")
+    ),
+    "stores": tuple(f"{path}.write_storage" for path in CONTROLLERS),
+    "stored": tuple(f"{path}._page_backup" for path in CONTROLLERS),
+    "file_read": (f"{CACHE}.hicache_storage.HiCacheFile.get",),
+    "file_written": (f"{CACHE}.hicache_storage.HiCacheFile.set",),
     "load": tuple(f"{CACHE}.memory_pool.{pool}.load_cpu_copy" for pool in POOLS),
 }
 

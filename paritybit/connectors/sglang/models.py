@@ -29,7 +29,7 @@ SCOPE = (
 UNWATCHED = {
     "enable_pdmux": (None, False),
     "disaggregation_mode": (None, "null"),
-    "hicache_storage_backend": (None,),
+    "hicache_storage_backend": (None, "file"),
     "enable_two_batch_overlap": (None, False),
     "dllm_algorithm": (None,),
     "enable_lmcache": (None, False),
@@ -176,6 +176,7 @@ class Models(Allocations):
             self.once = f"{effect} has effects of its own"
         if others(arguments, RANKS):
             self.once = "it waits for other ranks"
+        self.files = maybe(arguments, "hicache_storage_backend") is not None
         self.rewrites = maybe(arguments, "speculative_algorithm") is not None
         try:
             self.states = SglangStates.of(runner.req_to_token_pool)

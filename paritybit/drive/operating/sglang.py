@@ -32,7 +32,10 @@ def acts_of(scheduler: Any, ranks: int = 1, stages: int = 1) -> Acts:
         "continue": lambda: [structures.ContinueGenerationReqInput()],
     }
     if stages == 1:
-        acts["weights"] = lambda: weights.update(flush=True)
+        # Files of other weights have the same keys.
+        files = getattr(getattr(scheduler, "tree_cache", None), "enable_storage", False)
+        clear = [structures.ClearHiCacheReqInput()] if files else []
+        acts["weights"] = lambda: [*weights.update(flush=True), *clear]
         acts["weights kept"] = lambda: weights.update(flush=False)
     # Older releases cannot empty the cache while retracted requests wait.
     if "ignore_waiting" in inspect.signature(scheduler.is_fully_idle).parameters:

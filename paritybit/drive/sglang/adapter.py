@@ -30,6 +30,8 @@ CHUNKS = (
 TELLING = ("decode graphs", "prefix cache", "tree in Python", "chunks of 64")
 """Values that each model has in an early row, because others leave a part of the engine out."""
 
+HOST = ("KV on the host", "KV in files")
+
 OTHER_MODELS = ("states of convolutions", "positions of images")
 
 TABLE = Table(
@@ -56,6 +58,7 @@ TABLE = Table(
             "prefix cache": {},
             "no prefix cache": {"prefix_cache": False},
             "KV on the host": {"host_cache": True},
+            "KV in files": {"host_cache": True, "storage": True},
         },
         "tree": {"default tree": {}, "tree in Python": {"python_tree": True}},
         "drafts": {
@@ -81,14 +84,14 @@ TABLE = Table(
         (("few window slots",), ("page size 16", "page size 64")),
         (("few window pages",), ("page size 64", *OTHER_MODELS)),
         (("mixed batches",), DRAFTS[2:]),
-        (("KV on the host",), ("states of convolutions",)),
+        (HOST, ("states of convolutions",)),
         (("states of convolutions",), ("page size 4", "page size 16", "page size 64")),
     ],
     failing=[
         # 0.5.23 ends with an IndexError in `filter_batch` when it retracts a request.
         (("draft model",), ("no overlap",)),
         # 0.5.23 keeps a part of a draft's KV on the host: see `docs/findings.md`.
-        (("draft model",), ("KV on the host",)),
+        (("draft model",), HOST),
         # 0.5.23 ends with an AssertionError when a second prompt is cut: see `docs/findings.md`.
         (("priorities",), CHUNKS),
     ],
@@ -97,7 +100,7 @@ TABLE = Table(
     weights={
         **dict.fromkeys(product(TELLING), 2),
         **dict.fromkeys(product(("Gemma 4", *OTHER_MODELS), TELLING), 20),
-        ("KV on the host",): 2,
+        **dict.fromkeys(product(HOST), 2),
         ("few window slots",): 2,
         ("EAGLE topk 1",): 2,
         ("page size 16",): 2,

@@ -33,6 +33,7 @@ from paritybit.drive.operating.adapters import loads, name_of
 from paritybit.drive.operating.sglang import acts_of
 from paritybit.drive.script import Planned, Sampling
 from paritybit.drive.sglang.answers import SglangGrammar, processor
+from paritybit.drive.sglang.late import Clock
 from paritybit.drive.sglang.ranks import PLAYED, Ranks, answering
 from paritybit.drive.sglang.settings import LISTED, SglangServed, says
 from paritybit.drive.sglang.stand_ins import ANYWHERE, ON_A_CPU
@@ -46,6 +47,9 @@ IMPORTED = ("sglang.srt.managers.scheduler", "sglang.srt.models.registry")
 TREE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
 """The variable with the language of the prefix cache."""
 
+UNIFIED = "SGLANG_ENABLE_UNIFIED_RADIX_TREE"
+"""The variable that chooses the unified prefix cache, in releases with another one."""
+
 NOTHING = ("input_embeds", "mm_inputs", "token_type_ids")
 """Optional fields of a request that some releases require. They are None."""
 
@@ -57,8 +61,11 @@ NO_HOST_CACHE: Mapping[str, str] = {
 }
 """Parts of the error messages of releases that refuse the host cache, and what each means."""
 
-COPIES = ("ongoing_write_through", "ongoing_load_back")
-"""Attributes of a prefix cache: its copies to and from the host that are under way."""
+COPIES = ("ongoing_write_through", "ongoing_load_back", "ongoing_prefetch", "ongoing_backup")
+"""Attributes of a prefix cache: its copies to and from the host and files that are under way."""
+
+FOLDER = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"
+"""The variable with the folder of the files."""
 
 TOKENIZER = SimpleNamespace(
     eos_token_id=END_OF_TEXT,
@@ -114,6 +121,7 @@ class Sglang(Engine):
     def run(self) -> None:
         assert self._run is not None, "the engine has not started"
         self._answers, self._aborted = {}, set()
+        Clock.seed(self.served.seed)
         self.player.idle_polls *= self.served.pp  # Each stage has batches of its own.
         with contextlib.suppress(PlayedError):
             self._run()
@@ -122,9 +130,12 @@ class Sglang(Engine):
     def start(self, direct: Callable[[Engine], object]) -> None:
         if self.served.python_tree:
             os.environ.setdefault(TREE, "python")
+            os.environ.setdefault(UNIFIED, "1")
         module: Any = importlib.import_module("sglang.srt.managers.scheduler")
         configuration: Any = importlib.import_module("sglang.srt.server_args")
         with tempfile.TemporaryDirectory(prefix="paritybit-") as folder:
+            if self.served.storage:
+                os.environ[FOLDER] = str(Path(folder, "files"))
             arguments = self._settle(configuration, Path(folder))
             ports = configuration.PortArgs.init_new(arguments)
             self._ranks = Ranks.forked(self.served.tp, self.served.pp, self.served.dp)
@@ -255,6 +266,7 @@ class Sglang(Engine):
 
     def _poll(self) -> list[Any]:
         """Return the requests that arrive now. Raises StalledError if the engine serves none."""
+        Clock.tick()
         self.require_progress(self.player.open)
         first, self._first = self._first, []
         return [*first, *self.player.poll()]

@@ -58,6 +58,15 @@ HOST_LAYOUTS = (
 HOST_POLICIES = ("write_through", "write_back", "write_through_selective")
 """When KV is written to the host: at once, when it is evicted, or when it is used again."""
 
+HOST_RATIOS = (2, 1.05)
+"""The slots on the host per slot of the pool. Older releases require more than one."""
+
+PREFETCHES = ("wait_complete", "timeout", "best_effort")
+"""When a request stops waiting for KV of the storage."""
+
+LEAST_PREFETCHED = 8
+"""The fewest tokens that are fetched from a storage."""
+
 SPECULATION = ("eagle", "standalone")
 """Kinds of draft models: a layer over the hidden states of the target, or a second such model."""
 
@@ -81,14 +90,14 @@ class SglangServed(Common):
 
     `windows` is the number of slots of the window pool. With None, it is a fraction of `pool`. With
     `mixed`, a batch has prefills and decoding requests. With `python_tree`, the prefix cache is the
-    one in Python.
+    unified one in Python. With `storage`, KV on the host is also kept in files.
     """
 
     ACTIONS: ClassVar = ACTIONS
     SEVERAL: ClassVar = ("tp", "pp", "dp")
     SIMPLIFIED: ClassVar = (
         *("alone", "overlap", "speculative", "page_size", "whole_prompts", "mixed", "graphs"),
-        "host_cache",
+        *("storage", "host_cache"),
     )
 
     page_size: Size = 1
@@ -102,14 +111,17 @@ class SglangServed(Common):
     pool: Size = POOL
     adapters: Adapters = 0
     host_cache: bool = False
+    storage: bool = False
     windows: Size | None = None
     mixed: bool = False
     python_tree: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a window pool that is larger than the pool."""
+        """Raise ValueError for a window pool that is larger than the pool, or a lone storage."""
         if self.windows is not None and self.windows > self.pool:
             raise ValueError("windows is between 1 and pool")
+        if self.storage and not self.host_cache:
+            raise ValueError("storage needs host_cache")
 
     @override
     def requests(self) -> Iterator[Wave]:
@@ -214,19 +226,26 @@ class SglangServed(Common):
         }
 
     def _host_cache(self) -> Options:
-        """Return the options for a prefix cache that also keeps KV on the host.
+        """Return the options for a prefix cache that also keeps KV on the host, and in files.
 
-        Rows differ in when they write KV to the host and, on a CPU, in how it lies there.
+        Rows differ in when they write KV to the host, in how much the host and its files hold, in
+        how long a request waits for files and, on a CPU, in how KV lies on the host.
         """
         layout, backend = HOST_LAYOUTS[self.seed % 4 if self.device == "cpu" else 0]
-        options = {
+        options: Options = {
             "enable-hierarchical-cache": True,
-            "hicache-ratio": 2,
+            "hicache-ratio": HOST_RATIOS[self.seed // 2 % 2],
             "hicache-mem-layout": layout,
             "hicache-io-backend": backend,
             "hicache-write-policy": HOST_POLICIES[self.seed % 3],
         }
-        return options if self.host_cache else {}
+        more = {"prefetch_threshold": max(self.page_size, LEAST_PREFETCHED)}
+        storage: Options = {
+            "hicache-storage-backend": "file",
+            "hicache-storage-prefetch-policy": PREFETCHES[self.seed // 3 % 3],
+            "hicache-storage-backend-extra-config": json.dumps(more),
+        }
+        return {**options, **(storage if self.storage else {})} if self.host_cache else {}
 
     def _ranks(self) -> Options:
         """Return the options for several ranks. Data-parallel ones have only attention apart.

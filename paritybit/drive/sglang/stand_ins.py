@@ -8,6 +8,8 @@ import contextlib
 import importlib
 import inspect
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from itertools import product
@@ -17,12 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.drive.sglang import host
+from paritybit.drive.sglang import host, late
 from paritybit.drive.stand_ins import attention, convolutions, kernels, trees
 from paritybit.drive.stand_ins.installing import StandIns, found, initialise
 from paritybit.drive.stand_ins.packages import replaced
 from paritybit.engines.graphs import (
-    CpuStream,
     emulate_device,
     implement_on_cpu,
     keep_collectives,
@@ -79,10 +80,10 @@ def _stand_in_for_graphs() -> None:
     emulate_device(Ops())
     for module in (torch.cuda, torch.cpu):
         held: Any = module
-        held.Stream, held.default_stream = CpuStream, held.current_stream
-        # Torch's compiler rejects one function under two of its names.
-        held.StreamContext = lambda stream: contextlib.nullcontext(stream)  # noqa: PLW0108
-        held.stream = lambda stream: contextlib.nullcontext(stream)  # noqa: PLW0108
+        held.Stream, held.Event = late.LateStream, late.LateEvent
+        held.current_stream = late.LateStream.current
+        held.default_stream = lambda *arguments: late.DEFAULT
+        held.StreamContext = held.stream = late.InStream
         for name in ("set_stream", "set_device", "synchronize", "empty_cache"):
             setattr(held, name, lambda *arguments, **named: None)
 
@@ -422,7 +423,9 @@ def replace_everywhere(original: object, stand_in: object) -> None:
                     setattr(module, key, stand_in)
 
 
-@ON_A_CPU.add("copies between a KV pool and the host: torch", "they are compiled for CUDA")
+@ON_A_CPU.add(
+    "copies between a KV pool and the host: torch, some polls late", "they are compiled for CUDA"
+)
 def _stand_in_for_host_copies() -> None:
     held: Any = torch.cuda
     held.cudart = lambda: SimpleNamespace(
@@ -431,7 +434,34 @@ def _stand_in_for_host_copies() -> None:
     for name in ("memory_pool_host", "pool_host.mha"):  # By release.
         if (module := found(f"sglang.srt.mem_cache.{name}")) is not None:
             for copy in host.COPIES:
-                setattr(module, copy.__name__, copy)
+                setattr(module, copy.__name__, late.late(copy))
     for name in ("memory_pool_host", "pool_host.base"):
         if (module := found(f"sglang.srt.mem_cache.{name}")) is not None:
             module.HostKVCache.clear = host.in_any_order(module.HostKVCache.clear)
+
+
+STORING = (
+    "managers.cache_controller",
+    "mem_cache.hybrid_cache.hybrid_cache_controller",
+    "mem_cache.hiradix_cache",
+    "mem_cache.unified_radix_cache",
+    "utils.poll_timer",
+)
+"""Modules with the threads, the queues and the time limits of a storage."""
+
+
+@ON_A_CPU.add(
+    "the threads and the clock of a storage behind the host: one after the other, by polls",
+    "the same seed must give the same order",
+)
+def _stand_in_for_threads() -> None:
+    for module in filter(None, (found(f"sglang.srt.{name}") for name in STORING)):
+        held: Any = module
+        if hasattr(held, "threading"):
+            held.threading = late.Altered(threading, Thread=late.Turns)
+        if hasattr(held, "Queue"):
+            held.Queue = late.TurnQueue
+        if hasattr(held, "time"):
+            held.time = late.Altered(
+                time, monotonic=late.Clock.monotonic, perf_counter=late.Clock.monotonic
+            )

@@ -1,0 +1,303 @@
+"""Follows KV on the host and in files: its copies, and the slots of the host.
+
+A copy is under way from its submission until the engine sees its end, or a forward waits for it.
+"""
+
+from collections.abc import Collection, Mapping
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from paritybit.connectors.following import HOST, Following
+from paritybit.connectors.hooking import Call, NotRecognisedError, maybe
+from paritybit.watch.facts import At, Copy, HostSlots
+from paritybit.watch.weak import ByObject
+
+HOST_KINDS = ("MHATokenToKVPoolHost", "AsymmetricMHATokenToKVPoolHost", "MLATokenToKVPoolHost")
+"""The classes of host pools whose copies are followed."""
+
+FILES = "files"
+
+POOLS = ("kv", "swa", "mamba")
+"""The names of host pools, by the number of a node's component."""
+
+UNDER_WAY = ("ongoing_write_through", "ongoing_load_back", "ongoing_prefetch", "ongoing_backup")
+"""The copies of a prefix cache, which may use host slots that no node holds."""
+
+NOWHERE = At(torch.empty(0, dtype=torch.int64), FILES)
+
+
+class Hosts(Following):
+    """The part of an engine that reports the copies of KV to the host and to files, and back."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.copied_elsewhere: str | None = None
+        """Why KV may be copied without being followed, or None."""
+        self.names: ByObject[str] = ByObject()
+        """The group of each pool and allocator."""
+        self.numbers = count()
+        self.submitting = ""
+        """The name of the copies that a controller submits now."""
+        self.begun = set[str]()
+        """The groups of these copies."""
+        self.submitted: dict[str, tuple[Any, Any, int]] = {}
+        """By name of copies, the engine's note of their end, and where a forward waits for it."""
+        self.paged: ByObject[tuple[Any, int]] = ByObject()
+        """The host pool and the first slot of the page that a tensor was read from."""
+        self.read: ByObject[str] = ByObject()
+        """The key of the file that a tensor was read from."""
+
+    def host_pool(self, host: Any) -> None:
+        """Follow the copies to a host pool and back, or report that they are not followed."""
+        kind = type(host)
+        if kind.__name__ not in HOST_KINDS:
+            self.copied_elsewhere = f"what comes back from a {kind.__name__} is not followed"
+            self.journal.undecided(self.copied_elsewhere)
+            return
+        self.hook(kind, "backup_from_device_all_layer", self.back_up)
+        self.hook(kind, "load_to_device_per_layer", self.load_back)
+        self.hook(kind, "get_data_page", self.page_read)
+        self.hook(kind, "set_from_flat_data_page", self.page_filled)
+        self.hook(kind, "alloc", self.handed_out)
+        self.hook(kind, "free", self.host_freed)
+
+    def follow_hosts(self, cache: Any) -> None:
+        """Record the group of each host pool of a prefix cache."""
+        for entry in entries(cache).values():
+            if (name := self.names.get(entry.device_pool)) is not None:
+                self.names[entry.host_pool] = name
+
+    # Copies between a pool and the host.
+
+    def submit(self, original: Call, controller: Any) -> None:
+        """Name the copies that a controller submits."""
+        if self.watcher is None or self.submitting:
+            return
+        loads = "load" in original.function.__name__
+        before = {id(ack) for ack in acks(controller)}
+        self.submitting = f"{'load' if loads else 'write'} {next(self.numbers)}"
+        self.begun = set()
+        try:
+            original()
+        finally:
+            name, self.submitting = self.submitting, ""
+        counter = controller.layer_done_counter
+        for ack in acks(controller):
+            if id(ack) not in before:
+                producer = counter.producer_index if loads else -1
+                self.submitted[name] = ack, counter, int(producer)
+
+    def back_up(
+        self,
+        original: Call,
+        host: Any,
+        device_pool: Any,
+        host_indices: Tensor,
+        device_indices: Tensor,
+    ) -> None:
+        """Report slots that the engine copies to the host, before the copy."""
+        name = self.names.get(device_pool)
+        if self.watcher is not None and name is not None:
+            self.begin(name, At(device_indices), At(host_indices, HOST))
+            self.watcher.store(HOST, name, device_indices, host_indices)
+        original()
+        if self.watcher is not None:
+            self.watcher.note_copy()
+
+    def load_back(
+        self,
+        original: Call,
+        host: Any,
+        device_pool: Any,
+        host_indices: Tensor,
+        device_indices: Tensor,
+    ) -> None:
+        """Report slots that the engine copies back from the host, one layer at a time."""
+        name = self.names.get(device_pool)
+        if self.watcher is not None and name is not None:
+            self.begin(name, At(host_indices, HOST), At(device_indices))
+        original()
+        if self.watcher is not None and name is not None:
+            self.watcher.load(HOST, name, device_indices, host_indices)
+        elif self.watcher is not None:
+            self.watcher.note_copy()
+            kind = type(device_pool).__name__
+            self.journal.undecided(f"what comes back to a {kind} is not followed")
+
+    def begin(self, group: str, source: At, target: At) -> None:
+        """Report the begin of a group's part of the copies that are submitted now, once."""
+        if self.watcher is not None and self.submitting and group not in self.begun:
+            self.begun.add(group)
+            queue = self.submitting.split()[0]
+            self.watcher.begin_copies(self.submitting, [Copy(group, source, target, queue=queue)])
+
+    def completes(self, result: Any, cache: Any) -> None:
+        """Report the end of the copies whose notes the prefix cache has taken."""
+        controller = maybe(cache, "cache_controller")
+        self.finished(set() if controller is None else {id(ack) for ack in acks(controller)})
+
+    def finished(self, waiting: Collection[int] = ()) -> None:
+        """Report the end of copies, except for those whose notes are still `waiting`."""
+        for name, (ack, *_) in [*self.submitted.items()]:
+            if id(ack) not in waiting and ack.finish_event.query():
+                self.over(name)
+
+    def awaited(self, pool: Any) -> None:
+        """Report the end of the copies to a pool for which the next forward waits.
+
+        It waits for each layer when it needs it. Here, it waits for all of them first.
+        """
+        counter = maybe(pool, "layer_transfer_counter")
+        if counter is None or counter.consumer_index < 0:
+            return
+        for name, (_, mine, producer) in [*self.submitted.items()]:
+            if mine is counter and producer == counter.consumer_index:
+                counter.wait_until(counter.num_layers - 1)
+                self.over(name)
+
+    def over(self, name: str) -> None:
+        """Report the end of copies."""
+        del self.submitted[name]
+        if self.watcher is not None:
+            self.watcher.end_copies(name)
+
+    # Slots on the host, and files.
+
+    def handed_out(self, result: Any, host: Any) -> None:
+        """Report slots that a host pool allocates."""
+        self.happened("handed out", host, result)
+
+    def host_freed(self, host: Any, indices: Any) -> None:
+        """Report slots that a host pool frees."""
+        self.happened("freed", host, indices)
+
+    def happened(self, what: str, host: Any, slots: Any) -> None:
+        """Report what happened to slots of a host pool."""
+        group = self.names.get(host)
+        if self.watcher is not None and group is not None and isinstance(slots, Tensor):
+            self.watcher.happened(what, group, At(slots, HOST))
+
+    def stores(self, result: Any, controller: Any, host_indices: Tensor) -> None:
+        """Report slots of the host that a storage will copy to files.
+
+        The prefix cache calls for it as soon as it sees the end of a copy.
+        """
+        self.finished()
+        group = self.names.get(anchor(controller.mem_pool_host))
+        if self.watcher is not None and group is not None:
+            copy = Copy(group, At(host_indices, HOST), NOWHERE, queue="backup")
+            self.watcher.begin_copies(f"backup {result}", [copy])
+
+    def stored(self, result: Any, controller: Any, operation: Any) -> None:
+        """Report that a storage has copied slots of the host to files, or has failed."""
+        if self.watcher is not None:
+            self.watcher.end_copies(f"backup {operation.id}")
+
+    def page_read(self, result: Any, host: Any, index: Any) -> None:
+        """Note which page a tensor was read from."""
+        if self.watcher is not None:
+            self.paged[result] = host, int(index)
+
+    def file_written(self, original: Call, storage: Any, key: str, value: Any = None) -> None:
+        """Report a page that a storage writes to a file, unless the file is there."""
+        held = self.paged.get(value)
+        there = storage.exists(key)
+        if original() and held is not None and not there:
+            self.file_copy(key, *held, loads=False)
+
+    def file_read(self, result: Any, storage: Any, key: str) -> None:
+        """Note which file a tensor was read from."""
+        if self.watcher is not None and isinstance(result, Tensor):
+            self.read[result] = key
+
+    def page_filled(self, result: Any, host: Any, index: Any, data_page: Any) -> None:
+        """Report a page of the host that was filled from a file."""
+        key = self.read.get(data_page)
+        if key is not None:
+            self.file_copy(key, host, int(index), loads=True)
+
+    def file_copy(self, key: str, host: Any, index: int, *, loads: bool) -> None:
+        """Report a copy of a page of the host to a file, or back."""
+        group, size = self.names.get(host), int(host.page_size)
+        if self.watcher is not None and group is not None:
+            page = At(torch.arange(index, index + size), HOST)
+            file = At(self.watcher.places(FILES, [key], size), FILES)
+            self.watcher.moved(group, *((file, page) if loads else (page, file)))
+
+    def on_host(self, cache: Any) -> dict[str, HostSlots]:
+        """Return the slots of the host pools of a prefix cache, if it copies nothing."""
+        with self.needing("{} are not watched"):
+            return slots_of(cache) if at_rest(cache) else {}
+        return {}
+
+
+def entries(cache: Any) -> Mapping[str, Any]:
+    """Return the host pools of a prefix cache, by name, each with the pool that it holds KV of."""
+    group = maybe(cache, "host_pool_group") or maybe(cache, "token_to_kv_pool_host")
+    found = (maybe(group, "entry_map") or {}).items()
+    named = {str(getattr(name, "value", name)): entry for name, entry in found}
+    alone = hasattr(group, "device_pool")  # As before 0.5.17.
+    return named or ({"kv": Alone(group, group.device_pool)} if alone else {})
+
+
+class Alone(NamedTuple):
+    """The only host pool of a prefix cache."""
+
+    host_pool: Any
+    device_pool: Any
+
+
+def anchor(host: Any) -> Any:
+    """Return the host pool whose slots a storage names."""
+    return maybe(host, "anchor_entry.host_pool") or host
+
+
+def acks(controller: Any) -> list[Any]:
+    """Return the notes of copies whose end the engine has not seen."""
+    return [*controller.ack_write_queue, *controller.ack_load_queue]
+
+
+def at_rest(cache: Any) -> bool:
+    """Return whether a prefix cache copies nothing, and no host slot waits to be freed."""
+    controller = maybe(cache, "cache_controller")
+    queue = maybe(controller, "host_mem_release_queue")
+    waiting = queue is not None and not queue.empty()
+    return not waiting and not any(maybe(cache, name) for name in UNDER_WAY)
+
+
+def slots_of(cache: Any) -> dict[str, HostSlots]:
+    """Return the slots of each host pool of a prefix cache, by name. Raises NotRecognisedError.
+
+    Caches of releases before 0.5.17, with a single host pool, have none.
+    """
+    group = maybe(cache, "host_pool_group") or maybe(cache, "token_to_kv_pool_host")
+    grouped = entries(cache) if maybe(group, "entry_map") else {}
+    pools = {name: one.host_pool for name, one in grouped.items() if name in POOLS}
+    held: dict[str, list[Tensor]] = {name: [torch.empty(0, dtype=torch.int64)] for name in pools}
+    locked = dict.fromkeys(pools, 0)
+    for pool in pools.values():
+        if not isinstance(maybe(pool, "free_slots"), Tensor):
+            raise NotRecognisedError(f"the free slots of a {type(pool).__name__}")
+    try:
+        nodes = [cache.root_node] if pools else []  # Those of a tree in Rust raise an error.
+        for node in nodes:
+            nodes += node.children.values()
+            for name, part in zip(POOLS, node.component_data, strict=False):
+                if part.host_value is not None and name in pools:
+                    held[name].append(part.host_value.flatten().cpu())
+                    locked[name] += len(part.host_value) * (int(part.host_lock_ref) > 0)
+    except NotImplementedError:
+        held = {name: [pool.slot_used.cpu().nonzero().flatten()] for name, pool in pools.items()}
+    return {
+        f"host {name}": HostSlots(
+            int(getattr(pool, "logical_size", pool.size)),
+            torch.cat([pool.free_slots, *getattr(pool, "release_slots", ())]).cpu(),
+            torch.cat(held[name]),
+            locked[name],
+            HOST,
+        )
+        for name, pool in pools.items()
+    }

@@ -1,0 +1,278 @@
+"""Copies of KV, and threads of a storage, that take time on a CPU.
+
+A stream makes the copies that it got some polls later, or when another stream or the host waits for
+them. All other work is done at once, in any stream. A thread runs only while its turn lasts, which
+ends where it waits for a queue. The same seed gives the same order.
+"""
+
+import functools
+import inspect
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+
+from paritybit.engines.graphs import CpuEvent, CpuStream
+
+INDICES = ("src_indices", "dst_indices")
+"""The arguments of a copy that it reads when it is called."""
+
+STEPS = (0, 0, 1, 2, 8)
+"""How many copies of a stream, or turns of a thread, a poll may make."""
+
+TICK = 0.125
+"""How many seconds a poll takes for the engine's own time limits."""
+
+
+class LateStream(CpuStream):
+    """A stream whose copies are late."""
+
+    all: ClassVar[list["LateStream"]] = []
+    """The streams that ever got a copy, in that order."""
+    held = threading.local()
+    made = 0
+    """Counts copies that were made."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.waiting = deque[Callable[[], object]]()
+        self.done = 0
+
+    @classmethod
+    def current(cls, *arguments: Any, **named: Any) -> "LateStream":
+        """Return the current stream of this thread."""
+        stream: LateStream = getattr(cls.held, "stream", DEFAULT)
+        return stream
+
+    @property
+    def end(self) -> int:
+        """The place after the last copy."""
+        return self.done + len(self.waiting)
+
+    def add(self, copy: Callable[[], object]) -> None:
+        """Make a copy later."""
+        if self not in self.all:
+            self.all.append(self)
+        self.waiting.append(copy)
+
+    def run(self, end: int) -> None:
+        """Make the copies before a place now."""
+        with torch.inference_mode():
+            while self.waiting and self.done < end:
+                self.done += 1
+                LateStream.made += 1
+                self.waiting.popleft()()
+
+    def synchronize(self) -> None:
+        """Make all copies now."""
+        self.run(self.end)
+
+    def wait_event(self, event: Any) -> None:
+        """Let what this stream gets from now on come after an event."""
+        if self.waiting:
+            self.waiting.append(event.synchronize)
+        else:
+            event.synchronize()
+
+    def wait_stream(self, other: Any) -> None:
+        """Let what this stream gets from now on come after what another stream has got."""
+        self.wait_event(LateEvent.of(other))
+
+    def record_event(self, event: Any = None) -> Any:
+        """Return an event after what this stream has got."""
+        found = LateEvent() if event is None else event
+        found.record(self)
+        return found
+
+
+DEFAULT = LateStream()
+
+
+class LateEvent(CpuEvent):
+    """An event after some of the copies of a stream."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.stream, self.end = DEFAULT, 0
+
+    @classmethod
+    def of(cls, stream: LateStream) -> "LateEvent":
+        """Return the event after what a stream has got."""
+        event = cls()
+        event.record(stream)
+        return event
+
+    def record(self, stream: Any = None) -> None:
+        """Move this event to the end of a stream."""
+        self.stream = LateStream.current() if stream is None else stream
+        self.end = self.stream.end
+
+    def query(self) -> bool:
+        """Return whether the copies before this event are made."""
+        return self.stream.done >= self.end
+
+    def synchronize(self) -> None:
+        """Make the copies before this event."""
+        self.stream.run(self.end)
+
+    def wait(self, stream: Any = None) -> None:
+        """Let a stream wait for this event."""
+        (LateStream.current() if stream is None else stream).wait_event(self)
+
+
+class InStream:
+    """Makes a stream the current one. It may be entered several times."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.before = stream, list[Any]()
+
+    def __enter__(self) -> Any:
+        self.before.append(LateStream.current())
+        if self.stream is not None:
+            LateStream.held.stream = self.stream
+        return self.stream
+
+    def __exit__(self, *error: object) -> None:
+        LateStream.held.stream = self.before.pop()
+
+
+def late(copy: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that lets the current stream make a copy, if this is not the default."""
+    signature = inspect.signature(copy)
+
+    @functools.wraps(copy)
+    def later(*arguments: Any, **named: Any) -> None:
+        given = signature.bind(*arguments, **named)
+        stream = LateStream.current()
+        if stream is DEFAULT:
+            copy(*arguments, **named)
+            return
+        for held in (given.arguments, given.arguments.get("given", {})):
+            held.update({name: held[name].clone() for name in INDICES if name in held})
+        stream.add(functools.partial(copy, *given.args, **given.kwargs))
+
+    return later
+
+
+class Turns:
+    """Stands in for `threading.Thread`. Such a thread runs only while its turn lasts."""
+
+    all: ClassVar[list["Turns"]] = []
+    held = threading.local()
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.given = arguments, named
+        self.ended = False
+
+    def start(self) -> None:
+        """Start the thread. Its first turn comes later."""
+        self.all.append(self)
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a thread. It waits for its turn."""
+        self.mine, self.others = threading.Semaphore(0), threading.Semaphore(0)
+        thread = threading.Thread(*self.given[0], **self.given[1])
+        body = thread.run
+
+        def run() -> None:
+            self.held.turns = self
+            self.mine.acquire()
+            try:
+                body()
+            finally:
+                self.ended = True
+                self.all.remove(self)
+                self.others.release()
+
+        thread.run = run  # type: ignore[method-assign]
+        thread.start()
+
+    def turn(self) -> None:
+        """Let the thread run until it next waits at a queue."""
+        if not self.ended:
+            self.mine.release()
+            self.others.acquire()
+
+    def pause(self) -> None:
+        """End the turn of this thread, which is the current one."""
+        self.others.release()
+        self.mine.acquire()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Give the thread turns until it ends. Raises RuntimeError if it does not."""
+        for _ in range(MOST_TURNS):
+            self.turn()
+        if not self.ended:
+            raise RuntimeError("a thread of the storage does not end")
+
+    def is_alive(self) -> bool:
+        """Return whether the thread runs."""
+        return self in self.all
+
+
+def begin_again() -> None:
+    """Begin the threads of the parent in a fork, which has none of them."""
+    for one in Turns.all:
+        one.begin()
+
+
+os.register_at_fork(after_in_child=begin_again)
+
+MOST_TURNS = 10_000
+"""The most turns of a thread that is to end."""
+
+
+class TurnQueue(queue.Queue[Any]):
+    """A queue at which threads in turns wait for their next turn."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Return the next item. In a thread of turns, wait for the turn first."""
+        if (turns := getattr(Turns.held, "turns", None)) is None:
+            return super().get(block, timeout)
+        turns.pause()
+        return super().get(block=False)
+
+
+class Altered(ModuleType):
+    """A module with some other attributes."""
+
+    def __init__(self, module: ModuleType, **others: Any) -> None:
+        super().__init__(module.__name__)
+        vars(self).update(others, _module=module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_module"], name)
+
+
+class Clock:
+    """The time of the engine's own limits, and the chance that draws the order of what is late."""
+
+    polls = calls = 0
+    chance = Random("copies")
+
+    @classmethod
+    def monotonic(cls) -> float:
+        """Return the time in seconds."""
+        cls.calls += 1  # Its values differ.
+        return cls.polls * TICK + cls.calls * 1e-9
+
+    @classmethod
+    def seed(cls, number: int) -> None:
+        """Draw the order of what is late from a seed."""
+        cls.chance = Random(f"copies {number}")
+
+    @classmethod
+    def tick(cls) -> None:
+        """Make some of what is late."""
+        cls.polls += 1
+        for thread in [*Turns.all]:
+            for _ in range(cls.chance.choice(STEPS)):
+                thread.turn()
+        for stream in LateStream.all:
+            if stream.waiting:
+                stream.run(stream.done + cls.chance.choice(STEPS))
