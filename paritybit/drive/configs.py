@@ -73,6 +73,8 @@ class Table:
       all axes have different names.
     - `apart`: groups of values. No row can have a value of each group.
     - `failing`: the same for known failures of an engine. A named row may combine these values.
+    - `several`: the same per setting with a number of ranks, such as "dp" or "dp on cpu", if it is
+      more than 1, by the reason.
     - `devices`: the only device that supports a value.
     - `quiet`: values with which few graphs or none are replayed.
     - `weights`: how much a value, or several together, counts. The default is 1.
@@ -81,6 +83,7 @@ class Table:
     axes: Mapping[str, Mapping[str, Mapping[str, Setting]]]
     apart: Sequence[Sequence[Collection[str]]] = ()
     failing: Sequence[Sequence[Collection[str]]] = ()
+    several: Mapping[str, Mapping[str, Sequence[Collection[str]]]] = field(default_factory=dict)
     devices: Mapping[str, str] = field(default_factory=dict)
     quiet: Collection[str] = ()
     weights: Mapping[tuple[str, ...], float] = field(default_factory=dict)
@@ -104,6 +107,21 @@ class Table:
         if not axes[MODEL]:
             raise ValueError(f"the engine is not served with {model} on {device}")
         return replace(self, axes=axes, devices={})
+
+    def with_ranks(self, settings: Collection[str], device: str) -> "Table":
+        """Return the table for several ranks by some settings. Raises ValueError without a row."""
+        names = {*settings, *(f"{name} on {device}" for name in settings)}
+        several = {name: why for name, why in self.several.items() if name in names}
+        groups = [groups for why in several.values() for groups in why.values()]
+        table = replace(self, apart=(*self.apart, *groups), several=several)
+        if table.completed(()) is None:
+            raise ValueError("; ".join(table.lacks))
+        return table
+
+    @property
+    def lacks(self) -> list[str]:
+        """What the engine does not support with its ranks, as sentences."""
+        return [reason for why in self.several.values() for reason in why]
 
     @cached_property
     def array(self) -> "Table":
@@ -160,7 +178,8 @@ class Table:
                 raise ValueError(f"{AND.join(both)} cannot be combined: each is the {axis}")
         row = self.completed(values)
         if row is None:
-            raise ValueError(f"{AND.join(values)} cannot be combined")
+            ranks = f" with these ranks: {'; '.join(self.lacks)}" if self.lacks else ""
+            raise ValueError(f"{AND.join(values)} cannot be combined{ranks}")
         plainest = [next(iter(axis)) for axis in self.axes.values()]
         named = [value for value, plain in zip(row, plainest, strict=True) if value != plain]
         settings = {name: one for value in row for name, one in self.settings[value].items()}

@@ -52,6 +52,12 @@ TABLES = {
     for device in DEVICES
 } | {"small": SMALL.on("cuda")}
 
+TABLES |= {
+    f"{one.package.name} {ranks}": one.table.on("cpu").with_ranks((ranks,), "cpu").array
+    for one in ADAPTERS
+    for ranks in one.settings.SEVERAL
+}
+
 
 @cache
 def rows(name: str, seed: int = 0) -> list[Config]:
@@ -123,6 +129,21 @@ def test_values_with_which_an_engine_fails_can_only_be_named() -> None:
     assert both not in table.array.pairs
     assert not any(both in config.pairs for config in table.array.rows(0))
     assert both in table.config(both).pairs
+
+
+def test_several_ranks_lack_what_the_table_says() -> None:
+    why: dict[str, Any] = {"it has one model": [("plain",)], "it has no trees": [("trees",)]}
+    table = replace(SMALL.on("cuda"), several={"dp": why}, weights={})
+    assert table.with_ranks(("tp",), "cuda").pairs == SMALL.on("cuda").pairs
+    ranks = table.with_ranks(("tp", "dp"), "cuda")
+    assert ranks.lacks == [*why]
+    values = {value for config in ranks.rows(0) for value in config.values}
+    assert values == {*ranks.settings} - {"plain", "trees"}
+    with pytest.raises(ValueError, match="it has no trees"):
+        ranks.config(("trees",))
+    plain = replace(table, axes={**table.axes, "model": {"plain": {}}})
+    with pytest.raises(ValueError, match="it has one model"):
+        plain.with_ranks(("dp",), "cuda")
 
 
 @pytest.mark.parametrize(

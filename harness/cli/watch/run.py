@@ -34,7 +34,7 @@ from paritybit.harness.machine.stopping import heard_by
 from paritybit.harness.records.environment import commit_of
 
 from paritybit.drive.adapters import Adapter, Environment, adapter_of
-from paritybit.drive.configs import LACKING, Config, SettingPair
+from paritybit.drive.configs import LACKING, Config, SettingPair, Table
 from paritybit.drive.job import Job, command, comparisons
 from paritybit.drive.models import MODELS
 from paritybit.drive.served import PARALLEL
@@ -231,7 +231,8 @@ def prepared(options: WatchOptions, spec: str) -> tuple[WatchOptions, "ConfigSer
         if name not in adapter.settings.SEVERAL:
             raise MalformedError(f"{adapter.package.name} is not served with {PARALLEL[name]}")
     try:
-        table = adapter.table.on(device, options.model)
+        several = [name for name, size in options.parallel.items() if size > 1]
+        table = adapter.table.on(device, options.model).with_ranks(several, device)
     except ValueError as error:
         raise MalformedError(str(error)) from error
     configs = configs_of(table, seed, options.settings)
@@ -242,7 +243,7 @@ def prepared(options: WatchOptions, spec: str) -> tuple[WatchOptions, "ConfigSer
             raise MalformedError(f"--base {quote(options.base)} is not {adapter.package.name}")
         base = fetch.find(options.base)
     options = replace(options, device=device, seed=seed, revision=commit_of(Path(spec)))
-    return options, ConfigServer(adapter, engine, configs, table.array.pairs, base)
+    return options, ConfigServer(adapter, engine, configs, table, base)
 
 
 @dataclass
@@ -256,19 +257,21 @@ class ConfigServer:
     adapter: Adapter
     engine: Environment
     configs: Sequence[Config]
-    pairs: frozenset[SettingPair]
+    table: Table
     base: EngineFolder | None = None
     found: list[float] = field(default_factory=list)
     compared: set[str] = field(default_factory=set)
 
     def serve(self, run: WatchRun) -> None:
         """Serve the configurations, some of them at a time."""
-        device, run.pairs = str(run.options.device), self.pairs
+        device, run.pairs = str(run.options.device), self.table.array.pairs
         seconds = float(run.options.seconds or SECONDS)
         workers = workers_of(device, prod(run.options.parallel.values()))
         plan = Plan(self.configs, seconds, workers, named=bool(run.options.settings))
         number = plural(len(self.configs), "configuration")
         run.display.put(f"watch {self.engine.name} on {device}: {number}, {seconds:.0f} s")
+        for lacking in self.table.lacks:
+            run.display.put(f"not served with these ranks: {lacking}")
         with ThreadPoolExecutor(workers) as pool:
             for done in [pool.submit(self.work, run, plan, device) for _ in range(workers)]:
                 done.result()

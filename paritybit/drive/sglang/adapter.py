@@ -95,6 +95,13 @@ TABLE = Table(
         # 0.5.23 ends with an AssertionError when a second prompt is cut: see `docs/findings.md`.
         (("priorities",), CHUNKS),
     ],
+    several={
+        "dp": {
+            "of these models, only gpt-oss has data-parallel attention": [
+                ("Gemma 4", *OTHER_MODELS)
+            ],
+        },
+    },
     # Planted faults that were found: 76 in plain rows, 20 in chains of EAGLE, 13 with pages of 16
     # tokens, 7 in states. Trees in small pages found one that no other setting shows.
     weights={

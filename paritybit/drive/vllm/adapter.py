@@ -87,6 +87,15 @@ TABLE = Table(
             ],
         ),
     ],
+    several={
+        "pp": {
+            "the older runner has no async scheduling of stages": [["async scheduling"]],
+            "drafts of stages are not watched": [["n-gram speculation", "EAGLE"]],
+        },
+        "dp on cpu": {
+            "experts with adapters have compiled code alone": [["LoRA adapters"]],
+        },
+    },
     devices={
         # On a GPU, copies take time and fail by themselves.
         "failing loads": "cpu",
