@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from paritybit.connectors.vllm.batch import counts_of
+from paritybit.connectors.vllm.batch import VllmBatch, bases_of, counts_of
 from paritybit.connectors.vllm.engine import EFFECTS, RANKS, TOGETHER, WARM_UP, VllmEngine
 from paritybit.connectors.vllm.pools import by_slot
 from paritybit.watch.digests import Digests
@@ -105,6 +105,27 @@ def test_each_runner_keeps_what_it_takes_for_computed_in_another_order() -> None
     counts = counts_of(older, None, 2), counts_of(newer, mapped, 2)
     assert [one is not None and one.tolist() for one in counts] == [[5, 6], [7, 5]]
     assert counts_of(newer, None, 2) is counts_of(older, mapped, 2) is None
+
+
+@pytest.mark.parametrize(("counts", "known"), [([5, 2], True), ([6, 2], None), ([8, 2], False)])
+def test_a_wrong_count_implies_the_slots_of_its_own_request(
+    counts: list[int], known: bool | None
+) -> None:
+    """The others may have fewer. Beyond its slots, nothing is known."""
+    slots = torch.arange(8, 16), torch.arange(40, 44)
+    forward = Forward("decode", (Row("a", [1] * 7, 6, 1, {"blocks": slots[0][:7]}),
+                                 Row("b", [1] * 3, 2, 1, {"blocks": slots[1][:3]})))  # fmt: skip
+    held = torch.tensor([slots[0][counts[0]] if known else 14, 42])
+    metadata = Part(slot_mapping=held, block_table=torch.tensor([[2, 3], [10, 0]]))
+    positions = torch.tensor(counts)
+    batch = VllmBatch(positions, positions, (metadata,), (2, 2), (2, 2))
+    found = bases_of(batch, forward, torch.tensor(counts), [slots], 4)
+    if known is None:
+        assert found == []
+        return
+    (base, implied), *_ = found
+    assert (base.name, base.rows is not None) == ("num_computed_tokens", known)
+    assert (implied is not None and torch.equal(implied["slot_mapping 0"], held)) == known
 
 
 @pytest.mark.parametrize(

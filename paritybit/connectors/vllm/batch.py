@@ -139,8 +139,8 @@ def bases_of(
     if counts is not None and (cached := mappings.pop().tolist()) != [row.cached for row in rows]:
         implied, others = None, None
         ends = [first + row.computed for first, row in zip(cached, rows, strict=True)]
-        size = min(min(map(len, mine)) for mine in slots)
-        if min(cached) >= 0 and all(end <= size for end in ends):
+        held_ends = (end <= len(one) for mine in slots for end, one in zip(ends, mine, strict=True))
+        if min(cached) >= 0 and all(held_ends):
             given = [*zip(cached, ends, strict=True)] * len(slots)
             parts = zip(forward.rows, given, [one for mine in slots for one in mine], strict=True)
             others = tuple(
