@@ -1,5 +1,6 @@
 """The connector of vLLM over stand-ins of the parts that it looks at."""
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +12,14 @@ import pytest
 import torch
 
 from paritybit.connectors.vllm.batch import VllmBatch, bases_of, counts_of
-from paritybit.connectors.vllm.engine import EFFECTS, RANKS, TOGETHER, WARM_UP, VllmEngine
+from paritybit.connectors.vllm.engine import (
+    EFFECTS,
+    ENGINES,
+    RANKS,
+    TOGETHER,
+    WARM_UP,
+    VllmEngine,
+)
 from paritybit.connectors.vllm.pools import by_slot
 from paritybit.watch.digests import Digests
 from paritybit.watch.facts import Forward, Row
@@ -244,6 +252,27 @@ def test_a_forward_of_several_ranks_runs_once(
     assert served.found() == set()
     assert served.engine.rank() == {"tp": (1, 2)}
     assert served.journal.counts[f"not tried: unrepeatable replay: {TOGETHER}"] == 1
+    served.journal.end()
+
+
+def test_a_data_parallel_engine_of_a_dense_model_has_a_rank_and_replays_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command notes the number of engines, since each of them takes itself for the only one."""
+    monkeypatch.setenv(ENGINES, "1")
+    served = prefilled(Served(tmp_path))
+    served.runner.vllm_config.parallel_config.data_parallel_index = 1
+    assert served.engine.rank() == {}
+    whole = Part(parallel_config=Part(data_parallel_size=2))
+
+    def start(manager: Part, *, vllm_config: Part) -> None:
+        assert os.environ[ENGINES] == str(vllm_config.parallel_config.data_parallel_size)
+
+    hooked(served.engine.launched, start, Part(), vllm_config=whole)
+    assert served.engine.rank() == {"dp": (1, 0)}
+    served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
+    served.replay(Part(runtime_mode=Part(name="FULL"), hidden_states=torch.zeros(1, 2)))
+    assert f"not tried: unrepeatable replay: {TOGETHER}" not in served.journal.counts
     served.journal.end()
 
 

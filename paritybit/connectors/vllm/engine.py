@@ -1,5 +1,6 @@
 """Follows the engine in this process. Each method that `hooks` names wraps functions of it."""
 
+import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +50,9 @@ AXES = "dp", "pp", "tp"
 """The kinds of ranks."""
 
 TOGETHER = "it waits for other ranks"
+
+ENGINES = "PARITYBIT_ENGINES_STARTED"
+"""The environment variable with the number of data-parallel engines that the command started."""
 """Why a forward of several ranks may run only once."""
 
 EFFECTS = {
@@ -143,11 +147,23 @@ class VllmEngine(JudgedRows):
                 judge(self.error, self.journal, self.settings)
             raise
 
+    def launched(self, original: Call) -> None:
+        """Note how many data-parallel engines start. Those of a dense model do not know it."""
+        number = original.arguments["vllm_config"].parallel_config.data_parallel_size
+        os.environ[ENGINES] = str(number)
+
     def rank(self) -> dict[str, tuple[int, int]]:
-        """Return which rank of how many this process is, per kind of rank with several."""
+        """Return which rank of how many this process is, per kind of rank with several.
+
+        Data-parallel ranks of a dense model are engines of their own, so their number is 0.
+        """
         groups = ((name, maybe(sys.modules.get(RANKS), f"_{name.upper()}")) for name in AXES)
         found = {name: (one.rank_in_group, one.world_size) for name, one in groups if one}
-        return {name: one for name, one in found.items() if one[1] > 1}
+        found = {name: one for name, one in found.items() if one[1] > 1}
+        index = maybe(self.runner, "vllm_config.parallel_config.data_parallel_index")
+        if index is not None and int(os.environ.get(ENGINES, "1")) > 1:
+            found.setdefault("dp", (index, 0))
+        return found
 
     def start(self, runner: Any) -> Watcher | None:
         """Start the watcher at the first forward, if there is a pool."""
@@ -172,7 +188,8 @@ class VllmEngine(JudgedRows):
         )
         watcher = self.watch(self.pool.groups)
         effects = (effect for name, effect in EFFECTS.items() if maybe(config, name))
-        self.once = next(effects, TOGETHER if self.rank() else None)
+        together = any(size for _, size in self.rank().values())
+        self.once = next(effects, TOGETHER if together else None)
         self.capturing = None
         # States that a forward computes without being watched have other bits.
         watches = bool(self.pool.states) and self.settings.every == 1

@@ -29,6 +29,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         f"{CORE}.EngineCore.step",
         f"{CORE}.EngineCore.step_with_batch_queue",
     ),
+    "launched": ("vllm.v1.engine.utils.CoreEngineProcManager.__init__",),
     "pools": (f"{OLDER}.initialize_kv_cache", f"{NEWER}.initialize_kv_cache"),
     "schedule": (f"{SCHEDULER}.schedule",),
     "execute": (f"{OLDER}.execute_model", f"{NEWER}.execute_model"),
