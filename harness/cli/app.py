@@ -350,12 +350,17 @@ def report(
         None, parser=path, help="Record or folder of a later run of watch, to compare"
     ),
     markdown: bool = flag("markdown", "Print a summary in Markdown, such as for CI"),
+    issue: bool = flag("issue", "Write a report of each new cause for the engine's authors"),
 ) -> int:
     """Write the page of a run, or compare two runs.
 
     Of two runs of watch: 0 if the later one is no worse, 1 if a finding is new or worse, and 125 if
     it has no verdict where the earlier one had one.
     """
+    if issue:
+        from paritybit.harness.cli.issue import run_issue
+
+        return run_issue(record, later, markdown=markdown)
     from paritybit.harness.cli.report import run_report
 
     return run_report(record, later, markdown=markdown)

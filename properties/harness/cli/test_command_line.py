@@ -74,6 +74,8 @@ MALFORMED_LINES: dict[str, str] = {
     f"report {RUN} {RUN}": "is a record of regress; this needs one of watch (watch.json)",
     f"report {RUN} {RUN} --markdown": "not a later record and --markdown",
     f"report {CASE} --markdown": "it is a paritybit-case file",
+    f"report {RUN} --issue": "is a record of regress; this needs one of watch (watch.json)",
+    f"report {RUN} {RUN} --issue": "--issue has no other option",
     "watch": "watch needs a command after --",
     "watch --seed 3 -- true": "--seed needs --engine",
     "watch --engine sglang==0.5.12 -- true": "--engine takes no command",

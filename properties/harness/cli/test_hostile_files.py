@@ -77,7 +77,7 @@ def hostile(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("command", ["replay", "report", "report --markdown"])
+@pytest.mark.parametrize("command", ["replay", "report", "report --markdown", "report --issue"])
 def test_a_hostile_file_is_refused(command: str, hostile: Path, refused: Any) -> None:
     refused(MALFORMED, *command.split(), hostile)
 
