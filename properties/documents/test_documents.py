@@ -57,8 +57,8 @@ def test_the_pages_are_short() -> None:
 
 def commands(text: str) -> Iterator[list[str]]:
     """Yield the words of each command of `make` and `paritybit` in a text."""
-    blocks = re.findall(r"^ *```[a-z]*\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
-    lines = [line for block in blocks for line in block.splitlines()]
+    blocks = re.findall(r"^ *```([a-z]*)\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+    lines = [line for kind, block in blocks if kind != "diff" for line in block.splitlines()]
     lines += re.findall(r"`([^`\n]+)`", prose(text))
     for line in lines:
         found = re.search(r"(?:^[$ ]*|\s)((?:paritybit|make) [a-z][^#|>…]*)", line)
