@@ -30,7 +30,7 @@ CHUNKS = (
 TELLING = ("decode graphs", "prefix cache", "tree in Python", "chunks of 64")
 """Values that each model has in an early row, because others leave a part of the engine out."""
 
-HOST = ("KV on the host", "KV in files")
+HOST = ("KV on the host", "KV written back", "KV in files")
 
 OTHER_MODELS = ("states of convolutions", "positions of images")
 
@@ -58,6 +58,7 @@ TABLE = Table(
             "prefix cache": {},
             "no prefix cache": {"prefix_cache": False},
             "KV on the host": {"host_cache": True},
+            "KV written back": {"host_cache": True, "written_back": True},
             "KV in files": {"host_cache": True, "storage": True},
         },
         "tree": {"default tree": {}, "tree in Python": {"python_tree": True}},

@@ -90,14 +90,16 @@ class SglangServed(Common):
 
     `windows` is the number of slots of the window pool. With None, it is a fraction of `pool`. With
     `mixed`, a batch has prefills and decoding requests. With `python_tree`, the prefix cache is the
-    unified one in Python. With `storage`, KV on the host is also kept in files.
+    unified one in Python. With `storage`, KV on the host is also kept in files. With
+    `written_back`, it is written there when it is evicted, and the host has little more room than
+    the pool.
     """
 
     ACTIONS: ClassVar = ACTIONS
     SEVERAL: ClassVar = ("tp", "pp", "dp")
     SIMPLIFIED: ClassVar = (
         *("alone", "overlap", "speculative", "page_size", "whole_prompts", "mixed", "graphs"),
-        *("storage", "host_cache"),
+        *("storage", "written_back", "host_cache"),
     )
 
     page_size: Size = 1
@@ -111,6 +113,7 @@ class SglangServed(Common):
     pool: Size = POOL
     adapters: Adapters = 0
     host_cache: bool = False
+    written_back: bool = False
     storage: bool = False
     windows: Size | None = None
     mixed: bool = False
@@ -120,8 +123,8 @@ class SglangServed(Common):
         """Raise ValueError for a window pool that is larger than the pool, or a lone storage."""
         if self.windows is not None and self.windows > self.pool:
             raise ValueError("windows is between 1 and pool")
-        if self.storage and not self.host_cache:
-            raise ValueError("storage needs host_cache")
+        if (self.storage or self.written_back) and not self.host_cache:
+            raise ValueError("storage and written_back need host_cache")
 
     @override
     def requests(self) -> Iterator[Wave]:
@@ -234,10 +237,10 @@ class SglangServed(Common):
         layout, backend = HOST_LAYOUTS[self.seed % 4 if self.device == "cpu" else 0]
         options: Options = {
             "enable-hierarchical-cache": True,
-            "hicache-ratio": HOST_RATIOS[self.seed // 2 % 2],
+            "hicache-ratio": HOST_RATIOS[self.written_back or self.seed // 2 % 2],
             "hicache-mem-layout": layout,
             "hicache-io-backend": backend,
-            "hicache-write-policy": HOST_POLICIES[self.seed % 3],
+            "hicache-write-policy": HOST_POLICIES[1 if self.written_back else self.seed % 3],
         }
         more = {"prefetch_threshold": max(self.page_size, LEAST_PREFETCHED)}
         storage: Options = {
