@@ -6,6 +6,7 @@ the engine. A *position* is the index of a token in its request, starting at 0.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import torch
 
@@ -268,11 +269,12 @@ class StaticInput(Located):
     implied: Sequence[tuple[Base, torch.Tensor | None]] = ()
 
     def base(self, live: torch.Tensor) -> Base | None:
-        """Return the wrong input from which a wrong live part follows, or None."""
-        for base, value in self.implied:
-            if value is not None and same(value, live):
-                return base
-        return None
+        """Return the first wrong input from which a wrong live part follows, or None.
+
+        Where it is not known what follows from one, it may follow from that one.
+        """
+        known = takewhile(lambda pair: pair[1] is not None, self.implied)
+        return next((base for base, value in known if same(live, value)), None)
 
     def cause(self, live: torch.Tensor) -> dict[str, str | None] | None:
         """Return the cause of a wrong live part: its base, this input, or None if it is not known.

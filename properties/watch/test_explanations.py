@@ -93,6 +93,16 @@ def test_what_follows_from_a_wrong_input_is_not_to_blame(
     assert (stray["what"], slots) == (holds, [9])
 
 
+def test_what_may_follow_from_an_earlier_wrong_input_has_no_known_cause() -> None:
+    first, second = (Base(name, "batch", None) for name in ("counts", "positions"))
+    static = made_of(second, [1, 9], [1, 9])
+    static.implied = [(first, None), *static.implied]
+    (found,) = judge(Inputs(7, FORWARD, "batch", [static], {}))
+    assert found.cause is None
+    static.implied = [*static.implied[1:], (first, None)]
+    assert (static.cause(torch.tensor([1, 9])) or {})["what"] == "positions"
+
+
 def test_an_experiment_names_the_input_from_which_the_reset_one_follows() -> None:
     static = made_of(Base("lengths", "batch", None), [1, 9], [1, 9])
     other = made_of(Base("lengths", "batch", None), [1, 9], [1, 8])
