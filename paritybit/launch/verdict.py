@@ -217,6 +217,11 @@ def scope_of(counts: Mapping[str, int]) -> str:
             if "drafts" in counts
             else ""
         )
+        + (
+            f", {count('copies begun'):,} copies of KV ({plural(count('copied_reads'), 'read')})"
+            if "copies begun" in counts
+            else ""
+        )
         + (f", {plural(actions, 'action')}" if actions else "")
         + (f", {count(TAKEN) / count(ELAPSED):.1%} of the time" if count(ELAPSED) else "")
         + (f", {count(SERVED_PAIRS)} of {count(PAIRS)} {PAIRS}" if PAIRS in counts else "")

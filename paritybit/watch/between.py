@@ -23,6 +23,7 @@ from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import ALLOCATED, FAILED, SHARED, UNWATCHED, Ledger, Names, SlotCall
 from paritybit.watch.moves import SOURCE, TARGET, WRITTEN, Moves, Moving
 from paritybit.watch.observations import (
+    BY_KEY,
     Cached,
     DuringCopy,
     Freeing,
@@ -391,7 +392,8 @@ class Between(Boundary):
             *entries, calls = entries
             ledger.enter(new.slots, entries)
             before = ledger.calls.get(int(calls[0])) if len(calls) else None
-            come = (f"restored from the {source.pool}", call)
+            by = BY_KEY if source.pool in self.keys else ""
+            come = (f"restored from the {source.pool}{by}", call)
             ledger.note_sources(new.slots, [come] if before is None else [come, (STORED, before)])
 
         self.later(group, move)
@@ -495,9 +497,12 @@ class Between(Boundary):
             self.later(group, end)
 
     @guarded
-    def failed(self, group: str, at: At) -> None:
-        """Record that a copy to slots has failed, which may be known only after its end."""
-        call, slots = self.call(), SlotCopy(at.slots)
+    def failed(self, group: str, at: At, lines: Stack | None = None) -> None:
+        """Record that a copy to slots has failed, which may be known only after its end.
+
+        `lines` are those of `allocated`.
+        """
+        call, slots = self.call(lines), SlotCopy(at.slots)
         self.later(group, lambda ledger: self.fail(ledger, at.pool, slots.slots, call))
 
     def fail(self, ledger: Ledger, pool: str, places: Tensor, call: SlotCall) -> None:

@@ -21,6 +21,12 @@ MOVED = "the slot of a position changed"
 OFFERED = "the slot is added to the prefix cache"
 """The cause if the engine offers a slot to other requests."""
 
+BY_KEY = " by its key"
+"""How a slot is restored from a pool with keys."""
+
+KEY = "a key brought other KV of the same position"
+"""The cause if a key leaves out what the KV depends on."""
+
 SHOWN = 8
 """Number of slots that a finding lists."""
 
@@ -150,6 +156,8 @@ class Reads(InForward):
             cause = {**(overwrite.cause or {"what": overwrite.what}), "forward": overwrite.forward}
         elif self.offer is not None:
             cause = {"what": OFFERED, **self.offer.who}
+        elif not missing and self.held[first] != self.expected[first]:
+            cause = self._key(slot, position)
         place = "has no slot" if missing else f"slot {slot}"
         verb = "reads" if self.offer is None else "offers"
         # Who freed the slot of another position says nothing of this one.
@@ -178,6 +186,13 @@ class Reads(InForward):
             cause=cause,
             origin=origin,
         )
+
+    def _key(self, slot: int, position: int) -> dict[str, Any] | None:
+        """Return the cause of a wrong owner of a slot that a key brought, or None."""
+        for how, call in self.ledger.sources.get(slot, ()):
+            if how.endswith(BY_KEY) and int(self.ledger.position[slot]) == position:
+                return {"what": KEY, **call.who}
+        return None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +20,7 @@ from paritybit.connectors.vllm.engine import (
     WARM_UP,
     VllmEngine,
 )
+from paritybit.connectors.vllm.moving import unfollowed
 from paritybit.connectors.vllm.pools import by_slot
 from paritybit.watch.digests import Digests
 from paritybit.watch.facts import Forward, Row
@@ -393,6 +394,31 @@ def test_what_a_forward_copies_to_the_host_after_the_model_has_what_it_wrote(
     assert served.found() == found
 
 
+@pytest.mark.parametrize(
+    ("connectors", "known"),
+    [
+        ({"OffloadingConnector": {"cpu_bytes_to_use": 1}}, True),
+        ({"OffloadingConnector": {"block_size": 64}}, False),
+        ({"LMCacheConnectorV1": {}}, False),
+        ({"ExampleConnector": {"shared_storage_path": "/tmp"}}, True),
+        ({"OffloadingConnector": {}, "SimpleCPUOffloadConnector": {"lazy_offload": True}}, True),
+        ({"OffloadingConnector": {}, "ExampleConnector": {}}, False),
+        ({"OffloadingConnector": {}, "NixlConnector": {}}, False),
+    ],
+)
+def test_a_connector_is_followed_if_all_of_it_is_known(
+    connectors: dict[str, dict[str, Any]], known: bool
+) -> None:
+    parts = [
+        {"kv_connector": name, "kv_connector_extra_config": given}
+        for name, given in connectors.items()
+    ]
+    if len(parts) > 1:
+        extra = {"connectors": parts}
+        parts = [{"kv_connector": "MultiConnector", "kv_connector_extra_config": extra}]
+    assert unfollowed(Part(**parts[0])) == ([] if known else ["a KV connector"])
+
+
 def job(stores: bool, blocks: list[int], chunks: list[int]) -> Part:
     """Return a job of the offloading connector."""
     device = Part(block_ids=np.array(blocks), group_sizes=(len(blocks), 0))
@@ -440,6 +466,42 @@ def test_a_block_that_the_engine_still_loads_is_not_read(served: Served, over: b
     assert served.found() == (set() if over else {"copy under way"})
 
 
+@pytest.mark.parametrize(
+    ("failed", "again", "found"),
+    [
+        (None, False, set[str]()),
+        ("a request", False, {"uninitialised read"}),
+        ("a block", False, {"uninitialised read"}),
+        ("a request", True, set[str]()),
+    ],
+)
+def test_what_a_failed_load_should_have_brought_is_not_read(
+    served: Served, failed: str | None, again: bool, found: set[str]
+) -> None:
+    kept = torch.zeros(8, *served.cache.shape[1:])
+    kept[[0, 1]] = served.cache[[1, 3]]
+    for number, one in ((7, job(True, [1, 3], [0, 1])), (8, job(False, [5, 6], [0, 1]))):
+        if number == 8:
+            hooked(served.engine.loads, lambda *_: None, Part(), Part(load_jobs={8: one}))
+            served.cache[[5, 6]] = kept[[0, 1]]
+        handler = Part(gpu_to_cpu=number == 7)
+        ends = one.src_spec, one.dst_spec
+        hooked(served.engine.transfer, lambda *_: True, handler, number, *ends)
+        hooked(served.engine.finishes, lambda *_: [Part(job_id=number)], Part())  # noqa: B023
+    if failed == "a request":
+        hooked(served.engine.fails, lambda *_: None, served.scheduler, {"a"})
+    elif failed == "a block":
+        hooked(served.engine.invalidates, lambda *_: None, served.scheduler, {5})
+    served.scheduler.requests["b"] = a_request(*range(10, 15))
+    if again:
+        served.run(output({"b": 4}, new={"b": ([5], [6])}), [[5], [6]], 0, [10, 11, 12, 13], "b")
+        more = output({"b": 1}, cached={"b": (4, ([7], [8]))})
+    else:
+        more = output({"b": 1}, new={"b": ([5, 7], [6, 8])}, hit=4)
+    served.run(more, [[5, 7], [6, 8]], 4, [14], "b")
+    assert served.found() == found
+
+
 @pytest.mark.parametrize("over", ["polls", "flushes", None])
 @pytest.mark.parametrize("stores", [False, True])
 def test_copies_of_the_simple_connector_end_when_the_engine_sees_it(
@@ -461,6 +523,54 @@ def test_copies_of_the_simple_connector_end_when_the_engine_sees_it(
     served.scheduler.requests["b"] = a_request(*range(10, 15))
     served.run(output({"b": 3}, new={"b": ([1], [6])}), [[1], [6]], 0, [10, 11, 12], "b")
     assert served.found() == (set() if over else {"copy under way"})
+
+
+@pytest.mark.parametrize(
+    ("stored", "tokens", "found"),
+    [
+        ([1, 3], range(10, 15), set[str]()),
+        ([3, 1], range(10, 15), {"wrong owner"}),
+        ([1, 3], [99, *range(11, 15)], {"wrong owner"}),
+        (None, range(10, 15), {"uninitialised read"}),
+    ],
+)
+def test_a_forward_reads_what_the_engine_loads_before_it(
+    served: Served, stored: list[int] | None, tokens: Sequence[int], found: set[str]
+) -> None:
+    """A prompt is in a file by its key. The engine loads it once the forward is prepared."""
+    connector, none = Part(_generate_foldername_debug=lambda *_: "/tmp/key"), lambda *_: None
+
+    def prompt(blocks: list[int], is_store: bool) -> None:
+        slots = (torch.tensor(blocks)[:, None] * 4 + torch.arange(4)).flatten()
+        one = Part(is_store=is_store, slot_mapping=slots, token_ids=blocks, mm_hashes=[])
+        connector._get_connector_metadata = lambda: Part(requests=[one])
+
+    def load() -> None:
+        if stored is None:
+            served.engine.filled()
+        else:
+            served.cache[[5, 6]] = kept
+            prompt([5, 6], is_store=False)
+            hooked(served.engine.opens, none, connector)
+
+    kept = served.cache[stored or [1, 3]].clone()
+    prompt(stored or [1, 3], is_store=True)
+    hooked(served.engine.saves, none, connector)
+    served.scheduler.requests["b"] = a_request(*tokens)
+    again = output({"b": 1}, new={"b": ([5, 7], [6, 8])}, hit=4)
+    again.has_sync_kv_loads = True
+    served.run(again, [[5, 7], [6, 8]], 4, [14], "b", copies={"before": load})
+    assert served.found() == found
+
+
+def test_a_forward_whose_loads_are_not_seen_leaves_no_verdict(tmp_path: Path) -> None:
+    served = prefilled(Served(tmp_path))
+    again = output({"a": 1}, cached={"a": (6, None)})
+    again.has_sync_kv_loads = True
+    served.run(again, [[1, 2], [3, 4]], 6, [16])
+    served.journal.end()
+    unsure = [line for line in lines_in(tmp_path) if line["kind"] == "undecided"]
+    assert "without attention metadata" in unsure[0]["what"]
 
 
 @pytest.mark.parametrize("simple", [False, True])
@@ -522,6 +632,7 @@ def test_a_block_that_the_simple_connector_keeps_pinned_is_a_leak(served: Served
         (False, (None, False), set()),
         (True, ("kept", False), set()),
         (True, ("emptied", True), {"wrong owner"}),
+        (True, (type("ExampleConnector", (), {})(), True), set()),  # Its files stay.
     ],
 )
 def test_a_block_from_before_the_cache_was_emptied_is_not_read(

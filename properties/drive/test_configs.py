@@ -18,8 +18,8 @@ ALIKE: Mapping[tuple[str, str], set[str]] = {
     ("sglang", "cuda"): {"rows", "backend", "alone"},
     ("transformers", "cpu"): {"alone", "priorities"},
     ("transformers", "cuda"): {"alone", "priorities"},
-    ("vllm", "cpu"): {"alone", "backend"},
-    ("vllm", "cuda"): {"alone", "simple", "several", "failing"},
+    ("vllm", "cpu"): {"alone", "backend", "files"},
+    ("vllm", "cuda"): {"alone", "simple", "several", "failing", "files"},
 }
 """Settings that are the same in all rows of an engine on a device, except device and seed."""
 

@@ -1,6 +1,7 @@
 """What a whole vLLM is served with on a CPU, and the arithmetic that stands in for its kernels."""
 
 import os
+import sys
 from itertools import islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from paritybit.harness.errors import CannotRunError
 
 from paritybit.drive.adapters import Environment
 from paritybit.drive.answers import Answer
+from paritybit.drive.vllm import host
 from paritybit.drive.vllm.adapter import ADAPTER, TABLE
 from paritybit.drive.vllm.answers import VllmGrammar
 from paritybit.drive.vllm.attention import attend, store
@@ -115,6 +117,54 @@ def test_a_copy_of_the_simple_connector_is_late() -> None:
     while not event.query():
         assert not host.any()
     assert host.flatten().tolist() == [3, 2, 0]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_load_fails_without_a_copy_and_the_engine_hears_of_it(
+    monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    class Connector:
+        connector_worker = SimpleNamespace(_load_jobs={3: "a", 4: "b"})
+
+        def get_transfer_results(self) -> Any:
+            over = late.get_finished()
+            done = {self.connector_worker._load_jobs.pop(one.job_id) for one in over}
+            return SimpleNamespace(finished_recving=done, failed_recving=set())
+
+    class Handler:
+        def __init__(self) -> None:
+            self.copied = list[int]()
+
+        def transfer_async(self, number: int) -> None:
+            self.copied.append(number)
+
+        def get_finished(self) -> list[Any]:
+            done, self.copied = self.copied, []
+            return [SimpleNamespace(job_id=number) for number in done]
+
+    def result(number: int, success: bool) -> SimpleNamespace:
+        return SimpleNamespace(job_id=number, success=success)
+
+    monkeypatch.setitem(
+        sys.modules, host.OFFLOADING, cast("Any", SimpleNamespace(OffloadingConnector=Connector))
+    )
+    monkeypatch.setitem(
+        sys.modules, "vllm.v1.kv_offload.base", cast("Any", SimpleNamespace(TransferResult=result))
+    )
+    monkeypatch.setattr(host, "FAILING", share)
+    monkeypatch.setattr(host.LateHandler, "failing", False)
+    late = host.LateHandler(Handler(), host.HANDLERS[1])
+    host.fail_loads()
+    found, failed = set[str](), set[str]()
+    for number in (3, 4):
+        late.transfer_async(number)
+    for _ in range(3 * host.LATEST):
+        results: Any = Connector().get_transfer_results()
+        found |= results.finished_recving
+        failed |= results.failed_recving
+    assert found == {"a", "b"}
+    assert failed == ({"a", "b"} if share else set())
+    assert not host.failed
 
 
 @pytest.mark.parametrize(

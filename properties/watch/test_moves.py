@@ -225,6 +225,31 @@ def test_what_happens_to_a_place_of_a_copy_elsewhere_is_counted(scene: Scene) ->
     assert found["cause"]["what"] == "a slot was evicted while a copy fills it"
 
 
+@pytest.mark.parametrize(
+    ("reader", "order", "what"),
+    [
+        ("other tokens", [0, 1, 2], "a key brought other KV of the same position"),
+        ("salt", [0, 1, 2], "a key brought other KV of the same position"),
+        ("right", [1, 0, 2], None),  # The keys are right, and the slots are not.
+    ],
+)
+def test_a_key_that_brings_other_tokens_of_the_same_position_is_at_fault(
+    scene: Scene, reader: str, order: list[int], what: str | None
+) -> None:
+    stored(scene)
+    places = scene.watcher.places("files", ["one", "two", "three"])
+    for group in scene.groups:
+        scene.watcher.moved(group.name, at(HOST, "host"), At(places, "files"))
+        scene.watcher.moved(group.name, At(places[order], "files"), at([30, 31, 32]))
+    fill(scene, [30, 31, 32], [SLOTS[one] for one in order])
+    tokens = [9, *TOKENS[1:]] if reader == "other tokens" else TOKENS
+    scene.forward("b", tokens, 3, [30, 31, 32, 20], space="salt" if reader == "salt" else "")
+    assert set(scene.checks()) == {"wrong owner"}
+    for found in scene.lines("finding"):
+        assert (found["cause"] and found["cause"]["what"]) == what
+        assert "restored from the files by its key" in found["origin"]
+
+
 @pytest.mark.parametrize("right", [True, False])
 def test_content_passes_through_files_by_their_keys(scene: Scene, right: bool) -> None:
     stored(scene)

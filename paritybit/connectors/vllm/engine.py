@@ -20,7 +20,7 @@ from paritybit.connectors.vllm.moving import unfollowed
 from paritybit.connectors.vllm.pools import VllmPool, described
 from paritybit.connectors.vllm.requests import unjudged
 from paritybit.connectors.vllm.sampling import JudgedRows
-from paritybit.connectors.vllm.scheduling import MESSAGE
+from paritybit.connectors.vllm.scheduling import FILED, MESSAGE
 from paritybit.watch.captures import Captures
 from paritybit.watch.facts import PIECES, Base, Forward, Replay
 from paritybit.watch.journal import of_process
@@ -48,6 +48,9 @@ ALONE = "decode_context_parallel_size", "prefill_context_parallel_size"
 
 AXES = "dp", "pp", "tp"
 """The kinds of ranks."""
+
+STORES = "it stores KV in files"
+"""Why a forward with the connector FILED may run only once."""
 
 TOGETHER = "it waits for other ranks"
 
@@ -88,6 +91,8 @@ class VllmForward:
     """Whether the model, or a graph of it, has run."""
     received: bool = False
     """Whether the hidden states that the model gets from the stage before were reported."""
+    go: Callable[[], None] | None = None
+    """Begins the forward, once the engine has loaded what it reads."""
     whole: Callable[[], Any] | None = None
     """Runs the newer runner's model without the graph that holds all of it."""
 
@@ -189,7 +194,8 @@ class VllmEngine(JudgedRows):
         watcher = self.watch(self.pool.groups)
         effects = (effect for name, effect in EFFECTS.items() if maybe(config, name))
         together = any(size for _, size in self.rank().values())
-        self.once = next(effects, TOGETHER if together else None)
+        stores = maybe(config, "kv_transfer_config.kv_connector") == FILED
+        self.once = next(effects, TOGETHER if together else STORES if stores else None)
         self.capturing = None
         # States that a forward computes without being watched have other bits.
         watches = bool(self.pool.states) and self.settings.every == 1
@@ -314,12 +320,27 @@ class VllmEngine(JudgedRows):
                 runner = owner if given is None else None
                 self.capturing = batches.of_runner(runner, found, pool, given, (0, 0))
             elif now is not None and now.forward is None:
-                self.begin(now, pool, found, given)
-                self.indices(logits_indices)
-                if self.watcher is not None:
-                    self.watcher.lines.start()  # The model's arguments are prepared next.
-                if given is not None:
-                    now.whole = in_place_of_a_graph(now.runner, owner, found, original, self.hidden)
+
+                def go(now: VllmForward = now, pool: VllmPool = pool) -> None:
+                    self.begin(now, pool, found, given)
+                    self.indices(logits_indices)
+                    if self.watcher is not None:
+                        self.watcher.lines.start()  # The model's arguments are prepared next.
+                    if given is not None:
+                        parts = now.runner, owner, found, original, self.hidden
+                        now.whole = in_place_of_a_graph(*parts)
+
+                if maybe(now.output, "has_sync_kv_loads"):
+                    now.go = go
+                else:
+                    go()
+
+    def filled(self) -> None:
+        """Begin the forward after the engine has loaded what it reads."""
+        if self.now is not None and self.now.go is not None:
+            go, self.now.go = self.now.go, None
+            with self.needing():
+                go()
 
     def begin(self, now: VllmForward, pool: VllmPool, metadata: Any, given: Any) -> None:
         """Report the facts of a forward to the watcher, and judge its inputs."""

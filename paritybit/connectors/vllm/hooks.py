@@ -14,9 +14,9 @@ SPECULATORS = f"{DRAFTERS}.target_dependent_ar.speculator"
 STATES = "vllm.v1.worker.gpu.model_states"
 SPECULATOR = f"{SPECULATORS}.TargetDependentARSpeculator"
 
-OFFLOADING = (
-    "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker.OffloadingConnectorWorker"
-)
+CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.v1"
+OFFLOADING = f"{CONNECTORS}.offloading.worker.OffloadingConnectorWorker"
+EXAMPLE = f"{CONNECTORS}.example_connector.ExampleConnector"
 COPIES = "vllm.v1.kv_offload.cpu.gpu_worker"
 CHUNKS = "vllm.v1.kv_offload.cpu.manager.CPUOffloadingManager"
 SIMPLE = "vllm.v1.simple_kv_offload"
@@ -90,6 +90,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "launches": (f"{SIMPLE}.copy_backend.DmaCopyBackend.launch_copy",),
     "polls": (f"{SIMPLE}.worker.SimpleCPUOffloadWorker._poll_stream_events",),
     "flushes": (f"{SIMPLE}.worker.SimpleCPUOffloadWorker._flush_and_sync_all",),
+    "opens": (f"{EXAMPLE}.start_load_kv",),
+    "saves": (f"{EXAMPLE}.wait_for_save",),
     "fails": (f"{SCHEDULER}._handle_failed_recving",),
     "invalidates": (f"{SCHEDULER}._handle_invalid_blocks",),
     "emptied": (f"{SCHEDULER}.reset_prefix_cache",),

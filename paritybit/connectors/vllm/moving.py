@@ -4,6 +4,7 @@ A copy ends when the engine sees that it has, or waits for it. Its bytes may mov
 """
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -11,17 +12,22 @@ from torch import Tensor
 from paritybit.connectors.following import HOST, pages
 from paritybit.connectors.hooking import Call
 from paritybit.connectors.vllm.pools import Blocks
-from paritybit.connectors.vllm.scheduling import SIMPLE
+from paritybit.connectors.vllm.scheduling import FILED, SIMPLE
 from paritybit.watch.facts import At, Copy
+from paritybit.watch.stacks import Stack
 
 FOLLOWED = {
-    "OffloadingConnector": {"cpu_bytes_to_use", "offload_prompt_only"},
+    "OffloadingConnector": {"cpu_bytes_to_use", "offload_prompt_only", "sync_load_budget_bytes"},
     "SimpleCPUOffloadConnector": {"cpu_bytes_to_use", "lazy_offload"},
+    FILED: {"shared_storage_path"},
 }
 """The KV connectors that are followed, and the only settings that each may have."""
 
 SEVERAL = "MultiConnector", "connectors"
 """The connector that has others, and its setting that names them."""
+
+FILES = "files"
+"""The name of the pool of files."""
 
 Part = tuple[str, Tensor, Tensor]
 """A KV group, its slots, and the places elsewhere from or to which these are copied."""
@@ -72,13 +78,14 @@ class Moving(Blocks):
             if self.watcher is not None:
                 self.watcher.end_copies(name)
 
-    def failed(self, requests: Sequence[str], blocks: Sequence[int]) -> None:
+    def failed(self, requests: Sequence[str], blocks: Sequence[int], lines: Any) -> None:
         """Report what the engine's connector says to have failed: loads for requests, or blocks."""
         assert self.watcher is not None and self.pool is not None
+        self.journal.count(failed_loads=len(requests) or 1)
         for group, slots, _ in (part for name in requests for part in self.loaded.pop(name, ())):
-            self.watcher.failed(group, At(slots))
+            self.watcher.failed(group, At(slots), Stack(*lines))
         for group in self.pool.names if blocks else ():
-            self.watcher.failed(group, At(self.pool.slots(blocks)))
+            self.watcher.failed(group, At(self.pool.slots(blocks)), Stack(*lines))
 
     # The connector whose jobs have blocks of each engine group.
 
@@ -108,12 +115,14 @@ class Moving(Blocks):
                 self.job(number, one.src_spec, one.dst_spec, one.req_id)
 
     def loads(self, original: Call, worker: Any, metadata: Any) -> None:
-        """Report the loads that the engine submits next."""
+        """Report the loads that the engine submits. It waits for some before the forward."""
         for number, one in metadata.load_jobs.items():
             self.loaded[one.req_id] = [*self.parts_of(one.dst_spec, one.src_spec)]
             self.job(number, one.src_spec, one.dst_spec, one.req_id)
         for name in [*self.loaded][:-MOST_LOADED]:
             del self.loaded[name]
+        original()
+        self.filled()
 
     def submits(self, original: Call, worker: Any, number: int, source: Any, target: Any) -> None:
         """Report a job that begins without having been queued."""
@@ -193,6 +202,37 @@ class Moving(Blocks):
             if name.startswith(prefix):
                 yield int(name.removeprefix(prefix))
 
+    # The connector that stores a prompt in files, while the engine waits. It has one engine group.
+
+    def of_prompt(self, connector: Any, one: Any) -> Iterable[Part]:
+        """Yield the slots of the tokens of a prompt, and their places in files by its key."""
+        if self.pool is None or self.watcher is None:
+            return
+        folder = connector._generate_foldername_debug(one.token_ids, one.mm_hashes)
+        keys = [f"{Path(folder).name} {at}" for at in range(len(one.slot_mapping))]
+        places = self.watcher.places(FILES, keys)
+        yield from ((group, one.slot_mapping, places) for group in self.pool.names)
+
+    def opens(self, original: Call, connector: Any) -> None:
+        """Report the prompts that the engine loads before a forward."""
+        requests = [one for one in connector._get_connector_metadata().requests if not one.is_store]
+        original()
+        for one in requests:
+            self.carried(FILES, self.of_prompt(connector, one), stores=False)
+        self.filled()
+
+    def saves(self, original: Call, connector: Any) -> None:
+        """Report the prompts that the engine has stored during a forward."""
+        requests = [one for one in connector._get_connector_metadata().requests if one.is_store]
+        if requests:
+            self.complete()
+        for one in requests:
+            self.carried(FILES, self.of_prompt(connector, one), stores=True)
+
+    def filled(self) -> None:
+        """Go on with a forward that waits for what the engine loads before it."""
+        raise NotImplementedError
+
 
 def simple(number: object, is_store: bool) -> str:
     """Return the name of a copy of the simple connector."""
@@ -208,6 +248,7 @@ def unfollowed(transfer: Any) -> list[str]:
     if name == SEVERAL[0]:
         inner = settings.pop(SEVERAL[1], [])
         parts = [(one["kv_connector"], one.get("kv_connector_extra_config", {})) for one in inner]
-        parts = parts if not settings else [(name, settings)]
+        alone = settings or any(one == FILED for one, _ in parts)
+        parts = [(name, settings)] if alone else parts
     known = all(one in FOLLOWED and {*given} <= FOLLOWED[one] for one, given in parts)
     return [] if known else ["a KV connector"]

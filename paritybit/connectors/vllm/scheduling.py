@@ -20,6 +20,9 @@ from paritybit.watch.weak import Weakly
 SIMPLE = "simple host"
 """The name of the pool of the simple connector."""
 
+FILED = "ExampleConnector"
+"""The connector that keeps KV in files, and stores it while a forward computes it."""
+
 MESSAGE = "paritybit"
 """The name of the attribute."""
 
@@ -122,11 +125,11 @@ class Scheduling(Following):
 
     def fails(self, result: Any, scheduler: Any, failed_req_ids: Any) -> None:
         """Note the requests whose loads have failed."""
-        self.events.append(("failed", sorted(failed_req_ids), []))
+        self.events.append(("failed", sorted(failed_req_ids), [], tuple(stack(self.package))))
 
     def invalidates(self, result: Any, scheduler: Any, invalid_block_ids: Any) -> None:
         """Note the blocks whose loads have failed."""
-        self.events.append(("failed", [], sorted(invalid_block_ids)))
+        self.events.append(("failed", [], sorted(invalid_block_ids), tuple(stack(self.package))))
 
     def emptied(
         self,
@@ -136,7 +139,8 @@ class Scheduling(Following):
         reset_connector: bool = False,
     ) -> None:
         """Note that the prefix cache was emptied, unless it was refused or the host keeps KV."""
-        keeps = maybe(scheduler, "connector") is not None and not reset_connector
+        parts = parts_of(maybe(scheduler, "connector"))
+        keeps = parts and not (reset_connector and all(map(resets, parts)))
         if result and not keeps:
             self.events.append(("forgotten",))
 
@@ -168,6 +172,11 @@ def copies(manager: Any) -> bool:
     return manager is not None and bool(
         manager.has_pending_stores() or manager._reqs_to_load or manager._abandoned_reqs_to_load
     )
+
+
+def resets(connector: Any) -> bool:
+    """Return whether a connector forgets the KV that it keeps. Files stay."""
+    return FILED not in {kind.__name__ for kind in type(connector).__mro__}
 
 
 def parts_of(connector: Any) -> list[Any]:

@@ -47,8 +47,8 @@ class LateHandler:
     failing = False
     """Whether some loads fail."""
 
-    def __init__(self, handler: Any) -> None:
-        self.handler = handler
+    def __init__(self, handler: Any, name: str) -> None:
+        self.handler, self.fails = handler, name == HANDLERS[1]
         self.waiting, self.polls = list[tuple[Any, ...]](), 0
         self.over = list[Any]()
         """The results of the copies that have failed."""
@@ -75,8 +75,7 @@ class LateHandler:
     def copy(self) -> None:
         """Make the next copy."""
         job = self.waiting.pop(0)
-        fails = self.failing and not self.handler.gpu_to_cpu and CHANCE.random() < FAILING
-        if fails:
+        if self.failing and self.fails and CHANCE.random() < FAILING:
             results: Any = importlib.import_module("vllm.v1.kv_offload.base")
             failed.add(job[0])
             self.over.append(results.TransferResult(job[0], success=True))
@@ -92,12 +91,10 @@ def fail_loads() -> None:
     results = module.OffloadingConnector.get_transfer_results
 
     def reported(one: Any, *given: Any) -> Any:
-        jobs = one.connector_worker._load_jobs
-        requests = {number: name for number, name in jobs.items() if number in failed}
+        jobs = dict(one.connector_worker._load_jobs)
         found = results(one, *given)
-        over = requests.keys() - jobs.keys()
-        found.failed_recving |= {requests[number] for number in over}
-        failed.difference_update(over)
+        found.failed_recving |= {jobs[number] for number in failed & jobs.keys()}
+        failed.clear()
         return found
 
     module.OffloadingConnector.get_transfer_results = reported
@@ -165,7 +162,7 @@ def keep_on_host() -> None:
             cache.tensor = cache.tensor.as_subclass(OnDevice)
         worker = create(one, caches)
         for name in HANDLERS:
-            setattr(worker, name, LateHandler(getattr(worker, name)))
+            setattr(worker, name, LateHandler(getattr(worker, name), name))
         return worker
 
     spec.CPUOffloadingSpec.create_worker = created

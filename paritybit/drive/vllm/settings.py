@@ -66,12 +66,12 @@ DRAFT = Model(
 )
 """The draft model for EAGLE, which shares the embeddings of its target."""
 
-HOST, TIGHT = 2048, 256
+HOST, TIGHT = 2048, 1024
 """Bytes of the host per token of the pool, also of a `tight` one. A token has HOST bytes in each
 layer of a group."""
 
 CONNECTORS: Mapping[str, Mapping[str, object]] = {
-    "OffloadingConnector": {"offload_prompt_only": False},
+    "OffloadingConnector": {"offload_prompt_only": False, "sync_load_budget_bytes": 2**16},
     "SimpleCPUOffloadConnector": {"lazy_offload": True},
 }
 """The connectors for KV on the host, and the settings that each has if the seed is odd."""
@@ -111,7 +111,7 @@ class VllmServed(Common):
     With `ordered`, the older runner puts decoding requests first, as some backends of GPUs need it.
     With `offload`, KV is also kept on the host, with `simple` by the simple connector, and with
     `several` by both. The pool there is `tight` if it often evicts. Some loads fail with `failing`.
-    See CONNECTORS.
+    See CONNECTORS. With `files`, prompts are kept in files.
     """
 
     ACTIONS: ClassVar = ("flush", "pause", "retract", "preempt")
@@ -132,16 +132,19 @@ class VllmServed(Common):
     several: bool = False
     tight: bool = False
     failing: bool = False
+    files: bool = False
     ordered: bool = False
     adapters: Adapters = 0
 
     def requests(self) -> Iterator[Wave]:
-        """Return the generated requests. With `offload`, each wave comes again after a flush."""
+        """Return the generated requests. If KV is kept, each wave comes again after a flush."""
         given = with_adapters(self.seed, super().requests(), self.adapters)
         given = with_each(given, self.startable)
-        for wave in with_spaces(self.seed, given):
-            yield replace(wave, flush=wave.flush or self.offload)
-            if self.offload:
+        keeps = self.offload or self.files
+        # The names of files leave out the salt.
+        for wave in given if self.files else with_spaces(self.seed, given):
+            yield replace(wave, flush=wave.flush or keeps)
+            if keeps:
                 requests = (
                     replace(one, name=AGAIN + one.name, follows=one.follows and AGAIN + one.follows)
                     for one in wave.requests
@@ -149,7 +152,14 @@ class VllmServed(Common):
                 yield replace(wave, requests=tuple(requests), flush=True)
 
     def startable(self, one: Planned) -> Planned:
-        """Return a request, with states of two tokens at least: see `docs/findings.md`."""
+        """Return a request, with states of two tokens at least: see `docs/findings.md`.
+
+        The connector for files cannot take prompts of one token more than some blocks.
+        """
+        if self.files:
+            one = replace(one, follows=None)
+            more = one.length % self.page_size == 1
+            return replace(one, prompt=(*one.prompt, Part("another token", 1))) if more else one
         if self.model != LFM2.name or one.length > 1 or one.follows is not None:
             return one
         return replace(one, prompt=(*one.prompt, Part("another token", 1)))
@@ -259,6 +269,16 @@ class VllmServed(Common):
             }
         if self.offload:
             of_device["kv_transfer_config"] = self.connector
+        if self.files:
+            kept = {"shared_storage_path": str(folder / "prompts")}
+            of_device |= {
+                "disable_hybrid_kv_cache_manager": True,
+                "kv_transfer_config": {
+                    "kv_connector": "ExampleConnector",
+                    "kv_role": "kv_both",
+                    "kv_connector_extra_config": kept,
+                },
+            }
         if self.speculative is not None:
             how: dict[str, object] = {
                 **SPECULATION[self.speculative],
@@ -279,7 +299,8 @@ class VllmServed(Common):
             "prefix_match_unit": self.page_size // 2 if self.model == LFM2.name else None,
             "max_model_len": CONTEXT,
             "max_num_seqs": ROWS,
-            "max_num_batched_tokens": CHUNK,
+            # The connector for files stores all of a prompt after its first chunk.
+            "max_num_batched_tokens": CONTEXT * ROWS if self.files else CHUNK,
             "enable_prefix_caching": self.prefix_cache,
             "async_scheduling": self.overlap,
             "tensor_parallel_size": self.tp,
