@@ -36,7 +36,7 @@ from paritybit.watch.settings import Settings
 from paritybit.watch.stacks import NOWHERE, Stack, stack
 
 MOST_WAITING = 4096
-"""The most requests whose ids wait for their tokens."""
+"""The most requests whose ids wait for their tokens, and the most copies that have not ended."""
 
 FREED, FILLED, SKIPPED = "freed", "filled", "filled by a forward"
 """What happens to slots. The last is by a forward that is not checked."""
@@ -453,6 +453,8 @@ class Between(Boundary):
             source, target = SlotCopy(copy.source.slots), SlotCopy(copy.target.slots)
 
             self.later(copy.group, partial(self.begin_copy, name, copy, call, source, target))
+        if len(self.copies_of) > MOST_WAITING:  # The oldest may never end.
+            self.end_copies(next(iter(self.copies_of)))
 
     def begin_copy(
         self,

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 
+from paritybit.watch import between
 from paritybit.watch.facts import At, Copy, Forward, HostSlots
 from properties.support.watching import Scene, call_at, row
 
@@ -267,6 +268,17 @@ def test_content_passes_through_files_by_their_keys(scene: Scene, right: bool) -
     assert set(scene.checks()) == {"wrong owner"}
     first = {f["reader"]["request"]: f["count"] for f in scene.lines("finding")}
     assert first == {"c": 3}
+
+
+def test_copies_that_never_end_take_no_more_and_more_memory(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(between, "MOST_WAITING", 2)
+    for slot in range(1, 5):
+        begin(scene, f"copy{slot}", at([slot]), at([slot], "host"))
+    assert scene.checks() == []
+    assert [*scene.watcher.copies_of] == ["copy3", "copy4"]
+    assert {one.name for one in scene.watcher.moves["full"]} == {"copy3", "copy4"}
 
 
 def test_a_copy_is_forgotten_with_all_else(scene: Scene) -> None:
