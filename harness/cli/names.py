@@ -6,6 +6,7 @@ from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.cli.exit_codes import OK
 from paritybit.reference.config import PRESETS
 from paritybit.reports.glossary import GLOSSARY
+from paritybit.reports.sent import SENT
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import RUNNERS
 
@@ -30,7 +31,9 @@ def run_list(kind: str | None, *, as_json: bool) -> int:
         print(json.dumps(names, indent=1))
     elif kind is not None:
         for name, sentence in names[kind].items():
-            print(f"{name:32} {sentence}")
+            sent = SENT.get(name, ()) if kind == "findings" else ()
+            reports = ", ".join(f"docs/reports/{report}.md" for report in sent)
+            print(f"{name:32} {sentence}{f' (reports: {reports})' if reports else ''}")
     else:
         for each, entries in names.items():
             print(f"{len(entries)} {each}: paritybit list {each}")

@@ -9,10 +9,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from paritybit.reports.sent import SENT
 from paritybit.subjects.bugs.catalogue import BUGS
 
 from paritybit.__main__ import main
 from paritybit.compat import tomllib
+from paritybit.watch.checks import CHECKS
 from properties.documents import findings, made
 from properties.support.places import ROOT
 
@@ -137,6 +139,16 @@ def test_each_report_is_that_of_a_finding_without_a_thread() -> None:
     assert {f"docs/reports/{name}.md" for name in named} == REPORTS - {"docs/reports/README.md"}
     assert len(set(named)) == len(named)
     assert not [one for one in findings.entries() if {"report", "thread"} <= one.keys()]
+
+
+def test_the_list_of_findings_names_each_report_by_its_check() -> None:
+    named: dict[str, tuple[str, ...]] = {}
+    for entry in findings.entries():
+        if "report" in entry:
+            check = entry["finding"].partition(":")[0]
+            named[check] = (*named.get(check, ()), entry["report"])
+    assert named == SENT
+    assert SENT.keys() <= CHECKS.keys()
 
 
 @pytest.mark.parametrize("name", sorted(REPORTS - {"docs/reports/README.md"}))
