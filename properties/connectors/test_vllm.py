@@ -491,7 +491,7 @@ def test_what_a_failed_load_should_have_brought_is_not_read(
     if failed == "a request":
         hooked(served.engine.fails, lambda *_: None, served.scheduler, {"a"})
     elif failed == "a block":
-        hooked(served.engine.invalidates, lambda *_: None, served.scheduler, {5})
+        hooked(served.engine.fails, lambda *_: None, served.scheduler, {5})
     served.scheduler.requests["b"] = a_request(*range(10, 15))
     if again:
         served.run(output({"b": 4}, new={"b": ([5], [6])}), [[5], [6]], 0, [10, 11, 12, 13], "b")
@@ -587,8 +587,8 @@ def test_what_happens_on_the_host_during_a_copy_is_counted(served: Served, simpl
         hooked(served.engine.frees, lambda *_: None, queue, [Part(block_id=2)])
     else:
         hooked(served.engine.submits, lambda *_: None, Part(), 7, one.src_spec, one.dst_spec)
-        hooked(served.engine.evicts, lambda *_: None, manager, Part(chunk_id=5))
-        hooked(served.engine.places, lambda *_: [Part(chunk_id=0)], manager, ["key"])
+        hooked(served.engine.frees, lambda *_: None, manager, Part(chunk_id=5))
+        hooked(served.engine.takes, lambda *_: [Part(chunk_id=0)], manager, ["key"])
     served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
     assert served.found() == set()
     happened = {name for name in served.journal.counts if name.startswith("copies under way")}

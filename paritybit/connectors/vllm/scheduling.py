@@ -35,7 +35,7 @@ Message = dict[str, Any]
 class Scheduling(Following):
     """The part of an engine that follows its scheduler, if it is in this process."""
 
-    inner = "/block_pool.py", "/kv_cache_utils.py"
+    inner = "/block_pool.py", "/kv_cache_utils.py", "/kv_offload/cpu/manager.py"
     scheduler: Any = Weakly()
 
     def __init__(self, *given: Any) -> None:
@@ -78,11 +78,11 @@ class Scheduling(Following):
     # What happens to blocks.
 
     def frees(self, result: Any, queue: Any, blocks: Any) -> None:
-        """Note the blocks that the engine puts into the queue of free blocks."""
+        """Note the blocks that the engine puts into a queue of free blocks."""
         self.note(queue, blocks, "freed")
 
     def takes(self, result: Any, queue: Any, given: Any = None) -> None:
-        """Note the blocks that the engine takes out of the queue of free blocks."""
+        """Note the blocks that the engine takes out of a queue of free blocks."""
         self.note(queue, given if result is None else result, "allocated")
 
     def shares(self, result: Any, pool: Any, blocks: Sequence[Any]) -> None:
@@ -90,46 +90,30 @@ class Scheduling(Following):
         mine = [block for block in blocks if not block.is_null]
         self.note(pool.free_block_queue, mine, "shared")
 
-    def note(self, queue: Any, blocks: Any, what: str) -> None:
-        """Note what happened to blocks, if the queue is the scheduler's."""
+    def note(self, owner: Any, blocks: Any, what: str) -> None:
+        """Note what happened to blocks, if the owner is the scheduler's queue, or of a pool."""
         blocks = blocks if isinstance(blocks, list) else [blocks]
-        pool = maybe(self.scheduler, "kv_cache_manager.block_pool")
         if not blocks:
             return
-        numbers, lines = [one.block_id for one in blocks], stack(self.package, inner=self.inner)
-        if maybe(pool, "free_block_queue") is queue:
-            self.events.append(("changed", what, numbers, tuple(lines)))
+        lines = tuple(stack(self.package, inner=self.inner))
+        if maybe(self.scheduler, "kv_cache_manager.block_pool.free_block_queue") is owner:
+            self.events.append(("changed", what, [one.block_id for one in blocks], lines))
             return
+        happened = {"allocated": "handed out"}.get(what, what)
         for one in parts_of(maybe(self.scheduler, "connector")):
-            if maybe(one, "scheduler_manager.cpu_block_pool.free_block_queue") is queue:
-                happened = {"allocated": "handed out"}.get(what, what)
-                # Its block 0 is none.
-                places = [number - 1 for number in numbers]
-                self.events.append(("elsewhere", happened, SIMPLE, places, tuple(lines)))
+            if maybe(one, "scheduler_manager.cpu_block_pool.free_block_queue") is owner:
+                pool, places = SIMPLE, [block.block_id - 1 for block in blocks]  # 0 is none.
+            elif maybe(one, "connector_scheduler.manager") is owner:
+                pool, places = HOST, [chunk.chunk_id for chunk in blocks]
+            else:
+                continue
+            self.events.append(("elsewhere", happened, pool, places, lines))
 
-    def evicts(self, result: Any, manager: Any, chunk: Any) -> None:
-        """Note a chunk on the host that the engine frees."""
-        self.note_chunks(manager, "evicted", [chunk])
-
-    def places(self, result: Any, manager: Any, keys: Any) -> None:
-        """Note the chunks on the host that the engine hands out."""
-        self.note_chunks(manager, "handed out", result)
-
-    def note_chunks(self, manager: Any, what: str, chunks: Sequence[Any]) -> None:
-        """Note what happened to chunks on the host, if the manager is the scheduler's."""
-        for one in parts_of(maybe(self.scheduler, "connector")):
-            if chunks and maybe(one, "connector_scheduler.manager") is manager:
-                lines = tuple(stack(self.package, inner=("/kv_offload/cpu/manager.py",)))
-                places = [chunk.chunk_id for chunk in chunks]
-                self.events.append(("elsewhere", what, HOST, places, lines))
-
-    def fails(self, result: Any, scheduler: Any, failed_req_ids: Any) -> None:
-        """Note the requests whose loads have failed."""
-        self.events.append(("failed", sorted(failed_req_ids), [], tuple(stack(self.package))))
-
-    def invalidates(self, result: Any, scheduler: Any, invalid_block_ids: Any) -> None:
-        """Note the blocks whose loads have failed."""
-        self.events.append(("failed", [], sorted(invalid_block_ids), tuple(stack(self.package))))
+    def fails(self, result: Any, scheduler: Any, failed: Any) -> None:
+        """Note the requests, or the blocks, whose loads have failed."""
+        requests = sorted(one for one in failed if isinstance(one, str))
+        blocks = sorted(one for one in failed if isinstance(one, int))
+        self.events.append(("failed", requests, blocks, tuple(stack(self.package))))
 
     def emptied(
         self,
