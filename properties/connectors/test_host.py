@@ -215,7 +215,7 @@ def test_a_storage_holds_the_slots_that_it_copies(over: bool, copies: Copies) ->
     hooked(copies.engine.stores, lambda *_: 7, *given)
     if over:
         hooked(copies.engine.stored, lambda *_: None, copies.controller, Part(id=7))
-    hooked(copies.engine.host_freed, lambda *_: None, copies.host, torch.tensor(PLACES))
+    copies.engine.happened("freed", copies.host, torch.tensor(PLACES))
     copies.start_writing([8, 9], PLACES[:2])
     copies.scene.forward("c", [1], 0, {"full": [40]})
     assert copies.scene.checks() == ([] if over else ["copy under way"])

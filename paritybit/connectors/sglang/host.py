@@ -5,7 +5,8 @@ A copy is under way from its submission until the engine sees its end, or a forw
 
 from collections.abc import Collection, Mapping
 from itertools import count
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,8 +62,8 @@ class Hosts(Following):
         self.hook(kind, "load_to_device_per_layer", self.load_back)
         self.hook(kind, "get_data_page", self.page_read)
         self.hook(kind, "set_from_flat_data_page", self.page_filled)
-        self.hook(kind, "alloc", self.handed_out)
-        self.hook(kind, "free", self.host_freed)
+        self.hook(kind, "alloc", lambda result, host: self.happened("handed out", host, result))
+        self.hook(kind, "free", lambda host, indices: self.happened("freed", host, indices))
 
     def follow_hosts(self, cache: Any) -> None:
         """Record the group of each host pool of a prefix cache."""
@@ -117,7 +118,7 @@ class Hosts(Following):
     ) -> None:
         """Report slots that the engine copies back from the host, one layer at a time."""
         name = self.names.get(device_pool)
-        if self.watcher is not None and name is not None:
+        if name is not None:
             self.begin(name, At(host_indices, HOST), At(device_indices))
         original()
         if self.watcher is not None and name is not None:
@@ -136,8 +137,8 @@ class Hosts(Following):
 
     def completes(self, result: Any, cache: Any) -> None:
         """Report the end of the copies whose notes the prefix cache has taken."""
-        controller = maybe(cache, "cache_controller")
-        self.finished(set() if controller is None else {id(ack) for ack in acks(controller)})
+        if (controller := maybe(cache, "cache_controller")) is not None:
+            self.finished({id(ack) for ack in acks(controller)})
 
     def finished(self, waiting: Collection[int] = ()) -> None:
         """Report the end of copies, except for those whose notes are still `waiting`."""
@@ -166,14 +167,6 @@ class Hosts(Following):
 
     # Slots on the host, and files.
 
-    def handed_out(self, result: Any, host: Any) -> None:
-        """Report slots that a host pool allocates."""
-        self.happened("handed out", host, result)
-
-    def host_freed(self, host: Any, indices: Any) -> None:
-        """Report slots that a host pool frees."""
-        self.happened("freed", host, indices)
-
     def happened(self, what: str, host: Any, slots: Any) -> None:
         """Report what happened to slots of a host pool."""
         group = self.names.get(host)
@@ -186,7 +179,8 @@ class Hosts(Following):
         The prefix cache calls for it as soon as it sees the end of a copy.
         """
         self.finished()
-        group = self.names.get(anchor(controller.mem_pool_host))
+        host = controller.mem_pool_host
+        group = self.names.get(maybe(host, "anchor_entry.host_pool") or host)
         if self.watcher is not None and group is not None:
             copy = Copy(group, At(host_indices, HOST), NOWHERE, queue="backup")
             self.watcher.begin_copies(f"backup {result}", [copy])
@@ -239,20 +233,9 @@ def entries(cache: Any) -> Mapping[str, Any]:
     group = maybe(cache, "host_pool_group") or maybe(cache, "token_to_kv_pool_host")
     found = (maybe(group, "entry_map") or {}).items()
     named = {str(getattr(name, "value", name)): entry for name, entry in found}
-    alone = hasattr(group, "device_pool")  # As before 0.5.17.
-    return named or ({"kv": Alone(group, group.device_pool)} if alone else {})
-
-
-class Alone(NamedTuple):
-    """The only host pool of a prefix cache."""
-
-    host_pool: Any
-    device_pool: Any
-
-
-def anchor(host: Any) -> Any:
-    """Return the host pool whose slots a storage names."""
-    return maybe(host, "anchor_entry.host_pool") or host
+    if not named and hasattr(group, "device_pool"):  # The only one, as before 0.5.17.
+        return {"kv": SimpleNamespace(host_pool=group, device_pool=group.device_pool)}
+    return named
 
 
 def acks(controller: Any) -> list[Any]:
