@@ -12,6 +12,7 @@ SENT: Mapping[str, tuple[str, ...]] = {
     ),
     "kernel race": ("vllm-rejection-race",),
     "stale input": ("transformers-unordered-inputs",),
+    "stray write": ("vllm-dummy-drafts", "vllm-dummy-states"),
     "wrong row": (
         "sglang-resumed-minimum",
         "vllm-prompt-likelihoods",
