@@ -39,6 +39,9 @@ REPEATED, ABORTED, FLUSHED = 1 / 6, 1 / 12, 2 / 5
 """The parts of the requests that repeat an earlier one and that are aborted, and the part of the
 waves that empty the cache at their end."""
 
+MORE, RETURNS = 1.15, 3
+"""The tokens of texts that come back from elsewhere, per slot of the pool, and how often."""
+
 EXTRA = 1 / 3
 """The part of the requests of a wave that have an extra parameter. Half of it is the part of the
 waves that have one out of turn."""
@@ -194,12 +197,20 @@ def with_spaces(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
         yield replace(wave, requests=tuple(asked)) if chance.random() < 0.5 else wave
 
 
-def with_evictions(seed: int, given: Iterable[Wave], limits: Limits) -> Iterator[Wave]:
-    """Before each wave, request prompts that the cache has evicted, several at once."""
+def with_returns(
+    seed: int, given: Iterable[Wave], limits: Limits, *, flush: bool
+) -> Iterator[Wave]:
+    """Before each wave, request more texts than the pool holds, and then let them come back.
+
+    They come back RETURNS times. With `flush`, the cache is emptied in between.
+    """
     draw = Draw(seed, limits)
     for number, wave in enumerate(given):
         draw.prefix = f"{seed}.evicted {number}."
-        yield Wave(tuple(_evicted(draw, number)))
+        texts = _texts(draw, int(MORE * limits.pool))
+        yield Wave(tuple(_twice(draw, texts)), flush)
+        for turn in range(RETURNS):
+            yield Wave(tuple(_back(draw, texts, turn)), flush)
         yield wave
 
 
@@ -435,19 +446,40 @@ def _again(draw: Draw, _: int) -> Iterator[Planned]:
         yield draw.made(place, (shared, *own), chance.randint(1, 3), arrival)
 
 
-def _evicted(draw: Draw, _: int) -> Iterator[Planned]:
-    """Request texts that share a beginning, fill the pool, and request them again at once."""
-    chance, limits = draw.chance, draw.limits
-    common = draw.part("common", limits.stretch)
-    lengths = limits.window // 2, 2 * limits.stretch  # Short ones may not be worth a copy.
-    texts = [
-        draw.part(index, chance.randint(1, chance.choice(lengths))) for index in range(limits.rows)
-    ]
+def _texts(draw: Draw, tokens: int) -> list[Part]:
+    """Return texts with so many tokens together."""
+    texts, pool = list[Part](), draw.limits.pool
+    while tokens > 0:
+        length = min(tokens, draw.chance.randint(pool // 16, pool // 6))
+        texts.append(draw.part(len(texts), length))
+        tokens -= length
+    return texts
+
+
+def _twice(draw: Draw, texts: Sequence[Part]) -> Iterator[Planned]:
+    """Request each text twice, because a cache may keep only what is used again."""
     for index, text in enumerate(texts):
-        yield draw.made(index, (common, text), 2, index // 2)
-    yield draw.alone("fill", limits.longest - limits.window, 1, 4 * limits.rows)
-    for index, text in enumerate(texts):
-        yield draw.made(f"back.{index:03}", (common, text), 2, 4 * limits.rows + 1)
+        yield draw.made(f"first.{index:03}", (text,), 2, 2 * index)
+        place = f"second.{index:03}"
+        yield draw.made(place, (text, draw.part(place, 1)), 2, 2 * index + 1)
+
+
+def _back(draw: Draw, texts: Sequence[Part], turn: int) -> Iterator[Planned]:
+    """Request texts in another order, whole or in part, and some twice at once.
+
+    Some go on for long, so that others are retracted, and some are aborted soon.
+    """
+    chance, limits, arrival = draw.chance, draw.limits, 0
+    for index in chance.sample(range(len(texts)), len(texts)):
+        arrival += chance.choice((0, 1, 2, 4))
+        for twin in range(chance.choice((1, 1, 2))):
+            place, text = f"back {turn}.{index:03}.{twin}", texts[index]
+            less = chance.choice((0, 0, 1, limits.page, text.length // 2))
+            shared = replace(text, length=max(1, text.length - less))
+            own = (draw.part(place, chance.randint(1, limits.window)),) * chance.randint(0, 1)
+            tokens = chance.choice((1, 2, 2, 3, 3, 3, limits.window, 4 * limits.window))
+            aborted = arrival + chance.randint(0, 8) if chance.random() < ABORTED else None
+            yield replace(draw.made(place, (shared, *own), tokens, arrival), aborted=aborted)
 
 
 def _brim(draw: Draw, _: int) -> Iterator[Planned]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
-from itertools import combinations, islice
+from itertools import combinations, islice, product
 from typing import Any, ClassVar
 
 import pytest
@@ -15,6 +15,7 @@ from paritybit.drive.models import VOCABULARY
 from paritybit.drive.requests import (
     AT_LEAST,
     KINDS,
+    RETURNS,
     Kind,
     Limits,
     edges,
@@ -24,7 +25,7 @@ from paritybit.drive.requests import (
 )
 from paritybit.drive.script import MOST_SPACES, PRIORITIES, Part, Planned, Sampling, Wave
 from paritybit.drive.sglang import serving as sglang
-from paritybit.drive.sglang.settings import SglangServed
+from paritybit.drive.sglang.settings import HOST_RATIOS, SglangServed
 from paritybit.drive.transformers import serving as transformers
 from paritybit.drive.vllm import serving as vllm
 from paritybit.drive.vllm.settings import VllmServed
@@ -242,15 +243,37 @@ def test_requests_that_begin_alike_have_different_namespaces_of_the_cache(name: 
     assert len({*sglang.SPACES.values()}) == 1 + len(spaces)
 
 
-@pytest.mark.parametrize("chunk", [32, 64, 512])
-def test_prompts_come_back_after_the_pool_was_full_if_kv_is_on_the_host(chunk: int) -> None:
-    served = SglangServed(host_cache=True, chunk=chunk)
-    for wave in list(islice(served.traffic(), 6))[::2]:
-        named = {one.name.rpartition(".")[2]: one for one in wave.requests}
-        assert named.pop("fill").length > served.limits().pool * 3 // 4
-        back = [one for one in wave.requests if ".back." in one.name]
-        assert len(back) == served.limits().rows
-        assert max(one.length for one in back) > served.limits().stretch
+@pytest.mark.parametrize(
+    "served",
+    [
+        SglangServed(host_cache=True),
+        SglangServed(host_cache=True, storage=True),
+        SglangServed(host_cache=True, pool=384, windows=160, chunk=32),
+    ],
+)
+def test_texts_come_back_that_the_pool_no_longer_holds_but_the_host_does(
+    served: SglangServed,
+) -> None:
+    found, pool, given = set[object](), served.limits().pool, iter(served.requests())
+    for _ in range(4):
+        first = next(given)
+        texts = {one.prompt[0].text: one.prompt[0] for one in first.requests}
+        assert [one.prompt[0] for one in first.requests] == sorted([*texts.values()] * 2, key=str)
+        most = sum(one.tokens + one.length for one in first.requests[1::2])
+        assert pool < sum(text.length for text in texts.values()) < most < min(HOST_RATIOS) * pool
+        assert first.flush == served.storage
+        for back in islice(given, RETURNS):
+            assert {one.prompt[0].text for one in back.requests} == {*texts}
+            assert back.flush == served.storage
+            before = ONE[0], 0
+            for one in back.requests:
+                text, *own = one.prompt
+                whole = text == texts[text.text]
+                found |= {"aborted" if one.aborted is not None else (whole, bool(own))}
+                found |= {"at once"} if before == (text, one.arrives) else set()
+                before = text, one.arrives
+        next(given)
+    assert found == {"aborted", "at once", *product((False, True), repeat=2)}
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -19,7 +19,7 @@ from paritybit.drive.operating.adapters import (
     RANK,
     with_adapters,
 )
-from paritybit.drive.requests import Limits, sample, waves, with_evictions, with_spaces
+from paritybit.drive.requests import Limits, sample, waves, with_returns, with_spaces
 from paritybit.drive.script import ACTIONS, Wave
 from paritybit.drive.served import Adapters, Common, Size, extras_with_drafts, one_of
 
@@ -58,7 +58,7 @@ HOST_LAYOUTS = (
 HOST_POLICIES = ("write_through", "write_back", "write_through_selective")
 """When KV is written to the host: at once, when it is evicted, or when it is used again."""
 
-HOST_RATIOS = (2, 1.05)
+HOST_RATIOS = (2, 1.3)
 """The slots on the host per slot of the pool. Older releases require more than one."""
 
 PREFETCHES = ("wait_complete", "timeout", "best_effort")
@@ -130,7 +130,9 @@ class SglangServed(Common):
     def requests(self) -> Iterator[Wave]:
         given = with_adapters(self.seed, waves(self.seed, self.limits()), self.adapters)
         given = with_spaces(self.seed, given)
-        return with_evictions(self.seed, given, self.limits()) if self.host_cache else given
+        if not self.host_cache:
+            return given
+        return with_returns(self.seed, given, self.limits(), flush=self.storage)
 
     @property
     def forced(self) -> bool:
