@@ -526,18 +526,26 @@ def test_copies_of_the_simple_connector_end_when_the_engine_sees_it(
 
 
 @pytest.mark.parametrize(
-    ("stored", "tokens", "found"),
+    ("stored", "tokens", "metadata", "found"),
     [
-        ([1, 3], range(10, 15), set[str]()),
-        ([3, 1], range(10, 15), {"wrong owner"}),
-        ([1, 3], [99, *range(11, 15)], {"wrong owner"}),
-        (None, range(10, 15), {"uninitialised read"}),
+        ([1, 3], range(10, 15), {}, set[str]()),
+        ([3, 1], range(10, 15), {}, {"wrong owner"}),
+        ([1, 3], [99, *range(11, 15)], {}, {"wrong owner"}),
+        ([1, 3], range(10, 15), None, {"uninitialised read"}),
+        (None, range(10, 15), {}, {"uninitialised read"}),
     ],
 )
 def test_a_forward_reads_what_the_engine_loads_before_it(
-    served: Served, stored: list[int] | None, tokens: Sequence[int], found: set[str]
+    served: Served,
+    stored: list[int] | None,
+    tokens: Sequence[int],
+    metadata: object,
+    found: set[str],
 ) -> None:
-    """A prompt is in a file by its key. The engine loads it once the forward is prepared."""
+    """A prompt is in a file by its key. The engine loads it once the forward is prepared.
+
+    Without metadata of attention, it loads nothing.
+    """
     connector, none = Part(_generate_foldername_debug=lambda *_: "/tmp/key"), lambda *_: None
 
     def prompt(blocks: list[int], is_store: bool) -> None:
@@ -551,10 +559,13 @@ def test_a_forward_reads_what_the_engine_loads_before_it(
         else:
             served.cache[[5, 6]] = kept
             prompt([5, 6], is_store=False)
-            hooked(served.engine.opens, none, connector)
+            hooked(served.engine.opens, none, connector, Part(attn_metadata=metadata))
 
     kept = served.cache[stored or [1, 3]].clone()
     prompt(stored or [1, 3], is_store=True)
+    hooked(served.engine.files, none, connector)
+    hooked(served.engine.saves, none, connector)
+    prompt([2, 4], is_store=True)  # A replay of a graph stores nothing.
     hooked(served.engine.saves, none, connector)
     served.scheduler.requests["b"] = a_request(*tokens)
     again = output({"b": 1}, new={"b": ([5, 7], [6, 8])}, hit=4)

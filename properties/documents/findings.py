@@ -78,13 +78,14 @@ def planted() -> str:
 
 
 def scoreboard() -> str:
-    """Return how many threads have each result, and those that were tried."""
+    """Return how many threads have each result, and the faults of those that were tried."""
     scored = list(scores())
     count = Counter(score.result for score in scored)
     kinds = ", ".join(f"{count[kind]} {kind}" for kind in (FOUND, MISSED, INEXPRESSIBLE, UNTRIED))
-    tried_ones = [score for score in scored if score.result in {FOUND, MISSED}]
-    lines = [f"{len(scored)} threads: {kinds}.", "", "| thread | result | fault |", "|---|---|---|"]
-    lines += [f"| {link(one.thread)} | {one.result} | {one.why} |" for one in tried_ones]
+    lines = [f"{len(scored)} threads: {kinds}.", ""]
+    for kind in (FOUND, MISSED):
+        each = [f"{link(one.thread)} {one.why}" for one in scored if one.result == kind]
+        lines.append(f"- {kind}: {', '.join(each)}")
     return "\n".join(lines) + "\n"
 
 
@@ -108,11 +109,11 @@ def tried(entry: Mapping[str, Any], thread: str) -> tuple[str, str] | None:
     """Return the result for a thread's fix undone, or else for the fault that resembles it."""
     if thread in undone():
         name, status = undone()[thread]
-        return status, f"undone: `{name}`"
+        return status, f"`{name}`"
     like = entry.get("resembles", {}).get(thread)
     if like is None:
         return None
-    return results()[like["fault"]], f"like `{like['fault']}`: {like['how']}"
+    return results()[like["fault"]], f"like `{like['fault']}`"
 
 
 @cache

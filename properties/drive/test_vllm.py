@@ -211,6 +211,23 @@ def test_prompts_have_two_tokens_if_there_are_states() -> None:
     assert (shortest("gemma4"), shortest("lfm2")) == (1, 2)
 
 
+@pytest.mark.parametrize("page_size", [16, 32])
+def test_no_prompt_in_files_ends_the_engine(page_size: int) -> None:
+    """See `docs/findings.md`. A fork would share the files."""
+    served = VllmServed(files=True, page_size=page_size)
+    requests = [one for wave in islice(served.requests(), 8) for one in wave.requests]
+    assert not any(one.length % page_size == 1 or one.follows for one in requests)
+    assert served.company() is None
+
+
+def test_salts_are_given_with_files_only_if_adapters_are() -> None:
+    def spaces(adapters: int) -> set[int | None]:
+        served = VllmServed(files=True, adapters=adapters)
+        return {one.space for wave in islice(served.requests(), 16) for one in wave.requests}
+
+    assert spaces(0) == {None} < spaces(3)
+
+
 def test_a_hit_ends_inside_of_a_block_if_there_are_states(tmp_path: Path) -> None:
     served = VllmServed(model="lfm2", page_size=32)
     assert served.arguments(tmp_path)["prefix_match_unit"] == 16

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from paritybit.connectors.following import HOST, pages
-from paritybit.connectors.hooking import Call
+from paritybit.connectors.hooking import Call, maybe
 from paritybit.connectors.vllm.pools import Blocks
 from paritybit.connectors.vllm.scheduling import FILED, SIMPLE
 from paritybit.watch.facts import At, Copy
@@ -44,6 +44,8 @@ class Moving(Blocks):
         super().__init__(*given)
         self.loaded = dict[str, list[Part]]()
         """The parts of the last load for each request."""
+        self.filed = False
+        """Whether the current forward has stored a layer in files. Replays of graphs do not."""
 
     def complete(self) -> None:
         """End the current forward if its model has run, as what is copied next holds its KV."""
@@ -213,21 +215,27 @@ class Moving(Blocks):
         places = self.watcher.places(FILES, keys)
         yield from ((group, one.slot_mapping, places) for group in self.pool.names)
 
-    def opens(self, original: Call, connector: Any) -> None:
-        """Report the prompts that the engine loads before a forward."""
+    def opens(self, original: Call, connector: Any, context: Any) -> None:
+        """Report the prompts that the engine loads before a forward: without metadata, none."""
         requests = [one for one in connector._get_connector_metadata().requests if not one.is_store]
         original()
-        for one in requests:
+        for one in requests if maybe(context, "attn_metadata") is not None else ():
             self.carried(FILES, self.of_prompt(connector, one), stores=False)
         self.filled()
+
+    def files(self, original: Call, connector: Any) -> None:
+        """Remember that the engine has stored a layer in files."""
+        original()
+        self.filed = True
 
     def saves(self, original: Call, connector: Any) -> None:
         """Report the prompts that the engine has stored during a forward."""
         requests = [one for one in connector._get_connector_metadata().requests if one.is_store]
-        if requests:
+        filed, self.filed = self.filed, False
+        if requests and filed:
             self.complete()
-        for one in requests:
-            self.carried(FILES, self.of_prompt(connector, one), stores=True)
+            for one in requests:
+                self.carried(FILES, self.of_prompt(connector, one), stores=True)
 
     def filled(self) -> None:
         """Go on with a forward that waits for what the engine loads before it."""

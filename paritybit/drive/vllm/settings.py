@@ -141,8 +141,9 @@ class VllmServed(Common):
         given = with_adapters(self.seed, super().requests(), self.adapters)
         given = with_each(given, self.startable)
         keeps = self.offload or self.files
-        # The names of files leave out the salt.
-        for wave in given if self.files else with_spaces(self.seed, given):
+        # The names of files leave out salts and adapters. Rows with adapters show it.
+        spaces = not self.files or self.adapters
+        for wave in with_spaces(self.seed, given) if spaces else given:
             yield replace(wave, flush=wave.flush or keeps)
             if keeps:
                 requests = (
@@ -177,7 +178,9 @@ class VllmServed(Common):
     @override
     def company(self) -> Wave | None:
         given = with_each([sample(self.limits())], self.startable)
-        return next(given) if self.device == "cpu" and self.ranks == 1 else None
+        # A fork of the engine would share its files.
+        alone = self.device == "cpu" and self.ranks == 1 and not self.files
+        return next(given) if alone else None
 
     @property
     @override
