@@ -526,20 +526,20 @@ def test_copies_of_the_simple_connector_end_when_the_engine_sees_it(
 
 
 @pytest.mark.parametrize(
-    ("stored", "tokens", "metadata", "found"),
+    ("stored", "tokens", "loads", "found"),
     [
-        ([1, 3], range(10, 15), {}, set[str]()),
-        ([3, 1], range(10, 15), {}, {"wrong owner"}),
-        ([1, 3], [99, *range(11, 15)], {}, {"wrong owner"}),
-        ([1, 3], range(10, 15), None, {"uninitialised read"}),
-        (None, range(10, 15), {}, {"uninitialised read"}),
+        ([1, 3], range(10, 15), True, set[str]()),
+        ([3, 1], range(10, 15), True, {"wrong owner"}),
+        ([1, 3], [99, *range(11, 15)], True, {"wrong owner"}),
+        ([1, 3], range(10, 15), False, {"uninitialised read"}),
+        (None, range(10, 15), False, {"uninitialised read"}),
     ],
 )
 def test_a_forward_reads_what_the_engine_loads_before_it(
     served: Served,
     stored: list[int] | None,
     tokens: Sequence[int],
-    metadata: object,
+    loads: bool,
     found: set[str],
 ) -> None:
     """A prompt is in a file by its key. The engine loads it once the forward is prepared.
@@ -547,6 +547,9 @@ def test_a_forward_reads_what_the_engine_loads_before_it(
     Without metadata of attention, it loads nothing.
     """
     connector, none = Part(_generate_foldername_debug=lambda *_: "/tmp/key"), lambda *_: None
+
+    def used(*_: object) -> None:
+        hooked(served.engine.files, none, connector)
 
     def prompt(blocks: list[int], is_store: bool) -> None:
         slots = (torch.tensor(blocks)[:, None] * 4 + torch.arange(4)).flatten()
@@ -559,7 +562,7 @@ def test_a_forward_reads_what_the_engine_loads_before_it(
         else:
             served.cache[[5, 6]] = kept
             prompt([5, 6], is_store=False)
-            hooked(served.engine.opens, none, connector, Part(attn_metadata=metadata))
+            hooked(served.engine.opens, used if loads else none, connector)
 
     kept = served.cache[stored or [1, 3]].clone()
     prompt(stored or [1, 3], is_store=True)

@@ -95,7 +95,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "polls": (f"{SIMPLE}.worker.SimpleCPUOffloadWorker._poll_stream_events",),
     "flushes": (f"{SIMPLE}.worker.SimpleCPUOffloadWorker._flush_and_sync_all",),
     "opens": (f"{EXAMPLE}.start_load_kv",),
-    "files": (f"{EXAMPLE}.save_kv_layer",),
+    "files": (f"{EXAMPLE}._generate_filename_debug",),
     "saves": (f"{EXAMPLE}.wait_for_save",),
     "fails": (f"{SCHEDULER}._handle_failed_recving", f"{SCHEDULER}._handle_invalid_blocks"),
     "emptied": (f"{SCHEDULER}.reset_prefix_cache",),

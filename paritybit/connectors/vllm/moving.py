@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from paritybit.connectors.following import HOST, pages
-from paritybit.connectors.hooking import Call, maybe
+from paritybit.connectors.hooking import Call
 from paritybit.connectors.vllm.pools import Blocks
 from paritybit.connectors.vllm.scheduling import FILED, SIMPLE
 from paritybit.watch.facts import At, Copy
@@ -45,7 +45,8 @@ class Moving(Blocks):
         self.loaded = dict[str, list[Part]]()
         """The parts of the last load for each request."""
         self.filed = False
-        """Whether the current forward has stored a layer in files. Replays of graphs do not."""
+        """Whether the engine has used a file. It loads none without metadata of attention, and
+        replays of graphs store none."""
 
     def complete(self) -> None:
         """End the current forward if its model has run, as what is copied next holds its KV."""
@@ -215,16 +216,18 @@ class Moving(Blocks):
         places = self.watcher.places(FILES, keys)
         yield from ((group, one.slot_mapping, places) for group in self.pool.names)
 
-    def opens(self, original: Call, connector: Any, context: Any) -> None:
-        """Report the prompts that the engine loads before a forward: without metadata, none."""
+    def opens(self, original: Call, connector: Any) -> None:
+        """Report the prompts that the engine loads before a forward."""
         requests = [one for one in connector._get_connector_metadata().requests if not one.is_store]
+        before, self.filed = self.filed, False
         original()
-        for one in requests if maybe(context, "attn_metadata") is not None else ():
+        loaded, self.filed = self.filed, before
+        for one in requests if loaded else ():
             self.carried(FILES, self.of_prompt(connector, one), stores=False)
         self.filled()
 
     def files(self, original: Call, connector: Any) -> None:
-        """Remember that the engine has stored a layer in files."""
+        """Remember that the engine uses the file of a layer."""
         original()
         self.filed = True
 
