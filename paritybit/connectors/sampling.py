@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.hooking import place_of
+from paritybit.watch.bits import sums_of
 from paritybit.watch.facts import RowValues
 from paritybit.watch.stacks import Stack
 
@@ -20,6 +21,13 @@ MOST = 2**22
 
 ROUNDING = 1e-4
 """The largest difference by rounding, relative to the largest logit."""
+
+HIDDEN, LOGITS = "hidden states scored", "logits sampled"
+"""What is handed on row by row, to the logits head and to the sampler."""
+
+ALIKE = "another row of the forward has the same values"
+UNSEEN = "it is not seen what the forward computed"
+"""Why it is not judged which row is handed on."""
 
 UNTOLD = "logits after the request's sampling parameters"
 
@@ -181,6 +189,47 @@ def moves(
             text = f"it was added as row {row}" if old is None else f"it had row {old} before"
             found[name] = Stack(() if line is None else (line,)), text
     return found
+
+
+def row_sums(rows: Tensor) -> Tensor:
+    """Return the checksum of each row, int32 [rows]. It is the same for other floating dtypes."""
+    parts = rows.flatten(1).split(max(1, MOST // max(1, rows[:1].numel())))
+    return torch.cat([sums_of(one.float()) for one in parts])
+
+
+def handed_on(
+    name: str,
+    requests: Sequence[str],
+    given: Tensor,
+    places: Sequence[int],
+    known: Tensor | None,
+    whose: Sequence[str],
+) -> Iterator[RowValues]:
+    """Yield which of the rows that were computed each row that is given is, by its bits.
+
+    `given` [n] and `known` [rows] have the checksums of `row_sums`. `places` are the right rows,
+    which belong to `requests`. `whose` says whose each computed row is.
+    """
+    if known is None:
+        yield from untried(name, requests, UNSEEN)
+        return
+    sums, all_sums = given.tolist(), known.tolist()
+    if len(sums) != len(places):
+        yield RowValues(name, requests, given, torch.tensor(places))
+        return
+    counts = Counter(all_sums)
+    first = {one: at for at, one in reversed([*enumerate(all_sums)])}
+    pairs = zip(sums, places, strict=True)
+    held = [at if all_sums[at] == one else first.get(one, -1) for one, at in pairs]
+    sure = [row for row, at in enumerate(places) if held[row] != at or counts[sums[row]] == 1]
+
+    def explain(row: int) -> str:
+        at = held[sure[row]]
+        return f"it is that of {whose[at]}" if at >= 0 else "no row of the forward has it"
+
+    mine, (found, right) = [requests[row] for row in sure], torch.tensor([held, places])[:, sure]
+    yield RowValues(name, mine, found, right, explain=explain)
+    yield from untried(name, [requests[row] for row in {*range(len(sums))} - {*sure}], ALIKE)
 
 
 def untried(name: str, requests: Sequence[str], why: str) -> Iterator[RowValues]:

@@ -6,7 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paritybit.connectors.sampling import UNTOLD, AskedSampling, Sampled, logits_of
+from paritybit.connectors.sampling import (
+    ALIKE,
+    UNSEEN,
+    UNTOLD,
+    AskedSampling,
+    Sampled,
+    handed_on,
+    logits_of,
+    row_sums,
+)
 from paritybit.watch.checks.wrong_row import judge
 from paritybit.watch.facts import RowValues
 from paritybit.watch.observations import RowsGiven
@@ -104,3 +113,41 @@ def test_unlikely_tokens_may_be_dropped_and_rounding_is_no_fault() -> None:
     assert told(*logits_of(rows, RAW[None], held, heated=True)) == []
     held[0, 0] = 2.0
     assert len(told(*logits_of(rows, RAW[None], held, heated=True))) == 1
+
+
+WHOSE = ["position 4 of request a", "position 5 of request a", "position 7 of request b"]
+
+
+def test_a_row_that_is_handed_on_in_place_of_another_is_found() -> None:
+    computed = torch.rand(3, 5, dtype=torch.bfloat16)
+    names, places = ["a", "b"], [1, 2]
+
+    def judged(given: torch.Tensor, *known: torch.Tensor | None) -> list[RowValues]:
+        (sums,) = known or (row_sums(computed),)
+        return [*handed_on("states", names, row_sums(given), places, sums, WHOSE)]
+
+    assert told(*judged(computed[1:].float())) == []
+    (text,) = told(*judged(computed[[1, 1]]))
+    assert text.endswith(
+        "states of request b (row 1) is 1, not 2; that is the value of request a; "
+        "it is that of position 5 of request a"
+    )
+    (text,) = told(*judged(computed[[0, 2]]))
+    assert text.endswith("of request a (row 0) is 0, not 1; it is that of position 4 of request a")
+    (text,) = told(*judged(torch.stack([computed[1], computed[2] + 1])))
+    assert text.endswith("of request b (row 1) is -1, not 2; no row of the forward has it")
+    assert len(told(*judged(computed[:1]))) == 1  # It lacks a row.
+    (unseen,) = judged(computed[1:], None)
+    assert (unseen.untried, unseen.requests) == (UNSEEN, names)
+
+
+def test_a_row_that_equals_another_gives_no_evidence() -> None:
+    computed = torch.rand(3, 5)
+    computed[0] = computed[1]
+    given = computed[1:].clone()
+    judged = [*handed_on("states", ["a", "b"], row_sums(given), [1, 2], row_sums(computed), WHOSE)]
+    assert [(one.requests, one.untried) for one in judged] == [(["b"], None), (["a"], ALIKE)]
+    given[0] = computed[2]
+    judged = [*handed_on("states", ["a", "b"], row_sums(given), [1, 2], row_sums(computed), WHOSE)]
+    assert len(told(judged[0])) == 1
+    assert len(judged) == 1

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.sampling import UNTOLD, AskedSampling, Sampled
+from paritybit.connectors.sampling import (
+    HIDDEN,
+    LOGITS,
+    UNTOLD,
+    AskedSampling,
+    Sampled,
+    row_sums,
+)
 from paritybit.connectors.vllm.requests import Account
 from paritybit.connectors.vllm.sampling import SampledBatch, adapters
 from paritybit.watch.checks import wrong_row
@@ -121,12 +128,32 @@ def test_drafts_of_the_older_runner_are_found_where_they_are() -> None:
     assert [len(one) for one in tokens] == [4, 5, 5, 3, 4, 5]
 
 
+def test_the_hidden_states_and_the_logits_of_each_row_are_found_where_they_are() -> None:
+    hidden, logits = torch.rand(6, 4), torch.rand(6, VOCABULARY)
+    sampler = Part(sampler=None, logits_processors=[])
+    given = Part(all_greedy=True, logitsprocs=Part(all=[]))
+    for broken in (False, True):
+        mine = sampling((1, 0, 2))  # Three requests compute 2, 1 and 3 tokens.
+        mine.hidden = row_sums(hidden)
+        states = hidden.roll(1, 0) if broken else hidden
+        assert wrong(mine.heads(states, logits)) == ({HIDDEN: "a"} if broken else {})
+        targets = logits[[0, 3, 5 if broken else 4]]
+        bonus = logits[[1, 1 if broken else 2, 5]]
+        for owner, raw, request in ((sampler, targets, "c"), (Part(), bonus, "b")):
+            values = [*mine.logits(owner, raw, raw, given, None)]
+            found = wrong(one for one in values if one.name == LOGITS)
+            assert found == ({LOGITS: request} if broken else {})
+    mine.masked = {"a"}
+    masked = torch.cat((logits[:1] - 1, logits[3:5]))
+    assert wrong(mine.handed(masked, [0, 3, 4])) == {}
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_penalties_are_not_judged_if_the_older_runner_schedules_ahead(ahead: bool) -> None:
     sampler = Part(apply_penalties=print, apply_logits_processors=print, logits_processors=[])
     given = Part(all_greedy=False, logitsprocs=Part(all=[]))
     row, raw = penalised([1, 2, 3, 4])
-    mine = SampledBatch([row], [0], [3], VOCABULARY, Account(ahead))
+    mine = SampledBatch([row], [0], [3], VOCABULARY, Account(ahead), scored=row_sums(raw))
     values = list(mine.logits(sampler, raw, raw, given, None))
     assert wrong(values) == ({} if ahead else {UNTOLD: "a"})
     assert untried(values) == ({"penalties and forbidden words": ["a"]} if ahead else {})

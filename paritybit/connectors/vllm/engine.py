@@ -19,14 +19,13 @@ from paritybit.connectors.vllm.drafting import draft_layers
 from paritybit.connectors.vllm.moving import unfollowed
 from paritybit.connectors.vllm.pools import VllmPool, described
 from paritybit.connectors.vllm.requests import unjudged
-from paritybit.connectors.vllm.sampling import JudgedRows
+from paritybit.connectors.vllm.sampling import JudgedRows, model_of
 from paritybit.connectors.vllm.scheduling import FILED, MESSAGE
 from paritybit.watch.captures import Captures
 from paritybit.watch.facts import PIECES, Base, Forward, Replay
 from paritybit.watch.journal import of_process
 from paritybit.watch.lines import LISTS
 from paritybit.watch.watcher import Watcher
-from paritybit.watch.weak import Weakly
 
 SCOPE = {
     "cache_config": ("block_size", "enable_prefix_caching", "cache_dtype"),
@@ -106,7 +105,6 @@ class VllmEngine(JudgedRows):
     """The engine in this process, whose model `runner` runs."""
 
     package = "vllm"
-    runner: Any = Weakly()
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -201,6 +199,8 @@ class VllmEngine(JudgedRows):
         watches = bool(self.pool.states) and self.settings.every == 1
         self.states = batches.VllmStates(self.pool) if watches else None
         self.hook(type(runner.get_model()), "__call__", self.model)
+        if hasattr(model_of(runner), "compute_logits"):
+            self.hook(type(model_of(runner)), "compute_logits", self.scores)
         return watcher
 
     # Forwards.
@@ -417,6 +417,7 @@ class VllmEngine(JudgedRows):
             inputs=[whole(name, one) for name, one in tensors(kwargs) if one.ndim],
             once=self.once or threads,
         )
+        self.computed(original.result(), live)
         now.ran = True
 
     def received(self, now: VllmForward, call: Call) -> None:
@@ -488,6 +489,7 @@ class VllmEngine(JudgedRows):
                 self.once,
             )
         )
+        self.computed(output_of(wrapper, graph), live)
 
 
 def output_of(wrapper: Any, graph: Any) -> Tensor | None:

@@ -16,10 +16,14 @@ from torch import Tensor
 from paritybit.connectors.following import offsets, tensors
 from paritybit.connectors.hooking import Call, maybe, place_of
 from paritybit.connectors.sampling import (
+    HIDDEN,
+    LOGITS,
     AskedSampling,
     Sampled,
+    handed_on,
     logits_of,
     moves,
+    row_sums,
     rows_of,
     untried,
 )
@@ -27,13 +31,17 @@ from paritybit.connectors.vllm.drafting import Drafting
 from paritybit.connectors.vllm.requests import Account
 from paritybit.watch.facts import RowValues
 from paritybit.watch.stacks import Stack
+from paritybit.watch.weak import Weakly
 
 SAMPLER = "sampler"
 
 GREEDY = 1e-5
 """Requests with a lower temperature get the likeliest token."""
 
+GRAMMAR = "sampling_params.structured_outputs"
+
 COUNTED = "it is not known which tokens the engine counts for a request that was just added"
+MASKED = "a grammar masks them first"
 FEWER = "the engine verifies fewer drafts than were scheduled"
 LATE = "the engine may count drafts that are rejected"
 
@@ -92,6 +100,11 @@ class SampledBatch:
     """Requests that begin, with drafts that only stand for some."""
     taken: int = 0
     """The number of logits rows that the sampler has processed."""
+    masked: Collection[str] = ()
+    """Requests with a grammar."""
+    hidden: Tensor | None = None
+    scored: Tensor | None = None
+    """The checksums of the hidden states of all tokens, and of the logits that the head returns."""
 
     @classmethod
     def of(
@@ -118,7 +131,8 @@ class SampledBatch:
         added = {
             name for name, one in begun.items() if drafts.get(name) and one.computed < one.begun
         }
-        return cls(rows, counts, cached, vocabulary, account, added)
+        masked = {name for name in names if maybe(of[name], GRAMMAR) is not None}
+        return cls(rows, counts, cached, vocabulary, account, added, masked=masked)
 
     @property
     def names(self) -> list[str]:
@@ -133,18 +147,43 @@ class SampledBatch:
             for place in range(drafts + last)
         ]
 
-    def logits_indices(self, given: Tensor) -> Iterator[RowValues]:
-        """Yield the indices of the tokens whose logits are sampled."""
-        ends = accumulate(
-            len(row.tokens) - cached for row, cached in zip(self.rows, self.cached, strict=True)
-        )
-        places = [
+    @property
+    def places(self) -> list[int]:
+        """The indices of the tokens whose logits are sampled."""
+        pairs = zip(self.rows, self.cached, strict=True)
+        ends = accumulate(len(row.tokens) - cached for row, cached in pairs)
+        return [
             place
             for end, drafts in zip(ends, self.drafts, strict=True)
             for place in range(end - drafts - 1, end)
         ]
+
+    def logits_indices(self, given: Tensor) -> Iterator[RowValues]:
+        """Yield the indices of the tokens whose logits are sampled."""
         names = [row.request for row in self.every()]
-        yield rows_of("logits_indices", names, given, places, None, given)
+        yield rows_of("logits_indices", names, given, self.places, None, given)
+
+    def heads(self, hidden: Tensor, logits: Tensor | None) -> Iterator[RowValues]:
+        """Yield whose hidden states the logits head gets. Note the logits that it returns."""
+        tokens = [
+            f"position {place} of request {row.request}"
+            for row, cached in zip(self.rows, self.cached, strict=True)
+            for place in range(cached, len(row.tokens))
+        ]
+        names = [row.request for row in self.every()]
+        given = row_sums(hidden)
+        yield from handed_on(HIDDEN, names, given, self.places, self.hidden, tokens)
+        if self.hidden is not None and logits is not None:
+            self.scored = row_sums(logits)
+
+    def handed(self, raw: Tensor, places: Sequence[int]) -> Iterator[RowValues]:
+        """Yield whose logits the sampler gets, which are to be those at `places`."""
+        every, given = [row.request for row in self.every()], row_sums(raw)
+        rows = [at for at, place in enumerate(places) if every[place] not in self.masked]
+        mine, whose = [places[at] for at in rows], [f"request {name}" for name in every]
+        names = [every[place] for place in mine]
+        yield from handed_on(LOGITS, names, given[rows], mine, self.scored, whose)
+        yield from untried(LOGITS, [*self.masked], MASKED)
 
     def asked(self, part: str, rows: Sequence[Sampled]) -> list[Any]:
         """Return what the requests of rows ask for as one parameter of their sampling."""
@@ -198,6 +237,7 @@ class SampledBatch:
         rows, states = self.every(), runner.sampler.sampling_states
         names, penalties = [row.request for row in rows], runner.sampler.penalties_state
         if len(batch.expanded_idx_mapping) != len(rows):
+            self.hidden = None
             yield from untried("parameters of sampling", names, FEWER)
             return
         slots = batch.expanded_idx_mapping.long()
@@ -220,17 +260,24 @@ class SampledBatch:
         runner if it schedules ahead.
         """
         late, rows = self.account is not None, self.rows
+        ends = offsets(count + 1 for count in self.drafts)
+        places = [end - 1 for end in ends[1:]]
         ahead = given is not None and self.account is not None and self.account.ahead
         if given is None:
             late, rows = False, self.every()[self.taken : self.taken + len(raw)]
+            places = [*range(self.taken, self.taken + len(rows))]
             self.taken += len(raw)
         elif hasattr(owner, "sampler"):  # It verifies drafts, and knows no biases.
+            places = [at for at in range(ends[-1]) if at not in places]
             rows = [
                 replace(row, asked=replace(row.asked, bias={})) for row in self.every(last=False)
             ]
         processors = owner.logits_processors if given is None else given.logitsprocs.all
         known = {type(one).__name__ for one in processors} <= BUILT_IN
-        if not known or (given is not None and len(rows) != len(raw)):
+        if given is not None and len(rows) != len(raw):
+            return
+        yield from self.handed(raw, places)
+        if not known:
             return
         used = [row for row in rows if row.used]
         unsure = self.names if ahead else self.added
@@ -276,13 +323,22 @@ def adapters(
             yield rows_of("weights of an adapter", [name] * len(sums), sums, mine.tolist(), source)
 
 
+def model_of(runner: Any) -> Any:
+    """Return the model of a runner, without the wrapper of its graphs."""
+    model = runner.get_model()
+    return model.unwrap() if hasattr(model, "unwrap") else model
+
+
 class JudgedRows(Drafting):
     """The part of an engine that follows requests from row to row, and judges rows."""
+
+    runner: Any = Weakly()
+    sampling: SampledBatch | None = None
 
     def forget(self) -> None:
         """Stop watching, and forget all that is known of requests and rows."""
         super().forget()
-        self.sampling: SampledBatch | None = None
+        self.sampling = None
         self.loaded: dict[Any, Any] = {}
         self.moves: dict[str, tuple[Stack, str]] = {}
         """How each request came into its row, since the forward before that was judged."""
@@ -317,6 +373,19 @@ class JudgedRows(Drafting):
             super().sampled(original, runner)
         finally:
             self.sampling = None
+
+    def computed(self, output: Any, live: int) -> None:
+        """Note the hidden states of the live tokens of a forward."""
+        output = output[0] if isinstance(output, tuple) else output
+        if self.sampling is not None and isinstance(output, Tensor) and len(output) >= live:
+            self.sampling.hidden = row_sums(output[:live])
+
+    def scores(self, result: Any, model: Any, hidden: Tensor) -> None:
+        """Judge the hidden states that a runner's logits head gets for the sampler."""
+        sampling = self.sampling
+        mine = self.runner is not None and model is model_of(self.runner)
+        if sampling is not None and sampling.scored is None and mine:
+            self.rows("logits head", sampling.heads(hidden, result))
 
     def processed(self, original: Call, owner: Any, logits: Tensor) -> None:
         """Judge logits after a sampler has applied the parameters of their requests."""
