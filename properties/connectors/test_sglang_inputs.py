@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from paritybit.connectors.following import expected
+from paritybit.connectors.sampling import UNSEEN
 from paritybit.connectors.sglang.attention import metadata_of
 from paritybit.connectors.sglang.engine import SglangEngine
 from paritybit.connectors.sglang.models import SglangModel
@@ -351,6 +352,32 @@ def test_each_draft_has_the_penalties_of_its_own_request(
     (judged,) = given
     wrong = [judged.requests[row] for row in wrong_row.differing(judged).nonzero().flatten()]
     assert wrong == (["b", "c"] if repeated else [])
+
+
+@pytest.mark.parametrize(("kind", "drafted"), [("decode", 1), ("target_verify", 2)])
+def test_the_sampler_gets_the_logits_of_each_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, drafted: int
+) -> None:
+    engine = SglangEngine("0", Journal(tmp_path / "process-1.jsonl"), Settings(str(tmp_path)))
+    given = list[RowValues]()
+    monkeypatch.setattr(engine, "rows", lambda _, values: given.extend(values))
+    logits = torch.randn(3 * drafted + 1, VOCABULARY)  # With a padded row.
+    now: Any = Part(
+        forward=Part(kind=kind),
+        batch=Part(spec_info=Part(draft_token_num=drafted)),
+        rows=Part(rows=[Part(request=name) for name in "aabc"]),  # Two branches of a tree.
+    )
+    for handed, found in ((logits, []), (logits.roll(drafted, 0), [*range(3 * drafted)])):
+        engine.computed(now, logits)
+        hooked(engine.samples, lambda *_: None, None, Part(next_token_logits=handed))
+        (judged,) = given
+        assert wrong_row.differing(judged).nonzero().flatten().tolist() == found
+        given.clear()
+    assert judged.explain is not None
+    assert judged.explain(drafted) == "it is that of request a"
+    engine.requests = [Part(rid="a")]
+    hooked(engine.samples, lambda *_: None, None, Part(next_token_logits=logits))
+    assert [one.untried for one in given] == [UNSEEN]
 
 
 def test_the_ends_of_a_request_are_masked_until_it_has_enough_tokens() -> None:

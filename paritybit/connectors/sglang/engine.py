@@ -19,7 +19,15 @@ from torch import Tensor
 
 from paritybit.connectors.following import attributes, expected, implied_by, tensors
 from paritybit.connectors.hooking import Call, NotRecognisedError, maybe
-from paritybit.connectors.sampling import ROUNDING, moves
+from paritybit.connectors.sampling import (
+    LOGITS,
+    ROUNDING,
+    UNSEEN,
+    handed_on,
+    moves,
+    row_sums,
+    untried,
+)
 from paritybit.connectors.sglang import attention, graphs, rows, sampling
 from paritybit.connectors.sglang.host import at_rest
 from paritybit.connectors.sglang.models import Models, SglangModel
@@ -81,6 +89,8 @@ class SglangEngine(Models):
         self.dropped = False
         self.drafting: type = object
         """The class of the inputs of drafts in a batch of the scheduler."""
+        self.scored: tuple[list[str], Tensor] | None = None
+        """The request of each row of logits that is sampled next, and the checksums of these."""
         self.names_next = False
         """Whether a batch passes the token after a chunk of a prompt to the draft model."""
 
@@ -184,6 +194,8 @@ class SglangEngine(Models):
         if model is None or not located:
             watcher.skipped(None)
             return
+        if not model.drafts:
+            self.scored = None
         self.awaited(model.pool.pool)
         self.forwards += 1
         self.unwatched = not watcher.due(mode, len(self.requests), "draft " * model.drafts)
@@ -325,11 +337,34 @@ class SglangEngine(Models):
     ) -> None:
         """Judge the logits of prompts. Those of a GPU are rounded more."""
         now = self.now
-        if now is None or now.model.drafts or now.forward.kind not in PREFILLS:
+        if now is None or now.model.drafts:
             return
-        if now.rows.rows and hidden.dtype == torch.float32:
+        self.computed(now, result.next_token_logits)
+        if now.forward.kind in PREFILLS and now.rows.rows and hidden.dtype == torch.float32:
             given = processor, hidden, head, batch, result, now.rows, self.requests
             self.rows("logits", sampling.of_prompts(*given))
+
+    def computed(self, now: SglangForward, logits: Tensor | None) -> None:
+        """Note the logits of a forward that are sampled next, with the request of each row."""
+        count = 1
+        if now.forward.kind == "target_verify":
+            count = int(now.batch.spec_info.draft_token_num)
+        requests = dict.fromkeys(row.request for row in now.rows.rows)
+        if logits is not None and requests:
+            names = [name for name in requests for _ in range(count)]
+            self.scored = names, row_sums(logits[: len(names)])
+
+    def samples(self, runner: Any, output: Any) -> None:
+        """Judge whose logits a sampler gets: an engine's output."""
+        scored, self.scored = self.scored, None
+        if scored is not None:
+            names, known = scored
+            given, whose = row_sums(output.next_token_logits), [f"request {one}" for one in names]
+            places = range(len(names))
+            values = handed_on(LOGITS, names, given[: len(names)], places, known, whose)
+            self.rows("sampler", values)
+        elif not self.unwatched and self.requests:
+            self.rows("sampler", untried(LOGITS, [one.rid for one in self.requests], UNSEEN))
 
     def verifies(
         self, original: Call, drafts: Any, batch: Any, output: Any, mask: Any = None
@@ -339,6 +374,7 @@ class SglangEngine(Models):
             return
         held, info = output.next_token_logits, batch.sampling_info
         raw = held.clone()
+        self.samples(None, output)
         original()
         names = [one.rid for one in batch.reqs for _ in range(int(drafts.draft_token_num))]
 
@@ -470,6 +506,8 @@ class SglangEngine(Models):
                 once=self.once,
             )
         )
+        if not model.drafts and now.forward.kind not in PREFILLS:
+            self.computed(now, outputs()[0].get("next_token_logits"))
 
     # Idle moments.
 
