@@ -6,11 +6,13 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
+import torch
 
 from paritybit.connectors.failures import surroundings
 from paritybit.connectors.sglang import ranks as connected
 from paritybit.drive.sglang.ranks import PLAYED, ROUNDS, Ranks, answering
 from paritybit.drive.sglang.settings import SglangServed
+from paritybit.drive.stand_ins.installing import initialise
 
 PLAYED_BY_ALL = [SimpleNamespace(rid=PLAYED)]
 
@@ -96,3 +98,15 @@ def test_the_end_of_another_rank_is_not_the_fault_of_the_engine() -> None:
     text = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
     assert surroundings(RuntimeError(text))
     assert not surroundings(RuntimeError("a request is lost"))
+
+
+def test_each_rank_has_other_embeddings_of_its_part_of_the_vocabulary() -> None:
+    """Tokens with equal embeddings would have equal KV in the first layer."""
+    ranks = []
+    for start in (0, 8):
+        model = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 4))
+        vars(model[0])["shard_indices"] = SimpleNamespace(org_vocab_start_index=start)
+        initialise(model)
+        ranks.append(model.state_dict())
+    alike = {name for name, one in ranks[0].items() if torch.equal(one, ranks[1][name])}
+    assert alike == {"1.weight", "1.bias"}

@@ -71,12 +71,21 @@ SPOILED = StandIn(
 
 
 def initialise(model: Any, *_: object, **__: object) -> None:
-    """Fill each parameter of a model by its name and shape, so that activations are near 1."""
+    """Fill each parameter of a model by its name and shape, so that activations are near 1.
+
+    Each rank has another part of the vocabulary, so its values differ: tokens with equal embeddings
+    would have equal KV in the first layer.
+    """
+    parts = {
+        f"{name}.weight": module.shard_indices.org_vocab_start_index
+        for name, module in model.named_modules()
+        if hasattr(module, "shard_indices")
+    }
     for name, parameter in model.state_dict().items():
         if not torch.is_floating_point(parameter):
             continue
         generator = torch.Generator(device=parameter.device)
-        generator.manual_seed(zlib.crc32(name.encode()))
+        generator.manual_seed(zlib.crc32(name.encode()) + parts.get(name, 0))
         least, most = 0.5, 1.5
         if parameter.dim() > 1:
             most = math.sqrt(3 / parameter.shape[-1])
