@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
 import torch
 
 from paritybit.connectors.sglang.engine import SglangEngine
-from paritybit.connectors.sglang.host import slots_of
+from paritybit.connectors.sglang.host import QUEUES, UNDER_WAY, at_rest, slots_of
 from properties.connectors.parts import Part, hooked, kept
 from properties.support.watching import Scene
 
@@ -219,3 +220,15 @@ def test_a_storage_holds_the_slots_that_it_copies(over: bool, copies: Copies) ->
     copies.start_writing([8, 9], PLACES[:2])
     copies.scene.forward("c", [1], 0, {"full": [40]})
     assert copies.scene.checks() == ([] if over else ["copy under way"])
+
+
+@pytest.mark.parametrize("busy", ["", "swa", *QUEUES, *UNDER_WAY])
+def test_host_slots_are_judged_once_nothing_of_an_aborted_request_is_left(busy: str) -> None:
+    """What an aborted fetch still has waits in a queue of the controller, by pool or not."""
+    queues = {name: Queue[int]() for name in (*QUEUES, "swa")}
+    if busy in queues:
+        queues[busy].put(1)
+    others = {"extra_host_mem_release_queues": {"swa": queues.pop("swa")}}
+    copies = {name: {1: 1} if name == busy else {} for name in UNDER_WAY}
+    cache = Part(cache_controller=Part(**queues, **others), **copies)
+    assert at_rest(cache) == (busy == "")

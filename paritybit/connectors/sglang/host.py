@@ -27,6 +27,12 @@ POOLS = ("kv", "swa", "mamba")
 UNDER_WAY = ("ongoing_write_through", "ongoing_load_back", "ongoing_prefetch", "ongoing_backup")
 """The copies of a prefix cache, which may use host slots that no node holds."""
 
+QUEUES = (
+    *("prefetch_queue", "prefetch_sync_queue", "prefetch_hit_queue", "prefetch_buffer"),
+    *("ack_prefetch_queue", "backup_queue", "ack_backup_queue", "host_mem_release_queue"),
+)
+"""The queues of a controller. One holds what an aborted request still has on the host."""
+
 NOWHERE = At(torch.empty(0, dtype=torch.int64), FILES)
 
 
@@ -246,8 +252,9 @@ def acks(controller: Any) -> list[Any]:
 def at_rest(cache: Any) -> bool:
     """Return whether a prefix cache copies nothing, and no host slot waits to be freed."""
     controller = maybe(cache, "cache_controller")
-    queue = maybe(controller, "host_mem_release_queue")
-    waiting = queue is not None and not queue.empty()
+    queues = [maybe(controller, name) for name in QUEUES]
+    queues += (maybe(controller, "extra_host_mem_release_queues") or {}).values()
+    waiting = any(queue is not None and not queue.empty() for queue in queues)
     return not waiting and not any(maybe(cache, name) for name in UNDER_WAY)
 
 
