@@ -15,6 +15,7 @@ from paritybit.connectors.sglang.models import SglangModel
 from paritybit.connectors.sglang.pools import NAME, SglangPool, SglangStates, described
 from paritybit.connectors.sglang.rows import (
     Rows,
+    bases_of,
     draft_forward_of,
     forward_of,
     implied,
@@ -368,3 +369,14 @@ def test_the_states_that_are_free_and_cached_are_reported_while_nothing_runs() -
     assert [one.tolist() for one in told[NAME]] == [[1, 2], [3]]
     assert told["locks"] == {NAME: 1}
     assert told["counted"] == (NAME, cached, 5)
+
+
+@pytest.mark.parametrize("mode", ["extend", "mixed"])
+def test_only_the_requests_of_a_mixed_batch_are_known_beforehand(mode: str) -> None:
+    """A request with drafts that decodes beside prompts counts other positions as committed."""
+    ones = torch.ones(1, dtype=torch.int64)
+    fields = dict.fromkeys(("req_pool_indices", "seq_lens"), ones)
+    fields |= dict.fromkeys(("extend_prefix_lens", "extend_seq_lens"), ones)
+    request = parts.Part(kv=parts.Part(req_pool_idx=1, kv_committed_len=2))
+    known = bases_of(parts.Part(spec_info=None, **fields), [request], mode, ([1], [1]))
+    assert {*known} == ({*fields} if mode == "extend" else {"req_pool_indices"})

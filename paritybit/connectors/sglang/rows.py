@@ -84,15 +84,16 @@ def bases_of(
 ) -> dict[str, tuple[Tensor, list[int]]]:
     """Return the fields of a batch from which others are made, by name, and their right values.
 
-    `spans` are the scheduler's numbers of cached and of computed positions, per prompt.
+    `spans` are the scheduler's numbers of cached and of computed positions, per prompt. Those of a
+    request that decodes beside prompts are not known if it has drafts.
     """
     if mode not in MODES or len(requests) != len(batch.req_pool_indices):
         return {}
     right: dict[str, Any] = {"req_pool_indices": [request_row(one) for one in requests]}
     drafts = batch.spec_info is not None or maybe(batch, "encoder_lens") is not None
-    if mode != "target_verify" and not drafts:
+    if mode not in {"target_verify", "mixed"} and not drafts:
         right["seq_lens"] = [committed(one) for one in requests]
-    if mode in PREFILLS and maybe(batch, "encoder_lens") is None:
+    if mode in PREFILLS and mode != "mixed" and maybe(batch, "encoder_lens") is None:
         right["extend_prefix_lens"], right["extend_seq_lens"] = spans
     held = {name: maybe(batch, name) for name in right}
     return {
