@@ -22,7 +22,8 @@ from paritybit.watch.watcher import Watcher
 UNKNOWN = NotRecognisedError, AttributeError, KeyError, TypeError, ValueError, IndexError
 """Errors of a release whose parts the connector does not know."""
 
-HOST = "host"
+HOST, FILES = "host", "files"
+"""The names of pools elsewhere."""
 
 
 class Following:

@@ -348,7 +348,7 @@ class Between(Boundary):
 
         self.later(group, copy)
 
-    def store(self, pool: str, group: str, slots: Tensor, places: Tensor, size: int = 0) -> None:
+    def store(self, pool: str, group: str, slots: Tensor, places: Tensor) -> None:
         """Record that the engine copied the content of slots to a pool: see `moved`."""
         self.moved(group, At(slots), At(places, pool))
 

@@ -122,9 +122,7 @@ def test_what_comes_back_from_the_host_is_what_went_there(
     engine, table = FollowedCache(cache, "5", journal, Settings("")), {FULL: [8, 9]}
     full = engine.parts[FULL]
     ((keys, values),) = full.allocator._kv_token_views.values()
-    manager: Any = SimpleNamespace(
-        _request_id_to_cpu_blocks={"a": {FULL: [1, 3]}}, _cpu_pool=SimpleNamespace(num_sectors=2)
-    )
+    manager: Any = SimpleNamespace(_request_id_to_cpu_blocks={"a": {FULL: [1, 3]}})
     state = SimpleNamespace(request_id="a", is_cpu_offloaded=True)
 
     def forward(cached: int, blocks: list[int]) -> None:

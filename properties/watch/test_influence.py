@@ -330,14 +330,10 @@ def test_no_slot_is_changed_while_the_engine_may_copy_it() -> None:
 @pytest.mark.parametrize("what", ["store", "load"])
 def test_no_slot_is_changed_if_another_thread_copies_slots(what: str) -> None:
     toy, slots = Toy(wider=30), torch.tensor([1, 2])
-    given = {
-        "store": ("host", "swa", slots, slots, 8),
-        "load": ("host", "swa", slots, slots),
-    }
-    copy = getattr(toy.watcher, what)
-    copy(*given[what])
+    copy, given = getattr(toy.watcher, what), ("host", "swa", slots, slots)
+    copy(*given)
     assert toy.watcher.barred() is None
-    thread = Thread(target=copy, args=given[what])
+    thread = Thread(target=copy, args=given)
     thread.start()
     thread.join()
     nothing_is_changed(toy, "another thread copies KV")

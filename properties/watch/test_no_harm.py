@@ -141,7 +141,7 @@ def test_what_is_noted_in_a_skipped_forward_waits_for_no_device(
     scene.watcher.freed("full", slots)
     scene.watcher.allocated("full", slots)
     scene.watcher.copied("full", slots, other)
-    scene.watcher.store("host", "full", slots, other, 64)
+    scene.watcher.store("host", "full", slots, other)
     scene.watcher.load("host", "full", slots, other)
     scene.watcher.forget("full", None)
     scene.watcher.skipped({"full": slots, "swa": slots})

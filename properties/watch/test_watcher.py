@@ -355,7 +355,7 @@ def test_what_a_host_pool_holds_is_known_when_it_comes_back(scene: Scene, right:
     pools = {group.name: group.layers[0].tensors for group in scene.groups}
     copies = {name: [one[SLOTS[:3]].clone() for one in held] for name, held in pools.items()}
     for name in pools:
-        scene.watcher.store("host", name, torch.tensor(SLOTS[:3]), places, 8)
+        scene.watcher.store("host", name, torch.tensor(SLOTS[:3]), places)
     scene.write(SLOTS[:3])
     order = [0, 1, 2] if right else [0, 2, 1]
     for name, held in pools.items():
@@ -373,7 +373,7 @@ def test_what_comes_back_is_judged_unless_forwards_are_sampled(
     scene.forward("a", TOKENS[:5], 0, SLOTS)
     for group in scene.groups:
         places = torch.tensor([1, 2, 3])
-        scene.watcher.store("host", group.name, torch.tensor(SLOTS[:3]), places, 8)
+        scene.watcher.store("host", group.name, torch.tensor(SLOTS[:3]), places)
         scene.watcher.load("host", group.name, torch.tensor([30, 31, 32]), places)
     scene.forward("b", TOKENS[:4], 3, [30, 31, 32, 20])
     assert set(scene.checks()) == found

@@ -11,15 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import HOST, Following
+from paritybit.connectors.following import FILES, HOST, Following
 from paritybit.connectors.hooking import Call, NotRecognisedError, maybe
 from paritybit.watch.facts import At, Copy, HostSlots
 from paritybit.watch.weak import ByObject
 
 HOST_KINDS = ("MHATokenToKVPoolHost", "AsymmetricMHATokenToKVPoolHost", "MLATokenToKVPoolHost")
 """The classes of host pools whose copies are followed."""
-
-FILES = "files"
 
 POOLS = ("kv", "swa", "mamba")
 """The names of host pools, by the number of a node's component."""

@@ -286,9 +286,8 @@ class FollowedCache(Following):
         for request in result:
             for name, blocks in manager._request_id_to_cpu_blocks[request].items():
                 part = self.parts[name]
-                size = manager._cpu_pool.num_sectors * part.per_sector * part.page
                 slots = part.of_blocks(tables[request][name])
-                self.watcher.store(HOST, name, slots, part.of_blocks(blocks), size)
+                self.watcher.store(HOST, name, slots, part.of_blocks(blocks))
 
     def load(self, original: Call, manager: Any, requests: Any) -> None:
         """Note the blocks that the engine copies from the host to requests' first blocks."""

@@ -52,10 +52,10 @@ STORES = "it stores KV in files"
 """Why a forward with the connector FILED may run only once."""
 
 TOGETHER = "it waits for other ranks"
+"""Why a forward of several ranks may run only once."""
 
 ENGINES = "PARITYBIT_ENGINES_STARTED"
 """The environment variable with the number of data-parallel engines that the command started."""
-"""Why a forward of several ranks may run only once."""
 
 EFFECTS = {
     "parallel_config.enable_eplb": "it counts the load of experts",

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paritybit.connectors.following import HOST, pages
+from paritybit.connectors.following import FILES, HOST, pages
 from paritybit.connectors.hooking import Call
 from paritybit.connectors.vllm.pools import Blocks
 from paritybit.connectors.vllm.scheduling import FILED, SIMPLE
@@ -26,12 +26,8 @@ FOLLOWED = {
 SEVERAL = "MultiConnector", "connectors"
 """The connector that has others, and its setting that names them."""
 
-FILES = "files"
-"""The name of the pool of files."""
-
 Part = tuple[str, Tensor, Tensor]
 """A KV group, its slots, and the places elsewhere from or to which these are copied."""
-
 
 MOST_LOADED = 4096
 """The most requests whose last load is remembered."""
