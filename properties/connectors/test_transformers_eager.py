@@ -5,17 +5,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
+from paritybit.connectors.sampling import HIDDEN, LOGITS, UNSEEN
+from paritybit.connectors.transformers.batch import heads
 from paritybit.connectors.transformers.engine import FollowedCache
 from paritybit.testing.replays import InMemory
+from paritybit.watch.checks import wrong_row
 from paritybit.watch.facts import Forward, Group, Layer, Row
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
 
 SLOTS, STEPS = 16, 9
-LOGITS = torch.arange(8) * 0.3
+STEADY = torch.arange(8) * 0.3
 
 
 class Decoder(nn.Module):
@@ -36,7 +40,7 @@ class Decoder(nn.Module):
         self.kv[:, position] = torch.tensor([[token, 1.0], [position, token]])
         keys, values = self.kv[:, : position + 1]
         read = (keys @ torch.tensor([0.3, 0.1])).softmax(0) @ values
-        return SimpleNamespace(logits=torch.sin(read.sum() + LOGITS)[None, None])
+        return SimpleNamespace(logits=torch.sin(read.sum() + STEADY)[None, None])
 
     def compute(self, position: int) -> None:
         """Compute a position, and draw the next token."""
@@ -56,17 +60,17 @@ class Decoder(nn.Module):
                 slots = {"full": torch.arange(position + 1)}
                 row = Row("a", [0] * (position + 1), position, 1, slots)
                 given = {"input_ids": self.ids, "logits_to_keep": torch.tensor([0])}
-                requests = [SimpleNamespace(predicted=True)]
-                batch: Any = SimpleNamespace(
-                    kind="decode", size=1, padded=1, given=given, requests=requests
-                )
+                state = SimpleNamespace(request_id="a")
+                one = SimpleNamespace(state=state, cached=position, computed=1, predicted=True)
+                sizes = {"size": 1, "padded": 1, "predicted": 1}
+                batch: Any = SimpleNamespace(kind="decode", given=given, requests=[one], **sizes)
                 watching.watcher.begin(Forward("decode", (row,)))
                 watching.run(self.runner, self, batch, run)
                 watching.watcher.end()
             made.append(int(self.output_ids[0, 0]))
             self.ids[0, 0] = self.output_ids[0, 0]
-        state = self.ids, self.output_ids, self.kv, torch.get_rng_state()
-        return [made, *(one.tolist() for one in state)]
+        held = self.ids, self.output_ids, self.kv, torch.get_rng_state()
+        return [made, *(one.tolist() for one in held)]
 
 
 def test_repeated_forwards_leave_tokens_and_random_draws_of_the_engine_alone() -> None:
@@ -82,3 +86,40 @@ def test_repeated_forwards_leave_tokens_and_random_draws_of_the_engine_alone() -
     assert watched.runs > STEPS + STEPS // 2
     assert (journal.unsure, journal.found) == ([], [])
     assert not watched._forward_hooks
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_hidden_states_and_logits_of_another_request_are_found(kept: bool) -> None:
+    hidden, logits = torch.rand(1, 6, 4), torch.rand(1, 6, 8)  # The last row is padding.
+    parts = zip("abc", (0, 3, 2), (2, 2, 1), (True, False, True), strict=True)
+    requests = [
+        SimpleNamespace(
+            state=SimpleNamespace(request_id=name), cached=old, computed=new, predicted=last
+        )
+        for name, old, new, last in parts
+    ]
+    given = {"logits_to_keep": torch.tensor([1, 4])} if kept else {}
+    batch: Any = SimpleNamespace(requests=requests, size=5, given=given)
+    last = torch.tensor([1, 4])
+    noted = {
+        "hidden": hidden,
+        "given": hidden[:, last] if kept else hidden,
+        "logits": logits[:, last] if kept else logits,
+        "scores": logits[:, last],
+    }
+
+    def wrong(**more: torch.Tensor) -> list[tuple[str, str, str | None]]:
+        return [
+            (one.name, one.requests[row], one.explain(row) if one.explain else None)
+            for one in heads(batch, {**noted, **more}, False)
+            for row in wrong_row.differing(one).nonzero().flatten().tolist()
+        ]
+
+    assert wrong() == []
+    token = "position 1 of request a" if not kept else "request a"
+    assert wrong(scores=logits[:, [1, 1]]) == [(LOGITS, "c", f"it is that of {token}")]
+    if kept:  # Else the head gets all hidden states.
+        found = (HIDDEN, "a", "it is that of position 4 of request b")
+        assert wrong(given=hidden[:, [3, 4]]) == [found]
+    assert [one.untried for one in heads(batch, noted, True)][-1] is not None
+    assert {one.untried for one in heads(batch, {}, False)} == {UNSEEN}

@@ -17,7 +17,15 @@ from torch import Tensor
 
 from paritybit.connectors.following import expected, offsets, padding
 from paritybit.connectors.hooking import place_of
-from paritybit.connectors.sampling import rows_of
+from paritybit.connectors.sampling import (
+    HIDDEN,
+    LOGITS,
+    UNSEEN,
+    handed_on,
+    row_sums,
+    rows_of,
+    untried,
+)
 from paritybit.connectors.transformers.cache import LayerGroup
 from paritybit.watch.facts import IndexList, Row, RowValues, StaticInput
 
@@ -376,3 +384,36 @@ def rows(batch: TransformersBatch, processors: Any) -> Iterator[RowValues]:
             right = asked if least is None else [max(one, least) for one in asked]
             names = [one.request_id for one in mine]
             yield rows_of(name, names, held, right, place_of(processors.prepare_tensor_args))
+
+
+def heads(
+    batch: TransformersBatch, noted: Mapping[str, Tensor], processes: bool
+) -> Iterator[RowValues]:
+    """Yield whose hidden states the logits head gets, and whose logits the sampler.
+
+    `noted` has the `hidden` states that were computed, those that are `given` to the head, the
+    `logits`, and the `scores` that the sampler gets, which the engine may `process` first.
+    """
+    mine, tokens, lasts = list[str](), list[str](), list[int]()
+    for one in batch.requests:
+        name, places = one.state.request_id, range(one.cached, one.cached + one.computed)
+        tokens += [f"position {place} of request {name}" for place in places]
+        if one.predicted and one.computed:
+            mine.append(name)
+            lasts.append(len(tokens) - 1)
+    names = "hidden", "given", "logits", "scores"
+    if not {*names} <= {*noted}:
+        yield from untried(HIDDEN, mine, UNSEEN)
+        yield from untried(LOGITS, mine, UNSEEN)
+        return
+    hidden, given, logits, scores = (row_sums(noted[name][0]) for name in names)
+    if "logits_to_keep" in batch.given:
+        whose = [f"request {name}" for name in mine]
+        yield from handed_on(HIDDEN, mine, given[: len(mine)], lasts, hidden[: batch.size], tokens)
+        lasts, logits = [*range(len(mine))], logits[: len(mine)]
+    else:
+        whose, logits = tokens, logits[: batch.size]
+    if processes:
+        yield from untried(LOGITS, mine, "processors change them first")
+    else:
+        yield from handed_on(LOGITS, mine, scores[: len(mine)], lasts, logits, whose)

@@ -17,6 +17,7 @@ from paritybit.connectors.transformers.batch import (
     buffers_of,
     filled,
     given_of,
+    heads,
     implied_inputs,
     inputs_by_name,
     lists_of,
@@ -169,13 +170,13 @@ class FollowedCache(Following):
 
         def outputs(result: Any) -> dict[str, Tensor]:
             """Return the logits of each row. Tokens are not compared, as they may be drawn."""
-            _, _, *logits = result
-            if not logits or "logits_to_keep" not in batch.given:
+            logits = result[-1].get("logits")
+            if logits is None or not whole or "logits_to_keep" not in batch.given:
                 return {}
-            return {"logits": logits[0][0, : len(batch.requests)]}
+            return {"logits": logits[0, : len(batch.requests)]}
 
-        self.run_without_graph(
-            functools.partial(computed, runner, model if whole else None, run),
+        first = self.run_without_graph(
+            functools.partial(computed, runner, None if compiled else model, run),
             outputs,
             lambda: not self.graphed,
             graph=runner,
@@ -186,6 +187,9 @@ class FollowedCache(Following):
             inputs=[StaticInput("input_ids", ids, ids.shape[-1], ids.shape[-1], axis=1)],
             once="it waits for other ranks" if ranks else None,
         )
+        noted = {} if self.graphed else first[-1]
+        processes = bool(maybe(runner, "logit_processor.do_processing"))
+        self.rows("logits head", heads(batch, noted, processes))
 
     # Graphs.
 
@@ -315,19 +319,32 @@ class FollowedCache(Following):
 
 
 def computed(runner: Any, model: Any, run: Callable[[], Any]) -> tuple[Any, ...]:
-    """Run a batch. Returns its result, the output ids that it wrote, and logits of `model`."""
-    found: list[Tensor] = []
-    hook = None
+    """Run a batch. Returns its result, the output ids that it wrote, and what `model` computed."""
+    noted, hooks = dict[str, Tensor](), list[Any]()
 
-    def note(output: Any) -> None:
-        if isinstance(logits := maybe(output, "logits"), Tensor):
-            found.append(logits)
+    def note(name: str, one: Any) -> None:
+        if isinstance(one, Tensor):
+            noted[name] = one
+
+    sample = maybe(runner, "_sample")
+
+    def sampling(scores: Tensor, *others: Any) -> Any:
+        note("scores", scores)
+        return sample(scores, *others)
 
     if model is not None:
-        hook = model.register_forward_hook(lambda *given: note(given[-1]))
+        vars(runner)["_sample"] = sampling
+        head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+        base = maybe(model, "base_model")
+        hooks = [model.register_forward_hook(lambda *one: note("logits", maybe(one[-1], "logits")))]
+        if base is not None and head is not None:
+            of = lambda *one: note("hidden", maybe(one[-1], "last_hidden_state"))  # noqa: E731
+            hooks += [base.register_forward_hook(of)]
+            hooks += [head.register_forward_pre_hook(lambda *one: note("given", one[-1][0]))]
     try:
         result = run()
     finally:
-        if hook is not None:
+        vars(runner).pop("_sample", None)
+        for hook in hooks:
             hook.remove()
-    return result, runner.inputs_and_outputs.get_cb_kwargs()[-1], *found[-1:]
+    return result, runner.inputs_and_outputs.get_cb_kwargs()[-1], noted
