@@ -76,6 +76,7 @@ class Table:
     - `several`: the same per setting with a number of ranks, such as "dp" or "dp on cpu", if it is
       more than 1, by the reason.
     - `devices`: the only device that supports a value.
+    - `ranked`: the setting with a number of ranks that must be more than 1 for a value.
     - `quiet`: values with which few graphs or none are replayed.
     - `weights`: how much a value, or several together, counts. The default is 1.
     """
@@ -85,6 +86,7 @@ class Table:
     failing: Sequence[Sequence[Collection[str]]] = ()
     several: Mapping[str, Mapping[str, Sequence[Collection[str]]]] = field(default_factory=dict)
     devices: Mapping[str, str] = field(default_factory=dict)
+    ranked: Mapping[str, str] = field(default_factory=dict)
     quiet: Collection[str] = ()
     weights: Mapping[tuple[str, ...], float] = field(default_factory=dict)
 
@@ -113,7 +115,12 @@ class Table:
         names = {*settings, *(f"{name} on {device}" for name in settings)}
         several = {name: why for name, why in self.several.items() if name in names}
         groups = [groups for why in several.values() for groups in why.values()]
-        table = replace(self, apart=(*self.apart, *groups), several=several)
+        lacking = {value for value, needed in self.ranked.items() if needed not in settings}
+        axes = {
+            axis: {value: own for value, own in values.items() if value not in lacking}
+            for axis, values in self.axes.items()
+        }
+        table = replace(self, axes=axes, apart=(*self.apart, *groups), several=several)
         if table.completed(()) is None:
             raise ValueError("; ".join(table.lacks))
         return table

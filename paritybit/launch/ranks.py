@@ -1,9 +1,10 @@
 """The ranks of an engine: their names, what each of them lacks, and whether they agree.
 
 Law: in one forward, tensor-parallel ranks get the same rows, lengths, slots, tokens, positions and
-index lists, and replay the same bucket. The stages of a pipeline get the same rows, lengths and
-positions, and a stage gets the hidden states that the stage before computed for them. Forwards that
-only some ranks checked are not compared.
+index lists, and replay the same bucket. Ranks that share the contexts of requests get the same but
+for slots and index lists. The stages of a pipeline get the same rows, lengths and positions, and a
+stage gets the hidden states that the stage before computed for them. Forwards that only some ranks
+checked are not compared.
 """
 
 from collections import Counter

@@ -10,6 +10,9 @@ from itertools import takewhile
 
 import torch
 
+ELSEWHERE = -2
+"""Stands for a slot in another rank."""
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -50,8 +53,8 @@ class Row:
     - `cached`: the number of positions whose KV exists before the forward.
     - `computed`: the number of positions after them whose KV the forward computes.
     - `slots`: per group, the slot of each position from 0 to cached + computed - 1. A position
-      without a slot, for example outside a sliding window, has -1. Pass host tensors: a device
-      tensor needs a GPU call per row.
+      without a slot, for example outside a sliding window, has -1, and one that only another rank
+      reads and writes ELSEWHERE. Pass host tensors: a device tensor needs a GPU call per row.
     - `space`: everything except tokens that the KV depends on, such as a LoRA adapter or a cache
       salt. Rows of different spaces never share KV.
     - `spare`: the last `spare` computed positions belong to the row, but need not be written.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paritybit.watch.bits import EMPTY, as_integers, taken
 from paritybit.watch.chains import UNKNOWN, Chains
-from paritybit.watch.facts import Forward, Group, Row
+from paritybit.watch.facts import ELSEWHERE, Forward, Group, Row
 from paritybit.watch.ledger import NEVER, Ledger
 from paritybit.watch.observations import Reads
 
@@ -186,15 +186,17 @@ def positions(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Po
     if not spans:
         return None
     counts = [last - first for first, last in spans]
-    position = ranges(spans)
+    position, every = ranges(spans), torch.cat(slots).to("cpu", torch.int64)
     cached = position < repeated((one for _, one in rows), counts)
+    parts = [one.nonzero().flatten() for one in (cached, ~cached)]
+    if bool((every == ELSEWHERE).any()):
+        parts = [one[every[one] != ELSEWHERE] for one in parts]
     return Positions(
-        torch.cat(slots).to("cpu", torch.int64),
+        every,
         torch.frombuffer(hashes, dtype=torch.int64),
         repeated((at for at, _ in rows), counts),
         position,
-        cached.nonzero().flatten(),
-        (~cached).nonzero().flatten(),
+        *parts,
     )
 
 

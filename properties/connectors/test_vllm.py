@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from paritybit.connectors.vllm.batch import VllmBatch, bases_of, counts_of
+from paritybit.connectors.vllm.batch import VllmBatch, bases_of, counts_of, wrong_lengths
 from paritybit.connectors.vllm.engine import (
     EFFECTS,
     ENGINES,
@@ -21,9 +21,9 @@ from paritybit.connectors.vllm.engine import (
     VllmEngine,
 )
 from paritybit.connectors.vllm.moving import unfollowed
-from paritybit.connectors.vllm.pools import by_slot
+from paritybit.connectors.vllm.pools import Share, VllmPool, by_slot
 from paritybit.watch.digests import Digests
-from paritybit.watch.facts import Forward, Row
+from paritybit.watch.facts import Forward, Row, same
 from paritybit.watch.lines import Lines
 from paritybit.watch.settings import Settings
 from properties.connectors.parts import Part, hooked
@@ -57,6 +57,77 @@ def test_blocks_whose_heads_are_apart_are_cut() -> None:
     found, block = by_slot(cache, 8, 4)
     assert block == 4
     assert [part[5, 3].tolist() for part in found] == cache[5, :, 3].tolist()
+
+
+@pytest.mark.parametrize(("ranks", "interleave"), [(1, 1), (2, 1), (2, 4), (3, 2), (4, 2)])
+def test_each_position_of_a_shared_context_has_a_slot_in_one_rank(
+    ranks: int, interleave: int
+) -> None:
+    blocks, page = [3, 5, 7], 4
+    size = len(blocks) * page * ranks
+    stored = dict[int, tuple[int, int]]()
+    for start in range(0, size, interleave):  # In turn, each at the first slots that are left.
+        rank = start // interleave % ranks
+        for position in range(start, start + interleave):
+            at = sum(one == rank for one, _ in stored.values())
+            stored[position] = rank, blocks[at // page] * page + at % page
+    for rank in range(ranks):
+        share = Share(rank, ranks, interleave)
+        right = [slot if owner == rank else -1 for owner, slot in stored.values()]
+        pool = VllmPool((), page, (), share=share)
+        assert pool.of_positions(blocks).clamp(min=-1).tolist() == right
+        found = share.slots(torch.tensor([blocks]), torch.arange(size), page)
+        assert found.tolist() == [right]
+        ends = torch.arange(size + 1)
+        counts = [sum(slot >= 0 for slot in right[:end]) for end in range(size + 1)]
+        assert share.counts(ends).tolist() == counts
+        assert torch.equal(share.counts(share.ends(share.counts(ends))), share.counts(ends))
+
+
+def shared(rank: int) -> tuple[VllmBatch, Forward, VllmPool]:
+    """Return a batch of two requests, one of which has no context, and of a padded row."""
+    share = Share(rank, 2, 1)
+    pool = VllmPool((), 2, (), share=share)
+    slots = [pool.of_positions([2, 3]), pool.of_positions([4])]
+    rows = (
+        Row("a", [*range(6)], 5, 1, {"blocks": slots[0][:6]}),
+        Row("b", [*range(3)], 0, 3, {"blocks": slots[1][:3]}),
+    )
+    mapping = torch.cat([slots[0][5:6], slots[1][:3], torch.tensor([-1])]).clamp(min=-1)
+    metadata = Part(
+        block_table=torch.tensor([[2, 3], [4, 0], [0, 0]]),
+        seq_lens=torch.tensor([6, 3, 0]),
+        query_start_loc=torch.tensor([0, 1, 4, 4]),
+        slot_mapping=mapping,
+        dcp_context_kv_lens=torch.tensor([3 - rank, 0, 0]),
+    )
+    ids = torch.zeros(5, dtype=torch.int64)
+    batch = VllmBatch(ids, ids, (metadata,), (2, 4), (3, 5), share)
+    return batch, Forward("prefill", rows), pool
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_lists_the_slots_of_its_own_part_of_each_context(rank: int) -> None:
+    batch, forward, pool = shared(rank)
+    given = batch.lists(pool, "blocks", forward)
+    assert given.counts.tolist() == [5, 0, 0]
+    listed = given.entries[: given.counts[0]].tolist()
+    assert listed == [[4, -1, 5, -1, 6], [-1, 4, -1, 5, -1]][rank]
+    assert wrong_lengths(batch, forward) == []
+    right = batch.expected(forward)
+    for static in batch.inputs():
+        if static.name in right and static.name != "positions":
+            assert torch.equal(static.tensor[: static.live], right[static.name]), static.name
+    batch.metadata[0].dcp_context_kv_lens[:] = torch.tensor([5, 0, 1])  # Of the whole context.
+    assert batch.lists(pool, "blocks", forward).counts.tolist() == [9 + rank, 0, 1 + rank]
+    ((base, implied),) = wrong_lengths(batch, forward)
+    assert implied is not None
+    assert base.rows is not None
+    assert (base.name, implied[base.name].tolist()) == ("dcp_context_kv_lens 0", [5, 0])
+    assert [row.cached for row in base.rows] == [9 + rank, 0]
+    assert base.rows[1] is forward.rows[1]
+    wrong = [one for one in batch.tails() if not same(one.tensor, one.expected)]
+    assert [one.name for one in wrong] == ["dcp_context_kv_lens 0 (padding)"]
 
 
 # A whole engine of stand-ins.

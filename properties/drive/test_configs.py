@@ -146,6 +146,13 @@ def test_several_ranks_lack_what_the_table_says() -> None:
         plain.with_ranks(("dp",), "cuda")
 
 
+def test_a_value_that_needs_several_ranks_is_served_with_them_alone() -> None:
+    table = replace(SMALL.on("cuda"), ranked={"trees": "tp"})
+    for ranks in ((), ("dp",)):
+        assert "trees" not in table.with_ranks(ranks, "cuda").settings
+    assert table.with_ranks(("tp",), "cuda").pairs == table.pairs
+
+
 @pytest.mark.parametrize(
     "values", [("page 1", "page 4"), ("overlap", "page 16"), ("page 1", "overlap", "no cache")]
 )

@@ -11,12 +11,13 @@ import pytest
 import torch
 from paritybit.harness.errors import CannotRunError
 
+from paritybit.connectors.vllm.pools import Share
 from paritybit.drive.adapters import Environment
 from paritybit.drive.answers import Answer
 from paritybit.drive.vllm import host
 from paritybit.drive.vllm.adapter import ADAPTER, TABLE
 from paritybit.drive.vllm.answers import VllmGrammar
-from paritybit.drive.vllm.attention import attend, store
+from paritybit.drive.vllm.attention import attend, corrected, flash, store
 from paritybit.drive.vllm.host import copy_late
 from paritybit.drive.vllm.serving import likely
 from paritybit.drive.vllm.settings import EXPERTS, VllmServed
@@ -68,6 +69,50 @@ def test_attention_reads_the_blocks_of_each_row() -> None:
     for window in (-1, 1, 3, 5):
         agree([1, 7, 13], [1, 1, 1], window)
         agree([5, 9, 4, 16], [5, 2, 1, 7], window)
+
+
+@pytest.mark.parametrize("interleave", [1, 2])
+@pytest.mark.parametrize("rows", [[(0, 3), (1, 1), (5, 2), (8, 1)], [(1, 1), (7, 1), (12, 1)]])
+def test_ranks_that_share_a_context_attend_to_all_of_it(
+    rows: list[tuple[int, int]], interleave: int
+) -> None:
+    """As the engine merges them: the outputs of the ranks, and then that of the new tokens."""
+    generator = torch.Generator().manual_seed(len(rows) + interleave)
+    shares = [Share(rank, 2, interleave) for rank in (0, 1)]
+    caches = [torch.full((20, PAGE, 1, 2 * WIDTH), torch.nan) for _ in shares]
+    table = torch.arange(1, 2 * len(rows) + 1).view(-1, 2)
+    whole, new = list[torch.Tensor](), list[torch.Tensor]()
+    for blocks, (cached, count) in zip(table, rows, strict=True):
+        kv = torch.randn(cached + count, 1, 2 * WIDTH, generator=generator)
+        for share, cache in zip(shares, caches, strict=True):
+            slots = share.slots(blocks, torch.arange(cached), PAGE)
+            store(*kv[:cached].split(WIDTH, -1), *cache.split(WIDTH, -1), slots)
+        whole, new = [*whole, kv], [*new, kv[cached:]]
+    q = torch.randn(sum(count for _, count in rows), HEADS, WIDTH, generator=generator)
+    starts = torch.tensor([0, *(count for _, count in rows)]).cumsum(0)
+    ends = torch.tensor([cached for cached, _ in rows])
+    asked: dict[str, Any] = {
+        "cu_seqlens_q": starts, "softmax_scale": 1.0, "window_size": (-1, -1),
+        "return_softmax_lse": True,
+    }  # fmt: skip
+    parts, weights = list[torch.Tensor](), list[torch.Tensor]()
+    for share, cache in zip(shares, caches, strict=True):
+        given = *cache.split(WIDTH, -1), torch.empty_like(q)
+        lengths = share.counts(ends)
+        asked_here = {"causal": False, "block_table": table, "seqused_k": lengths, **asked}
+        made, weight = flash(q, *given, **asked_here)
+        parts, weights = [*parts, made], [*weights, weight.t()]
+    both, total = torch.stack(weights), torch.empty_like(weights[0])
+    for rank, part in enumerate(parts):
+        corrected(part, part, both, total, rank)
+    given = *torch.cat(new).split(WIDTH, -1), torch.empty_like(q)
+    made, weight = flash(q, *given, causal=True, cu_seqlens_k=starts, **asked)
+    share_of_new = (weight.t() - total).sigmoid()[..., None]
+    found = sum(parts) * (1 - share_of_new) + made * share_of_new
+    for kv, (first, last) in zip(whole, pairwise(starts), strict=True):
+        keys, values = kv.expand(-1, HEADS, -1).split(WIDTH, -1)
+        right = dense(q[first:last], keys, values, -1)
+        assert torch.allclose(found[first:last], right, atol=1e-5)
 
 
 @pytest.mark.parametrize("starts", [[0, 2, 3, 9, 3], [0, 2, 3, 4, 9], [0, 2, 3, 1, 3]])

@@ -87,6 +87,13 @@ def test_a_part_that_a_rank_lacks_is_not_compared() -> None:
     assert compared([[digest(1)], [digest(1, lists="")]]) == ([], 1)
 
 
+def test_ranks_that_share_contexts_have_other_slots_and_the_same_tokens() -> None:
+    assert compared([[digest(1)], [digest(1, slots="x", lists="y")]], "cp") == ([], 1)
+    for part in ("rows", "lengths", "tokens", "positions", "bucket"):
+        (found,), _ = compared([[digest(1)], [digest(1, **{part: "x"})]], "cp", _1=1)
+        assert found.rank == "cp 1"
+
+
 def test_the_odd_one_out_of_three_is_named() -> None:
     (found,), _ = compared([[digest(4)], [digest(4, slots="x", lists="x")], [digest(4)]])
     assert (found.rank, found.forward) == ("tp 1", 4)

@@ -11,6 +11,7 @@ import torch
 
 from paritybit.watch import bits
 from paritybit.watch.facts import (
+    ELSEWHERE,
     Forward,
     IndexList,
     Replay,
@@ -301,6 +302,16 @@ def test_a_position_without_a_slot_is_found_within_the_window_alone(scene: Scene
     evicted = {"full": SLOTS, "swa": [-1, -1, -1, -1, 0, *SLOTS[5:]]}
     scene.forward("a", TOKENS[:8], 7, evicted)
     assert scene.checks() == ["uninitialised read"]
+
+
+def test_a_position_that_another_rank_stores_is_neither_read_nor_written(scene: Scene) -> None:
+    mine = [slot if at % 2 else ELSEWHERE for at, slot in enumerate(SLOTS[:7])]
+    scene.forward("a", TOKENS[:6], 0, mine)
+    scene.forward("a", TOKENS[:7], 6, mine)
+    assert scene.checks() == []
+    assert scene.counts()["reads"] == 3 + 2  # Of all positions, and of the window.
+    scene.forward("b", [1, 2, 3, 4, 5], 4, mine)
+    assert scene.checks() == ["wrong owner"] * 2
 
 
 def test_a_token_may_become_known_after_it_was_computed(scene: Scene) -> None:

@@ -9,13 +9,16 @@ from torch import Tensor
 
 from paritybit.connectors.following import expected, implied_by, offsets, padding
 from paritybit.connectors.hooking import NotRecognisedError, maybe
-from paritybit.connectors.vllm.pools import GROUP, VllmPool
-from paritybit.connectors.vllm.requests import Request
+from paritybit.connectors.vllm.pools import GROUP, WHOLE, Share, VllmPool
+from paritybit.connectors.vllm.requests import Request, padded
 from paritybit.watch.bits import Checksums, on_host
 from paritybit.watch.facts import Base, Forward, IndexList, Row, StaticInput
 from paritybit.watch.reading import positions_of
 
 NEEDED = ("block_table", "seq_lens", "query_start_loc", "slot_mapping")
+
+LENGTHS = "dcp_context_kv_lens"
+"""The lengths of the contexts in this rank, if ranks share them."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +30,16 @@ class VllmBatch:
     metadata: tuple[Any, ...]
     live: tuple[int, int]
     padded: tuple[int, int]
+    share: Share = WHOLE
 
-    def lists(self, pool: VllmPool, group: str) -> IndexList:
-        """Return the block tables of all groups, concatenated by row, with padded rows last."""
+    def lists(self, pool: VllmPool, group: str, forward: Forward) -> IndexList:
+        """Return the block tables of all groups, concatenated by row, with padded rows last.
+
+        If ranks share contexts, it has the slot of each cached position in place of blocks, or -1.
+        """
         rows = self.live[0]
+        if self.share.ranks > 1:
+            return self.shared_list(group, pool.page, forward)
         tables = [one.block_table for one in self.metadata]
         lines = [*(table[:rows] for table in tables), *(table[rows:] for table in tables)]
         lengths = [one.seq_lens[: len(one.block_table)] for one in self.metadata]
@@ -46,6 +55,18 @@ class VllmBatch:
             page=pool.page,
         )
 
+    def shared_list(self, group: str, page: int, forward: Forward) -> IndexList:
+        """Return the slots of the cached positions of the only group, by row."""
+        (one,), span, share = self.metadata, page * self.share.ranks, self.share
+        cached = torch.tensor([row.cached for row in forward.rows])
+        table, held = one.block_table, one.dcp_context_kv_lens.long()
+        width = min(table.shape[1], int(cached.max()) // span + 1) * span
+        entries = share.slots(table, torch.arange(width, device=table.device), page)
+        right = padded(cached, len(held), 0).to(held.device)
+        counts = right.where(held == share.counts(right), share.ends(held))
+        offsets = torch.arange(len(table)) * width
+        return IndexList("block_table", group, entries.flatten(), offsets, counts, 0, exact=False)
+
     def by_row(self, names: Sequence[str], counts: Mapping[str, int]) -> dict[str, list[int]]:
         """Return the token ids that the model gets for each request, in order."""
         parts = self.ids[: self.live[1]].split([counts[name] for name in names])
@@ -59,6 +80,8 @@ class VllmBatch:
             given[f"seq_lens {number}"] = one.seq_lens, rows
             given[f"query_start_loc {number}"] = one.query_start_loc, rows + 1
             given[f"block_table {number}"] = one.block_table, rows
+            if self.share.ranks > 1:
+                given[f"{LENGTHS} {number}"] = one.dcp_context_kv_lens, rows
             given[f"slot_mapping {number}"] = one.slot_mapping, tokens
         return [
             StaticInput(name, tensor, live, len(tensor), writes=GROUP if "slot" in name else None)
@@ -72,6 +95,9 @@ class VllmBatch:
             starts, lengths = one.query_start_loc, one.seq_lens
             found += padding(f"query_start_loc {number}", starts[rows + 1 :], tokens, starts)
             found += padding(f"seq_lens {number}", lengths[rows:], 0, lengths)
+            if self.share.ranks > 1:
+                lengths = one.dcp_context_kv_lens
+                found += padding(f"{LENGTHS} {number}", lengths[rows:], 0, lengths)
         return found
 
     def to_judge(
@@ -103,11 +129,13 @@ class VllmBatch:
         ends = torch.tensor([row.cached + row.computed for row in rows[:count]])
         starts = torch.tensor(offsets(row.computed for row in rows[:count]))
         found = {"positions": self.expected_positions(forward)}
+        shared = self.share.counts(torch.tensor([row.cached for row in rows[:count]]))
         for number in range(len(self.metadata)):
             found[f"seq_lens {number}"], found[f"query_start_loc {number}"] = ends, starts
+            found[f"{LENGTHS} {number}"] = shared
             mine = rows[number * count : (number + 1) * count]
             parts = [next(iter(row.slots.values()))[row.cached :] for row in mine]
-            found[f"slot_mapping {number}"] = torch.cat(parts)
+            found[f"slot_mapping {number}"] = torch.cat(parts).clamp(min=-1)
         return found
 
 
@@ -157,12 +185,33 @@ def bases_of(
         name = f"slot_mapping {number}"
         if not torch.equal(mapping.long(), right[name]):
             table = batch.metadata[number].block_table[: len(rows)].cpu().long()
-            at = right["positions"]
             row = torch.arange(len(rows)).repeat_interleave(torch.tensor(spans))
-            listed = table[row, at // page] * page + at % page
+            at = right["positions"][:, None]
+            listed = batch.share.slots(table[row], at, page).flatten()
             if not torch.equal(listed, right[name]):
                 found.append((Base("block_table", None, forward.rows), {name: listed}))
-    return found
+    return [*found, *wrong_lengths(batch, forward)]
+
+
+def wrong_lengths(
+    batch: VllmBatch, forward: Forward
+) -> list[tuple[Base, dict[str, Tensor] | None]]:
+    """Return the lengths of contexts in this rank as a base, with what it implies, if it is wrong.
+
+    A row with another length has the positions before the end of that part of its context.
+    """
+    if batch.share.ranks == 1:
+        return []
+    (held,), rows = on_host([batch.metadata[0].dcp_context_kv_lens.long()]), list(forward.rows)
+    right = batch.share.counts(torch.tensor([row.cached for row in rows]))
+    if torch.equal(held, padded(right, len(held), 0)):
+        return []
+    for at, end in enumerate(batch.share.ends(held[: len(rows)]).tolist()):
+        if held[at] != right[at]:
+            row, size = rows[at], end + rows[at].computed
+            slots = {name: padded(one[:end], size) for name, one in row.slots.items()}
+            rows[at] = replace(row, cached=end, slots=slots)
+    return [(Base(f"{LENGTHS} 0", "batch", rows), {f"{LENGTHS} 0": held[: len(rows)]})]
 
 
 def slots_at(
@@ -179,7 +228,7 @@ def slots_at(
     return {
         f"slot_mapping {number}": torch.cat(
             [one[part] for one, part in zip(mine, parts, strict=True)]
-        )
+        ).clamp(min=-1)
         for number, mine in enumerate(slots)
     }
 
@@ -191,7 +240,8 @@ def of_runner(
     if not isinstance(metadata, dict) or any(one.layer not in metadata for one in pool.targets):
         raise NotRecognisedError("attention metadata that is not by layer")
     mine = tuple(metadata[one.layer] for one in pool.targets)
-    lacking = [name for name in NEEDED if not isinstance(maybe(mine[0], name), Tensor)]
+    needed = NEEDED if pool.share.ranks == 1 else (*NEEDED, LENGTHS)
+    lacking = [name for name in needed if not isinstance(maybe(mine[0], name), Tensor)]
     if lacking:
         kind = type(mine[0]).__name__
         raise NotRecognisedError(f"a {kind} without {', '.join(lacking)}")
@@ -201,7 +251,7 @@ def of_runner(
         (buffer if isinstance(buffer, Tensor) else buffer.gpu)[:size]
         for buffer in (source.input_ids, source.positions)
     )
-    return VllmBatch(ids, positions, mine, live, (len(mine[0].seq_lens), size))
+    return VllmBatch(ids, positions, mine, live, (len(mine[0].seq_lens), size), pool.share)
 
 
 # States of recurrent layers.

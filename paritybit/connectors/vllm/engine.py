@@ -17,7 +17,7 @@ from paritybit.connectors.hooking import Call, maybe
 from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm.drafting import draft_layers
 from paritybit.connectors.vllm.moving import unfollowed
-from paritybit.connectors.vllm.pools import VllmPool, described
+from paritybit.connectors.vllm.pools import Share, VllmPool, described
 from paritybit.connectors.vllm.requests import unjudged
 from paritybit.connectors.vllm.sampling import JudgedRows, model_of
 from paritybit.connectors.vllm.scheduling import FILED, MESSAGE
@@ -42,7 +42,7 @@ SCOPE = {
 PREPARED = "input_batch", "slot_mappings", "kv_cache_config"
 """Arguments from which the newer runner's attention metadata is built."""
 
-ALONE = "decode_context_parallel_size", "prefill_context_parallel_size"
+ALONE = ("prefill_context_parallel_size",)
 """Numbers of ranks that must be 1."""
 
 AXES = "dp", "pp", "tp"
@@ -138,7 +138,9 @@ class VllmEngine(JudgedRows):
         weakref.finalize(runner, self.drop)
         with self.needing():
             context = runner.vllm_config.compilation_config.static_forward_context
-            self.pool = described(runner.kv_cache_config, context, draft_layers(runner))
+            interleave = maybe(runner, "parallel_config.cp_kv_cache_interleave_size") or 1
+            share = Share(*self.rank().get("cp", (0, 1)), interleave)
+            self.pool = described(runner.kv_cache_config, context, draft_layers(runner), share)
 
     def raised(self, original: Call, runner: Any) -> None:
         """Remember the first error of a runner, which may begin another step after it."""
@@ -163,6 +165,11 @@ class VllmEngine(JudgedRows):
         groups = ((name, maybe(sys.modules.get(RANKS), f"_{name.upper()}")) for name in AXES)
         found = {name: (one.rank_in_group, one.world_size) for name, one in groups if one}
         found = {name: one for name, one in found.items() if one[1] > 1}
+        if (shared := maybe(sys.modules.get(RANKS), "_DCP")) and shared.world_size > 1:
+            (rank, size), parts = found.pop("tp"), shared.world_size
+            found["cp"] = shared.rank_in_group, parts
+            if size > parts:
+                found["tp"] = rank // parts, size // parts
         index = maybe(self.runner, "vllm_config.parallel_config.data_parallel_index")
         if index is not None and int(os.environ.get(ENGINES, "1")) > 1:
             found.setdefault("dp", (index, 0))
@@ -179,6 +186,13 @@ class VllmEngine(JudgedRows):
         unknown += unfollowed(config.kv_transfer_config)
         if "pp" in self.rank() and config.speculative_config is not None:
             unknown.append("speculation with pipeline parallelism")
+        if "cp" in self.rank():
+            others = {
+                "speculation": config.speculative_config,
+                "a KV connector": config.kv_transfer_config,
+                "pipeline parallelism": "pp" in self.rank(),
+            }
+            unknown += [f"{what} with context parallelism" for what in others if others[what]]
         if unknown:
             self.give_up(f"{', '.join(unknown)} is not watched")
             return None
@@ -365,10 +379,13 @@ class VllmEngine(JudgedRows):
             watcher.judge_inputs("runner", [expected("num_computed_tokens", counts, cached)])
         if account is not None:
             watcher.judge_inputs("batch", account.compared(self.requests.known, given_ids))
-        made_of = [two for one in batch.metadata for two in (one.block_table, one.seq_lens)]
+        parts = ["block_table", "seq_lens" if pool.share.ranks == 1 else batches.LENGTHS]
+        if any(base.name.startswith(batches.LENGTHS) for base, _ in now.bases):
+            parts.reverse()  # The first one is blamed.
+        made_of = [getattr(one, part) for one in batch.metadata for part in parts]
         watcher.lines.note(LISTS, {"block_table": made_of})
         kinds = {one.names[0] for one in pool.targets}
-        watcher.judge_lists([batch.lists(pool, name) for name in kinds])
+        watcher.judge_lists([batch.lists(pool, name, forward) for name in kinds])
         ids, positions = (
             one[: live[1]].repeat(len(pool.targets)) for one in (batch.ids, batch.positions)
         )

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.following import pages
-from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.vllm.scheduling import Scheduling
 from paritybit.watch.bits import in_numbers
-from paritybit.watch.facts import At, Group, HostSlots, Layer
+from paritybit.watch.facts import ELSEWHERE, At, Group, HostSlots, Layer
 from paritybit.watch.stacks import Stack
 from paritybit.watch.watcher import Watcher
 from paritybit.watch.weak import weakened
@@ -42,6 +42,49 @@ MORE = "num_speculative_blocks", "num_prefill_checkpoint_blocks"
 
 
 @dataclass(frozen=True)
+class Share:
+    """The positions that a rank stores: `interleave` at a time, in turn with the other ranks.
+
+    It stores them in order, so each has a place among its own.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+    interleave: int = 1
+
+    def mine(self, positions: Tensor) -> Tensor:
+        """Return which positions this rank stores."""
+        return positions // self.interleave % self.ranks == self.rank
+
+    def places(self, positions: Tensor) -> Tensor:
+        """Return the places of positions that this rank stores."""
+        rounds = positions // (self.interleave * self.ranks)
+        return rounds * self.interleave + positions % self.interleave
+
+    def counts(self, ends: Tensor) -> Tensor:
+        """Return how many positions before each of some ends this rank stores."""
+        rest = ends % (self.interleave * self.ranks) - self.rank * self.interleave
+        rounds = ends // (self.interleave * self.ranks)
+        return rounds * self.interleave + rest.clamp(0, self.interleave)
+
+    def ends(self, counts: Tensor) -> Tensor:
+        """Return the first end before which this rank stores so many positions."""
+        last = counts - 1
+        first = last // self.interleave * self.ranks + self.rank
+        return (first * self.interleave + last % self.interleave + 1).where(counts > 0, 0)
+
+    def slots(self, tables: Tensor, positions: Tensor, page: int) -> Tensor:
+        """Return the slots of positions in rows of a block table [..., blocks], or else -1."""
+        places = self.places(positions)
+        blocks = tables.long().gather(-1, (places // page).expand(*tables.shape[:-1], -1))
+        return (blocks * page + places % page).masked_fill(~self.mine(positions), -1)
+
+
+WHOLE = Share()
+"""The share of the only rank."""
+
+
+@dataclass(frozen=True)
 class EngineGroup:
     """One of the engine's groups: its number, window and first layer, and its KV groups."""
 
@@ -58,7 +101,7 @@ class VllmPool:
     `targets` are the engine's groups with layers of the target, `draft` that of a draft model, and
     `states` those of recurrent layers, by number: a request's last block there is the slot of its
     state, which depends on all tokens up to some position. `frees` is False if requests keep blocks
-    that their window has left.
+    that their window has left. `share` says which positions have slots in this rank.
     """
 
     groups: tuple[Group, ...]
@@ -67,6 +110,7 @@ class VllmPool:
     draft: EngineGroup | None = None
     frees: bool = True
     states: tuple[tuple[int, Group], ...] = ()
+    share: Share = WHOLE
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,8 +137,19 @@ class VllmPool:
         slots = pages(numbers, self.page)
         return slots.masked_fill((numbers == 0).repeat_interleave(self.page), -1)
 
+    def of_positions(self, blocks: Sequence[int]) -> Tensor:
+        """Return the slots of all positions in some blocks, or ELSEWHERE."""
+        slots = self.slots(blocks)
+        if self.share.ranks == 1:
+            return slots
+        found = slots.new_full((len(slots) * self.share.ranks,), ELSEWHERE)
+        found[self.share.mine(torch.arange(len(found)))] = slots
+        return found
 
-def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> VllmPool:
+
+def described(
+    config: Any, layers: Any, drafts: Collection[str] = (), share: Share = WHOLE
+) -> VllmPool:
     """Return the pool of attention layers and of those of a draft. Raises NotRecognisedError."""
     known = [
         (number, group)
@@ -105,6 +160,8 @@ def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> VllmPoo
     unknown = {type(spec).__name__ for spec in specs} - set(KINDS)
     if unknown:
         raise NotRecognisedError(f"a KV cache group of kind {', '.join(sorted(unknown))}")
+    if share.ranks > 1 and not all(maybe(spec, "dcp_sharded") for spec in specs):
+        raise NotRecognisedError("a group whose KV each rank of a context has as a whole")
     sizes = {int(spec.block_size) for spec in specs}
     if len(sizes) != 1:
         raise NotRecognisedError(f"groups whose blocks have {sorted(sizes)} tokens")
@@ -138,8 +195,11 @@ def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> VllmPoo
         if own:
             kinds = tuple(sorted({of_tensor[name] for name in own}))
             found.append(EngineGroup(number, window, own[0], kinds))
+    if share.ranks > 1 and len(found) > 1:
+        raise NotRecognisedError("several groups of layers whose contexts ranks share")
     frees = not any(getattr(spec, "extra_retained_tokens", 0) for spec in specs)
-    return VllmPool(groups, page, tuple(found), draft, frees, states_of(config, layers))
+    states = states_of(config, layers)
+    return VllmPool(groups, page, tuple(found), draft, frees, states, share)
 
 
 def states_of(config: Any, layers: Any) -> tuple[tuple[int, Group], ...]:

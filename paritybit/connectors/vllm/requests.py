@@ -193,7 +193,7 @@ class Requests:
         """Return a request, and compute its slots if necessary."""
         request = self.known[name]
         if not request.slots:
-            request.slots = [pool.slots(blocks) for blocks in request.blocks]
+            request.slots = [pool.of_positions(blocks) for blocks in request.blocks]
         return request
 
     def since(self, firsts: Mapping[str, int], pool: VllmPool, numbers: Sequence[int]) -> Tensor:
@@ -251,11 +251,11 @@ class Requests:
         return Forward(kind, tuple(rows), owned, repeats=len(pool.targets))
 
 
-def padded(slots: Tensor, size: int) -> Tensor:
-    """Pad slots to `size` with -1 for positions without a slot."""
+def padded(slots: Tensor, size: int, value: int = -1) -> Tensor:
+    """Pad slots to `size`, with -1 for positions without a slot."""
     if len(slots) == size:
         return slots
-    return torch.nn.functional.pad(slots, (0, size - len(slots)), value=-1)
+    return torch.nn.functional.pad(slots, (0, size - len(slots)), value=value)
 
 
 def space_of(request: Request) -> str:

@@ -73,18 +73,26 @@ def attend(
     value. No key gives zeros: the rest then has all weight.
     """
     of_keys = "lgd" if keys.dim() == 3 else "tlgd"
-    grouped = q.float().view(len(q), keys.shape[-2], -1, q.shape[-1])
-    scores = torch.einsum(f"tghd,{of_keys}->tghl", grouped, keys)
-    scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if cap > 0:
-        scores = cap * (scores / cap).tanh()
-    scores = scores.masked_fill(~seen[:, None, None, :], -math.inf)
+    scores = scores_of(q, keys, seen, scale, cap)
     rest = scores.new_tensor(LOWEST)
     if sinks is not None:
         rest = sinks.float().view(scores.shape[1], -1, 1)
     columns = torch.cat([scores, rest.expand(*scores.shape[:-1], 1)], -1)
     weights = columns.softmax(-1)[..., :-1]
     return torch.einsum(f"tghl,{of_keys}->tghd", weights, values).flatten(1, 2)
+
+
+def scores_of(
+    q: Tensor, keys: Tensor, seen: Tensor, scale: float | None = None, cap: float = 0.0
+) -> Tensor:
+    """Return the score of each key for each query, [T, G, heads / G, L]. See `attend`."""
+    of_keys = "lgd" if keys.dim() == 3 else "tlgd"
+    grouped = q.float().view(len(q), keys.shape[-2], -1, q.shape[-1])
+    scores = torch.einsum(f"tghd,{of_keys}->tghl", grouped, keys)
+    scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if cap > 0:
+        scores = cap * (scores / cap).tanh()
+    return scores.masked_fill(~seen[:, None, None, :], -math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)

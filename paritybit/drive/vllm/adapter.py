@@ -47,6 +47,11 @@ TABLE = Table(
         "cache": {"prefix cache": {}, "no prefix cache": {"prefix_cache": False}},
         "model": {"Gemma 4": {}, "states of convolutions": {"model": "lfm2"}},
         "adapters": {"no adapters": {}, "LoRA adapters": {"adapters": 3}},
+        "context": {
+            "whole context": {},
+            "decode context parallelism": {"full": True, "interleave": 1},
+            "context in half blocks": {"full": True, "interleave": 8},
+        },
         "queue": {"first come, first served": {}, "priorities": {"priorities": True}},
         "operator": {"no actions": {}, "actions": {"actions": True}},
         "attention": {
@@ -66,7 +71,18 @@ TABLE = Table(
                 *("small host pool", "failing loads", "several connectors", "prompts in files"),
             ],
         ),
+        (
+            ["decode context parallelism", "context in half blocks"],
+            [
+                # The engine has no windows with it. The rest is not watched.
+                *("window of one block", "window of two blocks", "decoding requests first"),
+                *("n-gram speculation", "EAGLE", "states of convolutions", "offload to the host"),
+                *("simple offload", "small host pool", "failing loads", "several connectors"),
+                *("prompts in files", "LoRA adapters"),
+            ],
+        ),
     ],
+    ranked={"decode context parallelism": "tp", "context in half blocks": "tp"},
     failing=[
         # The engine retracts no request whose KV comes from the host.
         (

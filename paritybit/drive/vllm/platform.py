@@ -10,20 +10,28 @@ from typing import Any
 platforms: Any = importlib.import_module("vllm.platforms.cpu")
 
 
+BACKENDS = "vllm.v1.attention.backends"
+
+
 def answers(value: object) -> Any:
     """Return a class method that accepts all arguments and returns a value."""
     return classmethod(lambda cls, *arguments, **named: value)
 
 
 class Platform(platforms.CpuPlatform):  # type: ignore[misc]
-    """A CPU that captures graphs and runs the Triton attention backend."""
+    """A CPU that captures graphs. Its attention backend is Triton's, or else FlashAttention."""
 
     import_kernels = answers(None)
-    get_attn_backend_cls = answers("vllm.v1.attention.backends.triton_attn.TritonAttentionBackend")
     get_punica_wrapper = answers("vllm.lora.punica_wrapper.punica_gpu.PunicaWrapperGPU")
     opaque_attention_op = answers(False)  # A graph cannot be split inside of an opaque operator.
     support_static_graph_mode = answers(True)
     get_static_graph_wrapper_cls = answers("vllm.compilation.cuda_graph.CUDAGraphWrapper")
+
+    @classmethod
+    def get_attn_backend_cls(cls, *given: Any, attn_selector_config: Any, **named: Any) -> str:
+        """Return the class of the attention backend."""
+        split = getattr(attn_selector_config, "use_dcp", False)
+        return f"{BACKENDS}.{'flash_attn.Flash' if split else 'triton_attn.Triton'}AttentionBackend"
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:

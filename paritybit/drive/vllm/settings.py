@@ -11,7 +11,7 @@ from paritybit.compat import override
 from paritybit.drive.models import GPT_OSS, LFM2, WINDOW, Model
 from paritybit.drive.operating.adapters import LOADED, with_adapters
 from paritybit.drive.requests import Limits, sample, with_each, with_spaces
-from paritybit.drive.script import Part, Planned, Wave
+from paritybit.drive.script import LARGEST, Part, Planned, Wave
 from paritybit.drive.served import Adapters, Common, Size, extras_with_drafts, one_of
 
 BUCKETS = (2, 4, 8)
@@ -94,6 +94,9 @@ LFM2_EXPERTS: Mapping[str, object] = {
 }
 """What the model with states of convolutions has for experts in all layers but the first."""
 
+SPLIT = 2
+"""The number of ranks that share the context of each request."""
+
 DRAFTS = 3
 """The number of drafts of a request in a forward."""
 
@@ -111,7 +114,8 @@ class VllmServed(Common):
     With `ordered`, the older runner puts decoding requests first, as some backends of GPUs need it.
     With `offload`, KV is also kept on the host, with `simple` by the simple connector, and with
     `several` by both. The pool there is `tight` if it often evicts. Some loads fail with `failing`.
-    See CONNECTORS. With `files`, prompts are kept in files.
+    See CONNECTORS. With `files`, prompts are kept in files. With an `interleave`, SPLIT ranks
+    share the context of each request, so many tokens at a time, by FlashAttention.
     """
 
     ACTIONS: ClassVar = ("flush", "pause", "retract", "preempt")
@@ -134,6 +138,7 @@ class VllmServed(Common):
     failing: bool = False
     files: bool = False
     ordered: bool = False
+    interleave: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
     adapters: Adapters = 0
 
     def requests(self) -> Iterator[Wave]:
@@ -190,6 +195,8 @@ class VllmServed(Common):
         own: dict[str, object] = {} if states else {"sliding_window": self.window}
         if self.dp > 1:  # Without experts, ranks are engines that know nothing of one another.
             own |= LFM2_EXPERTS if states else {"num_experts": EXPERTS, "top_k_experts": 2}
+        if self.interleave:  # Ranks share the context of a head that each of them has.
+            own |= {"num_key_value_heads": 1, "num_global_key_value_heads": 1}
         if self.full:
             own["layer_types"] = ["full_attention"] * len(model.config["layer_types"])
         return replace(model, config={**model.config, **own})
@@ -255,7 +262,7 @@ class VllmServed(Common):
             "cudagraph_capture_sizes": [size * self.queries for size in sizes],
         }
         of_device: dict[str, object] = {
-            "attention_backend": BACKENDS[self.backend],
+            "attention_backend": BACKENDS["flash" if self.interleave else self.backend],
             "gpu_memory_utilization": MEMORY_SHARE,
             "dtype": "bfloat16",
         }
@@ -308,6 +315,8 @@ class VllmServed(Common):
             "async_scheduling": self.overlap,
             "tensor_parallel_size": self.tp,
             "pipeline_parallel_size": self.pp,
+            "decode_context_parallel_size": SPLIT if self.interleave else 1,
+            "cp_kv_cache_interleave_size": max(1, self.interleave),
             # It learns from variables which of the data-parallel ranks it is.
             **({"distributed_executor_backend": "uni"} if self.ranks == self.dp else {}),
             "scheduling_policy": "priority" if self.priorities else "fcfs",

@@ -20,7 +20,7 @@ from paritybit.drive.stand_ins.kernels import ON_NUMPY
 from paritybit.drive.stand_ins.language import LANGUAGE, Value
 from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
 from paritybit.drive.vllm import lora
-from paritybit.drive.vllm.attention import attend, store
+from paritybit.drive.vllm.attention import attend, corrected, flash, store
 from paritybit.drive.vllm.host import CHANCE, fail_loads, keep_on_host, move
 from paritybit.drive.vllm.ranks import compute_experts, gathered, on_host, reduced, route
 from paritybit.drive.vllm.settings import VARIABLES, VllmServed
@@ -33,6 +33,8 @@ ANYWHERE, BEFORE, AFTER = StandIns(), StandIns(), StandIns()
 CPU after the engine's configuration is complete."""
 
 SLOW = "Triton's interpreter takes a second for each step"
+
+COMPILED = "it is compiled"
 
 OPTIONAL = (
     *("cpuinfo", "gguf", "diskcache", "llguidance", "mistral_common", "openai_harmony", "uvloop"),
@@ -52,6 +54,12 @@ SERIES = 2.0**-8
 """Below it, log(1 + x) has fewer correct bits than a series of three terms."""
 
 ATTENTION = "vllm.v1.attention.backends.triton_attn"
+
+FLASH, FLASH_PARTS, FLASH_RANKS = (
+    "vllm.v1.attention.backends.flash_attn",
+    "vllm.v1.attention.backends.fa_utils",
+    "vllm.v1.attention.ops.dcp",
+)
 
 RANKS, COMMUNICATOR = (
     "vllm.distributed.parallel_state",
@@ -164,6 +172,19 @@ def _stand_in_for_attention() -> None:
     backend.triton_reshape_and_cache_flash = whole(store)
 
 
+@AFTER.add("the arithmetic of FlashAttention 3: torch over the tables it is given", COMPILED)
+def _stand_in_for_flash_attention() -> None:
+    parts: Any = importlib.import_module(FLASH_PARTS)
+    parts.flash_attn_varlen_func, parts.reshape_and_cache_flash = flash, whole(store)
+    parts.compile_flash_attn_varlen_func_from_specs = None
+    parts.get_scheduler_metadata = lambda **named: None
+    parts.is_flash_attn_varlen_func_available = lambda: True
+    parts.get_flash_attn_version = lambda **named: 3
+    importlib.import_module(FLASH)
+    ranks: Any = importlib.import_module(FLASH_RANKS)
+    ranks._CORRECT_ATTN_CP_OUT_KERNEL = whole(corrected)
+
+
 @AFTER.add("collectives of several ranks: those of a CPU, also in graphs", "they need a GPU")
 def _stand_in_for_collectives() -> None:
     keep_collectives()
@@ -176,7 +197,7 @@ def _stand_in_for_collectives() -> None:
     context.DPMetadata.make = on_host(context.DPMetadata.make)
 
 
-@AFTER.add("the arithmetic of experts and of their choice: torch", "it is compiled")
+@AFTER.add("the arithmetic of experts and of their choice: torch", COMPILED)
 def _stand_in_for_experts() -> None:
     experts: Any = importlib.import_module(EXPERTS)
     experts.cpu_fused_moe = whole(compute_experts)
