@@ -15,10 +15,9 @@ from paritybit.drive.sglang.late import (
     InStream,
     LateEvent,
     LateStream,
-    TurnQueue,
-    Turns,
     late,
 )
+from paritybit.drive.stand_ins.turns import TurnQueue, Turns
 
 PLACES = torch.tensor([2, 0])
 
