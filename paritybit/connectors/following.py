@@ -73,8 +73,8 @@ class Following:
     def rank(self) -> Mapping[str, tuple[int, int]]:
         """Return the rank of this process, and the number of ranks, by axis.
 
-        The axes are "dp", "pp", "cp" and "tp". Only those with several ranks have an entry. The
-        number is 0 if these ranks are engines of their own, so that one may have nothing to do.
+        The axes are "dp", "pp", "cp", "tp" and "dcp". Only those with several ranks have an entry.
+        The number is 0 if these ranks are engines of their own, so that one may have nothing to do.
         """
         return {}
 

@@ -15,7 +15,7 @@ from itertools import product
 from paritybit.launch.schema import RecordedFinding
 from paritybit.watch.settings import AGREEING, NOT_TRIED, RANKS_DISAGREE, TRIED
 
-AXES = ("dp", "pp", "cp", "tp")
+AXES = ("dp", "pp", "cp", "tp", "dcp")
 """The axes in the order of a rank's name."""
 
 WORDS: Mapping[str, str] = {

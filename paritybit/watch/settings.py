@@ -21,7 +21,7 @@ RANKS_DISAGREE = "ranks disagree"
 AGREEING: Mapping[str, Sequence[str]] = {
     "tp": ("rows", "lengths", "slots", "tokens", "positions", "lists", "bucket"),
     "pp": ("rows", "lengths", "positions"),
-    "cp": ("rows", "lengths", "tokens", "positions", "bucket"),
+    "dcp": ("rows", "lengths", "tokens", "positions", "bucket"),
 }
 """The parts of a forward in which the ranks along an axis agree. A digest has a hash for each of
 the first ones, in this order."""

@@ -131,6 +131,16 @@ def toy(tmp_path: Path) -> Iterator[Toy]:
     assert toy.undecided == toy.expected
 
 
+@pytest.mark.parametrize("setting", ["dcp_size", "attn_cp_size"])
+def test_ranks_that_share_contexts_are_not_watched(toy: Toy, setting: str) -> None:
+    vars(toy.runner.server_args)[setting] = 2
+    toy.prefill()
+    toy.write(torch.tensor([21]))
+    toy.decode()
+    assert toy.found == set()
+    toy.expected = [f"{setting}=2 is not watched"]
+
+
 def test_a_right_engine_is_watched_and_nothing_is_found(toy: Toy) -> None:
     toy.prefill()
     for _ in range(4):

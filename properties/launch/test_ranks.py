@@ -88,10 +88,10 @@ def test_a_part_that_a_rank_lacks_is_not_compared() -> None:
 
 
 def test_ranks_that_share_contexts_have_other_slots_and_the_same_tokens() -> None:
-    assert compared([[digest(1)], [digest(1, slots="x", lists="y")]], "cp") == ([], 1)
+    assert compared([[digest(1)], [digest(1, slots="x", lists="y")]], "dcp") == ([], 1)
     for part in ("rows", "lengths", "tokens", "positions", "bucket"):
-        (found,), _ = compared([[digest(1)], [digest(1, **{part: "x"})]], "cp", _1=1)
-        assert found.rank == "cp 1"
+        (found,), _ = compared([[digest(1)], [digest(1, **{part: "x"})]], "dcp", _1=1)
+        assert found.rank == "dcp 1"
 
 
 def test_the_odd_one_out_of_three_is_named() -> None:

@@ -112,11 +112,11 @@ class SglangEngine(Models):
         self.follow_hosts(maybe(scheduler, "tree_cache"))
         if self.dropped:
             watcher.lose()  # Slots may have been written before it began.
+        watcher.copied_elsewhere = self.copied_elsewhere
         if self.target is not None:
             weakref.finalize(self.target, self.drop)
-        watcher.copied_elsewhere = self.copied_elsewhere
-        taken = {rows.request_row(request) for request in batch.reqs} - {None}
-        self.all_rows = len(self.request_table.free_slots) + len(taken)
+            taken = {rows.request_row(request) for request in batch.reqs} - {None}
+            self.all_rows = len(self.request_table.free_slots) + len(taken)
         self.names_next = hasattr(batch, "chunked_req_next_prompt_token")
         if hasattr(scheduler, "enable_overlap"):  # It may differ from the server argument.
             self.journal.scope(disable_overlap_schedule=not scheduler.enable_overlap)

@@ -37,6 +37,9 @@ UNWATCHED = {
 }
 """The supported values of settings. Other values have no verdict."""
 
+SHARED = dict.fromkeys(("dcp_size", "attn_cp_size"), (None, 0, 1))
+"""The numbers of ranks that share contexts. Where a rank stores a token is known for one alone."""
+
 RANKS = dict.fromkeys(
     ("tp_size", "dp_size", "pp_size", "ep_size", "attn_cp_size", "moe_dp_size"), (None, 0, 1)
 )
@@ -157,6 +160,8 @@ class Models(Allocations):
                 return model.pool
         if maybe(runner.model_config, "attention_chunk_size") is not None:
             raise NotRecognisedError("attention in chunks")
+        for setting in others(runner.server_args, SHARED):
+            raise NotRecognisedError(setting)
         size = runner.sliding_window_size
         return described(pool, None if size is None else int(size) + 1, prefix)
 

@@ -139,7 +139,7 @@ class VllmEngine(JudgedRows):
         with self.needing():
             context = runner.vllm_config.compilation_config.static_forward_context
             interleave = maybe(runner, "parallel_config.cp_kv_cache_interleave_size") or 1
-            share = Share(*self.rank().get("cp", (0, 1)), interleave)
+            share = Share(*self.rank().get("dcp", (0, 1)), interleave)
             self.pool = described(runner.kv_cache_config, context, draft_layers(runner), share)
 
     def raised(self, original: Call, runner: Any) -> None:
@@ -167,7 +167,7 @@ class VllmEngine(JudgedRows):
         found = {name: one for name, one in found.items() if one[1] > 1}
         if (shared := maybe(sys.modules.get(RANKS), "_DCP")) and shared.world_size > 1:
             (rank, size), parts = found.pop("tp"), shared.world_size
-            found["cp"] = shared.rank_in_group, parts
+            found["dcp"] = shared.rank_in_group, parts
             if size > parts:
                 found["tp"] = rank // parts, size // parts
         index = maybe(self.runner, "vllm_config.parallel_config.data_parallel_index")
@@ -186,7 +186,7 @@ class VllmEngine(JudgedRows):
         unknown += unfollowed(config.kv_transfer_config)
         if "pp" in self.rank() and config.speculative_config is not None:
             unknown.append("speculation with pipeline parallelism")
-        if "cp" in self.rank():
+        if "dcp" in self.rank():
             others = {
                 "speculation": config.speculative_config,
                 "a KV connector": config.kv_transfer_config,
