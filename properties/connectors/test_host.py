@@ -1,6 +1,6 @@
 """KV on the host and in files: its copies, and the slots of the host while nothing runs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from paritybit.connectors.following import HOST
 from paritybit.connectors.sglang.engine import SglangEngine
 from paritybit.connectors.sglang.host import QUEUES, UNDER_WAY, at_rest, slots_of
+from paritybit.watch.facts import At, Forward, Row
+from paritybit.watch.facts import Copy as CopyOf
 from properties.connectors.parts import Part, hooked, kept
 from properties.support.watching import Scene
 
@@ -85,6 +88,31 @@ TOKENS, SLOTS, PLACES = [5, 6, 7, 8], [3, 4, 5, 6], [4, 5, 6, 7]
 PAGE = 2
 
 
+class Counter(Part):
+    """Counts the layers for which a forward waits, as LayerDoneCounter."""
+
+    def wait_until(self, threshold: int) -> None:
+        """Wait for a layer."""
+        self.waits.append(threshold)
+
+
+class LayeredPool(Part):
+    """A pool that waits only for some layers before attention gets them."""
+
+    def get_key_buffer(self, layer_id: int) -> None:
+        """Return nothing for a layer."""
+        if layer_id - self.start_layer in self.waits:
+            self.layer_transfer_counter.wait_until(layer_id - self.start_layer)
+
+    def get_value_buffer(self, layer_id: int) -> None:
+        """Return nothing for a layer."""
+        self.get_key_buffer(layer_id)
+
+    def get_kv_buffer(self, layer_id: int) -> None:
+        """Return nothing for a layer."""
+        self.get_key_buffer(layer_id)
+
+
 class Copies:
     """A connector, and a controller whose copies to and from a host pool end when a test says."""
 
@@ -96,15 +124,15 @@ class Copies:
         self.engine.names[self.pool] = "full"
         self.host.device_pool = self.pool
         self.engine.follow_hosts(Part(token_to_kv_pool_host=self.host))
-        self.waits = list[int]()
-        self.counter = Part(
-            producer_index=-1, consumer_index=-1, num_layers=2, wait_until=self.waits.append
-        )
+        counter: Any = type("Hooked", (Counter,), {})
+        self.counter = kept(counter(producer_index=-1, consumer_index=-1, num_layers=2, waits=[]))
         self.controller = Part(
             ack_write_queue=[],
             ack_load_queue=[],
             layer_done_counter=self.counter,
             mem_pool_host=self.host,
+            prefetch_sync_queue=Queue(),
+            ack_prefetch_queue=Queue(),
         )
 
     def start_writing(self, slots: list[int], places: list[int]) -> Part:
@@ -157,10 +185,19 @@ class Copies:
         hooked(self.engine.file_read, lambda *_: page, Part(), key)
         hooked(self.engine.page_filled, lambda *_: None, self.host, torch.tensor(place), page)
 
-    def read(self, slots: list[int], tokens: list[int]) -> None:
-        """Read slots of the pool as the beginning of a request."""
-        self.engine.awaited(Part(layer_transfer_counter=self.counter))
-        self.scene.forward("b", [*tokens, 1], len(tokens), {"full": [*slots, 30]})
+    def read(self, slots: list[int], tokens: list[int], layers: Sequence[int] = (0, 1)) -> None:
+        """Read slots of the pool as the beginning of a request, and wait for these layers first."""
+        kind: Any = type("Hooked", (LayeredPool,), {})
+        pool = kind(layer_transfer_counter=self.counter, start_layer=3, waits=layers)
+        self.engine.awaited(pool)
+        tokens, slots = [*tokens, 1], [*slots, 30]
+        row = Row("b", tokens, len(tokens) - 1, 1, {"full": torch.tensor(slots)})
+        self.scene.watcher.begin(Forward("extend", (row,)))
+        for layer in range(2):
+            pool.get_kv_buffer(3 + layer)
+        self.scene.write([30], "full")
+        self.engine.arrived()
+        self.scene.watcher.end()
 
 
 @pytest.fixture
@@ -191,7 +228,15 @@ def test_a_copy_from_the_host_ends_when_a_forward_waits_for_it(waits: bool, copi
     copies.counter.consumer_index = 0 if waits else -1
     copies.read([20, 21, 22, 23], TOKENS)
     assert copies.scene.checks() == ([] if waits else ["copy under way"])
-    assert copies.waits == ([1] if waits else [])
+
+
+@pytest.mark.parametrize("layers", [(0, 1), (1,), (0,), ()])
+def test_each_layer_waits_for_its_part_of_a_copy(layers: tuple[int, ...], copies: Copies) -> None:
+    copies.written()
+    copies.start_loading(PLACES, [20, 21, 22, 23])
+    copies.counter.consumer_index = 0
+    copies.read([20, 21, 22, 23], TOKENS, layers)
+    assert copies.scene.checks() == ([] if layers == (0, 1) else ["copy under way"])
 
 
 @pytest.mark.parametrize("key", ["right", "wrong"])
@@ -220,6 +265,41 @@ def test_a_storage_holds_the_slots_that_it_copies(over: bool, copies: Copies) ->
     copies.start_writing([8, 9], PLACES[:2])
     copies.scene.forward("c", [1], 0, {"full": [40]})
     assert copies.scene.checks() == ([] if over else ["copy under way"])
+
+
+@pytest.mark.parametrize("given_up", [None, 2, 4])
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("windows", [False, True])
+def test_a_storage_fills_slots_until_the_cache_takes_its_last_note(
+    given_up: int | None, taken: bool, windows: bool, copies: Copies
+) -> None:
+    """The cache may take what is there, or give it back, while a thread still fills the rest."""
+    operation = Part(id=7, host_indices=torch.tensor(PLACES))
+    given = copies.controller, operation
+
+    beside = Part(name="window", host_indices=torch.tensor([1, 2]))
+    copies.engine.names[window := kept(Part())] = "swa"
+    operation.pool_transfers_done = windows
+
+    def fetch(*_: Any) -> None:
+        storage = Part(registered_pools={"window": window})
+        hooked(copies.engine.fetch_beside, lambda *_: None, storage, [beside])
+        if given_up is not None:
+            hooked(copies.engine.fetched, lambda *_: (given_up, []), *given)
+        copies.start_writing([8, 9], PLACES[:2])
+        copies.controller.ack_prefetch_queue.put(Part(operation=operation))
+
+    hooked(copies.engine.fetch, fetch, *given)
+    if taken:
+        copies.controller.ack_prefetch_queue.get()
+    cache = Part(cache_controller=copies.controller)
+    hooked(copies.engine.polled, lambda *_: None, cache)
+    copies.start_writing([10, 11], PLACES[2:])
+    reused = CopyOf("swa", At(torch.tensor([30, 31])), At(torch.tensor([1, 2]), HOST))
+    copies.scene.watcher.begin_copies("another", [reused])
+    copies.scene.forward("c", [1], 0, {"full": [40]})
+    late = (not taken and given_up != 4) + (not taken and (given_up is None or not windows))
+    assert copies.scene.checks() == ["copy under way"] * ((given_up is None) + late)
 
 
 @pytest.mark.parametrize("busy", ["", "swa", *QUEUES, *UNDER_WAY])

@@ -200,6 +200,7 @@ class SglangEngine(Models):
         self.forwards += 1
         self.unwatched = not watcher.due(mode, len(self.requests), "draft " * model.drafts)
         if self.unwatched:
+            self.arrived()
             self.skipped(watcher, model, batch, run)
             return
         forward, found = self.facts(model, batch, graph_runner)
@@ -215,6 +216,7 @@ class SglangEngine(Models):
                 self.exchanged("received", given, now.live)
             with nullcontext() if graph_runner is None else self.running(graph_runner, run):
                 output = run()
+            self.arrived()
             if watcher.between_stages:
                 output = output[0] if isinstance(output, tuple) else maybe(output, "logits_output")
                 self.exchanged("sent", output, now.live)

@@ -101,6 +101,13 @@ TARGETS: dict[str, tuple[str, ...]] = {
         for path in ("hiradix_cache.HiRadixCache", "unified_radix_cache.UnifiedRadixCache")
         for name in ("writing_check", "loading_check")
     ),
+    "polled": tuple(
+        f"{CACHE}.{path}.check_hicache_events"
+        for path in ("hiradix_cache.HiRadixCache", "unified_radix_cache.UnifiedRadixCache")
+    ),
+    "fetch": tuple(f"{path}._page_transfer" for path in CONTROLLERS),
+    "fetch_beside": (f"{CACHE}.hicache_storage.HiCacheFile.batch_get_v2",),
+    "fetched": tuple(f"{path}.terminate_prefetch" for path in CONTROLLERS[:1]),
     "stores": tuple(f"{path}.write_storage" for path in CONTROLLERS),
     "stored": tuple(f"{path}._page_backup" for path in CONTROLLERS),
     "file_read": (f"{CACHE}.hicache_storage.HiCacheFile.get",),

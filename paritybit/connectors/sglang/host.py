@@ -31,6 +31,12 @@ QUEUES = (
 )
 """The queues of a controller. One holds what an aborted request still has on the host."""
 
+NOTES = "prefetch_sync_queue", "ack_prefetch_queue"
+"""The queues with notes of what a storage has fetched."""
+
+BUFFERS = "get_key_buffer", "get_value_buffer", "get_kv_buffer"
+"""The methods by which attention gets a layer of a pool, once it has waited for it."""
+
 NOWHERE = At(torch.empty(0, dtype=torch.int64), FILES)
 
 
@@ -54,6 +60,16 @@ class Hosts(Following):
         """The host pool and the first slot of the page that a tensor was read from."""
         self.read: ByObject[str] = ByObject()
         """The key of the file that a tensor was read from."""
+        self.fetches: dict[str, tuple[Any, bool]] = {}
+        """By name of copies from files, what a storage fetches, and whether its thread is done."""
+        self.fetching = ""
+        """The name of the copies that the thread of a storage makes now."""
+        self.beside: dict[str, list[Copy]] = {}
+        """By name of copies from files, those to other host pools than that of the full layers."""
+        self.awaiting = list[str]()
+        """The copies to a pool that the layers of a forward wait for, each for its own part."""
+        self.reached = -1
+        """The last layer for whose part the forward has waited."""
 
     def host_pool(self, host: Any) -> None:
         """Follow the copies to a host pool and back, or report that they are not followed."""
@@ -153,15 +169,38 @@ class Hosts(Following):
     def awaited(self, pool: Any) -> None:
         """Report the end of the copies to a pool for which the next forward waits.
 
-        It waits for each layer when it needs it. Here, it waits for all of them first.
+        It waits for each layer when it needs it. Here, it waits for all of them first, but they end
+        only with `arrived`.
         """
+        self.awaiting = []
         counter = maybe(pool, "layer_transfer_counter")
         if counter is None or counter.consumer_index < 0:
             return
         for name, (_, mine, producer) in [*self.submitted.items()]:
             if mine is counter and producer == counter.consumer_index:
                 counter.wait_until(counter.num_layers - 1)
-                self.over(name)
+                self.awaiting.append(name)
+        if self.awaiting:
+            self.hook(type(counter), "wait_until", self.layer_awaited)
+            for name in BUFFERS:
+                self.hook(type(pool), name, self.layer_read)
+        self.reached = -1  # The wait above is not the engine's.
+
+    def layer_awaited(self, result: Any, counter: Any, threshold: int) -> None:
+        """Note that a forward waits for what is copied to layers."""
+        self.reached = max(self.reached, int(threshold))
+
+    def layer_read(self, result: Any, pool: Any, layer_id: int) -> None:
+        """Note whether a forward gets a layer that it did not wait for: its copies do not end."""
+        follows = maybe(pool, "layer_transfer_counter") is not None
+        if follows and self.reached < int(layer_id) - int(maybe(pool, "start_layer") or 0):
+            self.awaiting = []
+
+    def arrived(self) -> None:
+        """Report the end of the copies for which the layers of a forward waited."""
+        for name in self.awaiting:
+            self.over(name)
+        self.awaiting = []
 
     def over(self, name: str) -> None:
         """Report the end of copies."""
@@ -183,11 +222,71 @@ class Hosts(Following):
         The prefix cache calls for it as soon as it sees the end of a copy.
         """
         self.finished()
-        host = controller.mem_pool_host
-        group = self.names.get(maybe(host, "anchor_entry.host_pool") or host)
+        group = self.group_on_host(controller)
         if self.watcher is not None and group is not None:
             copy = Copy(group, At(host_indices, HOST), NOWHERE, queue="backup")
             self.watcher.begin_copies(f"backup {result}", [copy])
+
+    def group_on_host(self, controller: Any) -> str | None:
+        """Return the group whose pool on the host a storage copies to files, if it is followed."""
+        host = controller.mem_pool_host
+        return self.names.get(maybe(host, "anchor_entry.host_pool") or host)
+
+    def fetch(self, original: Call, controller: Any, operation: Any) -> None:
+        """Report slots of the host that a thread of a storage fills from files."""
+        name = f"fetch {operation.id}"
+        if self.watcher is None or name in self.fetches or operation.host_indices is None:
+            return
+        self.begin_fetch(name, controller, operation.host_indices)
+        self.fetches[name], self.fetching = (operation, False), name
+        try:
+            original()
+        finally:
+            self.fetches[name], self.fetching = (operation, True), ""
+
+    def fetch_beside(self, original: Call, storage: Any, transfers: Any) -> None:
+        """Report slots of other host pools that a thread of a storage fills from files."""
+        if self.watcher is not None and self.fetching:
+            pools = {
+                one.name: self.names.get(storage.registered_pools[one.name]) for one in transfers
+            }
+            self.beside[self.fetching] = [
+                Copy(group, NOWHERE, At(one.host_indices, HOST))
+                for one in transfers
+                if (group := pools[one.name]) is not None and one.host_indices is not None
+            ]
+            self.watcher.begin_copies(self.fetching, self.beside[self.fetching])
+        original()
+
+    def begin_fetch(self, name: str, controller: Any, host_indices: Tensor) -> None:
+        """Report the begin of a copy from files to slots of the host."""
+        group = self.group_on_host(controller)
+        if self.watcher is not None and group is not None:
+            self.watcher.begin_copies(name, [Copy(group, NOWHERE, At(host_indices, HOST))])
+
+    def fetched(self, result: Any, controller: Any, operation: Any) -> None:
+        """Report that the prefix cache takes what a storage has fetched so far.
+
+        The thread may still fill the rest.
+        """
+        name = f"fetch {operation.id}"
+        if self.watcher is not None and name in self.fetches:
+            self.watcher.end_copies(name)
+            if len(rest := operation.host_indices[result[0] :]):
+                self.begin_fetch(name, controller, rest)
+            if (beside := self.beside.get(name)) and not operation.pool_transfers_done:
+                self.watcher.begin_copies(name, beside)
+
+    def polled(self, result: Any, cache: Any) -> None:
+        """Report the end of the copies from files whose notes the prefix cache has taken."""
+        queues = (maybe(cache, f"cache_controller.{name}.queue") for name in NOTES)
+        waiting = {id(note.operation) for queue in queues for note in queue or ()}
+        for name, (operation, over) in [*self.fetches.items()]:
+            if over and id(operation) not in waiting:
+                del self.fetches[name]
+                self.beside.pop(name, None)
+                if self.watcher is not None:
+                    self.watcher.end_copies(name)
 
     def stored(self, result: Any, controller: Any, operation: Any) -> None:
         """Report that a storage has copied slots of the host to files, or has failed."""
@@ -227,6 +326,7 @@ class Hosts(Following):
 
     def on_host(self, cache: Any) -> dict[str, HostSlots]:
         """Return the slots of the host pools of a prefix cache, if it copies nothing."""
+        self.polled(None, cache)
         with self.needing("{} are not watched"):
             return slots_of(cache) if at_rest(cache) else {}
         return {}

@@ -170,7 +170,10 @@ def free_and_cached(parts: Mapping[str, LayerGroup], pool: Any) -> dict[str, tup
 
 
 def on_host(pool: Any) -> dict[str, HostSlots]:
-    """Return the sectors of a pool to which requests are offloaded, and the free ones."""
+    """Return the sectors of a pool to which requests are offloaded, and the free ones.
+
+    A sector with a block that was freed twice is there twice.
+    """
     if pool is None:
         return {}
     free = [
@@ -178,6 +181,7 @@ def on_host(pool: Any) -> dict[str, HostSlots]:
         for kind in pool._free_blocks
         for sector, blocks in kind.trees.items()
         if len({*blocks}) == kind.elems_per_tree
+        for _ in range(1 + (len(blocks) > kind.elems_per_tree))
     ]
     slots = torch.tensor([*free, *pool.free_sectors], dtype=torch.int64)
     return {"sectors on the host": HostSlots(pool.num_sectors, slots, slots[:0])}
