@@ -65,3 +65,25 @@ def test_rows_are_copied_to_the_host_and_back(
         assert torch.equal(found[:, PLACES], source[:, SLOTS])
         others = torch.ones(PAGES * PAGE, dtype=torch.bool).index_fill(0, PLACES, 0)
         assert not found[:, others].any()
+
+
+class Pool:
+    """A pool on the host, which keeps freed slots apart until it needs them."""
+
+    def __init__(self) -> None:
+        self.free_slots, self.apart = torch.arange(4), torch.empty(0, dtype=torch.int64)
+
+    def free(self, indices: Tensor) -> int:
+        """Free slots."""
+        self.apart = torch.cat([self.apart, indices])
+        return len(indices)
+
+    def _merge_release_slots(self) -> None:
+        self.free_slots, self.apart = torch.cat([self.free_slots, self.apart]), self.apart[:0]
+
+
+def test_a_freed_slot_on_the_host_is_the_next_one() -> None:
+    pool = Pool()
+    assert host.reused_at_once(Pool.free)(pool, torch.tensor([7, 9])) == 2
+    assert pool.free_slots.tolist() == [7, 9, 0, 1, 2, 3]
+    assert len(pool.apart) == 0

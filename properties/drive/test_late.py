@@ -15,9 +15,11 @@ from paritybit.drive.sglang.late import (
     InStream,
     LateEvent,
     LateStream,
+    TurnQueue,
+    Turns,
     late,
+    paused,
 )
-from paritybit.drive.stand_ins.turns import TurnQueue, Turns
 
 PLACES = torch.tensor([2, 0])
 
@@ -130,6 +132,20 @@ def test_the_same_seed_gives_threads_the_same_turns() -> None:
         assert [item for mine, item in order if mine == 0] == [*range(8)]
 
 
+def test_a_thread_waits_for_its_turn_before_some_pages() -> None:
+    Clock.seed(1)
+    done, turns = list[int](), 0
+    thread = Turns(target=lambda: [paused(done.append)(page) for page in range(128)], daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.turn()
+        turns += 1
+    assert done == [*range(128)]
+    assert 4 < turns < 16
+    paused(done.append)(128)  # Not a thread of turns.
+    assert done[-1] == 128
+
+
 def test_a_fork_has_the_threads_of_its_parent() -> None:
     queue, done = TurnQueue(), list[int]()
     stop = list[bool]()
@@ -157,4 +173,4 @@ def test_time_passes_with_polls_alone() -> None:
     before = Clock.monotonic()
     assert 0 < Clock.monotonic() - before < 0.001
     Clock.tick()
-    assert Clock.monotonic() - before > 0.1
+    assert Clock.monotonic() - before > 0.05

@@ -120,6 +120,20 @@ def in_any_order(clear: Callable[[Any], None]) -> Callable[[Any], None]:
     return cleared
 
 
+def reused_at_once(free: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor], Any]:
+    """Return a method that frees slots on the host, which come next, as in a pool that is full."""
+
+    def freed(pool: Any, indices: Tensor) -> Any:
+        result = free(pool, indices)
+        if merge := getattr(pool, "_merge_release_slots", None):
+            merge()
+        before = len(pool.free_slots) - len(indices)
+        pool.free_slots = torch.cat([pool.free_slots[before:], pool.free_slots[:before]])
+        return result
+
+    return freed
+
+
 def memory(address: int, indices: Tensor, size: int) -> Tensor:
     """Return the rows at an address, up to the largest index, as bytes [rows, size]."""
     rows = int(indices.max()) + 1

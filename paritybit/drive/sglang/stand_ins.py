@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from paritybit.drive.sglang import host, late
-from paritybit.drive.stand_ins import attention, convolutions, kernels, trees, turns
+from paritybit.drive.stand_ins import attention, convolutions, kernels, trees
 from paritybit.drive.stand_ins.installing import StandIns, found, initialise
 from paritybit.drive.stand_ins.packages import replaced
 from paritybit.engines.graphs import (
@@ -435,9 +435,13 @@ def _stand_in_for_host_copies() -> None:
         if (module := found(f"sglang.srt.mem_cache.{name}")) is not None:
             for copy in host.COPIES:
                 setattr(module, copy.__name__, late.late(copy))
+            if (kind := getattr(module, "MHATokenToKVPoolHost", None)) is not None:
+                for page in ("get_data_page", "set_from_flat_data_page"):
+                    setattr(kind, page, late.paused(getattr(kind, page)))
     for name in ("memory_pool_host", "pool_host.base"):
         if (module := found(f"sglang.srt.mem_cache.{name}")) is not None:
             module.HostKVCache.clear = host.in_any_order(module.HostKVCache.clear)
+            module.HostKVCache.free = host.reused_at_once(module.HostKVCache.free)
 
 
 STORING = (
@@ -458,10 +462,10 @@ def _stand_in_for_threads() -> None:
     for module in filter(None, (found(f"sglang.srt.{name}") for name in STORING)):
         held: Any = module
         if hasattr(held, "threading"):
-            held.threading = turns.Altered(threading, Thread=turns.Turns)
+            held.threading = late.Altered(threading, Thread=late.Turns)
         if hasattr(held, "Queue"):
-            held.Queue = turns.TurnQueue
+            held.Queue = late.TurnQueue
         if hasattr(held, "time"):
-            held.time = turns.Altered(
+            held.time = late.Altered(
                 time, monotonic=late.Clock.monotonic, perf_counter=late.Clock.monotonic
             )
