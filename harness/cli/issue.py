@@ -179,7 +179,8 @@ def prompt(one: Planned) -> str:
         for part in one.prompt
     )
     follows = "" if one.follows is None else f"after the conversation of {one.follows}: "
-    ended = "" if one.aborted is None else f", aborted at {one.aborted}"
+    when = "while its KV moves" if one.while_moving else f"at {one.aborted}"
+    ended = "" if one.aborted is None else f", aborted {when}"
     return f"{follows}{parts}{ended}"
 
 

@@ -87,6 +87,7 @@ class Player:
     _quiet: int = 0
     _calm: int = 0
     _flush: bool = False
+    _asked: bool = False
     _leaving: bool = False
     _operator: Operator = field(init=False)
 
@@ -107,10 +108,15 @@ class Player:
         self._calm = 0 if self._open else self._calm + 1
         if not self._open and not self._waiting and not self._operator.busy:
             self._quiet += 1
-            # An engine that copies KV refuses to empty its cache.
-            copies = self._flush and not self.engine.at_rest() and self._quiet < MOST_QUIET
-            if self._quiet <= self.idle_polls or copies:
+            if self._quiet <= self.idle_polls:
                 return given
+            if self._flush and self._quiet < MOST_QUIET:
+                if self.engine.defers and not self._asked:
+                    self._asked = True
+                    return [*given, self.engine.flush()]
+                # An engine that copies KV refuses to empty its cache.
+                if self.engine.defers or not self.engine.at_rest():
+                    return given
             wave = None if self._leaving else next(self.waves, None)
             if wave is None:
                 raise PlayedError
@@ -121,6 +127,7 @@ class Player:
             self._arrive(planned, given)
         for name, planned in self._open.items():
             late = planned.aborted is not None and self._poll >= planned.aborted
+            late = late and (not planned.while_moving or self.engine.moves(name))
             if (late or self._leaving) and name not in self._aborted:
                 self._aborted.add(name)
                 given.append(self.engine.abort(name))
@@ -131,9 +138,14 @@ class Player:
         if self._open.pop(name, None) is not None:
             self._ended[name], self.made[name] = self._poll, tuple(tokens)
 
+    def flushed(self) -> None:
+        """Record that the engine has emptied its cache, for which it waited."""
+        self._flush = self._flush and not self._asked
+
     def _begin(self, wave: Wave, given: list[Any]) -> None:
-        if self._flush:
+        if self._flush and not self._asked:
             given.append(self.engine.flush())
+        self._asked = False
         self._waiting = list(wave.requests)
         self._ended, self._prompts, self._aborted, self.made = {}, {}, set(), {}
         self._poll, self._quiet, self._flush = 0, 0, wave.flush
@@ -164,6 +176,8 @@ class Engine(ABC):
     """
 
     likely: dict[str, list[LikelyStep]] | None = None
+    defers: bool = False
+    """Whether a flush waits until the engine copies no KV. The player is then told."""
     forwards: int = 0
     player: Player
     _polls: tuple[int, int] = (0, 0)
@@ -213,6 +227,10 @@ class Engine(ABC):
     def acts(self) -> Acts:
         """Return the acts of an operator that the release supports."""
         return {}
+
+    def moves(self, name: str) -> bool:
+        """Return whether KV of a request is copied from or to elsewhere, or is only there."""
+        return False
 
     def at_rest(self) -> bool:
         """Return whether the engine copies no KV now, without which it refuses some actions."""

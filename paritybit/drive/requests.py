@@ -35,13 +35,12 @@ ORDINARY = range(FIRST_TOKEN, VOCABULARY)
 AT_LEAST = 3
 """The number of waves that any row has time for."""
 
-REPEATED, ABORTED, FLUSHED = 1 / 6, 1 / 12, 2 / 5
-"""The parts of the requests that repeat an earlier one and that are aborted, and the part of the
-waves that empty the cache at their end."""
+REPEATED, ABORTED, MOVING, FLUSHED = 1 / 6, 1 / 12, 1 / 4, 2 / 5
+"""The parts of the requests that repeat an earlier one, that are aborted, and that are aborted
+while their KV moves, and the part of the waves that empty the cache at their end."""
 
-MORE, RETURNS, STOPPED = 1.15, 3, 1 / 4
-"""The tokens of texts that come back from elsewhere, per slot of the pool, how often, and the part
-of those in haste that are aborted."""
+MORE, RETURNS = 1.15, 3
+"""The tokens of texts that come back from elsewhere, per slot of the pool, and how often."""
 
 EXTRA = 1 / 3
 """The part of the requests of a wave that have an extra parameter. Half of it is the part of the
@@ -92,7 +91,7 @@ def edges(limits: Limits) -> Sequence[int]:
 class Draw:
     """Draws lengths, and makes requests. Edges come with equal frequency."""
 
-    def __init__(self, seed: int | str, limits: Limits) -> None:
+    def __init__(self, seed: int, limits: Limits) -> None:
         self.chance, self.limits, self.prefix = random.Random(seed), limits, ""
         self._decks: dict[str, list[int]] = {}
 
@@ -215,12 +214,12 @@ def with_returns(
         yield wave
 
 
-def with_moves(seed: int, given: Iterable[Wave], limits: Limits) -> Iterator[Wave]:
-    """Before each wave, let texts come and come back while their KV is copied: see `_moving`."""
-    draw = Draw(f"moves {seed}", limits)
+def with_growth(seed: int, given: Iterable[Wave], limits: Limits) -> Iterator[Wave]:
+    """Before each wave, let requests outgrow the pool, so KV of some is kept elsewhere."""
+    draw = Draw(seed, limits)
     for number, wave in enumerate(given):
-        draw.prefix = f"{seed}.moving {number}."
-        yield Wave(tuple(_moving(draw, _texts(draw, int(MORE * limits.pool)))))
+        draw.prefix = f"{seed}.growing {number}."
+        yield Wave(tuple(_growing(draw)))
         yield wave
 
 
@@ -293,6 +292,18 @@ def with_aborts(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
         if one.follows is not None or one.aborted is not None or chance.random() >= ABORTED:
             return one
         return replace(one, aborted=one.arrives + chance.randint(0, one.tokens + 8))
+
+    return with_each(given, ended)
+
+
+def with_aborts_of_moving(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
+    """Abort some of the other requests while their KV is copied from or to elsewhere."""
+    chance = random.Random(f"moving {seed}")
+
+    def ended(one: Planned) -> Planned:
+        if one.follows is not None or one.aborted is not None or chance.random() >= MOVING:
+            return one
+        return replace(one, aborted=one.arrives, while_moving=True)
 
     return with_each(given, ended)
 
@@ -477,45 +488,33 @@ def _twice(draw: Draw, texts: Sequence[Part]) -> Iterator[Planned]:
 def _back(draw: Draw, texts: Sequence[Part], turn: int) -> Iterator[Planned]:
     """Request texts in another order, whole or in part, and some twice at once.
 
-    Some go on for long, so that others are retracted, and some are aborted soon.
+    Some end like their second request, of which a cache may have evicted the end alone. Some go on
+    for long, so that others are retracted, and some are aborted soon.
     """
     chance, limits, arrival = draw.chance, draw.limits, 0
     for index in chance.sample(range(len(texts)), len(texts)):
         arrival += chance.choice((0, 1, 2, 4))
         for twin in range(chance.choice((1, 1, 2))):
             place, text = f"back {turn}.{index:03}.{twin}", texts[index]
-            less = chance.choice((0, 0, 1, limits.page, text.length // 2))
+            less = chance.choice((0, 0, 1, limits.page, chance.randrange(text.length)))
             shared = replace(text, length=max(1, text.length - less))
-            own = (draw.part(place, chance.randint(1, limits.window)),) * chance.randint(0, 1)
+            new = draw.part(place, chance.randint(1, limits.window))
+            own = chance.choice(((), (), (new,), (new,), (draw.part(f"second.{index:03}", 1),)))
             tokens = chance.choice((1, 2, 2, 3, 3, 3, limits.window, 4 * limits.window))
             aborted = arrival + chance.randint(0, 8) if chance.random() < ABORTED else None
             yield replace(draw.made(place, (shared, *own), tokens, arrival), aborted=aborted)
 
 
-def _moving(draw: Draw, texts: Sequence[Part]) -> Iterator[Planned]:
-    """Request texts RETURNS times, in part and then whole, faster than the engine serves them.
+def _growing(draw: Draw) -> Iterator[Planned]:
+    """Fill the pool, mostly by short prompts, and let the answers outgrow it.
 
-    The pool is full, so what ends is evicted at once, and comes back from elsewhere, the whole
-    behind the part. Many end with their last page, and some of these go on. Many are aborted: while
-    they wait, while their KV comes, or while the last of it is stored.
+    Some prompts have several chunks, and may be interrupted anywhere in a page.
     """
-    chance, limits, arrival = draw.chance, draw.limits, 0
-    for turn in range(RETURNS):
-        for index in chance.sample(range(len(texts)), len(texts)):
-            arrival += chance.choice((0, 0, 1, 2))
-            text, less = texts[index], chance.choice((0, 0, 1, limits.page))
-            for twin, part in enumerate(chance.choice(((less,), (text.length // 2, less)))):
-                place = f"{turn}.{index:03}.{twin}"
-                late = arrival + twin * chance.choice((1, 1, 2, 4, 8))
-                shared = replace(text, length=max(1, text.length - part))
-                own = (draw.part(place, chance.randint(1, limits.window)),) * chance.randint(0, 1)
-                tokens = chance.choice((1, 2, 3, limits.page, 4 * limits.window))
-                one = draw.ending(draw.made(place, (shared, *own), tokens, late))
-                if chance.random() < STOPPED:
-                    one = replace(one, aborted=late + chance.randint(0, 6))
-                yield one
-                if one.aborted is None and chance.random() < 1 / 3:
-                    yield draw.second_turn(one, chance.choice((1, 2, limits.window)), 6)
+    chance, limits = draw.chance, draw.limits
+    for index in range(2 * limits.rows):
+        lengths = (limits.stretch, 3 * limits.stretch) if index % 4 == 3 else (1, limits.stretch)
+        tokens = chance.randint(limits.pool // 16, limits.pool // 4)
+        yield draw.alone(index, chance.randint(*lengths), tokens, index // 4)
 
 
 def _brim(draw: Draw, _: int) -> Iterator[Planned]:

@@ -101,6 +101,7 @@ class Planned:
     - `tokens`: the number of tokens to generate.
     - `arrives`, `aborted`: when it arrives and is aborted, in polls of the scheduler since its wave
       began.
+    - `while_moving`: the abort waits until KV of the request is copied from or to elsewhere.
     - `follows`: the name of an earlier request of the wave. The prompt is then the conversation of
       that request, followed by `prompt`. It arrives `arrives` polls after that request has ended.
     - `adapter`, `space`: the numbers of a LoRA adapter, and of a namespace of the prefix cache.
@@ -120,6 +121,7 @@ class Planned:
     space: Annotated[int, Meta(ge=1, le=MOST_SPACES)] | None = None
     priority: Annotated[int, Meta(ge=0, le=40, multiple_of=20)] | None = None
     sampling: Sampling | None = None
+    while_moving: bool = False
 
     @property
     def length(self) -> int:

@@ -15,6 +15,7 @@ from paritybit.drive.requests import (
     other_prefixes,
     waves,
     with_aborts,
+    with_aborts_of_moving,
     with_extras,
     with_priorities,
     with_repeats,
@@ -96,8 +97,13 @@ class Common:
 
     @property
     def aborts(self) -> bool:
-        """Whether requests may be aborted."""
+        """Whether requests may be aborted at any time."""
         return True
+
+    @property
+    def moves(self) -> bool:
+        """Whether KV is copied elsewhere and comes back, and requests may be aborted then."""
+        return False
 
     @property
     def extras(self) -> Sequence[str]:
@@ -109,6 +115,8 @@ class Common:
         given = with_sampling(self.seed, self.requests())
         given = with_repeats(self.seed, with_extras(self.seed, given, self.extras))
         given = with_aborts(self.seed, given) if self.aborts else without_aborts(given)
+        if self.moves:
+            given = with_aborts_of_moving(self.seed, given)
         if self.priorities:
             given = with_priorities(self.seed, given)
         return with_actions(self.seed, given, self.ACTIONS) if self.actions else given

@@ -75,6 +75,8 @@ def simpler_forms(one: Planned) -> Iterator[Planned]:
     if one.sampling is not None:
         for name in one.sampling.given():
             yield replace(one, sampling=replace(one.sampling, **{name: None}))
+    if one.while_moving:
+        yield replace(one, while_moving=False)
     if one.temperature:
         yield replace(one, temperature=0.0)
     if one.arrives:

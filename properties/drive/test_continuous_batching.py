@@ -117,6 +117,22 @@ def test_an_output_must_be_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hear("a", [4], done=False)[1:] == ["request a is answered after it ended or was aborted"]
 
 
+@pytest.mark.parametrize("running", [[], ["a__child#0"], ["b"], ["c"]])
+def test_kv_of_a_request_moves_where_its_abort_leaves_others(running: list[str]) -> None:
+    """After an offload, the engine stalls without a running request."""
+    engine, cancelled = serving.Transformers(TransformersServed(samples=2)), Queue[str]()
+    cancelled.put("c")
+    engine.manager = SimpleNamespace(
+        batch_processor=SimpleNamespace(
+            scheduler=SimpleNamespace(active_requests=dict.fromkeys(running)),
+            offloading_manager=SimpleNamespace(_request_id_to_cpu_blocks={"a": {}}),
+        ),
+        cancel_queue=cancelled,
+    )
+    assert engine.moves("a") == (running == ["b"])
+    assert not engine.moves("d")
+
+
 def test_no_request_arrives_while_the_loop_stops() -> None:
     """The engine would never serve it."""
     engine, called = serving.Transformers(TransformersServed()), list[str]()

@@ -1,6 +1,5 @@
 """Generated requests, and the player that hands them to a scheduler."""
 
-from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -22,7 +21,6 @@ from paritybit.drive.requests import (
     edges,
     kinds_of,
     waves,
-    with_moves,
     with_priorities,
 )
 from paritybit.drive.script import MOST_SPACES, PRIORITIES, Part, Planned, Sampling, Wave
@@ -138,6 +136,28 @@ def test_a_request_is_aborted_at_its_poll() -> None:
     wave = Wave((Planned("a", ONE, 9, aborted=2),))
     player = Player(iter([wave]), Toy(), lambda: False, idle_polls=0)
     assert [said(player.poll()) for _ in range(3)] == [["a"], ["abort a"], []]
+
+
+def test_an_engine_that_waits_for_copies_is_asked_for_a_flush_while_they_run() -> None:
+    one, two = Wave((Planned("a", ONE, 1),), flush=True), Wave((Planned("b", ONE, 1),))
+    engine = Toy(at_rest=lambda: False)
+    engine.defers = True
+    player = Player(iter([one, two]), engine, lambda: False, idle_polls=0)
+    assert said(player.poll()) == ["a"]
+    player.ended("a", [])
+    assert [said(player.poll()) for _ in range(3)] == [["flush at the end"], [], []]
+    player.flushed()
+    assert said(player.poll()) == ["b"]
+
+
+def test_a_request_is_aborted_while_its_kv_moves() -> None:
+    engine, moving = Toy(), set[str]()
+    engine.moves = lambda name: name in moving  # type: ignore[method-assign]
+    wave = Wave(tuple(Planned(name, ONE, 9, aborted=2, while_moving=True) for name in "ab"))
+    player = Player(iter([wave]), engine, lambda: False, idle_polls=0)
+    assert [said(player.poll()) for _ in range(3)] == [["a", "b"], [], []]
+    moving.add("b")
+    assert [said(player.poll()) for _ in range(2)] == [["abort b"], []]
 
 
 @pytest.mark.parametrize("limits", [SMALL, replace(LIMITS, page=64)])
@@ -278,33 +298,6 @@ def test_texts_come_back_that_the_pool_no_longer_holds_but_the_host_does(
     assert found == {"aborted", "at once", *product((False, True), repeat=2)}
 
 
-def test_kv_that_moves_is_asked_for_in_haste_in_part_and_whole_and_left_soon() -> None:
-    """Each text comes RETURNS times, often in part before the whole, with aborts and next turns."""
-    limits, found = VllmServed().limits(), Counter[str]()
-    usual = Wave((Planned("a", ONE, 1),))
-    given = with_moves(5, iter(lambda: usual, None), limits)
-    for _ in range(4):
-        moving = next(given)
-        assert next(given) == usual
-        firsts = [one for one in moving.requests if one.follows is None]
-        turns = defaultdict[str, list[Planned]](list)
-        for one in firsts:
-            turns[one.name.rpartition(".")[0]].append(one)
-            found["full"] += (one.length + one.tokens) % limits.page == 0
-            found["aborted"] += one.aborted is not None
-        found["firsts"] += len(firsts)
-        found["next"] += len(moving.requests) - len(firsts)
-        assert {*Counter(name.rpartition(".")[2] for name in turns).values()} == {RETURNS}
-        for part, *whole in turns.values():
-            for one in whole:
-                assert one.arrives > part.arrives
-                found["whole"] += one.prompt[0].length > part.prompt[0].length
-        last = max(one.arrives for one in firsts)
-        assert sum(one.length for one in firsts) > 2 * limits.pool > 8 * last
-    for what in ("full", "aborted", "next", "whole"):
-        assert found[what] > found["firsts"] / 8, what
-
-
 @pytest.mark.parametrize("name", ENGINES)
 def test_each_engine_gets_aborts_old_prompts_after_a_flush_and_full_last_pages(name: str) -> None:
     """A request may be aborted while it waits, runs, or has ended, and then be continued."""
@@ -333,7 +326,17 @@ def test_transformers_gets_no_aborts_where_they_end_the_engine(setting: str) -> 
     given: dict[str, Any] = {setting: True}
     served = adapter("transformers").settings(**given)
     waves = islice(served.traffic(), 2 * len(kinds_of(served.limits())))
-    assert not any(one.aborted for wave in waves for one in wave.requests)
+    aborted = [one for wave in waves for one in wave.requests if one.aborted is not None]
+    assert all(one.while_moving for one in aborted)
+
+
+@pytest.mark.parametrize("given", [{}, {"offload": True}, {"host_cache": True}])
+def test_requests_are_aborted_while_their_kv_moves_where_it_does(given: dict[str, Any]) -> None:
+    served = adapter("transformers" if "offload" in given else "sglang").settings(**given)
+    requests = [one for wave in islice(served.traffic(), 12) for one in wave.requests]
+    moving = [one for one in requests if one.while_moving]
+    assert all(one.aborted == one.arrives for one in moving)
+    assert (len(moving) > len(requests) / 8) is bool(given)
 
 
 ALIKE = ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")

@@ -74,10 +74,15 @@ def weights(model: Model, number: int) -> dict[str, torch.Tensor]:
 
 
 def with_adapters(seed: int, given: Iterator[Wave], count: int) -> Iterator[Wave]:
-    """Give requests one of `count` adapters, or none, with the same probability."""
-    chance = Random(f"adapters {seed}")
+    """Give requests one of `count` adapters, or none, with the same probability.
+
+    Half of them get that of the first request whose prompt begins with the same text.
+    """
+    chance, firsts = Random(f"adapters {seed}"), dict[str, int | None]()
 
     def asks(one: Planned) -> Planned:
-        return replace(one, adapter=chance.choice((None, *range(1, count + 1))))
+        drawn = chance.choice((None, *range(1, count + 1)))
+        first = firsts.setdefault(one.prompt[0].text, drawn)
+        return replace(one, adapter=chance.choice((first, drawn)))
 
     return with_each(given, asks) if count else given

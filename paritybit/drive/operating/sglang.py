@@ -25,21 +25,24 @@ def acts_of(scheduler: Any, ranks: int = 1, stages: int = 1) -> Acts:
     """
     structures: Any = importlib.import_module("sglang.srt.managers.io_struct")
     weights = Weights(scheduler, structures, ranks)
+    again = list[Any]()
+    files = getattr(getattr(scheduler, "tree_cache", None), "enable_storage", False)
+    if files and hasattr(structures, "AttachHiCacheStorageReqInput"):
+        again = second_start(structures, scheduler.server_args)
     acts: dict[str, Any] = {
-        "flush": lambda: [structures.FlushCacheReqInput()],
+        "flush": lambda: [structures.FlushCacheReqInput(), *again],
         "pause": lambda: [structures.PauseGenerationReqInput(mode="in_place")],
         "retract": lambda: [structures.PauseGenerationReqInput(mode="retract")],
         "continue": lambda: [structures.ContinueGenerationReqInput()],
     }
     if stages == 1:
         # Files of other weights have the same keys.
-        files = getattr(getattr(scheduler, "tree_cache", None), "enable_storage", False)
         clear = [structures.ClearHiCacheReqInput()] if files else []
         acts["weights"] = lambda: [*weights.update(flush=True), *clear]
         acts["weights kept"] = lambda: weights.update(flush=False)
     # Older releases cannot empty the cache while retracted requests wait.
     if "ignore_waiting" in inspect.signature(scheduler.is_fully_idle).parameters:
-        acts["flush retracted"] = acts["flush"]
+        acts["flush retracted"] = lambda: [structures.FlushCacheReqInput()]
     if ranks * stages > 1:
         return acts
     runner = scheduler.tp_worker.model_runner
@@ -47,6 +50,16 @@ def acts_of(scheduler: Any, ranks: int = 1, stages: int = 1) -> Acts:
         for within in ("recapture", "recapture kept", "recapture retracted"):
             acts[within] = functools.partial(recapture, capture)
     return acts
+
+
+def second_start(structures: Any, given: Any) -> list[Any]:
+    """Return the requests after which an empty cache reads files as another start would do."""
+    attach = structures.AttachHiCacheStorageReqInput(
+        hicache_storage_backend=given.hicache_storage_backend,
+        hicache_storage_backend_extra_config_json=given.hicache_storage_backend_extra_config,
+        hicache_storage_prefetch_policy=given.hicache_storage_prefetch_policy,
+    )
+    return [structures.DetachHiCacheStorageReqInput(), attach]
 
 
 CAPTURES = ("recapture_decode_cuda_graph", "init_decode_cuda_graph", "init_device_graphs")

@@ -64,6 +64,9 @@ NO_HOST_CACHE: Mapping[str, str] = {
 COPIES = ("ongoing_write_through", "ongoing_load_back", "ongoing_prefetch", "ongoing_backup")
 """Attributes of a prefix cache: its copies to and from the host and files that are under way."""
 
+PATIENCE = 1e6
+"""The seconds that the engine waits before it refuses to empty its cache."""
+
 FOLDER = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"
 """The variable with the folder of the files."""
 
@@ -332,14 +335,34 @@ class Sglang(Engine):
             self._answers[name].aborted = True
         return self.structures.AbortReq(rid=name)
 
+    @property
+    def defers(self) -> bool:  # type: ignore[override]
+        """Whether the engine is asked to wait before it empties its cache."""
+        known = inspect.signature(self.structures.FlushCacheReqInput).parameters
+        return self.served.host_cache and self.served.ranks == 1 and "timeout_s" in known
+
     @override
     def flush(self) -> Any:
-        return self.structures.FlushCacheReqInput()
+        how = {"timeout_s": PATIENCE} if self.defers else {}
+        return self.structures.FlushCacheReqInput(**how)
 
     @override
     def acts(self) -> Acts:
         served = self.served
         return acts_of(self._scheduler, served.tp * served.dp, served.pp)
+
+    @override
+    def moves(self, name: str) -> bool:
+        """Return whether KV of a request is fetched, or of its node is copied."""
+        cache, scheduler = self._scheduler.tree_cache, self._scheduler
+        for one, fetched in getattr(cache, COPIES[2], {}).items():
+            if getattr(one, "rid", one) == name and fetched[2] is not None:  # Slots of the host.
+                return True
+        batches = getattr(scheduler, "running_batch", None), getattr(scheduler, "last_batch", None)
+        requests = [one for batch in batches if batch is not None for one in batch.reqs]
+        nodes = (getattr(one, "last_node", None) for one in requests if one.rid == name)
+        keys = {getattr(node, "id", node) for node in nodes}
+        return any(key in getattr(cache, copies, ()) for key in keys for copies in COPIES[:2])
 
     def at_rest(self) -> bool:
         """Return whether the prefix cache copies nothing to or from the host."""
@@ -352,6 +375,8 @@ class Sglang(Engine):
             why = getattr(output, "message", "") or getattr(output, "error_message", "")
             if (lines := journal.of_process()) is not None:
                 lines.undecided(f"an action was refused: {type(output).__name__}: {why}")
+        elif type(output).__name__ == "FlushCacheReqOutput":
+            self.player.flushed()
         elif type(output).__name__ == "AbortReq":
             self._end(output.rid, {"type": "abort"})
         elif hasattr(output, "finished_reasons"):

@@ -64,6 +64,9 @@ HOST_RATIOS = (2, 1.3)
 PREFETCHES = ("wait_complete", "timeout", "best_effort")
 """When a request stops waiting for KV of the storage."""
 
+STORED = 2048
+"""The bytes of all files per slot of the pool, in every second row. It is one or two layers' KV."""
+
 LEAST_PREFETCHED = 8
 """The fewest tokens that are fetched from a storage."""
 
@@ -128,11 +131,15 @@ class SglangServed(Common):
 
     @override
     def requests(self) -> Iterator[Wave]:
-        given = with_adapters(self.seed, waves(self.seed, self.limits()), self.adapters)
-        given = with_spaces(self.seed, given)
-        if not self.host_cache:
-            return given
-        return with_returns(self.seed, given, self.limits(), flush=self.storage)
+        given = waves(self.seed, self.limits())
+        if self.host_cache:
+            given = with_returns(self.seed, given, self.limits(), flush=self.storage)
+        return with_spaces(self.seed, with_adapters(self.seed, given, self.adapters))
+
+    @property
+    @override
+    def moves(self) -> bool:
+        return self.host_cache
 
     @property
     def forced(self) -> bool:
@@ -245,6 +252,8 @@ class SglangServed(Common):
             "hicache-write-policy": HOST_POLICIES[1 if self.written_back else self.seed % 3],
         }
         more = {"prefetch_threshold": max(self.page_size, LEAST_PREFETCHED)}
+        if self.seed // 4 % 2:
+            more["max_size"] = STORED * self.pool
         storage: Options = {
             "hicache-storage-backend": "file",
             "hicache-storage-prefetch-policy": PREFETCHES[self.seed // 3 % 3],

@@ -1,12 +1,14 @@
 """The settings of continuous batching in transformers, and its own configuration for them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import Annotated, Any, ClassVar
 
 from paritybit.compat import override
 from paritybit.drive.models import WINDOW
-from paritybit.drive.requests import Limits
+from paritybit.drive.requests import Limits, with_growth
+from paritybit.drive.script import Wave
 from paritybit.drive.served import Common, Size, one_of
 
 ROWS, CHUNK, POOL = 8, 64, 512
@@ -24,6 +26,8 @@ class TransformersServed(Common):
     """The settings of continuous batching.
 
     - `full`: all layers have full attention, because only such models share prefixes.
+    - `offload`, `small_host`: KV moves to the host if the pool is full. A small host has only room
+      for one kind of layers, so each request has to start again.
     - `samples`: the number of sequences per request, which are forked after the prompt.
     - `sampling`: each request has its own parameters of sampling.
     - `streamed`: answers come token by token, and with log-likelihoods.
@@ -31,18 +35,29 @@ class TransformersServed(Common):
     """
 
     SIMPLIFIED: ClassVar = (
-        *("alone", "overlap", "offload", "samples", "sampling", "streamed", "tables", "scheduler"),
-        "page_size",
+        *("alone", "overlap", "small_host", "offload", "samples", "sampling", "streamed", "tables"),
+        *("scheduler", "page_size"),
     )
 
     full: bool = False
     graphs: bool = True
     offload: bool = False
+    small_host: bool = False
     samples: Size = 1
     scheduler: Annotated[str, one_of(("fifo", "prefill_first"))] = "fifo"
     sampling: bool = False
     streamed: bool = False
     tables: bool = False
+
+    @override
+    def requests(self) -> Iterator[Wave]:
+        given = super().requests()
+        return with_growth(self.seed, given, self.limits()) if self.offload else given
+
+    @property
+    @override
+    def moves(self) -> bool:
+        return self.offload and not self.overlap
 
     @override
     def limits(self) -> Limits:
@@ -74,7 +89,7 @@ class TransformersServed(Common):
 
     @property
     def aborts(self) -> bool:
-        """False where 5.24.0 fails if many requests are cancelled: see `docs/findings.md`."""
+        """False where 5.24.0 fails if running requests are cancelled: see `docs/findings.md`."""
         return not self.overlap and not self.offload
 
     @property
@@ -89,6 +104,17 @@ class TransformersServed(Common):
         pages = -(-POOL // self.page_size) * (len(kinds) - sliding)
         pages += ROWS * -(-WINDOW // self.page_size) * sliding
         return -(-pages // len(kinds))
+
+    def space(self) -> float:
+        """Return the size of the pool on the host in GiB."""
+        if not self.small_host:
+            return 0.01 if self.offload else 0.0
+        config = self.configuration()
+        kinds: list[str] = config["layer_types"]
+        layers = lcm(*map(kinds.count, {*kinds}))  # Of a sector, which has pages of any kind.
+        heads, width = int(config["num_key_value_heads"]), int(config["head_dim"])
+        size = 4 if self.dtype == "float32" else 2
+        return layers * 2 * heads * width * self.page_size * size / 2**30
 
     def batching(self) -> Mapping[str, Any]:
         """Return the settings of ContinuousBatchingConfig."""
@@ -106,5 +132,5 @@ class TransformersServed(Common):
             "scheduler_type": self.scheduler,
             "per_request_processors": self.sampling,
             "return_logprobs": self.streamed,
-            "cpu_offload_space": 0.01 if self.offload else 0.0,
+            "cpu_offload_space": self.space(),
         }

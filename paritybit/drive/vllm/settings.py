@@ -10,7 +10,7 @@ from msgspec import Meta
 from paritybit.compat import override
 from paritybit.drive.models import GPT_OSS, LFM2, WINDOW, Model
 from paritybit.drive.operating.adapters import LOADED, with_adapters
-from paritybit.drive.requests import Limits, sample, with_each, with_moves, with_spaces
+from paritybit.drive.requests import Limits, sample, with_each, with_spaces
 from paritybit.drive.script import LARGEST, Part, Planned, Wave
 from paritybit.drive.served import Adapters, Common, Size, extras_with_drafts, one_of
 
@@ -70,17 +70,11 @@ HOST, TIGHT = 2048, 1024
 """Bytes of the host per token of the pool, also of a `tight` one. A token has HOST bytes in each
 layer of a group."""
 
-CONNECTORS: Mapping[str, Mapping[str, tuple[int, object]]] = {
-    "OffloadingConnector": {
-        "offload_prompt_only": (1, False),
-        "sync_load_budget_bytes": (2, 2**18),
-    },
-    "SimpleCPUOffloadConnector": {"lazy_offload": (4, True)},
+CONNECTORS: Mapping[str, Mapping[str, object]] = {
+    "OffloadingConnector": {"offload_prompt_only": False, "sync_load_budget_bytes": 2**16},
+    "SimpleCPUOffloadConnector": {"lazy_offload": True},
 }
-"""The connectors for KV on the host, and the settings that each has if a bit of the seed is set.
-
-With the second one, a forward waits for loads of up to four blocks.
-"""
+"""The connectors for KV on the host, and the settings that each has if the seed is odd."""
 
 AGAIN = "again "
 
@@ -149,9 +143,7 @@ class VllmServed(Common):
 
     def requests(self) -> Iterator[Wave]:
         """Return the generated requests. If KV is kept, each wave comes again after a flush."""
-        given = super().requests()
-        given = with_moves(self.seed, given, self.limits()) if self.offload else given
-        given = with_adapters(self.seed, given, self.adapters)
+        given = with_adapters(self.seed, super().requests(), self.adapters)
         given = with_each(given, self.startable)
         keeps = self.offload or self.files
         # The names of files leave out salts and adapters. Rows with adapters show it.
@@ -239,14 +231,14 @@ class VllmServed(Common):
                 "kv_load_failure_policy": "recompute" if self.seed % 3 else "fail",
                 "kv_connector_extra_config": {
                     "cpu_bytes_to_use": size,
-                    **{key: one for key, (bit, one) in more.items() if self.seed & bit},
+                    **(more if self.seed % 2 else {}),
                 },
             }
             for name, more in CONNECTORS.items()
         ]
         if not self.several:
             return found[self.simple]
-        config = {"connectors": found[::-1] if self.seed & 8 else found}
+        config = {"connectors": found if self.seed % 4 < 2 else found[::-1]}
         several = {"kv_connector": "MultiConnector", "kv_connector_extra_config": config}
         return {**several, "kv_role": "kv_both"}
 
