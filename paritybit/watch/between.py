@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from paritybit.watch.bits import on_host
 from paritybit.watch.boundary import Boundary, guarded
-from paritybit.watch.chains import Chains
+from paritybit.watch.chains import UNKNOWN, Chains
 from paritybit.watch.facts import At, Copy, Forward, Group, HostSlots, Row, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import ALLOCATED, FAILED, SHARED, UNWATCHED, Ledger, Names, SlotCall
@@ -58,6 +58,9 @@ DURING = "freeing", "copies"
 
 WRITER = -2
 """The column with the forward that wrote a slot, among the entries of a pool."""
+
+REQUEST = 3
+"""The column with the number of the request that wrote a slot."""
 
 MOST_NOTED = 2**15
 """Number of noted changes of a group after which the next forward is checked."""
@@ -435,6 +438,41 @@ class Between(Boundary):
         first = torch.tensor([known.get(key, -1) for key in keys], dtype=torch.int64)
         slots = first[:, None] * size + torch.arange(size)
         return slots.masked_fill(first[:, None] < 0, -1).flatten()
+
+    # What another process holds.
+
+    def described(self, group: str, slots: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """Return what is known of slots, int64 [numbers, n], and what explains the numbers.
+
+        The watcher of another process gets both by `received`.
+        """
+        with self.lock, torch.no_grad():
+            self.settle()
+            ledger = self.ledgers[group]
+            known = torch.stack([column.long() for column in ledger.entries(slots)])
+            known[0] = torch.tensor([self.chains.final(one) for one in known[0].tolist()])
+            numbers = known[REQUEST].unique().tolist()
+            names = {str(number): ledger.names.name(number) for number in numbers}
+            return known, {"requests": names, "emptied": self.chains.emptied}
+
+    @guarded
+    def received(self, group: str, slots: Tensor, known: Tensor, about: Mapping[str, Any]) -> None:
+        """Record that a transfer brought into slots what another process knows: see `described`."""
+        call, same = self.call(), about["emptied"] == self.chains.emptied
+
+        def enter(ledger: Ledger) -> None:
+            chain, *others = known.clone()
+            entries = [chain if same else torch.full_like(chain, UNKNOWN), *others]
+            for number, name in about["requests"].items():
+                if name is not None:
+                    mine = known[REQUEST] == int(number)
+                    entries[REQUEST][mine] = ledger.names.number(name)
+            entries[-1].clamp_(max=max(1, self.number))  # The other process counts other forwards.
+            columns = zip(entries, ledger.extended, strict=False)
+            ledger.enter(slots, [one.to(column.dtype) for one, column in columns])
+            ledger.note_sources(slots, [("received from another engine", call)])
+
+        self.later(group, enter)
 
     # Copies that take time.
 

@@ -13,6 +13,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 UNKNOWN = 0
 """The hash of a slot whose tokens are unknown."""
@@ -60,7 +61,7 @@ class Chains:
         chain = self.chains.get(request)
         if chain is None:
             within = f"{self.emptied} {space}" if self.emptied else space
-            chain = self.chains[request] = Chain(hash(within) & ~1 if within else UNKNOWN)
+            chain = self.chains[request] = Chain(begun(within) if within else UNKNOWN)
         self.chains.move_to_end(request)
         before = len(chain.tokens)
         self.update(chain, request, [*tokens[:length]] if len(tokens) > length else [*tokens])
@@ -128,6 +129,12 @@ class Chains:
             previous = following(previous, tokens[position], request, position)
             hashes.append(previous)
         chain.tokens, chain.hashes = tokens, hashes
+
+
+def begun(space: str) -> int:
+    """Return a hash with which the chains of a space begin, the same in each process."""
+    digest = blake2b(space.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True) & ~1
 
 
 def first_difference(one: list[int | None], other: list[int | None]) -> int:

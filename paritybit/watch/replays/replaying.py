@@ -395,10 +395,15 @@ class Replaying(Between):
         return ledger.outside(changed, self.allowed(ledger, now))
 
     def allowed(self, ledger: Ledger, now: WatchedForward) -> Tensor:
-        """Return the slots that may change: those the forward owns, and those a load fills."""
+        """Return the slots that may change: those the forward owns, and those a load fills.
+
+        Another process may fill targets of copies at any time.
+        """
         name = ledger.group.name
         loading = (ledger.index(one.slots) for one in self.loading.get(name, ()))
-        return torch.cat((now.owned[name], *loading))
+        filled = (one for one in self.moves[name] if one.pool("source") and not len(one.source))
+        elsewhere = (one.target for one in filled)
+        return torch.cat((now.owned[name], *loading, *elsewhere))
 
     def note_changed(self, now: WatchedForward, ledger: Ledger, changed: Tensor) -> None:
         """Add slots to those that changed in the forward. `changed` is bool [slots]."""
