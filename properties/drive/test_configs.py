@@ -14,8 +14,8 @@ from paritybit.drive.configs import AND, Config, Table
 from paritybit.drive.served import DEVICES, PARALLEL
 
 ALIKE: Mapping[tuple[str, str], set[str]] = {
-    ("sglang", "cpu"): {"rows", "backend", "alone"},
-    ("sglang", "cuda"): {"rows", "backend", "alone"},
+    ("sglang", "cpu"): {"rows", "backend", "alone", "apart"},
+    ("sglang", "cuda"): {"rows", "backend", "alone", "apart"},
     ("transformers", "cpu"): {"alone", "priorities"},
     ("transformers", "cuda"): {"alone", "priorities"},
     ("vllm", "cpu"): {"alone", "backend", "files"},

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from paritybit.connectors.following import pages
 from paritybit.connectors.hooking import Call, NotRecognisedError, callers, maybe
-from paritybit.connectors.sglang.host import Hosts
 from paritybit.connectors.sglang.pools import NAME, SglangPool, SglangStates
+from paritybit.connectors.sglang.transfers import Transfers
 from paritybit.watch.stacks import Stack
 
 CACHED, CACHED_STATES = "all_values_flatten", "all_mamba_values_flatten"
 """The methods of a prefix cache that return the locations, and the states, that it holds."""
 
 
-class Allocations(Hosts):
+class Allocations(Transfers):
     """The part of an engine that reports slots that are allocated, freed, copied or cached."""
 
     def __init__(self, *given: Any) -> None:

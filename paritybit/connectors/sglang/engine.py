@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from types import SimpleNamespace
@@ -104,20 +104,22 @@ class SglangEngine(Models):
         """Remember each model runner of the engine."""
         self.runners.append(weakref.ref(runner))
 
-    def start(self, scheduler: Any, batch: Any) -> Watcher:
-        """Start the watcher at the first batch."""
+    def start(self, scheduler: Any, requests: Sequence[Any]) -> Watcher:
+        """Start the watcher at the first batch, which has these requests."""
         with self.recognising("ranks"):
             self.ranks = rank_of(scheduler)
         watcher = self.watch(self.described())
         self.follow_hosts(maybe(scheduler, "tree_cache"))
+        self.follow_transfers(scheduler)
         if self.dropped:
             watcher.lose()  # Slots may have been written before it began.
         watcher.copied_elsewhere = self.copied_elsewhere
         if self.target is not None:
             weakref.finalize(self.target, self.drop)
-            taken = {rows.request_row(request) for request in batch.reqs} - {None}
+            taken = {rows.request_row(request) for request in requests} - {None}
             self.all_rows = len(self.request_table.free_slots) + len(taken)
-        self.names_next = hasattr(batch, "chunked_req_next_prompt_token")
+            if maybe(self.request_table, "pre_alloc_size"):  # Requests that wait for KV have some.
+                self.all_rows = len(self.table) - 1
         if hasattr(scheduler, "enable_overlap"):  # It may differ from the server argument.
             self.journal.scope(disable_overlap_schedule=not scheduler.enable_overlap)
         return watcher
@@ -134,7 +136,8 @@ class SglangEngine(Models):
     def batch(self, original: Call, scheduler: Any, batch: Any) -> None:
         """Watch the forwards of one batch of the scheduler."""
         if self.watcher is None:
-            self.watcher = self.start(scheduler, batch)
+            self.watcher = self.start(scheduler, batch.reqs)
+        self.names_next = hasattr(batch, "chunked_req_next_prompt_token")
         self.requests, self.drafting = batch.reqs, type(maybe(batch, "spec_info"))
         self.lengths = maybe(batch, "prefix_lens"), maybe(batch, "extend_lens")
         info = maybe(batch, "sampling_info")

@@ -7,6 +7,7 @@ EXECUTOR = "sglang.srt.model_executor"
 SPECULATIVE = "sglang.srt.speculative"
 CACHE = "sglang.srt.mem_cache"
 MANAGERS = "sglang.srt.managers"
+TRANSFERS = "sglang.srt.disaggregation"
 POOLS = ("MHATokenToKVPool", "MLATokenToKVPool")
 
 RUNNERS = (
@@ -115,10 +116,31 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "load": tuple(f"{CACHE}.memory_pool.{pool}.load_cpu_copy" for pool in POOLS),
 }
 
+COMMON, QUEUE = f"{TRANSFERS}.common.conn.CommonKV", f"{TRANSFERS}.decode.DecodeTransferQueue"
+
+APART: dict[str, tuple[str, ...]] = {
+    "keeps_first": (f"{TRANSFERS}.utils.MetadataBuffers.set_buf",),
+    "sends": (f"{COMMON}Sender.send",),
+    "sees_end": (f"{COMMON}Sender.poll",),
+    "concludes": (f"{COMMON}Sender.abort",),
+    "registers": (
+        f"{TRANSFERS}.mooncake.conn.MooncakeKVManager.build_receiver_registration_message",
+    ),
+    "receives": (f"{COMMON}Manager._make_worker_recv",),
+    "prepares_transfer": (f"{TRANSFERS}.decode.DecodePreallocQueue._send_kv_metadata",),
+    "expects": (f"{COMMON}Receiver.send_metadata",),
+    "commits": (f"{QUEUE}._commit_transfer_to_req",),
+    "releases": (f"{QUEUE}._do_release",),
+}
+"""The functions of transfers between prefill and decode."""
+
 
 def install() -> None:
     """Wrap each target that this release has."""
     exact = any(map(defined, TARGETS["free_pages"]))
     without = {"free_in_pages" if exact else "free_pages"}  # The one calls the other.
     without |= {one for one in ("restore", "verifies") if not any(map(defined, TARGETS[one]))}
-    SglangEngine.connect({name: paths for name, paths in TARGETS.items() if name not in without})
+    apart = APART if all(defined(path) for paths in APART.values() for path in paths) else {}
+    SglangEngine.backends = ("mooncake",) if apart else ()
+    targets = {name: paths for name, paths in TARGETS.items() if name not in without}
+    SglangEngine.connect({**targets, **apart})

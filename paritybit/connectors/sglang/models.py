@@ -188,8 +188,10 @@ class Models(Allocations):
         except NotRecognisedError as error:
             self.journal.undecided(f"{error} are not watched")
             self.once = f"it changes {error}"
+        self.apart = maybe(arguments, "disaggregation_transfer_backend") in self.backends
         for setting in others(arguments, UNWATCHED):
-            self.journal.undecided(f"{setting} is not watched")
+            if not (self.apart and setting.startswith("disaggregation")):
+                self.journal.undecided(f"{setting} is not watched")
             self.copied_elsewhere = f"with {setting}, KV may be copied at any time"
         self.journal.scope(
             **{name: getattr(arguments, name) for name in SCOPE if hasattr(arguments, name)},

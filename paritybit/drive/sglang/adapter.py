@@ -32,6 +32,8 @@ TELLING = ("decode graphs", "prefix cache", "tree in Python", "chunks of 64")
 
 HOST = ("KV on the host", "KV written back", "KV in files")
 
+APART = "prefill and decode apart"
+
 OTHER_MODELS = ("states of convolutions", "positions of images")
 
 TABLE = Table(
@@ -60,6 +62,7 @@ TABLE = Table(
             "KV on the host": {"host_cache": True},
             "KV written back": {"host_cache": True, "written_back": True},
             "KV in files": {"host_cache": True, "storage": True},
+            "prefill and decode apart": {"apart": True, "pool": 640},
         },
         "tree": {"default tree": {}, "tree in Python": {"python_tree": True}},
         "drafts": {
@@ -86,9 +89,14 @@ TABLE = Table(
         (("few window pages",), ("page size 64", *OTHER_MODELS)),
         (("mixed batches",), DRAFTS[2:]),
         (HOST, ("states of convolutions",)),
+        (
+            (APART,),
+            (*DRAFTS, "mixed batches", "LoRA adapters", "actions", "states of convolutions"),
+        ),
         (("states of convolutions",), ("page size 4", "page size 16", "page size 64")),
     ],
     failing=[
+        ((APART,),),
         # 0.5.23 ends with an IndexError in `filter_batch` when it retracts a request.
         (("draft model",), ("no overlap",)),
         # 0.5.23 keeps a part of a draft's KV on the host: see `docs/findings.md`.
@@ -96,6 +104,7 @@ TABLE = Table(
         # 0.5.23 ends with an AssertionError when a second prompt is cut: see `docs/findings.md`.
         (("priorities",), CHUNKS),
     ],
+    devices={APART: "cpu"},
     several={
         "dp": {
             "of these models, only gpt-oss has data-parallel attention": [

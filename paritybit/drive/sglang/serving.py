@@ -10,7 +10,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import count, zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +32,7 @@ from paritybit.drive.models import VOCABULARY
 from paritybit.drive.operating.adapters import loads, name_of
 from paritybit.drive.operating.sglang import acts_of
 from paritybit.drive.script import Planned, Sampling
+from paritybit.drive.sglang import apart
 from paritybit.drive.sglang.answers import SglangGrammar, processor
 from paritybit.drive.sglang.late import Clock
 from paritybit.drive.sglang.ranks import PLAYED, Ranks, answering
@@ -109,6 +110,10 @@ class Sglang(Engine):
         """The data-parallel group that gets the next request."""
         self._late: list[Any] = []
         """Requests that arrive with the next poll."""
+        self._role = list[str]()
+        """The part of the command line for the role of one of two engines."""
+        self._rooms = count(1)
+        """The numbers of requests that two engines share."""
 
     @property
     def structures(self) -> Any:
@@ -126,6 +131,8 @@ class Sglang(Engine):
         self._answers, self._aborted = {}, set()
         Clock.seed(self.served.seed)
         self.player.idle_polls *= self.served.pp  # Each stage has batches of its own.
+        if self.served.apart:
+            self.player.idle_polls = apart.REST
         with contextlib.suppress(PlayedError):
             self._run()
 
@@ -139,16 +146,18 @@ class Sglang(Engine):
         with tempfile.TemporaryDirectory(prefix="paritybit-") as folder:
             if self.served.storage:
                 os.environ[FOLDER] = str(Path(folder, "files"))
-            arguments = self._settle(configuration, Path(folder))
+            mine = self._separate(Path(folder)) if self.served.apart else Path(folder)
+            arguments = self._settle(configuration, mine)
             ports = configuration.PortArgs.init_new(arguments)
-            self._ranks = Ranks.forked(self.served.tp, self.served.pp, self.served.dp)
+            if not self.served.apart:
+                self._ranks = Ranks.forked(self.served.tp, self.served.pp, self.served.dp)
             self._intercept(module, direct)
             given = {
                 "server_args": arguments,
                 "port_args": ports,
                 "pipe_writer": SimpleNamespace(send=lambda told: None),
                 "pp_rank": self._ranks.pp,
-                "tp_rank": self._ranks.tp,
+                "tp_rank": 0 if self.served.apart else self._ranks.tp,
             }
             if self.served.dp > 1:
                 given["dp_rank"] = self._ranks.group
@@ -171,12 +180,23 @@ class Sglang(Engine):
                     raise LackingError(lacking) from error
                 raise
 
+    def _separate(self, folder: Path) -> Path:
+        """Fork the engine for prefill. Returns the folder of each engine."""
+        port = apart.free_port()
+        self._ranks = Ranks.forked(2, 1, 1)
+        role = apart.ROLES[self._ranks.tp]
+        self._role = ["--disaggregation-mode", role, "--disaggregation-bootstrap-port", str(port)]
+        apart.begin(next(iter(self._ranks.pipes.values())), role, port)
+        mine = folder / role
+        mine.mkdir()
+        return mine
+
     def _settle(self, configuration: Any, folder: Path) -> Any:
         parser = argparse.ArgumentParser()
         configuration.ServerArgs.add_cli_args(parser)
         package = Path(configuration.__file__).parent.parent
         words = self.served.words(frozenset(parser._option_string_actions), folder, package)
-        arguments = configuration.prepare_server_args(words)
+        arguments = configuration.prepare_server_args([*words, *self._role])
         if hasattr(arguments, "resolve_once"):
             arguments.resolve_once()
         return arguments
@@ -200,6 +220,7 @@ class Sglang(Engine):
             hear = answering(self._ranks, self._hear)
             type(channels.send_to_tokenizer).send_output = lambda sender, *given: hear(*given)
             self._receive(type(getattr(scheduler, "request_receiver", scheduler)))
+            Clock.seed(self.served.seed)
             if self._ranks.plays:
                 self._first = loads(
                     self.structures,
@@ -220,6 +241,9 @@ class Sglang(Engine):
 
     def _receive(self, receiver: Any) -> None:
         """Give the scheduler the player's requests, in the first rank if there are several."""
+        if self.served.apart:
+            receiver.recv_requests = lambda *arguments, **named: self._exchange()
+            return
         if not self._ranks.several:
             receiver.recv_requests = lambda *arguments, **named: self._poll()
             return
@@ -258,6 +282,19 @@ class Sglang(Engine):
             connection.send(mine)
         return groups[0]
 
+    def _exchange(self) -> list[Any]:
+        """Return the requests that arrive now at one of two engines."""
+        quiet = self._scheduler.is_fully_idle()
+        if not self._ranks.plays:
+            Clock.tick()
+            return apart.Wire.exchange([], quiet)
+        try:
+            given = self._poll()
+        except PlayedError:
+            apart.Wire.exchange(None, quiet)
+            raise
+        return apart.Wire.exchange(given, quiet)
+
     def _poll_once(self) -> list[Any]:
         """Return what arrives now. When all is played, tell the other ranks, once."""
         if self._ranks.rounds is not None:
@@ -289,6 +326,9 @@ class Sglang(Engine):
         given |= {name: key for name, key in keys if name in request}
         if one.priority is not None:
             given["priority"] = one.priority
+        if self.served.apart:
+            address = {"host": apart.HOST, "port": int(self._role[-1]), "room": next(self._rooms)}
+            given |= {f"bootstrap_{name}": part for name, part in address.items()}
         more = one.sampling or Sampling()
         if more.processor is not None:
             given["custom_logit_processor"] = processor(more.processor)
@@ -365,7 +405,10 @@ class Sglang(Engine):
         return any(key in getattr(cache, copies, ()) for key in keys for copies in COPIES[:2])
 
     def at_rest(self) -> bool:
-        """Return whether the prefix cache copies nothing to or from the host."""
+        """Return whether the prefix cache copies nothing, and another engine has nothing to do."""
+        others = apart.Wire.rests() and self._scheduler.is_fully_idle()
+        if self.served.apart and not others:
+            return False
         cache = self._scheduler.tree_cache
         return not any(getattr(cache, name, ()) for name in COPIES)
 

@@ -29,6 +29,9 @@ WINDOWS = {1: 0.3, 4: 0.3, 16: 0.4}
 They are so few that windows are evicted. Other page sizes have the engine's default.
 """
 
+LARGE = 0.9
+"""The same if a request may need as many slots of sliding layers as of others."""
+
 Options = Mapping[str, object]
 """Options by name. None and False leave one out, and True gives it no value."""
 
@@ -70,6 +73,13 @@ STORED = 2048
 LEAST_PREFETCHED = 8
 """The fewest tokens that are fetched from a storage."""
 
+APART: Options = {
+    "disaggregation-transfer-backend": "mooncake",
+    # By default, as many as a small pool has in all.
+    "num-reserved-decode-tokens": 8,
+}
+"""Options of both engines for prefill and for decode."""
+
 SPECULATION = ("eagle", "standalone")
 """Kinds of draft models: a layer over the hidden states of the target, or a second such model."""
 
@@ -95,7 +105,7 @@ class SglangServed(Common):
     `mixed`, a batch has prefills and decoding requests. With `python_tree`, the prefix cache is the
     unified one in Python. With `storage`, KV on the host is also kept in files. With
     `written_back`, it is written there when it is evicted, and the host has little more room than
-    the pool.
+    the pool. With `apart`, an engine in another process computes the prompts.
     """
 
     ACTIONS: ClassVar = ACTIONS
@@ -121,6 +131,7 @@ class SglangServed(Common):
     windows: Size | None = None
     mixed: bool = False
     python_tree: bool = False
+    apart: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError for a window pool that is larger than the pool, or a lone storage."""
@@ -149,20 +160,24 @@ class SglangServed(Common):
     @property
     @override
     def extras(self) -> Sequence[str]:
-        return extras_with_drafts(self.speculative is not None, self.forced)
+        extras = extras_with_drafts(self.speculative is not None, self.forced)
+        # A router adds the likelihoods of a prompt, which only the engine for prefill has.
+        return [one for one in extras if not (self.apart and one == "likelihoods")]
 
     def company(self) -> Wave | None:
         """Return a wave to compare. A fork has no GPU, threads for copies, adapters or ranks."""
         forks = self.device == "cpu" and self.ranks == 1
-        possible = forks and not (self.host_cache or self.adapters)
+        possible = forks and not (self.host_cache or self.adapters or self.apart)
         return sample(self.limits()) if possible else None
 
     @override
     def limits(self) -> Limits:
-        slots, page = self.windows, self.page_size
-        if slots is None and page in WINDOWS and not self.whole_prompts:
-            slots = int(WINDOWS[page] * self.pool) // page * page
-        return Limits(WINDOW, page, self.chunk, CONTEXT, self.pool, self.rows, slots)
+        slots, page, pool = self.windows, self.page_size, self.pool
+        if self.apart:  # A request gets as many slots for windows as it has tokens.
+            pool = int(LARGE * pool)
+        elif slots is None and page in WINDOWS and not self.whole_prompts:
+            slots = int(WINDOWS[page] * pool) // page * page
+        return Limits(WINDOW, page, self.chunk, CONTEXT, pool, self.rows, slots)
 
     def words(self, known: frozenset[str], folder: Path, package: Path) -> list[str]:
         """Return the command line of the engine.
@@ -208,6 +223,7 @@ class SglangServed(Common):
             **self._lora(),
             **self._host_cache(),
             **self._ranks(),
+            **(APART if self.apart else {}),
         }
         words = list[str]()
         for name, value in options.items():
@@ -218,8 +234,8 @@ class SglangServed(Common):
 
     def _window_share(self) -> float | None:
         """Return the slots of sliding layers per slot of other layers, or None for the default."""
-        if self.whole_prompts:  # All tokens of a prompt have a slot until it is computed.
-            return 0.9
+        if self.whole_prompts or self.apart:  # All tokens of a prompt have a slot at first.
+            return LARGE
         if self.windows is not None:  # The engine rounds down to whole slots.
             return round((self.windows + 0.5) / self.pool, 6)
         return WINDOWS.get(self.page_size)
