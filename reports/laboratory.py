@@ -151,10 +151,12 @@ def causes(record: Record, names: Mapping[int, str]) -> Iterator[Failure]:
     for (status, cause), rows in found.items():
         first, *others = sorted(rows, key=length)
         lines = sources_of(first.finding)
+        facts = tuple(answers(first, others))
         yield Failure(
             name=f"{status}: {cause}",
             count=plural(len(rows), "trial"),
-            facts=tuple(answers(first, others)),
+            facts=facts,
+            short=facts[:2],
             line=(lines[0].file, lines[0].line) if lines else None,
             replay=None if first.finding is None else replay_of(first.finding),
             anchor=names[id(first)] if has_card(first) else "",

@@ -102,12 +102,14 @@ class Cell:
 class Cells:
     """Rows of boxes, each with a name and a line about it.
 
-    With `grid`, each row has as many boxes, like the slots of a pool.
+    With `grid`, each row has as many boxes, like the slots of a pool. With `key`, the page has a
+    DrawingKey.
     """
 
     kind: ClassVar = "cells"
     rows: tuple[tuple[Fact, tuple[Cell, ...]], ...]
     grid: bool = False
+    key: bool = True
 
 
 @dataclass(frozen=True)
@@ -163,12 +165,16 @@ class Failure:
     - `known`: where it is known from. A known cause fails nothing.
     - `line`: the file and the number of its line of code.
     - `facts`: what failed, why, and where, in a few words.
+    - `short`: those facts for which a terminal has room.
+    - `blocks`: the line in its source, and drawings.
     - `anchor`: the card about it, or ''.
     """
 
     name: str
     count: str
     facts: tuple[Fact, ...]
+    short: tuple[Fact, ...] = ()
+    blocks: tuple[Block, ...] = ()
     known: str = ""
     line: tuple[str, int] | None = None
     replay: ReplayCommand | None = None
@@ -177,11 +183,12 @@ class Failure:
 
 @dataclass(frozen=True)
 class PageSection:
-    """A part of a page."""
+    """A part of a page. A folded one is shown on demand."""
 
     anchor: str
     title: str
     blocks: tuple[Block, ...]
+    folded: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from paritybit.reports.model import (
     Block,
     Card,
+    Cell,
+    Cells,
     DataTable,
     Fact,
     Facts,
@@ -20,7 +22,13 @@ from paritybit.reports.model import (
     environment_facts,
 )
 
-from paritybit.launch.schema import ConfigRecord, ProcessRecord, RecordedFinding, WatchRecord
+from paritybit.launch.schema import (
+    ConfigRecord,
+    ProcessRecord,
+    RecordedFinding,
+    WatchRecord,
+    Who,
+)
 from paritybit.launch.words import (
     CauseGroup,
     causes_of,
@@ -28,6 +36,7 @@ from paritybit.launch.words import (
     named,
     plural,
     source_of,
+    where,
 )
 
 SIGNS = {"finding": ("bad", "✗"), "no finding": ("good", "✓"), "undecided": ("warn", "?")}
@@ -75,7 +84,7 @@ def report_of(record: WatchRecord) -> Report:
                 tuple(card(one, names[one.name], follows.get(one.name), engine) for one in groups),
             ),
             *baseline(record),
-            PageSection("configs", "What was tried", tuple(tried_blocks(record))),
+            PageSection("configs", "What was tried", tuple(tried_blocks(record)), folded=True),
             PageSection(
                 "not-tried",
                 "What was not tried",
@@ -83,13 +92,17 @@ def report_of(record: WatchRecord) -> Report:
                     Paragraph("The verdict does not cover this."),
                     Facts(tuple(Fact.of(one.what, one.why) for one in record.not_tried)),
                 ),
+                folded=True,
             ),
             PageSection(
                 "stand-ins",
                 "Parts that are not the engine’s own",
                 (Facts(stand_ins),) if stand_ins else (),
+                folded=True,
             ),
-            PageSection("environment", "Environment", (Facts(tuple(environment(record))),)),
+            PageSection(
+                "environment", "Environment", (Facts(tuple(environment(record))),), folded=True
+            ),
         ),
     )
 
@@ -107,16 +120,48 @@ def cause_of(group: CauseGroup, anchor: str, engine: str) -> Failure:
     """Return a cause with what is known about its worst finding."""
     first = group.findings[0]
     about = [("found", named(first)), *lines_of(first)]
-    about += [("follows", group.followed)] if group.followed is not None else []
+    line = next(filter(None, map(source_of, group.findings)), None)
+    at = f", at {line[0]}:{line[1]}" if line else ""
+    short = [("found", named(first)), ("where", f"{', '.join(where(first))}{at}")]
     return Failure(
         name=group.name,
-        count=group.count,
+        count="; ".join(filter(None, (group.count, group.followed))),
         facts=tuple(Fact.of(name, text) for name, text in about),
+        short=tuple(Fact.of(name, text) for name, text in short),
+        blocks=(*source_blocks(first), *slot_blocks(first)),
         known=group.known or "",
-        line=next(filter(None, map(source_of, group.findings)), None),
+        line=line,
         replay=replay_of(first, engine),
         anchor=anchor,
     )
+
+
+def source_blocks(finding: RecordedFinding) -> Iterator[Block]:
+    """Yield the lines of the engine around the line of a finding, if they are recorded."""
+    if finding.excerpt:
+        source = source_of(finding)
+        lines = tuple((line.number, line.text) for line in finding.excerpt)
+        yield Source(lines, None if source is None else source[1])
+
+
+def slot_blocks(finding: RecordedFinding) -> Iterator[Block]:
+    """Yield a drawing of what happened to a slot: who wrote, freed, changed and read it."""
+    events = (
+        (finding.writer, "written", "live"),
+        (finding.freed, "freed", "parked"),
+        (Who(forward=finding.forward), finding.check, "wrong"),
+        (finding.reader, "read", "differs"),
+    )
+    rows = []
+    for who, what, kinds in events:
+        if who is not None:
+            place = f"position {who.position}" if who.position is not None else ""
+            when = f"forward {who.forward}" if who.forward is not None else "between forwards"
+            request = "" if who.request is None else str(who.request)
+            rows.append((Fact.of(when, what), (Cell(request, kinds), Cell(place, ""))))
+    if finding.slots and len(rows) > 1:
+        yield Paragraph(f"Slot {finding.slots[0]}, with the request of each event", "title")
+        yield Cells(tuple(rows), key=False)
 
 
 def replay_of(finding: RecordedFinding, engine: str) -> ReplayCommand | None:
@@ -148,10 +193,7 @@ def finding_blocks(finding: RecordedFinding, engine: str) -> Iterator[Block]:
     if len(finding.slots) > 1:
         facts.append(Fact.of("slots", comma_separated(finding.slots)))
     yield Facts(tuple(facts))
-    if finding.excerpt:
-        source = source_of(finding)
-        lines = tuple((line.number, line.text) for line in finding.excerpt)
-        yield Source(lines, None if source is None else source[1])
+    yield from source_blocks(finding)
     if (command := replay_of(finding, engine)) is not None:
         yield command
 

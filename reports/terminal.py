@@ -62,6 +62,6 @@ def lines(report: Report, folder: Path) -> Iterator[tuple[str, str | None]]:
 
 def cause_lines(cause: Failure, folder: Path) -> Iterator[str]:
     """Yield what is known of a cause, and the command that replays it."""
-    yield from (f"{fact.name:{NAMES}}{fact.text}" for fact in cause.facts)
+    yield from (f"{fact.name:{NAMES}}{fact.text}" for fact in cause.short)
     if cause.replay is not None:
-        yield f"replay: {cause.replay.text(f'{folder}/')}"
+        yield f"{'replay':{NAMES}}{cause.replay.text(f'{folder}/')}"

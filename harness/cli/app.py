@@ -176,7 +176,7 @@ def seed_option(default: int | None = 0) -> Any:
 
 def engine_option(default: Any) -> Any:
     """Return the option for an engine. It is required if the default is `...`."""
-    about = "Release such as sglang==0.5.23, or the folder of a source tree"
+    about = "sglang (newest), a release such as sglang==0.5.22, or the folder of a source tree"
     # typer 0.27 takes the name from the metavar.
     return typer.Option(default, "--engine", metavar="ENGINE", help=about)
 
@@ -291,21 +291,22 @@ def explore(
     """Explore every schedule of an engine's prefix cache up to a bound."""
     from paritybit.harness.cli.explore import run_explore
 
+    from paritybit.engines.fetch import with_version
     from paritybit.explore.bound import Bound
 
     bound = Bound(slots=slots, requests=requests, page_size=page_size, window=window, keys=keys)
-    return run_explore(engine, bound, depth, seconds, out)
+    return run_explore(with_version(engine), bound, depth, seconds, out)
 
 
 @command(ENGINES)
 def engine(
-    version: str = typer.Argument(help="Release, such as vllm==0.33.0; 0.5.23 is one of sglang"),
+    version: str = typer.Argument(help="vllm (newest), or a release such as vllm==0.33.0"),
 ) -> int:
     """Download a release of an engine into a folder of its own."""
     from paritybit.drive.adapters import release_of
     from paritybit.engines import fetch
 
-    adapter, number = release_of(version)
+    adapter, number = release_of(fetch.with_version(version))
     found = adapter.prepare(f"{adapter.package.name}=={number}")
     typer.echo(f"{found.name} is in {fetch.folder()}")
     return 0
@@ -323,7 +324,9 @@ def replay(
     """
     from paritybit.harness.cli.replay import run_replay
 
-    return run_replay(case, engine)
+    from paritybit.engines.fetch import with_version
+
+    return run_replay(case, engine and with_version(engine))
 
 
 @command(FINDINGS)
@@ -338,7 +341,9 @@ def shrink(
     """
     from paritybit.harness.cli.watch.shrink import run_shrink
 
-    return run_shrink(case, engine, seconds)
+    from paritybit.engines.fetch import with_version
+
+    return run_shrink(case, with_version(engine), seconds)
 
 
 @command(FINDINGS)

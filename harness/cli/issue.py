@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 from paritybit.harness.cli.exit_codes import OK
-from paritybit.harness.cli.report import load_run, require_watch
+from paritybit.harness.cli.report import latest, load_run, require_watch
 from paritybit.harness.errors import MalformedError
 from paritybit.harness.records.codec import load
 from paritybit.harness.records.files import write_whole
@@ -39,6 +39,7 @@ def run_issue(path: Path, later: Path | None, *, markdown: bool) -> int:
     """Write a report for the authors of the engine for each new cause of a run of `watch`."""
     if later is not None or markdown:
         raise MalformedError("report writes one thing at a time: --issue has no other option")
+    path = latest(path)
     record = require_watch(load_run(path), path)
     folder = path if path.is_dir() else path.parent
     names = {one.case for one in record.findings if one.case} if record.engine else set()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
+from paritybit.harness.cli.folders import LATEST
 from paritybit.harness.errors import MalformedError
 from paritybit.harness.records.codec import load
 from paritybit.harness.records.files import write_whole
@@ -25,6 +26,7 @@ def run_report(path: Path, later: Path | None, *, markdown: bool) -> int:
     """Write the page of a run, or print it in another form, or compare it with a later run."""
     if later is not None and markdown:
         raise MalformedError("report writes one thing at a time, not a later record and --markdown")
+    path, later = latest(path), later and latest(later)
     record = load_run(path)
     if later is not None:
         return compare(require_watch(record, path), require_watch(load_run(later), later))
@@ -37,6 +39,11 @@ def run_report(path: Path, later: Path | None, *, markdown: bool) -> int:
     print(f"{verdict}{record.message}")
     print(page)
     return OK
+
+
+def latest(path: Path) -> Path:
+    """Return the folder of the last run for a folder of runs, and any other path as it is."""
+    return path / LATEST if (path / LATEST).is_dir() else path
 
 
 def load_run(path: Path) -> Record | WatchRecord:

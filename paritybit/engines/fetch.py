@@ -79,7 +79,7 @@ def package_of(spec: str, known: Collection[Package] = PACKAGES.values()) -> Pac
         raise MalformedError(
             f"{quote(spec)} contains the source of several engines; name a folder with only one"
         )
-    names = ", ".join(f"{package.name}==VERSION" for package in known)
+    names = ", ".join(f"{package.name}[==VERSION]" for package in known)
     folders = ", ".join(f"{package.name}/{package.marker}" for package in known)
     raise MalformedError(
         f"{quote(spec)} is not an engine; expected one of {names}, or a folder that contains one "
@@ -150,18 +150,40 @@ def filling(home: Path) -> Iterator[Path]:
 
 def newest(package: Package) -> str:
     """Return the newest release on the package index. Raises CannotRunError without an index."""
-    with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
-        return _download(None, Path(scratch), package).name.split("-")[1]
+    output = pip("index", "versions", "--only-binary", ":all:", package.name)
+    found = re.search(rf"^{package.name} \(({VERSION})\)$", output, re.MULTILINE)
+    if found is None:
+        raise CannotRunError(
+            f"the newest release of {package.name} is not known because no package index answers"
+        )
+    return found[1]
 
 
-def in_order(version: str) -> list[int]:
-    """Return the sort key of a version."""
-    return [int(part) for part in re.findall(r"\d+", version)]
+def with_version(spec: str) -> str:
+    """Return the newest release for the name of an engine alone, and any other text as it is.
+
+    A folder of that name with the engine's source stays a folder. Raises as `newest` does.
+    """
+    package = PACKAGES.get(spec)
+    if package is None or has(spec, package):
+        return spec
+    return f"{spec}=={newest(package)}"
 
 
-def _download(version: str | None, into: Path, package: Package) -> Path:
-    """Download the wheel of a release, or of the newest for None. Raises errors as `find` does."""
-    wanted = package.name if version is None else f"{package.name}=={version}"
+PHASES = {"dev": -4, "a": -3, "b": -2, "rc": -1, "post": 1}
+
+
+def in_order(version: str) -> tuple[tuple[int, ...], ...]:
+    """Return the sort key of a version: first its numbers. A candidate comes before its release."""
+    number, *_ = re.findall(r"\d+(?:[.]\d+)*", version)
+    phases = re.findall(r"(dev|a|b|rc|post)(\d+)", version.partition(number)[2])
+    later = ((PHASES[phase], int(count)) for phase, count in phases)
+    return tuple(map(int, number.split("."))), *later, (0, 0)
+
+
+def _download(version: str, into: Path, package: Package) -> Path:
+    """Download the wheel of a release. Raises errors as `find` does."""
+    wanted = f"{package.name}=={version}"
     words = [wanted]
     pins = re.search(rf"^{re.escape(wanted)} \\\n(?: +--hash=.*\n?)+", RELEASES.read_text(), re.M)
     if pins is not None:
@@ -176,7 +198,7 @@ def _download(version: str | None, into: Path, package: Package) -> Path:
             f"the hash of {wanted} on the package index differs from the pinned hash"
         )
     listed = re.search(r"from versions: (.*)\)", output)
-    if version is not None and listed is not None and listed[1].strip() not in {"", "none"}:
+    if listed is not None and listed[1].strip() not in {"", "none"}:
         raise MalformedError(
             f"the package index has no {package.name} {version} for this Python version"
         )

@@ -16,7 +16,7 @@ from paritybit.launch.ranks import absent, lagging
 from paritybit.launch.schema import RecordedFinding, Untried, Verdict
 from paritybit.launch.scope import PAIRS, SERVED_PAIRS
 from paritybit.launch.tally import Tally
-from paritybit.launch.words import causes_of, named, plural
+from paritybit.launch.words import causes_of, plural
 from paritybit.watch.settings import ELAPSED, TAKEN
 
 NEEDED: Mapping[str, str] = {
@@ -178,14 +178,9 @@ def verdict_of(
     if known:
         seen = f"{seen}; {plural(sum(one.number for one in known), 'known finding')}"
     if findings:
-        causes = causes_of(findings)
+        causes = plural(len(causes_of(findings)), "cause")
         number = sum(finding.number for finding in findings)
-        first = causes[0].findings[0]
-        more = f"; {len(causes) - 1} more cause{'s' * (len(causes) > 2)}" * (len(causes) > 1)
-        return "finding", (
-            f"{plural(number, 'finding')} with {plural(len(causes), 'cause')}: "
-            f"{named(first)}{more}; {seen}"
-        )
+        return "finding", f"{plural(number, 'finding')} with {causes} in {seen}"
     if open_:
         more = f"; and {len(open_) - 1} more" if len(open_) > 1 else ""
         scope = f"; no finding in {seen}" if any(counts.values()) else ""

@@ -17,7 +17,8 @@ def lines_of(finding: RecordedFinding) -> Iterator[tuple[str, str]]:
         yield "slot", finding.origin
     if finding.reader is not None:
         yield "read", f"read by {by(finding.reader)}"
-    yield "cause", why(finding)
+    if finding.cause is not None:
+        yield "cause", why(finding.cause)
     if finding.changes:
         changed = "; ".join(
             f"{one.source}{f' in {one.function}' if one.function else ''}, since {one.base}"
@@ -77,11 +78,8 @@ def called(who: Who | Cause) -> str:
     return f"{who.source}{f', {who.via}' if who.via is not None else ''}"
 
 
-def why(finding: RecordedFinding) -> str:
-    """Return the cause as text."""
-    cause = finding.cause
-    if cause is None:
-        return "not known"
+def why(cause: Cause) -> str:
+    """Return a cause as text."""
     place = called(cause) if cause.source else cause.via
     source = f" ({place})" if place else ""
     named = "" if cause.input is None or cause.input in cause.what else f"{cause.input}: "

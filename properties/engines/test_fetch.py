@@ -59,3 +59,25 @@ def test_a_folder_is_kept_whole_or_not_at_all(tmp_path: Path) -> None:
             (target / name).touch()
     assert [path.name for path in home.parent.iterdir()] == [home.name]
     assert [path.name for path in home.iterdir()] == ["first"]
+
+
+def test_versions_are_in_order_with_candidates_before_their_release() -> None:
+    ordered = ["0.5.9", "0.5.10rc0", "0.5.10", "0.5.10.post1", "0.5.11.dev2", "0.5.11", "1.0"]
+    keys = [fetch.in_order(version) for version in ordered]
+    assert keys == sorted(keys)
+    assert len({*keys}) == len(ordered)
+
+
+def test_the_name_of_an_engine_is_its_newest_release_unless_a_folder_has_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = "WARNING: experimental\nsglang (0.5.99)\nAvailable versions: 0.5.99, 0.5.98\n"
+    monkeypatch.setattr(fetch, "pip", lambda *_: output)
+    assert fetch.with_version("sglang") == "sglang==0.5.99"
+    assert [fetch.with_version(one) for one in ("sglang==0.5.12", "x")] == ["sglang==0.5.12", "x"]
+    (tmp_path / "sglang/python/sglang/srt").mkdir(parents=True)
+    assert fetch.with_version("sglang") == "sglang"
+    monkeypatch.setattr(fetch, "pip", lambda *_: "ERROR: no index\n")
+    assert main(["watch", "--engine", "vllm"]) == CANNOT_RUN
+    assert "the newest release of vllm is not known" in capsys.readouterr().err

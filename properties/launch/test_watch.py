@@ -65,12 +65,9 @@ def test_a_finding_is_printed_recorded_and_shown(
     assert done.returncode == FINDING, done.stderr
     for line in (
         "stray write: the replay of decode changed slot 17",
-        "where    group swa, layer 0, slot 17 and 1 more, forward 4 (decode), replay of decode",
-        "written  last written by request r1, position 12, in forward 3",
-        "freed    freed before forward 3",
-        "read     read by request r2, position 14, in forward 4",
-        "cause    out_cache_loc_swa: the padded tail explains it (runner.py:373)",
-        "finding: 3 findings with 1 cause: stray write",
+        "where    group swa, layer 0, slot 17 and 1 more, forward 4 (decode), replay of decode, "
+        "at runner.py:373",
+        "finding: 3 findings with 1 cause in",
         "undecided: the command was killed by SIGKILL",
     ):
         assert line in done.stderr
@@ -78,7 +75,13 @@ def test_a_finding_is_printed_recorded_and_shown(
     assert found["number"] == 3
     assert found["cause"]["input"] == "out_cache_loc_swa"
     page = (tmp_path / "out" / "latest" / "index.html").read_text()
-    assert "out_cache_loc_swa" in page
+    for line in (
+        "last written by request r1, position 12, in forward 3",
+        "freed before forward 3",
+        "read by request r2, position 14, in forward 4",
+        "out_cache_loc_swa: the padded tail explains it (runner.py:373)",
+    ):
+        assert line in page
     assert "/somewhere" not in page
 
 
@@ -119,7 +122,7 @@ def test_findings_decide_the_exit_code_although_the_disk_is_full(
         env=variables(), cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == FINDING, done.stderr
-    assert done.stderr.count("stray write: the replay of decode changed slot 17") >= 5
+    assert done.stderr.count("stray write: the replay of decode changed slot 17") >= 2
     assert "File too large" in done.stderr
     assert not (tmp_path / "out" / "latest" / "index.html").exists()
     assert (tmp_path / "out" / "latest" / "watch.json").exists() == (most > 4_000)
@@ -167,7 +170,7 @@ def test_a_finding_that_could_not_be_written_is_no_success(watch: Watch, script:
 @pytest.mark.parametrize(
     ("findings", "verdict"),
     [
-        ("[STRAY]", "finding: 1 finding with 1 cause: stray write"),
+        ("[STRAY]", "finding: 1 finding with 1 cause in"),
         ("", "undecided: the command has no recorded end; no finding in 5 forwards"),
     ],
 )

@@ -47,7 +47,7 @@ class Page(HTMLParser):
         self.attributes += [(tag, name, value or "") for name, value in attrs]
         self.ids += [value or "" for name, value in attrs if name == "id"]
         self.scripts += tag == "script"
-        if tag not in ("meta", "link", "br", "input"):
+        if tag not in ("meta", "link", "br", "input", "wbr"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:

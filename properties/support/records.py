@@ -96,7 +96,7 @@ def shown() -> WatchRecord:
     before = replace(watched([leak], ["overlap", CONFIG.name]), revision="0123456789abcdef")
     now = replace(
         watched([stray, leak], [CONFIG.name, "overlap"]),
-        message="25 findings with 1 cause: stray write: the replay of decode changed slot 17 (swa)",
+        message="25 findings with 1 cause in 500 forwards",
         started="2026-11-26T02:00:00+00:00",
         counts={"forwards": 500, "replays": 200, "padded_replays": 90, "reads": 40_000, "idle": 3},
         undecided=("the engine was killed",),

@@ -26,20 +26,23 @@ class Display:
         self.console = Console(stderr=stderr, soft_wrap=True)
         self.tallies: dict[str, Tally] = {}
         self.lock = threading.Lock()
-        self.found = 0
+        self.found: set[tuple[str, str]] = set()
         self.started = time.monotonic()
         self.pause = FIRST_LINE
         self.next = self.started + self.pause
 
     def show(self, config: str, tally: Tally, finding: RecordedFinding | None) -> None:
-        """Show a tally and its new finding, if any. Several threads may call it."""
+        """Show a tally and its new finding, if any. Several threads may call it.
+
+        Of the findings of a check with one cause, only the first is printed.
+        """
         with self.lock:
             self.tallies[config] = tally
-            if finding is not None:
-                self.found += 1
-                if self.found <= MOST:
+            if finding and (found := (finding.check, finding.cause_name)) not in self.found:
+                self.found.add(found)
+                if len(self.found) <= MOST:
                     self.put(named(finding), style="bold red")
-                elif self.found == MOST + 1:
+                elif len(self.found) == MOST + 1:
                     self.put("there are further findings; the page at the end has all")
             now = time.monotonic()
             if now >= self.next:

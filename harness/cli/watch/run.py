@@ -40,7 +40,7 @@ from paritybit.drive.models import MODELS
 from paritybit.drive.served import PARALLEL
 from paritybit.drive.warm import Warm, warm
 from paritybit.engines import fetch
-from paritybit.engines.fetch import EngineFolder
+from paritybit.engines.fetch import EngineFolder, with_version
 from paritybit.engines.hunks import nearest
 from paritybit.inject import environment_with, prepare
 from paritybit.launch.case import WatchCase
@@ -223,7 +223,7 @@ def watch_command(run: WatchRun) -> None:
 
 def prepared(options: WatchOptions, spec: str) -> tuple[WatchOptions, "ConfigServer"]:
     """Return the options with their defaults, and what serves the engine."""
-    device, seed = device_of(options.device or "auto"), options.seed or 0
+    device, seed, spec = device_of(options.device or "auto"), options.seed or 0, with_version(spec)
     adapter = adapter_of(spec)
     if options.model is not None:
         require_known("model", options.model, MODELS)
@@ -242,7 +242,8 @@ def prepared(options: WatchOptions, spec: str) -> tuple[WatchOptions, "ConfigSer
         if fetch.package_of(options.base) != adapter.package:
             raise MalformedError(f"--base {quote(options.base)} is not {adapter.package.name}")
         base = fetch.find(options.base)
-    options = replace(options, device=device, seed=seed, revision=commit_of(Path(spec)))
+    revision = commit_of(Path(spec))
+    options = replace(options, engine=spec, device=device, seed=seed, revision=revision)
     return options, ConfigServer(adapter, engine, configs, table, base)
 
 

@@ -80,7 +80,7 @@ MALFORMED_LINES: dict[str, str] = {
     "watch --seed 3 -- true": "--seed needs --engine",
     "watch --engine sglang==0.5.12 -- true": "--engine takes no command",
     f"watch --engine {'x' * 5000}": "is not an engine",
-    "watch --engine nothing==1": "'nothing==1' is not an engine; expected one of sglang==VERSION",
+    "watch --engine nothing==1": "'nothing==1' is not an engine; expected one of sglang[==VERSION]",
     "watch --engine sglang==0.5.12 --settings nothing": "unknown setting 'nothing'",
     "watch --engine sglang==0.5.12 --model x": "unknown model 'x'",
     "watch --checks nothing -- true": "unknown check 'nothing'",

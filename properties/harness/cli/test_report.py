@@ -20,7 +20,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["", "paritybit-out/latest", "paritybit-out/latest/watch.json"])
+@pytest.mark.parametrize(
+    "name", ["", "paritybit-out", "paritybit-out/latest", "paritybit-out/latest/watch.json"]
+)
 def test_a_run_is_named_by_its_folder_or_record_and_is_by_default_the_last(
     name: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
