@@ -455,6 +455,22 @@ class Between(Boundary):
             names = {str(number): ledger.names.name(number) for number in numbers}
             return known, {"requests": names, "emptied": self.chains.emptied}
 
+    def renamed(
+        self, known: Tensor, about: Mapping[str, Any], row: tuple[str, Sequence[int], str]
+    ) -> tuple[Tensor, Mapping[str, Any]]:
+        """Return what another process `described`, with the own chain of a request for its chain.
+
+        They differ if only one cache was emptied. `row` has its name, its tokens and its space.
+        """
+        request, tokens, space = row
+        theirs, mine = (
+            one.hashes(request, tokens, len(tokens), space)
+            for one in (Chains(emptied=about["emptied"]), self.chains)
+        )
+        own = dict(zip(theirs, mine, strict=True))
+        chain = torch.tensor([own.get(one, one) for one in known[0].tolist()])
+        return torch.cat((chain[None], known[1:])), {**about, "emptied": self.chains.emptied}
+
     @guarded
     def received(self, group: str, slots: Tensor, known: Tensor, about: Mapping[str, Any]) -> None:
         """Record that a transfer brought into slots what another process knows: see `described`."""

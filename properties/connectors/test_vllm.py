@@ -470,7 +470,8 @@ def test_what_a_forward_copies_to_the_host_after_the_model_has_what_it_wrote(
     [
         ({"OffloadingConnector": {"cpu_bytes_to_use": 1}}, True),
         ({"OffloadingConnector": {"block_size": 64}}, False),
-        ({"LMCacheConnectorV1": {}}, False),
+        ({"LMCacheConnectorV1": {"lmcache.chunk_size": 32}}, True),
+        ({"LMCacheConnectorV1": {"lmcache.remote_url": "lm://host"}}, False),
         ({"ExampleConnector": {"shared_storage_path": "/tmp"}}, True),
         ({"OffloadingConnector": {}, "SimpleCPUOffloadConnector": {"lazy_offload": True}}, True),
         ({"OffloadingConnector": {}, "ExampleConnector": {}}, False),

@@ -18,8 +18,8 @@ ALIKE: Mapping[tuple[str, str], set[str]] = {
     ("sglang", "cuda"): {"rows", "backend", "alone", "apart"},
     ("transformers", "cpu"): {"alone", "priorities"},
     ("transformers", "cuda"): {"alone", "priorities"},
-    ("vllm", "cpu"): {"alone", "backend", "files"},
-    ("vllm", "cuda"): {"alone", "simple", "several", "failing", "files"},
+    ("vllm", "cpu"): {"alone", "backend", "files", "cached", "apart"},
+    ("vllm", "cuda"): {"alone", "simple", "several", "failing", "files", "cached", "apart"},
 }
 """Settings that are the same in all rows of an engine on a device, except device and seed."""
 

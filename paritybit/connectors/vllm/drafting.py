@@ -15,7 +15,6 @@ from torch import Tensor
 
 from paritybit.connectors.following import expected, table_of
 from paritybit.connectors.hooking import Call, maybe
-from paritybit.connectors.vllm.moving import Moving
 from paritybit.connectors.vllm.pools import DRAFTED, EngineGroup, VllmPool
 from paritybit.connectors.vllm.requests import (
     Account,
@@ -25,6 +24,7 @@ from paritybit.connectors.vllm.requests import (
     space_of,
     tokens_of,
 )
+from paritybit.connectors.vllm.transfers import Transfers
 from paritybit.watch.facts import Forward, IndexList, Replay, Row, StaticInput
 
 NOBODYS = -1
@@ -158,7 +158,7 @@ def draft_layers(runner: Any) -> set[str]:
     return set(older or maybe(runner, "speculator.draft_attn_layer_names") or ())
 
 
-class Drafting(Moving):
+class Drafting(Transfers):
     """The part of an engine that follows its drafts. `account` is None without speculation."""
 
     def forget(self) -> None:

@@ -141,6 +141,7 @@ class VllmEngine(JudgedRows):
             interleave = maybe(runner, "parallel_config.cp_kv_cache_interleave_size") or 1
             share = Share(*self.rank().get("dcp", (0, 1)), interleave)
             self.pool = described(runner.kv_cache_config, context, draft_layers(runner), share)
+            self.connects(runner.vllm_config)
 
     def raised(self, original: Call, runner: Any) -> None:
         """Remember the first error of a runner, which may begin another step after it."""

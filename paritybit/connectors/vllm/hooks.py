@@ -16,6 +16,7 @@ SPECULATOR = f"{SPECULATORS}.TargetDependentARSpeculator"
 
 CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.v1"
 OFFLOADING = f"{CONNECTORS}.offloading.worker.OffloadingConnectorWorker"
+CACHED = f"{CONNECTORS}.lmcache_connector.LMCacheConnectorV1"
 EXAMPLE = f"{CONNECTORS}.example_connector.ExampleConnector"
 COPIES = "vllm.v1.kv_offload.cpu.gpu_worker"
 CHUNKS = "vllm.v1.kv_offload.cpu.manager.CPUOffloadingManager"
@@ -97,6 +98,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "opens": (f"{EXAMPLE}.start_load_kv",),
     "files": (f"{EXAMPLE}._generate_filename_debug",),
     "saves": (f"{EXAMPLE}.wait_for_save",),
+    "registers": (f"{CACHED}.register_kv_caches",),
+    "awaits": (f"{CACHED}.start_load_kv",),
     "fails": (f"{SCHEDULER}._handle_failed_recving", f"{SCHEDULER}._handle_invalid_blocks"),
     "emptied": (f"{SCHEDULER}.reset_prefix_cache",),
     "idle": (f"{SCHEDULER}.update_from_output", f"{SCHEDULER}.finish_requests"),

@@ -12,7 +12,7 @@ from torch import Tensor
 from paritybit.connectors.following import FILES, HOST, pages
 from paritybit.connectors.hooking import Call
 from paritybit.connectors.vllm.pools import Blocks
-from paritybit.connectors.vllm.scheduling import FILED, SIMPLE
+from paritybit.connectors.vllm.scheduling import CACHED, FILED, PULLED, SIMPLE
 from paritybit.watch.facts import At, Copy
 from paritybit.watch.stacks import Stack
 
@@ -20,6 +20,14 @@ FOLLOWED = {
     "OffloadingConnector": {"cpu_bytes_to_use", "offload_prompt_only", "sync_load_budget_bytes"},
     "SimpleCPUOffloadConnector": {"cpu_bytes_to_use", "lazy_offload"},
     FILED: {"shared_storage_path"},
+    PULLED: {"kv_lease_duration"},
+    CACHED: {
+        f"lmcache.{name}"
+        for name in (
+            *("chunk_size", "local_cpu", "max_local_cpu_size", "local_disk"),
+            *("max_local_disk_size", "save_decode_cache"),
+        )
+    },
 }
 """The KV connectors that are followed, and the only settings that each may have."""
 
@@ -255,7 +263,7 @@ def unfollowed(transfer: Any) -> list[str]:
     if name == SEVERAL[0]:
         inner = settings.pop(SEVERAL[1], [])
         parts = [(one["kv_connector"], one.get("kv_connector_extra_config", {})) for one in inner]
-        alone = settings or any(one == FILED for one, _ in parts)
+        alone = settings or any(one in {FILED, CACHED, PULLED} for one, _ in parts)
         parts = [(name, settings)] if alone else parts
     known = all(one in FOLLOWED and {*given} <= FOLLOWED[one] for one, given in parts)
     return [] if known else ["a KV connector"]

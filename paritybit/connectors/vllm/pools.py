@@ -5,7 +5,7 @@ The tensors with layers of a draft model are a separate KV group. Only the draft
 in its own group, but rows of the target have slots there if their group has layers in them.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -299,11 +299,16 @@ class Blocks(Scheduling):
             for name, size, *places, held in pools:
                 unused, cached = (torch.tensor(one, dtype=torch.int64) for one in places)
                 hosts[f"blocks on the {name}"] = HostSlots(size, unused, cached, held, name)
+            hosts |= self.caches()
             self.watcher.idle(
                 dict.fromkeys(self.pool.names, slots),
                 dict.fromkeys(self.pool.names, locked * self.pool.page),
                 hosts=hosts,
             )
+
+    def caches(self) -> Mapping[str, HostSlots]:
+        """Return the pools on the host that the scheduler does not know."""
+        return {}
 
     def lost(self) -> None:
         """Forget what is known, because it is not known what happened."""

@@ -23,6 +23,12 @@ SIMPLE = "simple host"
 FILED = "ExampleConnector"
 """The connector that keeps KV in files, and stores it while a forward computes it."""
 
+CACHED = "LMCacheConnectorV1"
+"""The connector of LMCache, which keeps KV when the prefix cache is emptied."""
+
+PULLED = "NixlConnector"
+"""The connector by which an engine for decode reads the KV of one for prefill."""
+
 MESSAGE = "paritybit"
 """The name of the attribute."""
 
@@ -160,7 +166,7 @@ def copies(manager: Any) -> bool:
 
 def resets(connector: Any) -> bool:
     """Return whether a connector forgets the KV that it keeps. Files stay."""
-    return FILED not in {kind.__name__ for kind in type(connector).__mro__}
+    return not {FILED, CACHED} & {kind.__name__ for kind in type(connector).__mro__}
 
 
 def parts_of(connector: Any) -> list[Any]:
@@ -183,9 +189,9 @@ def on_host(connector: Any) -> tuple[str, int, list[int], list[int], int] | None
         locked = sum(one.ref_cnt != 0 for one in pool.blocks if not one.is_null)
         return SIMPLE, len(pool.blocks) - 1, free, [], locked
     scheduler = maybe(connector, "connector_scheduler")
-    if scheduler is None or scheduler._jobs or maybe(scheduler, "_reset_fence"):
+    manager = maybe(scheduler, "manager")
+    if manager is None or scheduler._jobs or maybe(scheduler, "_reset_fence"):
         return None
-    manager = scheduler.manager
     used, size = manager._num_allocated_chunks, manager._num_chunks
     chunks = list(manager._policy.chunks.values())
     free = [*manager._free_list, *range(used, size)]

@@ -9,6 +9,11 @@ from paritybit.drive.vllm.settings import VllmServed
 from paritybit.engines.packages import VLLM
 from paritybit.harness.errors import CannotRunError
 
+MOVING = "KV in LMCache", "prefill and decode apart", "failing transfers"
+
+NAMED = "prompts in files", *MOVING
+"""What is served only by name: it was not yet tried with all others."""
+
 TABLE = Table(
     axes={
         "graphs": {
@@ -43,6 +48,9 @@ TABLE = Table(
             "failing loads": {"offload": True, "failing": True},
             "several connectors": {"offload": True, "several": True, "tight": True},
             "prompts in files": {"files": True},
+            "KV in LMCache": {"cached": True},
+            "prefill and decode apart": {"apart": True},
+            "failing transfers": {"apart": True, "failing": True},
         },
         "cache": {"prefix cache": {}, "no prefix cache": {"prefix_cache": False}},
         "model": {"Gemma 4": {}, "states of convolutions": {"model": "lfm2"}},
@@ -68,9 +76,10 @@ TABLE = Table(
             [
                 *("n-gram speculation", "EAGLE", "LoRA adapters", "no window"),
                 *("offload to the host", "simple offload", "window of two blocks"),
-                *("small host pool", "failing loads", "several connectors", "prompts in files"),
+                *("small host pool", "failing loads", "several connectors", *NAMED),
             ],
         ),
+        (MOVING, ["n-gram speculation", "EAGLE", "actions"]),
         (
             ["decode context parallelism", "context in half blocks"],
             [
@@ -78,7 +87,7 @@ TABLE = Table(
                 *("window of one block", "window of two blocks", "decoding requests first"),
                 *("n-gram speculation", "EAGLE", "states of convolutions", "offload to the host"),
                 *("simple offload", "small host pool", "failing loads", "several connectors"),
-                *("prompts in files", "LoRA adapters"),
+                *(*NAMED, "LoRA adapters"),
             ],
         ),
     ],
@@ -92,9 +101,8 @@ TABLE = Table(
             ],
             ["actions"],
         ),
-        # Not yet tried with all others. The newer runner loads no file before it replays a graph
-        # of a whole prompt.
-        (["prompts in files"],),
+        # The newer runner loads no file before it replays a graph of a whole prompt.
+        (NAMED,),
         # Without a prefix cache, a row cannot show what is wrong with shared KV.
         (
             ["no prefix cache"],
@@ -108,12 +116,9 @@ TABLE = Table(
         ),
     ],
     several={
-        **{
-            ranks: {"ranks share the files of prompts": [["prompts in files"]]}
-            for ranks in ("tp", "dp")
-        },
+        **{ranks: {"ranks share this KV": [NAMED]} for ranks in ("tp", "dp")},
         "pp": {
-            "ranks share the files of prompts": [["prompts in files"]],
+            "ranks share this KV": [NAMED],
             "the older runner has no async scheduling of stages": [["async scheduling"]],
             "drafts of stages are not watched": [["n-gram speculation", "EAGLE"]],
         },
@@ -128,7 +133,7 @@ TABLE = Table(
         "full and piecewise graphs": "cuda",
         "FlashAttention": "cuda",
         # On a GPU, copies of the simple connector run on a thread. Files were not tried there.
-        **dict.fromkeys(("simple offload", "several connectors", "prompts in files"), "cpu"),
+        **dict.fromkeys(("simple offload", "several connectors", *NAMED), "cpu"),
     },
     # Only batches whose requests all have the most drafts replay a graph.
     quiet=["n-gram speculation"],

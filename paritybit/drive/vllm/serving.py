@@ -29,8 +29,10 @@ from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.models import VOCABULARY
 from paritybit.drive.script import FIRST_TOKEN, Planned, Sampling, Wave
-from paritybit.drive.vllm import lora, ranks
+from paritybit.drive.vllm import apart, lora, ranks
 from paritybit.drive.vllm.answers import NAME, Compiler, tokenizer
+from paritybit.drive.vllm.apart import Wire
+from paritybit.drive.vllm.host import CHANCE, LATEST
 from paritybit.drive.vllm.settings import CONTEXT, DRAFT, VllmServed
 from paritybit.drive.vllm.stand_ins import install_before_engine, install_in_engine
 from paritybit.watch import journal
@@ -43,6 +45,9 @@ UNMASKED = {"top_k", "top_p", "min_p", "seed", "ignore_eos", "likelihoods"}
 
 LOWEST = -100.0
 """What is added to the logits of tokens that a processor forbids: the engine's least bias."""
+
+PREFILL: Mapping[str, object] = {"do_remote_decode": True, "do_remote_prefill": False}
+"""What a router asks of the engine for prefill."""
 
 FEW = 8
 """So few tokens may be sampled with n-gram drafts that some drafts are accepted."""
@@ -71,6 +76,14 @@ class Vllm(Engine):
         self._others: Sequence[int] = ()
         """The processes of the data-parallel ranks before this one."""
         self._peers: Any = None
+        self._queued = list[tuple[Any, ...]]()
+        """What the engine for prefill gets with its next step, if it is another one."""
+        self._there: dict[str, tuple[Planned, list[int]]] = {}
+        """The requests that it has."""
+        self._routed: dict[str, tuple[int, tuple[Planned, list[int], Any]]] = {}
+        """The requests that it had, and in how many polls they are here."""
+        self._rests = True
+        """Whether it has none."""
 
     @override
     def start(self, direct: Callable[[Engine], object]) -> None:
@@ -83,6 +96,8 @@ class Vllm(Engine):
                 grammars.backend, grammars.backend_name = compiler, NAME
                 grammars.executor = compiler
                 direct(self)
+                if self.served.apart and Wire.decodes:
+                    Wire.ask(apart.END, None)
         except LackingError:
             raise
         except Exception as error:
@@ -90,22 +105,29 @@ class Vllm(Engine):
         finally:
             if self.served.ranks > 1 and self._core is not None:
                 self._core.model_executor.shutdown()
-        if len(self._others) == self.served.dp - 1 and not ranks.joined(self._others):
-            raise EngineFailedError("a data-parallel rank has failed")
+        before = 1 if self.served.apart else self.served.dp - 1
+        if len(self._others) == before and not ranks.joined(self._others):
+            raise EngineFailedError("the engine of another process has failed")
 
     @override
     def play(self, waves: Iterator[Wave], stop: Callable[[], bool]) -> None:
-        super().play(islice(waves, len(self._others), None, self.served.dp), stop)
+        first = 0 if self.served.apart else len(self._others)
+        super().play(islice(waves, first, None, self.served.dp), stop)
 
     @override
     def run(self) -> None:
         processors: Any = importlib.import_module("vllm.v1.engine.output_processor")
         self._answers = {}
+        if self.served.apart and not Wire.decodes:
+            Wire.answer(self._prefill)
+            return
         self._outputs = processors.OutputProcessor(tokenizer(), log_stats=False)
         with contextlib.suppress(PlayedError):
             while True:
                 for act in self.player.poll():
                     act()
+                if self.served.apart:
+                    self._route()
                 self._step()
                 self._wait(done=False)
         self._step()  # It tells workers which requests have ended.
@@ -117,6 +139,47 @@ class Vllm(Engine):
         if self._peers is None:
             return False
         return bool(self._config.has_unfinished_dp(self._peers, not done))
+
+    def _prefill(self, acts: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[str, Any]], bool]:
+        """Do a step of the engine for prefill. Returns what has ended, and whether it rests."""
+        for what, *given in acts:
+            getattr(self, what)(*given)
+        Wire.tick()
+        outputs, ran = self._core.step_fn()
+        self._core.post_step(ran)
+        self.forwards += bool(ran)
+        made = [one for of_client in (outputs or {}).values() for one in of_client.outputs]
+        ended = [(one.request_id, one.kv_transfer_params) for one in made if one.finished]
+        return ended, not self._core.scheduler.requests
+
+    def _begin_prefill(self, one: Planned, prompt: list[int]) -> None:
+        request, _ = self._request(one, prompt, PREFILL)
+        request.sampling_params.max_tokens = request.sampling_params.min_tokens = 1
+        self._core.add_request(*self._core.preprocess_add_request(request))
+
+    def _end_prefill(self, name: str) -> None:
+        self._core.abort_requests([name])
+
+    def _route(self) -> None:
+        """Let the engine for prefill do a step, and take over its requests some polls later."""
+        acts, self._queued = self._queued, []
+        ended, self._rests = Wire.ask(apart.STEP, acts)
+        Wire.tick()
+        for name, transfer in ended:
+            if name in self._there:
+                given = (*self._there.pop(name), transfer)
+                self._routed[name] = CHANCE.randint(0, LATEST), given
+        for name, (polls, given) in [*self._routed.items()]:
+            self._routed[name] = polls - 1, given
+            if polls <= 0:
+                del self._routed[name]
+                self._arrive(*self._request(*given))
+
+    def _send(self, *act: Any) -> None:
+        """Give the engine for prefill an act with its next step."""
+        self._queued.append(act)
+        if act[0] == "_begin_prefill":
+            self._there[act[1].name] = act[1:]
 
     def _step(self) -> None:
         outputs, ran = self._core.step_fn()
@@ -167,8 +230,13 @@ class Vllm(Engine):
         if self.served.speculative == "eagle":
             register(DRAFT.config["architectures"][0])
         self._adapters = lora.write(self.served.shape, self.served.adapters, folder)
+        given: dict[str, Any] = self.served.arguments(folder)
+        if self.served.apart:
+            self._others = Wire.fork()
+            role = "kv_consumer" if Wire.decodes else "kv_producer"
+            given["kv_transfer_config"] |= {"kv_role": role, "engine_id": role}
         try:
-            config = arguments.EngineArgs(**self.served.arguments(folder)).create_engine_config()
+            config = arguments.EngineArgs(**given).create_engine_config()
         except ValueError as error:
             raise LackingError(f"the release refuses these settings: {error}") from error
         install_in_engine(self.served)
@@ -179,6 +247,14 @@ class Vllm(Engine):
 
     @override
     def arrive(self, one: Planned, prompt: list[int]) -> Any:
+        if self.served.apart:
+            return functools.partial(self._send, "_begin_prefill", one, prompt)
+        return functools.partial(self._arrive, *self._request(one, prompt))
+
+    def _request(
+        self, one: Planned, prompt: list[int], transfer: Mapping[str, object] | None = None
+    ) -> tuple[Any, Answer]:
+        """Return a request, with what a router adds for a transfer of KV, and its answer."""
         structures: Any = importlib.import_module("vllm.v1.engine")
         sampling: Any = importlib.import_module("vllm.sampling_params")
         known = inspect.signature(structures.EngineCoreRequest).parameters
@@ -204,6 +280,8 @@ class Vllm(Engine):
             if asked.likelihoods < 0 and self.served.runner == 2 and not self.served.speculative:
                 answer.likeliest, answer.others = 0, prompt[: answer.likeliest]
                 given |= {"logprobs": None, "logprob_token_ids": answer.others}
+        if transfer is not None:
+            given["extra_args"] = {"kv_transfer_params": dict(transfer)}
         how = sampling.SamplingParams(max_tokens=one.tokens, temperature=one.temperature, **given)
         how.update_from_generation_config({}, END_OF_TEXT)
         how._bad_words_token_ids = asked.bad_words and [[*word] for word in asked.bad_words]
@@ -218,7 +296,7 @@ class Vllm(Engine):
             "cache_salt": one.space and str(one.space),
             "lora_request": self._adapter(one),
         }
-        return functools.partial(self._arrive, structures.EngineCoreRequest(**more), answer)
+        return structures.EngineCoreRequest(**more), answer
 
     @override
     def abort(self, name: str) -> Any:
@@ -227,6 +305,8 @@ class Vllm(Engine):
     def flush(self) -> Any:
         """Return a call that empties the prefix cache, and every second time also the host's."""
         self._flushes += 1
+        if self.served.apart:
+            self._send("_flush")
         return functools.partial(self._core.reset_prefix_cache, False, self._flushes % 2 == 0)
 
     @override
@@ -244,7 +324,20 @@ class Vllm(Engine):
         self._outputs.add_request(request, None)
         self._core.add_request(*self._core.preprocess_add_request(request))
 
+    def _flush(self) -> None:
+        self._core.reset_prefix_cache(False, False)
+
+    @override
+    def at_rest(self) -> bool:
+        return self._rests
+
     def _abort(self, name: str) -> None:
+        if name in self._there or name in self._routed:  # A router forgets what it has.
+            if self._there.pop(name, None):
+                self._send("_end_prefill", name)
+            self._routed.pop(name, None)
+            self.player.ended(name, ())
+            return
         self._core.abort_requests(self._outputs.abort_requests([name], internal=True))
         if name in self._answers:
             self._answers[name].aborted = True

@@ -76,6 +76,9 @@ CONNECTORS: Mapping[str, Mapping[str, object]] = {
 }
 """The connectors for KV on the host, and the settings that each has if the seed is odd."""
 
+CHUNKS = 24
+"""The number of chunks that LMCache keeps in memory."""
+
 AGAIN = "again "
 
 EXPERTS = 4
@@ -114,8 +117,10 @@ class VllmServed(Common):
     With `ordered`, the older runner puts decoding requests first, as some backends of GPUs need it.
     With `offload`, KV is also kept on the host, with `simple` by the simple connector, and with
     `several` by both. The pool there is `tight` if it often evicts. Some loads fail with `failing`.
-    See CONNECTORS. With `files`, prompts are kept in files. With an `interleave`, SPLIT ranks
-    share the context of each request, so many tokens at a time, by FlashAttention.
+    See CONNECTORS. With `files`, prompts are kept in files, and with `cached` in LMCache, for a
+    model without windows. With `apart`, an engine in another process computes the prompts, and some
+    transfers also fail with `failing`. With an `interleave`, SPLIT ranks share the context of each
+    request, so many tokens at a time, by FlashAttention.
     """
 
     ACTIONS: ClassVar = ("flush", "pause", "retract", "preempt")
@@ -137,6 +142,8 @@ class VllmServed(Common):
     tight: bool = False
     failing: bool = False
     files: bool = False
+    cached: bool = False
+    apart: bool = False
     ordered: bool = False
     interleave: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
     adapters: Adapters = 0
@@ -145,9 +152,9 @@ class VllmServed(Common):
         """Return the generated requests. If KV is kept, each wave comes again after a flush."""
         given = with_adapters(self.seed, super().requests(), self.adapters)
         given = with_each(given, self.startable)
-        keeps = self.offload or self.files
+        keeps = self.offload or self.files or self.cached
         # The names of files leave out salts and adapters. Rows with adapters show it.
-        spaces = not self.files or self.adapters
+        spaces = not (self.files or self.cached) or self.adapters
         for wave in with_spaces(self.seed, given) if spaces else given:
             yield replace(wave, flush=wave.flush or keeps)
             if keeps:
@@ -178,13 +185,16 @@ class VllmServed(Common):
     @property
     @override
     def extras(self) -> Sequence[str]:
-        return extras_with_drafts(self.speculative is not None, self.forced)
+        extras = extras_with_drafts(self.speculative is not None, self.forced)
+        # A router would add the likelihoods of a prompt, which only one of two engines has.
+        return [one for one in extras if not (self.apart and one == "likelihoods")]
 
     @override
     def company(self) -> Wave | None:
         given = with_each([sample(self.limits())], self.startable)
-        # A fork of the engine would share its files.
-        alone = self.device == "cpu" and self.ranks == 1 and not self.files
+        # A fork of the engine would share its files, or the other engine.
+        shares = self.files or self.cached or self.apart
+        alone = self.device == "cpu" and self.ranks == 1 and not shares
         return next(given) if alone else None
 
     @property
@@ -197,7 +207,7 @@ class VllmServed(Common):
             own |= LFM2_EXPERTS if states else {"num_experts": EXPERTS, "top_k_experts": 2}
         if self.interleave:  # Ranks share the context of a head that each of them has.
             own |= {"num_key_value_heads": 1, "num_global_key_value_heads": 1}
-        if self.full:
+        if self.full or self.cached:
             own["layer_types"] = ["full_attention"] * len(model.config["layer_types"])
         return replace(model, config={**model.config, **own})
 
@@ -242,6 +252,18 @@ class VllmServed(Common):
         several = {"kv_connector": "MultiConnector", "kv_connector_extra_config": config}
         return {**several, "kv_role": "kv_both"}
 
+    def chunks(self, folder: Path) -> Mapping[str, object]:
+        """Return the settings of LMCache, with so little memory that it also needs files."""
+        tokens, layers = 2 * self.page_size, len(self.shape.config["layer_types"])
+        found: dict[str, object] = {
+            "chunk_size": tokens,
+            "max_local_cpu_size": CHUNKS * tokens * layers * HOST / 2**30,
+            "save_decode_cache": self.seed % 2 == 1,
+        }
+        if self.seed % 3:
+            found |= {"local_disk": f"file://{folder}/chunks/", "max_local_disk_size": 1}
+        return {f"lmcache.{name}": one for name, one in found.items()}
+
     @override
     def limits(self) -> Limits:
         return Limits(self.window, self.page_size, CHUNK, CONTEXT, POOL, ROWS)
@@ -279,6 +301,21 @@ class VllmServed(Common):
             }
         if self.offload:
             of_device["kv_transfer_config"] = self.connector
+        if self.apart:
+            of_device["kv_transfer_config"] = {
+                "kv_connector": "NixlConnector",
+                "kv_buffer_device": "cpu",
+                "kv_load_failure_policy": "recompute" if self.seed % 3 else "fail",
+            }
+        if self.cached:
+            of_device |= {
+                "disable_hybrid_kv_cache_manager": True,
+                "kv_transfer_config": {
+                    "kv_connector": "LMCacheConnectorV1",
+                    "kv_role": "kv_both",
+                    "kv_connector_extra_config": self.chunks(folder),
+                },
+            }
         if self.files:
             kept = {"shared_storage_path": str(folder / "prompts")}
             of_device |= {

@@ -19,8 +19,9 @@ from paritybit.drive.stand_ins.installing import StandIn, StandIns, initialise, 
 from paritybit.drive.stand_ins.kernels import ON_NUMPY
 from paritybit.drive.stand_ins.language import LANGUAGE, Value
 from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
-from paritybit.drive.vllm import lora
+from paritybit.drive.vllm import apart, lora
 from paritybit.drive.vllm.attention import attend, corrected, flash, store
+from paritybit.drive.vllm.cached import cache_here
 from paritybit.drive.vllm.host import CHANCE, fail_loads, keep_on_host, move
 from paritybit.drive.vllm.ranks import compute_experts, gathered, on_host, reduced, route
 from paritybit.drive.vllm.settings import VARIABLES, VllmServed
@@ -277,8 +278,12 @@ def install_in_engine(served: VllmServed) -> None:
     """Install the replacements for parts of the engine."""
     CHANCE.seed(served.seed)
     put(AFTER if served.device == "cpu" else ())
-    if served.failing:
+    if served.apart:
+        apart.connect(failing=served.failing)
+    elif served.failing:
         fail_loads()
+    if served.cached:
+        cache_here()
     if served.ordered:
         builder = importlib.import_module(ATTENTION).TritonAttentionMetadataBuilder
         builder.reorder_batch_threshold = served.queries
