@@ -12,6 +12,7 @@ from paritybit.connectors.following import expected
 from paritybit.connectors.sampling import UNSEEN
 from paritybit.connectors.sglang.attention import metadata_of
 from paritybit.connectors.sglang.engine import SglangEngine
+from paritybit.connectors.sglang.graphs import counted
 from paritybit.connectors.sglang.models import SglangModel
 from paritybit.connectors.sglang.rows import Rows, roots
 from paritybit.connectors.sglang.sampling import (
@@ -511,3 +512,22 @@ def test_drafts_begin_with_the_last_token_of_their_request(
     batch.spec_info = Part(draft_token_num=2)  # Drafts of another kind may begin otherwise.
     (of_others,) = roots(batch, requests)
     assert of_ragged.untried == of_others.untried == "the kind of drafts is not known"
+
+
+@pytest.mark.parametrize(
+    ("held", "kind", "counts", "found"),
+    [
+        (3, "decode", True, []),
+        (4, "decode", True, ["num_token_non_padded"]),  # Of the graph before.
+        (4, "decode", False, []),  # Nothing reads it.
+        (4, "target_verify", True, []),  # A tree has a row per branch.
+        (1, "idle", True, ["num_token_non_padded"]),
+    ],
+)
+def test_experts_leave_out_all_tokens_but_those_of_rows(
+    held: int, kind: str, counts: bool, found: list[str]
+) -> None:
+    runner = SimpleNamespace(buffers=SimpleNamespace(num_token_non_padded=torch.tensor(held)))
+    batch = SimpleNamespace(global_num_token_non_padded=torch.tensor(4) if counts else None)
+    rows = () if kind == "idle" else rows_of((4, 1), (2, 1), (7, 1)).rows
+    assert stale(counted(runner, batch, Forward(kind, tuple(rows)))) == found

@@ -327,6 +327,17 @@ def test_a_forward_of_several_ranks_runs_once(
     served.journal.end()
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_tensor_parallel_ranks_that_share_contexts_differ_along_two_axes(
+    served: Served, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    parts = Part(rank_in_group=1, world_size=2)
+    ranks = Part(_TP=Part(rank_in_group=size - 1, world_size=size), _DCP=parts)
+    monkeypatch.setitem(sys.modules, RANKS, cast("Any", ranks))
+    found = {"dcp": (1, 2), "tp": (1, 2)}
+    assert served.engine.rank() == (found if size == 4 else {"dcp": (1, 2)})
+
+
 def test_a_data_parallel_engine_of_a_dense_model_has_a_rank_and_replays_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,16 +2,20 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 import torch
+from torch import distributed
 
 from paritybit.connectors.failures import surroundings
 from paritybit.connectors.sglang import ranks as connected
 from paritybit.drive.sglang.ranks import PLAYED, ROUNDS, Ranks, answering
 from paritybit.drive.sglang.settings import SglangServed
+from paritybit.drive.sglang.stand_ins import into, of_rank
+from paritybit.drive.stand_ins.collectives import gathered, reduced
 from paritybit.drive.stand_ins.installing import initialise
 
 PLAYED_BY_ALL = [SimpleNamespace(rid=PLAYED)]
@@ -35,6 +39,12 @@ def test_attention_alone_is_data_parallel() -> None:
     assert options_of(tp=2, pp=2) == {"tp-size": 4 // 2, "pp-size": 2}
     given = options_of(tp=2, dp=2)
     assert (given["tp-size"], given["dp-size"], given["enable-dp-attention"]) == (4, 2, True)
+
+
+def test_every_second_row_of_a_model_with_experts_gives_each_rank_some_of_them() -> None:
+    sizes = [options_of(dp=2, model="gpt_oss", seed=seed).get("ep-size") for seed in range(4)]
+    assert sizes == [2, None, 2, None]
+    assert options_of(dp=2).get("ep-size") is None
 
 
 def test_each_rank_is_a_process_and_the_first_one_knows_how_they_end() -> None:
@@ -110,3 +120,62 @@ def test_each_rank_has_other_embeddings_of_its_part_of_the_vocabulary() -> None:
         ranks.append(model.state_dict())
     alike = {name for name, one in ranks[0].items() if torch.equal(one, ranks[1][name])}
     assert alike == {"1.weight", "1.bias"}
+
+
+class Chosen(NamedTuple):
+    """The experts of each token."""
+
+    topk_weights: torch.Tensor
+    topk_ids: torch.Tensor
+
+
+def test_a_rank_computes_its_own_experts_and_none_for_padding() -> None:
+    """The engine's own implementation has no expert for a token twice."""
+
+    def experts(layer: Any, x: torch.Tensor, chosen: Chosen) -> torch.Tensor:
+        assert all(len(set(row.tolist())) == len(row) for row in chosen.topk_ids)
+        assert int(chosen.topk_ids.max()) < layer.num_experts == len(layer.w13_weight)
+        scale = layer.w13_weight[chosen.topk_ids] * chosen.topk_weights
+        made: torch.Tensor = x * scale.sum(1, keepdim=True)
+        return made
+
+    x, weights = torch.randn(3, 4), torch.rand(3, 2)
+    layer = SimpleNamespace(moe_ep_size=2, num_local_experts=2, w13_weight=torch.tensor([3.0, 5.0]))
+    ids = torch.tensor([[1, -1], [-1, -1], [1, 0]])
+    made = of_rank(experts)(layer, x, Chosen(weights, ids))
+    sums = torch.tensor([5 * weights[0, 0], 0.0, 5 * weights[2, 0] + 3 * weights[2, 1]])
+    assert torch.allclose(made, x * sums[:, None])
+    layer.moe_ep_size, layer.num_experts = 1, 2
+    whole = Chosen(weights, torch.tensor([[0, 1]] * 3))
+    assert torch.equal(of_rank(experts)(layer, x, whole), experts(layer, x, whole))
+
+
+def test_parts_of_different_sizes_are_gathered_and_reduced(tmp_path: Path) -> None:
+    """Gloo has no collective for them."""
+    sizes, store = [1, 3], f"file://{tmp_path}/store"
+
+    def work(rank: int) -> None:
+        distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+        one = SimpleNamespace(
+            world_size=2, ranks=[0, 1], rank_in_group=rank, device_group=distributed.group.WORLD
+        )
+        mine = torch.full((sizes[rank], 2), float(rank + 1))
+        both = torch.tensor([1.0, 2.0, 2.0, 2.0])[:, None].expand(4, 2)
+        assert torch.equal(gathered(one, mine, sizes=sizes), both)
+        assert [part.tolist() for part in gathered(one, [mine[:1, 0]])] == [[1.0, 2.0]]
+        total = reduced(one, torch.arange(4.0) * (rank + 1), sizes=sizes)
+        assert total.tolist() == [[0.0], [3.0, 6.0, 9.0]][rank]
+        into(mine[: len(total), 0], total)
+        assert mine[: len(total), 0].tolist() == total.tolist()
+        distributed.destroy_process_group()
+
+    other = os.fork()
+    if not other:
+        code = 1
+        try:
+            work(1)
+            code = 0
+        finally:
+            os._exit(code)
+    work(0)
+    assert os.waitpid(other, 0)[1] == 0

@@ -493,6 +493,8 @@ class SglangEngine(Models):
         by_tokens = hasattr(runner, "capture_num_tokens") and not hasattr(runner, "capture_bs")
         live = len(batch.input_ids) if by_tokens else int(batch.batch_size)
         watcher.judge_inputs("graph", graphs.tails_of(runner, live, bucket))
+        if "tp" not in self.ranks:  # Else, a rank counts those of its part.
+            watcher.judge_inputs("graph", graphs.counted(runner, batch, now.forward))
         states = maybe(runner, "buffers.pp_proxy_tensors")
         if states is not None and watcher.between_stages:
             self.exchanged("received", SimpleNamespace(tensors=states), now.live)

@@ -11,10 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from paritybit.connectors.following import attributes, implied_by, padding, tensors
+from paritybit.connectors.following import attributes, expected, implied_by, padding, tensors
 from paritybit.connectors.hooking import maybe
 from paritybit.connectors.sglang.attention import attending
-from paritybit.watch.facts import StaticInput
+from paritybit.connectors.sglang.pools import PREFILLS
+from paritybit.watch.facts import Forward, StaticInput
 
 AXES = {"mrope_positions": 1}
 """The axis along which an input is padded, if it is not the first."""
@@ -47,6 +48,9 @@ OF_BACKENDS = (
     "cuda_graph_window_kv_offsets",
 )
 """Inputs that an attention backend may keep."""
+
+COUNT = "num_token_non_padded"
+"""The input with the number of tokens that are not padding."""
 
 LOGITS = "next_token_logits_buffer"
 """An output among the inputs of a runner."""
@@ -165,6 +169,21 @@ def tails_of(runner: Any, live: int, bucket: int) -> list[StaticInput]:
     if right is None or not isinstance(lengths, Tensor):
         return []
     return padding("seq_lens", lengths[live:bucket], int(right), lengths)
+
+
+def counted(runner: Any, batch: Any, forward: Forward) -> list[StaticInput]:
+    """Return the number of tokens that are not padding, by which experts leave out the others.
+
+    The engine counts them with expert parallelism only.
+    """
+    counts = (maybe(batch, f"{scope}num_token_non_padded") for scope in ("global_", ""))
+    held = maybe(runner, f"buffers.{COUNT}")
+    if forward.kind not in (*PREFILLS, "decode", "idle") or not isinstance(held, Tensor):
+        return []
+    if not any(isinstance(one, Tensor) for one in counts):
+        return []
+    live = sum(row.computed for row in forward.rows)
+    return [expected(COUNT, held.flatten(), [live])]
 
 
 def fits(given: Tensor, tensor: Tensor, axis: int, size: int) -> bool:

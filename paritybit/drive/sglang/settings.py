@@ -280,15 +280,18 @@ class SglangServed(Common):
     def _ranks(self) -> Options:
         """Return the options for several ranks. Data-parallel ones have only attention apart.
 
-        Those get a port, next to which the engine uses further ones.
+        Those get a port, next to which the engine uses further ones. Every second row gives each
+        rank some of the experts.
         """
         if self.ranks == 1:
             return {}
-        options: Options = {"pp-size": self.pp, "tp-size": self.tp * self.dp}
+        options: dict[str, object] = {"pp-size": self.pp, "tp-size": self.tp * self.dp}
         if self.dp == 1:
             return options
         port = 20_000 + os.getpid() % 20_000
-        return {**options, "dp-size": self.dp, "enable-dp-attention": True, "port": port}
+        options |= {"dp-size": self.dp, "enable-dp-attention": True, "port": port}
+        apart = self.model == "gpt_oss" and self.seed % 2 == 0
+        return {**options, "ep-size": self.tp * self.dp if apart else None}
 
     def _lora(self) -> Options:
         """Return the options for LoRA adapters. The kernels are others if batches overlap."""

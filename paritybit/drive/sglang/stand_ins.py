@@ -21,6 +21,7 @@ from torch import Tensor
 
 from paritybit.drive.sglang import host, late
 from paritybit.drive.stand_ins import attention, convolutions, kernels, trees
+from paritybit.drive.stand_ins.collectives import gathered, reduced
 from paritybit.drive.stand_ins.installing import StandIns, found, initialise
 from paritybit.drive.stand_ins.packages import replaced
 from paritybit.engines.graphs import (
@@ -98,9 +99,22 @@ def _stand_in_for_collectives() -> None:
     if shared is not None:  # It is a compiled library.
         replace_everywhere(shared, lambda *_, **__: False)
     put_in("sglang.srt.distributed.parallel_state", "_is_cpu", True)
+    groups = getattr(found("sglang.srt.distributed.parallel_state"), "GroupCoordinator", None)
+    if groups is not None:
+        groups.all_gatherv = lambda one, given, sizes=None, output=None: into(
+            output, gathered(one, given, sizes=sizes)
+        )
+        groups.reduce_scatterv = lambda one, given, output=None, sizes=None: into(
+            output, reduced(one, given, sizes=sizes)
+        )
     nccl = found("sglang.srt.distributed.device_communicators.pynccl")
     if hasattr(nccl, "PyNcclCommunicator"):  # A capture switches it on.
         nccl.PyNcclCommunicator.change_state = lambda *_, **__: contextlib.nullcontext()
+
+
+def into(output: Any, made: Any) -> Any:
+    """Return what was made, in the tensor that is given for it, if there is one."""
+    return made if output is None else output.copy_(made)
 
 
 @ON_A_CPU.add(
@@ -379,13 +393,42 @@ def _overlap_as_on_cuda() -> str | None:
 
 
 @ON_A_CPU.add(
-    "the experts' torch implementation: one step of a graph",
-    "it reads how many tokens each expert has on the host",
+    "the experts' torch implementation: one step of a graph, with those of this rank",
+    "it reads how many tokens each expert has on the host, and has no expert parallelism",
 )
 def _stand_in_for_experts() -> str | None:
     place, name = "sglang.srt.layers.moe.fused_moe_native", "moe_forward_native"
     experts = getattr(found(place), name, None)
-    return "" if experts is None else put_in(place, name, whole(experts, returns=True))
+    put_in("sglang.srt.layers.moe.token_dispatcher.standard", "get_device", lambda: "cpu")
+    return "" if experts is None else put_in(place, name, whole(of_rank(experts), returns=True))
+
+
+HELD = ("w13_weight", "w2_weight", "w13_weight_bias", "w2_weight_bias")
+"""The parameters of experts."""
+
+
+def of_rank(experts: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the implementation of experts for those of this rank, by their numbers in it.
+
+    A token has the number -1 where its expert is in another rank, or if the token is padding.
+    """
+
+    def computed(layer: Any, x: Any, chosen: Any, *rest: Any) -> Any:
+        if layer.moe_ep_size == 1:
+            return experts(layer, x, chosen, *rest)
+        mine = SimpleNamespace(
+            num_experts=layer.num_local_experts,
+            **{name: getattr(layer, name, None) for name in HELD},
+        )
+        weights = chosen.topk_weights * (chosen.topk_ids >= 0)
+        # It computes each expert once for a token, so it gets one of the token's at a time.
+        parts = zip(weights.split(1, 1), chosen.topk_ids.clamp(min=0).split(1, 1), strict=True)
+        return sum(
+            experts(mine, x, chosen._replace(topk_weights=weight, topk_ids=ids), *rest)
+            for weight, ids in parts
+        )
+
+    return computed
 
 
 TREES = ("sglang.srt.speculative.eagle_utils", "sglang.kernels.ops.speculative.spec_tree")

@@ -1,4 +1,4 @@
-"""Data-parallel ranks on a CPU, and the collectives and experts that only compiled code has there.
+"""Data-parallel ranks on a CPU, and the experts that only compiled code has there.
 
 Each data-parallel rank is a process that serves its share of the waves. In each step, all of them
 run a forward, or a dummy batch, as those with experts wait for one another.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from paritybit.engines.graphs import CpuGraph
 
@@ -47,26 +47,6 @@ def joined(others: Sequence[int]) -> bool:
     """Wait for other ranks, and return whether all have done their jobs."""
     codes = [os.waitpid(one, 0)[1] for one in others]
     return not any(codes)
-
-
-def gathered(one: Any, given: Any, dim: int = 0, sizes: Sequence[int] | None = None) -> Any:
-    """Return the tensors of all ranks, of these sizes, one after another. Or for each of a list."""
-    if not isinstance(given, Tensor):
-        return [gathered(one, part, dim, sizes) for part in given]
-    lengths = sizes or [len(given)] * one.world_size
-    parts = [given.new_empty((size, *given.shape[1:])) for size in lengths]
-    parts[one.rank_in_group] = given.contiguous()
-    for rank, part in zip(one.ranks, parts, strict=True):
-        distributed.broadcast(part, rank, group=one.device_group)
-    return torch.cat(parts)
-
-
-def reduced(one: Any, given: Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> Tensor:
-    """Return this rank's part of the sum over all ranks."""
-    lengths = sizes or [len(given) // one.world_size] * one.world_size
-    total, first = given.clone(), sum(lengths[: one.rank_in_group])
-    distributed.all_reduce(total, group=one.device_group)
-    return total[first : first + lengths[one.rank_in_group]]
 
 
 def on_host(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from paritybit.drive.stand_ins.collectives import gathered, reduced
 from paritybit.drive.stand_ins.convolutions import convolved, convolved_once
 from paritybit.drive.stand_ins.installing import StandIn, StandIns, initialise, install, put
 from paritybit.drive.stand_ins.kernels import ON_NUMPY
@@ -23,7 +24,7 @@ from paritybit.drive.vllm import apart, lora
 from paritybit.drive.vllm.attention import attend, corrected, flash, store
 from paritybit.drive.vllm.cached import cache_here
 from paritybit.drive.vllm.host import CHANCE, fail_loads, keep_on_host, move
-from paritybit.drive.vllm.ranks import compute_experts, gathered, on_host, reduced, route
+from paritybit.drive.vllm.ranks import compute_experts, on_host, route
 from paritybit.drive.vllm.settings import VARIABLES, VllmServed
 from paritybit.engines.graphs import emulate_device, keep_collectives, whole
 from paritybit.engines.interpreter import quicken
