@@ -22,7 +22,7 @@ COUNTS = {
     "harmless": 8,
     "moves-unseen": 33,
     "public": 45,
-    "ranks": 3,
+    "ranks": 14,
     "ranks-unseen": 24,
     "ranks-unseen2": 22,
     "sglang": 117,
