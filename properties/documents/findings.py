@@ -1,5 +1,6 @@
-"""The tables of findings in releases and of results for public threads."""
+"""The tables of findings in releases, of results for public threads, and of figures."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -116,6 +117,32 @@ def tried(entry: Mapping[str, Any], thread: str) -> tuple[str, str] | None:
     return results()[like["fault"]], f"like `{like['fault']}`"
 
 
+def figures() -> str:
+    """Return how much is found, at which cost, and how often a finding is wrong."""
+    unseen = [read(table) for table in TABLES if "unseen" in table.stem]
+    cpu, moves, ranks, overhead = (
+        json.loads((EVIDENCE / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("cpu-unmodified", "moves", "ranks", "overhead")
+    )
+    default = [one for one in cpu.values() if isinstance(one, dict) and "reads" in one]
+    column = moves["columns"].index("reads")
+    reads = [one["reads"] for one in default] + [row[column] or 0 for row in moves["rows"]]
+    wrong = sum(one["false alarms"] for one in [*default, moves, ranks])
+    hits = sum(fault.found is not None for table in unseen for fault in table)
+    count = Counter(score.result for score in scores())
+    lines = [
+        "| figure | value |",
+        "|---|---|",
+        f"| unseen faults | {hits} of {sum(map(len, unseen))} found |",
+        f"| false alarms | {wrong} in {sum(reads) / 1e6:.1f} M reads of unmodified engines "
+        f"({wrong / (sum(reads) / 1e6):.2f} per million), all mended |",
+        f"| `--overhead 3` | {overhead['found']} of {len(overhead['faults'])} lasting faults found "
+        f"after {overhead['median_served']:.0f} forward passes in the median |",
+        f"| public threads | {count[FOUND]} of {sum(count.values())} found |",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 @cache
 def undone() -> dict[str, tuple[str, str]]:
     """Return, by thread, the fault that undoes its fix, and its result."""
@@ -136,5 +163,11 @@ def link(thread: str) -> str:
     return f"[{thread}](https://github.com/{REPOSITORIES[project.lower()]}/issues/{number})"
 
 
-BLOCKS = {"found": found, "reports": reports, "planted": planted, "scoreboard": scoreboard}
+BLOCKS = {
+    "figures": figures,
+    "found": found,
+    "reports": reports,
+    "planted": planted,
+    "scoreboard": scoreboard,
+}
 """The blocks by name."""

@@ -337,3 +337,6 @@ def test_releases_are_watched_once_and_shown_side_by_side(
     assert ran[4:] == ["0.5.13", "0.5.14"]
     assert paritybit(*releases) == OK  # The interrupted record is that of an earlier run.
     assert "0.5.14 | not tried: its files are gone" in Path("all/releases.md").read_text()
+    assert paritybit("releases", "--releases", "0.5.12", "--out", "all") == OK
+    columns = "cause | checks | 0.5.11 | 0.5.14 | 0.5.12"
+    assert columns in Path("all/releases.md").read_text()

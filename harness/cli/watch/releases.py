@@ -1,7 +1,7 @@
 """The command `releases`: watches releases of an engine, and shows which have which finding.
 
 Each release has its own folder. A release with a complete record there is skipped, so an
-interrupted run can continue.
+interrupted run can continue. The matrix also has the releases that were watched before.
 """
 
 import re
@@ -40,7 +40,7 @@ def run_releases(engine: str, names: Sequence[str], seconds: int, seed: int, fol
         releases.append(release)
         if stopped:
             break
-    write_whole(folder / MATRIX, matrix(releases))
+    write_whole(folder / MATRIX, matrix([*earlier(folder, versions), *releases]))
     display.put(f"matrix: {folder / MATRIX}")
     tried = [release for release in releases if release.tried]
     display.put(
@@ -89,6 +89,13 @@ def result_of(
         why = last_line(logs[0]) if logs else "no engine was started"
         return Release(version, None, why), stopped
     return Release(version, found), stopped
+
+
+def earlier(folder: Path, versions: Sequence[str]) -> list[Release]:
+    """Return what the folder has of other releases than these, in the order of releases."""
+    others = {path.parent.name for path in folder.glob("*/latest")} - {*versions}
+    found = {one: record_in(folder / one / "latest") for one in others}
+    return [Release(one, found[one]) for one in sorted(others, key=fetch.in_order) if found[one]]
 
 
 def record_in(folder: Path) -> WatchRecord | None:
