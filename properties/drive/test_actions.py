@@ -108,6 +108,18 @@ def test_a_release_has_the_acts_of_its_own_requests(
     assert [*acts["pause"](), *acts["retract"]()] == ["in_place", "retract"]
     assert [*acts["recapture kept"]()] == []
     assert captured == [capture]
+    made.DetachHiCacheStorageReqInput = lambda: "detach"
+    made.AttachHiCacheStorageReqInput = lambda **given: [*given.values()]
+    made.FlushCacheReqInput, made.ClearHiCacheReqInput = (lambda: "flush"), (lambda: "clear")
+    scheduler.tree_cache = SimpleNamespace(enable_storage=True)
+    scheduler.server_args = SimpleNamespace(
+        hicache_storage_backend="file",
+        hicache_storage_backend_extra_config="{}",
+        hicache_storage_prefetch_policy="timeout",
+    )
+    files = acts_of(scheduler)
+    assert [*files["flush"]()] == ["flush", "detach", ["file", "{}", "timeout"]]
+    assert [*files["flush retracted"]()] == ["flush"]
     scheduler.is_fully_idle = lambda: True
     del runner.__dict__[capture]
     assert not {"flush retracted", "recapture"} & {*acts_of(scheduler)}

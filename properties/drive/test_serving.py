@@ -3,6 +3,7 @@
 import os
 import sys
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
@@ -65,3 +66,24 @@ def test_only_a_row_with_the_tree_in_python_chooses_a_tree(
     with pytest.raises(AttributeError):  # There is no engine.
         Sglang(SglangServed(python_tree=python)).start(lambda plays: None)
     assert environment == ({TREE: "python", UNIFIED: "1"} if python else {})
+
+
+class Handle(NamedTuple):
+    """A request of a fetch, as newer releases name it."""
+
+    rid: str
+
+
+def test_kv_moves_that_a_request_fetches_or_whose_node_is_copied() -> None:
+    engine, slots = Sglang(SglangServed(host_cache=True)), object()
+    fetches = {"a": (0, 0, slots, 0), Handle("b"): (0, 0, slots, 0), Handle("c"): (0, 0, None, 0)}
+    nodes = {"d": 7, "e": SimpleNamespace(id=8), "f": 9, "g": None}
+    requests = [SimpleNamespace(rid=name, last_node=node) for name, node in nodes.items()]
+    engine._scheduler = SimpleNamespace(
+        tree_cache=SimpleNamespace(
+            ongoing_prefetch=fetches, ongoing_load_back={7: 0}, ongoing_write_through={8: 0}
+        ),
+        running_batch=SimpleNamespace(reqs=requests[:2]),
+        last_batch=SimpleNamespace(reqs=requests[2:]),
+    )
+    assert [name for name in "abcdefgh" if engine.moves(name)] == ["a", "b", "d", "e"]
