@@ -27,7 +27,7 @@ STEPS = (0, 0, 1, 2, 8)
 """How many copies of a stream, or turns of a thread, a poll may make."""
 
 PAUSED = 1 / 16
-"""The part of the pages before which a thread that copies them ends its turn."""
+"""The part of the pages before which a thread that fetches them ends its turn."""
 
 TICK = 0.0625
 """How many seconds a poll takes for the engine's own time limits."""

@@ -479,8 +479,8 @@ def _stand_in_for_host_copies() -> None:
             for copy in host.COPIES:
                 setattr(module, copy.__name__, late.late(copy))
             if (kind := getattr(module, "MHATokenToKVPoolHost", None)) is not None:
-                for page in ("get_data_page", "set_from_flat_data_page"):
-                    setattr(kind, page, late.paused(getattr(kind, page)))
+                # 0.5.23 runs out of memory while most of the host is copied to files.
+                kind.set_from_flat_data_page = late.paused(kind.set_from_flat_data_page)
     for name in ("memory_pool_host", "pool_host.base"):
         if (module := found(f"sglang.srt.mem_cache.{name}")) is not None:
             module.HostKVCache.clear = host.in_any_order(module.HostKVCache.clear)
