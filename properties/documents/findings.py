@@ -107,10 +107,12 @@ def untried(entry: Mapping[str, Any], thread: str) -> tuple[str, str]:
 
 
 def tried(entry: Mapping[str, Any], thread: str) -> tuple[str, str] | None:
-    """Return the result for a thread's fix undone, or else for the fault that resembles it."""
+    """Return the result for a thread's fix undone, or for a fault in a release, or one like it."""
     if thread in undone():
         name, status = undone()[thread]
         return status, f"`{name}`"
+    if any(one.get("thread") == address(thread) for one in entries()):
+        return FOUND, "unmodified"
     like = entry.get("resembles", {}).get(thread)
     if like is None:
         return None
@@ -157,10 +159,15 @@ def results() -> dict[str, str]:
     return {fault.name: MISSED if fault.found is None else FOUND for fault in faults}
 
 
+def address(thread: str) -> str:
+    """Return the address of a thread."""
+    project, _, number = thread.partition("#")
+    return f"https://github.com/{REPOSITORIES[project.lower()]}/issues/{number}"
+
+
 def link(thread: str) -> str:
     """Return a thread as a link."""
-    project, _, number = thread.partition("#")
-    return f"[{thread}](https://github.com/{REPOSITORIES[project.lower()]}/issues/{number})"
+    return f"[{thread}]({address(thread)})"
 
 
 BLOCKS = {

@@ -64,10 +64,12 @@ class Transfers(Caching):
     def offers(self, result: Any, scheduler: Any, request: Any) -> None:
         """Report blocks that the other engine may read, and tell it what they hold."""
         self.complete()
-        delays, told = result
-        if not delays or self.watcher is None or self.pool is None:
+        _, told = result
+        blocks = sorted(
+            {one for group in (told or {}).get("remote_block_ids", ()) for one in group}
+        )
+        if not blocks or self.watcher is None or self.pool is None:
             return
-        blocks = sorted({one for group in told["remote_block_ids"] for one in group})
         slots = self.pool.slots(blocks)
         copies = [Copy(name, At(slots), NOWHERE, queue=PEER) for name in self.pool.names]
         self.watcher.begin_copies(f"offer {request.request_id}", copies)
