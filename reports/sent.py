@@ -13,6 +13,7 @@ SENT: Mapping[str, tuple[str, ...]] = {
     "kernel race": ("vllm-rejection-race",),
     "stale input": ("transformers-unordered-inputs",),
     "stray write": ("vllm-dummy-drafts", "vllm-dummy-states"),
+    "wrong owner": ("vllm-graphs-in-files",),
     "wrong row": (
         "sglang-resumed-minimum",
         "vllm-prompt-likelihoods",
