@@ -129,7 +129,6 @@ class Transfers(Caching):
         mine, theirs, request, told = pulled
         watcher.end_copies(f"transfer {name}", failed)
         if failed:
-            self.journal.count(failed_loads=1)
             return
         if told is None:
             self.journal.undecided("what an engine for prefill holds that is not watched")

@@ -147,6 +147,10 @@ class Agent:
         """Notify the other engine."""
         Wire.ask(NOTIFY, notif_msg)
 
+    def check_remote_metadata(self, agent: str) -> bool:
+        """Return that another agent is known."""
+        return True
+
     def get_new_notifs(self) -> dict[str, list[bytes]]:
         """Return the notifications that have arrived."""
         found, Wire.notes = Wire.notes, []
