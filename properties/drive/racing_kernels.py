@@ -211,13 +211,21 @@ KERNELS = (
     *(with_barrier, with_reduction, with_atomic, appended, turns),
 )
 
-UNTRIED = ("one warp", "tuned, one warp", "arithmetic", "with_atomic", "appended")
+UNTRIED = ("one warp", "tuned, one warp", "arithmetic", "with_atomic", "appended", "quantised")
 """Launches that cannot have a race, and of kernels that numpy cannot run."""
 
 
 def entries() -> list[dict[str, Any]]:
     """Return the lines of the journal."""
     return lines_in(Path(FOLDER))
+
+
+@jit
+def quantised(numbers: Any, eighths: Any, width: Any) -> None:
+    """Store numbers as floats of eight bits, and copy them."""
+    places = tl.arange(0, width)
+    tl.store(eighths + places, tl.clamp(tl.load(numbers + places) / 50.0, -448.0, 448.0))
+    tl.store(eighths + width + places, tl.load(eighths + places))
 
 
 def main() -> None:
@@ -252,6 +260,11 @@ def main() -> None:
     run("tuned, eight warps", tuned(8))
     run("arithmetic", arithmetic, range(8))
     run("later", later, range(8))
+    numbers = torch.linspace(-3, 3, 64) ** 9
+    eighths = torch.zeros(2, 64, dtype=torch.float8_e4m3fn)
+    quantised[(1,)](numbers, eighths, 64)
+    found["quantised"] = []
+    right = (numbers / 50).to(eighths.dtype)
     lines.end()
     report = {
         "found": found,
@@ -262,6 +275,7 @@ def main() -> None:
             for name, ran in entry.get("ran", {}).items()
             if not ran
         ],
+        "eighths": [one.float().tolist() for one in eighths] == [right.float().tolist()] * 2,
         "tried": lines.counts[f"tried: {CHECK.name}"],
         "undecided": [entry["what"] for entry in entries() if entry["kind"] == "undecided"],
     }

@@ -18,8 +18,10 @@ ALIKE: Mapping[tuple[str, str], set[str]] = {
     ("sglang", "cuda"): {"rows", "backend", "alone", "apart"},
     ("transformers", "cpu"): {"alone", "priorities"},
     ("transformers", "cuda"): {"alone", "priorities"},
-    ("vllm", "cpu"): {"alone", "backend", "files", "cached", "apart"},
-    ("vllm", "cuda"): {"alone", "simple", "several", "failing", "files", "cached", "apart"},
+    ("vllm", "cpu"): {"alone", "backend", "files", "cached", "apart", "quantised"},
+    ("vllm", "cuda"): {
+        *("alone", "simple", "several", "failing", "files", "cached", "apart", "quantised"),
+    },
 }
 """Settings that are the same in all rows of an engine on a device, except device and seed."""
 

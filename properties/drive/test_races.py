@@ -37,6 +37,7 @@ def test_a_kernel_has_a_race_if_a_late_warp_does_something_else(device: str) -> 
     assert report["undecided"] == []
     assert report["idle"] == ["never"]
     assert report["slow"] == TRIED  # Numpy has the same results, and runs the others.
+    assert report["eighths"]  # Rounded to the nearest, as Triton's interpreter does not.
     assert report["tried"] == len(report["found"]) - len(racing_kernels.UNTRIED)
 
     ((source, text),) = report["found"]["address"]

@@ -71,6 +71,30 @@ def test_attention_reads_the_blocks_of_each_row() -> None:
         agree([5, 9, 4, 16], [5, 2, 1, 7], window)
 
 
+@pytest.mark.parametrize("by_slot", [False, True])
+def test_quantised_kv_is_multiplied_by_its_scales(by_slot: bool) -> None:
+    torch.manual_seed(0)
+    k, v = torch.randn(2, 3, HEADS, WIDTH)
+    q, by = torch.randn(1, HEADS, WIDTH), (torch.tensor(0.5), torch.tensor(2.0))
+    caches = torch.zeros(2, 2, PAGE, HEADS, WIDTH + 4 * by_slot).to(torch.float8_e4m3fn)
+    k_cache, v_cache = caches
+    mine = k_cache[..., :WIDTH], v_cache[..., :WIDTH]
+    store(k, v, mine[0], mine[1], torch.tensor([4, 5, 6]), "fp8", *by)
+    names = ("k_scale_cache", "v_scale_cache") if by_slot else ("k_descale", "v_descale")
+    shape = (2, PAGE, HEADS) if by_slot else (1, HEADS)
+    given = (one.expand(shape) for one in by)
+    scales: dict[str, Any] = dict(zip(names, given, strict=True))
+    out, table = torch.zeros_like(q), torch.tensor([[1]])
+    starts, lengths = torch.tensor([0, 1]), torch.tensor([3])
+    attend(q, k_cache, v_cache, out, starts, lengths, 1.0, (-1, -1), table, **scales)
+    keys, values = (
+        (one / scale).to(k_cache.dtype).float() * scale
+        for one, scale in zip((k, v), by, strict=True)
+    )
+    assert torch.allclose(out, dense(q, keys, values, -1), atol=1e-5)
+    assert not torch.allclose(out, dense(q, k, v, -1), atol=1e-5)  # Some bits are lost.
+
+
 @pytest.mark.parametrize("interleave", [1, 2])
 @pytest.mark.parametrize("rows", [[(0, 3), (1, 1), (5, 2), (8, 1)], [(1, 1), (7, 1), (12, 1)]])
 def test_ranks_that_share_a_context_attend_to_all_of_it(

@@ -29,7 +29,11 @@ A kernel for prefills shows it one key more, and moves a draft's window by its p
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionLists:
-    """The arguments of all kernels, by their names. No served model has `xai_temperature_len`."""
+    """The arguments of all kernels, by their names. No served model has `xai_temperature_len`.
+
+    Quantised KV may have a scale for each head in each slot: `k_scales` and `v_scales` have the
+    shape of a buffer without its width.
+    """
 
     k_buffer: Tensor
     v_buffer: Tensor
@@ -38,6 +42,8 @@ class AttentionLists:
     sm_scale: float | None = None
     k_scale: Any = 1.0
     v_scale: Any = 1.0
+    k_scales: Tensor | None = None
+    v_scales: Tensor | None = None
     logit_cap: float = 0.0
     sinks: Tensor | None = None
     xai_temperature_len: int = -1
@@ -50,8 +56,12 @@ class AttentionLists:
 
     def keys_and_values(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values of slots."""
-        keys, values = (gathered(buffer, slots) for buffer in (self.k_buffer, self.v_buffer))
-        return keys * self.k_scale, values * self.v_scale
+        keys = gathered(self.k_buffer, slots) * self.k_scale
+        values = gathered(self.v_buffer, slots) * self.v_scale
+        if self.k_scales is None or self.v_scales is None:
+            return keys, values
+        scales = (gathered(one[..., None], slots) for one in (self.k_scales, self.v_scales))
+        return keys * next(scales), values * next(scales)
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
         """Attend with queries to keys, of which they see `seen`."""

@@ -6,6 +6,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 PHILOX, WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 STEP = np.float32(4.6566127342e-10)
@@ -116,6 +118,28 @@ class Addressed:
         size = self.dtype.itemsize
         held = (ctypes.c_char * (count * size)).from_address(self.address + first * size)
         return np.frombuffer(held, self.dtype), first
+
+
+class Eighths:
+    """Floats of eight bits, which numpy lacks. Kernels load and store them as float32."""
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, held: Tensor) -> None:
+        self.kind, self.bytes = held.dtype, held.view(torch.uint8).numpy()
+
+    def __len__(self) -> int:
+        return len(self.bytes)
+
+    def __getitem__(self, places: Any) -> Any:
+        held = torch.from_numpy(np.atleast_1d(self.bytes[places])).view(self.kind).float()
+        return held.numpy().reshape(np.shape(places))
+
+    def __setitem__(self, places: Any, values: Any) -> None:
+        """Round to the nearest number."""
+        most = torch.finfo(self.kind).max
+        held = torch.from_numpy(np.atleast_1d(np.asarray(values, np.float32))).clamp(-most, most)
+        self.bytes[places] = held.to(self.kind).view(torch.uint8).numpy().reshape(np.shape(values))
 
 
 class _ElementType:
@@ -241,7 +265,9 @@ def loaded(pointer: Pointer, mask: Any, other: Any) -> Any:
 
 def accessed(pointer: Pointer, mask: Any) -> Any:
     """Return addresses, and where the mask is True."""
-    memory, places = pointer.memory, np.asarray(pointer.place, np.int64)
+    memory: Any = pointer.memory
+    memory = memory.bytes if isinstance(memory, Eighths) else memory
+    places = np.asarray(pointer.place, np.int64)
     known = isinstance(memory, Addressed)
     first = memory.address if known else memory.__array_interface__["data"][0]
     on = np.asarray(True if mask is None else bare(mask), bool)
@@ -338,6 +364,9 @@ class Language:
     exp, log, sqrt, abs, zeros_like = map(
         _function_of, (np.exp, np.log, np.sqrt, np.abs, np.zeros_like)
     )
+
+    def clamp(self, given: Any, least: Any, most: Any, **unused: Any) -> Value:
+        return Value(np.clip(*map(bare, (given, least, most))))
 
     def argmax(self, given: Value, axis: int, **unused: Any) -> Any:
         return self.max(given, axis=axis, return_indices=True)[1]

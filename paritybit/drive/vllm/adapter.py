@@ -14,6 +14,9 @@ MOVING = "KV in LMCache", "prefill and decode apart", "failing transfers"
 NAMED = "prompts in files", *MOVING
 """What is served only by name: it was not yet tried with all others."""
 
+QUANTISED = "fp8 KV", "fp8 KV with scales"
+"""Quantised KV, which is also served only by name."""
+
 TABLE = Table(
     axes={
         "graphs": {
@@ -60,6 +63,11 @@ TABLE = Table(
             "decode context parallelism": {"full": True, "interleave": 1},
             "context in half blocks": {"full": True, "interleave": 8},
         },
+        "KV": {
+            "plain KV": {},
+            "fp8 KV": {"quantised": "fp8"},
+            "fp8 KV with scales": {"quantised": "scaled_fp8"},
+        },
         "queue": {"first come, first served": {}, "priorities": {"priorities": True}},
         "operator": {"no actions": {}, "actions": {"actions": True}},
         "attention": {
@@ -80,9 +88,12 @@ TABLE = Table(
             ],
         ),
         (MOVING, ["n-gram speculation", "EAGLE", "actions"]),
+        # Pages of states have the size of those of KV.
+        (QUANTISED, ["states of convolutions"]),
         (
             ["decode context parallelism", "context in half blocks"],
             [
+                *QUANTISED,
                 # The engine has no windows with it. The rest is not watched.
                 *("window of one block", "window of two blocks", "decoding requests first"),
                 *("n-gram speculation", "EAGLE", "states of convolutions", "offload to the host"),
@@ -102,7 +113,7 @@ TABLE = Table(
             ["actions"],
         ),
         # The newer runner loads no file before it replays a graph of a whole prompt.
-        (NAMED,),
+        ((*NAMED, *QUANTISED),),
         # Without a prefix cache, a row cannot show what is wrong with shared KV.
         (
             ["no prefix cache"],
@@ -132,6 +143,7 @@ TABLE = Table(
         "piecewise graphs": "cuda",
         "full and piecewise graphs": "cuda",
         "FlashAttention": "cuda",
+        **dict.fromkeys(QUANTISED, "cpu"),  # Not yet tried on a GPU.
         # On a GPU, copies of the simple connector run on a thread. Files were not tried there.
         **dict.fromkeys(("simple offload", "several connectors", *NAMED), "cpu"),
     },

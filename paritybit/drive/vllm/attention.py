@@ -28,9 +28,17 @@ def attend(
     block_table: Tensor,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    k_scale_cache: Tensor | None = None,
+    v_scale_cache: Tensor | None = None,
     **rest: Any,
 ) -> None:
-    """Attend with the queries of each row to the keys in its row of the block table."""
+    """Attend with the queries of each row to the keys in its row of the block table.
+
+    Quantised KV has a scale for each head, the same for all rows, [rows, heads]; or one for each
+    slot and head, [blocks, block size, heads], whose bytes follow those of the head.
+    """
     starts, ends = cu_seqlens_q.long().clamp(0, len(q)).unfold(0, 2, 1).unbind(1)
     rows = (ends > starts).nonzero().flatten()
     if not len(rows):
@@ -41,13 +49,17 @@ def attend(
     first = (cached - window).clamp(min=0) if window >= 0 else torch.zeros_like(cached)
     bounds, slots = listed(block_table[rows], first, lengths, k.shape[1])
     given: dict[str, Any] = {
-        "k_buffer": k,
-        "v_buffer": v,
+        "k_buffer": k[..., : q.shape[-1]],
+        "v_buffer": v[..., : out.shape[-1]],
         "kv_indptr": bounds,
         "kv_indices": slots,
         "sm_scale": softmax_scale,
         "logit_cap": softcap,
         "sinks": sinks,
+        "k_scale": 1.0 if k_descale is None else k_descale[0, :, None],
+        "v_scale": 1.0 if v_descale is None else v_descale[0, :, None],
+        "k_scales": k_scale_cache,
+        "v_scales": v_scale_cache,
     }
     if bool((ends - starts == 1).all()):
         made = torch.empty_like(out[starts])
@@ -160,11 +172,19 @@ def store(
     key_cache: Tensor,
     value_cache: Tensor,
     slot_mapping: Tensor,
-    *rest: Any,
+    kind: str = "auto",
+    *scales: Tensor,
     **named: Any,
 ) -> None:
-    """Write the keys and values of all tokens whose slot is not negative."""
+    """Write the keys and values of all tokens whose slot is not negative.
+
+    Quantised ones are divided by their scales first.
+    """
     live = (slot_mapping >= 0).nonzero().flatten()
     slots, page = slot_mapping[live], key_cache.shape[1]
-    key_cache[slots // page, slots % page] = key[live].to(key_cache.dtype)
-    value_cache[slots // page, slots % page] = value[live].to(value_cache.dtype)
+    for at, (new, cache) in enumerate(((key, key_cache), (value, value_cache))):
+        mine = new[live]
+        if cache.dtype.itemsize == 1:
+            most = torch.finfo(cache.dtype).max
+            mine = (mine / scales[at]).clamp(-most, most)
+        cache[slots // page, slots % page] = mine.to(cache.dtype)

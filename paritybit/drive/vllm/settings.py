@@ -38,6 +38,13 @@ GRAPHS: Mapping[str, tuple[str, tuple[int, ...]]] = {
 COMPILED = ("piecewise", "mixed")
 """Modes in which torch.compile splits the model into parts. All others do not compile."""
 
+KV_DTYPES: Mapping[str, tuple[str, float]] = {
+    "fp8": ("fp8_e4m3", 0.25),
+    "scaled_fp8": ("fp8_per_token_head", 0.27),
+}
+"""Quantised KV: the engine's name for its dtype, and its size per size of plain KV on a CPU. If
+scaled, a slot has a scale for each head."""
+
 BACKENDS: Mapping[str, str] = {"triton": "TRITON_ATTN", "flash": "FLASH_ATTN"}
 """The engine's names of attention backends. A CPU only has the first."""
 
@@ -120,14 +127,14 @@ class VllmServed(Common):
     See CONNECTORS. With `files`, prompts are kept in files, and with `cached` in LMCache, for a
     model without windows. With `apart`, an engine in another process computes the prompts, and some
     transfers also fail with `failing`. With an `interleave`, SPLIT ranks share the context of each
-    request, so many tokens at a time, by FlashAttention.
+    request, so many tokens at a time, by FlashAttention. KV is `quantised` as KV_DTYPES says.
     """
 
     ACTIONS: ClassVar = ("flush", "pause", "retract", "preempt")
     SEVERAL: ClassVar = ("tp", "pp", "dp")
     SIMPLIFIED: ClassVar = (
         *("alone", "overlap", "runner", "page_size", "window", "graphs", "backend", "speculative"),
-        "ordered",
+        *("ordered", "quantised"),
     )
 
     graphs: Annotated[str, one_of(GRAPHS)] = "decode"
@@ -147,6 +154,7 @@ class VllmServed(Common):
     ordered: bool = False
     interleave: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
     adapters: Adapters = 0
+    quantised: Annotated[str, one_of(KV_DTYPES)] | None = None
 
     def requests(self) -> Iterator[Wave]:
         """Return the generated requests. If KV is kept, each wave comes again after a flush."""
@@ -192,8 +200,9 @@ class VllmServed(Common):
     @override
     def company(self) -> Wave | None:
         given = with_each([sample(self.limits())], self.startable)
-        # A fork of the engine would share its files, or the other engine.
-        shares = self.files or self.cached or self.apart
+        # A fork of the engine would share its files, or the other engine. Rounding may change much
+        # of quantised KV.
+        shares = self.files or self.cached or self.apart or self.quantised
         alone = self.device == "cpu" and self.ranks == 1 and not shares
         return next(given) if alone else None
 
@@ -234,6 +243,8 @@ class VllmServed(Common):
     def connector(self) -> Mapping[str, object]:
         """The engine's settings for KV on the host."""
         size = (TIGHT if self.tight else HOST) * self.blocks * self.page_size
+        if self.quantised is not None:
+            size = int(size * KV_DTYPES[self.quantised][1])
         found = [
             {
                 "kv_connector": name,
@@ -299,6 +310,8 @@ class VllmServed(Common):
                 "max_cpu_loras": LOADED,
                 "max_lora_rank": MOST_RANK,
             }
+        if self.quantised is not None:
+            of_device["kv_cache_dtype"] = KV_DTYPES[self.quantised][0]
         if self.offload:
             of_device["kv_transfer_config"] = self.connector
         if self.apart:
