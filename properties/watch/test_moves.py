@@ -270,6 +270,14 @@ def test_content_passes_through_files_by_their_keys(scene: Scene, right: bool) -
     assert first == {"c": 3}
 
 
+def test_a_fetch_to_the_host_is_under_way_during_a_forward(scene: Scene) -> None:
+    scene.forward("a", TOKENS, 0, SLOTS)
+    begin(scene, "fetch", at([], "files"), at([90_000], "host"), "b")
+    scene.forward("a", [*TOKENS, 9], 4, [*SLOTS, 14])
+    assert scene.checks() == []
+    assert not scene.lines("undecided")
+
+
 def test_copies_that_never_end_take_no_more_and_more_memory(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -401,8 +401,8 @@ class Replaying(Between):
         """
         name = ledger.group.name
         loading = (ledger.index(one.slots) for one in self.loading.get(name, ()))
-        filled = (one for one in self.moves[name] if one.pool("source") and not len(one.source))
-        elsewhere = (one.target for one in filled)
+        coming = (one for one in self.moves[name] if one.pool("source") and not one.pool("target"))
+        elsewhere = (one.target for one in coming if not len(one.source))
         return torch.cat((now.owned[name], *loading, *elsewhere))
 
     def note_changed(self, now: WatchedForward, ledger: Ledger, changed: Tensor) -> None:
