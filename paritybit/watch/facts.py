@@ -18,11 +18,13 @@ ELSEWHERE = -2
 class Layer:
     """The KV tensors of one layer.
 
-    Each has shape [slots, ...], or [slots / block, block, ...] if the group has a `block`.
+    Each has shape [slots, ...], or [slots / block, block, ...] if the group has a `block`. The
+    layer may have a smaller `window` than its group.
     """
 
     name: str
     tensors: tuple[torch.Tensor, ...]
+    window: int | None = None
 
 
 @dataclass(frozen=True)

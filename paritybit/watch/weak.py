@@ -80,7 +80,8 @@ class WeakLayer(Layer):
     """A layer that keeps none of its tensors alive."""
 
     def __init__(self, layer: Layer) -> None:
-        vars(self).update(name=layer.name, held=tuple(map(WeakTensor, layer.tensors)))
+        held = tuple(map(WeakTensor, layer.tensors))
+        vars(self).update(name=layer.name, window=layer.window, held=held)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

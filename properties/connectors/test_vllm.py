@@ -21,16 +21,37 @@ from paritybit.connectors.vllm.engine import (
     VllmEngine,
 )
 from paritybit.connectors.vllm.moving import unfollowed
-from paritybit.connectors.vllm.pools import Share, VllmPool, by_slot
+from paritybit.connectors.vllm.pools import Share, VllmPool, by_slot, described
 from paritybit.watch.digests import Digests
 from paritybit.watch.facts import Forward, Row, same
 from paritybit.watch.lines import Lines
 from paritybit.watch.settings import Settings
 from properties.connectors.parts import Part, hooked
-from properties.connectors.parts_vllm import DECODE, PROMPT, Served, a_request, output
+from properties.connectors.parts_vllm import (
+    BLOCKS,
+    DECODE,
+    GROUPS,
+    PROMPT,
+    Served,
+    a_pool,
+    a_request,
+    output,
+)
 from properties.support.watching import lines_in, skip
 
 # Pools.
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_layer_of_the_only_group_may_have_a_window(alone: bool) -> None:
+    """Where the engine has one group for all layers, keys that its window left stay cached."""
+    config, layers, _ = a_pool()
+    layers["slid"] = Part(kv_cache=torch.zeros(BLOCKS, 4, 2), sliding_window=4)
+    if alone:
+        names = {"layer_names": ["full", "slid"], "kv_cache_spec": GROUPS[0].kv_cache_spec}
+        config.kv_cache_groups = (Part(**names),)
+    found = [layer.window for group in described(config, layers).groups for layer in group.layers]
+    assert found == [None, 4 if alone else None]
 
 
 @pytest.mark.parametrize(

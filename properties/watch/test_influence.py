@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +15,14 @@ from torch import Tensor
 from paritybit.testing.replays import InMemory
 from paritybit.watch.bits import as_integers
 from paritybit.watch.facts import Forward, Group, Layer, Replay, Row, StaticInput
+from paritybit.watch.replays.aimed import drawn
 from paritybit.watch.replays.influence import HIDDEN, LiveReads
 from paritybit.watch.replays.relations import FEW_AT_FIRST, FEW_THEN, NAMES, STREAK, THEN, Relations
 from paritybit.watch.replays.rerun import Rerun, SavedSlots
 from paritybit.watch.replays.unread import ZEROS
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
+from paritybit.watch.weak import weakened
 
 SLOTS, WIDTH, WINDOW, CHUNK = 64, 8, 4, 3
 
@@ -447,3 +450,16 @@ def test_relations_take_turns_if_few_are_tested() -> None:
     sampled = Relations(True, NAMES, sampled=True)
     tested = [number for number in range(FEW_THEN) if sampled.due("decode", 8)]
     assert tested == [*range(FEW_AT_FIRST), *range(FEW_AT_FIRST, FEW_THEN, THEN)]
+
+
+@pytest.mark.parametrize(("own", "window"), [(None, 9), (4, 4)])
+def test_a_key_is_tried_in_the_window_of_its_layer(own: int | None, window: int) -> None:
+    layer = Layer("layer", (torch.zeros(8),), own)
+    group = weakened(Group("kv", (layer,), window=9))
+    ledger = SimpleNamespace(group=group, usable=torch.ones(9, dtype=torch.bool))
+    row = Row("a", [*range(6)], 5, 1, {"kv": torch.arange(1, 7)})
+    reads: Any = SimpleNamespace(forward=Forward("decode", (row,)))
+    rerun: Any = SimpleNamespace(ledgers={"kv": ledger})
+    aim = drawn(rerun, reads, Random(0))
+    assert aim is not None
+    assert aim.window == window

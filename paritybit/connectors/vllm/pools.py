@@ -173,8 +173,10 @@ def described(
         for name in names
     }
     parts: dict[str, list[Layer]] = {GROUP: [], DRAFTED: []}
+    alone = len(known) == 1  # Layers with and without windows may be in one group.
     for names, held in tensors:
-        parts[of_tensor[names[0]]].append(Layer(", ".join(names), held))
+        window = maybe(layers[names[0]], "sliding_window") if alone else None
+        parts[of_tensor[names[0]]].append(Layer(", ".join(names), held, window))
     if not parts[GROUP]:
         raise NotRecognisedError("a draft model that shares all tensors with its target")
     reserved = frozenset(range(page))

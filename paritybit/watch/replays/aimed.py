@@ -239,7 +239,8 @@ def drawn(rerun: Rerun, reads: LiveReads, random: Random) -> Aim | None:
     if not bool(rerun.ledgers[name].usable[slot]) or slot < 0:
         return None
     layer = random.randrange(len(group.layers))
-    return Aim(row, name, layer, position, slot, row.window or group.window)
+    window = group.layers[layer].window or row.window or group.window
+    return Aim(row, name, layer, position, slot, window)
 
 
 def sequence(row: Row) -> tuple[object, ...]:
