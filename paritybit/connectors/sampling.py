@@ -4,7 +4,7 @@ An engine keeps parameters by row. The logits are computed here again for a row'
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,12 @@ HIDDEN, LOGITS = "hidden states scored", "logits sampled"
 ALIKE = "another row of the forward has the same values"
 UNSEEN = "it is not seen what the forward computed"
 """Why it is not judged which row is handed on."""
+
+MADE = "token recorded"
+"""A token of a request, which was sampled for it."""
+
+MOST_MADE = 4096
+"""The most requests whose sampled tokens are awaited."""
 
 UNTOLD = "logits after the request's sampling parameters"
 
@@ -230,6 +236,63 @@ def handed_on(
     mine, (found, right) = [requests[row] for row in sure], torch.tensor([held, places])[:, sure]
     yield RowValues(name, mine, found, right, explain=explain)
     yield from untried(name, [requests[row] for row in {*range(len(sums))} - {*sure}], ALIKE)
+
+
+class Recording:
+    """The tokens that were sampled for requests, by position, until the engine records them.
+
+    A position may be sampled again, for example if a retracted request ran ahead.
+    """
+
+    def __init__(self) -> None:
+        self.made: dict[str, dict[int, list[tuple[int, Mapping[str, Sequence[int]]]]]] = {}
+
+    def sampled(
+        self, names: Sequence[str], firsts: Sequence[int], tokens: Sequence[Sequence[int]]
+    ) -> None:
+        """Note the tokens that a forward's sampler returns for each row, from a position on."""
+        batch = dict(zip(names, tokens, strict=True))
+        for name, first in zip(names, firsts, strict=True):
+            places = self.made.setdefault(name, {})
+            for place, token in enumerate(batch[name], first):
+                places.setdefault(place, []).append((token, batch))
+        while len(self.made) > MOST_MADE:
+            del self.made[next(iter(self.made))]
+
+    def unseen(self, names: Iterable[str]) -> None:
+        """Note that it was not seen what was sampled for these requests."""
+        for name in names:
+            self.made.pop(name, None)
+
+    def recorded(self, known: Mapping[str, tuple[int, Sequence[int]]]) -> Iterator[RowValues]:
+        """Yield the tokens that the engine has recorded since, and those that were sampled.
+
+        `known` has all tokens of each request from a position on, before which is its prompt.
+        """
+        names, held, right = list[str](), list[int](), list[int]()
+        batches = list[Mapping[str, Sequence[int]]]()
+        for name, (first, tokens) in known.items():
+            places = self.made.get(name, {})
+            for place in [one for one in places if one < first + len(tokens)]:
+                made = places.pop(place)
+                if place >= first:
+                    mine = tokens[place - first]
+                    token, batch = next((one for one in made if one[0] == mine), made[-1])
+                    names.append(name)
+                    held.append(mine)
+                    right.append(token)
+                    batches.append(batch)
+            if not places:
+                self.made.pop(name, None)
+
+        def explain(row: int) -> str | None:
+            mine = [name for name, made in batches[row].items() if held[row] in made]
+            others = [name for name in mine if name != names[row]]
+            return f"it was sampled for request {' or '.join(others)}" if others else None
+
+        if names:
+            given = torch.tensor(held), torch.tensor(right)
+            yield RowValues(MADE, names, *given, explain=explain)
 
 
 def untried(name: str, requests: Sequence[str], why: str) -> Iterator[RowValues]:

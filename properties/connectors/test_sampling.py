@@ -11,6 +11,7 @@ from paritybit.connectors.sampling import (
     UNSEEN,
     UNTOLD,
     AskedSampling,
+    Recording,
     Sampled,
     handed_on,
     logits_of,
@@ -151,3 +152,36 @@ def test_a_row_that_equals_another_gives_no_evidence() -> None:
     judged = [*handed_on("states", ["a", "b"], row_sums(given), [1, 2], row_sums(computed), WHOSE)]
     assert len(told(judged[0])) == 1
     assert len(judged) == 1
+
+
+def recorded(name: str, *tokens: int, prompt: int = 4) -> list[str]:
+    """Return what is found when a request, of three in a batch, has recorded these tokens."""
+    recording = Recording()
+    recording.sampled(["a", "b", "c"], [4, 9, 4], [[11], [21, 22], [31]])
+    recording.sampled(["a"], [5], [[12]])
+    recording.sampled(["a"], [5], [[13]])
+    found = told(*recording.recorded({name: (prompt, tokens)}))
+    assert not [*recording.recorded({name: (prompt, tokens)})], "each token is judged once"
+    return found
+
+
+def test_a_token_that_was_sampled_for_another_request_is_found() -> None:
+    assert recorded("a", 31) == [
+        "sampler: token recorded of request a (row 0) is 31, not 11; it was sampled for request c"
+    ]
+    assert recorded("b", 21, 23, prompt=9) == [
+        "sampler: token recorded of request b (row 1) is 23, not 22"
+    ]
+
+
+@pytest.mark.parametrize("tokens", [(), (11,), (11, 12), (11, 13), (11, 13, 99)])
+def test_a_token_that_was_sampled_for_its_request_is_right(tokens: tuple[int, ...]) -> None:
+    assert recorded("a", *tokens) == []
+
+
+def test_what_belongs_to_a_prompt_or_was_sampled_unseen_is_not_judged() -> None:
+    assert recorded("b", 22, prompt=10) == []
+    recording = Recording()
+    recording.sampled(["a"], [4], [[11]])
+    recording.unseen(["a", "b"])
+    assert not [*recording.recorded({"a": (4, [12])})]

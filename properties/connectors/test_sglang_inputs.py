@@ -329,6 +329,12 @@ def test_a_penalizer_with_the_rows_of_another_batch_is_found(name: str) -> None:
     assert {*wrong(info, requests, given)} == {*KEPT}
 
 
+def sampled(engine: SglangEngine) -> dict[str, dict[int, int]]:
+    """Return the tokens that were noted as sampled, by request and position."""
+    made = engine.recording.made.items()
+    return {name: {at: one[-1][0] for at, one in places.items()} for name, places in made}
+
+
 @pytest.mark.parametrize("repeated", [False, True])
 def test_each_draft_has_the_penalties_of_its_own_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repeated: bool
@@ -342,17 +348,19 @@ def test_each_draft_has_the_penalties_of_its_own_request(
         sampling_info=Part(apply_logits_bias=lambda rows: rows.add_(added)),
     )
 
-    def original(_: Any, batch: Any, output: Any, mask: Any) -> None:
+    def original(_: Any, batch: Any, output: Any, mask: Any) -> Any:
         logits.add_(added.repeat(2, 1) if repeated else added.repeat_interleave(2, 0))
         mask.apply(logits)
+        return torch.tensor([9, 8, 7, 6, 5, 4]), None, torch.tensor([[0, 1], [3, -1], [4, 5]])
 
-    output = Part(next_token_logits=logits)
+    output, engine.places = Part(next_token_logits=logits), {"a": 5, "b": 2, "c": 9}
     hooked(engine.verifies, original, Part(draft_token_num=2), batch, output, mask)
     engine.unwatched = True  # Then the logits are not copied.
     hooked(engine.verifies, lambda *_: None, Part(draft_token_num=2), batch, output, mask)
     (judged,) = given
     wrong = [judged.requests[row] for row in wrong_row.differing(judged).nonzero().flatten()]
     assert wrong == (["b", "c"] if repeated else [])
+    assert sampled(engine) == {"a": {5: 9, 6: 8}, "b": {2: 6}, "c": {9: 5, 10: 4}}
 
 
 @pytest.mark.parametrize(("kind", "drafted"), [("decode", 1), ("target_verify", 2)])
@@ -366,18 +374,27 @@ def test_the_sampler_gets_the_logits_of_each_row(
     now: Any = Part(
         forward=Part(kind=kind),
         batch=Part(spec_info=Part(draft_token_num=drafted)),
-        rows=Part(rows=[Part(request=name) for name in "aabc"]),  # Two branches of a tree.
+        rows=Part(rows=[Part(request=name, cached=4, computed=1) for name in "aabc"]),  # A tree.
     )
+    tokens = torch.tensor([7, 8, 9])
     for handed, found in ((logits, []), (logits.roll(drafted, 0), [*range(3 * drafted)])):
         engine.computed(now, logits)
-        hooked(engine.samples, lambda *_: None, None, Part(next_token_logits=handed))
+        hooked(engine.samples, lambda *_: tokens, None, Part(next_token_logits=handed))
         (judged,) = given
         assert wrong_row.differing(judged).nonzero().flatten().tolist() == found
         given.clear()
+    assert sampled(engine) == {"a": {5: 7}, "b": {5: 8}, "c": {5: 9}}
+    given.clear()
+    requests = [Part(rid=name, origin_input_ids=[0] * 5, output_ids=[9]) for name in "bc"]
+    hooked(engine.records, lambda *_: None, None, Part(reqs=requests))
+    (tokens_of,) = given
+    assert (tokens_of.held.tolist(), tokens_of.right.tolist()) == ([9, 9], [8, 9])
+    given.clear()
     assert judged.explain is not None
     assert judged.explain(drafted) == "it is that of request a"
     engine.requests = [Part(rid="a")]
-    hooked(engine.samples, lambda *_: None, None, Part(next_token_logits=logits))
+    hooked(engine.samples, lambda *_: tokens, None, Part(next_token_logits=logits))
+    assert sampled(engine) == {}
     assert [one.untried for one in given] == [UNSEEN]
 
 

@@ -4,19 +4,21 @@ import functools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
 from torch import nn
 
-from paritybit.connectors.sampling import HIDDEN, LOGITS, UNSEEN
+from paritybit.connectors.sampling import HIDDEN, LOGITS, UNSEEN, Recording
 from paritybit.connectors.transformers.batch import heads
 from paritybit.connectors.transformers.engine import FollowedCache
 from paritybit.testing.replays import InMemory
 from paritybit.watch.checks import wrong_row
-from paritybit.watch.facts import Forward, Group, Layer, Row
+from paritybit.watch.facts import Forward, Group, Layer, Row, RowValues
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
+from properties.connectors.parts import Part, hooked
 
 SLOTS, STEPS = 16, 9
 STEADY = torch.arange(8) * 0.3
@@ -60,7 +62,7 @@ class Decoder(nn.Module):
                 slots = {"full": torch.arange(position + 1)}
                 row = Row("a", [0] * (position + 1), position, 1, slots)
                 given = {"input_ids": self.ids, "logits_to_keep": torch.tensor([0])}
-                state = SimpleNamespace(request_id="a")
+                state = Part(request_id="a")
                 one = SimpleNamespace(state=state, cached=position, computed=1, predicted=True)
                 sizes = {"size": 1, "padded": 1, "predicted": 1}
                 batch: Any = SimpleNamespace(kind="decode", given=given, requests=[one], **sizes)
@@ -75,6 +77,7 @@ class Decoder(nn.Module):
 
 def test_repeated_forwards_leave_tokens_and_random_draws_of_the_engine_alone() -> None:
     watched, alone, watching = Decoder(), Decoder(), FollowedCache.__new__(FollowedCache)
+    watching.recording, watching.states = Recording(), WeakValueDictionary()
     layer = Layer("layer 0", (watched.kv[0], watched.kv[1]))
     groups, journal = [Group("full", (layer,), reserved=frozenset())], InMemory(Path())
     watching.watcher = Watcher(
@@ -86,6 +89,27 @@ def test_repeated_forwards_leave_tokens_and_random_draws_of_the_engine_alone() -
     assert watched.runs > STEPS + STEPS // 2
     assert (journal.unsure, journal.found) == ([], [])
     assert not watched._forward_hooks
+
+
+def test_a_token_that_is_recorded_for_another_request_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watching, given = FollowedCache.__new__(FollowedCache), list[RowValues]()
+    monkeypatch.setattr(watching, "rows", lambda _, values: given.extend(values))
+    watching.recording, watching.states = Recording(), WeakValueDictionary()
+    states = [Part(initial_tokens=[0, 0], generated_tokens=list[int]()) for _ in range(2)]
+    watching.states |= dict(zip("ab", states, strict=True))
+    watching.recording.sampled(["a", "b", "gone"], [2, 2, 5], [[7], [8], [9]])
+
+    def update(processor: Any) -> None:
+        for state in states:
+            state.generated_tokens.append(7)
+
+    hooked(watching.records, update, None)
+    (found,) = given
+    assert (found.held.tolist(), found.right.tolist()) == ([7, 7], [7, 8])
+    assert found.explain is not None
+    assert found.explain(1) == "it was sampled for request a"
 
 
 @pytest.mark.parametrize("kept", [False, True])

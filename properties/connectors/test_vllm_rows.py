@@ -20,8 +20,8 @@ from paritybit.connectors.vllm.sampling import SampledBatch, adapters
 from paritybit.watch.checks import wrong_row
 from paritybit.watch.facts import RowValues
 from paritybit.watch.observations import RowsGiven
-from properties.connectors.parts import Part
-from properties.connectors.parts_vllm import FIRST, PROMPT, TABLE, Served, a_request
+from properties.connectors.parts import Part, hooked
+from properties.connectors.parts_vllm import DECODE, FIRST, PROMPT, TABLE, Served, a_request
 from properties.support.watching import lines_in
 
 VOCABULARY = 8
@@ -267,6 +267,35 @@ def test_the_adapter_of_each_token_is_that_of_its_request() -> None:
     loaded[0], a[0] = None, 1  # The next one is loaded over what an evicted one had.
     assert judged() == {"weights of an adapter": "a"}
     assert list(adapters(Part(), ["a"], of, counts, {})) == []
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_token_that_the_scheduler_records_for_another_request_is_found(
+    tmp_path: Path, apart: bool
+) -> None:
+    served = Served(tmp_path, apart=apart)
+    asked = Part(
+        temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0,
+        frequency_penalty=0.0, presence_penalty=0.0, logit_bias=None, allowed_token_ids=None,
+        bad_words_token_ids=None, min_tokens=0, all_stop_token_ids=(), seed=None,
+    )  # fmt: skip
+    mine = a_request(*PROMPT)
+    mine.sampling_params, mine.num_prompt_tokens = asked, len(PROMPT)
+    served.scheduler.requests["a"] = mine
+    served.run(FIRST, TABLE, 0, PROMPT)
+    sampling = served.engine.sampling
+    assert sampling is not None
+    made = Part(sampled_token_ids=torch.tensor([[16]]))
+    served.engine.recording.sampled(*sampling.made(made))
+
+    def recorded(scheduler: Any, said: Any) -> None:
+        mine.all_token_ids.append(17)
+
+    hooked(served.core.records, recorded, served.scheduler, FIRST)
+    served.run(DECODE, TABLE, 6, [17])
+    assert "wrong row" in served.found()
+    served.engine.journal.end()
+    served.core.journal.end()
 
 
 def test_a_wrong_row_is_reported_with_how_its_request_came_there(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from paritybit.connectors.sampling import (
     LOGITS,
     ROUNDING,
     UNSEEN,
+    Recording,
     handed_on,
     moves,
     row_sums,
@@ -91,6 +92,9 @@ class SglangEngine(Models):
         """The class of the inputs of drafts in a batch of the scheduler."""
         self.scored: tuple[list[str], Tensor] | None = None
         """The request of each row of logits that is sampled next, and the checksums of these."""
+        self.places: Mapping[str, int] = {}
+        """The first position of each request that is sampled next."""
+        self.recording = Recording()
         self.names_next = False
         """Whether a batch passes the token after a chunk of a prompt to the draft model."""
 
@@ -198,7 +202,7 @@ class SglangEngine(Models):
             watcher.skipped(None)
             return
         if not model.drafts:
-            self.scored = None
+            self.scored, self.places = None, {}
         self.awaited(model.pool.pool)
         self.forwards += 1
         self.unwatched = not watcher.due(mode, len(self.requests), "draft " * model.drafts)
@@ -237,6 +241,7 @@ class SglangEngine(Models):
         self, watcher: Watcher, model: SglangModel, batch: Any, run: Callable[[], Any]
     ) -> None:
         """Run a forward that is not checked, and report only the slots that it writes."""
+        self.recording.unseen(request.rid for request in self.requests)
         owned = model.pool.slots(batch.out_cache_loc) if self.rewrites else {}
         if self.states is not None and not model.drafts:
             owned |= self.states.written(batch)
@@ -358,8 +363,33 @@ class SglangEngine(Models):
         if logits is not None and requests:
             names = [name for name in requests for _ in range(count)]
             self.scored = names, row_sums(logits[: len(names)])
+            ends = {row.request: row.cached + row.computed for row in now.rows.rows}
+            # The root of drafts is a token of the request.
+            firsts = {row.request: row.cached + 1 for row in now.rows.rows}
+            self.places = firsts if now.forward.kind == "target_verify" else ends
 
-    def samples(self, runner: Any, output: Any) -> None:
+    def samples(self, original: Call, runner: Any, output: Any) -> None:
+        """Judge whose logits a sampler gets, and note the tokens that it returns."""
+        self.given(output)
+        tokens = original()
+        self.made(tokens[:, None].tolist)
+
+    def made(self, tokens: Callable[[], list[list[int]]]) -> None:
+        """Note the tokens that were sampled for each row, if the forward was checked."""
+        places, self.places = self.places, {}
+        if places and not self.unwatched:
+            self.recording.sampled([*places], [*places.values()], tokens()[: len(places)])
+        elif self.requests:
+            self.recording.unseen(request.rid for request in self.requests)
+
+    def records(self, original: Call, scheduler: Any, batch: Any) -> None:
+        """Judge which tokens the scheduler records for the requests of a batch."""
+        original()
+        mine = [one for one in batch.reqs if one.rid in self.recording.made]
+        known = {one.rid: (len(one.origin_input_ids), one.output_ids) for one in mine}
+        self.rows("scheduler", self.recording.recorded(known))
+
+    def given(self, output: Any) -> None:
         """Judge whose logits a sampler gets: an engine's output."""
         scored, self.scored = self.scored, None
         if scored is not None:
@@ -376,11 +406,13 @@ class SglangEngine(Models):
     ) -> None:
         """Judge the logits of drafts after penalties and biases: as if the rows decoded."""
         if self.unwatched or not batch.reqs:
+            self.made(list)
             return
         held, info = output.next_token_logits, batch.sampling_info
         raw = held.clone()
-        self.samples(None, output)
-        original()
+        self.given(output)
+        predicted, _, accepted = original()
+        self.made(lambda: [predicted[one[one >= 0].long()].tolist() for one in accepted])
         names = [one.rid for one in batch.reqs for _ in range(int(drafts.draft_token_num))]
 
         def judged() -> Iterator[RowValues]:

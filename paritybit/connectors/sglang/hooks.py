@@ -58,6 +58,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "forward": (f"{EXECUTOR}.model_runner.ModelRunner.forward",),
     "logits": ("sglang.srt.layers.logits_processor.LogitsProcessor.forward",),
     "samples": (f"{EXECUTOR}.model_runner.ModelRunner.sample",),
+    "records": (f"{MANAGERS}.scheduler.Scheduler.process_batch_result",),
     "verifies": (f"{SPECULATIVE}.eagle_utils.eagle_sample",),
     "decodes": (f"{MANAGERS}.schedule_batch.ScheduleBatch.prepare_for_decode",),
     "run_batch": (f"{EXECUTOR}.model_runner.ModelRunner._forward_raw",),

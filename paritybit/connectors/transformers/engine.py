@@ -3,12 +3,14 @@
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from paritybit.connectors.following import HOST, Following, alike
 from paritybit.connectors.hooking import Call, guarded, maybe
+from paritybit.connectors.sampling import Recording
 from paritybit.connectors.transformers import cache as caches
 from paritybit.connectors.transformers.batch import (
     LARGEST_MASK,
@@ -68,6 +70,9 @@ class FollowedCache(Following):
         self.warming = False
         self.graphed = False
         """Whether the current forward replays or captures a graph."""
+        self.recording = Recording()
+        self.states: WeakValueDictionary[str, Any] = WeakValueDictionary()
+        """The last state of each request."""
 
     def prepare(self, original: Call, io: Any, requests_in_batch: Any) -> None:
         """Note the requests of the next batch, before the engine counts their new tokens."""
@@ -95,6 +100,7 @@ class FollowedCache(Following):
             planned, self.planned = self.planned, []
             self.forwards += 1
             if not self.watcher.due(*alike(one.computed for one in planned)):
+                self.recording.unseen(one.state.request_id for one in planned)
                 self.skipped(planned, given, original)
                 return
             inputs, early = inputs_by_name(given, self.names), dict[str, Tensor]()
@@ -190,6 +196,26 @@ class FollowedCache(Following):
         noted = {} if self.graphed else first[-1]
         processes = bool(maybe(runner, "logit_processor.do_processing"))
         self.rows("logits head", heads(batch, noted, processes))
+        mine = [one for one in batch.requests if one.predicted]
+        self.states |= {one.state.request_id: one.state for one in mine}
+        tokens = first[1][0, : len(mine)].tolist()
+        made = [pair for pair in zip(mine, tokens, strict=True) if pair[0].computed]
+        self.recording.sampled(
+            [one.state.request_id for one, _ in made],
+            [one.cached + one.computed for one, _ in made],
+            [[token] for _, token in made],
+        )
+
+    def records(self, original: Call, processor: Any) -> None:
+        """Judge which tokens the engine records for the requests of a batch."""
+        states = {name: self.states.get(name) for name in self.recording.made}
+        original()
+        known = {
+            name: (len(one.initial_tokens), one.generated_tokens)
+            for name, one in states.items()
+            if one is not None
+        }
+        self.rows("scheduler", self.recording.recorded(known))
 
     # Graphs.
 

@@ -26,6 +26,7 @@ PATHS = {
     "store": "offloading_manager.OffloadingManager._offload_to_cpu",
     "load": "offloading_manager.OffloadingManager.restore_scheduled_requests",
     "reset": "requests.RequestState.create_equivalent_initial_request",
+    "records": "continuous_api.ContinuousBatchProcessor.update_batch",
     "idle": "continuous_api.ContinuousBatchProcessor.prepare_next_batch",
 }
 TARGETS: dict[str, tuple[str, ...]] = {

@@ -257,8 +257,10 @@ class VllmEngine(JudgedRows):
         self.copies(self.watcher, output)
         self.forwards += 1
         if not self.watcher.due(*alike(output.num_scheduled_tokens.values())):
+            self.recording.unseen(output.num_scheduled_tokens)
             self.skipped(self.watcher, output, original)
             return
+        self.judge_recorded(self.requests.known)  # Of a scheduler in another process.
         self.skipping = False
         self.catch_up()
         now = VllmForward(runner, output)

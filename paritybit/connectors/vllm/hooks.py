@@ -101,6 +101,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "registers": (f"{CACHED}.register_kv_caches",),
     "awaits": (f"{CACHED}.start_load_kv",),
     "fails": (f"{SCHEDULER}._handle_failed_recving", f"{SCHEDULER}._handle_invalid_blocks"),
+    "records": (f"{SCHEDULER}.update_from_output",),
     "emptied": (f"{SCHEDULER}.reset_prefix_cache",),
     "idle": (f"{SCHEDULER}.update_from_output", f"{SCHEDULER}.finish_requests"),
 }

@@ -19,6 +19,7 @@ from paritybit.connectors.sampling import (
     HIDDEN,
     LOGITS,
     AskedSampling,
+    Recording,
     Sampled,
     handed_on,
     logits_of,
@@ -28,7 +29,7 @@ from paritybit.connectors.sampling import (
     untried,
 )
 from paritybit.connectors.vllm.drafting import Drafting
-from paritybit.connectors.vllm.requests import Account
+from paritybit.connectors.vllm.requests import Account, tokens_of
 from paritybit.watch.facts import RowValues
 from paritybit.watch.stacks import Stack
 from paritybit.watch.weak import Weakly
@@ -157,6 +158,15 @@ class SampledBatch:
             for end, drafts in zip(ends, self.drafts, strict=True)
             for place in range(end - drafts - 1, end)
         ]
+
+    def made(self, result: Any) -> tuple[list[str], list[int], list[list[int]]]:
+        """Return what `Recording.sampled` gets of the result of a sampler."""
+        first, *rest = result if isinstance(result, tuple) else (result,)
+        tokens = tokens_of(first.sampled_token_ids, *rest[:1])
+        rows = zip(self.rows, self.drafts, tokens, strict=True)
+        found = [(row, len(row.tokens) - drafts, made) for row, drafts, made in rows if row.used]
+        names, firsts = [row.request for row, _, _ in found], [first for _, first, _ in found]
+        return names, firsts, [made for _, _, made in found]
 
     def logits_indices(self, given: Tensor) -> Iterator[RowValues]:
         """Yield the indices of the tokens whose logits are sampled."""
@@ -342,6 +352,7 @@ class JudgedRows(Drafting):
         self.loaded: dict[Any, Any] = {}
         self.moves: dict[str, tuple[Stack, str]] = {}
         """How each request came into its row, since the forward before that was judged."""
+        self.recording = Recording()
         self.placed: dict[str, int] = {}
 
     def begin_rows(self, now: Any, names: Sequence[str]) -> None:
@@ -371,8 +382,26 @@ class JudgedRows(Drafting):
                 self.indices(batch.logits_indices)
         try:
             super().sampled(original, runner)
+            if sampling is not None and self.checked:
+                self.recording.sampled(*sampling.made(original.result()))
         finally:
             self.sampling = None
+
+    def records(self, original: Call, scheduler: Any, output: Any) -> None:
+        """Judge which tokens a scheduler in this process records for requests."""
+        of = {name: scheduler.requests.get(name) for name in output.num_scheduled_tokens}
+        original()
+        self.judge_recorded({name: one for name, one in of.items() if one is not None})
+
+    def judge_recorded(self, of: Mapping[str, Any]) -> None:
+        """Judge which tokens the scheduler has recorded for requests."""
+        mine = {name: of[name] for name in self.recording.made.keys() & of.keys()}
+        known = {
+            name: (first, one.all_token_ids[first:])
+            for name, one in mine.items()
+            for first in [one.num_prompt_tokens]
+        }
+        self.rows("scheduler", self.recording.recorded(known))
 
     def computed(self, output: Any, live: int) -> None:
         """Note the hidden states of the live tokens of a forward."""

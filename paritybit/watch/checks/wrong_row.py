@@ -83,8 +83,8 @@ def finding(rows: RowsGiven, values: RowValues, row: int | None, what: str) -> F
 CHECK = Check(
     "wrong row",
     "rows",
-    "each row of a batch has the sampling parameters, the adapter, the logits and the counts of "
-    "its own request",
+    "each row of a batch has the sampling parameters, the adapter, the logits, the tokens and the "
+    "counts of its own request",
     judge,
     lambda rows: sum(len(values.requests) for values in rows.values),
 )
