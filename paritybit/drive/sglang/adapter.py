@@ -79,6 +79,7 @@ TABLE = Table(
             "few window pages": {"pool": 512, "windows": 320, "chunk": 32},
         },
         "adapters": {"no adapters": {}, "LoRA adapters": {"adapters": 3}},
+        "KV": {"plain KV": {}, "fp8 KV": {"quantised": True}},
         "queue": {"first come, first served": {}, "priorities": {"priorities": True}},
         "operator": {"no actions": {}, "actions": {"actions": True}},
     },
@@ -96,7 +97,7 @@ TABLE = Table(
         (("states of convolutions",), ("page size 4", "page size 16", "page size 64")),
     ],
     failing=[
-        ((APART,),),
+        ((APART, "fp8 KV"),),  # Not yet tried with all others.
         # 0.5.23 ends with an IndexError in `filter_batch` when it retracts a request.
         (("draft model",), ("no overlap",)),
         # 0.5.23 keeps a part of a draft's KV on the host: see `docs/findings.md`.
@@ -104,7 +105,7 @@ TABLE = Table(
         # 0.5.23 ends with an AssertionError when a second prompt is cut: see `docs/findings.md`.
         (("priorities",), CHUNKS),
     ],
-    devices={APART: "cpu"},
+    devices=dict.fromkeys((APART, "fp8 KV"), "cpu"),
     several={
         "dp": {
             "of these models, only gpt-oss has data-parallel attention": [

@@ -105,14 +105,15 @@ class SglangServed(Common):
     `mixed`, a batch has prefills and decoding requests. With `python_tree`, the prefix cache is the
     unified one in Python. With `storage`, KV on the host is also kept in files. With
     `written_back`, it is written there when it is evicted, and the host has little more room than
-    the pool. With `apart`, an engine in another process computes the prompts.
+    the pool. With `apart`, an engine in another process computes the prompts. With `quantised`, KV
+    has floats of eight bits.
     """
 
     ACTIONS: ClassVar = ACTIONS
     SEVERAL: ClassVar = ("tp", "pp", "dp")
     SIMPLIFIED: ClassVar = (
         *("alone", "overlap", "speculative", "page_size", "whole_prompts", "mixed", "graphs"),
-        *("storage", "written_back", "host_cache"),
+        *("storage", "written_back", "host_cache", "quantised"),
     )
 
     page_size: Size = 1
@@ -132,6 +133,7 @@ class SglangServed(Common):
     mixed: bool = False
     python_tree: bool = False
     apart: bool = False
+    quantised: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError for a window pool that is larger than the pool, or a lone storage."""
@@ -165,9 +167,13 @@ class SglangServed(Common):
         return [one for one in extras if not (self.apart and one == "likelihoods")]
 
     def company(self) -> Wave | None:
-        """Return a wave to compare. A fork has no GPU, threads for copies, adapters or ranks."""
+        """Return a wave to compare. A fork has no GPU, threads for copies, adapters or ranks.
+
+        A cached prefix of quantised KV is not what its own request computed with.
+        """
         forks = self.device == "cpu" and self.ranks == 1
-        possible = forks and not (self.host_cache or self.adapters or self.apart)
+        others = self.host_cache or self.adapters or self.apart
+        possible = forks and not (others or self.quantised)
         return sample(self.limits()) if possible else None
 
     @override
@@ -195,6 +201,7 @@ class SglangServed(Common):
             "skip-tokenizer-init": True,
             "device": self.device,
             "dtype": "float32" if self.device == "cpu" else "bfloat16",
+            "kv-cache-dtype": "fp8_e4m3" if self.quantised else None,
             "page-size": self.page_size,
             "chunked-prefill-size": chunk,
             "max-prefill-tokens": chunk,
