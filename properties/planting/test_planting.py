@@ -26,8 +26,8 @@ COUNTS = {
     "ranks": 14,
     "ranks-unseen": 24,
     "ranks-unseen2": 22,
-    "sglang": 118,
-    "transformers": 35,
+    "sglang": 119,
+    "transformers": 36,
     "unseen": 30,
     "vllm": 59,
 }
