@@ -20,7 +20,16 @@ from paritybit.watch.boundary import Boundary, guarded
 from paritybit.watch.chains import UNKNOWN, Chains
 from paritybit.watch.facts import At, Copy, Forward, Group, HostSlots, Row, StaticInput
 from paritybit.watch.journal import Journal
-from paritybit.watch.ledger import ALLOCATED, FAILED, SHARED, UNWATCHED, Ledger, Names, SlotCall
+from paritybit.watch.ledger import (
+    ALLOCATED,
+    FAILED,
+    NEVER,
+    SHARED,
+    UNWATCHED,
+    Ledger,
+    Names,
+    SlotCall,
+)
 from paritybit.watch.moves import SOURCE, TARGET, WRITTEN, Moves, Moving
 from paritybit.watch.observations import (
     BY_KEY,
@@ -307,6 +316,15 @@ class Between(Boundary):
     def emptied(self) -> None:
         """Record that a cache was emptied. KV from before must not be read any more."""
         self.chains.empty()
+
+    @guarded
+    def dropped(self) -> None:
+        """Record that the memory of all KV was given up, so no slot holds anything."""
+        self.chains.empty()
+        for group, ledger in self.ledgers.items():
+            slots = torch.arange(ledger.slots)
+            self.later(group, partial(Ledger.forget, slots=slots, written=NEVER))
+            self.loading.setdefault(group, []).append(SlotCopy(slots))
 
     @guarded
     def allocated(self, group: str, slots: Tensor, lines: Stack | None = None) -> None:

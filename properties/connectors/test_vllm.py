@@ -30,8 +30,10 @@ from properties.connectors.parts import Part, hooked
 from properties.connectors.parts_vllm import (
     BLOCKS,
     DECODE,
+    FIRST,
     GROUPS,
     PROMPT,
+    TABLE,
     Served,
     a_pool,
     a_request,
@@ -859,3 +861,17 @@ def test_a_second_run_is_not_observed_and_leaves_the_context_alone(
         assert replay.outputs()["output[0]"].tolist() == [[2], [2]]
         assert model.seen == [(watching.now, 0), (None, 0)]
         assert context.moe_layer_index == 2
+
+
+@pytest.mark.parametrize("given", [1, ("kv_cache",), ("weights",)])
+def test_kv_is_not_read_after_its_memory_was_given_up(tmp_path: Path, given: Any) -> None:
+    served = Served(tmp_path)
+    served.scheduler.requests["a"] = a_request(*PROMPT)
+    served.run(FIRST, TABLE, 0, PROMPT)
+    if given != ("weights",):
+        served.cache.fill_(0.5)
+    hooked(served.engine.sleeps, lambda *_: None, Part(model_runner=served.runner), given)
+    served.scheduler.requests["a"].all_token_ids.append(16)
+    served.run(DECODE, TABLE, 6, [16])
+    assert served.found() == (set() if given == ("weights",) else {"uninitialised read"})
+    served.journal.end()

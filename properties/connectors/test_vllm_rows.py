@@ -16,7 +16,7 @@ from paritybit.connectors.sampling import (
     row_sums,
 )
 from paritybit.connectors.vllm.requests import Account
-from paritybit.connectors.vllm.sampling import SampledBatch, adapters
+from paritybit.connectors.vllm.sampling import SampledBatch, adapters, content_of
 from paritybit.watch.checks import wrong_row
 from paritybit.watch.facts import RowValues
 from paritybit.watch.observations import RowsGiven
@@ -267,6 +267,21 @@ def test_the_adapter_of_each_token_is_that_of_its_request() -> None:
     loaded[0], a[0] = None, 1  # The next one is loaded over what an evicted one had.
     assert judged() == {"weights of an adapter": "a"}
     assert list(adapters(Part(), ["a"], of, counts, {})) == []
+
+
+def test_adapters_with_other_weights_have_other_contents() -> None:
+    layers = [Part(lora_a=torch.rand(4, 8), lora_b=[]) for _ in range(2)]
+    one, other = (type("Adapter", (), {"loras": {"qkv": layer}})() for layer in layers)
+    registered, known = Part(cache={2: one}), dict[Any, str]()
+    runner = Part(lora_manager=Part(_adapter_manager=Part(_registered_adapters=registered)))
+    asks = Part(lora_request=Part(lora_int_id=2))
+    first = dict[int, int]()
+    assert [content_of(runner, asks, known, first) for _ in range(2)] == ["2", "2"]
+    registered.cache[2] = other  # Loaded again under its name.
+    assert content_of(runner, asks, known, first) not in {"", "2"}
+    assert content_of(runner, asks, {}, {}) == "2"
+    assert content_of(Part(), asks, known, first) == ""
+    assert content_of(runner, Part(lora_request=None), known, first) == ""
 
 
 @pytest.mark.parametrize("apart", [False, True])

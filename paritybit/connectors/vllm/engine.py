@@ -19,7 +19,7 @@ from paritybit.connectors.vllm.drafting import draft_layers
 from paritybit.connectors.vllm.moving import unfollowed
 from paritybit.connectors.vllm.pools import Share, VllmPool, described
 from paritybit.connectors.vllm.requests import unjudged
-from paritybit.connectors.vllm.sampling import JudgedRows, model_of
+from paritybit.connectors.vllm.sampling import JudgedRows, content_of, model_of
 from paritybit.connectors.vllm.scheduling import FILED, MESSAGE
 from paritybit.watch.captures import Captures
 from paritybit.watch.facts import PIECES, Base, Forward, Replay
@@ -321,6 +321,12 @@ class VllmEngine(JudgedRows):
             original()
             watcher.skipped({})
 
+    def sleeps(self, result: Any, worker: Any, given: Any = None) -> None:
+        """Note that a worker gave up the memory of its KV: all, or that with the `given` tags."""
+        kept = isinstance(given, tuple) and "kv_cache" not in given
+        if self.watcher is not None and maybe(worker, "model_runner") is self.runner and not kept:
+            self.watcher.dropped()
+
     def metadata(self, original: Call, owner: Any, *, logits_indices: Any = None) -> None:
         """Begin the forward when its attention metadata has been built."""
         result = original()
@@ -367,6 +373,9 @@ class VllmEngine(JudgedRows):
         account = self.account
         live = len(names), int(now.output.total_num_scheduled_tokens)
         batch = batches.of_runner(now.runner, metadata, pool, given, live)
+        for one in map(self.requests.known.__getitem__, names):
+            known = self.contents, self.first_contents
+            one.adapter = one.adapter or content_of(now.runner, one, *known)
         given_ids = {} if account is None else batch.by_row(names, now.output.num_scheduled_tokens)
         forward = self.requests.forward(now.output, names, pool, account, given_ids)
         counts = batches.counts_of(now.runner, given, live[0])

@@ -35,6 +35,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "schedule": (f"{SCHEDULER}.schedule",),
     "execute": (f"{OLDER}.execute_model", f"{NEWER}.execute_model"),
     "dummy": ("vllm.v1.worker.gpu_worker.Worker.execute_dummy_batch",),
+    "sleeps": tuple(f"vllm.v1.worker.gpu_worker.Worker.{one}" for one in ("sleep", "discard")),
     "raised": tuple(
         f"{runner}.{name}"
         for runner in (OLDER, NEWER)

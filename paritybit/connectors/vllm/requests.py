@@ -155,6 +155,8 @@ class Request:
     cache_salt: str | None = None
     lora_request: Any = None
     sampling_params: Any = None
+    adapter: str = ""
+    """The content of its adapter when it was first computed. The engine may replace it later."""
 
 
 @dataclass
@@ -260,5 +262,5 @@ def padded(slots: Tensor, size: int, value: int = -1) -> Tensor:
 
 def space_of(request: Request) -> str:
     """Return everything except tokens that the KV of a request depends on."""
-    adapter = getattr(request.lora_request, "lora_int_id", "")
+    adapter = request.adapter or getattr(request.lora_request, "lora_int_id", "")
     return f"{adapter} {request.cache_salt or ''}"

@@ -5,7 +5,7 @@ keeps them by a slot that a request has until it ends.
 """
 
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -30,6 +30,7 @@ from paritybit.connectors.sampling import (
 )
 from paritybit.connectors.vllm.drafting import Drafting
 from paritybit.connectors.vllm.requests import Account, tokens_of
+from paritybit.watch.bits import sums_of
 from paritybit.watch.facts import RowValues
 from paritybit.watch.stacks import Stack
 from paritybit.watch.weak import Weakly
@@ -325,12 +326,35 @@ def adapters(
         adapter = getattr(manager._registered_adapters, "cache", {}).get(number)
         if adapter is not None and loaded.get(at) != weakref.ref(adapter):
             loaded[at] = weakref.ref(adapter)
-            given = tensors([(one.lora_a, one.lora_b) for one in adapter.loras.values()])
-            key = number, *(float(one.double().sum()) for _, one in given)
+            key = number, *(float(one.double().sum()) for _, one in weights_of(adapter))
             layers = [maybe(one, part) for one in manager.modules.values() for part in STACKS]
             sums = torch.stack([one[at].double().sum() for _, one in tensors(layers)])
             mine, source = loaded.setdefault(key, sums), place_of(manager.activate_adapter)
             yield rows_of("weights of an adapter", [name] * len(sums), sums, mine.tolist(), source)
+
+
+def content_of(
+    runner: Any, request: Any, known: MutableMapping[Any, str], first: MutableMapping[int, int]
+) -> str:
+    """Return what stands for the content of a request's adapter.
+
+    It is the number of the adapter, with a checksum unless this is its `first` content. `known` has
+    what stands for each loaded adapter.
+    """
+    number = getattr(request.lora_request, "lora_int_id", None)
+    adapters = maybe(runner, "lora_manager._adapter_manager._registered_adapters.cache") or {}
+    if number is None or (adapter := adapters.get(number)) is None:
+        return ""
+    if adapter not in known:
+        content = hash(tuple(int(sums_of(one).sum()) for _, one in weights_of(adapter)))
+        same = first.setdefault(number, content) == content
+        known[adapter] = str(number) if same else f"{number} {content:x}"
+    return known[adapter]
+
+
+def weights_of(adapter: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of an adapter, by layer."""
+    return tensors([(one.lora_a, one.lora_b) for one in adapter.loras.values()])
 
 
 def model_of(runner: Any) -> Any:
@@ -350,6 +374,8 @@ class JudgedRows(Drafting):
         super().forget()
         self.sampling = None
         self.loaded: dict[Any, Any] = {}
+        self.contents: MutableMapping[Any, str] = weakref.WeakKeyDictionary()
+        self.first_contents: dict[int, int] = {}
         self.moves: dict[str, tuple[Stack, str]] = {}
         """How each request came into its row, since the forward before that was judged."""
         self.recording = Recording()
