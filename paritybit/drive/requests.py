@@ -39,8 +39,9 @@ REPEATED, ABORTED, MOVING, FLUSHED = 1 / 6, 1 / 12, 1 / 4, 2 / 5
 """The parts of the requests that repeat an earlier one, that are aborted, and that are aborted
 while their KV moves, and the part of the waves that empty the cache at their end."""
 
-MORE, RETURNS = 1.15, 3
-"""The tokens of texts that come back from elsewhere, per slot of the pool, and how often."""
+MORE, RETURNS, STOPPED = 1.15, 3, 1 / 4
+"""The tokens of texts that come back from elsewhere, per slot of the pool, how often, and the part
+of those in haste that are aborted."""
 
 EXTRA = 1 / 3
 """The part of the requests of a wave that have an extra parameter. Half of it is the part of the
@@ -91,7 +92,7 @@ def edges(limits: Limits) -> Sequence[int]:
 class Draw:
     """Draws lengths, and makes requests. Edges come with equal frequency."""
 
-    def __init__(self, seed: int, limits: Limits) -> None:
+    def __init__(self, seed: int | str, limits: Limits) -> None:
         self.chance, self.limits, self.prefix = random.Random(seed), limits, ""
         self._decks: dict[str, list[int]] = {}
 
@@ -220,6 +221,15 @@ def with_growth(seed: int, given: Iterable[Wave], limits: Limits) -> Iterator[Wa
     for number, wave in enumerate(given):
         draw.prefix = f"{seed}.growing {number}."
         yield Wave(tuple(_growing(draw)))
+        yield wave
+
+
+def with_moves(seed: int, given: Iterable[Wave], limits: Limits) -> Iterator[Wave]:
+    """Before each wave, let texts come and come back while their KV is copied: see `_moving`."""
+    draw = Draw(f"moves {seed}", limits)
+    for number, wave in enumerate(given):
+        draw.prefix = f"{seed}.moving {number}."
+        yield Wave(tuple(_moving(draw, _texts(draw, int(MORE * limits.pool)))))
         yield wave
 
 
@@ -515,6 +525,32 @@ def _growing(draw: Draw) -> Iterator[Planned]:
         lengths = (limits.stretch, 3 * limits.stretch) if index % 4 == 3 else (1, limits.stretch)
         tokens = chance.randint(limits.pool // 16, limits.pool // 4)
         yield draw.alone(index, chance.randint(*lengths), tokens, index // 4)
+
+
+def _moving(draw: Draw, texts: Sequence[Part]) -> Iterator[Planned]:
+    """Request texts RETURNS times, in part and then whole, faster than the engine serves them.
+
+    The pool is full, so what ends is evicted at once, and comes back from elsewhere, the whole
+    behind the part. Many end with their last page, and some of these go on. Many are aborted: while
+    they wait, while their KV comes, or while the last of it is stored.
+    """
+    chance, limits, arrival = draw.chance, draw.limits, 0
+    for turn in range(RETURNS):
+        for index in chance.sample(range(len(texts)), len(texts)):
+            arrival += chance.choice((0, 0, 1, 2))
+            text, less = texts[index], chance.choice((0, 0, 1, limits.page))
+            for twin, part in enumerate(chance.choice(((less,), (text.length // 2, less)))):
+                place = f"{turn}.{index:03}.{twin}"
+                late = arrival + twin * chance.choice((1, 1, 2, 4, 8))
+                shared = replace(text, length=max(1, text.length - part))
+                own = (draw.part(place, chance.randint(1, limits.window)),) * chance.randint(0, 1)
+                tokens = chance.choice((1, 2, 3, limits.page, 4 * limits.window))
+                one = draw.ending(draw.made(place, (shared, *own), tokens, late))
+                if chance.random() < STOPPED:
+                    one = replace(one, aborted=late + chance.randint(0, 6))
+                yield one
+                if one.aborted is None and chance.random() < 1 / 3:
+                    yield draw.second_turn(one, chance.choice((1, 2, limits.window)), 6)
 
 
 def _brim(draw: Draw, _: int) -> Iterator[Planned]:

@@ -1,5 +1,6 @@
 """Generated requests, and the player that hands them to a scheduler."""
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -21,6 +22,7 @@ from paritybit.drive.requests import (
     edges,
     kinds_of,
     waves,
+    with_moves,
     with_priorities,
 )
 from paritybit.drive.script import MOST_SPACES, PRIORITIES, Part, Planned, Sampling, Wave
@@ -296,6 +298,33 @@ def test_texts_come_back_that_the_pool_no_longer_holds_but_the_host_does(
                 before = text, one.arrives
         next(given)
     assert found == {"aborted", "at once", *product((False, True), repeat=2)}
+
+
+def test_kv_that_moves_is_asked_for_in_haste_in_part_and_whole_and_left_soon() -> None:
+    """Each text comes RETURNS times, often in part before the whole, with aborts and next turns."""
+    limits, found = VllmServed().limits(), Counter[str]()
+    usual = Wave((Planned("a", ONE, 1),))
+    given = with_moves(5, iter(lambda: usual, None), limits)
+    for _ in range(4):
+        moving = next(given)
+        assert next(given) == usual
+        firsts = [one for one in moving.requests if one.follows is None]
+        turns = defaultdict[str, list[Planned]](list)
+        for one in firsts:
+            turns[one.name.rpartition(".")[0]].append(one)
+            found["full"] += (one.length + one.tokens) % limits.page == 0
+            found["aborted"] += one.aborted is not None
+        found["firsts"] += len(firsts)
+        found["next"] += len(moving.requests) - len(firsts)
+        assert {*Counter(name.rpartition(".")[2] for name in turns).values()} == {RETURNS}
+        for part, *whole in turns.values():
+            for one in whole:
+                assert one.arrives > part.arrives
+                found["whole"] += one.prompt[0].length > part.prompt[0].length
+        last = max(one.arrives for one in firsts)
+        assert sum(one.length for one in firsts) > 2 * limits.pool > 8 * last
+    for what in ("full", "aborted", "next", "whole"):
+        assert found[what] > found["firsts"] / 8, what
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -10,7 +10,7 @@ from msgspec import Meta
 from paritybit.compat import override
 from paritybit.drive.models import GPT_OSS, LFM2, WINDOW, Model
 from paritybit.drive.operating.adapters import LOADED, with_adapters
-from paritybit.drive.requests import Limits, sample, with_each, with_spaces
+from paritybit.drive.requests import Limits, sample, with_each, with_moves, with_spaces
 from paritybit.drive.script import LARGEST, Part, Planned, Wave
 from paritybit.drive.served import Adapters, Common, Size, extras_with_drafts, one_of
 
@@ -158,7 +158,9 @@ class VllmServed(Common):
 
     def requests(self) -> Iterator[Wave]:
         """Return the generated requests. If KV is kept, each wave comes again after a flush."""
-        given = with_adapters(self.seed, super().requests(), self.adapters)
+        given = super().requests()
+        given = with_moves(self.seed, given, self.limits()) if self.offload else given
+        given = with_adapters(self.seed, given, self.adapters)
         given = with_each(given, self.startable)
         keeps = self.offload or self.files or self.cached
         # The names of files leave out salts and adapters. Rows with adapters show it.
