@@ -142,7 +142,11 @@ class Following:
         finally:
             setattr(self, attribute, None)
         self.ended(now)
-        watcher.end()
+        watcher.end(self.until(now))
+
+    def until(self, now: Any) -> str:
+        """Return the name with which `over` is told that a forward is, or "" if it is at once."""
+        return ""
 
     def ended(self, now: Any) -> None:
         """Report what is known at the end of a forward."""

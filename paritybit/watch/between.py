@@ -6,7 +6,7 @@ anything is judged, `settle` waits for the copies, and applies the changes to th
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -18,7 +18,7 @@ from torch import Tensor
 from paritybit.watch.bits import on_host
 from paritybit.watch.boundary import Boundary, guarded
 from paritybit.watch.chains import UNKNOWN, Chains
-from paritybit.watch.facts import At, Copy, Forward, Group, HostSlots, Row, StaticInput
+from paritybit.watch.facts import FORWARDS, At, Copy, Forward, Group, HostSlots, Row, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import (
     ALLOCATED,
@@ -271,6 +271,8 @@ class Between(Boundary):
         """The copies under way of each group."""
         self.copies_of: dict[str, set[str]] = {}
         """The groups of each copy that has begun, by its name."""
+        self.running = set[str]()
+        """Which of them are forwards."""
         self.waited = set[str]()
         """The copies that have ended since the last forward began."""
         self.keys: dict[str, dict[str, int]] = {}
@@ -541,7 +543,8 @@ class Between(Boundary):
         moving = Moving(name, copy, call, source.slots, target.slots)
         for act, side in ((SOURCE, "source"), (TARGET, "target")):
             given = moving.pool(side), moving.places(side), str(moving), copy.request
-            self.judge_copies(self.against(ledger, act, *given, queue=copy.queue))
+            queues = {copy.queue, copy.after} - {""}
+            self.judge_copies(self.against(ledger, act, *given, queues=queues))
         self.moves[copy.group].begin(moving)
 
     @guarded
@@ -555,7 +558,9 @@ class Between(Boundary):
         if groups is None:
             return
         self.waited.add(name)
-        self.journal.count(**{"copies finished": 1})
+        if name not in self.running:
+            self.journal.count(**{"copies finished": 1})
+        self.running.discard(name)
         call, wrong = self.call(), SlotCopy(failed) if isinstance(failed, Tensor) else None
 
         def end(ledger: Ledger) -> None:
@@ -618,7 +623,7 @@ class Between(Boundary):
         """Note or judge a change of slots of copies under way."""
         if what == SKIPPED:
             who = "a forward that is not checked"
-            self.judge_copies(self.against(ledger, WRITTEN, "", slots, who))
+            self.judge_copies(self.against(ledger, WRITTEN, "", slots, who, queues=(FORWARDS,)))
         elif what in NOTED:
             self.note_during(
                 ledger, NOTED[what], "", slots, lambda at: ledger.calls.get(int(calls[at]))
@@ -633,14 +638,14 @@ class Between(Boundary):
         who: str,
         request: str | None = None,
         *,
-        queue: str = "",
+        queues: Collection[str] = (),
         during: str = "",
     ) -> Iterator[DuringCopy]:
         """Yield what is done to places of a pool, int64 [n], against copies under way."""
         moves = self.moves[ledger.group.name]
-        if moves.under_way:
+        if any(one.copy.queue not in queues for one in moves):
             self.compared("copies", len(places))
-            for moving, side, mask in moves.of(act, pool, places, queue):
+            for moving, side, mask in moves.of(act, pool, places, queues):
                 given = ledger, moving, side, places[mask], act, who, request or None, during
                 yield DuringCopy(self.number, *given)
 
@@ -691,6 +696,7 @@ class Between(Boundary):
                 changes.noted.clear()
             for held in (self.loading, self.relayed.waiting, self.stored, self.copies_of):
                 held.clear()
+            self.running.clear()
             for moves in self.moves.values():
                 moves.clear()
 

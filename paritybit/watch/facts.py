@@ -225,6 +225,7 @@ class Copy:
 
     - `request`: the request that needs it, if there is one.
     - `queue`: copies of one queue run one after another, in the order in which they begin.
+    - `after`: another queue for which it waits, such as FORWARDS.
     """
 
     group: str
@@ -232,6 +233,11 @@ class Copy:
     target: At
     request: str = ""
     queue: str = ""
+    after: str = ""
+
+
+FORWARDS = "forwards"
+"""The queue of the forwards that the device may still run."""
 
 
 def same(one: torch.Tensor, other: torch.Tensor | None) -> bool:

@@ -3,13 +3,13 @@
 A *place* is a slot of a KV group, or a slot of a pool elsewhere that holds KV of the group.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from paritybit.watch.facts import Copy
+from paritybit.watch.facts import FORWARDS, Copy
 from paritybit.watch.ledger import SlotCall
 
 READ, WRITTEN, SOURCE, TARGET = "reads", "writes", "copies from", "copies to"
@@ -49,6 +49,8 @@ class Moving:
         return self.source if side == "source" else self.target
 
     def __str__(self) -> str:
+        if self.copy.queue == FORWARDS:
+            return f"{self.name}, which the device may still run,"
         ends = (self.pool(side) or self.copy.group for side in ("source", "target"))
         of = f" for request {self.copy.request}" if self.copy.request else ""
         return f"copy {self.name} ({' to '.join(ends)}{of})"
@@ -96,17 +98,17 @@ class Moves:
         return found if bool(found.any()) else None
 
     def of(
-        self, act: str, pool: str, places: Tensor, queue: str = ""
+        self, act: str, pool: str, places: Tensor, queues: Collection[str] = ()
     ) -> Iterator[tuple[Moving, str, Tensor]]:
         """Yield each copy that forbids an act on some places, with its side, and a mask of them.
 
-        Copies of a `queue` wait for one another.
+        Copies of `queues` are waited for.
         """
         for side in FORBIDDEN[act]:
             if self.hits(pool, places, side) is None:
                 continue
             for one in self:
-                if one.pool(side) == pool and not (queue and one.copy.queue == queue):
+                if one.pool(side) == pool and one.copy.queue not in queues:
                     mask = torch.isin(places, one.places(side))
                     if bool(mask.any()):
                         yield one, side, mask
@@ -123,7 +125,7 @@ class Moves:
             if self.hits(pool, places, side) is None:
                 continue
             for one in self:
-                if one.pool(side) != pool:
+                if one.pool(side) != pool or one.copy.queue == FORWARDS:
                     continue
                 mine = torch.isin(places, one.places(side))
                 hit |= mine

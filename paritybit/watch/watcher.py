@@ -29,7 +29,10 @@ from paritybit.watch.boundary import guarded
 from paritybit.watch.budget import Budget, drawn
 from paritybit.watch.digests import digests_of
 from paritybit.watch.facts import (
+    FORWARDS,
+    At,
     Base,
+    Copy,
     Forward,
     Group,
     IndexList,
@@ -39,9 +42,9 @@ from paritybit.watch.facts import (
     StaticInput,
 )
 from paritybit.watch.journal import Journal
-from paritybit.watch.ledger import Ledger, Overwrite
+from paritybit.watch.ledger import Ledger, Overwrite, SlotCall
 from paritybit.watch.lines import LISTS
-from paritybit.watch.moves import READ, WRITTEN
+from paritybit.watch.moves import READ, WRITTEN, Moving
 from paritybit.watch.observations import (
     DuringCopy,
     GivenList,
@@ -235,7 +238,9 @@ class Watcher(Replaying):
         self.origins.note(self.number, forward)
         if self.digests is not None:
             self.digests.begin(forward)
-        self.now = WatchedForward(self.number, forward, owned, writes, unmapped, careful, against)
+        self.now = WatchedForward(
+            *(self.number, forward, owned, given, writes, unmapped, careful, against)
+        )
         self.judge_layers(self.now)
         if (known := self.relayed.known(forward)) is not None:
             self.judge_inputs("batch", [known])
@@ -303,7 +308,9 @@ class Watcher(Replaying):
             for at, row in enumerate(forward.rows):
                 mine, who = slots[rows == at], f"request {row.request}"
                 yield from self.against(
-                    ledger, act, "", mine, who, row.request, during=forward.kind
+                    *(ledger, act, "", mine, who, row.request),
+                    queues=(FORWARDS,),
+                    during=forward.kind,
                 )
 
     def moved_between(
@@ -434,10 +441,12 @@ class Watcher(Replaying):
         self.relayed.add(forward.model, ids, unknown)
 
     @guarded
-    def end(self) -> None:
+    def end(self, until: str = "") -> None:
         """End the forward. Judges the slots that it changed, and records its writes.
 
         Without a pass over the pool, `settle` does so later, so that the engine waits for no GPU.
+        With `until`, the device may still run it until `end_copies` gets that name: copies that
+        begin before may neither write what it reads nor use what it writes, unless they wait.
         """
         self.lines.done()
         now, self.now = self.now, None
@@ -456,6 +465,20 @@ class Watcher(Replaying):
         self.compared("error", 1)
         if self.digests is not None:
             self.digests.end(now.number, now.forward)
+        if until:
+            self.copies_of[until] = {*self.ledgers}
+            self.running.add(until)
+            for name in self.ledgers:
+                self.later(name, partial(self.last, now, until, self.call()))
+
+    def last(self, now: WatchedForward, until: str, call: SlotCall, ledger: Ledger) -> None:
+        """Add a forward that the device may still run to what is under way."""
+        given, writes = now.given[ledger.group.name], now.writes[ledger.group.name]
+        none = torch.empty(0, dtype=torch.int64)
+        read = none if given is None else given.slots[given.cached]
+        written = none if writes is None else writes.slots[writes.must]
+        copy = Copy(ledger.group.name, At(read), At(written), queue=FORWARDS)
+        self.moves[ledger.group.name].begin(Moving(until, copy, call, read, written))
 
     def record(
         self, now: WatchedForward, looked: Tensor | None, seen: SlotCopy | None, ledger: Ledger

@@ -481,18 +481,20 @@ def test_what_a_forward_copies_to_the_host_after_the_model_has_what_it_wrote(
 ) -> None:
     kept = torch.zeros(4, *served.cache.shape[1:])
     chunks, blocks, others = [0, 1, 2, 3], [1, 2, 3, 4], [5, 6, 7, 8]
+    backend = Part(_store_params="stores")
+    served.engine.backend = backend
 
     def store(*_: Any, **__: Any) -> None:
         kept[chunks] = served.cache[blocks]
 
     def stores() -> None:
-        hooked(served.engine.launches, store, None, blocks, chunks, is_store=True)
+        hooked(served.engine.copies_blocks, store, blocks, chunks, "stores")
 
     def load(*_: Any, **__: Any) -> None:
         served.cache[others] = kept[chunks]
 
     served.run(DECODE, [[1, 2], [3, 4]], 6, [16], copies={when: stores})
-    hooked(served.engine.launches, load, None, chunks, others, is_store=False)
+    hooked(served.engine.copies_blocks, load, chunks, others, "loads")
     served.scheduler.requests["b"] = a_request(*range(10, 20))
     again = output({"b": 1}, new={"b": ([5, 6], [7, 8])}, hit=7)
     served.run(again, [[5, 6], [7, 8]], 7, [17], "b")
@@ -613,12 +615,10 @@ def test_what_a_failed_load_should_have_brought_is_not_read(
 def test_copies_of_the_simple_connector_end_when_the_engine_sees_it(
     served: Served, stores: bool, over: str | None
 ) -> None:
-    none = lambda *_: None  # noqa: E731
+    none = lambda *_, **__: None  # noqa: E731
     events = {"_load_events": [(3, None)] * (not stores), "_store_events": [(3, None)] * stores}
-    moved = {"load_event": 3, "store_event": 3, "load_gpu_blocks": [1], "load_cpu_blocks": [0]}
-    moved |= {"store_gpu_blocks": [1], "store_cpu_blocks": [0]}
-    worker = Part(_connector_metadata=Part(**moved), **events)
-    hooked(served.engine.keeps if stores else served.engine.fetches, none, worker)
+    worker, ends = Part(**events), ([1], [0]) if stores else ([0], [1])
+    hooked(served.engine.launches, none, Part(), *ends, is_store=stores, event_idx=3)
     if over == "polls":
         hooked(served.engine.polls, lambda *_: 2, worker, stores)
         hooked(served.engine.polls, lambda *_: 3, worker, stores)
@@ -629,6 +629,21 @@ def test_copies_of_the_simple_connector_end_when_the_engine_sees_it(
     served.scheduler.requests["b"] = a_request(*range(10, 15))
     served.run(output({"b": 3}, new={"b": ([1], [6])}), [[1], [6]], 0, [10, 11, 12], "b")
     assert served.found() == (set() if over else {"copy under way"})
+
+
+@pytest.mark.parametrize("waits", [None, "an event"])
+@pytest.mark.parametrize("known", [False, True])
+def test_a_copy_waits_for_a_step_whose_result_the_engine_does_not_have(
+    served: Served, waits: str | None, known: bool
+) -> None:
+    served.engine.backend = backend = Part()
+    served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
+    if known:
+        hooked(served.engine.updates, lambda *_: None, served.scheduler, DECODE)
+    copy: tuple[Any, ...] = [2], [0], True, 3, [], waits
+    begin = lambda *_: hooked(served.engine.launches, lambda *_: None, backend, *copy)  # noqa: E731
+    hooked(served.engine.execute, begin, served.runner, served.tell(output({})))
+    assert served.found() == (set() if known or waits else {"copy under way"})
 
 
 @pytest.mark.parametrize(
@@ -701,8 +716,7 @@ def test_what_happens_on_the_host_during_a_copy_is_counted(served: Served, simpl
     served.scheduler.connector = Part(_connectors=parts)
     one = job(True, [1], [0])
     if simple:
-        moved = Part(store_event=3, store_gpu_blocks=[1], store_cpu_blocks=[0])
-        hooked(served.engine.keeps, lambda *_: None, Part(_connector_metadata=moved))
+        hooked(served.engine.launches, lambda *_: None, Part(), [1], [0], True, 3)
         hooked(served.engine.takes, lambda *_: [Part(block_id=1)], queue, 1)
         hooked(served.engine.frees, lambda *_: None, queue, [Part(block_id=2)])
     else:
@@ -724,7 +738,6 @@ def test_a_chunk_on_the_host_that_nobody_has_is_a_leak(served: Served) -> None:
     hooked(served.engine.idle, lambda *_: None, served.scheduler)
     assert served.found() == set()
     connector._jobs.clear()
-    served.engine.forwards += 1
     hooked(served.engine.idle, lambda *_: None, served.scheduler)
     assert served.found() == {"leak"}
 

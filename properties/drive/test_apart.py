@@ -13,7 +13,8 @@ import torch
 from paritybit.drive.engine import PlayedError
 from paritybit.drive.sglang import apart
 from paritybit.drive.sglang.apart import Socket, TransferEngine, WaitingQueue, Wire
-from paritybit.drive.sglang.late import Clock, Turns
+from paritybit.drive.sglang.late import Clock
+from paritybit.drive.stand_ins.turns import Turns
 
 PAGES = [3, 0, 5, 2]
 

@@ -15,11 +15,10 @@ from paritybit.drive.sglang.late import (
     InStream,
     LateEvent,
     LateStream,
-    TurnQueue,
-    Turns,
     late,
     paused,
 )
+from paritybit.drive.stand_ins.turns import TurnQueue, Turns
 
 PLACES = torch.tensor([2, 0])
 

@@ -18,7 +18,7 @@ from paritybit.drive.vllm import host
 from paritybit.drive.vllm.adapter import ADAPTER, TABLE
 from paritybit.drive.vllm.answers import VllmGrammar
 from paritybit.drive.vllm.attention import attend, corrected, flash, store
-from paritybit.drive.vllm.host import copy_late
+from paritybit.drive.vllm.host import copy_in_turns
 from paritybit.drive.vllm.serving import likely
 from paritybit.drive.vllm.settings import EXPERTS, VllmServed
 
@@ -168,24 +168,67 @@ def test_a_process_finds_its_packages_and_a_gpu_needs_compiled_code(tmp_path: Pa
     ADAPTER.variables(engine, VllmServed(device="cuda"))
 
 
-def test_a_copy_of_the_simple_connector_is_late() -> None:
-    class Backend:
-        def launch_copy(self, source: Any, target: Any, is_store: bool, **named: Any) -> None:
-            self._queue.put((source, target, self._store_params if is_store else None, is_store))
+def test_the_thread_of_the_simple_connector_copies_in_turns() -> None:
+    """It lists the event of a copy once the bytes are there, which takes a turn."""
 
-        init, _queue, _store_params = launch_copy, cast("Any", None), cast("Any", None)
+    class Worker:
+        def get_finished(self) -> list[int]:
+            return [*events]
 
-    copy_late(Backend)
-    one, device, host = Backend(), torch.arange(4.0)[:, None], torch.zeros(3, 1)
-    events: list[Any] = []
-    one.init({"layer": device}, {"layer": host}, False)
-    one.launch_copy([3, 2], [0, 1], is_store=True, event_idx=5, events_list=events)
-    ((number, event),) = events
-    assert number == 5
-    assert not host.any()
-    while not event.query():
-        assert not host.any()
-    assert host.flatten().tolist() == [3, 2, 0]
+    backend: Any = SimpleNamespace(threading=None, queue=None)
+    memory: Any = SimpleNamespace(_batch_memcpy=None)
+    copy_in_turns(backend, memory, cast("Any", SimpleNamespace(SimpleCPUOffloadWorker=Worker)))
+    device, target, events = torch.arange(4.0), torch.zeros(2), list[int]()
+
+    def loop() -> None:
+        while (places := items.get()) is not None:
+            lists = [
+                [at + 4 * place for place in given] for at, given in zip(bases, places, strict=True)
+            ]
+            given = torch.tensor([*lists, [4] * len(places[0])])
+            backend.copy_blocks(given)
+            events.append(len(events))
+
+    def copy(given: torch.Tensor) -> None:
+        memory._batch_memcpy[0](*(row.data_ptr() for row in given), given.shape[1], "others")
+
+    memory.copy_blocks = copy
+    bases, items = (target.data_ptr(), device.data_ptr()), backend.queue.SimpleQueue()
+    thread = backend.threading.Thread(target=loop, daemon=True)
+    thread.start()
+    worker, seen = Worker(), list[list[float]]()
+    items.put(([0, 1], [3, 2]))
+    while not events:
+        seen.append(target.tolist())
+        assert len(seen) < 100
+        worker.get_finished()
+    assert len(seen) > 1
+    assert all(one == [0, 0] for one in seen)
+    assert target.tolist() == [3, 2]
+    items.put(None)
+    thread.join()
+
+
+def test_a_job_that_the_engine_waits_for_is_done_with_all_before_it() -> None:
+    class Handler:
+        def __init__(self) -> None:
+            self.copied, self._transfer_events = list[int](), dict[int, Any]()
+
+        def transfer_async(self, number: int) -> None:
+            self.copied.append(number)
+            self._transfer_events[number] = None
+
+        def wait(self, jobs: set[int]) -> None:
+            for number in jobs:
+                self._transfer_events[number].synchronize()
+
+    handler = Handler()
+    late = host.LateHandler(handler, host.HANDLERS[0])
+    for number in range(4):
+        late.transfer_async(number)
+    assert not handler.copied
+    late.wait({2})  # The engine's own code waits for the event.
+    assert handler.copied == [0, 1, 2]
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
@@ -202,7 +245,7 @@ def test_a_load_fails_without_a_copy_and_the_engine_hears_of_it(
 
     class Handler:
         def __init__(self) -> None:
-            self.copied = list[int]()
+            self.copied, self._transfer_events = list[int](), dict[int, Any]()
 
         def transfer_async(self, number: int) -> None:
             self.copied.append(number)

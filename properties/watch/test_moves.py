@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paritybit.watch import between
-from paritybit.watch.facts import At, Copy, Forward, HostSlots
+from paritybit.watch.facts import FORWARDS, At, Copy, Forward, HostSlots
 from properties.support.watching import Scene, call_at, row
 
 TOKENS = [5, 6, 7, 8]
@@ -23,11 +23,17 @@ def at(slots: list[int], pool: str = "") -> At:
 
 
 def begin(
-    scene: Scene, name: str, source: At, target: At, request: str = "", queue: str = ""
+    scene: Scene,
+    name: str,
+    source: At,
+    target: At,
+    request: str = "",
+    queue: str = "",
+    after: str = "",
 ) -> None:
     """Begin a copy of both groups."""
     groups = (group.name for group in scene.groups)
-    copies = [Copy(group, source, target, request, queue) for group in groups]
+    copies = [Copy(group, source, target, request, queue, after) for group in groups]
     call_at([f"{name}.py:3 in start"], partial(scene.watcher.begin_copies, name, copies))
 
 
@@ -110,6 +116,36 @@ def test_a_forward_may_wait_for_a_copy_itself(scene: Scene, when: str) -> None:
     scene.watcher.end_copies("load")
     scene.forward("b", [*TOKENS, 9], 4, [30, 31, 32, 20, 21])
     assert scene.checks() == (["copy under way"] * 2 if when == "after" else [])
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "wrong"),
+    [
+        (at([20]), at(HOST[:1], "host"), True),  # It is being written.
+        (at(SLOTS[3:]), at(HOST[:1], "host"), False),  # It is read.
+        (at(HOST[:1], "host"), at(SLOTS[3:]), True),
+        (at(HOST[:1], "host"), at([20]), True),
+        (at(HOST[:1], "host"), at([30]), False),
+    ],
+)
+@pytest.mark.parametrize("after", ["", FORWARDS])
+@OVER
+def test_a_copy_waits_for_a_forward_that_still_runs(
+    scene: Scene, source: At, target: At, wrong: bool, after: str, over: bool
+) -> None:
+    scene.forward("a", TOKENS, 0, SLOTS)
+    scene.watcher.begin(Forward("decode", (row("a", [*TOKENS, 9], 4, [*SLOTS, 20]),)))
+    scene.write([20])
+    scene.watcher.end("step 1")
+    if over:
+        scene.watcher.end_copies("step 1")
+    begin(scene, "copy", source, target, after=after)
+    scene.watcher.end_copies("copy")
+    scene.forward("a", [*TOKENS, 9, 8], 5, [*SLOTS, 20, 21])  # It waits for the one before.
+    assert scene.checks() == (["copy under way"] * 2 if wrong and not (over or after) else [])
+    if scene.checks():
+        assert "step 1, which the device may still run, still" in scene.lines("finding")[0]["text"]
+    assert scene.counts()["copies begun"] == scene.counts()["copies finished"] == 1
 
 
 @OVER

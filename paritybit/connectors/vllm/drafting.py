@@ -300,7 +300,7 @@ class Drafting(Transfers):
         """End the forward that computes the target's tokens, and begin the steps."""
         if self.watcher is not None and not turn.stepping:
             turn.stepping = True
-            self.watcher.end()
+            self.watcher.end(self.until(self.now))
             self.watcher.begin(turn.stepped())
 
     def draft_metadata(self, result: Any, owner: Any) -> None:

@@ -91,9 +91,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "transfer": (f"{COPIES}.SingleDirectionOffloadingHandler.transfer_async",),
     "finishes": (f"{COPIES}.CPUOffloadingWorker.get_finished",),
     "waits": (f"{COPIES}.CPUOffloadingWorker.wait",),
-    "fetches": (f"{SIMPLE}.worker.SimpleCPUOffloadWorker.start_load_kv",),
-    "keeps": (f"{SIMPLE}.worker.SimpleCPUOffloadWorker.wait_for_save",),
     "launches": (f"{SIMPLE}.copy_backend.DmaCopyBackend.launch_copy",),
+    "copies_blocks": (f"{SIMPLE}.cuda_mem_ops.copy_blocks",),
     "polls": (f"{SIMPLE}.worker.SimpleCPUOffloadWorker._poll_stream_events",),
     "flushes": (f"{SIMPLE}.worker.SimpleCPUOffloadWorker._flush_and_sync_all",),
     "opens": (f"{EXAMPLE}.start_load_kv",),
@@ -104,6 +103,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "fails": (f"{SCHEDULER}._handle_failed_recving", f"{SCHEDULER}._handle_invalid_blocks"),
     "records": (f"{SCHEDULER}.update_from_output",),
     "emptied": (f"{SCHEDULER}.reset_prefix_cache",),
+    "updates": (f"{SCHEDULER}.update_from_output",),
     "idle": (f"{SCHEDULER}.update_from_output", f"{SCHEDULER}.finish_requests"),
 }
 

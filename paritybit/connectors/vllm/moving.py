@@ -10,11 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from paritybit.connectors.following import FILES, HOST, pages
-from paritybit.connectors.hooking import Call
+from paritybit.connectors.hooking import Call, maybe
 from paritybit.connectors.vllm.pools import Blocks
-from paritybit.connectors.vllm.scheduling import CACHED, FILED, PULLED, SIMPLE
-from paritybit.watch.facts import At, Copy
+from paritybit.connectors.vllm.scheduling import CACHED, FILED, MESSAGE, PULLED, SIMPLE
+from paritybit.watch.facts import FORWARDS, At, Copy
 from paritybit.watch.stacks import Stack
+from paritybit.watch.weak import Weakly
 
 FOLLOWED = {
     "OffloadingConnector": {"cpu_bytes_to_use", "offload_prompt_only", "sync_load_budget_bytes"},
@@ -44,19 +45,28 @@ MOST_LOADED = 4096
 class Moving(Blocks):
     """The part of an engine that follows its copies of KV."""
 
+    backend: Any = Weakly()
+    """What copies for the simple connector."""
+
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
+        self.backend = None
         self.loaded = dict[str, list[Part]]()
         """The parts of the last load for each request."""
         self.filed = False
         """Whether the engine has used a file. It loads none without metadata of attention, and
         replays of graphs store none."""
 
+    def until(self, now: Any) -> str:
+        """Return the name with which `over` is told of a forward, if copies may not wait for it."""
+        message = maybe(now, f"output.{MESSAGE}")
+        return "" if self.backend is None or message is None else str(message["step"])
+
     def complete(self) -> None:
         """End the current forward if its model has run, as what is copied next holds its KV."""
         if self.watcher is not None and self.now is not None and self.now.ran:
             self.ended(self.now)
-            self.watcher.end()
+            self.watcher.end(self.until(self.now))
 
     def carried(self, pool: str, parts: Iterable[Part], *, stores: bool) -> None:
         """Report parts that were copied to a pool elsewhere, or back."""
@@ -66,9 +76,19 @@ class Moving(Blocks):
                 self.watcher.moved(group, *((here, there) if stores else (there, here)))
 
     def starts(
-        self, name: str, pool: str, parts: Iterable[Part], *, stores: bool, request: str = ""
+        self,
+        name: str,
+        pool: str,
+        parts: Iterable[Part],
+        *,
+        stores: bool,
+        request: str = "",
+        waits: bool = True,
     ) -> None:
-        """Report that the engine begins a copy to a pool elsewhere, or back."""
+        """Report that the engine begins a copy to a pool elsewhere, or back.
+
+        `waits` says whether it waits for the forwards that were launched before.
+        """
         if self.watcher is None or name in self.watcher.copies_of:
             return
         copies = list[Copy]()
@@ -76,7 +96,8 @@ class Moving(Blocks):
             here, there = At(slots), At(places, pool)
             ends = (here, there) if stores else (there, here)
             # Copies of one direction run one after another.
-            copies.append(Copy(group, *ends, request, f"{pool} {'stores' if stores else 'loads'}"))
+            queue = f"{pool} {'stores' if stores else 'loads'}"
+            copies.append(Copy(group, *ends, request, queue, FORWARDS if waits else ""))
         self.watcher.begin_copies(name, copies)
 
     def over(self, names: Iterable[str]) -> None:
@@ -162,30 +183,40 @@ class Moving(Blocks):
             slots, places = self.pool.slots(device), pages(host, self.pool.page)
             yield from ((group, slots, places) for group in self.pool.names)
 
-    def fetches(self, original: Call, worker: Any) -> None:
-        """Report the loads that the engine submits after a forward."""
-        one = worker._connector_metadata
-        if one is not None and one.load_cpu_blocks:
-            parts = self.blocks_of(one.load_gpu_blocks, one.load_cpu_blocks)
-            self.starts(simple(one.load_event, False), SIMPLE, parts, stores=False)
-
-    def keeps(self, original: Call, worker: Any) -> None:
-        """Report the stores that the engine submits after a forward."""
-        one = worker._connector_metadata
-        if one is not None and one.store_gpu_blocks:
-            self.complete()
-            parts = self.blocks_of(one.store_gpu_blocks, one.store_cpu_blocks)
-            self.starts(simple(one.store_event, True), SIMPLE, parts, stores=True)
-
     def launches(
-        self, original: Call, backend: Any, source: Any, target: Any, is_store: bool
+        self,
+        original: Call,
+        backend: Any,
+        source: Any,
+        target: Any,
+        is_store: bool,
+        event_idx: int,
+        events_list: Any = None,
+        wait_event: Any = None,
     ) -> None:
-        """Report the blocks that the simple connector copies to the host or back."""
-        if self.pool is not None:
+        """Report a copy that the engine gives to its thread after a forward."""
+        self.backend = backend
+        self.complete()
+        ends = (source, target) if is_store else (target, source)
+        given = simple(event_idx, is_store), SIMPLE, self.blocks_of(*ends)
+        self.starts(*given, stores=is_store, waits=wait_event is not None)
+        original()
+        if not self.in_turns:
+            self.carried(SIMPLE, self.blocks_of(*ends), stores=is_store)
+
+    def copies_blocks(self, original: Call, source: Any, target: Any, params: Any) -> None:
+        """Report the blocks that the thread of the simple connector copies, if it takes turns."""
+        if self.in_turns:
             self.complete()
             original()
-            ends = (source, target) if is_store else (target, source)
-            self.carried(SIMPLE, self.blocks_of(*ends), stores=is_store)
+            stores = params is self.backend._store_params
+            ends = (source, target) if stores else (target, source)
+            self.carried(SIMPLE, self.blocks_of(*ends), stores=stores)
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether the simple connector's thread runs while the engine waits, as on a CPU."""
+        return self.watcher is not None and self.watcher.gpu is None and self.backend is not None
 
     def polls(self, result: Any, worker: Any, is_store: bool) -> None:
         """Report the copies up to the last that the engine sees to be over."""

@@ -295,7 +295,9 @@ class Blocks(Scheduling):
         self, free: Sequence[int], locked: int, pools: Sequence[tuple[str, int, Any, Any, int]]
     ) -> None:
         """Judge whether all blocks are free, as no request is left."""
-        if self.pool is not None and self.watcher is not None and self.idle_since(self.forwards):
+        if self.pool is None or self.watcher is None:
+            return
+        if self.idle_since((self.forwards, len(pools))):  # Those with copies under way come later.
             slots: tuple[Tensor, Tensor] = self.pool.slots(free), self.pool.slots([])
             hosts = dict[str, HostSlots]()
             for name, size, *places, held in pools:

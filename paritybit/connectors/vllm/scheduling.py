@@ -7,6 +7,7 @@ It has values of Python and the engine only, as a worker may not have paritybit:
   tokens from some position on.
 - `events`: what happened to blocks since the last message, in order. Each is a method of `Blocks`,
   and its arguments.
+- `step`: the name of the forward, with which `events` say that the engine has its result.
 """
 
 from collections.abc import Sequence
@@ -55,6 +56,7 @@ class Scheduling(Following):
         self.told = dict[str, int]()
         """The number of tokens of each request that workers know."""
         self.events = list[tuple[Any, ...]]()
+        self.told_steps = 0
 
     def schedule(self, original: Call, scheduler: Any) -> None:
         """Add a message to the scheduler's output."""
@@ -79,7 +81,14 @@ class Scheduling(Following):
                 tokens[name] = known, list(request.all_token_ids[known:])
             self.told[name] = size
         events, self.events = self.events, []
-        return {"requests": requests, "tokens": tokens, "events": events}
+        self.told_steps += 1
+        step = f"step {self.told_steps}"
+        return {"requests": requests, "tokens": tokens, "events": events, "step": step}
+
+    def updates(self, scheduler: Any, scheduler_output: Any) -> None:
+        """Note that the engine has the result of a forward."""
+        if (message := maybe(scheduler_output, MESSAGE)) is not None:
+            self.events.append(("over", [message["step"]]))
 
     # What happens to blocks.
 

@@ -19,8 +19,9 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from paritybit.drive.engine import PlayedError
-from paritybit.drive.sglang.late import Altered, Clock, TurnQueue, Turns
+from paritybit.drive.sglang.late import Clock
 from paritybit.drive.stand_ins.installing import StandIn, put
+from paritybit.drive.stand_ins.turns import Altered, TurnQueue, Turns
 
 HOST = "127.0.0.1"
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from paritybit.drive.sglang import host, late
-from paritybit.drive.stand_ins import attention, convolutions, kernels, trees
+from paritybit.drive.stand_ins import attention, convolutions, kernels, trees, turns
 from paritybit.drive.stand_ins.collectives import gathered, reduced
 from paritybit.drive.stand_ins.installing import StandIns, found, initialise
 from paritybit.drive.stand_ins.packages import replaced
@@ -505,10 +505,10 @@ def _stand_in_for_threads() -> None:
     for module in filter(None, (found(f"sglang.srt.{name}") for name in STORING)):
         held: Any = module
         if hasattr(held, "threading"):
-            held.threading = late.Altered(threading, Thread=late.Turns)
+            held.threading = turns.Altered(threading, Thread=turns.Turns)
         if hasattr(held, "Queue"):
-            held.Queue = late.TurnQueue
+            held.Queue = turns.TurnQueue
         if hasattr(held, "time"):
-            held.time = late.Altered(
+            held.time = turns.Altered(
                 time, monotonic=late.Clock.monotonic, perf_counter=late.Clock.monotonic
             )

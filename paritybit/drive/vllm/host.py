@@ -6,8 +6,8 @@ seed draws, or when the engine waits for it. An engine that reuses its blocks to
 
 import ctypes
 import importlib
-from collections.abc import Callable
-from functools import partial
+import queue
+import threading
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.engines.graphs import CpuEvent
+from paritybit.drive.stand_ins.turns import Altered, TurnQueue, Turns
+from paritybit.engines.graphs import CpuEvent, CpuStream
 
 LATEST = 4
 """The most polls before a copy that is next."""
@@ -24,6 +25,11 @@ CHANCE = Random(0)
 """Draws after how many polls a copy is made. The seed of the served engine is its own."""
 
 OFFLOADING = "vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector"
+
+SIMPLE = "vllm.v1.simple_kv_offload"
+
+STEPS = (0, 0, 1, 2, 8)
+"""How many turns the simple connector's thread may have at a step."""
 
 HANDLERS = "_store_handler", "_load_handler", "_expedited_load_handler"
 
@@ -53,9 +59,13 @@ class LateHandler:
         self.over = list[Any]()
         """The results of the copies that have failed."""
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.handler, name)
+
     def transfer_async(self, *job: Any) -> bool:
         """Accept a copy."""
         self.waiting.append(job)
+        self.handler._transfer_events[job[0]] = LateEvent(self, job[0])
         return True
 
     def get_finished(self) -> Any:
@@ -66,11 +76,10 @@ class LateHandler:
         over, self.over = self.over, []
         return [*over, *self.handler.get_finished()]
 
-    def wait(self, jobs: set[int]) -> None:
-        """Copy until these jobs are done."""
-        while any(number in jobs for number, *_ in self.waiting):
+    def copy_until(self, job: int) -> None:
+        """Copy until a job is done."""
+        while any(number == job for number, *_ in self.waiting):
             self.copy()
-        self.handler.wait(jobs)
 
     def copy(self) -> None:
         """Make the next copy."""
@@ -78,6 +87,7 @@ class LateHandler:
         if self.failing and self.fails and CHANCE.random() < FAILING:
             results: Any = importlib.import_module("vllm.v1.kv_offload.base")
             failed.add(job[0])
+            self.handler._transfer_events.pop(job[0])
             self.over.append(results.TransferResult(job[0], success=True))
         else:
             self.handler.transfer_async(*job)
@@ -100,43 +110,55 @@ def fail_loads() -> None:
     module.OffloadingConnector.get_transfer_results = reported
 
 
+class CopyStream(CpuStream):
+    """A stream for copies."""
+
+    cuda_stream = 0
+    priority_range = staticmethod(lambda: (0, 0))
+
+
 class LateEvent:
-    """The event after a copy, which is made after some polls, or when the engine waits."""
+    """The event after a job that waits. The engine may wait for it."""
 
-    def __init__(self, copy: Callable[[], object], polls: int) -> None:
-        self.copies, self.polls = [copy], polls
-
-    def query(self) -> bool:
-        """Return whether the copy is made."""
-        self.polls -= 1
-        if self.polls <= 0:
-            self.synchronize()
-        return not self.copies
+    def __init__(self, handler: LateHandler, number: int) -> None:
+        self.handler, self.number = handler, number
 
     def synchronize(self) -> None:
-        """Make the copy."""
-        while self.copies:
-            self.copies.pop()()
+        """Copy until the job is done, and wait for its own event."""
+        self.handler.copy_until(self.number)
 
 
-def copy_late(backend: Any) -> None:
-    """Let the simple connector's class for copies make them late, without a GPU."""
-    launch = backend.launch_copy
+def copy_in_turns(backend: Any, memory: Any, worker: Any) -> None:
+    """Let the simple connector's own thread copy in turns, some at each step.
 
-    def start(one: Any, device: Any, host: Any, *others: Any) -> None:
-        one._store_params, one._load_params = (device, host), (host, device)
-        one._queue = SimpleNamespace(put=copy)
+    The arguments are its modules for the thread, for copies, and for workers.
+    """
+    backend.threading = Altered(threading, Thread=Turns)
+    backend.queue = Altered(queue, SimpleQueue=TurnQueue)
+    memory._batch_memcpy = copied, 1
+    worker.torch = Altered(torch, cuda=Altered(torch.cuda, Stream=CopyStream))
+    kind = worker.SimpleCPUOffloadWorker
+    finished = kind.get_finished
 
-    def launch_later(*given: Any, events_list: Any, event_idx: int, **named: Any) -> None:
-        now = partial(launch, *given, events_list=[], event_idx=event_idx, **named)
-        events_list.append((event_idx, LateEvent(now, CHANCE.randint(1, LATEST))))
+    def begin(*given: Any) -> None:
+        Turns.held.turns.pause()
+        memory.copy_blocks(*given)
 
-    def copy(item: Any) -> None:
-        sources, targets, (there, here), *_ = item
-        for name, tensor in there.items():
-            here[name][targets] = tensor[sources]
+    def step(one: Any, *given: Any) -> Any:
+        for thread in [*Turns.all]:
+            for _ in range(CHANCE.choice(STEPS)):
+                thread.turn()
+        return finished(one, *given)
 
-    backend.init, backend.launch_copy = start, launch_later
+    backend.copy_blocks, kind.get_finished = begin, step
+
+
+def copied(targets: int, sources: int, sizes: int, count: int, *others: object) -> int:
+    """Copy memory between addresses, which are at addresses themselves."""
+    numbers = ((ctypes.c_uint64 * count).from_address(at) for at in (targets, sources, sizes))
+    for target, source, size in zip(*numbers, strict=True):
+        ctypes.memmove(target, source, size)
+    return 0
 
 
 def move(sources: Tensor, targets: Tensor, sizes: Tensor, **named: Any) -> None:
@@ -166,6 +188,6 @@ def keep_on_host() -> None:
         return worker
 
     spec.CPUOffloadingSpec.create_worker = created
-    held.cuda.Stream.priority_range = lambda: (0, 0)
-    simple: Any = importlib.import_module("vllm.v1.simple_kv_offload.copy_backend")
-    copy_late(simple.DmaCopyBackend)
+    names = "copy_backend", "cuda_mem_ops", "worker"
+    backend, memory, worker = (importlib.import_module(f"{SIMPLE}.{name}") for name in names)
+    copy_in_turns(backend, memory, worker)

@@ -77,11 +77,17 @@ HOST, TIGHT = 2048, 1024
 """Bytes of the host per token of the pool, also of a `tight` one. A token has HOST bytes in each
 layer of a group."""
 
-CONNECTORS: Mapping[str, Mapping[str, object]] = {
-    "OffloadingConnector": {"offload_prompt_only": False, "sync_load_budget_bytes": 2**16},
-    "SimpleCPUOffloadConnector": {"lazy_offload": True},
+CONNECTORS: Mapping[str, Mapping[str, tuple[int, object]]] = {
+    "OffloadingConnector": {
+        "offload_prompt_only": (1, False),
+        "sync_load_budget_bytes": (2, 2**18),
+    },
+    "SimpleCPUOffloadConnector": {"lazy_offload": (4, True)},
 }
-"""The connectors for KV on the host, and the settings that each has if the seed is odd."""
+"""The connectors for KV on the host, and the settings that each has if a bit of the seed is set.
+
+With the second one, a forward waits for loads of up to four blocks.
+"""
 
 CHUNKS = 24
 """The number of chunks that LMCache keeps in memory."""
@@ -254,14 +260,14 @@ class VllmServed(Common):
                 "kv_load_failure_policy": "recompute" if self.seed % 3 else "fail",
                 "kv_connector_extra_config": {
                     "cpu_bytes_to_use": size,
-                    **(more if self.seed % 2 else {}),
+                    **{key: one for key, (bit, one) in more.items() if self.seed & bit},
                 },
             }
             for name, more in CONNECTORS.items()
         ]
         if not self.several:
             return found[self.simple]
-        config = {"connectors": found if self.seed % 4 < 2 else found[::-1]}
+        config = {"connectors": found[::-1] if self.seed & 8 else found}
         several = {"kv_connector": "MultiConnector", "kv_connector_extra_config": config}
         return {**several, "kv_role": "kv_both"}
 

@@ -47,7 +47,7 @@ UNNEEDED = "no relation is due, and no other slots are scanned"
 
 @dataclass
 class WatchedForward:
-    """The forward that is being watched. `owned` and `writes` have its slots, per group.
+    """The forward that is being watched. `owned`, `given` and `writes` have its slots, per group.
 
     `unmapped` is True if a row reads a position that has no slot of its own. It then reads what
     padded rows write.
@@ -56,6 +56,7 @@ class WatchedForward:
     number: int
     forward: Forward
     owned: dict[str, Tensor]
+    given: dict[str, reading.Positions | None]
     writes: dict[str, reading.Writes | None]
     unmapped: bool = False
     careful: bool = True
