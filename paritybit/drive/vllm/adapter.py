@@ -14,7 +14,7 @@ MOVING = "KV in LMCache", "prefill and decode apart", "failing transfers"
 NAMED = "prompts in files", *MOVING
 """What is served only by name: it was not yet tried with all others."""
 
-QUANTISED = "fp8 KV", "fp8 KV with scales"
+QUANTISED = "fp8 KV", "fp8 KV with scales", "int8 KV with scales"
 """Quantised KV, which is also served only by name."""
 
 TABLE = Table(
@@ -67,6 +67,7 @@ TABLE = Table(
             "plain KV": {},
             "fp8 KV": {"quantised": "fp8"},
             "fp8 KV with scales": {"quantised": "scaled_fp8"},
+            "int8 KV with scales": {"quantised": "scaled_int8"},
         },
         "queue": {"first come, first served": {}, "priorities": {"priorities": True}},
         "operator": {"no actions": {}, "actions": {"actions": True}},

@@ -41,6 +41,7 @@ COMPILED = ("piecewise", "mixed")
 KV_DTYPES: Mapping[str, tuple[str, float]] = {
     "fp8": ("fp8_e4m3", 0.25),
     "scaled_fp8": ("fp8_per_token_head", 0.27),
+    "scaled_int8": ("int8_per_token_head", 0.27),
 }
 """Quantised KV: the engine's name for its dtype, and its size per size of plain KV on a CPU. If
 scaled, a slot has a scale for each head."""
