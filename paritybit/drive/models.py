@@ -161,4 +161,38 @@ LFM2 = Model(
     },
 )
 
-MODELS = {model.name: model for model in (GEMMA4, GPT_OSS, QWEN2_VL, LFM2)}
+DEEPSEEK_V2 = Model(
+    name="deepseek_v2",
+    config={
+        **_SIZES,
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 64,
+        "kv_lora_rank": 256,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 32,
+        "first_k_dense_replace": 3,  # No layer has experts.
+        "moe_layer_freq": 1,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "hidden_act": "silu",
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 40.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": _SIZES["max_position_embeddings"] // 32,
+        },
+    },
+)
+"""A model with compressed KV: a latent vector and a rotated key for each token, for all heads."""
+
+MODELS = {model.name: model for model in (GEMMA4, GPT_OSS, QWEN2_VL, LFM2, DEEPSEEK_V2)}

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from paritybit.connectors.vllm.batch import VllmBatch, bases_of, counts_of, wrong_lengths
+from paritybit.connectors.vllm.batch import (
+    Compressed,
+    VllmBatch,
+    bases_of,
+    counts_of,
+    wrong_lengths,
+)
 from paritybit.connectors.vllm.engine import (
     EFFECTS,
     ENGINES,
@@ -208,6 +214,33 @@ def test_each_runner_keeps_what_it_takes_for_computed_in_another_order() -> None
     counts = counts_of(older, None, 2), counts_of(newer, mapped, 2)
     assert [one is not None and one.tolist() for one in counts] == [[5, 6], [7, 5]]
     assert counts_of(newer, None, 2) is counts_of(older, mapped, 2) is None
+
+
+@pytest.mark.parametrize("decodes", [0, 1])
+def test_compressed_kv_has_the_lengths_of_contexts_in_parts(decodes: int) -> None:
+    starts, contexts = (
+        torch.tensor([0, 2, 5, 6]),
+        [(slice(0, 2), [0, 4, 7]), (slice(1, 3), [0, 1, 9])],
+    )
+    chunks = [Part(request_slice=rows, cu_seq_lens=torch.tensor(ends)) for rows, ends in contexts]
+    table, lengths = torch.arange(8).view(4, 2), torch.tensor([6, 6, 7, 9])
+    held = Part(
+        decode=Part(block_table=table[:1], seq_lens=lengths[:1]) if decodes else None,
+        prefill=Part(
+            block_table=table[1:],
+            query_start_loc=starts,
+            chunked_context=Part(chunks=chunks),
+        ),
+        query_start_loc=starts,
+        slot_mapping=table,
+        num_actual_tokens=6,
+    )
+    found = Compressed(held)
+    assert torch.equal(found.seq_lens, lengths[1 - decodes :])
+    assert torch.equal(found.block_table, table[1 - decodes :])
+    held.prefill = None
+    if decodes:
+        assert Compressed(held).seq_lens is held.decode.seq_lens
 
 
 @pytest.mark.parametrize(("counts", "known"), [([5, 2], True), ([6, 2], None), ([8, 2], False)])

@@ -17,7 +17,14 @@ from paritybit.drive.answers import Answer
 from paritybit.drive.vllm import host
 from paritybit.drive.vllm.adapter import ADAPTER, TABLE
 from paritybit.drive.vllm.answers import VllmGrammar
-from paritybit.drive.vllm.attention import attend, corrected, flash, store
+from paritybit.drive.vllm.attention import (
+    attend,
+    attend_compressed,
+    corrected,
+    flash,
+    store,
+    store_compressed,
+)
 from paritybit.drive.vllm.host import copy_in_turns
 from paritybit.drive.vllm.serving import likely
 from paritybit.drive.vllm.settings import EXPERTS, VllmServed
@@ -69,6 +76,27 @@ def test_attention_reads_the_blocks_of_each_row() -> None:
     for window in (-1, 1, 3, 5):
         agree([1, 7, 13], [1, 1, 1], window)
         agree([5, 9, 4, 16], [5, 2, 1, 7], window)
+
+
+def test_compressed_kv_is_a_key_and_in_part_a_value_of_all_heads() -> None:
+    torch.manual_seed(0)
+    latent, key, q = torch.randn(5, WIDTH), torch.randn(5, 4), torch.randn(2, HEADS, WIDTH + 4)
+    cache, table = torch.full((4, PAGE, WIDTH + 4), torch.nan), torch.tensor([[3, 1], [0, 0]])
+    slots = torch.tensor([12, 13, 14, 15, 4])
+    padded = torch.cat((latent, latent[:1])), torch.cat((key, key[:1]))
+    store_compressed(*padded, cache, torch.cat((slots, torch.tensor([-1]))), scale=None)
+    assert int(cache.isfinite().all(-1).sum()) == len(slots)
+    cache[0] = 0  # The null block.
+    out = torch.ones(2, HEADS, WIDTH)
+    buffer, lengths = cache[:, :, None], torch.tensor([5, 0])
+    attend_compressed(
+        q, buffer, buffer[..., :WIDTH], out, out, table, lengths, out, 1, 1.0, PAGE, is_mla=True
+    )
+    keys, values = (
+        one[:, None].expand(-1, HEADS, -1) for one in (torch.cat((latent, key), -1), latent)
+    )
+    assert torch.allclose(out[:1], dense(q[:1], keys, values, -1), atol=1e-5)
+    assert not out[1].any()
 
 
 @pytest.mark.parametrize("by_slot", [False, True])

@@ -139,6 +139,31 @@ class VllmBatch:
         return found
 
 
+class Compressed:
+    """The metadata of compressed KV as those of other kinds: its decoding rows, then its prompts.
+
+    Prompts get the lengths of their contexts in parts.
+    """
+
+    def __init__(self, held: Any) -> None:
+        self.query_start_loc, self.slot_mapping = held.query_start_loc, held.slot_mapping
+        self.num_actual_tokens = held.num_actual_tokens
+        parts = [part for part in (held.decode, held.prefill) if part is not None]
+        lengths = [] if held.decode is None else [held.decode.seq_lens]
+        if held.prefill is not None:
+            ends = held.prefill.query_start_loc.diff()
+            for chunk in maybe(held.prefill, "chunked_context.chunks") or ():
+                ends[chunk.request_slice] += chunk.cu_seq_lens.diff()
+            lengths.append(ends)
+        self.block_table = joined([part.block_table for part in parts])
+        self.seq_lens = joined(lengths)
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Return the rows of tensors, or the only tensor."""
+    return parts[0] if len(parts) == 1 else torch.cat([*parts])
+
+
 def counts_of(runner: Any, given: Any, count: int) -> Tensor | None:
     """Return how many tokens of each row a runner takes for computed, or None if not known."""
     older, newer = maybe(runner, "num_computed_tokens"), maybe(runner, "req_states")
@@ -239,7 +264,8 @@ def of_runner(
     """Return the batch of a runner, or the newer one's that is given. Raises NotRecognisedError."""
     if not isinstance(metadata, dict) or any(one.layer not in metadata for one in pool.targets):
         raise NotRecognisedError("attention metadata that is not by layer")
-    mine = tuple(metadata[one.layer] for one in pool.targets)
+    held = (metadata[one.layer] for one in pool.targets)
+    mine = tuple(Compressed(one) if hasattr(one, "prefill") else one for one in held)
     needed = NEEDED if pool.share.ranks == 1 else (*NEEDED, LENGTHS)
     lacking = [name for name in needed if not isinstance(maybe(mine[0], name), Tensor)]
     if lacking:

@@ -32,7 +32,7 @@ FLOATS = {
 }
 """The dtypes of KV that the engine stores as plain bytes, by the engine's names."""
 
-KINDS = {"FullAttentionSpec": False, "SlidingWindowSpec": True}
+KINDS = {"FullAttentionSpec": False, "SlidingWindowSpec": True, "MLAAttentionSpec": False}
 """The supported kinds of attention layers, and whether each has a window."""
 
 RECURRENT = "MambaSpec"

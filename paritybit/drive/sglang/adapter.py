@@ -34,7 +34,7 @@ HOST = ("KV on the host", "KV written back", "KV in files")
 
 APART = "prefill and decode apart"
 
-OTHER_MODELS = ("states of convolutions", "positions of images")
+OTHER_MODELS = ("states of convolutions", "positions of images", "compressed KV")
 
 TABLE = Table(
     axes={
@@ -47,6 +47,7 @@ TABLE = Table(
             "attention sinks": {"model": "gpt_oss"},
             "states of convolutions": {"model": "lfm2"},
             "positions of images": {"model": "qwen2_vl"},
+            "compressed KV": {"model": "deepseek_v2"},
         },
         "page size": {
             "page size 1": {},
@@ -89,15 +90,12 @@ TABLE = Table(
         (("few window slots",), ("page size 16", "page size 64")),
         (("few window pages",), ("page size 64", *OTHER_MODELS)),
         (("mixed batches",), DRAFTS[2:]),
-        (HOST, ("states of convolutions",)),
-        (
-            (APART,),
-            (*DRAFTS, "mixed batches", "LoRA adapters", "actions", "states of convolutions"),
-        ),
+        ((*HOST, APART), ("states of convolutions", "compressed KV")),
+        ((APART,), (*DRAFTS, "mixed batches", "LoRA adapters", "actions")),
         (("states of convolutions",), ("page size 4", "page size 16", "page size 64")),
     ],
     failing=[
-        ((APART, "fp8 KV"),),  # Not yet tried with all others.
+        ((APART, "fp8 KV", "compressed KV"),),  # Not yet tried with all others.
         # 0.5.23 ends with an IndexError in `filter_batch` when it retracts a request.
         (("draft model",), ("no overlap",)),
         # 0.5.23 keeps a part of a draft's KV on the host: see `docs/findings.md`.
@@ -105,7 +103,7 @@ TABLE = Table(
         # 0.5.23 ends with an AssertionError when a second prompt is cut: see `docs/findings.md`.
         (("priorities",), CHUNKS),
     ],
-    devices=dict.fromkeys((APART, "fp8 KV"), "cpu"),
+    devices=dict.fromkeys((APART, "fp8 KV", "compressed KV"), "cpu"),
     several={
         "dp": {
             "of these models, only gpt-oss has data-parallel attention": [

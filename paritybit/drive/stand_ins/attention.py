@@ -203,13 +203,13 @@ class ExtendAttention(PrefillAttention):
             mask = self.mask(row, len(places), width, offset)
             if mask is not None and self.skip_prefix_custom_mask:
                 mask = torch.cat([torch.ones_like(mask[:, :prefix]), mask[:, prefix:]], 1)
-            keys, values = self.keys_and_values(slots)
-            self.o_extend[new] = self.attend(
-                self.q_extend[new],
-                torch.cat([keys, self.k_extend[new].float()]),
-                torch.cat([values, self.v_extend[new].float()]),
-                self.seen(prefix + places, width, mask),
-            ).to(self.o_extend.dtype)
+            keys, values = self.k_extend[new].float(), self.v_extend[new].float()
+            if prefix:  # Without one, the buffers may hold compressed KV.
+                old = self.keys_and_values(slots)
+                keys, values = torch.cat([old[0], keys]), torch.cat([old[1], values])
+            seen = self.seen(prefix + places, width, mask)
+            made = self.attend(self.q_extend[new], keys, values, seen)
+            self.o_extend[new] = made.to(self.o_extend.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,7 +56,11 @@ TABLE = Table(
             "failing transfers": {"apart": True, "failing": True},
         },
         "cache": {"prefix cache": {}, "no prefix cache": {"prefix_cache": False}},
-        "model": {"Gemma 4": {}, "states of convolutions": {"model": "lfm2"}},
+        "model": {
+            "Gemma 4": {},
+            "states of convolutions": {"model": "lfm2"},
+            "compressed KV": {"model": "deepseek_v2"},
+        },
         "adapters": {"no adapters": {}, "LoRA adapters": {"adapters": 3}},
         "context": {
             "whole context": {},
@@ -89,8 +93,17 @@ TABLE = Table(
             ],
         ),
         (MOVING, ["n-gram speculation", "EAGLE", "actions"]),
-        # Pages of states have the size of those of KV.
-        (QUANTISED, ["states of convolutions"]),
+        # Pages of states have the size of those of KV. The rest is not yet tried.
+        (QUANTISED, ["states of convolutions", "compressed KV"]),
+        (
+            ["compressed KV"],
+            [
+                *("EAGLE", "LoRA adapters", "no window", "window of two blocks", "full graphs"),
+                *("offload to the host", "simple offload", "small host pool", "failing loads"),
+                *("several connectors", "prompts in files", "decoding requests first"),
+                *("decode context parallelism", "context in half blocks"),
+            ],
+        ),
         (
             ["decode context parallelism", "context in half blocks"],
             [
@@ -114,7 +127,7 @@ TABLE = Table(
             ["actions"],
         ),
         # The newer runner loads no file before it replays a graph of a whole prompt.
-        ((*NAMED, *QUANTISED),),
+        ((*NAMED, *QUANTISED, "compressed KV"),),
         # Without a prefix cache, a row cannot show what is wrong with shared KV.
         (
             ["no prefix cache"],
@@ -145,6 +158,7 @@ TABLE = Table(
         "full and piecewise graphs": "cuda",
         "FlashAttention": "cuda",
         **dict.fromkeys(QUANTISED, "cpu"),  # Not yet tried on a GPU.
+        "compressed KV": "cpu",
         # On a GPU, copies of the simple connector run on a thread. Files were not tried there.
         **dict.fromkeys(("simple offload", "several connectors", *NAMED), "cpu"),
     },

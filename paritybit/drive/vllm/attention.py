@@ -77,6 +77,39 @@ def attend(
     ).run()
 
 
+def attend_compressed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    weights: Tensor,
+    block_table: Tensor,
+    lengths: Tensor,
+    parts: Tensor,
+    count: int,
+    scale: float,
+    *rest: Any,
+    **named: Any,
+) -> None:
+    """Attend with one query per row to the keys in its row of the block table.
+
+    Nothing that is served reads the logarithms of the weights.
+    """
+    bounds, slots = listed(block_table, torch.zeros_like(lengths), lengths, k.shape[1])
+    DecodeAttention(
+        q=q, o=out, sm_scale=scale, k_buffer=k, v_buffer=v, kv_indptr=bounds, kv_indices=slots
+    ).run()
+
+
+def store_compressed(
+    latent: Tensor, key: Tensor, cache: Tensor, slot_mapping: Tensor, **named: Any
+) -> None:
+    """Write the latent vectors and keys of all tokens whose slot is not negative."""
+    live = (slot_mapping >= 0).nonzero().flatten()
+    slots, page = slot_mapping[live], cache.shape[1]
+    cache[slots // page, slots % page] = torch.cat((latent, key), -1)[live].to(cache.dtype)
+
+
 def flash(
     q: Tensor,
     k: Tensor,

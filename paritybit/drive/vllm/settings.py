@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from paritybit.compat import override
-from paritybit.drive.models import GPT_OSS, LFM2, WINDOW, Model
+from paritybit.drive.models import DEEPSEEK_V2, GPT_OSS, LFM2, WINDOW, Model
 from paritybit.drive.operating.adapters import LOADED, with_adapters
 from paritybit.drive.requests import Limits, sample, with_each, with_moves, with_spaces
 from paritybit.drive.script import LARGEST, Part, Planned, Wave
@@ -220,7 +220,8 @@ class VllmServed(Common):
     def shape(self) -> Model:
         model = super().shape
         states = model is LFM2
-        own: dict[str, object] = {} if states else {"sliding_window": self.window}
+        windows = model not in (LFM2, DEEPSEEK_V2)
+        own: dict[str, object] = {"sliding_window": self.window} if windows else {}
         if self.dp > 1:  # Without experts, ranks are engines that know nothing of one another.
             own |= LFM2_EXPERTS if states else {"num_experts": EXPERTS, "top_k_experts": 2}
         if self.interleave:  # Ranks share the context of a head that each of them has.
@@ -241,7 +242,9 @@ class VllmServed(Common):
         All groups of layers share them. A group has as many layers of one kind as there are of the
         kind with fewer layers. A draft model adds a layer with full attention.
         """
-        kinds: Sequence[str] = self.shape.config["layer_types"]
+        config = self.shape.config
+        plain = ["full_attention"] * config["num_hidden_layers"]
+        kinds: Sequence[str] = config.get("layer_types", plain)
         sliding = sum(kind != "full_attention" for kind in kinds)  # Or states of convolutions.
         full = len(kinds) - sliding + (self.speculative == "eagle")
         size = min(full, sliding or full)

@@ -21,7 +21,14 @@ from paritybit.drive.stand_ins.kernels import ON_NUMPY
 from paritybit.drive.stand_ins.language import LANGUAGE, Value
 from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
 from paritybit.drive.vllm import apart, lora
-from paritybit.drive.vllm.attention import attend, corrected, flash, store
+from paritybit.drive.vllm.attention import (
+    attend,
+    attend_compressed,
+    corrected,
+    flash,
+    store,
+    store_compressed,
+)
 from paritybit.drive.vllm.cached import cache_here
 from paritybit.drive.vllm.host import CHANCE, fail_loads, keep_on_host, move
 from paritybit.drive.vllm.ranks import compute_experts, on_host, route
@@ -56,6 +63,8 @@ SERIES = 2.0**-8
 """Below it, log(1 + x) has fewer correct bits than a series of three terms."""
 
 ATTENTION = "vllm.v1.attention.backends.triton_attn"
+
+COMPRESSED = "vllm.v1.attention.backends.mla.triton_mla"
 
 FLASH, FLASH_PARTS, FLASH_RANKS = (
     "vllm.v1.attention.backends.flash_attn",
@@ -172,6 +181,14 @@ def _stand_in_for_attention() -> None:
     backend: Any = importlib.import_module(ATTENTION)
     backend.unified_attention = whole(attend)
     backend.triton_reshape_and_cache_flash = whole(store)
+
+
+@AFTER.add("the arithmetic of attention to compressed KV: torch over the tables it is given", SLOW)
+def _stand_in_for_compressed_attention() -> None:
+    backend: Any = importlib.import_module(COMPRESSED)
+    backend.decode_attention_fwd = whole(attend_compressed)
+    operators: Any = importlib.import_module("vllm._custom_ops")
+    operators.concat_and_cache_mla = whole(store_compressed)
 
 
 @AFTER.add("the arithmetic of FlashAttention 3: torch over the tables it is given", COMPILED)
