@@ -118,14 +118,6 @@ TABLE = Table(
     ],
     ranked={"decode context parallelism": "tp", "context in half blocks": "tp"},
     failing=[
-        # The engine retracts no request whose KV comes from the host.
-        (
-            [
-                *("offload to the host", "simple offload", "small host pool", "failing loads"),
-                "several connectors",
-            ],
-            ["actions"],
-        ),
         # The newer runner loads no file before it replays a graph of a whole prompt.
         ((*NAMED, *QUANTISED, "compressed KV"),),
         # Without a prefix cache, a row cannot show what is wrong with shared KV.

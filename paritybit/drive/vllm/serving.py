@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from paritybit.compat import override
+from paritybit.connectors.hooking import maybe
+from paritybit.connectors.vllm.scheduling import copies, parts_of
 from paritybit.drive.answers import (
     END_OF_TEXT,
     LIKELIEST,
@@ -48,6 +50,9 @@ LOWEST = -100.0
 
 PREFILL: Mapping[str, object] = {"do_remote_decode": True, "do_remote_prefill": False}
 """What a router asks of the engine for prefill."""
+
+RUNNING = "RUNNING"
+"""The status of the requests that the engine can retract."""
 
 FEW = 8
 """So few tokens may be sampled with n-gram drafts that some drafts are accepted."""
@@ -311,7 +316,21 @@ class Vllm(Engine):
 
     @override
     def acts(self) -> Acts:
-        return acts_of(self._core)
+        # The engine retracts no request whose KV comes from the host, so it must be at rest.
+        without = {"retract"} if self.served.offload else set[str]()
+        return {name: one for name, one in acts_of(self._core).items() if name not in without}
+
+    @override
+    def at_rest(self) -> bool:
+        if not self._rests or not self.served.actions:
+            return self._rests
+        scheduler, blocks = self._core.scheduler, self._core.scheduler.kv_cache_manager
+        waiting = [one for one in scheduler.requests.values() if one.status.name != RUNNING]
+        return not (
+            any(any(blocks.get_block_ids(one.request_id)) for one in waiting)
+            or scheduler.deferred_frees
+            or any(copies(maybe(one, "scheduler_manager")) for one in parts_of(scheduler.connector))
+        )
 
     def _adapter(self, one: Planned) -> Any:
         if one.adapter is None:
@@ -326,10 +345,6 @@ class Vllm(Engine):
 
     def _flush(self) -> None:
         self._core.reset_prefix_cache(False, False)
-
-    @override
-    def at_rest(self) -> bool:
-        return self._rests
 
     def _abort(self, name: str) -> None:
         if name in self._there or name in self._routed:  # A router forgets what it has.
