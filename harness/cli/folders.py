@@ -1,5 +1,6 @@
 """Folders of runs, and command lines without absolute paths for records."""
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,11 +15,20 @@ OUT = Path("paritybit-out")
 LATEST = "latest"
 
 
+SECRET = re.compile(r"(^|[-_])(key|token|secret|password|passwd|credentials?|auth)$", re.IGNORECASE)
+"""The ends of the names of options and variables whose values no record holds."""
+
+HIDDEN = "***"
+
+
 def for_record(word: str) -> str:
-    """Return a word of a command line with a relative path, or else its last part, for a record."""
-    if word.startswith("--") and "=" in word:
-        option, _, value = word.partition("=")
-        return f"{option}={for_record(value)}"
+    """Return a word of a command line for a record, without what is secret.
+
+    A path is relative, or else its last part.
+    """
+    if (given := re.fullmatch(r"(-{0,2}[A-Za-z][\w-]*)=(.*)", word, re.DOTALL)) is not None:
+        option, value = given.groups()
+        return f"{option}={HIDDEN if SECRET.search(option) else for_record(value)}"
     path, here = Path(word.removeprefix("file://")), Path.cwd()
     if path.is_relative_to(here):
         return str(path.relative_to(here))
@@ -29,7 +39,12 @@ def for_record(word: str) -> str:
 
 def command_of(words: Iterable[str]) -> str:
     """Return the command line of paritybit with some words, for a record."""
-    return shlex.join(["paritybit", *map(for_record, words)])
+    kept, before = ["paritybit"], ""
+    for word in words:
+        hidden = before.startswith("-") and SECRET.search(before)
+        kept.append(HIDDEN if hidden else for_record(word))
+        before = word
+    return shlex.join(kept)
 
 
 @contextmanager

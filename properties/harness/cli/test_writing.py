@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paritybit.harness.cli.folders import new_folder, run_folder, swap_link
+from paritybit.harness.cli.folders import command_of, new_folder, run_folder, swap_link
 from paritybit.harness.errors import CannotRunError
 from paritybit.harness.records.codec import save
 from paritybit.harness.records.files import write_whole
@@ -81,3 +81,19 @@ def test_the_link_to_the_last_run_is_swapped_in_one_move(
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         [first.name, second.name, "latest"]
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--api-key", "SECRET"],
+        ["--hf-token=SECRET"],
+        ["HF_TOKEN=SECRET"],
+        ["--Admin_Password", "SECRET"],
+        ["-key=SECRET=SECRET"],
+    ],
+)
+def test_a_recorded_command_line_has_no_secrets(words: list[str]) -> None:
+    line = command_of(["watch", "--", "serve", *words, "--max-tokens", "5", "--tokenizer=mine"])
+    assert "SECRET" not in line
+    assert line.endswith(" --max-tokens 5 --tokenizer=mine")

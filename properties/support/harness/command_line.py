@@ -38,13 +38,15 @@ Data = dict[str, Any]
 
 @contextmanager
 def full_disk(size: int) -> Iterator[None]:
-    """Let no file grow beyond a size, in bytes, within."""
+    """Let no file grow beyond a size, in bytes, within. Imports write no compiled files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    compiles, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        sys.dont_write_bytecode = compiles
 
 
 def parsed(*words: str) -> Data:
