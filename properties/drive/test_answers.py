@@ -134,6 +134,14 @@ def test_sglang_returns_each_log_likelihood() -> None:
     ]
 
 
+def test_the_last_token_is_told_from_the_one_that_sglang_calls_it() -> None:
+    lists: dict[str, Any] = dict.fromkeys(LISTS)
+    lists |= dict(zip(LISTS, ([[0, 0, 0]], [[-5.0, -3.0, -4.0]]), strict=False))
+    answer = Answer([7, 0, 255, 8], 1, Sampling(likelihoods=1))
+    serving.hear(answer, SimpleNamespace(**{"output_ids": None, **lists}), 0)
+    assert [(one.token, one.value) for one in answer.ranked] == [(0, -5.0), (255, -3.0), (0, -4.0)]
+
+
 def test_a_grammar_and_a_processor_together_leave_tokens() -> None:
     for number in range(4):
         grammar, logits = SglangGrammar(str(number)), torch.zeros(2, 256)

@@ -342,19 +342,18 @@ class Sglang(Engine):
         how.normalize(self._scheduler.tokenizer)
         others = () if strings else more.stop_token_ids or ()
         stops = () if more.ignore_eos else (END_OF_TEXT, *others)
-        known = [token if token < VOCABULARY - 1 else 0 for token in prompt]  # Clipped.
         drafted = range(one.tokens if self.served.forced else 0)
         asked = replace(more, allowed_token_ids=None, bad_words=None)  # The engine has none.
         if strings:  # They end a request before `min_tokens`, too.
             asked = replace(asked, min_tokens=None)
-        answer = Answer(known, one.tokens, asked, stops, strings, drafted=drafted)
+        answer = Answer([*prompt], one.tokens, asked, stops, strings, drafted=drafted)
         answer.greedy = (greedy or not one.temperature) and not self.served.forced
         if self.likely is not None:
             answer.likeliest = LIKELIEST
         elif more.likelihoods is not None:
             answer.likeliest = len(prompt) % 4
             if says(Path(self.structures.__file__).parents[2], *LISTED):
-                answer.others = known[: len(prompt) % 3]
+                answer.others = prompt[: len(prompt) % 3]
         self._answers[one.name] = answer
         return self.structures.TokenizedGenerateReqInput(
             rid=one.name,
@@ -464,7 +463,10 @@ def hear(answer: Answer, output: Any, index: int) -> None:
         for (token, value), *more in zip_longest(*kinds, fillvalue=((), None)):
             likeliest, others = (dict(zip(ids, found or (), strict=False)) for ids, found in more)
             best = answer.greedy and part == "output"
-            answer.ranked.append(Likely(token, value, likeliest, others, best))
+            at = len(answer.ranked) + (answer.asked.likelihoods or 0)
+            last = (part, token, answer.prompt[at : at + 1]) == ("input", 0, [VOCABULARY - 1])
+            right = VOCABULARY - 1 if last else token  # The engine calls its last token 0.
+            answer.ranked.append(Likely(right, value, likeliest, others, best))
 
 
 def places_of(output: Any, kind: str, index: int) -> list[Any]:
