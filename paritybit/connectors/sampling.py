@@ -102,26 +102,30 @@ class Sampled:
     def logits(self, raw: Tensor, heated: bool) -> Tensor:
         """Return logits after the parameters of the request, float32 [vocabulary].
 
-        `raw` are those of the model. `heated` also applies the temperature.
+        `raw` are those of the model. `heated` also applies the temperature. Tokens without a logit
+        are left out: on a GPU, such an index would end the engine.
         """
-        asked, found = self.asked, raw.float().clone()
+        asked, found, size = self.asked, raw.float().clone(), raw.shape[-1]
         output = [one for one in self.tokens[self.prompt :] if one is not None]
         if asked.allowed is not None:
-            kept = torch.tensor(sorted(asked.allowed), device=raw.device)
+            allowed = sorted(one for one in asked.allowed if one < size)
+            kept = torch.tensor(allowed, dtype=torch.int64, device=raw.device)
             found = torch.full_like(found, -torch.inf).index_copy(0, kept, found[kept])
         for token, bias in asked.bias.items():
-            found[token] += bias
+            if token < size:
+                found[token] += bias
         if len(output) < asked.least:
-            found[[one for one in asked.stops if one < len(found)]] = -torch.inf
+            found[[one for one in asked.stops if one < size]] = -torch.inf
         if asked.penalised:
-            counts, prompt = Counter(output), self.tokens[: self.prompt]
-            seen = sorted({one for one in prompt if one is not None} | set(counts))
+            counts = Counter(one for one in output if one < size)
+            prompt = {one for one in self.tokens[: self.prompt] if one is not None and one < size}
+            seen = sorted(prompt | counts.keys())
             mine, factor = found[seen], asked.repetition_penalty
             found[seen] = torch.where(mine > 0, mine / factor, mine * factor)
             for token, count in counts.items():
                 found[token] -= asked.frequency_penalty * count + asked.presence_penalty
         for *before, last in asked.forbidden:
-            if output[len(output) - len(before) :] == before:
+            if last < size and output[len(output) - len(before) :] == before:
                 found[last] = -torch.inf
         if heated and asked.temperature:
             found = found / asked.temperature

@@ -56,6 +56,19 @@ def test_logits_follow_the_parameters(asked: AskedSampling, right: list[float]) 
     assert row(asked).logits(RAW, heated=True).tolist() == right
 
 
+def test_tokens_without_a_logit_change_nothing() -> None:
+    beyond = len(RAW) + 1
+    asked = AskedSampling(
+        bias={beyond: 1.0}, allowed=[*range(len(RAW)), beyond], repetition_penalty=2.0,
+        frequency_penalty=1.0, forbidden=[[4, beyond]], least=9, stops=[beyond],
+    )  # fmt: skip
+    rows = [
+        replace(row(asked, output=output), asked=asked) for output in (OUTPUT, [*OUTPUT, beyond])
+    ]
+    one, other = (each.logits(RAW, heated=False) for each in rows)
+    assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize(
     "other",
     [
