@@ -105,27 +105,29 @@ class Sampled:
         `raw` are those of the model. `heated` also applies the temperature. Tokens without a logit
         are left out: on a GPU, such an index would end the engine.
         """
-        asked, found, size = self.asked, raw.float().clone(), raw.shape[-1]
+        asked, found, all_tokens = self.asked, raw.float().clone(), range(raw.shape[-1])
         output = [one for one in self.tokens[self.prompt :] if one is not None]
         if asked.allowed is not None:
-            allowed = sorted(one for one in asked.allowed if one < size)
+            allowed = sorted(one for one in asked.allowed if one in all_tokens)
             kept = torch.tensor(allowed, dtype=torch.int64, device=raw.device)
             found = torch.full_like(found, -torch.inf).index_copy(0, kept, found[kept])
         for token, bias in asked.bias.items():
-            if token < size:
+            if token in all_tokens:
                 found[token] += bias
         if len(output) < asked.least:
-            found[[one for one in asked.stops if one < size]] = -torch.inf
+            found[[one for one in asked.stops if one in all_tokens]] = -torch.inf
         if asked.penalised:
-            counts = Counter(one for one in output if one < size)
-            prompt = {one for one in self.tokens[: self.prompt] if one is not None and one < size}
+            counts = Counter(one for one in output if one in all_tokens)
+            prompt = {
+                one for one in self.tokens[: self.prompt] if one is not None and one in all_tokens
+            }
             seen = sorted(prompt | counts.keys())
             mine, factor = found[seen], asked.repetition_penalty
             found[seen] = torch.where(mine > 0, mine / factor, mine * factor)
             for token, count in counts.items():
                 found[token] -= asked.frequency_penalty * count + asked.presence_penalty
         for *before, last in asked.forbidden:
-            if last < size and output[len(output) - len(before) :] == before:
+            if last in all_tokens and output[len(output) - len(before) :] == before:
                 found[last] = -torch.inf
         if heated and asked.temperature:
             found = found / asked.temperature

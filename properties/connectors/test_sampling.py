@@ -56,8 +56,8 @@ def test_logits_follow_the_parameters(asked: AskedSampling, right: list[float]) 
     assert row(asked).logits(RAW, heated=True).tolist() == right
 
 
-def test_tokens_without_a_logit_change_nothing() -> None:
-    beyond = len(RAW) + 1
+@pytest.mark.parametrize("beyond", [len(RAW) + 1, -len(RAW) - 1])
+def test_tokens_without_a_logit_change_nothing(beyond: int) -> None:
     asked = AskedSampling(
         bias={beyond: 1.0}, allowed=[*range(len(RAW)), beyond], repetition_penalty=2.0,
         frequency_penalty=1.0, forbidden=[[4, beyond]], least=9, stops=[beyond],
