@@ -254,11 +254,16 @@ class Recording:
         self.made: dict[str, dict[int, list[tuple[int, Mapping[str, Sequence[int]]]]]] = {}
 
     def sampled(
-        self, names: Sequence[str], firsts: Sequence[int], tokens: Sequence[Sequence[int]]
+        self, names: Sequence[str], firsts: Sequence[int | None], tokens: Sequence[Sequence[int]]
     ) -> None:
-        """Note the tokens that a forward's sampler returns for each row, from a position on."""
+        """Note the tokens that a forward's sampler returns for each row, from a position on.
+
+        The position is None where the engine does not use the tokens.
+        """
         batch = dict(zip(names, tokens, strict=True))
         for name, first in zip(names, firsts, strict=True):
+            if first is None:
+                continue
             places = self.made.setdefault(name, {})
             for place, token in enumerate(batch[name], first):
                 places.setdefault(place, []).append((token, batch))

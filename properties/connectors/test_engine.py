@@ -222,6 +222,15 @@ def test_what_the_sampler_uses_is_judged(toy: Toy, monkeypatch: pytest.MonkeyPat
     assert toy.found == {"wrong row"}
 
 
+def test_a_token_that_is_sampled_after_a_chunk_is_not_awaited(toy: Toy) -> None:
+    toy.request.output_ids.append(11)
+    toy.engine.requests = [toy.request]
+    for place, awaited in ((len(PROMPT), set[str]()), (len(PROMPT) + 1, {"a"})):
+        toy.engine.places = {"a": place}
+        toy.engine.made(lambda: [[9]])
+        assert toy.engine.recording.made.keys() == awaited
+
+
 def test_a_slot_that_is_freed_while_its_request_runs_is_found(toy: Toy) -> None:
     toy.prefill()
     allocator = toy.allocator.full_attn_allocator

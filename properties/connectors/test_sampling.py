@@ -198,3 +198,5 @@ def test_what_belongs_to_a_prompt_or_was_sampled_unseen_is_not_judged() -> None:
     recording.sampled(["a"], [4], [[11]])
     recording.unseen(["a", "b"])
     assert not [*recording.recorded({"a": (4, [12])})]
+    recording.sampled(["a"], [None], [[11]])
+    assert not recording.made

@@ -378,7 +378,12 @@ class SglangEngine(Models):
         """Note the tokens that were sampled for each row, if the forward was checked."""
         places, self.places = self.places, {}
         if places and not self.unwatched:
-            self.recording.sampled([*places], [*places.values()], tokens()[: len(places)])
+            lengths = {
+                one.rid: len(one.origin_input_ids) + len(one.output_ids) for one in self.requests
+            }
+            # After a chunk, also of a retracted request, the next token is known already.
+            firsts = [None if at < lengths.get(name, 0) else at for name, at in places.items()]
+            self.recording.sampled([*places], firsts, tokens()[: len(places)])
         elif self.requests:
             self.recording.unseen(request.rid for request in self.requests)
 
