@@ -222,13 +222,17 @@ def test_what_the_sampler_uses_is_judged(toy: Toy, monkeypatch: pytest.MonkeyPat
     assert toy.found == {"wrong row"}
 
 
-def test_a_token_that_is_sampled_after_a_chunk_is_not_awaited(toy: Toy) -> None:
+@pytest.mark.parametrize(("computed", "awaited"), [(6, None), (7, 7)])
+def test_a_token_that_is_sampled_after_a_chunk_is_not_awaited(
+    toy: Toy, computed: int, awaited: int | None
+) -> None:
     toy.request.output_ids.append(11)
     toy.engine.requests = [toy.request]
-    for place, awaited in ((len(PROMPT), set[str]()), (len(PROMPT) + 1, {"a"})):
-        toy.engine.places = {"a": place}
-        toy.engine.made(lambda: [[9]])
-        assert toy.engine.recording.made.keys() == awaited
+    row = SimpleNamespace(request="a", cached=0, computed=computed)
+    forward = SimpleNamespace(kind="extend")
+    now: Any = SimpleNamespace(forward=forward, rows=SimpleNamespace(rows=[row]))
+    toy.engine.computed(now, torch.rand(1, 8))
+    assert toy.engine.places == {"a": awaited}
 
 
 def test_a_slot_that_is_freed_while_its_request_runs_is_found(toy: Toy) -> None:

@@ -92,8 +92,8 @@ class SglangEngine(Models):
         """The class of the inputs of drafts in a batch of the scheduler."""
         self.scored: tuple[list[str], Tensor] | None = None
         """The request of each row of logits that is sampled next, and the checksums of these."""
-        self.places: Mapping[str, int] = {}
-        """The first position of each request that is sampled next."""
+        self.places: Mapping[str, int | None] = {}
+        """The first position of each request that is sampled next, or None if that is not used."""
         self.recording = Recording()
         self.names_next = False
         """Whether a batch passes the token after a chunk of a prompt to the draft model."""
@@ -366,7 +366,14 @@ class SglangEngine(Models):
             ends = {row.request: row.cached + row.computed for row in now.rows.rows}
             # The root of drafts is a token of the request.
             firsts = {row.request: row.cached + 1 for row in now.rows.rows}
-            self.places = firsts if now.forward.kind == "target_verify" else ends
+            places = firsts if now.forward.kind == "target_verify" else ends
+            # After a chunk, also of a retracted request, the next token is known already.
+            known = {
+                one.rid: len(one.origin_input_ids) + len(one.output_ids) for one in self.requests
+            }
+            self.places = {
+                name: None if at < known.get(name, 0) else at for name, at in places.items()
+            }
 
     def samples(self, original: Call, runner: Any, output: Any) -> None:
         """Judge whose logits a sampler gets, and note the tokens that it returns."""
@@ -378,12 +385,7 @@ class SglangEngine(Models):
         """Note the tokens that were sampled for each row, if the forward was checked."""
         places, self.places = self.places, {}
         if places and not self.unwatched:
-            lengths = {
-                one.rid: len(one.origin_input_ids) + len(one.output_ids) for one in self.requests
-            }
-            # After a chunk, also of a retracted request, the next token is known already.
-            firsts = [None if at < lengths.get(name, 0) else at for name, at in places.items()]
-            self.recording.sampled([*places], firsts, tokens()[: len(places)])
+            self.recording.sampled([*places], [*places.values()], tokens()[: len(places)])
         elif self.requests:
             self.recording.unseen(request.rid for request in self.requests)
 
