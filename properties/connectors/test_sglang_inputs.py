@@ -368,7 +368,7 @@ def test_the_sampler_gets_the_logits_of_each_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, drafted: int
 ) -> None:
     engine = SglangEngine("0", Journal(tmp_path / "process-1.jsonl"), Settings(str(tmp_path)))
-    given = list[RowValues]()
+    engine.requests, given = [], list[RowValues]()
     monkeypatch.setattr(engine, "rows", lambda _, values: given.extend(values))
     logits = torch.randn(3 * drafted + 1, VOCABULARY)  # With a padded row.
     now: Any = Part(
