@@ -2,9 +2,11 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,27 @@ def step(name: str) -> tuple[str, dict[str, str]]:
     return textwrap.dedent(script), dict(re.findall(r"(\w+): \$\{\{ inputs\.(\w+) \}\}", given))
 
 
+def run(
+    script: str, folder: Path, given: Mapping[str, str], programs: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the script of a step as a job of GitHub runs it."""
+    path = os.environ["PATH"] if programs is None else f"{programs}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
+        cwd=folder,
+        env={"PATH": path, "GITHUB_OUTPUT": "outputs", "GITHUB_STEP_SUMMARY": "summary", **given},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def outputs_of(folder: Path) -> dict[str, str]:
+    """Return the outputs of the steps that ran in a folder."""
+    lines = (folder / "outputs").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
 @pytest.mark.parametrize(
     ("code", "verdict", "known"),
     [
@@ -60,19 +83,9 @@ def test_the_action_has_the_exit_code_and_the_outputs_of_its_run(
     inputs = {"engine": "an engine", "seconds": "9", "undecided": "fail", "out": "out"}
     inputs |= {"settings": "decode graphs", "baseline": "none.json", "known": known}
     script, names = step("watch")
-    done = subprocess.run(
-        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
-        cwd=tmp_path,
-        env={
-            **{name: inputs[given] for name, given in names.items()},
-            **{"CODE": str(code), "REAL": sys.executable, "PYTHONPATH": str(ROOT)},
-            **{"GITHUB_OUTPUT": "outputs", "GITHUB_STEP_SUMMARY": "summary"},
-            "PATH": f"{python.parent}:{os.environ['PATH']}",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    given = {name: inputs[one] for name, one in names.items()}
+    given |= {"CODE": str(code), "REAL": sys.executable, "PYTHONPATH": str(ROOT)}
+    done = run(script, tmp_path, given, python.parent)
     assert done.returncode == code, done.stderr
     words = (tmp_path / "words").read_text().splitlines()
     assert words[words.index("--engine") + 1] == "an engine"
@@ -81,7 +94,58 @@ def test_the_action_has_the_exit_code_and_the_outputs_of_its_run(
     if verdict is None:
         assert not (tmp_path / "outputs").exists()
         return
-    outputs = dict(one.split("=", 1) for one in (tmp_path / "outputs").read_text().splitlines())
+    outputs = outputs_of(tmp_path)
     assert outputs["verdict"] == verdict
     assert (tmp_path / outputs["record"]).is_file()
     assert verdict in (tmp_path / "summary").read_text()
+
+
+def test_the_key_of_the_cache_changes_with_what_is_installed(tmp_path: Path) -> None:
+    """It begins with that of what is restored, which has the version of Python and the pins."""
+    runner = {"HOME": str(tmp_path), "RUNNER_OS": "Linux", "RUNNER_ARCH": "X64"}
+    pins, _ = step("pins")
+    assert run(pins, tmp_path, {**runner, "ACTION": str(ROOT)}).returncode == 0
+    pinned = outputs_of(tmp_path)
+    python = subprocess.run(
+        ["python", "-c", "import sys; print(sys.implementation.cache_tag)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    assert f"-Linux-X64-{python}-" in pinned["key"]
+    folder = Path(pinned["folder"])
+    assert folder == tmp_path / ".cache/paritybit/engines" / python
+    installed, _ = step("installed")
+    given = {**runner, "FOLDER": str(folder), "KEY": pinned["key"]}
+    keys = []
+    for name in ("", "dependencies", "transformers-5.6.0"):
+        if name:
+            (folder / name).mkdir(parents=True)
+        (tmp_path / "outputs").unlink(missing_ok=True)
+        assert run(installed, tmp_path, given).returncode == 0
+        keys.append(outputs_of(tmp_path)["key"] if (tmp_path / "outputs").exists() else "")
+    assert not keys[0]  # Nothing to keep.
+    assert len({*keys}) == len(keys)
+    assert all(key.startswith(pinned["key"]) for key in keys[1:])
+
+
+def test_the_workflows_of_the_page_are_valid_and_name_inputs_and_outputs_of_the_action(
+    tmp_path: Path,
+) -> None:
+    """`make check` installs actionlint. It checks inputs and outputs of a local action alone."""
+    actionlint = shutil.which("actionlint", path=str(Path(sys.executable).parent))
+    if actionlint is None:
+        pytest.skip("actionlint is not installed: make check")
+    page = (ROOT / "docs/ci.md").read_text(encoding="utf-8")
+    workflows = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert workflows
+    (tmp_path / ".git").mkdir()
+    (folder := tmp_path / ".github/workflows").mkdir(parents=True)
+    shutil.copy(ROOT / "action.yml", tmp_path)
+    for number, workflow in enumerate(workflows):
+        local, uses = re.subn(r"ACCOUNT/paritybit@v[\d.]+$", "./", workflow, flags=re.MULTILINE)
+        assert uses
+        (folder / f"{number}.yml").write_text(local)
+    words = [actionlint, "-no-color", "-shellcheck=", "-pyflakes="]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

@@ -39,13 +39,13 @@ def found() -> str:
     """Return the table of findings in unmodified releases."""
     lines = ["| engine | releases | finding | cause | thread |", "|---|---|---|---|---|"]
     for entry in entries():
+        cause = "in the report" if "report" in entry else entry["cause"]
         address = entry.get("thread")
         other = f"[report](reports/{entry['report']}.md)" if "report" in entry else "none known"
         thread = f"[#{address.rpartition('/')[2]}]({address})" if address else other
         thread += f", {entry['note']}" if address and "note" in entry else ""
         lines.append(
-            f"| {entry['engine']} | {entry['releases']} | {entry['finding']} | {entry['cause']} "
-            f"| {thread} |"
+            f"| {entry['engine']} | {entry['releases']} | {entry['finding']} | {cause} | {thread} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -58,10 +58,11 @@ def entries() -> list[dict[str, Any]]:
 
 def reports() -> str:
     """Return the table of reports."""
-    lines = ["| report | releases | finding |", "|---|---|---|"]
+    lines = ["| report | releases | finding | cause |", "|---|---|---|---|"]
     for entry in (one for one in entries() if "report" in one):
         name = f"[{entry['report']}]({entry['report']}.md)"
-        lines.append(f"| {name} | {entry['engine']} {entry['releases']} | {entry['finding']} |")
+        releases = f"{entry['engine']} {entry['releases']}"
+        lines.append(f"| {name} | {releases} | {entry['finding']} | {entry['cause']} |")
     return "\n".join(lines) + "\n"
 
 

@@ -38,7 +38,7 @@ def printed(command: str) -> str:
     output = io.StringIO()
     with redirect_stdout(output):
         main(shlex.split(command)[1:])
-    return f"```\n$ {command}\n{output.getvalue().strip()}\n```\n"
+    return f"```console\n$ {command}\n{output.getvalue().strip()}\n```\n"
 
 
 def rows(head: str, lines: Iterable[Iterable[str]]) -> str:

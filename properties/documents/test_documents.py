@@ -9,14 +9,18 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from paritybit.harness.records.codec import encoded
 from paritybit.reports.sent import SENT
 from paritybit.subjects.bugs.catalogue import BUGS
 
 from paritybit.__main__ import main
 from paritybit.compat import tomllib
 from paritybit.watch.checks import CHECKS
+from properties.documents import commands as commands_of
 from properties.documents import findings, made
+from properties.documents.commands import STARTS
 from properties.support.places import ROOT
+from properties.support.records import shown, watched
 
 OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 PAGES = {str(path.relative_to(ROOT)): path for path in [*made.documents(), *OTHERS]}
@@ -59,7 +63,7 @@ def test_the_pages_are_short() -> None:
 
 def commands(text: str) -> Iterator[list[str]]:
     """Yield the words of each command of `make` and `paritybit` in a text."""
-    blocks = re.findall(r"^ *```([a-z]*)\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^ *```([a-z ]*)\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
     lines = [line for kind, block in blocks if kind != "diff" for line in block.splitlines()]
     lines += re.findall(r"`([^`\n]+)`", prose(text))
     for line in lines:
@@ -170,6 +174,24 @@ def test_each_public_thread_has_a_result_with_a_reason() -> None:
 def test_no_thread_resembles_a_fault_if_no_setting_has_what_it_needs() -> None:
     for entry in tomllib.loads(findings.FIELD.read_text(encoding="utf-8"))["class"]:
         assert {*entry.get("resembles", ())}.isdisjoint(entry.get("lacks", ())), entry["name"]
+
+
+def test_each_block_of_commands_says_what_it_needs() -> None:
+    for one in commands_of.blocks():
+        found = [re.match(STARTS, line) for line in one.lines]
+        if any(found) and one.language not in ("console", "python"):
+            assert one.language == "sh", f"{one.name}: begin the block with ```sh, and its needs"
+        assert {*one.needs} <= {*commands_of.NEEDS}, one.name
+        assert one.language != "sh" or all(found), one.name
+
+
+@pytest.mark.parametrize("block", commands_of.shell(), ids=lambda one: one.name)
+def test_the_commands_that_need_nothing_run(block: commands_of.Block, tmp_path: Path) -> None:
+    for name in ("before", "after"):  # Runs to compare.
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "watch.json").write_text(encoded(watched(shown().findings)))
+    given = commands_of.environment(tmp_path)
+    assert list(commands_of.failures([block], tmp_path, given)) == []
 
 
 def run(code: str, folder: Path) -> None:
